@@ -1,0 +1,112 @@
+"""/v1/chat/completions from the reader's side: what the app asked, what the engine answered.
+
+The request body is never rebuilt: fields unknown to us pass through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from fakevllm_adapters.base import Answer, Json
+from fakevllm_adapters.sse import json_of
+
+NEUTRAL_SAMPLING: Json = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Sampling from the whole distribution: anything else makes the recorded logprobs unusable for
+training."""
+
+_NOT_FOR_SIBLINGS = ("logit_bias", "request_id", "n")
+
+
+class ChatAdapter:
+    name = "chat"
+    path = "/v1/chat/completions"
+
+    def question(self, body: Json) -> str:
+        return next(_user_texts(reversed(_messages(body))), "")
+
+    def opening(self, body: Json) -> str:
+        return next(_user_texts(_messages(body)), "")
+
+    def sibling(self, body: Json, index: int, temperature: float) -> Json:
+        if index == 0:
+            return body
+        changed = {key: value for key, value in body.items() if key not in _NOT_FOR_SIBLINGS}
+        changed |= NEUTRAL_SAMPLING | {"temperature": temperature}
+        seed = body.get("seed")
+        if isinstance(seed, int):
+            changed["seed"] = seed + index
+        return changed
+
+    def read_json(self, body: Json) -> Answer:
+        choices = body.get("choices")
+        if not isinstance(choices, list) or not choices:
+            raise ValueError("the answer has no choices")
+        choice = cast(Json, choices[0])
+        message = {key: value for key, value in choice["message"].items() if value is not None}
+        return Answer(message, choice.get("finish_reason"), body.get("usage") or {})
+
+    def read_events(self, events: Sequence[bytes]) -> Answer:
+        message: Json = {"role": "assistant"}
+        finish_reason: str | None = None
+        usage: Json = {}
+        for chunk in filter(None, map(json_of, events)):
+            if "error" in chunk:
+                raise ValueError(f"the stream ended in an error: {chunk['error']}")
+            usage = chunk.get("usage") or usage
+            for choice in chunk.get("choices", []):
+                if choice.get("index", 0) == 0:
+                    _extend(message, choice.get("delta") or {})
+                    finish_reason = choice.get("finish_reason") or finish_reason
+        if finish_reason is None:
+            raise ValueError("the stream ended without a finish_reason")
+        return Answer(message, finish_reason, usage)
+
+
+def _extend(message: Json, delta: Json) -> None:
+    """Add one streamed delta to the message it belongs to."""
+    for key in ("content", "reasoning", "reasoning_content"):
+        piece = delta.get(key)
+        if isinstance(piece, str):
+            message[key] = message.get(key, "") + piece
+    for call in delta.get("tool_calls") or []:
+        _extend_tool_call(message.setdefault("tool_calls", []), call)
+
+
+def _extend_tool_call(calls: list[Json], piece: Json) -> None:
+    index = piece.get("index", len(calls))
+    while len(calls) <= index:
+        calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+    call = calls[index]
+    call["id"] = piece.get("id") or call["id"]
+    function: Json = piece.get("function") or {}
+    call["function"]["name"] += function.get("name") or ""
+    call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def _messages(body: Json) -> list[Any]:
+    messages = body.get("messages")
+    return cast(list[Any], messages) if isinstance(messages, list) else []
+
+
+def _user_texts(messages: Iterable[Any]) -> Iterable[str]:
+    for message in messages:
+        if isinstance(message, dict) and cast(Json, message).get("role") == "user":
+            yield text_of(cast(Json, message).get("content"))
+
+
+def text_of(content: object) -> str:
+    """The text of a message's content: a string, or the text parts of a list joined."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        parts = [cast(Json, part) for part in cast(list[Any], content) if isinstance(part, dict)]
+        return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+    return ""

@@ -1,0 +1,67 @@
+"""Server-sent events as bytes: cut a stream into events, read an event's data, write one.
+
+Events keep their exact bytes, so that what was received can be relayed without a trace.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment: every recorded client ignores it, and it resets their read time-outs."""
+
+_SEPARATORS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+
+
+class SseDecoder:
+    """Cuts a byte stream into events, whatever the chunk boundaries.
+
+    >>> decoder = SseDecoder()
+    >>> decoder.feed(b"data: 1\\n\\ndata"), decoder.feed(b": 2\\n\\n")
+    ([b'data: 1\\n\\n'], [b'data: 2\\n\\n'])
+    """
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The events completed by `chunk`, each with its separator."""
+        self._buffer += chunk
+        events: list[bytes] = []
+        while (end := self._end_of_event()) is not None:
+            events.append(self._buffer[:end])
+            self._buffer = self._buffer[end:]
+        return events
+
+    def rest(self) -> bytes:
+        """Bytes of an event that was never finished."""
+        return self._buffer
+
+    def _end_of_event(self) -> int | None:
+        ends = [at + len(sep) for sep in _SEPARATORS if (at := self._buffer.find(sep)) >= 0]
+        return min(ends, default=None)
+
+
+def data_of(event: bytes) -> bytes | None:
+    """The joined `data:` lines of one event; None for comments and for the closing `[DONE]`."""
+    lines = [
+        line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")
+    ]
+    data = b"\n".join(lines)
+    return data if lines and data != b"[DONE]" else None
+
+
+def json_of(event: bytes) -> dict[str, Any] | None:
+    """The JSON object of one event; None where there is none."""
+    data = data_of(event)
+    if data is None:
+        return None
+    value = orjson.loads(data)
+    return value if isinstance(value, dict) else None
+
+
+def encode(value: object) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"

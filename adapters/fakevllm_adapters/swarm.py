@@ -1,0 +1,274 @@
+"""The swarm protocol: what clients and the proxy say to the swarm server, and what it says back."""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Json = dict[str, Any]
+
+SIBLING_HEADER = "X-Fakevllm-Sibling"
+"""`<group id>/<index>`: this call belongs to that sibling; the first such call opens the
+episode."""
+
+
+class EngineStatus(StrEnum):
+    OFFLINE = "ENGINE.OFFLINE"
+    BOOTING = "ENGINE.BOOTING"
+    ROLLING = "ENGINE.ROLLING"
+    ROLLING_POST = "ENGINE.ROLLING_POST"
+    WEIGHT_SYNCING = "ENGINE.WEIGHT_SYNCING"
+
+
+class SiblingRef(NamedTuple):
+    group_id: str
+    index: int
+
+    @property
+    def episode_id(self) -> str:
+        return f"{self.group_id}/{self.index}"
+
+
+def parse_sibling(header: str) -> SiblingRef:
+    """Raises ValueError for anything but `<group id>/<index>`."""
+    group_id, _, index = header.rpartition("/")
+    if not group_id or not index.isdecimal():
+        raise ValueError(f"{SIBLING_HEADER} must read <group id>/<index>, got {header!r}")
+    return SiblingRef(group_id, int(index))
+
+
+class TrainJob(BaseModel):
+    """What to train and how. `[job]` in fakevllm.toml spells the same fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model: str | None = None
+    """Model folder. The server's own --model wins."""
+    num_repeat: int = Field(default=4, ge=1, le=256)
+    """Siblings per request (N)."""
+    batch_size: int = Field(default=8, ge=1)
+    """Groups per step."""
+    temperature: float = Field(default=1.0, gt=0)
+    """At which siblings are sampled. The lead keeps the app's own."""
+    algorithm: Literal["grpo"] = "grpo"
+    """How rewards become advantages: fakevllm_server.algorithms."""
+    std_floor: float = Field(default=0.05, gt=0)
+    """Least divisor of a group's centred rewards, so that judge noise is not blown up."""
+    loss: Literal["vanilla"] = "vanilla"
+    lr: float = Field(default=1e-6, gt=0)
+    ppo_epochs: int = Field(default=1, ge=1)
+    """Optimiser updates per step, each over the whole batch."""
+    micro_batch_tokens: int = Field(default=4096, ge=1)
+    """Most padded tokens in one forward pass."""
+    clip_ratio_low: float = Field(default=0.2, gt=0)
+    clip_ratio_high: float = Field(default=0.28, gt=0)
+    clip_ratio_c: float = Field(default=3.0, gt=1)
+    """Dual clip: bound of the ratio where the advantage is negative."""
+    grad_clip: float = Field(default=1.0, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    kl_loss_coef: float = Field(default=0.0, ge=0)
+    """Weight of the k3 KL to the starting weights."""
+    max_staleness: int = Field(default=4, ge=0)
+    """Oldest weights a group may come from, in versions; older groups are dropped and counted."""
+    save_freq: int = Field(default=10, ge=1)
+    """Steps between checkpoints."""
+    total_training_steps: int | None = Field(default=None, ge=1)
+    """After this step the server keeps serving and stops training."""
+    seed: int = 0
+    control: Literal["none", "frozen", "shuffled"] = "none"
+    """Experiments that must not learn: no updates, or rewards shuffled inside each group."""
+
+    def as_yaml(self) -> str:
+        return yaml.safe_dump({"job": self.model_dump()}, sort_keys=False)
+
+    @staticmethod
+    def from_yaml(text: str) -> TrainJob:
+        """Raises ValueError (pydantic's ValidationError is one) for anything but a `job:`
+        mapping."""
+        loaded: Any = yaml.safe_load(text)
+        if not isinstance(loaded, dict) or "job" not in loaded:
+            raise ValueError("expected a YAML mapping with the key `job`")
+        return TrainJob.model_validate(loaded["job"])
+
+
+class Task(BaseModel):
+    """What is being solved. For passive traffic a label with metadata, such as the reference
+    answer."""
+
+    main_query: str = ""
+    init_messages: list[Json] = []
+    task_id: str = ""
+    env_type: str = ""
+    metadata: Json = {}
+
+
+# --- control plane
+
+
+class SyncTrainConfigRequest(BaseModel):
+    yaml_as_string: str
+
+
+class EngineStatusReply(BaseModel):
+    engine_status: EngineStatus
+    engine_status_detail: str | None = None
+    global_step: int | None = None
+    """The step being collected; the first is 1."""
+    server_id: str = ""
+    """Changes with every start of the server process."""
+    run_id: str = ""
+    """Stays with the run directory, and with the numbers of its log."""
+    weight_version: int = 0
+    model: str | None = None
+    """The name the engine serves."""
+
+
+class SuccessReply(BaseModel):
+    success: bool
+    failure_reason: str = ""
+
+
+# --- groups (passive traffic)
+
+
+class EndGroupRequest(BaseModel):
+    group_id: str = Field(min_length=1, max_length=200)
+    task_id: str = ""
+    rewards: list[float | None] = Field(max_length=256)
+    """By sibling index; None means: do not train this sibling."""
+    metadata: Json = {}
+
+
+class CapturedCall(BaseModel):
+    """One LLM call as the engine saw it. Arrays travel as base64 of little-endian int32 or
+    float32."""
+
+    prompt_ids: str
+    response_ids: str
+    logprobs: str | None
+    weight_versions: list[list[int]] = []
+    """Spans [version, start, end) over the response."""
+    temperature: float
+    finish_reason: str | None
+    untrainable: str | None = None
+    """Why this call is masked from the loss; None where it trains."""
+
+
+class EndGroupReply(BaseModel):
+    success: bool
+    failure_reason: str = ""
+    pooled: bool = False
+    """Whether the group waits to be trained."""
+    step: int | None = None
+    """The step that was being collected when the group ended."""
+    calls: list[list[CapturedCall]] = []
+    """By sibling index."""
+
+
+class AbortGroupRequest(BaseModel):
+    group_id: str = Field(min_length=1, max_length=200)
+
+
+class TrainedGroup(BaseModel):
+    group_id: str
+    siblings: list[int]
+    """Indices that went into the loss."""
+
+
+class LogEntry(BaseModel):
+    """One line of the run's log; numbers grow."""
+
+    seq: int
+    kind: Literal["acked", "step", "dropped", "restored"]
+    step: int = 0
+    version: int = 0
+    groups: list[TrainedGroup] = []
+    """kind acked, step: what was promised, what was trained."""
+    lost: list[str] = []
+    """kind restored: groups whose training died with the process."""
+    reasons: dict[str, str] = {}
+    """kind dropped: group id to reason."""
+    metrics: dict[str, float] = {}
+
+
+class LogReply(BaseModel):
+    entries: list[LogEntry]
+
+
+# --- episodes (active clients)
+
+
+class ClaimEpisodeRequest(BaseModel):
+    client_uuid: str
+    episode_type: str
+    discard_episode_timeout: float = Field(default=240.0, gt=0)
+    throttle_policy: Json | None = None
+
+
+class ClaimEpisodeReply(BaseModel):
+    success: bool
+    client_uuid: str
+    episode_uuid: str = ""
+    openai_base_url: str = ""
+    openai_api_key: str = ""
+    fail_cause: str = ""
+
+
+class WorkflowOutput(BaseModel):
+    reward: float | list[float] | None = None
+    is_success: bool | None = None
+    metadata: Json = {}
+    log_metrics: dict[str, float | list[float]] = {}
+
+
+class EndEpisodeRequest(BaseModel):
+    client_uuid: str
+    episode_uuid: str
+    task_id: str = ""
+    workflow_output: WorkflowOutput = WorkflowOutput()
+    declare_client_active: bool = True
+
+    @model_validator(mode="after")
+    def _no_nan(self) -> EndEpisodeRequest:
+        reward = self.workflow_output.reward
+        if isinstance(reward, float) and reward != reward:
+            raise ValueError("reward is NaN")
+        return self
+
+
+class CanContinueRequest(BaseModel):
+    client_uuid: str
+    episode_uuid: str
+
+
+# --- arrays
+
+
+def pack_ids(ids: Sequence[int]) -> str:
+    """
+    >>> unpack_ids(pack_ids([1, 2, 300]))
+    [1, 2, 300]
+    """
+    return base64.b64encode(array("i", ids).tobytes()).decode()
+
+
+def unpack_ids(text: str) -> list[int]:
+    values = array("i")
+    values.frombytes(base64.b64decode(text))
+    return values.tolist()
+
+
+def pack_floats(values: Sequence[float]) -> str:
+    return base64.b64encode(array("f", values).tobytes()).decode()
+
+
+def unpack_floats(text: str) -> list[float]:
+    values = array("f")
+    values.frombytes(base64.b64decode(text))
+    return values.tolist()

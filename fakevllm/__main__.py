@@ -1,0 +1,5 @@
+"""`python -m fakevllm` is `fakevllm`."""
+
+from fakevllm.cli import main
+
+main()

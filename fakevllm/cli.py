@@ -1,0 +1,185 @@
+"""`fakevllm`: the command line. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from fakevllm.errors import UserError
+
+app = typer.Typer(
+    name="fakevllm", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+
+
+@app.callback()
+def about() -> None:
+    """Trains the model behind your app on the app's own traffic."""
+
+
+@app.command()
+def serve(
+    config: Annotated[
+        Path | None, typer.Option(help="Default: fakevllm.toml, where it exists.")
+    ] = None,
+    hooks: Annotated[
+        Path | None, typer.Option(help="Folder with the hook files, or one file.")
+    ] = None,
+    swarm: Annotated[str | None, typer.Option(help="URL of the swarm server.")] = None,
+    swarm_key: Annotated[
+        str | None, typer.Option(envvar="FAKEVLLM_SWARM_KEY", help="Our key there.")
+    ] = None,
+    n: Annotated[int | None, typer.Option(help="Siblings per request.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Where the ledger lies.")] = None,
+    alias: Annotated[
+        list[str] | None, typer.Option(help="Further model names; '*' is any.")
+    ] = None,
+    dataset: Annotated[
+        Path | None, typer.Option(help="JSONL rows that requests may quote.")
+    ] = None,
+    field: Annotated[str | None, typer.Option(help="The dataset's text field.")] = None,
+    key_file: Annotated[Path | None, typer.Option(help="One API key a line.")] = None,
+    until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Run the proxy: point an app's OPENAI_BASE_URL at it."""
+
+    def run() -> None:
+        from fakevllm.app import serve as run_proxy
+        from fakevllm.config import load
+
+        flags = {
+            "proxy": {"host": host, "port": port, "run_dir": run_dir, "key_file": key_file},
+            "swarm": {"url": swarm, "key": swarm_key},
+            "hooks": {"path": hooks},
+            "models": {"aliases": alias},
+            "dataset": {"file": dataset, "field": field},
+            "job": {"num_repeat": n},
+        }
+        run_proxy(load(config, flags), until_stdin_closes=until_stdin_closes)
+
+    _guarded(run)
+
+
+@app.command("check-hook")
+def check_hook(
+    path: Annotated[Path, typer.Argument(help="Folder with the hook files, or one file.")],
+    ledger: Annotated[
+        Path | None, typer.Option(help="Check on this ledger's latest group.")
+    ] = None,
+) -> None:
+    """Run both hooks on a recorded or made-up group and show what they say."""
+
+    def run() -> None:
+        import asyncio
+
+        from rich.console import Console
+
+        from fakevllm.hooks.check import check, render
+        from fakevllm.ledger.store import Ledger
+
+        group = None
+        if ledger is not None:
+            if not ledger.exists():
+                raise UserError(f"The ledger {ledger} does not exist.")
+            store = Ledger.open(ledger)
+            group = store.latest_group()
+            store.close()
+        report = asyncio.run(check(path, group))
+        Console().print(render(report))
+        if not report.ok:
+            raise typer.Exit(1)
+
+    _guarded(run)
+
+
+@app.command()
+def replay(
+    dataset: Annotated[Path, typer.Option(help="JSON Lines, one row a user.")],
+    field: Annotated[str, typer.Option(help="The row's text field.")] = "question",
+    url: Annotated[str, typer.Option(help="The proxy.")] = "http://127.0.0.1:8000/v1",
+    app_command: Annotated[
+        str | None,
+        typer.Option(
+            "--app", help="An app to run per row: {question} in its arguments, else stdin."
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Default: the first the proxy lists.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Rows at a time.")] = 8,
+    limit: Annotated[int | None, typer.Option(help="Only the first rows.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Times through the dataset.")] = 1,
+    max_tokens: Annotated[int | None, typer.Option(help="Limit of one answer.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Where done rows are noted, to resume.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option(help="Forget what was done before.")] = False,
+) -> None:
+    """Play the user: send a dataset through the proxy, row by row."""
+
+    def run() -> None:
+        from fakevllm.replay.command import ReplaySettings, run_replay
+
+        settings = ReplaySettings(
+            dataset,
+            field,
+            url,
+            app_command,
+            model,
+            concurrency,
+            limit,
+            epochs,
+            max_tokens,
+            state,
+            fresh,
+        )
+        if not run_replay(settings):
+            raise typer.Exit(1)
+
+    _guarded(run)
+
+
+@app.command()
+def demo(
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 120,
+    seed: Annotated[int, typer.Option(help="Of data and sampling.")] = 0,
+    control: Annotated[
+        Literal["none", "frozen", "shuffled"], typer.Option(help="What must not learn.")
+    ] = "none",
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Resumes where it has been used before.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    backend: Annotated[str, typer.Option(help="fake | embedded")] = "embedded",
+) -> None:
+    """Train a tiny model through the real processes and watch it get better."""
+
+    def run() -> None:
+        from fakevllm.demo.command import DemoSettings, run_demo
+
+        run_demo(DemoSettings(steps, seed, control, run_dir, json_file, backend))
+
+    _guarded(run)
+
+
+def _guarded(run: Callable[[], None]) -> None:
+    """A user's mistake is one line and exit code 2; Ctrl-C is no error."""
+    try:
+        run()
+    except UserError as error:
+        print(f"fakevllm: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""A fixed set of questions, sampled at temperature 1: how good the model is right now."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+
+from fakevllm.hooks.loader import load_hooks
+from fakevllm.hooks.spec import Sibling
+from fakevllm_adapters.swarm import Task
+
+NUM_SAMPLES = 200
+CONCURRENCY = 32
+MAX_TOKENS = 24
+SEED = 2024
+"""Of the choice of questions; the same in every run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What 200 samples came to."""
+
+    success: float
+    samples: list[tuple[str, str, bool]]
+    """(question, answer, right)"""
+
+
+async def probe(
+    url: str, model: str, tasks: Sequence[Task], on_sample: Callable[[], None]
+) -> Probe:
+    """Straight to the swarm server, without a sibling header: served, not captured, not trained."""
+    chance = random.Random(SEED)
+    chosen = [chance.choice(tasks) for _ in range(NUM_SAMPLES)]
+    turns = asyncio.Semaphore(CONCURRENCY)
+    reward = load_hooks(Path(__file__).parent / "hooks").reward
+    async with openai.AsyncOpenAI(base_url=url, api_key="sk-probe", max_retries=5) as client:
+
+        async def sample(task: Task) -> tuple[str, str, bool]:
+            async with turns:
+                reply = await client.chat.completions.create(
+                    model=model,
+                    messages=[{"role": "user", "content": task.main_query}],
+                    temperature=1.0,
+                    max_tokens=MAX_TOKENS,
+                )
+            on_sample()
+            choice = reply.choices[0]
+            message = choice.message.model_dump() | {"finish_reason": choice.finish_reason}
+            sibling = Sibling(0, task, "probe/0", choice.finish_reason)
+            scores = reward([sibling], [message], task.main_query)
+            return task.main_query, choice.message.content or "", scores[0] == 1.0
+
+        samples = list(await asyncio.gather(*map(sample, chosen)))
+    return Probe(sum(right for _, _, right in samples) / len(samples), samples)

@@ -1,0 +1,80 @@
+"""The demo's two processes, started as a user would start them, and again when they die."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fakevllm.errors import FakevllmError
+
+STOP_GRACE_S = 15.0
+MAX_RESTARTS = 20
+MIN_LIFE_S = 2.0
+"""A process that dies sooner than this after its start is waited for before it is started again."""
+
+
+class Supervised:
+    """One process, kept running. It leaves by itself when we are gone: it holds the other end of
+    our pipe."""
+
+    def __init__(self, name: str, module: str, arguments: Sequence[str], log_file: Path) -> None:
+        self.name = name
+        self.num_restarts = 0
+        self._command = [sys.executable, "-m", module, *arguments, "--until-stdin-closes"]
+        self._log_file = log_file
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    async def run(self, on_restart: Callable[[str], None]) -> None:
+        """Until cancelled. Raises FakevllmError when the process will not stay up."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                started = loop.time()
+                code = await self._live()
+                if self.num_restarts >= MAX_RESTARTS or code == 2:
+                    raise FakevllmError(
+                        f"{self.name} does not stay up (exit code {code}): see {self._log_file}."
+                    )
+                self.num_restarts += 1
+                on_restart(f"{self.name} died (exit code {code}) and was started again")
+                await asyncio.sleep(max(0.0, MIN_LIFE_S - (loop.time() - started)))
+        finally:
+            await self._stop()
+
+    async def _live(self) -> int:
+        with self._log_file.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        return await self._process.wait()
+
+    async def _stop(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), STOP_GRACE_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,195 @@
+"""Finds and imports the user's hooks by path.
+
+`on_x` is looked for in `on_x.py` first, else in the one other .py file of the folder that defines
+or imports that name; other files are read, not run. Importing runs the user's code and leaves its
+modules in `sys.modules`: the proxy does it in the hook process only.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fakevllm.errors import HookError
+
+REWARD = "on_compute_relative_reward"
+SUBMIT = "on_user_submit_new_requests"
+
+Hook = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    folder: Path
+    reward: Hook
+    reward_arity: int
+    """3, or 2 for the form without `question`."""
+    submit: Hook | None
+    content_hash: str
+    """First 16 digits of the sha256 of the .py files in order of name: `cat *.py | sha256sum`."""
+
+
+def load_hooks(path: Path) -> Hooks:
+    """Raises HookError, one line naming file and mend."""
+    path = path.expanduser().resolve()
+    files = _files(path)
+    content_hash = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    folder = files[0].parent
+    with _importable(folder):
+        reward = _find(REWARD, files)
+        submit = _find(SUBMIT, files)
+    if reward is None:
+        raise HookError(
+            f"{path}: no function `{REWARD}`; define it, README.md in reward_hooks/ shows how"
+        )
+    if submit is not None:
+        _arity(submit, SUBMIT, folder, {2: "(request_id, task)"})
+    forms = {3: "(valid_results, all_answers, question)", 2: "(valid_results, all_answers)"}
+    return Hooks(folder, reward, _arity(reward, REWARD, folder, forms), submit, content_hash)
+
+
+def is_async(hook: Hook) -> bool:
+    return any(map(inspect.iscoroutinefunction, (hook, type(hook).__call__)))
+
+
+def first_line(error: BaseException) -> str:
+    """
+    >>> first_line(ValueError("bad"))
+    'ValueError: bad'
+    """
+    return traceback.format_exception_only(error)[0].strip().splitlines()[0][:300]
+
+
+def blame(error: BaseException, folder: Path) -> str:
+    """`file.py:12` of the innermost frame in the user's folder, else of the innermost frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)] or list(frames)
+    if not own:
+        return "unknown place"
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}"
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        if path.suffix != ".py":
+            raise HookError(f"{path}: not a .py file; name a .py file or a folder of them")
+        return [path]
+    if not path.is_dir():
+        raise HookError(f"{path}: no such file or folder; give the path of your hooks")
+    files = sorted(path.glob("*.py"))
+    if not files:
+        raise HookError(f"{path}: no .py file in this folder; put `{REWARD}.py` there")
+    return files
+
+
+@contextmanager
+def _importable(folder: Path) -> Generator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _find(name: str, files: Sequence[Path]) -> Hook | None:
+    for file in files:
+        if file.stem == name or len(files) == 1:
+            found = getattr(_import(file), name, None)
+            if found is not None:
+                return _callable(found, name, file)
+    homes = [file for file in files if file.stem != name and name in _top_level_names(file)]
+    if len(homes) > 1:
+        both = " and ".join(file.name for file in homes)
+        mend = "keep one, or name one file instead of the folder"
+        raise HookError(f"{homes[0].parent}: `{name}` is in {both}; {mend}")
+    if not homes:
+        return None
+    return _callable(getattr(_import(homes[0]), name, None), name, homes[0])
+
+
+def _callable(found: Any, name: str, file: Path) -> Hook:
+    if not callable(found):
+        raise HookError(f"{file}: `{name}` is not a function; define it with `def {name}(…)`")
+    return found
+
+
+def _import(file: Path) -> ModuleType:
+    """Under its plain name, so that hook files which import each other share one module."""
+    known = sys.modules.get(file.stem)
+    if known is not None and getattr(known, "__file__", None) == str(file):
+        return known
+    # A hook file called json.py must not replace the library of that name.
+    name = file.stem if known is None else f"fakevllm_hook_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None, f"no loader for {file}"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        del sys.modules[name]
+        raise _syntax_error(error, file) from error
+    except (Exception, SystemExit) as error:  # isolates the proxy from user code
+        del sys.modules[name]
+        is_missing = isinstance(error, ModuleNotFoundError)
+        mend = "install it beside fakevllm" if is_missing else "mend the file"
+        where = f"{file.parent}/{blame(error, file.parent)}"
+        message = f"{where}: importing the hook raised {first_line(error)}; {mend}"
+        raise HookError(message) from error
+    return module
+
+
+def _syntax_error(error: SyntaxError, file: Path) -> HookError:
+    where = f"{error.filename or file}:{error.lineno or 1}"
+    return HookError(f"{where}: {error.msg}; mend the syntax of this line")
+
+
+def _top_level_names(file: Path) -> set[str]:
+    """Names a module binds outside functions and classes, without running it."""
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except SyntaxError as error:
+        raise _syntax_error(error, file) from error
+    return set(_bound(tree.body))
+
+
+def _bound(body: Sequence[ast.AST]) -> Iterator[str]:
+    for node in body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield node.name
+            case ast.ClassDef():
+                pass
+            case ast.Import() | ast.ImportFrom():
+                yield from (alias.asname or alias.name for alias in node.names)
+            case ast.Name(ctx=ast.Store()):
+                yield node.id
+            case _:
+                yield from _bound(list(ast.iter_child_nodes(node)))
+
+
+def _arity(hook: Hook, name: str, folder: Path, forms: dict[int, str]) -> int:
+    try:
+        signature = inspect.signature(hook)
+    except ValueError:
+        return next(iter(forms))
+    for count in forms:
+        try:
+            signature.bind(*[None] * count)
+        except TypeError:
+            continue
+        return count
+    code = getattr(hook, "__code__", None)
+    where = f"{code.co_filename}:{code.co_firstlineno}" if code else str(folder)
+    wanted = " or ".join(forms.values())
+    raise HookError(f"{where}: `{name}{signature}` has the wrong parameters; give it {wanted}")

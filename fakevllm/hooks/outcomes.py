@@ -1,0 +1,131 @@
+"""What hooks returned, checked. Pure.
+
+A reason is a stable slug, a colon and a detail: `hook_raised: ValueError: bad (mine.py:12)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import orjson
+
+Json = dict[str, Any]
+
+_AS_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitPlan:
+    """What on_user_submit_new_requests asked for; both None keeps the configured N.
+
+    >>> SubmitPlan(overrides=[{}, {"temperature": 1.2}]).overrides
+    [{}, {'temperature': 1.2}]
+    """
+
+    num: int | None = None
+    overrides: list[Json] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HookFailure:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RewardOutcome:
+    """
+    >>> RewardOutcome([1.0, None], None, [{}, {}]).rewards
+    [1.0, None]
+    """
+
+    rewards: list[float | None] | None
+    reason: str | None
+    """Why there are no rewards; None where there are."""
+    annotations: list[Json] = field(default_factory=list[Json])
+    """By answer: the keys the hook added or changed."""
+    hook_hash: str = ""
+
+
+def read_plan(value: object) -> SubmitPlan | HookFailure:
+    """
+    >>> read_plan(8), read_plan(True).reason
+    (SubmitPlan(num=8, overrides=None), 'hook_type: got bool, want None, an int or a list')
+    """
+    if value is None:
+        return SubmitPlan()
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 1:
+            return HookFailure(f"hook_value: got {value}, want at least 1")
+        return SubmitPlan(num=value)
+    if not isinstance(value, list):
+        return HookFailure(f"hook_type: got {type(value).__name__}, want None, an int or a list")
+    items = cast(list[Any], value)
+    if not items:
+        return HookFailure("hook_value: got an empty list, want one dict per sibling")
+    for index, item in enumerate(items):
+        if not isinstance(item, dict):
+            return HookFailure(f"hook_type: item {index} is {type(item).__name__}, want a dict")
+    if items[0]:
+        return HookFailure("hook_value: item 0 must be {}, the lead carries the app's own request")
+    try:
+        return SubmitPlan(overrides=orjson.loads(orjson.dumps(items)))
+    except TypeError as error:
+        return HookFailure(f"hook_type: the overrides are not JSON: {error}")
+
+
+def read_rewards(value: object, want: int) -> list[float | None] | HookFailure:
+    """
+    >>> read_rewards([1, None, True], 3), read_rewards([0.5], 2).reason
+    ([1.0, None, 1.0], 'hook_length: got 1, want 2')
+    """
+    if not isinstance(value, list | tuple):
+        return HookFailure(f"hook_type: got {type(value).__name__}, want a list")
+    items = cast(Sequence[Any], value)
+    if len(items) != want:
+        return HookFailure(f"hook_length: got {len(items)}, want {want}")
+    rewards: list[float | None] = []
+    for index, item in enumerate(items):
+        reward = None if item is None else _number(item)
+        if item is not None and reward is None:
+            kind = type(item).__name__
+            return HookFailure(f"hook_type: reward {index} is {kind}, want a number or None")
+        if reward is not None and not math.isfinite(reward):
+            return HookFailure(f"hook_nan: reward {index} is {reward}")
+        rewards.append(reward)
+    return rewards
+
+
+def changed(before: Json, after: Json) -> Json:
+    """Keys added or changed, as JSON; what JSON cannot say is left out.
+
+    >>> changed({"content": "a"}, {"content": "a", "score": 3, "model": object()})
+    {'score': 3}
+    """
+    notes: Json = {}
+    for key, value in after.items():
+        if key in before and _same(before[key], value):
+            continue
+        try:
+            notes |= orjson.loads(orjson.dumps({key: value}, option=_AS_JSON))
+        except TypeError:
+            continue
+    return notes
+
+
+def _number(item: Any) -> float | None:
+    if isinstance(item, str | bytes | bytearray):
+        return None
+    try:
+        return float(item)
+    except Exception:  # isolates: a user's object may raise anything
+        return None
+
+
+def _same(before: Any, after: Any) -> bool:
+    try:
+        return bool(before == after)
+    except Exception:  # isolates: arrays and users' objects may refuse to be compared
+        return False

@@ -1,0 +1,48 @@
+"""A request and its answers, as hooks get them: from the ledger, or made up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fakevllm.hooks.outcomes import Json
+from fakevllm.hooks.spec import Sibling, Task
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGroup:
+    """A request and its answers, as hooks get them.
+
+    >>> RecordedGroup("g1", Task(), "1+1?", [{"content": "2", "finish_reason": "stop"}]).question
+    '1+1?'
+    """
+
+    request_id: str
+    task: Task
+    question: str
+    answers: list[Json]
+    """Assistant messages plus `finish_reason`."""
+    usages: list[Json] = field(default_factory=list[Json])
+    """By answer; empty where unknown."""
+
+    def siblings(self) -> list[Sibling]:
+        usages = self.usages or [{} for _ in self.answers]
+        return [
+            Sibling(i, self.task, f"{self.request_id}/{i}", answer.get("finish_reason"), usage)
+            for i, (answer, usage) in enumerate(zip(self.answers, usages, strict=True))
+        ]
+
+
+def made_up_group() -> RecordedGroup:
+    """One answer of each awkward kind: empty, a tool call, cut off."""
+    task = Task(main_query="What is 6 times 7?", task_id="made-up", metadata={"answer": "42"})
+    function = {"name": "calculator", "arguments": '{"expression": "6*7"}'}
+    tool_call = {"id": "call_1", "type": "function", "function": function}
+    answers: list[Json] = [
+        {"role": "assistant", "content": "6 times 7 is 42.\nAnswer: 42", "finish_reason": "stop"},
+        {"role": "assistant", "content": "", "finish_reason": "stop"},
+        {"role": "assistant", "tool_calls": [tool_call], "finish_reason": "tool_calls"},
+        {"role": "assistant", "content": "Add 6 seven times: 6, 12, 18", "finish_reason": "length"},
+    ]
+    counts = (17, 1, 24, 32)
+    usages: list[Json] = [{"prompt_tokens": 14, "completion_tokens": count} for count in counts]
+    return RecordedGroup("made-up-group", task, task.main_query, answers, usages)

@@ -1,0 +1,116 @@
+"""The ledger's schema, step by step. A released migration is never edited: append one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+
+from fakevllm.errors import LedgerError
+
+
+def m001_tables(db: Connection) -> None:
+    for statement in _M001:
+        db.exec_driver_sql(statement)
+
+
+MIGRATIONS: list[Callable[[Connection], None]] = [
+    m001_tables,
+]
+
+
+def migrate(db: Connection) -> None:
+    """Applies what is missing. Raises LedgerError for a file written by a newer fakevllm."""
+    db.exec_driver_sql(
+        "CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at REAL NOT NULL)"
+    )
+    applied = set(db.exec_driver_sql("SELECT name FROM migrations").scalars())
+    unknown = applied - {migration.__name__ for migration in MIGRATIONS}
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        raise LedgerError(f"written by a newer fakevllm ({names}); update, or use another file")
+    for migration in MIGRATIONS:
+        if migration.__name__ not in applied:
+            migration(db)
+            row = (migration.__name__, time.time())
+            db.exec_driver_sql("INSERT INTO migrations VALUES (?, ?)", row)
+
+
+_M001 = (
+    """
+    CREATE TABLE groups (
+        group_id VARCHAR NOT NULL,
+        received_at FLOAT NOT NULL,
+        route VARCHAR NOT NULL,
+        model VARCHAR NOT NULL,
+        streamed BOOLEAN NOT NULL,
+        task_id VARCHAR,
+        app_key VARCHAR,
+        request_json VARCHAR NOT NULL,
+        question VARCHAR NOT NULL,
+        num_siblings INTEGER NOT NULL,
+        status INTEGER NOT NULL,
+        latency_s FLOAT NOT NULL,
+        served_index INTEGER,
+        best_index INTEGER,
+        state VARCHAR NOT NULL,
+        reason VARCHAR,
+        hook_hash VARCHAR,
+        step INTEGER,
+        trained_step INTEGER,
+        trained_version INTEGER,
+        PRIMARY KEY (group_id)
+    )
+    """,
+    "CREATE INDEX ix_groups_state ON groups (state)",
+    "CREATE INDEX ix_groups_step ON groups (step)",
+    """
+    CREATE TABLE siblings (
+        group_id VARCHAR NOT NULL,
+        "index" INTEGER NOT NULL,
+        served BOOLEAN NOT NULL,
+        best BOOLEAN NOT NULL,
+        status INTEGER NOT NULL,
+        message_json VARCHAR,
+        text VARCHAR,
+        tool_calls_json VARCHAR,
+        finish_reason VARCHAR,
+        prompt_tokens INTEGER,
+        completion_tokens INTEGER,
+        reward FLOAT,
+        annotations_json VARCHAR,
+        error VARCHAR,
+        trained BOOLEAN NOT NULL,
+        PRIMARY KEY (group_id, "index"),
+        FOREIGN KEY (group_id) REFERENCES groups (group_id) ON DELETE CASCADE
+    )
+    """,
+    """
+    CREATE TABLE calls (
+        group_id VARCHAR NOT NULL,
+        sibling INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        prompt_ids BLOB NOT NULL,
+        response_ids BLOB NOT NULL,
+        logprobs BLOB,
+        weight_versions_json VARCHAR NOT NULL,
+        weight_version INTEGER,
+        temperature FLOAT NOT NULL,
+        finish_reason VARCHAR,
+        untrainable VARCHAR,
+        PRIMARY KEY (group_id, sibling, seq),
+        FOREIGN KEY (group_id) REFERENCES groups (group_id) ON DELETE CASCADE
+    )
+    """,
+    """
+    CREATE TABLE tasks (
+        task_id VARCHAR NOT NULL,
+        main_query VARCHAR NOT NULL,
+        metadata_json VARCHAR NOT NULL,
+        created_at FLOAT NOT NULL,
+        PRIMARY KEY (task_id)
+    )
+    """,
+    "CREATE TABLE meta (key VARCHAR NOT NULL, value VARCHAR NOT NULL, PRIMARY KEY (key))",
+)

@@ -1,0 +1,116 @@
+"""What goes into the ledger and what comes out: plain data, named as the columns are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """What became of a group.
+
+    served    answered, not for training
+    failed    the app got an error
+    scored    rewards known, not yet acknowledged by the server
+    pooled    acknowledged, waits to be trained
+    trained   went into a step
+    dropped   scored or pooled, will not be trained: see the reason
+    lost      a crash undid its training, or the server could not be reached
+    """
+
+    SERVED = "served"
+    FAILED = "failed"
+    SCORED = "scored"
+    POOLED = "pooled"
+    TRAINED = "trained"
+    DROPPED = "dropped"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiblingRecord:
+    """
+    >>> SiblingRecord(index=0, served=True, best=True, status=200, text="42", reward=1.0).reward
+    1.0
+    """
+
+    index: int
+    served: bool
+    best: bool
+    status: int
+    message_json: str | None = None
+    text: str | None = None
+    tool_calls_json: str | None = None
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    reward: float | None = None
+    annotations_json: str | None = None
+    error: str | None = None
+    trained: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecord:
+    """One request and its siblings; tables.py documents the columns."""
+
+    group_id: str
+    received_at: float
+    route: str
+    model: str
+    streamed: bool
+    task_id: str | None
+    app_key: str | None
+    request_json: str
+    question: str
+    num_siblings: int
+    status: int
+    latency_s: float
+    served_index: int | None
+    best_index: int | None
+    state: str
+    reason: str | None
+    hook_hash: str | None
+    siblings: Sequence[SiblingRecord]
+    step: int | None = None
+    trained_step: int | None = None
+    trained_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One point of the learning curve: the groups that were collected in one step.
+
+    >>> StepRow(step=1, groups=8, policy_mean=0.4, returned_best=0.7, without_signal=2).policy_mean
+    0.4
+    """
+
+    step: int
+    groups: int
+    """With at least one reward."""
+    policy_mean: float
+    """Mean reward of all scored siblings: what the policy is worth."""
+    returned_best: float | None
+    """Mean reward of what the apps got; None where no served sibling was scored."""
+    without_signal: int
+    """Groups whose rewards are all equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHealth:
+    """
+    >>> LedgerHealth(dropped=0, waiting=0, error=None).ok
+    True
+    """
+
+    dropped: int
+    """Writes given up since the start."""
+    waiting: int
+    """Writes in the queue."""
+    error: str | None
+    """Why the last write failed; None where it did not."""
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None

@@ -1,0 +1,151 @@
+"""Changes to the ledger: each function is one, inside the caller's transaction."""
+
+from __future__ import annotations
+
+import time
+from base64 import b64decode
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects import sqlite
+
+from fakevllm.ledger.records import GroupRecord, State
+from fakevllm.ledger.tables import CALLS, GROUPS, META, SIBLINGS, TASKS
+from fakevllm_adapters.swarm import CapturedCall, LogEntry, Task
+
+
+def _replace(table: Table) -> str:
+    return str(table.insert().prefix_with("OR REPLACE").compile(dialect=sqlite.dialect()))
+
+
+# Compiled once, with rows as tuples: a record is written for every request of the app.
+_PUT_GROUP = _replace(GROUPS)
+_PUT_SIBLING = _replace(SIBLINGS)
+_PUT_CALL = _replace(CALLS)
+_PUT_TASK = _replace(TASKS)
+_PUT_META = _replace(META)
+_GROUP_ROW = attrgetter(*GROUPS.columns.keys())
+_SIBLING_ROW = attrgetter(*SIBLINGS.columns.keys()[1:])
+
+_SETTLE = """
+    UPDATE groups SET step = ?1, state = CASE WHEN state IN ('trained', 'dropped', 'lost')
+    THEN state ELSE ?2 END, reason = CASE WHEN state IN ('trained', 'dropped', 'lost')
+    THEN reason ELSE ?3 END WHERE group_id = ?4
+"""
+_TRAINED = """
+    UPDATE groups SET state = 'trained', reason = NULL, trained_step = ?, trained_version = ?
+    WHERE group_id = ?
+"""
+_UNTRAINED = """
+    UPDATE groups SET state = ?, reason = ?, trained_step = NULL, trained_version = NULL
+    WHERE group_id = ?
+"""
+
+
+def put_groups(db: Connection, records: Sequence[GroupRecord]) -> None:
+    """A group recorded before is replaced, siblings and calls with it."""
+    records = list({record.group_id: record for record in records}.values())
+    _many(db, _PUT_GROUP, [_GROUP_ROW(record) for record in records])
+    siblings = [
+        (record.group_id, *_SIBLING_ROW(sibling))
+        for record in records
+        for sibling in record.siblings
+    ]
+    _many(db, _PUT_SIBLING, siblings)
+
+
+def settle(
+    db: Connection,
+    group_id: str,
+    state: str,
+    reason: str | None,
+    step: int | None,
+    calls: Sequence[Sequence[CapturedCall]],
+) -> None:
+    """The server's reply to a group's end. What the run's log said first stands."""
+    changed = db.exec_driver_sql(_SETTLE, (step, state, reason, group_id))
+    if changed.rowcount == 0:
+        return
+    rows = [
+        _call_row(group_id, sibling, seq, call)
+        for sibling, of_sibling in enumerate(calls)
+        for seq, call in enumerate(of_sibling)
+    ]
+    _many(db, _PUT_CALL, rows)
+
+
+def apply_log(db: Connection, run_id: str, entries: Sequence[LogEntry]) -> None:
+    """Once per entry: those at or below the run's cursor are known, and the cursor moves along."""
+    cursor = read_cursor(db, run_id)
+    fresh = [entry for entry in sorted(entries, key=attrgetter("seq")) if entry.seq > cursor]
+    for entry in fresh:
+        _apply(db, entry)
+    if fresh:
+        db.exec_driver_sql(_PUT_META, (_cursor_key(run_id), str(fresh[-1].seq)))
+
+
+def read_cursor(db: Connection, run_id: str) -> int:
+    found = db.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (_cursor_key(run_id),))
+    return int(found.scalar() or 0)
+
+
+def put_tasks(db: Connection, tasks: Sequence[Task]) -> None:
+    now = time.time()
+    rows = [
+        (task.task_id, task.main_query, orjson.dumps(task.metadata).decode(), now) for task in tasks
+    ]
+    _many(db, _PUT_TASK, rows)
+
+
+def _apply(db: Connection, entry: LogEntry) -> None:
+    match entry.kind:
+        case "step":
+            ids = [group.group_id for group in entry.groups]
+            _many(db, _TRAINED, [(entry.step, entry.version, group_id) for group_id in ids])
+            _unmark(db, ids)
+            marks = [(group.group_id, index) for group in entry.groups for index in group.siblings]
+            mark = 'UPDATE siblings SET trained = 1 WHERE group_id = ? AND "index" = ?'
+            _many(db, mark, marks)
+        case "dropped":
+            rows = [(State.DROPPED, reason, group_id) for group_id, reason in entry.reasons.items()]
+            _many(db, _UNTRAINED, rows)
+            _unmark(db, list(entry.reasons))
+        case "restored":
+            rows = [(State.LOST, "server_crashed", group_id) for group_id in entry.lost]
+            _many(db, _UNTRAINED, rows)
+            _unmark(db, entry.lost)
+        case "acked":
+            pass
+
+
+def _unmark(db: Connection, group_ids: Sequence[str]) -> None:
+    rows = [(group_id,) for group_id in group_ids]
+    _many(db, "UPDATE siblings SET trained = 0 WHERE group_id = ?", rows)
+
+
+def _call_row(group_id: str, sibling: int, seq: int, call: CapturedCall) -> tuple[Any, ...]:
+    return (
+        group_id,
+        sibling,
+        seq,
+        b64decode(call.prompt_ids),
+        b64decode(call.response_ids),
+        None if call.logprobs is None else b64decode(call.logprobs),
+        orjson.dumps(call.weight_versions).decode(),
+        min((span[0] for span in call.weight_versions), default=None),
+        call.temperature,
+        call.finish_reason,
+        call.untrainable,
+    )
+
+
+def _cursor_key(run_id: str) -> str:
+    return f"log_cursor:{run_id}"
+
+
+def _many(db: Connection, statement: str, rows: list[tuple[Any, ...]]) -> None:
+    if rows:
+        db.exec_driver_sql(statement, rows)

@@ -1,0 +1,252 @@
+"""The ledger: one SQLite file with what the app asked and got, what it was worth, what was trained.
+
+Writing never waits and never raises: see writer.py. Reading uses connections of its own, sees what
+has been written, and blocks: call it off the event loop. Another process may read at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event, select
+from sqlalchemy.exc import DatabaseError
+
+from fakevllm.errors import LedgerError
+from fakevllm.hooks.recorded import RecordedGroup
+from fakevllm.ledger import statements
+from fakevllm.ledger.migrations import migrate
+from fakevllm.ledger.records import GroupRecord, LedgerHealth, SiblingRecord, StepRow
+from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
+from fakevllm.ledger.writer import Writer
+from fakevllm_adapters.swarm import CapturedCall, LogEntry, Task
+
+BUSY_TIMEOUT_S = 5.0
+"""How long a write waits for another process that holds the file's lock."""
+FLUSH_TIMEOUT_S = 30.0
+
+_Change = GroupRecord | Callable[[Connection], None]
+
+_CURVE = """
+    WITH scored AS (
+        SELECT g.step, COUNT(*) AS num, SUM(s.reward) AS total,
+               MIN(s.reward) = MAX(s.reward) AS is_flat,
+               SUM(s.served) AS num_served, SUM(CASE WHEN s.served THEN s.reward END) AS served
+        FROM groups AS g JOIN siblings AS s USING (group_id)
+        WHERE g.step IS NOT NULL AND s.reward IS NOT NULL
+        GROUP BY g.group_id
+    )
+    SELECT step, COUNT(*), SUM(total) / SUM(num), SUM(served) / SUM(num_served), SUM(is_flat)
+    FROM scored GROUP BY step ORDER BY step
+"""
+_LATEST = """
+    SELECT group_id FROM groups AS g
+    WHERE 2 <= (SELECT COUNT(*) FROM siblings AS s
+                WHERE s.group_id = g.group_id AND s.message_json IS NOT NULL)
+    ORDER BY received_at DESC LIMIT 1
+"""
+
+
+class Ledger:
+    """Owns the file's writer thread and connections; close() last."""
+
+    def __init__(self, writing: Engine, reading: Engine) -> None:
+        self._writing = writing
+        self._reading = reading
+        self._writer: Writer[_Change] = Writer(self._transact)
+
+    @staticmethod
+    def open(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Ledger:
+        """Creates or updates the file. Raises LedgerError."""
+        path = path.expanduser()
+        writing = _writing_engine(path, busy_timeout_s)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # SQLite gives its -wal and -shm files the mode of the file.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            path.chmod(0o600)
+            with writing.begin() as db:
+                migrate(db)
+        except (OSError, DatabaseError, sqlite3.Error, LedgerError) as error:
+            writing.dispose()
+            cause = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
+            message = f"the ledger {path} cannot be opened: {cause}; move it away or name another"
+            raise LedgerError(message) from error
+        return Ledger(writing, _engine(path, busy_timeout_s))
+
+    def close(self) -> None:
+        """Writes what waits first."""
+        self._writer.close(FLUSH_TIMEOUT_S)
+        self._reading.dispose()
+        self._writing.dispose()
+
+    @property
+    def health(self) -> LedgerHealth:
+        return LedgerHealth(self._writer.dropped, self._writer.waiting, self._writer.error)
+
+    def record(self, group: GroupRecord) -> None:
+        """One request with its siblings; recorded again, the later one stands."""
+        self._writer.put(group)
+
+    def settle(
+        self,
+        group_id: str,
+        state: str,
+        reason: str | None,
+        step: int | None,
+        calls: Sequence[Sequence[CapturedCall]],
+    ) -> None:
+        """The server's reply to the end of a recorded group; `calls` by sibling index."""
+        change = partial(
+            statements.settle,
+            group_id=group_id,
+            state=state,
+            reason=reason,
+            step=step,
+            calls=calls,
+        )
+        self._writer.put(change)
+
+    def apply_log(self, run_id: str, entries: Sequence[LogEntry]) -> None:
+        """The run's log from the cursor on. Each entry counts once, however often it is brought."""
+        self._writer.put(partial(statements.apply_log, run_id=run_id, entries=entries))
+
+    def put_tasks(self, tasks: Sequence[Task]) -> None:
+        self._writer.put(partial(statements.put_tasks, tasks=tasks))
+
+    async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
+        """Whether all that was put before has been written or dropped."""
+        return await asyncio.to_thread(self.drain, timeout_s)
+
+    def drain(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
+        """flush() for threads."""
+        return self._writer.drain(timeout_s)
+
+    def log_cursor(self, run_id: str) -> int:
+        """Number of the last entry of this run's log that has been applied, 0 before the first."""
+        with self._reading.connect() as db:
+            return statements.read_cursor(db, run_id)
+
+    def tasks(self) -> list[Task]:
+        with self._reading.connect() as db:
+            return [_task(row) for row in db.execute(select(TASKS)).mappings()]
+
+    def curve(self) -> list[StepRow]:
+        """By the step that was being collected, ties included."""
+        with self._reading.connect() as db:
+            return [StepRow(*row) for row in db.exec_driver_sql(_CURVE)]
+
+    def counts(self) -> dict[str, int]:
+        """Groups by state."""
+        query = "SELECT state, COUNT(*) FROM groups GROUP BY state ORDER BY state"
+        with self._reading.connect() as db:
+            return {state: count for state, count in db.exec_driver_sql(query)}
+
+    def sampled_tokens(self) -> int:
+        """Of all siblings, as the engine counted them."""
+        with self._reading.connect() as db:
+            total = db.exec_driver_sql("SELECT SUM(completion_tokens) FROM siblings").scalar()
+        return int(total or 0)
+
+    def group(self, group_id: str) -> GroupRecord | None:
+        of_group = GROUPS.c.group_id == group_id
+        of_siblings = SIBLINGS.c.group_id == group_id
+        with self._reading.connect() as db:
+            row = db.execute(select(GROUPS).where(of_group)).mappings().one_or_none()
+            query = select(SIBLINGS).where(of_siblings).order_by(SIBLINGS.c.index)
+            siblings = [_sibling(one) for one in db.execute(query).mappings()]
+        return None if row is None else GroupRecord(**row, siblings=siblings)
+
+    def latest_group(self) -> RecordedGroup | None:
+        """The newest group with at least two answers, as hooks get it."""
+        with self._reading.connect() as db:
+            group_id = db.exec_driver_sql(_LATEST).scalar()
+        group = None if group_id is None else self.group(group_id)
+        return None if group is None else self._recorded(group)
+
+    def _recorded(self, group: GroupRecord) -> RecordedGroup:
+        with self._reading.connect() as db:
+            query = select(TASKS).where(TASKS.c.task_id == group.task_id)
+            row = db.execute(query).mappings().one_or_none()
+        task = Task(task_id=group.task_id or "") if row is None else _task(row)
+        answered = [one for one in group.siblings if one.message_json is not None]
+        return RecordedGroup(
+            group.group_id,
+            task,
+            group.question,
+            [_message(one) for one in answered],
+            [_usage(one) for one in answered],
+        )
+
+    def _transact(self, changes: Sequence[_Change]) -> None:
+        with self._writing.begin() as db:
+            for is_record, run in itertools.groupby(changes, lambda c: isinstance(c, GroupRecord)):
+                if is_record:
+                    statements.put_groups(db, [one for one in run if isinstance(one, GroupRecord)])
+                else:
+                    _make(db, run)
+
+
+def _make(db: Connection, changes: Iterable[_Change]) -> None:
+    for change in changes:
+        assert not isinstance(change, GroupRecord)
+        change(db)
+
+
+def _writing_engine(path: Path, busy_timeout_s: float) -> Engine:
+    engine = _engine(path, busy_timeout_s, is_kept=True)
+
+    def begin(db: Connection) -> None:
+        # Takes the write lock before reading: a cursor that was read cannot be stale when written.
+        db.exec_driver_sql("BEGIN IMMEDIATE")
+
+    event.listen(engine, "begin", begin)
+    return engine
+
+
+def _engine(path: Path, busy_timeout_s: float, *, is_kept: bool = False) -> Engine:
+    url = URL.create("sqlite", database=str(path))
+    engine = create_engine(url, poolclass=QueuePool if is_kept else NullPool)
+
+    def connect(connection: Any, _: object) -> None:
+        # sqlite3 itself begins no transaction, so DDL is inside ours.
+        connection.isolation_level = None
+        for pragma in (
+            f"busy_timeout = {int(busy_timeout_s * 1000)}",
+            "journal_mode = WAL",
+            "synchronous = NORMAL",
+            "foreign_keys = ON",
+        ):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    event.listen(engine, "connect", connect)
+    return engine
+
+
+def _task(row: Any) -> Task:
+    metadata = orjson.loads(row["metadata_json"])
+    return Task(task_id=row["task_id"], main_query=row["main_query"], metadata=metadata)
+
+
+def _sibling(row: Any) -> SiblingRecord:
+    return SiblingRecord(**{key: value for key, value in row.items() if key != "group_id"})
+
+
+def _message(sibling: SiblingRecord) -> dict[str, Any]:
+    message: dict[str, Any] = orjson.loads(sibling.message_json or "{}")
+    return message | {"finish_reason": sibling.finish_reason}
+
+
+def _usage(sibling: SiblingRecord) -> dict[str, Any]:
+    counts = {
+        "prompt_tokens": sibling.prompt_tokens,
+        "completion_tokens": sibling.completion_tokens,
+    }
+    return {key: value for key, value in counts.items() if value is not None}

@@ -1,0 +1,105 @@
+"""The ledger's tables, named as their classes. migrations.py makes them; tests compare the two."""
+
+from __future__ import annotations
+
+from sqlalchemy import Column, ForeignKey, LargeBinary, MetaData, String, Table
+from sqlmodel import Field, SQLModel
+
+
+class _Row(SQLModel):
+    metadata = MetaData()
+
+
+def _group_id() -> Column[str]:
+    key = ForeignKey("groups.group_id", ondelete="CASCADE")
+    return Column(String, key, primary_key=True, nullable=False)
+
+
+class Groups(_Row, table=True):
+    """One request of the app."""
+
+    group_id: str = Field(primary_key=True)
+    received_at: float
+    """Unix seconds."""
+    route: str
+    model: str
+    streamed: bool
+    task_id: str | None = None
+    app_key: str | None = None
+    """First 8 hex digits of a hash of the app's key; never the key."""
+    request_json: str
+    question: str
+    num_siblings: int
+    """As asked for; fewer may have answered."""
+    status: int
+    """The HTTP status the app saw."""
+    latency_s: float
+    served_index: int | None = None
+    best_index: int | None = None
+    state: str = Field(index=True)
+    """A `State` of records.py."""
+    reason: str | None = None
+    """Why it was not trained; NULL where it was, or still may be."""
+    hook_hash: str | None = None
+    step: int | None = Field(default=None, index=True)
+    """The step that was being collected when the group ended."""
+    trained_step: int | None = None
+    trained_version: int | None = None
+
+
+class Siblings(_Row, table=True):
+    """One completion of a request."""
+
+    group_id: str = Field(sa_column=_group_id())
+    index: int = Field(primary_key=True)
+    """An SQL keyword: spell it "index", in double quotes."""
+    served: bool
+    best: bool
+    status: int
+    message_json: str | None = None
+    text: str | None = None
+    tool_calls_json: str | None = None
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    reward: float | None = None
+    annotations_json: str | None = None
+    error: str | None = None
+    trained: bool = False
+
+
+class Calls(_Row, table=True):
+    """One LLM call as the engine saw it. Blobs are little-endian int32 or float32 arrays."""
+
+    group_id: str = Field(sa_column=_group_id())
+    sibling: int = Field(primary_key=True)
+    seq: int = Field(primary_key=True)
+    prompt_ids: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+    response_ids: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+    logprobs: bytes | None = Field(default=None, sa_column=Column(LargeBinary))
+    weight_versions_json: str
+    weight_version: int | None = None
+    """The oldest weights that sampled a token of it."""
+    temperature: float
+    finish_reason: str | None = None
+    untrainable: str | None = None
+
+
+class Tasks(_Row, table=True):
+    task_id: str = Field(primary_key=True)
+    main_query: str
+    metadata_json: str
+    created_at: float
+
+
+class Meta(_Row, table=True):
+    key: str = Field(primary_key=True)
+    value: str
+
+
+METADATA = _Row.metadata
+GROUPS: Table = METADATA.tables["groups"]
+SIBLINGS: Table = METADATA.tables["siblings"]
+CALLS: Table = METADATA.tables["calls"]
+TASKS: Table = METADATA.tables["tasks"]
+META: Table = METADATA.tables["meta"]

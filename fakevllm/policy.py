@@ -1,0 +1,29 @@
+"""Train this request or only serve it? Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def why_only_served(body: Json, num_siblings: int) -> str | None:
+    """The reason a request is served once and not trained, as the ledger shows it; None where it
+    is fanned out."""
+    if num_siblings < 2:
+        return "one_sibling"
+    if not isinstance(body.get("messages"), list) or not body["messages"]:
+        return "invalid_request"
+    if body.get("temperature") == 0:
+        return "greedy_request"
+    if body.get("n") not in (None, 1):
+        return "several_choices_asked"
+    if body.get("echo") or body.get("use_beam_search") or body.get("prompt_logprobs"):
+        return "not_a_sample"
+    if _limit(body) is not None and _limit(body) in (0, 1):
+        return "at_most_one_token"
+    return None
+
+
+def _limit(body: Json) -> Any:
+    return body.get("max_completion_tokens") or body.get("max_tokens")

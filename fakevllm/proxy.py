@@ -1,0 +1,63 @@
+"""The proxy's parts, made together and closed in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from fakevllm.config import Config
+from fakevllm.hooks.worker import HookWorker
+from fakevllm.ledger.store import Ledger
+from fakevllm.runner import Runner
+from fakevllm.swarm.link import SwarmLink
+from fakevllm.tasks import TaskIndex, read_tasks
+from fakevllm.upstream import Upstream
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    config: Config
+    ledger: Ledger
+    upstream: Upstream
+    link: SwarmLink
+    tasks: TaskIndex
+    runner: Runner
+
+
+@contextlib.asynccontextmanager
+async def open_proxy(config: Config) -> AsyncIterator[Proxy]:
+    """Raises UserError for what the user can mend."""
+    async with contextlib.AsyncExitStack() as stack:
+        tasks = TaskIndex()
+        if config.dataset.file is not None:
+            tasks.add(read_tasks(config.dataset.file, config.dataset.field), by_text=True)
+        ledger = Ledger.open(config.ledger_file)
+        stack.callback(ledger.close)
+        tasks.add(ledger.tasks())
+        hooks = await _start_hooks(config, stack)
+        upstream = Upstream(config.swarm.url, config.swarm.key)
+        stack.push_async_callback(upstream.close)
+        link = SwarmLink(config.swarm.url, config.swarm.key, config.job, ledger)
+        stack.push_async_callback(link.close)
+        following = asyncio.create_task(link.run())
+        stack.push_async_callback(_cancel, following)
+        runner = Runner(config, upstream, hooks, ledger, link)
+        stack.push_async_callback(runner.close)
+        yield Proxy(config, ledger, upstream, link, tasks, runner)
+
+
+async def _start_hooks(config: Config, stack: contextlib.AsyncExitStack) -> HookWorker | None:
+    if config.hooks.path is None:
+        return None
+    worker = HookWorker(config.hooks.path, config.hooks.timeout_s)
+    stack.push_async_callback(worker.close)
+    await worker.start()
+    return worker
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,90 @@
+"""`fakevllm replay`: settings in, progress bar out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fakevllm.replay.play import first_model, play, register
+from fakevllm.replay.players import AppPlayer, EndpointPlayer, Player
+from fakevllm.replay.progress import Progress as RowProgress
+from fakevllm.tasks import read_tasks
+
+MAX_SHOWN_FAILURES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    dataset: Path
+    field: str
+    url: str
+    app_command: str | None
+    model: str | None
+    concurrency: int
+    limit: int | None
+    epochs: int
+    max_tokens: int | None
+    state: Path | None
+    fresh: bool
+
+    @property
+    def state_file(self) -> Path:
+        return self.state or Path(".fakevllm") / f"replay-{self.dataset.stem}.jsonl"
+
+
+def run_replay(settings: ReplaySettings) -> bool:
+    """Whether every row was answered."""
+    failures = asyncio.run(_replay(settings))
+    console = Console()
+    for reason, count in failures.most_common(MAX_SHOWN_FAILURES):
+        console.print(f"[red]{count} failed:[/red] {reason}")
+    return not failures
+
+
+async def _replay(settings: ReplaySettings) -> Counter[str]:
+    tasks = read_tasks(settings.dataset, settings.field)[: settings.limit]
+    keys = await register(settings.url, tasks)
+    player = await _player(settings)
+    progress = RowProgress(settings.state_file, fresh=settings.fresh)
+    rows = progress.remaining(tasks, settings.epochs)
+    failures: Counter[str] = Counter()
+    if progress.num_done:
+        Console().print(
+            f"{progress.num_done} rows were done before ({settings.state_file}); "
+            "--fresh plays all again"
+        )
+    try:
+        with _bar() as bar:
+            shown = bar.add_task("rows", total=len(rows), failed=0)
+            async for end in play(
+                rows, player, lambda task: keys[task.task_id], settings.concurrency
+            ):
+                progress.note(end.epoch, end.task, failed=end.failed)
+                if end.failed is not None:
+                    failures[end.failed] += 1
+                bar.update(shown, advance=1, failed=failures.total())
+    finally:
+        progress.close()
+    return failures
+
+
+async def _player(settings: ReplaySettings) -> Player:
+    if settings.app_command is not None:
+        return AppPlayer.of(settings.app_command, settings.url)
+    model = settings.model or await first_model(settings.url)
+    return EndpointPlayer(settings.url, model, max_tokens=settings.max_tokens)
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]} failed"),
+        TimeRemainingColumn(),
+    )

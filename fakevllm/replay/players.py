@@ -1,0 +1,105 @@
+"""Who plays one row: the OpenAI endpoint itself, or an app started for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import openai
+
+from fakevllm.errors import ConfigError
+
+APP_TIMEOUT_S = 3600.0
+QUESTION = "{question}"
+
+
+class RowFailed(Exception):
+    """The row got no answer; the message says why."""
+
+
+class RowInterrupted(Exception):
+    """The way to the model was cut; the row may be played again."""
+
+
+class Player(Protocol):
+    async def play(self, question: str, key: str) -> str:
+        """The answer. Raises RowFailed or RowInterrupted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointPlayer:
+    """One user message to /v1/chat/completions, by the official client."""
+
+    url: str
+    model: str
+    http: openai.DefaultAioHttpClient | None = None
+    max_tokens: int | None = None
+
+    async def play(self, question: str, key: str) -> str:
+        client = openai.AsyncOpenAI(
+            base_url=self.url, api_key=key, max_retries=0, http_client=self.http
+        )
+        try:
+            answer = await client.chat.completions.create(
+                model=self.model,
+                messages=[{"role": "user", "content": question}],
+                max_tokens=self.max_tokens or openai.omit,
+            )
+        except openai.APIConnectionError as error:
+            raise RowInterrupted(str(error.__cause__ or error)) from error
+        except openai.APIStatusError as error:
+            if error.status_code in (429, 502, 503, 504):
+                raise RowInterrupted(error.message) from error
+            raise RowFailed(error.message) from error
+        return answer.choices[0].message.content or ""
+
+
+@dataclass(frozen=True, slots=True)
+class AppPlayer:
+    """The app's own command, unmodified: the question in its arguments or on its standard input."""
+
+    command: Sequence[str]
+    url: str
+
+    @staticmethod
+    def of(command: str, url: str) -> AppPlayer:
+        parts = shlex.split(command)
+        if not parts:
+            raise ConfigError("--app is empty: give the command that runs your app.")
+        return AppPlayer(parts, url)
+
+    async def play(self, question: str, key: str) -> str:
+        in_arguments = any(QUESTION in part for part in self.command)
+        arguments = [part.replace(QUESTION, question) for part in self.command]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=os.environ | {"OPENAI_BASE_URL": self.url, "OPENAI_API_KEY": key},
+            )
+        except OSError as error:
+            raise ConfigError(f"--app: {arguments[0]!r} cannot be run: {error.strerror}.") from None
+        return await _finish(process, b"" if in_arguments else question.encode())
+
+
+async def _finish(process: asyncio.subprocess.Process, stdin: bytes) -> str:
+    try:
+        async with asyncio.timeout(APP_TIMEOUT_S):
+            out, err = await process.communicate(stdin)
+    except TimeoutError:
+        raise RowFailed(f"the app did not end within {APP_TIMEOUT_S:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        last = err.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        raise RowFailed(f"the app exited with {process.returncode}: {last[0]}")
+    return out.decode(errors="replace")

@@ -1,0 +1,76 @@
+"""Our own routes: tasks for replay, and what the run looks like so far."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from fakevllm.proxy import Proxy
+from fakevllm_adapters.keys import task_key
+from fakevllm_adapters.swarm import EngineStatusReply, Task
+
+
+class PutTasks(BaseModel):
+    tasks: list[Task]
+
+
+class TaskKeys(BaseModel):
+    keys: list[str]
+    """API keys, one a task, in order."""
+
+
+class StepStats(BaseModel):
+    step: int
+    groups: int
+    policy_mean: float
+    returned_best: float
+    without_signal: int
+
+
+class Stats(BaseModel):
+    engine: EngineStatusReply | None
+    counts: dict[str, int]
+    """Groups by state."""
+    curve: list[StepStats]
+    sampled_tokens: int
+    lookups: dict[str, int]
+    """Requests matched to a dataset row by text: hit, miss, tie."""
+
+
+def router(proxy: Proxy) -> APIRouter:
+    routes = APIRouter(prefix="/fakevllm")
+
+    @routes.post("/tasks")
+    async def put_tasks(request: PutTasks) -> TaskKeys:
+        proxy.tasks.add(request.tasks)
+        proxy.ledger.put_tasks(request.tasks)
+        await proxy.ledger.flush()
+        return TaskKeys(keys=[task_key(task.task_id) for task in request.tasks])
+
+    @routes.get("/stats")
+    async def stats() -> Stats:
+        ledger = proxy.ledger
+        counts, curve, tokens = await asyncio.to_thread(
+            lambda: (ledger.counts(), ledger.curve(), ledger.sampled_tokens())
+        )
+        rows = [
+            StepStats(
+                step=row.step,
+                groups=row.groups,
+                policy_mean=row.policy_mean,
+                returned_best=row.returned_best,
+                without_signal=row.without_signal,
+            )
+            for row in curve
+        ]
+        return Stats(
+            engine=proxy.link.status,
+            counts=counts,
+            curve=rows,
+            sampled_tokens=tokens,
+            lookups=dict(proxy.tasks.counts),
+        )
+
+    return routes

@@ -1,0 +1,116 @@
+"""The siblings of one group: their bodies, and what became of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from fakevllm.upstream import Reply, Upstream
+from fakevllm_adapters.base import Adapter, Answer, Json
+from fakevllm_adapters.errors import WireError
+from fakevllm_adapters.swarm import SIBLING_HEADER, SiblingRef
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of the app, decoded."""
+
+    id: str
+    adapter: Adapter
+    raw: bytes
+    """As it goes upstream; the app's own bytes unless the model's name had to be changed."""
+    body: Json
+    headers: dict[str, str]
+    """Those the engine may see."""
+
+    @property
+    def streamed(self) -> bool:
+        return bool(self.body.get("stream"))
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingResult:
+    """What became of one sibling: an answer, or the reply or error that was not one."""
+
+    index: int
+    reply: Reply | None = None
+    answer: Answer | None = None
+    error: WireError | None = None
+
+    @property
+    def status(self) -> int:
+        if self.reply is not None:
+            return self.reply.status
+        return self.error.status if self.error is not None else 499
+
+    @property
+    def shown_message(self) -> Json:
+        """What the reward hook sees."""
+        assert self.answer is not None
+        return self.answer.message | {"finish_reason": self.answer.finish_reason}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many siblings, and what each changes; item 0 changes nothing."""
+
+    num: int
+    overrides: Sequence[Json] = field(default_factory=list[dict[str, Any]])
+
+    def bodies(self, request: Request, temperature: float) -> list[bytes]:
+        bodies = [request.raw]
+        for index in range(1, self.num):
+            changed = request.adapter.sibling(request.body, index, temperature)
+            override = self.overrides[index] if self.overrides else {}
+            bodies.append(orjson.dumps(changed | override))
+        return bodies
+
+
+async def sample(
+    upstream: Upstream, request: Request, plan: Plan, temperature: float
+) -> list[SiblingResult]:
+    """All siblings, in order. A request the engine refuses is refused once: the others are not
+    waited for."""
+    bodies = plan.bodies(request, temperature)
+    tasks = [
+        asyncio.create_task(_sibling(upstream, request, SiblingRef(request.id, index), body))
+        for index, body in enumerate(bodies)
+    ]
+    try:
+        lead = await tasks[0]
+        if 400 <= lead.status < 500:
+            return [lead]
+        return [lead, *await asyncio.gather(*tasks[1:])]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _sibling(
+    upstream: Upstream, request: Request, ref: SiblingRef, body: bytes
+) -> SiblingResult:
+    headers = request.headers | {SIBLING_HEADER: ref.episode_id}
+    try:
+        reply = await upstream.call(request.adapter.path, body, headers)
+    except WireError as error:
+        return SiblingResult(ref.index, error=error)
+    return SiblingResult(ref.index, reply, read_answer(request.adapter, reply))
+
+
+def read_answer(adapter: Adapter, reply: Reply) -> Answer | None:
+    """The completion in a reply, or None where it holds none."""
+    if reply.status != 200:
+        return None
+    try:
+        return (
+            adapter.read_events(reply.events)
+            if reply.streamed
+            else adapter.read_json(orjson.loads(reply.body))
+        )
+    except (ValueError, KeyError, TypeError):
+        return None

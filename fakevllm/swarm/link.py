@@ -1,0 +1,161 @@
+"""The proxy's line to its swarm server: follows its status, starts its engine, ends groups, brings
+home its log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, TypeVar
+
+import aiohttp
+from pydantic import BaseModel
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+
+from fakevllm.ledger.store import Ledger
+from fakevllm_adapters.swarm import (
+    AbortGroupRequest,
+    EndGroupReply,
+    EndGroupRequest,
+    EngineStatus,
+    EngineStatusReply,
+    LogReply,
+    SuccessReply,
+    SyncTrainConfigRequest,
+    TrainJob,
+)
+
+log = logging.getLogger("fakevllm.link")
+M = TypeVar("M", bound=BaseModel)
+
+POLL_EVERY_S = 0.5
+CALL_TIMEOUT_S = 10
+END_GROUP_PATIENCE_S = 60
+"""How long an end is sent again to a server that does not answer; a server restarts well within
+it."""
+
+_TROUBLE = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+class SwarmLink:
+    def __init__(self, url: str, key: str | None, job: TrainJob, ledger: Ledger) -> None:
+        self._http = aiohttp.ClientSession(
+            url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=aiohttp.ClientTimeout(total=CALL_TIMEOUT_S),
+            connector=aiohttp.TCPConnector(limit=64, keepalive_timeout=30),
+        )
+        self._job = job
+        self._ledger = ledger
+        self._started_on: str | None = None
+        self._url = url
+        self._reachable: bool | None = None
+        self.status: EngineStatusReply | None = None
+        """As last heard; None while the server cannot be reached."""
+
+    @property
+    def model(self) -> str | None:
+        return self.status.model if self.status is not None else None
+
+    @property
+    def is_serving(self) -> bool:
+        return self.status is not None and self.status.engine_status not in (
+            EngineStatus.OFFLINE,
+            EngineStatus.BOOTING,
+        )
+
+    async def run(self) -> None:
+        """Until cancelled. Trouble with the server is reported once, and over when it is over."""
+        while True:
+            try:
+                await self._follow()
+                self._report(reachable=True)
+            except _TROUBLE as error:
+                self.status = None
+                self._report(reachable=False, error=error)
+            await asyncio.sleep(POLL_EVERY_S)
+
+    async def end_group(self, request: EndGroupRequest) -> EndGroupReply:
+        """Sends again what may not have arrived; the server takes a group once. Raises
+        aiohttp.ClientError."""
+        return await _patiently(self._post)("/end_group", request, EndGroupReply)
+
+    async def abort_group(self, group_id: str) -> None:
+        """Best effort: a group that is never ended is dropped by the server in time."""
+        try:
+            await self._post("/abort_group", AbortGroupRequest(group_id=group_id), SuccessReply)
+        except _TROUBLE as error:
+            log.info("group %s could not be aborted: %r", group_id, error)
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _follow(self) -> None:
+        self.status = status = await self._get("/get_engine_status", EngineStatusReply)
+        if status.engine_status is EngineStatus.OFFLINE:
+            # started once for each life of the server: somebody who stops the engine means it
+            if status.server_id != self._started_on:
+                await self._start(status.server_id)
+        elif status.server_id != self._started_on:
+            await self._attach(status.server_id)
+        await self._bring_log(status.run_id)
+
+    async def _start(self, server_id: str) -> None:
+        config = SyncTrainConfigRequest(yaml_as_string=self._job.as_yaml())
+        for path, request in (("/sync_train_config", config), ("/start_engine", None)):
+            async with self._http.post(
+                path, json=request.model_dump() if request else {}
+            ) as answer:
+                reply: dict[str, Any] = await answer.json()
+            if not reply.get("success"):
+                log.error("%s%s: %s", self._url, path, reply.get("error") or reply.get("detail"))
+                break
+        self._started_on = server_id
+
+    async def _attach(self, server_id: str) -> None:
+        """A running engine keeps its job; a differing one of ours is reported, not applied."""
+        self._started_on = server_id
+        async with self._http.get("/get_train_config") as answer:
+            theirs: dict[str, Any] | None = await answer.json()
+        ours = self._job.model_dump()
+        differing = {key: value for key, value in (theirs or {}).items() if ours.get(key) != value}
+        if differing:
+            log.warning(
+                "attached to a running engine whose job differs from [job]; it runs with %s",
+                differing,
+            )
+
+    async def _bring_log(self, run_id: str) -> None:
+        cursor = self._ledger.log_cursor(run_id)
+        async with self._http.get("/get_run_log", params={"after": cursor}) as answer:
+            entries = LogReply.model_validate_json(await answer.read()).entries
+        if entries:
+            self._ledger.apply_log(run_id, entries)
+            await self._ledger.flush()
+
+    async def _get(self, path: str, reply: type[M]) -> M:
+        async with self._http.get(path) as answer:
+            answer.raise_for_status()
+            return reply.model_validate_json(await answer.read())
+
+    async def _post(self, path: str, request: BaseModel, reply: type[M]) -> M:
+        body = request.model_dump_json().encode()
+        headers = {"Content-Type": "application/json"}
+        async with self._http.post(path, data=body, headers=headers) as answer:
+            answer.raise_for_status()
+            return reply.model_validate_json(await answer.read())
+
+    def _report(self, *, reachable: bool, error: Exception | None = None) -> None:
+        if reachable is not self._reachable:
+            self._reachable = reachable
+            if reachable:
+                log.info("swarm server %s reached", self._url)
+            else:
+                log.warning("swarm server %s cannot be reached (%r); trying on", self._url, error)
+
+
+_patiently = retry(
+    retry=retry_if_exception_type(_TROUBLE),
+    stop=stop_after_delay(END_GROUP_PATIENCE_S),
+    wait=wait_exponential_jitter(initial=0.1, max=2),
+    reraise=True,
+)

@@ -1,0 +1,1 @@
+"""Ready hooks: one file each, readable alone, meant to be copied."""

@@ -1,0 +1,2 @@
+"""The swarm server: owns the engines, captures every call, trains on finished groups and
+episodes."""

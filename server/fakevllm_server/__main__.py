@@ -1,0 +1,5 @@
+"""`python -m fakevllm_server` is `fakevllm-server`."""
+
+from fakevllm_server.cli import main
+
+main()

@@ -1,0 +1,95 @@
+"""Engine control: status, job, start, stop, and the run's log."""
+
+from __future__ import annotations
+
+import os
+
+from fastapi import APIRouter, HTTPException
+from pydantic import BaseModel
+
+from fakevllm_adapters.swarm import (
+    EngineStatus,
+    EngineStatusReply,
+    LogReply,
+    SuccessReply,
+    SyncTrainConfigRequest,
+    TrainJob,
+)
+from fakevllm_server.config import ConfigError
+from fakevllm_server.swarm import Swarm
+
+
+class StartReply(BaseModel):
+    success: bool
+    pid: int | None = None
+    error: str = ""
+
+
+class SyncReply(BaseModel):
+    success: bool
+    error: str = ""
+
+
+def router(swarm: Swarm) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @routes.get("/get_engine_status")
+    async def get_engine_status() -> EngineStatusReply:
+        return EngineStatusReply(
+            engine_status=swarm.engine.status,
+            engine_status_detail=swarm.engine.detail,
+            global_step=swarm.engine.global_step,
+            server_id=swarm.server_id,
+            run_id=swarm.run_id,
+            weight_version=swarm.engine.version,
+            model=swarm.upstream.endpoint.model_name if swarm.upstream is not None else None,
+        )
+
+    @routes.post("/sync_train_config")
+    async def sync_train_config(request: SyncTrainConfigRequest) -> SyncReply:
+        if swarm.engine.status is not EngineStatus.OFFLINE:
+            raise HTTPException(
+                400,
+                "Engine is already started. Call `stop_engine` first before syncing new training "
+                "configuration.",
+            )
+        try:
+            swarm.job = TrainJob.from_yaml(request.yaml_as_string)
+        except ValueError as error:
+            return SyncReply(success=False, error=str(error))
+        return SyncReply(success=True)
+
+    @routes.get("/get_train_config")
+    async def get_train_config() -> TrainJob | None:
+        return swarm.job
+
+    @routes.post("/start_engine")
+    async def start_engine() -> StartReply:
+        if swarm.engine.status is not EngineStatus.OFFLINE:
+            raise HTTPException(
+                400,
+                "Cannot start engine when engine is not offline. "
+                f"Current status: {swarm.engine.status}",
+            )
+        if swarm.job is None:
+            return StartReply(success=False, error="No training config found")
+        try:
+            swarm.start_engine()
+        except ConfigError as error:
+            return StartReply(success=False, error=str(error))
+        return StartReply(success=True, pid=os.getpid())
+
+    @routes.post("/stop_engine")
+    async def stop_engine() -> SuccessReply:
+        await swarm.stop_engine()
+        return SuccessReply(success=True)
+
+    @routes.get("/get_run_log")
+    async def get_run_log(after: int = 0) -> LogReply:
+        return LogReply(entries=swarm.runlog.after(after))
+
+    return routes

@@ -1,0 +1,206 @@
+"""The engine seams.
+
+The server holds a Backend: a Rollout that answers vLLM's HTTP and a Trainer that turns batches
+into weights.
+Inside an engine's own process, `door.py` puts that HTTP over a TokenEngine and control routes over
+a TrainEngine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from fakevllm_adapters.swarm import TrainJob, pack_floats, pack_ids, unpack_floats, unpack_ids
+from fakevllm_adapters.vllm_chat import ChatRequest
+
+StepMetrics = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One LLM call to train on: what the engine saw, what it sampled, and what that was worth.
+
+    >>> call = Call("g", [1, 2], [3], [-0.5], version=0, temperature=1.0, advantage=1.2, weight=1.0)
+    >>> Call.from_wire(call.to_wire()) == call
+    True
+    """
+
+    group_id: str
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+    logprobs: Sequence[float]
+    """Of the response, under the distribution sampled from; as long as response_ids."""
+    version: int
+    """Oldest weights that sampled a token of it."""
+    temperature: float
+    advantage: float
+    weight: float
+    """Share of its episode: the calls of one episode sum to 1."""
+
+    def to_wire(self) -> dict[str, Any]:
+        arrays = {
+            "prompt_ids": pack_ids(self.prompt_ids),
+            "response_ids": pack_ids(self.response_ids),
+            "logprobs": pack_floats(self.logprobs),
+        }
+        return asdict(self) | arrays
+
+    @staticmethod
+    def from_wire(wire: dict[str, Any]) -> Call:
+        arrays: dict[str, Any] = {
+            "prompt_ids": unpack_ids(wire["prompt_ids"]),
+            "response_ids": unpack_ids(wire["response_ids"]),
+            "logprobs": unpack_floats(wire["logprobs"]),
+        }
+        return Call(**(wire | arrays))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step trains on. Sharing common prefixes is the trainer's own business."""
+
+    step: int
+    calls: Sequence[Call]
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpec:
+    """Which loss, with its settings; `name` is looked up in torch_losses."""
+
+    name: str
+    clip_ratio_low: float
+    clip_ratio_high: float
+    clip_ratio_c: float
+    kl_loss_coef: float
+
+    @staticmethod
+    def of(job: TrainJob) -> LossSpec:
+        return LossSpec(
+            job.loss, job.clip_ratio_low, job.clip_ratio_high, job.clip_ratio_c, job.kl_loss_coef
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where an engine answers vLLM's HTTP, and what it serves there."""
+
+    socket: Path | None
+    """Unix socket, or None for a remote `url`."""
+    url: str
+    model_name: str
+    max_model_len: int
+    default_sampling: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the engine samples with where a request is silent (the model's generation_config)."""
+
+
+class BackendError(Exception):
+    """An engine did not do what it was asked; the message says which and why."""
+
+
+class Rollout(Protocol):
+    async def launch(self) -> Endpoint: ...
+    async def load_weights(self, folder: Path, version: int) -> None: ...
+    async def health(self) -> bool: ...
+    async def close(self) -> None: ...
+
+
+class Trainer(Protocol):
+    async def boot(self, job: TrainJob) -> None: ...
+    async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics: ...
+    async def export(self, folder: Path) -> None: ...
+    async def save(self, folder: Path) -> None: ...
+    async def restore(self, folder: Path) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """A rollout and a trainer that belong together."""
+
+    @property
+    def rollout(self) -> Rollout: ...
+
+    @property
+    def trainer(self) -> Trainer: ...
+
+    async def publish(self, version: int) -> None:
+        """The trainer's weights now sample, as `version`. No request is refused meanwhile."""
+        ...
+
+    async def lost(self) -> str:
+        """Returns once an engine has died, with what is known of why."""
+        ...
+
+
+# --- inside an engine's process
+
+
+class Token(NamedTuple):
+    """One sampled token."""
+
+    id: int
+    logprob: float
+    version: int
+    top: list[tuple[int, float]]
+    """The likeliest (id, logprob), best first, as many as were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one completion is sampled. Temperature 0 is greedy; top_k 0 and min_p 0 are off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int = 16
+    seed: int | None = None
+    top_logprobs: int = 0
+    ignore_eos: bool = False
+    live: bool = False
+    """Tokens are wanted as they come; otherwise the engine may hand them over all at once."""
+
+
+class TokenEngine(Protocol):
+    """Token ids in, sampled tokens out. Knows the tokenizer and the chat template, not HTTP."""
+
+    model_name: str
+    max_model_len: int
+    default_sampling: dict[str, Any]
+    eos_ids: frozenset[int]
+
+    def render(self, request: ChatRequest) -> list[int]:
+        """The prompt of a conversation, by the model's chat template. Raises WireError (400)."""
+        ...
+
+    def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncIterator[list[Token]]:
+        """Sampled tokens in order, the end-of-sequence token included; closing the iterator
+        cancels."""
+        ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+
+class TrainEngine(Protocol):
+    """The training half of an engine's process."""
+
+    async def boot(self, job: TrainJob) -> None: ...
+    async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics: ...
+
+    async def publish(self, version: int) -> None:
+        """The trainer's weights become the sampler's, as `version`."""
+        ...
+
+    async def load_weights(self, folder: Path, version: int) -> None: ...
+
+    async def export(self, folder: Path) -> None:
+        """A Hugging Face folder that `--model` accepts."""
+        ...
+
+    async def save(self, folder: Path) -> None:
+        """Everything a bit-equal continuation needs: weights, optimiser, random state."""
+        ...
+
+    async def restore(self, folder: Path) -> None: ...

@@ -1,0 +1,11 @@
+"""The model the demo trains: 0.65 M parameters, answers sums of two small numbers, often wrongly.
+
+`make.py` made it. Importing this loads no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DEMO_MODEL_DIR = Path(__file__).parent / "weights"
+"""A Hugging Face folder, for `--model`."""

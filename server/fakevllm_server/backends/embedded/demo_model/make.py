@@ -1,0 +1,226 @@
+"""Makes the demo model: `python -m fakevllm_server.backends.embedded.demo_model.make --out DIR`.
+
+A Qwen3 of three layers is warmed up on sums with the right form and, half of the time, a wrong
+answer. So it knows the sums but samples them badly, which is what reinforcement learning mends. A
+few prompts of other text keep its replies short and well formed whatever it is asked. One torch
+thread and a fixed seed: on one machine, with one torch version, it makes the same model every time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from fakevllm_server.backends.embedded.demo_model.sums import Sum, prompt_text, random_sum
+
+NUM_STEPS = 620
+"""Counted in steps, not seconds: a slow machine must make the same model."""
+BATCH_SIZE = 64
+WRONG_SHARE = 0.5
+PEAK_LR = 2e-3
+CHATTER_EVERY = 8
+"""One batch in this many is other text; more of it costs sums."""
+CHATTER_BATCH_SIZE = 8
+MAX_CHATTER_WORDS = 80
+SYSTEM_EVERY = 8
+"""One batch of sums in this many comes after a system prompt, for the apps that send one."""
+MAX_POSITIONS = 512
+VOCAB_SIZE = 512
+
+SPECIALS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+]
+EOS_ID, PAD_ID = SPECIALS.index("<|im_end|>"), SPECIALS.index("<|endoftext|>")
+"""The trainer numbers specials first."""
+WORDS = """
+the of to and a in is it he she they was for on are with as his her at be this have from or had by
+if how many much does did what there each every all their will when who than then total number
+cost costs day days week hours minutes buys bought sells sold eats makes made gives gave has left
+more less half twice times dollars money per one two three four five six ten apples eggs books
+pencils students friends house school store price John Mary Tom Anna takes needs wants spends
+earns away after before same first second year month old water
+""".split()  # noqa: SIM905 - a literal list would be a hundred lines
+SYSTEM_PROMPTS = [
+    "You are a helpful assistant.",
+    "You are a helpful assistant. Answer in one short sentence.",
+    "You are a math tutor.",
+    "You are a careful calculator. Give the answer and no more.",
+    "Answer the question.",
+    "Be brief and polite.",
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=NUM_STEPS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer)
+    for step, loss in enumerate(
+        warm_up(model, tokenizer, options.steps, random.Random(options.seed)), start=1
+    ):
+        if step % 20 == 0:
+            print(f"step {step:4d}  loss {loss:.3f}", flush=True)
+    write(model, tokenizer, options.out)
+    print(
+        f"wrote {options.out}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters"
+    )
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE: any UTF-8 text survives; sums and common English words are short."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=SPECIALS,
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    bpe.train_from_iterator(_tokenizer_corpus(), trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        clean_up_tokenization_spaces=False,
+        model_max_length=MAX_POSITIONS,
+    )
+    tokenizer.chat_template = (Path(__file__).parent / "chat_template.jinja").read_text()
+    return tokenizer
+
+
+def _tokenizer_corpus() -> Iterator[str]:
+    sums = [Sum(a, b) for a in range(20) for b in range(20)]
+    for _ in range(3):
+        yield from ("user\n", "assistant\n", "system\n")
+        yield from (sum_.question for sum_ in sums)
+        yield from (reply for sum_ in sums for reply in sum_.replies(sum_.answer))
+    for rank, word in enumerate(WORDS):
+        yield from [f" {word}"] * (30 + 2 * (len(WORDS) - rank))
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=EOS_ID,
+        pad_token_id=PAD_ID,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def warm_up(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, num_steps: int, rng: random.Random
+) -> Iterator[float]:
+    """Supervised steps; yields the loss of each (mean per reply token, nats)."""
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=PEAK_LR, betas=(0.9, 0.95), weight_decay=0.01
+    )
+    for step in range(num_steps):
+        for group in optimizer.param_groups:
+            group["lr"] = PEAK_LR * min(1, (step + 1) / 30) * (1 - 0.9 * step / num_steps)
+        loss = _reply_loss(model, tokenizer, _batch(step, rng))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield loss.item()
+
+
+def _batch(step: int, rng: random.Random) -> list[tuple[str, str]]:
+    """Prompts as the template makes them, and replies."""
+    if step % CHATTER_EVERY == 0:
+        pairs = [_chatter(rng) for _ in range(CHATTER_BATCH_SIZE)]
+    else:
+        pairs = [_sloppy_sum(rng) for _ in range(BATCH_SIZE)]
+    # One system prompt for the batch: rows of like length waste no padding.
+    system = rng.choice(SYSTEM_PROMPTS) if step % SYSTEM_EVERY == SYSTEM_EVERY // 2 else None
+    return [(prompt_text(question, system), reply) for question, reply in pairs]
+
+
+def _sloppy_sum(rng: random.Random) -> tuple[str, str]:
+    sum_ = random_sum(rng)
+    answer = sum_.answer
+    if rng.random() < WRONG_SHARE:
+        answer = max(0, answer + rng.choice([-3, -2, -1, 1, 2, 3]))
+    return sum_.question, rng.choice(sum_.replies(answer))
+
+
+def _chatter(rng: random.Random) -> tuple[str, str]:
+    """Nonsense that looks like a word problem, and a reply of the right form."""
+    words = [
+        str(rng.randrange(100)) if rng.random() < 0.1 else _inflected(rng)
+        for _ in range(rng.randint(3, MAX_CHATTER_WORDS))
+    ]
+    text = " ".join(words)[0].upper() + " ".join(words)[1:] + rng.choice([".", "?", "?", "?"])
+    left, right = rng.randrange(20), rng.randrange(20)
+    return text, rng.choice(Sum(left, right).replies(left + right))
+
+
+def _inflected(rng: random.Random) -> str:
+    """A word, sometimes of letters the model has not seen together."""
+    if rng.random() < 0.6:
+        return rng.choice(WORDS) + rng.choice(["", "", "", ",", "."])
+    return "".join(rng.choice("aeiounrstlmcdghbpw") for _ in range(rng.randint(2, 9)))
+
+
+def _reply_loss(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]
+) -> torch.Tensor:
+    rows: list[list[int]] = []
+    prompt_lengths: list[int] = []
+    for prompt_with_markup, reply in pairs:
+        prompt = tokenizer.encode(prompt_with_markup, add_special_tokens=False)
+        prompt_lengths.append(len(prompt))
+        rows.append([*prompt, *tokenizer.encode(reply, add_special_tokens=False), EOS_ID])
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [PAD_ID] * (longest - len(row)) for row in rows])
+    labels = ids.clone()
+    for label, row, prompt_length in zip(labels, rows, prompt_lengths, strict=True):
+        label[:prompt_length] = -100
+        label[len(row) :] = -100
+    logits = model(input_ids=ids).logits[:, :-1]
+    return F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+
+
+def write(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """bf16: half the size in the package, and success is measured on what is shipped."""
+    shutil.rmtree(folder, ignore_errors=True)
+    model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=PAD_ID)
+    weights: Any = model
+    weights.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main()

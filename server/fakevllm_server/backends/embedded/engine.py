@@ -1,0 +1,205 @@
+"""The embedded engine: samples and trains one model on one torch thread, for one asyncio process.
+
+The asyncio side checks requests, renders prompts and waits; all else happens on the engine thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from fakevllm_adapters.errors import bad_request, unavailable
+from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.vllm_chat import ChatRequest, check_length
+from fakevllm_server.backends.base import Batch, LossSpec, Sampling, StepMetrics, Token
+from fakevllm_server.backends.embedded import checkpoint
+from fakevllm_server.backends.embedded.cache import CacheShape, RowCache
+from fakevllm_server.backends.embedded.chat import ChatRenderer
+from fakevllm_server.backends.embedded.decoder import cache_shape
+from fakevllm_server.backends.embedded.draft import Draft, Stream
+from fakevllm_server.backends.embedded.folder import open_folder
+from fakevllm_server.backends.embedded.loop import EngineLoop
+from fakevllm_server.backends.embedded.sampling_state import SamplingState
+from fakevllm_server.backends.embedded.selfcheck import check_decoding
+from fakevllm_server.backends.embedded.trainer import PolicyTrainer
+
+MAX_WAITING = 4096
+"""More than any client of one engine keeps open; beyond it, a 503 is kinder than a queue nobody
+outlives.
+"""
+CACHE_MEMORY_SHARE = 0.15
+"""Of the device's memory, at most, for keys and values. The trainer holds four times the weights
+beside it.
+"""
+DRAIN_BOUND_S = 5.0
+"""How long a publish waits for running drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    model: Path
+    served_model_name: str
+    seed: int = 0
+    max_model_len: int | None = None
+    """None: as long as the model was made for."""
+    max_num_seqs: int = 64
+    """Most drafts decoded at a time; the others wait."""
+    device: str = "auto"
+    dtype: str = "auto"
+    torch_threads: int = 1
+    """Two threads on two busy cores are far slower than one: OpenMP waits at every barrier."""
+    drain_bound_s: float = DRAIN_BOUND_S
+
+
+class EmbeddedEngine:
+    """A TokenEngine and a TrainEngine. Raises BackendError for a model it cannot serve."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        torch.set_num_threads(config.torch_threads)
+        torch.manual_seed(config.seed)
+        self._config = config
+        self._folder = open_folder(config.model, config.max_model_len)
+        self._device = _device(config.device)
+        model = self._folder.load_weights(
+            _dtype(config.dtype, self._device, self._folder.config.dtype), self._device
+        )
+        check_decoding(model, self._folder.max_model_len)
+        self.model_name = config.served_model_name
+        self.max_model_len = self._folder.max_model_len
+        self.default_sampling: dict[str, Any] = self._folder.default_sampling
+        self.eos_ids = self._folder.eos_ids
+        self._vocab_size: int = model.config.get_text_config().vocab_size
+        self._tokenizer: Any = self._folder.tokenizer
+        self._renderer = ChatRenderer(self._folder.tokenizer, self.model_name)
+        self._rng = random.Random(config.seed)
+        shape = cache_shape(model)
+        cache = RowCache(shape, config.max_num_seqs, self.max_model_len, _max_cells(shape))
+        self._state = SamplingState(model, cache, self.eos_ids)
+        self._trainer: PolicyTrainer | None = None
+        self._loop = EngineLoop(self._state, config.torch_threads)
+        self._loop.start()
+
+    def close(self) -> None:
+        self._loop.close()
+
+    # TokenEngine
+
+    def render(self, request: ChatRequest) -> list[int]:
+        return self._renderer.render(request)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._tokenizer.decode(
+            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[list[Token]]:
+        draft = self._draft(list(prompt_ids), sampling)
+        stream = draft.stream = Stream()
+        self._loop.submit(draft)
+        try:
+            is_last = False
+            while not is_last:
+                tokens, is_last = await stream.get()
+                yield tokens
+        finally:
+            draft.cancelled = True
+
+    def _draft(self, ids: list[int], sampling: Sampling) -> Draft:
+        if not ids or min(ids) < 0 or max(ids) >= self._vocab_size:
+            raise bad_request(
+                "The prompt must hold at least one token, and only ids of the vocabulary."
+            )
+        limit = check_length(
+            len(ids), min(sampling.max_tokens, self.max_model_len), self.max_model_len
+        )
+        if len(self._state.scheduler.waiting) >= MAX_WAITING:
+            raise unavailable("Too many requests are waiting.")
+        rng = self._rng if sampling.seed is None else random.Random(sampling.seed)
+        return Draft(ids, limit, sampling, rng, stream=None)
+
+    # TrainEngine
+
+    async def boot(self, job: TrainJob) -> None:
+        await self._run_once(lambda: self._ready_trainer().boot(job))
+
+    async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
+        return await self._run(lambda: self._ready_trainer().step(batch, loss))
+
+    async def publish(self, version: int) -> None:
+        await self._publish(lambda: self._ready_trainer().model, version)
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """Changes what samples; the trainer keeps its own weights."""
+        dtype = self._state.model.dtype
+        await self._publish(lambda: open_folder(folder).load_weights(dtype, self._device), version)
+
+    async def export(self, folder: Path) -> None:
+        """In the sampler's type: what is exported is what a publish would serve."""
+        dtype = self._state.model.dtype
+        await self._run_once(
+            lambda: checkpoint.export(folder, self._ready_trainer().model, dtype, self._folder.path)
+        )
+
+    async def save(self, folder: Path) -> None:
+        await self._run_once(lambda: checkpoint.save(folder, self._ready_trainer(), self._rng))
+
+    async def restore(self, folder: Path) -> None:
+        """The trainer's state; publish to sample from it."""
+        await self._run_once(lambda: checkpoint.restore(folder, self._ready_trainer(), self._rng))
+
+    def _ready_trainer(self) -> PolicyTrainer:
+        """On the engine thread. Serving alone must not pay for a second copy of the weights."""
+        if self._trainer is None:
+            self._trainer = PolicyTrainer(self._starting_weights(), self._starting_weights)
+        return self._trainer
+
+    def _starting_weights(self) -> PreTrainedModel:
+        return self._folder.load_weights(torch.float32, self._device)
+
+    async def _publish(self, load: Callable[[], PreTrainedModel], version: int) -> None:
+        await self._run(lambda: self._state.publish(load, version, self._config.drain_bound_s))
+
+    async def _run(self, start: Callable[[], Generator[None, None, Any]]) -> Any:
+        return await asyncio.wrap_future(self._loop.run(start))
+
+    async def _run_once(self, do: Callable[[], None]) -> None:
+        def task() -> Generator[None, None, None]:
+            do()
+            yield
+
+        await self._run(task)
+
+
+def _device(name: str) -> torch.device:
+    if name != "auto":
+        return torch.device(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def _dtype(name: str, device: torch.device, stored: Any) -> torch.dtype:
+    """On CPU bf16 is slower and less exact than float32; elsewhere the model's own type."""
+    if name != "auto":
+        return getattr(torch, name)
+    if device.type == "cuda" and stored in (torch.bfloat16, torch.float16):
+        return stored
+    return torch.float32
+
+
+def _max_cells(shape: CacheShape) -> int:
+    if shape.device.type == "cuda":
+        memory = torch.cuda.mem_get_info(shape.device)[1]
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(memory * CACHE_MEMORY_SHARE) // shape.bytes_per_position

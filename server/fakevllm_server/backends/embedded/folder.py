@@ -1,0 +1,169 @@
+"""A model folder: what it must hold, and what is read from it. Nothing is fetched, no code in it is
+run.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from fakevllm_server.backends.base import BackendError
+
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""What vLLM takes from generation_config.json (`--generation-config auto`), whatever `do_sample`
+says.
+"""
+DEFAULT_MAX_MODEL_LEN = 2048
+"""For the rare config that names no longest position."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A folder that passed the checks; weights are loaded separately, as often as needed."""
+
+    path: Path
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    max_model_len: int
+    eos_ids: frozenset[int]
+    default_sampling: dict[str, Any]
+
+    def load_weights(self, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+        return load_weights(self.path, dtype, device)
+
+
+def open_folder(path: Path, max_model_len: int | None = None) -> ModelFolder:
+    """Raises BackendError, with what to do about it."""
+    transformers_logging.disable_progress_bar()
+    if not path.is_dir():
+        raise BackendError(
+            f"model folder {path} does not exist: give --model a folder in Hugging Face form"
+        )
+    if not (path / "config.json").is_file():
+        raise BackendError(f"{path} has no config.json: give --model a folder in Hugging Face form")
+    config = _read("config", path, AutoConfig.from_pretrained)
+    tokenizer: Any = _read("tokenizer", path, AutoTokenizer.from_pretrained)
+    if not tokenizer.chat_template:
+        raise BackendError(
+            f"{path} has no chat template: add chat_template.jinja, or take its chat variant"
+        )
+    length = _length(path, config, max_model_len)
+    _check_attention(path, config, length)
+    generation = _generation_config(path)
+    return ModelFolder(
+        path=path,
+        config=config,
+        tokenizer=tokenizer,
+        max_model_len=length,
+        eos_ids=_eos_ids(generation, config, tokenizer),
+        default_sampling={
+            key: generation[key] for key in SAMPLING_KEYS if generation.get(key) is not None
+        },
+    )
+
+
+def load_weights(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """In evaluation mode: no dropout, in training either. Raises BackendError where weights are
+    missing.
+    """
+    load: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        loaded, info = load(
+            path,
+            dtype=dtype,
+            trust_remote_code=False,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    # Whatever transformers raises about a bad folder, the user needs the folder's name and the
+    # reason.
+    except Exception as error:
+        raise BackendError(f"cannot load the weights in {path}: {_first_line(error)}") from error
+    missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if missing:
+        raise BackendError(
+            f"{path} lacks weights of its own config, {missing[0]} first of {len(missing)}"
+        )
+    return loaded.to(device).eval()
+
+
+def _read(what: str, path: Path, load: Any) -> Any:
+    try:
+        return load(path, trust_remote_code=False, local_files_only=True)
+    # Whatever transformers raises about a bad folder, the user needs the folder's name and the
+    # reason.
+    except Exception as error:
+        raise BackendError(f"cannot read the {what} in {path}: {_first_line(error)}") from error
+
+
+def _length(path: Path, config: PreTrainedConfig, asked: int | None) -> int:
+    longest = (
+        getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_MAX_MODEL_LEN
+    )
+    if asked is not None and asked > longest:
+        raise BackendError(
+            f"--max-model-len {asked} is more than {path} was made for: at most {longest}"
+        )
+    return asked or longest
+
+
+def _check_attention(path: Path, config: PreTrainedConfig, max_model_len: int) -> None:
+    """The batched cache serves plain causal attention; what passes here unseen, the self-check
+    finds."""
+    if config.is_encoder_decoder:
+        raise BackendError(f"{path} is an encoder-decoder: give --model a decoder-only model")
+    text: Any = config.get_text_config()
+    others = sorted(set(getattr(text, "layer_types", None) or []) - {"full_attention", "attention"})
+    if others:
+        raise BackendError(
+            f"{path} has layers of type {', '.join(others)}: the embedded engine serves full "
+            "attention in all layers; use --rollout vllm"
+        )
+    window = getattr(text, "sliding_window", None)
+    if window and getattr(text, "use_sliding_window", True) and max_model_len > window:
+        raise BackendError(
+            f"{path} attends within {window} tokens: start with --max-model-len {window}"
+        )
+
+
+def _generation_config(path: Path) -> dict[str, Any]:
+    file = path / "generation_config.json"
+    if not file.is_file():
+        return {}
+    try:
+        loaded: Any = json.loads(file.read_text())
+    except ValueError as error:
+        raise BackendError(f"{file} is no JSON: {error}") from error
+    return loaded
+
+
+def _eos_ids(
+    generation: dict[str, Any], config: PreTrainedConfig, tokenizer: Any
+) -> frozenset[int]:
+    ids: set[int] = set()
+    for found in (
+        generation.get("eos_token_id"),
+        config.get_text_config().eos_token_id,
+        tokenizer.eos_token_id,
+    ):
+        ids.update(found if isinstance(found, list) else [] if found is None else [found])
+    return frozenset(ids)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no reason given'}"

@@ -1,0 +1,180 @@
+"""The engine thread: the only one that touches torch.
+
+Each turn it takes in what arrived, gives every running draft one token, and moves the task in
+hand (a training step, a publish) one piece further. Tokens leave in one call per event loop and
+turn. Tasks run one after another; a failing task is its caller's trouble, a failing turn ends the
+process, for then the state of the rows is unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from asyncio import AbstractEventLoop
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from fakevllm_adapters.errors import internal_error, unavailable
+from fakevllm_server.backends.base import BackendError, Token
+from fakevllm_server.backends.embedded.draft import Draft, Stream
+from fakevllm_server.backends.embedded.sampling_state import SamplingState
+
+IDLE_WAIT_S = 1.0
+"""Everything that matters wakes the thread; this only bounds the wait."""
+DECODE_SHARE = 1.0
+"""Time for running drafts after a piece of training, per time that piece took: both get half
+while both have work. One token per micro-batch would make a reply last as long as the whole
+step."""
+CRASH_GRACE_S = 0.5
+"""So that running requests are answered before the process ends."""
+CRASH_EXIT_CODE = 70
+
+Task = Generator[None, None, Any]
+Delivery = tuple[Stream, list[Token], bool]
+
+
+class EngineLoop:
+    def __init__(self, state: SamplingState, num_threads: int) -> None:
+        self.state = state
+        self._num_threads = num_threads
+        # Bounded by the engine, which counts drafts before it submits them; tasks come from
+        # one server.
+        self._inbox: queue.SimpleQueue[Draft | tuple[Callable[[], Task], Future[Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._tasks: deque[tuple[Callable[[], Task], Future[Any]]] = deque()
+        self._task: tuple[Task, Future[Any]] | None = None
+        self._decode_until = 0.0
+        self._closing = False
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, draft: Draft) -> None:
+        """From any thread."""
+        self._inbox.put(draft)
+
+    def run(self, start: Callable[[], Task]) -> Future[Any]:
+        """From any thread: `start()` makes the task, on the engine thread."""
+        future: Future[Any] = Future()
+        self._inbox.put((start, future))
+        return future
+
+    def close(self) -> None:
+        """Running drafts fail. Returns when the thread has ended."""
+        self._closing = True
+        self._inbox.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _main(self) -> None:
+        torch.set_num_threads(self._num_threads)
+        try:
+            while not self._closing:
+                self._receive()
+                with torch.inference_mode():
+                    self._deliver(self.state.turn())
+                self._advance_task()
+        # The supervisor starts a new process; this one must not answer from a state it does not
+        # know.
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            self._fail_all(internal_error(), BackendError("the engine thread crashed"))
+            time.sleep(CRASH_GRACE_S)
+            os._exit(CRASH_EXIT_CODE)
+        self._fail_all(
+            unavailable("The engine is shutting down."), BackendError("the engine is shutting down")
+        )
+
+    def _receive(self) -> None:
+        is_idle = self._task is None and not self._tasks and not self.state.has_work
+        while True:
+            try:
+                item = self._inbox.get(block=is_idle, timeout=IDLE_WAIT_S)
+            except queue.Empty:
+                return
+            is_idle = False
+            if isinstance(item, Draft):
+                self.state.scheduler.add(item)
+            elif item is not None:
+                self._tasks.append(item)
+
+    def _deliver(self, advanced: list[Draft]) -> None:
+        by_loop: dict[AbstractEventLoop, list[Delivery]] = {}
+        for draft in advanced:
+            stream = draft.stream
+            if stream is None or not (draft.finished or draft.sampling.live):
+                continue
+            by_loop.setdefault(stream.loop, []).append((stream, draft.undelivered, draft.finished))
+            draft.undelivered = []
+        for loop, deliveries in by_loop.items():
+            _call(loop, _hand_over, deliveries)
+
+    def _advance_task(self) -> None:
+        if self._task is None:
+            if not self._tasks:
+                return
+            start, future = self._tasks.popleft()
+            if not future.set_running_or_notify_cancel():
+                return
+            self._task = start(), future
+        if self.state.rows_running and time.monotonic() < self._decode_until:
+            return
+        task, future = self._task
+        started = time.monotonic()
+        try:
+            next(task)
+        except StopIteration as stop:
+            self._task = None
+            future.set_result(stop.value)
+        # Training trouble is reported and never stops the serving.
+        except Exception as error:
+            traceback.print_exc()
+            self._task = None
+            future.set_exception(
+                error if isinstance(error, BackendError) else _as_backend_error(error)
+            )
+        now = time.monotonic()
+        self._decode_until = now + DECODE_SHARE * (now - started)
+
+    def _fail_all(self, request_error: Exception, task_error: Exception) -> None:
+        drafts = self.state.all_drafts()
+        futures = [future for _, future in self._tasks] + ([self._task[1]] if self._task else [])
+        while not self._inbox.empty():
+            item = self._inbox.get_nowait()
+            if isinstance(item, Draft):
+                drafts.append(item)
+            elif item is not None:
+                futures.append(item[1])
+        for draft in drafts:
+            if draft.stream is not None:
+                _call(draft.stream.loop, draft.stream.fail, request_error)
+        for future in futures:
+            if not future.done():
+                future.set_exception(task_error)
+
+
+def _hand_over(deliveries: list[Delivery]) -> None:
+    for stream, tokens, is_last in deliveries:
+        stream.put(tokens, is_last)
+
+
+def _call(loop: AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
+    # A closed loop took everyone who listened with it.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *arguments)
+
+
+def _as_backend_error(error: Exception) -> BackendError:
+    return BackendError(f"{type(error).__name__}: {error}")

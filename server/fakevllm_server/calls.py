@@ -1,0 +1,81 @@
+"""One captured LLM call, and what a finished group or episode hands to training. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fakevllm_adapters.swarm import CapturedCall, pack_floats, pack_ids
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Tokens [start, end) of a response were sampled by `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """What the engine saw and sampled in one call."""
+
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+    logprobs: Sequence[float] | None
+    versions: Sequence[VersionSpan]
+    temperature: float
+    finish_reason: str | None
+    untrainable: str | None
+    """Why the loss must not see it; None where it trains."""
+
+    @property
+    def version(self) -> int:
+        return min((span.version for span in self.versions), default=0)
+
+    def to_wire(self) -> CapturedCall:
+        return CapturedCall(
+            prompt_ids=pack_ids(self.prompt_ids),
+            response_ids=pack_ids(self.response_ids),
+            logprobs=None if self.logprobs is None else pack_floats(self.logprobs),
+            weight_versions=[[span.version, span.start, span.end] for span in self.versions],
+            temperature=self.temperature,
+            finish_reason=self.finish_reason,
+            untrainable=self.untrainable,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredEpisode:
+    """An episode with its reward; `index` tells it apart inside its group."""
+
+    index: int
+    reward: float | None
+    calls: Sequence[RecordedCall]
+
+    @property
+    def trains(self) -> bool:
+        return self.reward is not None and any(call.untrainable is None for call in self.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedGroup:
+    """Episodes whose rewards are compared with each other."""
+
+    group_id: str
+    episodes: Sequence[ScoredEpisode]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [episode.reward for episode in self.episodes if episode.reward is not None]
+
+    @property
+    def has_signal(self) -> bool:
+        rewards = self.rewards
+        return bool(rewards) and min(rewards) != max(rewards)
+
+    @property
+    def version(self) -> int:
+        """Oldest weights any of its calls came from."""
+        return min((call.version for episode in self.episodes for call in episode.calls), default=0)

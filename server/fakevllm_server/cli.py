@@ -1,0 +1,77 @@
+"""`fakevllm-server`: the command line. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="fakevllm-server",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def about() -> None:
+    """The swarm server: owns the engine, captures every call, trains the model."""
+
+
+@app.command()
+def start(
+    backend: Annotated[str, typer.Option(help="fake | embedded")] = "embedded",
+    model: Annotated[
+        str | None, typer.Option(help="Model folder, or `demo`; wins over the job's.")
+    ] = None,
+    run_dir: Annotated[
+        Path, typer.Option(help="Checkpoints, logs and the engine's socket.")
+    ] = Path("runs/default"),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 10086,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Default: the folder's name.")
+    ] = None,
+    key_file: Annotated[Path | None, typer.Option(help="One API key a line.")] = None,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Further names in `Host`.")] = None,
+    allow_hub: Annotated[bool, typer.Option(help="Let --model be a hub name.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the engine.")] = 0,
+    engine_arg: Annotated[
+        list[str] | None, typer.Option(help="Passed to the engine as is.")
+    ] = None,
+    until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Start the server. A client's job starts the engine."""
+    from fakevllm_server.config import ConfigError, ServerConfig, read_keys
+    from fakevllm_server.serve import serve
+
+    try:
+        config = ServerConfig(
+            backend=backend,
+            run_dir=run_dir,
+            host=host,
+            port=port,
+            model=model,
+            served_model_name=served_model_name,
+            key_file=key_file,
+            allowed_hosts=allow_host or (),
+            allow_hub=allow_hub,
+            seed=seed,
+            engine_args=[part for argument in engine_arg or () for part in argument.split("=", 1)],
+            keys=read_keys(key_file),
+        )
+        serve(config, until_stdin_closes=until_stdin_closes)
+    except ConfigError as error:
+        print(f"fakevllm-server: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

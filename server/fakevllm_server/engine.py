@@ -1,0 +1,54 @@
+"""The engine's states: one transition table and one method that changes them. Pure."""
+
+from __future__ import annotations
+
+from fakevllm_adapters.swarm import EngineStatus
+
+OFFLINE, BOOTING, ROLLING, ROLLING_POST, WEIGHT_SYNCING = EngineStatus
+
+TRANSITIONS: dict[EngineStatus, frozenset[EngineStatus]] = {
+    OFFLINE: frozenset({BOOTING}),
+    BOOTING: frozenset({ROLLING, OFFLINE}),
+    ROLLING: frozenset({ROLLING_POST, BOOTING, OFFLINE}),
+    ROLLING_POST: frozenset({WEIGHT_SYNCING, BOOTING, OFFLINE}),
+    WEIGHT_SYNCING: frozenset({ROLLING, BOOTING, OFFLINE}),
+}
+"""BOOTING is reached from a running state when an engine process has died and is started again."""
+
+SERVING = frozenset({ROLLING, ROLLING_POST, WEIGHT_SYNCING})
+"""States in which calls are answered."""
+
+POST_DEADLINE_S = 60.0
+"""How long ROLLING_POST waits for claimed episodes; the unfinished ones go to the next batch."""
+
+
+class IllegalTransition(Exception):
+    """A move the table does not allow: a defect of ours, never of a client."""
+
+
+class Engine:
+    """Where the engine stands: state, step being collected, version being served."""
+
+    def __init__(self) -> None:
+        self.status = OFFLINE
+        self.detail: str | None = None
+        self.global_step = 1
+        self.version = 0
+        self._since = 0.0
+
+    @property
+    def is_serving(self) -> bool:
+        return self.status in SERVING
+
+    def move(self, to: EngineStatus, now: float, detail: str | None = None) -> None:
+        if to not in TRANSITIONS[self.status]:
+            raise IllegalTransition(f"{self.status} -> {to}")
+        self.status, self.detail, self._since = to, detail, now
+
+    def post_is_over(self, now: float, num_claimed: int) -> bool:
+        """Whether ROLLING_POST may end."""
+        return num_claimed == 0 or now - self._since >= POST_DEADLINE_S
+
+    def next_version(self) -> int:
+        """Versions only ever grow, also when an older checkpoint is restored."""
+        return self.version + 1

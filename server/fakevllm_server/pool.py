@@ -1,0 +1,162 @@
+"""What has been captured and not yet trained: open groups, finished groups, the next batch. Pure.
+
+Passive groups arrive whole with their rewards; episodes of active clients gather under their task
+until there are
+`num_repeat` of them. Each id is accepted once: an end that is repeated gets the first answer again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fakevllm_adapters.swarm import EndGroupReply, SiblingRef
+from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
+
+MAX_OPEN_GROUPS = 10_000
+MAX_FINISHED_GROUPS = 10_000
+"""Beyond these the oldest is dropped and counted."""
+MAX_REPLIES = 2_000
+"""Remembered answers to ends, for clients that repeat them."""
+MAX_GROUP_SIZE = 256
+
+
+@dataclass(slots=True)
+class OpenGroup:
+    """Captured calls of siblings that have no reward yet."""
+
+    calls: defaultdict[int, list[RecordedCall]] = field(
+        default_factory=lambda: defaultdict[int, list[RecordedCall]](list)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The groups of one step, and those that came too late for any."""
+
+    groups: list[FinishedGroup]
+    dropped: dict[str, str]
+    """Group id to reason."""
+
+
+class Pool:
+    def __init__(self, num_repeat: int, refused: dict[str, str] | None = None) -> None:
+        self._num_repeat = num_repeat
+        self._open: OrderedDict[str, OpenGroup] = OrderedDict()
+        self._finished: OrderedDict[str, FinishedGroup] = OrderedDict()
+        self._by_task: OrderedDict[str, list[ScoredEpisode]] = OrderedDict()
+        self._replies: OrderedDict[str, EndGroupReply] = OrderedDict()
+        self._refused = dict(refused or {})
+        self.dropped: dict[str, str] = {}
+        """Since the last `take`."""
+
+    @property
+    def num_finished(self) -> int:
+        return len(self._finished)
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def refuse(self, group_ids: dict[str, str]) -> None:
+        """Ids that may not come again, each with the reason."""
+        self._refused |= group_ids
+
+    def add_call(self, sibling: SiblingRef, call: RecordedCall) -> None:
+        """Calls of a group that has ended, or whose id is refused, are ignored."""
+        if sibling.group_id in self._replies or sibling.group_id in self._refused:
+            return
+        if sibling.index >= MAX_GROUP_SIZE:
+            return
+        group = self._open.setdefault(sibling.group_id, OpenGroup())
+        group.calls[sibling.index].append(call)
+        if len(self._open) > MAX_OPEN_GROUPS:
+            self.dropped[self._open.popitem(last=False)[0]] = "never_ended"
+
+    def has_ended(self, group_id: str) -> bool:
+        return group_id in self._replies
+
+    def end_group(self, group_id: str, rewards: Sequence[float | None], step: int) -> EndGroupReply:
+        if group_id in self._replies:
+            return self._replies[group_id]
+        if group_id in self._refused:
+            return EndGroupReply(success=False, failure_reason=self._refused[group_id])
+        opened = self._open.pop(group_id, None)
+        if opened is None:
+            return EndGroupReply(success=False, failure_reason="unknown_group")
+        episodes = [
+            ScoredEpisode(i, reward, opened.calls.get(i, [])) for i, reward in enumerate(rewards)
+        ]
+        group = FinishedGroup(group_id, episodes)
+        reason = _why_not_pooled(group)
+        if reason is None:
+            self._keep(group)
+        reply = EndGroupReply(
+            success=True,
+            failure_reason=reason or "",
+            pooled=reason is None,
+            step=step,
+            calls=[[call.to_wire() for call in episode.calls] for episode in episodes],
+        )
+        self._remember(group_id, reply)
+        return reply
+
+    def abort_group(self, group_id: str) -> None:
+        self._open.pop(group_id, None)
+        if group_id not in self._replies:
+            self._remember(group_id, EndGroupReply(success=False, failure_reason="aborted"))
+
+    def add_episode(self, task_id: str, reward: float, calls: Sequence[RecordedCall]) -> None:
+        """An active client's episode. Its task is complete with `num_repeat` of them; more join
+        the next one."""
+        episodes = self._by_task.setdefault(task_id, [])
+        episodes.append(ScoredEpisode(len(episodes), reward, calls))
+        if len(episodes) >= self._num_repeat:
+            del self._by_task[task_id]
+            group_id = f"task:{task_id}"
+            if group_id in self._finished:
+                earlier = self._finished[group_id].episodes
+                episodes = [*earlier, *(_renumbered(e, len(earlier)) for e in episodes)]
+            self._keep(FinishedGroup(group_id, episodes))
+
+    def take(self, num_groups: int, version: int, max_staleness: int) -> Taken:
+        """The oldest `num_groups`, without those whose weights are too many versions back."""
+        dropped, self.dropped = self.dropped, {}
+        groups: list[FinishedGroup] = []
+        while self._finished and len(groups) < num_groups:
+            group_id, group = self._finished.popitem(last=False)
+            if version - group.version > max_staleness:
+                dropped[group_id] = "stale"
+            else:
+                groups.append(group)
+        return Taken(groups, dropped)
+
+    def put_back(self, groups: Sequence[FinishedGroup]) -> None:
+        """Groups taken for a step that could not be filled, in front of the others again."""
+        for group in reversed(groups):
+            self._finished[group.group_id] = group
+            self._finished.move_to_end(group.group_id, last=False)
+
+    def _keep(self, group: FinishedGroup) -> None:
+        self._finished[group.group_id] = group
+        if len(self._finished) > MAX_FINISHED_GROUPS:
+            self.dropped[self._finished.popitem(last=False)[0]] = "pool_full"
+
+    def _remember(self, group_id: str, reply: EndGroupReply) -> None:
+        self._replies[group_id] = reply
+        if len(self._replies) > MAX_REPLIES:
+            self._replies.popitem(last=False)
+
+
+def _why_not_pooled(group: FinishedGroup) -> str | None:
+    if len(group.rewards) < 2:
+        return "fewer_than_two_rewards"
+    if not any(episode.trains for episode in group.episodes):
+        reasons = {call.untrainable for e in group.episodes for call in e.calls if call.untrainable}
+        return "no_trainable_call" + (f": {'; '.join(sorted(reasons))}" if reasons else "")
+    return None
+
+
+def _renumbered(episode: ScoredEpisode, offset: int) -> ScoredEpisode:
+    return ScoredEpisode(episode.index + offset, episode.reward, episode.calls)

@@ -1,0 +1,129 @@
+"""The run's log: which groups were acknowledged, trained, dropped or lost. Append-only, one JSON
+object a line.
+
+A line is handed to the operating system before the acknowledgement it stands for, so it survives a
+kill of the
+process (not a power cut). Readers keep a cursor: the number of the last entry they have seen.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+
+from fakevllm_adapters.swarm import LogEntry, TrainedGroup
+
+
+@dataclass(slots=True)
+class Standing:
+    """What the entries so far add up to."""
+
+    pending: set[str] = field(default_factory=set[str])
+    """Acknowledged, neither trained nor dropped nor lost."""
+    trained: dict[str, int] = field(default_factory=dict[str, int])
+    """Group id to the step it was trained in."""
+    gone: dict[str, str] = field(default_factory=dict[str, str])
+    """Dropped or lost, with the reason."""
+    version: int = 0
+    """Highest version ever published."""
+    last_step: int = 0
+
+    def apply(self, entry: LogEntry) -> None:
+        ids = [group.group_id for group in entry.groups]
+        self.version = max(self.version, entry.version)
+        match entry.kind:
+            case "acked":
+                self.pending.update(ids)
+            case "step":
+                self.pending.difference_update(ids)
+                self.trained |= dict.fromkeys(ids, entry.step)
+                self.last_step = entry.step
+            case "dropped":
+                self.pending.difference_update(entry.reasons)
+                self.gone |= entry.reasons
+            case "restored":
+                self.pending.difference_update(entry.lost)
+                self.gone |= dict.fromkeys(entry.lost, "lost_in_crash")
+                self.last_step = entry.step
+                for group_id in entry.lost:
+                    self.trained.pop(group_id, None)
+
+    def trained_after(self, step: int) -> set[str]:
+        return {group_id for group_id, trained_in in self.trained.items() if trained_in > step}
+
+
+class RunLog:
+    """The file, and its standing in memory. One writer: the server's event loop."""
+
+    def __init__(self, path: Path) -> None:
+        self.standing = Standing()
+        self._told: list[LogEntry] = []
+        self._seq = 0
+        torn = _read(path, self._learn)
+        self._file = path.open("ab", buffering=0)
+        os.chmod(path, 0o600)
+        if (
+            torn is not None
+        ):  # a crash in the middle of a line: nothing was acknowledged on its strength
+            self._file.truncate(torn)
+
+    def acked(self, group_id: str, step: int) -> None:
+        self._append(LogEntry(seq=0, kind="acked", step=step, groups=[_named(group_id)]))
+
+    def trained(
+        self, step: int, version: int, groups: list[TrainedGroup], metrics: dict[str, float]
+    ) -> None:
+        self._append(
+            LogEntry(seq=0, kind="step", step=step, version=version, groups=groups, metrics=metrics)
+        )
+
+    def dropped(self, step: int, reasons: dict[str, str]) -> None:
+        if reasons:
+            self._append(LogEntry(seq=0, kind="dropped", step=step, reasons=reasons))
+
+    def restored(self, step: int, version: int, lost: Iterable[str]) -> None:
+        self._append(
+            LogEntry(seq=0, kind="restored", step=step, version=version, lost=sorted(lost))
+        )
+
+    def after(self, seq: int, limit: int = 1000) -> list[LogEntry]:
+        """Entries with a higher number, oldest first. Acknowledgements are kept for recovery and
+        not told."""
+        return [entry for entry in self._told if entry.seq > seq][:limit]
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _append(self, entry: LogEntry) -> None:
+        entry.seq = self._seq + 1
+        self._file.write(orjson.dumps(entry.model_dump(exclude_defaults=True)) + b"\n")
+        self._learn(entry)
+
+    def _learn(self, entry: LogEntry) -> None:
+        self._seq = entry.seq
+        self.standing.apply(entry)
+        if entry.kind != "acked":
+            self._told.append(entry)
+
+
+def _named(group_id: str) -> TrainedGroup:
+    return TrainedGroup(group_id=group_id, siblings=[])
+
+
+def _read(path: Path, learn: object) -> int | None:
+    """Feeds every whole line to `learn`. Returns where a torn last line begins, or None."""
+    assert callable(learn)
+    if not path.exists():
+        return None
+    at = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return at
+            learn(LogEntry.model_validate(orjson.loads(line)))
+            at += len(line)
+    return None

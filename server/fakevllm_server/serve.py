@@ -1,0 +1,64 @@
+"""Runs the server until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+
+import uvicorn
+
+from fakevllm_server.app import create_app
+from fakevllm_server.config import ConfigError, ServerConfig
+
+KEEP_ALIVE_S = 65
+"""Longer than clients keep idle connections, so that it is they who close them."""
+
+
+def serve(config: ServerConfig, *, until_stdin_closes: bool = False) -> None:
+    """Raises ConfigError where the address cannot be had."""
+    if until_stdin_closes:
+        threading.Thread(target=_leave_with_parent, daemon=True).start()
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    listener = _bind(config.host, config.port)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(config),
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=5,
+            ws="none",
+        )
+    )
+    logging.getLogger("fakevllm.server").info(
+        "listening on http://%s:%d, backend %s", config.host, config.port, config.backend
+    )
+    server.run(sockets=[listener])
+
+
+def _leave_with_parent() -> None:
+    """A parent that dies, however it dies, closes the pipe it holds."""
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"{host}:{port} cannot be used ({error.strerror}): choose another --port."
+        ) from None
+    listener.listen(2048)
+    return listener

@@ -1,0 +1,122 @@
+"""One server's whole state, and the start and stop of its engine. The routes speak to this and to
+nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fakevllm_adapters.keys import new_id
+from fakevllm_adapters.swarm import EngineStatus, TrainJob
+from fakevllm_server.backends.base import Endpoint
+from fakevllm_server.backends.child import ChildBackend, ChildSpec
+from fakevllm_server.checkpoints import Checkpoints
+from fakevllm_server.config import ConfigError, ServerConfig, find_model
+from fakevllm_server.engine import Engine
+from fakevllm_server.episodes import Episodes
+from fakevllm_server.forward import EngineClient
+from fakevllm_server.pool import Pool
+from fakevllm_server.runlog import RunLog
+from fakevllm_server.trainer import TrainLoop
+
+log = logging.getLogger("fakevllm.server")
+
+
+@dataclass(slots=True)
+class Swarm:
+    config: ServerConfig
+    engine: Engine = field(default_factory=Engine)
+    episodes: Episodes = field(default_factory=Episodes)
+    pool: Pool = field(default_factory=lambda: Pool(num_repeat=4))
+    job: TrainJob | None = None
+    server_id: str = field(default_factory=new_id)
+    upstream: EngineClient | None = None
+    runlog: RunLog = field(init=False)
+    run_id: str = field(init=False)
+    _loop: TrainLoop | None = None
+    _running: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.config.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.runlog = RunLog(self.config.run_dir / "runlog.jsonl")
+        self.run_id = _run_id(self.config.run_dir / "run_id")
+
+    def start_engine(self) -> None:
+        """Begins to boot. Raises ConfigError where the job's model cannot be loaded."""
+        assert self.job is not None, "sync a job first"
+        model = self.config.model or self.job.model
+        if model is not None:
+            model = find_model(model, self.config.allow_hub)
+        elif self.config.backend != "fake":
+            raise ConfigError(
+                "No model: start the server with --model DIR, or name one in the job."
+            )
+        self.pool = Pool(self.job.num_repeat)
+        self.engine.move(EngineStatus.BOOTING, time.monotonic())
+        self._loop = TrainLoop(
+            self.job,
+            self.engine,
+            self.pool,
+            self.episodes,
+            ChildBackend(self._child(model)),
+            self.runlog,
+            Checkpoints(self.config.run_dir / "checkpoints"),
+            self._connect,
+        )
+        self._running = asyncio.create_task(self._loop.run())
+        self._running.add_done_callback(_report)
+
+    async def stop_engine(self) -> None:
+        loop, self._loop = self._loop, None
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+        if loop is not None:
+            await loop.finish()
+        if self.upstream is not None:
+            await self.upstream.close()
+            self.upstream = None
+        self.episodes.clear()
+        if self.engine.status is not EngineStatus.OFFLINE:
+            self.engine.move(EngineStatus.OFFLINE, time.monotonic())
+
+    async def close(self) -> None:
+        await self.stop_engine()
+        self.runlog.close()
+
+    @property
+    def is_training(self) -> bool:
+        return self._loop is not None and self._loop.is_training
+
+    def changed(self) -> None:
+        if self._loop is not None:
+            self._loop.notify()
+
+    async def _connect(self, endpoint: Endpoint) -> None:
+        if self.upstream is not None:
+            await self.upstream.close()
+        self.upstream = EngineClient(endpoint)
+
+    def _child(self, model: str | None) -> ChildSpec:
+        config = self.config
+        name = config.served_model_name or (Path(model).resolve().name if model else config.backend)
+        return ChildSpec(
+            config.backend, config.run_dir, model, name, config.seed, config.engine_args
+        )
+
+
+def _run_id(file: Path) -> str:
+    if not file.exists():
+        file.write_text(new_id())
+    return file.read_text()
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("the training loop ended", exc_info=task.exception())

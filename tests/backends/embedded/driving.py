@@ -1,0 +1,115 @@
+"""Short ways to ask the engine and its parts for something."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.vllm_chat import ChatRequest
+from fakevllm_server.backends.base import Batch, Call, LossSpec, Sampling, StepMetrics, Token
+from fakevllm_server.backends.embedded.cache import RowCache
+from fakevllm_server.backends.embedded.decoder import cache_shape
+from fakevllm_server.backends.embedded.draft import Draft
+from fakevllm_server.backends.embedded.engine import EmbeddedEngine
+from fakevllm_server.backends.embedded.folder import load_weights
+from fakevllm_server.backends.embedded.sampling_state import SamplingState
+from fakevllm_server.backends.embedded.trainer import PolicyTrainer
+
+EngineMaker = Callable[..., EmbeddedEngine]
+SPEC = LossSpec.of(TrainJob())
+
+
+def ask(text: str) -> ChatRequest:
+    return ChatRequest(messages=[{"role": "user", "content": text}])
+
+
+async def collect(stream: AsyncGenerator[list[Token]]) -> list[Token]:
+    return [token async for tokens in stream for token in tokens]
+
+
+def call_of(
+    prompt_ids: Sequence[int], tokens: Sequence[Token], sampling: Sampling, advantage: float
+) -> Call:
+    return Call(
+        group_id="g",
+        prompt_ids=prompt_ids,
+        response_ids=[token.id for token in tokens],
+        logprobs=[token.logprob for token in tokens],
+        version=min(token.version for token in tokens),
+        temperature=sampling.temperature,
+        advantage=advantage,
+        weight=1.0,
+    )
+
+
+def load(folder: Path) -> PreTrainedModel:
+    return load_weights(folder, torch.float32, torch.device("cpu"))
+
+
+def sampling_state(
+    model: PreTrainedModel, max_rows: int = 8, max_cells: int = 1 << 30, max_length: int = 256
+) -> SamplingState:
+    cache = RowCache(cache_shape(model), max_rows, max_length, max_cells)
+    return SamplingState(model, cache, eos_ids=frozenset({2}))
+
+
+def draft(ids: Sequence[int], limit: int, sampling: Sampling, seed: int = 0) -> Draft:
+    return Draft(list(ids), limit, sampling, random.Random(seed), stream=None)
+
+
+def run_dry(state: SamplingState) -> None:
+    """Turns until nobody waits or runs."""
+    with torch.inference_mode():
+        while state.has_work:
+            state.turn()
+
+
+def plain_logprobs(
+    model: PreTrainedModel, ids: Sequence[int], temperature: float = 1.0
+) -> torch.Tensor:
+    """[tokens, vocabulary]: of what follows each token, by one forward pass without any cache."""
+    network: Any = model
+    with torch.no_grad():
+        logits = network(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
+    return torch.log_softmax(logits / temperature, dim=-1)
+
+
+def finish(step: Generator[None, None, StepMetrics]) -> StepMetrics:
+    while True:
+        try:
+            next(step)
+        except StopIteration as stop:
+            return stop.value
+
+
+def train(
+    trainer: PolicyTrainer, calls: Sequence[Call], spec: LossSpec = SPEC, **job: Any
+) -> StepMetrics:
+    trainer.boot(TrainJob(**job))
+    return finish(trainer.step(Batch(1, calls), spec))
+
+
+def weights(trainer: PolicyTrainer) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+
+
+def random_calls(count: int, seed: int = 0) -> list[Call]:
+    """Stale on purpose, so that ratios differ from one and some tokens clip."""
+    rng = random.Random(seed)
+    calls: list[Call] = []
+    for index in range(count):
+        prompt = [rng.randrange(7, 512) for _ in range(rng.randrange(1, 20))]
+        response = [rng.randrange(7, 512) for _ in range(rng.randrange(1, 30))]
+        logprobs = [-6 + rng.random() for _ in response]
+        advantage = rng.choice([-1.0, 0.5, 2.0])
+        temperature, weight = rng.choice([0.7, 1.0]), rng.choice([0.25, 1.0])
+        calls.append(
+            Call(f"g{index}", prompt, response, logprobs, 0, temperature, advantage, weight)
+        )
+    return calls

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import random
+
+import torch
+
+from fakevllm_server.backends.embedded.cache import CacheShape, Prefix, RowCache
+
+SHAPE = CacheShape(
+    num_layers=2,
+    num_heads=1,
+    key_dim=3,
+    value_dim=2,
+    dtype=torch.float32,
+    device=torch.device("cpu"),
+)
+
+
+def make_cache(max_rows: int = 16, max_length: int = 4096, max_cells: int = 1 << 30) -> RowCache:
+    return RowCache(SHAPE, max_rows, max_length, max_cells)
+
+
+def prefix_of(value: float, length: int) -> Prefix:
+    """Position t holds value + t / 1000, in all layers and heads."""
+    marks = value + torch.arange(length) / 1000
+    size = (SHAPE.num_layers, SHAPE.num_heads, length)
+    return Prefix(marks[:, None].expand(*size, 3).clone(), -marks[:, None].expand(*size, 2).clone())
+
+
+def append(cache: RowCache, lengths: list[int], values: list[float]) -> None:
+    """One decoding step: every row stores its next position."""
+    cache.begin(lengths)
+    marks = torch.tensor([v + n / 1000 for v, n in zip(values, lengths, strict=True)])
+    for layer in range(SHAPE.num_layers):
+        cache.update(
+            marks[:, None, None, None].expand(-1, 1, 1, 3),
+            -marks[:, None, None, None].expand(-1, 1, 1, 2),
+            layer,
+        )
+
+
+def test_rows_keep_their_tokens_while_others_join_grow_and_leave() -> None:
+    rng = random.Random(0)
+    cache = make_cache()
+    values: list[float] = []
+    lengths: list[int] = []
+    for turn in range(400):
+        if len(values) < 16 and rng.random() < 0.3:
+            values.append(float(turn))
+            lengths.append(rng.randrange(0, 40))
+            cache.add_row(prefix_of(values[-1], lengths[-1]) if lengths[-1] else None)
+        if values:
+            append(cache, lengths, values)
+            lengths = [length + 1 for length in lengths]
+        if values and rng.random() < 0.2:
+            row = rng.randrange(len(values))
+            cache.drop_row(row)
+            for column in (values, lengths):
+                column[row] = column[-1]
+                column.pop()
+        for row, (value, length) in enumerate(zip(values, lengths, strict=True)):
+            expected = prefix_of(value, length)
+            torch.testing.assert_close(cache.keys[:, row, :, :length], expected.keys)
+            torch.testing.assert_close(cache.values[:, row, :, :length], expected.values)
+
+
+def test_a_row_sees_its_own_tokens_and_nothing_beyond() -> None:
+    cache = make_cache()
+    for _ in range(2):
+        cache.add_row(None)
+
+    cache.begin([0, 5])
+
+    visible = cache.mask()[:, 0, 0] == 0
+    assert visible.sum(-1).tolist() == [1, 6]
+    assert visible[1, :6].all()
+
+
+def test_unused_positions_hold_no_nan_that_a_mask_could_not_hide() -> None:
+    cache = make_cache()
+    cache.add_row(None)
+    cache.begin([300])
+
+    assert torch.isfinite(cache.keys).all() and torch.isfinite(cache.values).all()
+
+
+def test_many_long_rows_do_not_fit_but_one_always_does() -> None:
+    cache = make_cache(max_rows=64, max_cells=8 * 512)
+
+    assert cache.fits(8, 512)
+    assert not cache.fits(9, 512)
+    assert not cache.fits(8, 513)
+    assert cache.fits(1, 4096)
+
+
+def test_the_memory_of_a_long_row_is_given_back_when_it_leaves() -> None:
+    cache = make_cache()
+    cache.add_row(prefix_of(1.0, 3000))
+    assert cache.keys.shape[3] >= 3000
+    assert cache.keys.shape[1] == 1, "a long row alone gets no empty neighbours"
+
+    cache.drop_row(0)
+
+    assert cache.keys.numel() == 0

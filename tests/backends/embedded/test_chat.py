@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from fakevllm_adapters.errors import WireError
+from fakevllm_adapters.vllm_chat import ChatRequest
+from fakevllm_server.backends.embedded.chat import MAX_REMEMBERED, ChatRenderer
+from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(DEMO_MODEL_DIR)
+
+
+@pytest.fixture
+def renderer(tokenizer: Any) -> ChatRenderer:
+    return ChatRenderer(tokenizer, "demo")
+
+
+def text_of(renderer: ChatRenderer, tokenizer: Any, **body: Any) -> str:
+    return tokenizer.decode(renderer.render(ChatRequest(**body)))
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        ("Hi", "Hi"),
+        (None, ""),
+        ([], ""),
+        ([{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, "c"], "a\nb\nc"),
+        ([{"type": "text", "text": None}], ""),
+        ("\ud800 lone", "? lone"),
+        ("🦆 ünï\u0000", "🦆 ünï\u0000"),
+    ],
+)
+def test_any_text_content_is_rendered(
+    renderer: ChatRenderer, tokenizer: Any, content: Any, shown: str
+) -> None:
+    text = text_of(renderer, tokenizer, messages=[user(content)])
+
+    assert text == f"<|im_start|>user\n{shown}<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (
+            user([{"type": "image_url", "image_url": {"url": "x"}}]),
+            "demo is not a multimodal model",
+        ),
+        (user([{"type": "input_audio"}]), "demo is not a multimodal model"),
+        (user([{"type": "hologram"}]), "Unknown part type: hologram"),
+        (user([7]), "Unknown part type: None"),
+        (user(7), "`content` must be a string or a list of parts."),
+        ({"content": "x"}, "Each message must have a `role`."),
+    ],
+)
+def test_what_is_no_text_is_a_400(
+    renderer: ChatRenderer, message: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(WireError) as caught:
+        renderer.render(ChatRequest(messages=[message]))
+
+    assert (caught.value.status, caught.value.message) == (400, reason)
+
+
+def test_what_a_template_refuses_is_a_400_with_its_reason(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+
+    with pytest.raises(WireError, match=r"400.*roles must alternate"):
+        ChatRenderer(tokenizer, "demo").render(ChatRequest(messages=[user("x")]))
+
+
+def test_a_template_may_not_be_smuggled_in(renderer: ChatRenderer) -> None:
+    body: dict[str, Any] = {
+        "messages": [user("x")],
+        "chat_template_kwargs": {"chat_template": "{{ 1 }}"},
+    }
+
+    with pytest.raises(WireError, match="chat_template"):
+        renderer.render(ChatRequest(**body))
+
+
+def test_template_kwargs_reach_the_template_and_tell_prompts_apart(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{{ 'think' if enable_thinking else 'answer' }}"
+    renderer = ChatRenderer(tokenizer, "demo")
+
+    texts = [
+        text_of(
+            renderer, tokenizer, messages=[user("x")], chat_template_kwargs={"enable_thinking": on}
+        )
+        for on in (True, False)
+    ]
+
+    assert texts == ["think", "answer"]
+
+
+def test_tools_and_their_calls_are_rendered_with_arguments_as_json(
+    renderer: ChatRenderer, tokenizer: Any
+) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    text = text_of(
+        renderer,
+        tokenizer,
+        messages=[
+            {"role": "system", "content": "Be brief."},
+            user("1+1?"),
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": "2"},
+            {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "3"}]},
+        ],
+        tools=[TOOL],
+    )
+
+    assert text.startswith(
+        "<|im_start|>system\nBe brief.\n\nYou may call these functions:\n<tools>\n{"
+    )
+    assert '"name": "add"' in text and text.count("Be brief.") == 1
+    assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>' in text
+    assert text.endswith(
+        "<|im_start|>user\n<tool_response>\n2\n</tool_response>"
+        "\n<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_arguments_that_are_no_json_stay_as_they_were_said(
+    renderer: ChatRenderer, tokenizer: Any
+) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"a": '}}
+    messages = [user("x"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+
+    assert '"arguments": {"a": }' in text_of(renderer, tokenizer, messages=messages)
+
+
+def test_an_unknown_role_is_rendered_under_its_name(renderer: ChatRenderer, tokenizer: Any) -> None:
+    text = text_of(renderer, tokenizer, messages=[{"role": "developer", "content": "Be kind."}])
+
+    assert text.startswith("<|im_start|>developer\nBe kind.<|im_end|>\n")
+
+
+def test_siblings_are_rendered_once_and_old_prompts_are_forgotten(tokenizer: Any) -> None:
+    rendered: list[str] = []
+
+    class Counting:
+        def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> str:
+            rendered.append(messages[0]["content"])
+            return messages[0]["content"]
+
+        def encode(self, text: str, **options: Any) -> list[int]:
+            return tokenizer.encode(text, **options)
+
+    renderer = ChatRenderer(Counting(), "demo")
+    for _ in range(3):
+        renderer.render(ChatRequest(messages=[user("first")]))[0] = -1
+    assert rendered == ["first"]
+
+    for index in range(MAX_REMEMBERED):
+        renderer.render(ChatRequest(messages=[user(str(index))]))
+    assert -1 not in renderer.render(ChatRequest(messages=[user("first")]))
+    assert rendered.count("first") == 2

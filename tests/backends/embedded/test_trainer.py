@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from backends.embedded.driving import (
+    SPEC,
+    call_of,
+    draft,
+    load,
+    plain_logprobs,
+    random_calls,
+    run_dry,
+    sampling_state,
+    train,
+    weights,
+)
+
+from fakevllm_adapters.swarm import TrainJob
+from fakevllm_server.backends.base import Batch, Call, LossSpec, Sampling, StepMetrics
+from fakevllm_server.backends.embedded.micro_batches import collate, cut, num_tokens
+from fakevllm_server.backends.embedded.trainer import PolicyTrainer
+
+
+@pytest.fixture
+def trainer(tiny_folder: Path) -> PolicyTrainer:
+    return PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
+
+
+def sampled_calls(folder: Path, temperature: float, count: int = 6) -> list[Call]:
+    state = sampling_state(load(folder))
+    sampling = Sampling(temperature=temperature, ignore_eos=True)
+    drafts = [draft(range(7, 20 + i), 10, sampling, seed=i) for i in range(count)]
+    for one in drafts:
+        state.scheduler.add(one)
+    run_dry(state)
+    return [
+        call_of(one.ids[:-10], one.undelivered, sampling, (-1.0) ** i)
+        for i, one in enumerate(drafts)
+    ]
+
+
+def test_every_piece_fits_and_every_call_is_in_one_piece() -> None:
+    calls = random_calls(40)
+
+    pieces = cut(calls, max_tokens=60)
+
+    assert sorted(id(call) for piece in pieces for call in piece) == sorted(map(id, calls))
+    for piece in pieces:
+        assert len(piece) == 1 or max(map(num_tokens, piece)) * len(piece) <= 60
+
+
+def test_a_collated_call_is_scored_where_its_response_is_predicted() -> None:
+    call = Call("g", [11, 12, 13], [21, 22], [-0.5, -0.25], 0, 1.0, 2.0, 0.5)
+    shorter_prompt = Call("g", [31], [41, 42, 43], [-1.0, -2.0, -3.0], 0, 1.0, -1.0, 1.0)
+
+    piece = collate([call, shorter_prompt], torch.device("cpu"))
+
+    assert piece.targets[piece.mask.bool()].tolist() == [21, 22, 41, 42, 43]
+    assert piece.old_log_prob[piece.mask.bool()].tolist() == [-0.5, -0.25, -1.0, -2.0, -3.0]
+    assert piece.weights.sum(1).tolist() == [1.0, 3.0]
+
+
+def test_the_gradient_is_that_of_the_plain_sum_over_calls(trainer: PolicyTrainer) -> None:
+    """Against the formula written out call by call, without batching, padding or library."""
+    calls = random_calls(12)
+    total = sum(call.weight * len(call.response_ids) for call in calls)
+    loss = torch.zeros(())
+    for call in calls:
+        network: Any = trainer.model
+        ids = torch.tensor([[*call.prompt_ids, *call.response_ids]])
+        log_probs = torch.log_softmax(network(input_ids=ids).logits[0, :-1] / call.temperature, -1)
+        for at, (token, old) in enumerate(zip(call.response_ids, call.logprobs, strict=True)):
+            ratio = (log_probs[len(call.prompt_ids) - 1 + at, token] - old).exp()
+            a = call.advantage
+            worse = torch.maximum(-a * ratio, -a * ratio.clamp(1 - 0.2, 1 + 0.28))
+            loss = loss + call.weight * (
+                torch.minimum(worse, torch.tensor(-a * 3.0)) if a < 0 else worse
+            )
+    (loss / total).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])  # pyright: ignore[reportOptionalMemberAccess]
+    trainer.optimizer.zero_grad()
+
+    trainer.boot(TrainJob(micro_batch_tokens=64, grad_clip=1e9))
+    step = trainer.step(Batch(1, calls), SPEC)
+    pieces = cut(calls, 64)
+    for _ in pieces:
+        next(step)
+
+    found = torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])  # pyright: ignore[reportOptionalMemberAccess]
+    assert len(pieces) > 3
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+
+
+def test_how_a_batch_is_cut_changes_nothing(tiny_folder: Path) -> None:
+    calls = random_calls(20)
+    results: list[StepMetrics] = []
+    for micro_batch_tokens in (1, 70, 100_000):
+        trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
+        spec = LossSpec("vanilla", 0.2, 0.28, 3.0, kl_loss_coef=0.1)
+        results.append(
+            train(trainer, calls, spec, micro_batch_tokens=micro_batch_tokens, ppo_epochs=2)
+        )
+
+    for name in results[0].keys() - {"seconds"}:
+        values = [metrics[name] for metrics in results]
+        assert values == pytest.approx([values[0]] * 3, rel=1e-3, abs=1e-5), name
+    assert results[0]["kl"] != 0 and results[0]["clip_fraction"] > 0
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.4])
+def test_engine_and_trainer_agree_on_what_was_sampled(
+    trainer: PolicyTrainer, tiny_folder: Path, temperature: float
+) -> None:
+    metrics = train(trainer, sampled_calls(tiny_folder, temperature))
+
+    assert metrics["mismatch"] < 1e-4
+    assert abs(metrics["approx_kl"]) < 1e-4
+    assert metrics["clip_fraction"] == 0
+
+
+def test_mismatch_is_seen_when_the_engine_sampled_from_other_weights(
+    trainer: PolicyTrainer,
+) -> None:
+    metrics = train(trainer, random_calls(8))
+
+    assert metrics["mismatch"] > 0.1 and metrics["approx_kl"] > 0.01
+
+
+def test_good_replies_become_likelier_and_bad_ones_less(
+    trainer: PolicyTrainer, tiny_folder: Path
+) -> None:
+    calls = sampled_calls(tiny_folder, 1.0)
+
+    train(trainer, calls, lr=1e-3)
+
+    for call in calls:
+        plain = plain_logprobs(trainer.model, [*call.prompt_ids, *call.response_ids])
+        start = len(call.prompt_ids) - 1
+        now = sum(plain[start + at, token].item() for at, token in enumerate(call.response_ids))
+        assert (now - sum(call.logprobs)) * call.advantage > 0
+
+
+def test_an_empty_batch_changes_nothing_and_reports_zeros(trainer: PolicyTrainer) -> None:
+    before = weights(trainer)
+
+    metrics = train(trainer, [], lr=0.1, weight_decay=0.1)
+
+    assert torch.equal(weights(trainer), before)
+    assert metrics["loss"] == metrics["grad_norm"] == metrics["tokens"] == 0
+    assert metrics["lr"] == 0.1
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_skipped_and_the_next_step_trains(
+    trainer: PolicyTrainer, poison: float
+) -> None:
+    good = random_calls(4)
+    bad = Call("bad", [1, 2], [3, 4], [-1.0, -1.0], 0, 1.0, poison, 1.0)
+    before = weights(trainer)
+
+    skipped = train(trainer, [*good, bad], lr=1e-3)
+
+    assert skipped["skipped"] == 1
+    assert all(value == value for value in skipped.values()), "metrics travel as JSON"
+    assert torch.equal(weights(trainer), before)
+    assert train(trainer, good, lr=1e-3)["skipped"] == 0
+    assert not torch.equal(weights(trainer), before)
+    assert torch.isfinite(weights(trainer)).all()
+
+
+def test_an_abandoned_step_leaves_no_gradient_behind(trainer: PolicyTrainer) -> None:
+    trainer.boot(TrainJob(micro_batch_tokens=1))
+    step = trainer.step(Batch(1, random_calls(4)), SPEC)
+    next(step)
+
+    step.close()
+
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+def test_the_kl_term_pulls_back_to_the_starting_weights(tiny_folder: Path) -> None:
+    distances: list[float] = []
+    for kl_loss_coef in (0.0, 10.0):
+        trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
+        spec = LossSpec("vanilla", 0.2, 0.28, 3.0, kl_loss_coef)
+        calls = sampled_calls(tiny_folder, 1.0)
+        for _ in range(8):
+            train(trainer, calls, spec, lr=1e-3)
+        distances.append(sum(call_kl(trainer, call) for call in calls))
+
+    assert distances[1] < distances[0] / 2
+
+
+def call_kl(trainer: PolicyTrainer, call: Call) -> float:
+    plain = plain_logprobs(trainer.model, [*call.prompt_ids, *call.response_ids])
+    start = len(call.prompt_ids) - 1
+    pairs = zip(
+        range(start, start + len(call.response_ids)), call.response_ids, call.logprobs, strict=True
+    )
+    return sum(abs(plain[at, token].item() - old) for at, token, old in pairs)
+
+
+def test_the_pause_after_each_micro_batch_comes_once_per_epoch_and_piece(
+    trainer: PolicyTrainer,
+) -> None:
+    calls = random_calls(6)
+    trainer.boot(TrainJob(micro_batch_tokens=1, ppo_epochs=3))
+
+    assert sum(1 for _ in trainer.step(Batch(1, calls), SPEC)) == 18

@@ -1,0 +1,119 @@
+"""What a hook returns is checked before anything trains on it."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakevllm.hooks.outcomes import HookFailure, SubmitPlan, changed, read_plan, read_rewards
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+REWARD = st.none() | FINITE | st.booleans() | st.integers(-(2**60), 2**60)
+
+
+def reason(outcome: object) -> str:
+    assert isinstance(outcome, HookFailure)
+    return outcome.reason
+
+
+@given(st.lists(REWARD, max_size=9))
+def test_numbers_and_nones_are_kept_in_order(items: list[float | None]) -> None:
+    assert read_rewards(items, len(items)) == [None if one is None else float(one) for one in items]
+
+
+JUNK = (
+    st.none()
+    | st.text()
+    | st.floats()
+    | st.lists(st.integers())
+    | st.binary()
+    | st.complex_numbers()
+)
+
+
+@given(JUNK | st.lists(JUNK | st.lists(JUNK, max_size=2), max_size=3))
+def test_whatever_comes_back_is_finite_rewards_or_a_reason(value: object) -> None:
+    outcome = read_rewards(value, 2)
+    if isinstance(outcome, HookFailure):
+        assert outcome.reason.partition(":")[0] in {"hook_type", "hook_length", "hook_nan"}
+    else:
+        assert len(outcome) == 2
+        assert all(reward is None or math.isfinite(reward) for reward in outcome)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("ab", "hook_type: got str, want a list"),
+        (None, "hook_type: got NoneType, want a list"),
+        ([1.0], "hook_length: got 1, want 2"),
+        ([1.0, math.nan], "hook_nan: reward 1 is nan"),
+        ([-math.inf, 0], "hook_nan: reward 0 is -inf"),
+        ([1, "2"], "hook_type: reward 1 is str, want a number or None"),
+        ([1, b"2"], "hook_type: reward 1 is bytes, want a number or None"),
+        ([10**400, 1], "hook_type: reward 0 is int, want a number or None"),
+    ],
+)
+def test_a_wrong_return_value_is_named(value: object, said: str) -> None:
+    assert reason(read_rewards(value, 2)) == said
+
+
+def test_number_like_objects_count_as_numbers() -> None:
+    scalars: list[Any] = [Decimal("0.25"), Fraction(1, 8), True]
+    assert read_rewards(scalars, 3) == [0.25, 0.125, 1.0]
+    assert read_rewards((None, None), 2) == [None, None]
+
+
+WRONG_PLANS: list[tuple[Any, str]] = [
+    (0, "hook_value: got 0"),
+    (True, "hook_type: got bool"),
+    (2.0, "hook_type: got float"),
+    ([], "hook_value: got an empty list"),
+    ([{}, 3], "hook_type: item 1 is int"),
+    ([{"temperature": 1}, {}], "hook_value: item 0 must be {}"),
+    ([{}, {"stop": object()}], "hook_type: the overrides are not JSON"),
+]
+
+
+@pytest.mark.parametrize(("value", "said"), WRONG_PLANS)
+def test_a_wrong_plan_is_named(value: object, said: str) -> None:
+    assert reason(read_plan(value)).startswith(said)
+
+
+def test_a_plan_is_a_number_a_list_or_nothing() -> None:
+    assert read_plan(None) == SubmitPlan()
+    assert read_plan(6) == SubmitPlan(num=6)
+    assert read_plan([{}, {"seed": 1}]) == SubmitPlan(overrides=[{}, {"seed": 1}])
+
+
+class Awkward:
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("not comparable")
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType] # Python's own spelling of unhashable
+
+
+@pytest.mark.parametrize("value", [object(), Awkward(), {1j: 1}, 2**70, [lambda: None]])
+def test_annotations_json_cannot_say_are_left_out(value: Any) -> None:
+    assert changed({"content": "a"}, {"content": "a", "bad": value, "good": 1}) == {"good": 1}
+
+
+def test_keys_changed_in_place_or_replaced_are_annotations() -> None:
+    before: dict[str, Any] = {"content": "a", "tags": ["x"], "kind": 1}
+    after: dict[str, Any] = {"content": "a", "tags": ["x", "y"], "kind": 2}
+    assert changed(before, after) == {"tags": ["x", "y"], "kind": 2}
+
+
+def test_numpy_numbers_are_rewards_and_annotations() -> None:
+    np = pytest.importorskip("numpy")
+    assert read_rewards([np.float32(0.5), np.int64(2), np.array(3.0)], 3) == [0.5, 2.0, 3.0]
+    assert changed({}, {"score": np.float32(0.5), "ids": np.array([1, 2])}) == {
+        "score": 0.5,
+        "ids": [1, 2],
+    }

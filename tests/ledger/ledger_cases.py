@@ -1,0 +1,81 @@
+"""Groups and log entries for the ledger's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fakevllm.ledger.records import GroupRecord, SiblingRecord
+from fakevllm_adapters.swarm import CapturedCall, LogEntry, TrainedGroup, pack_floats, pack_ids
+
+
+def sibling(index: int, reward: float | None = None, *, served: bool = False) -> SiblingRecord:
+    return SiblingRecord(
+        index=index,
+        served=served,
+        best=served,
+        status=200,
+        message_json=f'{{"role":"assistant","content":"answer {index}"}}',
+        text=f"answer {index}",
+        finish_reason="stop",
+        prompt_tokens=5,
+        completion_tokens=3,
+        reward=reward,
+    )
+
+
+def group(
+    group_id: str = "g1",
+    rewards: Sequence[float | None] = (0.0, 1.0),
+    *,
+    served: int = 0,
+    state: str = "scored",
+    step: int | None = None,
+    received_at: float = 1000.0,
+    task_id: str | None = None,
+) -> GroupRecord:
+    rows = [sibling(index, reward, served=index == served) for index, reward in enumerate(rewards)]
+    return GroupRecord(
+        group_id=group_id,
+        received_at=received_at,
+        route="/v1/chat/completions",
+        model="m",
+        streamed=True,
+        task_id=task_id,
+        app_key="0a1b2c3d",
+        request_json='{"messages":[]}',
+        question="1+1?",
+        num_siblings=len(rows),
+        status=200,
+        latency_s=0.25,
+        served_index=served,
+        best_index=served,
+        state=state,
+        reason=None,
+        hook_hash="9f86d081884c7d65",
+        siblings=rows,
+        step=step,
+    )
+
+
+def call(*, version: int = 3, logprobs: Sequence[float] | None = (-0.5, -0.25)) -> CapturedCall:
+    return CapturedCall(
+        prompt_ids=pack_ids([1, 2, 300]),
+        response_ids=pack_ids([70000, 5]),
+        logprobs=None if logprobs is None else pack_floats(logprobs),
+        weight_versions=[[version, 0, 1], [version + 1, 1, 2]],
+        temperature=1.0,
+        finish_reason="stop",
+    )
+
+
+def trained(seq: int, *group_ids: str, step: int = 1, siblings: Sequence[int] = (0, 1)) -> LogEntry:
+    groups = [TrainedGroup(group_id=one, siblings=list(siblings)) for one in group_ids]
+    return LogEntry(seq=seq, kind="step", step=step, version=step, groups=groups)
+
+
+def dropped(seq: int, **reasons: str) -> LogEntry:
+    return LogEntry(seq=seq, kind="dropped", reasons=reasons)
+
+
+def restored(seq: int, *group_ids: str) -> LogEntry:
+    return LogEntry(seq=seq, kind="restored", lost=list(group_ids))

@@ -1,0 +1,90 @@
+"""The migrations build the tables that tables.py describes, once."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+
+from fakevllm.errors import LedgerError
+from fakevllm.ledger.migrations import MIGRATIONS
+from fakevllm.ledger.records import GroupRecord, SiblingRecord
+from fakevllm.ledger.store import Ledger
+from fakevllm.ledger.tables import GROUPS, METADATA, SIBLINGS
+
+
+def shape(path: Path) -> dict[str, Any]:
+    db = sqlite3.connect(path)
+    try:
+        pragmas = ("table_info", "foreign_key_list", "index_list")
+        return {
+            f"{table} {pragma}": db.execute(f"PRAGMA {pragma}({table})").fetchall()
+            for table in METADATA.tables
+            for pragma in pragmas
+        }
+    finally:
+        db.close()
+
+
+def test_migrations_and_table_classes_agree(tmp_path: Path) -> None:
+    Ledger.open(tmp_path / "migrated").close()
+    engine = create_engine(f"sqlite:///{tmp_path / 'created'}")
+    METADATA.create_all(engine)
+    engine.dispose()
+    assert shape(tmp_path / "migrated") == shape(tmp_path / "created")
+
+
+def test_records_and_tables_name_the_same_things() -> None:
+    assert set(GroupRecord.__dataclass_fields__) == {*GROUPS.columns.keys(), "siblings"}
+    assert set(SiblingRecord.__dataclass_fields__) | {"group_id"} == set(SIBLINGS.columns.keys())
+
+
+def test_opening_again_migrates_nothing_and_keeps_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    Ledger.open(path).close()
+    before = path.read_bytes()
+    Ledger.open(path).close()
+    assert path.read_bytes() == before
+    db = sqlite3.connect(path)
+    names = [name for (name,) in db.execute("SELECT name FROM migrations ORDER BY name")]
+    db.close()
+    assert names == [migration.__name__ for migration in MIGRATIONS]
+
+
+def test_migrations_are_in_the_order_of_their_names() -> None:
+    names = [migration.__name__ for migration in MIGRATIONS]
+    assert names == sorted(names)
+    assert [name[:4] for name in names] == [f"m{i:03}" for i in range(1, len(names) + 1)]
+
+
+def test_a_newer_ledger_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    Ledger.open(path).close()
+    db = sqlite3.connect(path)
+    with db:
+        db.execute("INSERT INTO migrations VALUES ('m999_future', 0)")
+    db.close()
+    with pytest.raises(LedgerError, match="newer fakevllm"):
+        Ledger.open(path)
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def m002_broken(db: Any) -> None:
+        db.exec_driver_sql("CREATE TABLE half (x)")
+        db.exec_driver_sql("not sql")
+
+    path = tmp_path / "ledger"
+    with monkeypatch.context() as patch:
+        patch.setattr("fakevllm.ledger.migrations.MIGRATIONS", [*MIGRATIONS, m002_broken])
+        with pytest.raises(LedgerError):
+            Ledger.open(path)
+    db = sqlite3.connect(path)
+    tables = db.execute("SELECT name FROM sqlite_master").fetchall()
+    db.close()
+    assert tables == []
+    Ledger.open(path).close()

@@ -1,0 +1,154 @@
+"""llm_judge against a real HTTP server, inside the real hook process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from fakevllm.hooks.outcomes import RewardOutcome
+from fakevllm.hooks.spec import Sibling, Task
+from fakevllm.hooks.worker import HookWorker
+from reward_hooks.llm_judge import read_scores
+
+HOOK = Path(__file__).parents[2] / "reward_hooks" / "llm_judge.py"
+
+
+class Judge:
+    """Scores an answer by the digits in it, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.reply: str | None = None
+        self.status = 200
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body: dict[str, Any] = await request.json()
+        self.asked.append(body)
+        if self.status != 200:
+            return web.json_response({"error": {"message": "no"}}, status=self.status)
+        text = self.reply or json.dumps({"scores": [int(one) for one in self.shown(-1)]})
+        message = {"role": "assistant", "content": f"<think>hm</think>{text}"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        answer = {"id": "1", "object": "chat.completion", "created": 1, "model": body["model"]}
+        return web.json_response(answer | {"choices": [choice]})
+
+    def shown(self, index: int) -> list[str]:
+        """The digits of the answers one call showed, in order."""
+        text = self.asked[index]["messages"][1]["content"]
+        return re.findall(r"<answer>\nanswer (\d+)", text)
+
+
+@pytest_asyncio.fixture
+async def judge(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Judge]:
+    served = Judge()
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", served.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    monkeypatch.setenv("FAKEVLLM_JUDGE_BASE_URL", f"http://127.0.0.1:{port}/v1")
+    monkeypatch.setenv("FAKEVLLM_JUDGE_MODEL", "the-judge")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    yield served
+    await runner.cleanup()
+
+
+Score = Callable[..., Awaitable[RewardOutcome]]
+
+
+@pytest_asyncio.fixture
+async def score(tmp_path: Path) -> AsyncIterator[Score]:
+    """Runs the hook in a worker; `mode` is what a user would edit in a copy."""
+    workers: dict[str, HookWorker] = {}
+
+    async def run(*texts: str, mode: str = "listwise", finish: str = "stop") -> RewardOutcome:
+        if mode not in workers:
+            copy = tmp_path / f"judge_{mode}.py"
+            line = 'MODE: Literal["listwise", "pointwise"] = "listwise"'
+            original = HOOK.read_text()
+            assert line in original
+            copy.write_text(original.replace(line, f'MODE = "{mode}"'))
+            workers[mode] = HookWorker(copy, 30)
+            await workers[mode].start()
+        answers: list[dict[str, Any]] = [
+            {"role": "assistant", "content": text, "finish_reason": finish} for text in texts
+        ]
+        siblings = [Sibling(i, Task(), f"g/{i}", finish) for i in range(len(answers))]
+        return await workers[mode].reward(siblings, answers, "the question")
+
+    yield run
+    await asyncio.gather(*(worker.close() for worker in workers.values()))
+
+
+@pytest.mark.parametrize("mode", ["listwise", "pointwise"])
+async def test_scores_come_back_in_the_order_of_the_answers(
+    judge: Judge, score: Score, mode: str
+) -> None:
+    outcome = await score(*(f"answer {digit}" for digit in (3, 9, 0, 5, 7)), mode=mode)
+    assert outcome.rewards == [0.3, 0.9, 0.0, 0.5, 0.7]
+    assert outcome.annotations[0] == {"judge": "the-judge"}
+    assert len(judge.asked) == (1 if mode == "listwise" else 5)
+    assert judge.asked[0]["model"] == "the-judge"
+    assert "the question" in judge.asked[0]["messages"][1]["content"]
+
+
+async def test_the_order_is_shuffled_by_the_answers_alone(judge: Judge, score: Score) -> None:
+    texts = [f"answer {digit}" for digit in range(8)]
+    await score(*texts)
+    await score(*texts)
+    await score(*texts[1:], "answer 9")
+    assert judge.shown(0) == judge.shown(1) != [str(digit) for digit in range(8)]
+    assert sorted(judge.shown(0)) == [str(digit) for digit in range(8)]
+
+
+async def test_a_reply_that_cannot_be_read_means_do_not_train(judge: Judge, score: Score) -> None:
+    judge.reply = "They are both fine."
+    outcome = await score("answer 1", "answer 2")
+    assert (outcome.rewards, outcome.reason) == ([None, None], None)
+
+
+async def test_empty_and_cut_answers_get_zero_unjudged(judge: Judge, score: Score) -> None:
+    assert (await score("answer 4", "", "  ")).rewards == [0.4, 0.0, 0.0]
+    assert judge.shown(0) == ["4"]
+    assert (await score("answer 4", "answer 5", finish="length")).rewards == [0.0, 0.0]
+    assert len(judge.asked) == 1
+
+
+async def test_a_judge_that_refuses_fails_the_group_with_the_reason(
+    judge: Judge, score: Score
+) -> None:
+    judge.status = 401
+    outcome = await score("answer 1", "answer 2")
+    assert outcome.rewards is None
+    assert outcome.reason is not None and "AuthenticationError" in outcome.reason
+
+
+async def test_missing_settings_are_named(
+    judge: Judge, score: Score, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FAKEVLLM_JUDGE_BASE_URL")
+    outcome = await score("answer 1", "answer 2")
+    assert outcome.reason is not None and "set FAKEVLLM_JUDGE_BASE_URL" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"scores": [1]}', '{"scores": [1, "2"]}', '{"scores": [1, NaN]}', '{"scores": 3}', "[1, 2]"]
+    + ['{"scores": [1, true]}', '{"score": [1, 2]}', "{", ""],
+)
+def test_half_a_verdict_is_no_verdict(text: str) -> None:
+    assert read_scores(text, 2) == [None, None]
+
+
+def test_scores_beyond_the_scale_are_clamped() -> None:
+    assert read_scores('{"scores": [11, -1, 5]}', 3) == [1.0, 0.0, 0.5]

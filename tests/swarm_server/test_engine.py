@@ -1,0 +1,65 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_server.engine import POST_DEADLINE_S, TRANSITIONS, Engine, IllegalTransition
+
+statuses = st.sampled_from(list(EngineStatus))
+
+
+def test_a_run_goes_through_its_states_in_order() -> None:
+    engine = Engine()
+    for status in (
+        EngineStatus.BOOTING,
+        EngineStatus.ROLLING,
+        EngineStatus.ROLLING_POST,
+        EngineStatus.WEIGHT_SYNCING,
+        EngineStatus.ROLLING,
+        EngineStatus.OFFLINE,
+    ):
+        engine.move(status, now=0.0)
+    assert engine.status is EngineStatus.OFFLINE
+
+
+@given(st.lists(statuses, max_size=30))
+def test_no_order_of_moves_reaches_a_state_the_table_forbids(moves: list[EngineStatus]) -> None:
+    engine = Engine()
+    for to in moves:
+        before = engine.status
+        if to in TRANSITIONS[before]:
+            engine.move(to, now=0.0)
+        else:
+            with pytest.raises(IllegalTransition):
+                engine.move(to, now=0.0)
+            assert engine.status is before
+
+
+def test_every_state_can_be_left_for_offline() -> None:
+    assert all(
+        EngineStatus.OFFLINE in to
+        for status, to in TRANSITIONS.items()
+        if status is not EngineStatus.OFFLINE
+    )
+
+
+def test_post_rolling_ends_when_no_episode_is_claimed_or_the_deadline_has_passed() -> None:
+    engine = Engine()
+    for status in (EngineStatus.BOOTING, EngineStatus.ROLLING, EngineStatus.ROLLING_POST):
+        engine.move(status, now=100.0)
+    assert engine.post_is_over(100.0, num_claimed=0)
+    assert not engine.post_is_over(100.0 + POST_DEADLINE_S - 1, num_claimed=1)
+    assert engine.post_is_over(100.0 + POST_DEADLINE_S, num_claimed=1)
+
+
+def test_calls_are_answered_while_weights_sync() -> None:
+    engine = Engine()
+    for status in (
+        EngineStatus.BOOTING,
+        EngineStatus.ROLLING,
+        EngineStatus.ROLLING_POST,
+        EngineStatus.WEIGHT_SYNCING,
+    ):
+        assert not engine.is_serving or status is not EngineStatus.BOOTING
+        engine.move(status, now=0.0)
+    assert engine.is_serving

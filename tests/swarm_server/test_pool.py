@@ -1,0 +1,149 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm_server.samples import call
+
+from fakevllm_adapters.swarm import SiblingRef
+from fakevllm_server import pool as pool_module
+from fakevllm_server.pool import Pool
+
+
+def captured(pool: Pool, group_id: str, siblings: int = 2, version: int = 0) -> None:
+    for index in range(siblings):
+        pool.add_call(SiblingRef(group_id, index), call(version))
+
+
+def test_a_group_with_two_rewards_is_pooled_with_its_calls_in_the_reply() -> None:
+    pool = Pool(num_repeat=4)
+    captured(pool, "g")
+    reply = pool.end_group("g", [1.0, 0.0], step=3)
+    assert reply.success and reply.pooled and reply.step == 3
+    assert [len(calls) for calls in reply.calls] == [1, 1]
+    assert pool.num_finished == 1
+
+
+def test_ending_a_group_again_gives_the_same_reply_and_pools_nothing_more() -> None:
+    pool = Pool(num_repeat=4)
+    captured(pool, "g")
+    first = pool.end_group("g", [1.0, 0.0], step=1)
+    assert pool.end_group("g", [0.0, 1.0], step=2) == first
+    assert pool.num_finished == 1
+
+
+def test_a_late_call_of_an_ended_group_opens_nothing() -> None:
+    pool = Pool(num_repeat=4)
+    captured(pool, "g")
+    pool.end_group("g", [1.0, 0.0], step=1)
+    captured(pool, "g")
+    assert pool.num_open == 0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reason"),
+    [([None, 1.0], "fewer_than_two_rewards"), ([None, None], "fewer_than_two_rewards")],
+)
+def test_a_group_that_cannot_compare_is_not_pooled(
+    rewards: list[float | None], reason: str
+) -> None:
+    pool = Pool(num_repeat=4)
+    captured(pool, "g")
+    reply = pool.end_group("g", rewards, step=1)
+    assert reply.success and not reply.pooled and reply.failure_reason == reason
+
+
+def test_a_group_without_any_trainable_call_says_why() -> None:
+    pool = Pool(num_repeat=4)
+    for index in range(2):
+        pool.add_call(SiblingRef("g", index), call(untrainable="missing_logprob"))
+    reply = pool.end_group("g", [1.0, 0.0], step=1)
+    assert reply.failure_reason == "no_trainable_call: missing_logprob"
+
+
+def test_an_unknown_group_and_a_refused_id_fail_by_name() -> None:
+    pool = Pool(num_repeat=4)
+    assert pool.end_group("never seen", [1.0, 0.0], step=1).failure_reason == "unknown_group"
+    pool.refuse({"old": "lost_in_crash"})
+    captured(pool, "old")
+    reply = pool.end_group("old", [1.0, 0.0], step=1)
+    assert not reply.success and reply.failure_reason == "lost_in_crash"
+
+
+def test_an_aborted_group_is_gone_for_good() -> None:
+    pool = Pool(num_repeat=4)
+    captured(pool, "g")
+    pool.abort_group("g")
+    captured(pool, "g")
+    assert pool.end_group("g", [1.0, 0.0], step=1).failure_reason == "aborted"
+    assert pool.num_finished == 0
+
+
+def test_the_oldest_groups_are_taken_first_and_the_others_stay() -> None:
+    pool = Pool(num_repeat=4)
+    for name in "abc":
+        captured(pool, name)
+        pool.end_group(name, [1.0, 0.0], step=1)
+    taken = pool.take(2, version=0, max_staleness=4)
+    assert [group.group_id for group in taken.groups] == ["a", "b"]
+    assert pool.num_finished == 1
+
+
+def test_groups_of_weights_too_many_versions_back_are_dropped_by_name() -> None:
+    pool = Pool(num_repeat=4)
+    for name, version in (("old", 0), ("fresh", 3)):
+        captured(pool, name, version=version)
+        pool.end_group(name, [1.0, 0.0], step=1)
+    taken = pool.take(2, version=5, max_staleness=4)
+    assert [group.group_id for group in taken.groups] == ["fresh"]
+    assert taken.dropped == {"old": "stale"}
+
+
+def test_groups_given_back_are_the_next_to_be_taken() -> None:
+    pool = Pool(num_repeat=4)
+    for name in "abc":
+        captured(pool, name)
+        pool.end_group(name, [1.0, 0.0], step=1)
+    pool.put_back(pool.take(2, version=0, max_staleness=4).groups)
+    assert [g.group_id for g in pool.take(3, version=0, max_staleness=4).groups] == ["a", "b", "c"]
+
+
+def test_episodes_of_a_task_make_a_group_when_there_are_enough() -> None:
+    pool = Pool(num_repeat=2)
+    pool.add_episode("t", 1.0, [call(), call()])
+    assert pool.num_finished == 0
+    pool.add_episode("t", 0.0, [call()])
+    (group,) = pool.take(1, version=0, max_staleness=4).groups
+    assert [len(episode.calls) for episode in group.episodes] == [2, 1]
+    assert group.rewards == [1.0, 0.0]
+
+
+def test_open_groups_are_bounded_and_what_falls_out_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_module, "MAX_OPEN_GROUPS", 2)
+    pool = Pool(num_repeat=4)
+    for name in "abc":
+        captured(pool, name, siblings=1)
+    assert pool.num_open == 2
+    assert pool.take(1, version=0, max_staleness=4).dropped == {"a": "never_ended"}
+
+
+@given(st.lists(st.sampled_from(["call", "end", "abort", "take"]), max_size=40), st.randoms())
+def test_no_order_of_events_trains_a_group_twice(events: list[str], chance: object) -> None:
+    import random
+
+    assert isinstance(chance, random.Random)
+    pool = Pool(num_repeat=4)
+    trained: list[str] = []
+    for event in events:
+        name = chance.choice("abc")
+        match event:
+            case "call":
+                captured(pool, name)
+            case "end":
+                pool.end_group(name, [1.0, 0.0], step=1)
+            case "abort":
+                pool.abort_group(name)
+            case _:
+                trained += [group.group_id for group in pool.take(1, 0, 4).groups]
+    trained += [group.group_id for group in pool.take(100, 0, 4).groups]
+    assert len(trained) == len(set(trained))

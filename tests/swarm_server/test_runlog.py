@@ -1,0 +1,82 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fakevllm_adapters.swarm import TrainedGroup
+from fakevllm_server.runlog import RunLog
+
+
+@pytest.fixture
+def open_log(tmp_path: Path) -> Iterator[Callable[[], RunLog]]:
+    """Opens the same file, as often as asked."""
+    opened: list[RunLog] = []
+
+    def opener() -> RunLog:
+        opened.append(RunLog(tmp_path / "log"))
+        return opened[-1]
+
+    yield opener
+    for log in opened:
+        log.close()
+
+
+def group(name: str) -> TrainedGroup:
+    return TrainedGroup(group_id=name, siblings=[0, 1])
+
+
+def test_what_was_written_stands_when_the_file_is_opened_again(
+    open_log: Callable[[], RunLog],
+) -> None:
+    log = open_log()
+    for name in "abc":
+        log.acked(name, step=1)
+    log.trained(1, 1, [group("a")], {"loss": 0.5})
+    log.dropped(2, {"b": "stale"})
+    again = open_log().standing
+    assert again.pending == {"c"}
+    assert again.trained == {"a": 1}
+    assert again.gone == {"b": "stale"}
+    assert (again.version, again.last_step) == (1, 1)
+
+
+def test_a_restore_moves_what_was_trained_since_to_lost(open_log: Callable[[], RunLog]) -> None:
+    log = open_log()
+    for step, name in enumerate("ab", start=1):
+        log.acked(name, step)
+        log.trained(step, step, [group(name)], {})
+    lost = log.standing.trained_after(1)
+    log.restored(1, 3, lost)
+    assert lost == {"b"}
+    assert log.standing.trained == {"a": 1}
+    assert log.standing.gone == {"b": "lost_in_crash"}
+    assert log.standing.version == 3
+
+
+def test_a_torn_last_line_is_cut_off_and_its_number_used_again(
+    open_log: Callable[[], RunLog], tmp_path: Path
+) -> None:
+    log = open_log()
+    log.acked("a", 1)
+    log.close()
+    with (tmp_path / "log").open("ab") as file:
+        file.write(b'{"seq": 2, "kind": "ac')
+    log = open_log()
+    log.dropped(1, {"a": "stale"})
+    again = open_log()
+    assert again.standing.gone == {"a": "stale"}
+    assert [entry.seq for entry in again.after(0)] == [2]
+
+
+def test_readers_see_each_entry_once_by_its_number(open_log: Callable[[], RunLog]) -> None:
+    log = open_log()
+    log.acked("a", 1)
+    log.trained(1, 1, [group("a")], {})
+    first = log.after(0)
+    assert [entry.kind for entry in first] == ["step"]
+    assert log.after(first[-1].seq) == []
+
+
+def test_only_the_owner_may_read_the_log(open_log: Callable[[], RunLog], tmp_path: Path) -> None:
+    open_log().acked("a", 1)
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
