@@ -43,7 +43,7 @@ class GroupDraft:
             state, reason, reply.status, [sibling], served=0 if answer is not None else None
         )
 
-    def scored(self, scored: Scored, hook_hash: str) -> GroupRecord:
+    def scored(self, scored: Scored) -> GroupRecord:
         verdict = scored.verdict
         rows = [
             _sibling(
@@ -62,7 +62,9 @@ class GroupDraft:
         elif num_rewards < 2:
             state, reason = "dropped", scored.reason or "fewer_than_two_rewards"
         status = scored.results[verdict.served or 0].status
-        return self._record(state, reason, status, rows, verdict.served, verdict.best, hook_hash)
+        return self._record(
+            state, reason, status, rows, verdict.served, verdict.best, scored.hook_hash
+        )
 
     def _record(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from fakevllm.config import Config
@@ -27,7 +27,7 @@ class Proxy:
 
 
 @contextlib.asynccontextmanager
-async def open_proxy(config: Config) -> AsyncIterator[Proxy]:
+async def open_proxy(config: Config) -> AsyncGenerator[Proxy]:
     """Raises UserError for what the user can mend."""
     async with contextlib.AsyncExitStack() as stack:
         tasks = TaskIndex()

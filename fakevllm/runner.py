@@ -52,6 +52,7 @@ class Scored:
     annotations: dict[int, dict[str, Any]]
     reason: str | None
     """Why there are no rewards."""
+    hook_hash: str | None
     verdict: Verdict
 
 
@@ -193,7 +194,7 @@ class Runner:
             result.index: note for result, note in zip(answered, outcome.annotations, strict=False)
         }
         verdict = decide([result.index for result in answered], rewards, self._chance)
-        return Scored(results, rewards, notes, outcome.reason, verdict)
+        return Scored(results, rewards, notes, outcome.reason, outcome.hook_hash or None, verdict)
 
     async def _score(
         self, request: Request, task: Task, answered: list[SiblingResult]
@@ -226,8 +227,7 @@ class Runner:
 
     async def _settle(self, request: Request, draft: GroupDraft, scored: Scored) -> None:
         """In the ledger first, then at the server; what the server says goes into the ledger."""
-        assert self._hooks is not None
-        record = draft.scored(scored, self._hooks.info.content_hash)
+        record = draft.scored(scored)
         if record.state != "scored":
             return await self._abandon(record)
         self._ledger.record(record)

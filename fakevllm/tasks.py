@@ -8,7 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.keys import task_id_of
@@ -85,10 +85,11 @@ def _task(task_id: str, line: bytes, row: int, file: Path, field: str) -> Task:
         raise ConfigError(
             f"{file}, line {row + 1}, is not JSON: the dataset must be JSON Lines."
         ) from None
-    if not isinstance(record, dict) or not isinstance(record.get(field), str):
-        fields = ", ".join(record) if isinstance(record, dict) else "none"  # pyright: ignore[reportUnknownArgumentType]
+    fields = cast(dict[str, Any], record) if isinstance(record, dict) else {}
+    text = fields.get(field)
+    if not isinstance(text, str):
         raise ConfigError(
-            f"{file}, line {row + 1}, has no text field {field!r} (its fields: {fields}): "
-            "set --field."
+            f"{file}, line {row + 1}, has no text field {field!r} "
+            f"(its fields: {', '.join(fields)}): set --field."
         )
-    return Task(task_id=task_id, main_query=record[field], metadata=record)
+    return Task(task_id=task_id, main_query=text, metadata=fields)

@@ -6,7 +6,7 @@ aiohttp and not httpx: the same forwarded call costs a tenth of the CPU.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -79,7 +79,7 @@ class Upstream:
     @asynccontextmanager
     async def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> AsyncIterator[LiveReply]:
+    ) -> AsyncGenerator[LiveReply]:
         """One answer, while its connection is open. Trouble with it is a WireError (503), also
         inside the block."""
         try:

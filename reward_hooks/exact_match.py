@@ -1,5 +1,4 @@
-"""1 for an answer that equals the task's reference, 0 for any other. Copy it and edit the
-constants."""
+"""1 for an answer that equals the task's reference, 0 for any other. Copy, edit the constants."""
 
 from __future__ import annotations
 

@@ -3,9 +3,8 @@
     export FAKEVLLM_JUDGE_BASE_URL=http://localhost:9000/v1 FAKEVLLM_JUDGE_MODEL=judge
     export FAKEVLLM_JUDGE_API_KEY=…          where the judge wants one
 
-Never point it at the model that is being trained. A reply of the judge that cannot be read means
-"do
-not train", not zero; a judge that cannot be reached fails the group, with the reason in the ledger.
+Never point it at the model that is being trained. A reply that cannot be read means "do not train",
+not zero; a judge that cannot be reached fails the group, with the reason in the ledger.
 """
 
 from __future__ import annotations
@@ -107,8 +106,9 @@ def is_whole(answer: Json) -> bool:
 
 
 def shown(answer: Json) -> str:
-    calls = [call["function"] for call in answer.get("tool_calls") or []]
-    return "\n".join([answer.get("content") or "", *map(json.dumps, calls)]).strip()
+    calls: list[Json] = answer.get("tool_calls") or []
+    functions = [json.dumps(call["function"]) for call in calls]
+    return "\n".join([answer.get("content") or "", *functions]).strip()
 
 
 def setting(name: str) -> str:

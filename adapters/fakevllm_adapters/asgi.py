@@ -4,7 +4,7 @@ opens nothing."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -21,7 +21,8 @@ MAX_BODY_BYTES = 32 * 2**20
 """The limit of vLLM's own Rust frontend."""
 
 _HOP_BY_HOP = (
-    "connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade"
+    "connection keep-alive proxy-authenticate proxy-authorization te trailer "
+    "transfer-encoding upgrade"
 )
 _NOT_RELAYED = {*_HOP_BY_HOP.split(), "content-length", "content-encoding", "date", "server"}
 """Headers of one connection only, and those our own server writes."""
@@ -69,7 +70,7 @@ def json_object(raw: bytes) -> dict[str, Any] | None:
         value: Any = orjson.loads(raw)
     except orjson.JSONDecodeError:
         return None
-    return value if isinstance(value, dict) else None
+    return cast(dict[str, Any], value) if isinstance(value, dict) else None
 
 
 async def read_body(receive: Receive, limit: int = MAX_BODY_BYTES) -> bytes:

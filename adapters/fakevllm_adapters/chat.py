@@ -5,7 +5,7 @@ The request body is never rebuilt: fields unknown to us pass through.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from fakevllm_adapters.base import Answer, Json
@@ -76,15 +76,16 @@ def _extend(message: Json, delta: Json) -> None:
         piece = delta.get(key)
         if isinstance(piece, str):
             message[key] = message.get(key, "") + piece
-    for call in delta.get("tool_calls") or []:
-        _extend_tool_call(message.setdefault("tool_calls", []), call)
+    pieces: list[Json] = delta.get("tool_calls") or []
+    for call in pieces:
+        _extend_tool_call(cast(list[Json], message.setdefault("tool_calls", [])), call)
 
 
 def _extend_tool_call(calls: list[Json], piece: Json) -> None:
-    index = piece.get("index", len(calls))
+    index: int = piece.get("index", len(calls))
     while len(calls) <= index:
         calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
-    call = calls[index]
+    call: Json = calls[index]
     call["id"] = piece.get("id") or call["id"]
     function: Json = piece.get("function") or {}
     call["function"]["name"] += function.get("name") or ""
@@ -96,7 +97,7 @@ def _messages(body: Json) -> list[Any]:
     return cast(list[Any], messages) if isinstance(messages, list) else []
 
 
-def _user_texts(messages: Iterable[Any]) -> Iterable[str]:
+def _user_texts(messages: Iterable[Any]) -> Iterator[str]:
     for message in messages:
         if isinstance(message, dict) and cast(Json, message).get("role") == "user":
             yield text_of(cast(Json, message).get("content"))

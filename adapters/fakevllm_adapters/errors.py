@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 Json = dict[str, Any]
 
@@ -30,7 +30,7 @@ class WireError(Exception):
     @property
     def message(self) -> str:
         error: Any = self.body.get("error", self.body.get("detail"))
-        return str(error["message"]) if isinstance(error, dict) else str(error)
+        return str(cast(Json, error)["message"]) if isinstance(error, dict) else str(error)
 
 
 def error_body(message: str, kind: str, code: int, param: str | None = None) -> Json:

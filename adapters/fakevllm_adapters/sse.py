@@ -5,7 +5,7 @@ Events keep their exact bytes, so that what was received can be relayed without 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -59,8 +59,8 @@ def json_of(event: bytes) -> dict[str, Any] | None:
     data = data_of(event)
     if data is None:
         return None
-    value = orjson.loads(data)
-    return value if isinstance(value, dict) else None
+    value: Any = orjson.loads(data)
+    return cast(dict[str, Any], value) if isinstance(value, dict) else None
 
 
 def encode(value: object) -> bytes:

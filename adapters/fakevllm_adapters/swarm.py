@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -26,7 +27,8 @@ class EngineStatus(StrEnum):
     WEIGHT_SYNCING = "ENGINE.WEIGHT_SYNCING"
 
 
-class SiblingRef(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SiblingRef:
     group_id: str
     index: int
 

@@ -225,8 +225,8 @@ def check_length(prompt_tokens: int, limit: int | None, max_model_len: int) -> i
     if prompt_tokens >= max_model_len:
         raise bad_request(
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
-            f"contains at least {prompt_tokens} input tokens, which exceeds this limit even without "
-            "any output tokens. Please reduce the length of the input prompt.",
+            f"contains at least {prompt_tokens} input tokens, which exceeds this limit even "
+            "without any output tokens. Please reduce the length of the input prompt.",
             "input_tokens",
             prompt_tokens,
         )

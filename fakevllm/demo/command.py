@@ -8,7 +8,7 @@ import importlib.util
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,9 +18,10 @@ import openai
 from rich.console import Console
 from rich.live import Live
 
+from fakevllm.demo.outcome import Outcome
 from fakevllm.demo.probe import NUM_SAMPLES, Probe, probe
 from fakevllm.demo.processes import Supervised, free_port
-from fakevllm.demo.report import Outcome, show
+from fakevllm.demo.report import show
 from fakevllm.demo.sums import all_tasks, endless_rows
 from fakevllm.demo.view import Snapshot, render
 from fakevllm.errors import FakevllmError, UserError
@@ -67,7 +68,6 @@ class Run:
     stats: Stats | None = None
     phase: str = "starting the server and the proxy"
     notes: list[str] = field(default_factory=list[str])
-    num_requests: int = 0
     rate: float = 0.0
     """Tokens sampled per second, between the last two looks."""
     polled_at: float = 0.0
@@ -85,7 +85,7 @@ class Run:
         return replace(
             shot,
             policy_mean=[row.policy_mean for row in curve],
-            returned_best=[row.returned_best for row in curve],
+            returned_best=[row.returned_best or 0.0 for row in curve],
             without_signal=sum(row.without_signal for row in curve),
             num_groups=sum(row.groups for row in curve),
             tokens_per_s=self.rate,
@@ -125,7 +125,7 @@ async def _demo(settings: DemoSettings, console: Console) -> Outcome:
 
 
 @asynccontextmanager
-async def _running(settings: DemoSettings) -> AsyncIterator[Run]:
+async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
     """The processes, kept up until the block ends; one that cannot be kept up ends it."""
     folder = settings.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -216,7 +216,7 @@ async def _train(run: Run, model: str) -> None:
     try:
         wanted = itertools.takewhile(lambda _: run.step <= run.settings.steps, rows)
         async for _ in play(wanted, player, lambda task: keys[task.task_id], CONCURRENCY):
-            run.num_requests += 1
+            pass
     finally:
         polling.cancel()
         await asyncio.gather(polling, return_exceptions=True)
@@ -254,13 +254,14 @@ def _outcome(run: Run, before: Probe, after: Probe, wall_s: float) -> Outcome:
         before=before.success,
         after=after.success,
         policy_mean=[row.policy_mean for row in curve],
-        returned_best=[row.returned_best for row in curve],
+        returned_best=[row.returned_best or 0.0 for row in curve],
         steps=run.settings.steps,
-        requests=run.num_requests,
+        requests=sum(run.stats.counts.values()),
         wall_s=wall_s,
         seed=run.settings.seed,
         control=run.settings.control,
         groups=run.stats.counts,
+        groups_in_steps=sum(row.groups for row in curve),
         groups_without_signal=sum(row.without_signal for row in curve),
         restarts=run.server.num_restarts + run.proxy.num_restarts,
         run_dir=str(run.folder),

@@ -3,47 +3,25 @@ next step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from fakevllm.demo import plot
+from fakevllm.demo.outcome import Outcome
 from fakevllm.demo.probe import Probe
 
 SHOWN_SAMPLES = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The numbers of a finished run, as `--json` writes them."""
-
-    before: float
-    after: float
-    policy_mean: list[float]
-    """[s]: mean reward of all scored siblings of all groups ended in step s + 1, ties included."""
-    returned_best: list[float]
-    steps: int
-    requests: int
-    wall_s: float
-    seed: int
-    control: str
-    groups: dict[str, int]
-    """By state in the ledger."""
-    groups_without_signal: int
-    restarts: int
-    run_dir: str
-
-    def as_json(self) -> dict[str, object]:
-        return asdict(self)
-
-
 def show(console: Console, outcome: Outcome, before: Probe, after: Probe, ledger: Path) -> None:
     console.print(_summary(outcome))
     curve_file = Path(outcome.run_dir) / "curve.png"
-    _plot_in_terminal(console, outcome)
-    if _plot_png(outcome, curve_file):
+    if (drawn := plot.in_terminal(outcome, console.width)) is not None:
+        console.print(Text.from_ansi(drawn), no_wrap=True, crop=False)
+    if plot.as_png(outcome, curve_file):
         console.print(f"Curve: {curve_file}")
     console.print(_samples(before, after))
     console.print(f"Every group, with its siblings, rewards and tokens: {ledger}")
@@ -56,12 +34,11 @@ def _summary(outcome: Outcome) -> Table:
     )
     for column in ("before", "after", "requests", "groups without signal", "wall time"):
         table.add_column(column, justify="right")
-    total = sum(outcome.groups.values())
     table.add_row(
         f"{outcome.before:.1%}",
         f"[bold]{outcome.after:.1%}[/bold]",
         str(outcome.requests),
-        f"{outcome.groups_without_signal} of {total}",
+        f"{outcome.groups_without_signal} of {outcome.groups_in_steps}",
         f"{outcome.wall_s:.0f} s",
     )
     return table
@@ -79,55 +56,6 @@ def _samples(before: Probe, after: Probe) -> Table:
 
 def _marked(answer: str, right: bool) -> str:
     return f"[{'green' if right else 'red'}]{answer or '(nothing)'}[/]"
-
-
-def _plot_in_terminal(console: Console, outcome: Outcome) -> None:
-    try:
-        import plotext
-    except ImportError:
-        return
-    plotext.clf()
-    plotext.theme("clear")
-    plotext.plot_size(min(console.width, 90), 16)
-    plotext.ylim(0, 1)
-    steps = list(range(1, len(outcome.policy_mean) + 1))
-    plotext.plot(steps, smoothed(outcome.policy_mean), label="policy mean")
-    plotext.plot(steps, smoothed(outcome.returned_best), label="returned best")
-    plotext.xlabel("step")
-    console.print(plotext.build(), markup=False, highlight=False)
-
-
-def _plot_png(outcome: Outcome, file: Path) -> bool:
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    steps = range(1, len(outcome.policy_mean) + 1)
-    for name, values, colour in (
-        ("policy mean", outcome.policy_mean, "tab:green"),
-        ("returned best", outcome.returned_best, "tab:blue"),
-    ):
-        axes.plot(steps, values, color=colour, alpha=0.25)
-        axes.plot(steps, smoothed(values), color=colour, label=name)
-    axes.axhline(outcome.before, color="grey", linestyle=":", label="probe before")
-    axes.axhline(outcome.after, color="black", linestyle="--", label="probe after")
-    axes.set(
-        xlabel="step", ylabel="mean reward", ylim=(0, 1.02), title=f"control: {outcome.control}"
-    )
-    axes.legend(loc="lower right")
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
-    return True
-
-
-def smoothed(values: Sequence[float], window: int = 5) -> list[float]:
-    """Running mean over the last `window` values."""
-    cut = [values[max(0, at + 1 - window) : at + 1] for at in range(len(values))]
-    return [sum(part) / len(part) for part in cut]
 
 
 def _next_steps(outcome: Outcome) -> str:

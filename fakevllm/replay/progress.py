@@ -12,7 +12,7 @@ from fakevllm_adapters.swarm import Task
 
 class Progress:
     def __init__(self, file: Path, *, fresh: bool) -> None:
-        self._done = set() if fresh else set(_read(file))
+        self._done: set[tuple[int, str]] = set() if fresh else set(_read(file))
         file.parent.mkdir(parents=True, exist_ok=True)
         self._file = file.open("wb" if fresh else "ab", buffering=0)
 

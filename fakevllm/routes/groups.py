@@ -25,7 +25,7 @@ class StepStats(BaseModel):
     step: int
     groups: int
     policy_mean: float
-    returned_best: float
+    returned_best: float | None
     without_signal: int
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from fastapi import FastAPI
 from starlette.routing import Route
@@ -22,7 +22,7 @@ def create_app(config: ServerConfig) -> FastAPI:
     swarm = Swarm(config)
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         yield
         await asyncio.shield(swarm.close())
 

@@ -10,7 +10,6 @@ engine's own; a call with a hole in them is kept but marked untrainable, never p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from fakevllm_adapters.sse import encode, json_of
@@ -62,7 +61,8 @@ class Capture:
     def answer(self, body: Json) -> Json:
         """Record a whole answer; returns it as the app may see it."""
         self._prompt_ids = body.get("prompt_token_ids")
-        self._completion_tokens = (body.get("usage") or {}).get("completion_tokens")
+        usage: Json = body.get("usage") or {}
+        self._completion_tokens = usage.get("completion_tokens")
         for choice in body.get("choices", []):
             if choice.get("index", 0) == 0:
                 self._take(choice)
@@ -130,7 +130,8 @@ class Capture:
 
     def _take(self, choice: Json) -> None:
         self._ids.extend(choice.get("token_ids") or ())
-        content: Sequence[Json] = (choice.get("logprobs") or {}).get("content") or ()
+        logprobs: Json = choice.get("logprobs") or {}
+        content: list[Json] = logprobs.get("content") or []
         self._logprobs.extend(entry["logprob"] for entry in content)
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
         for span in choice.get("weight_versions") or ():

@@ -121,22 +121,21 @@ class Pool:
             self._keep(FinishedGroup(group_id, episodes))
 
     def take(self, num_groups: int, version: int, max_staleness: int) -> Taken:
-        """The oldest `num_groups`, without those whose weights are too many versions back."""
+        """The newest `num_groups`, in the order they came: where more arrives than can be trained,
+        the
+        freshest is the closest to the policy. What is too many versions back is dropped."""
         dropped, self.dropped = self.dropped, {}
-        groups: list[FinishedGroup] = []
-        while self._finished and len(groups) < num_groups:
-            group_id, group = self._finished.popitem(last=False)
+        for group_id, group in list(self._finished.items()):
             if version - group.version > max_staleness:
+                del self._finished[group_id]
                 dropped[group_id] = "stale"
-            else:
-                groups.append(group)
-        return Taken(groups, dropped)
+        newest = list(self._finished)[-num_groups:]
+        return Taken([self._finished.pop(group_id) for group_id in newest], dropped)
 
     def put_back(self, groups: Sequence[FinishedGroup]) -> None:
-        """Groups taken for a step that could not be filled, in front of the others again."""
-        for group in reversed(groups):
+        """Groups taken for a step that did not come about."""
+        for group in groups:
             self._finished[group.group_id] = group
-            self._finished.move_to_end(group.group_id, last=False)
 
     def _keep(self, group: FinishedGroup) -> None:
         self._finished[group.group_id] = group

@@ -21,7 +21,7 @@ def shape(path: Path) -> dict[str, Any]:
     try:
         pragmas = ("table_info", "foreign_key_list", "index_list")
         return {
-            f"{table} {pragma}": db.execute(f"PRAGMA {pragma}({table})").fetchall()
+            f"{table} {pragma}": {row[1:] for row in db.execute(f"PRAGMA {pragma}({table})")}
             for table in METADATA.tables
             for pragma in pragmas
         }

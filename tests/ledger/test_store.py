@@ -366,3 +366,15 @@ def test_odd_characters_in_the_path_are_just_a_path(tmp_path: Path) -> None:
     odd = tmp_path / "a ?#%20ü.sqlite"
     Ledger.open(odd).close()
     assert odd.exists()
+
+
+def test_the_queries_of_the_readme_run(ledger: Ledger, path: Path) -> None:
+    ledger.record(group("a", [0.0, 1.0], served=1, step=1))
+    ledger.record(replace(group("b", state="dropped"), reason="hook_nan"))
+    assert ledger.drain()
+    readme = (Path(__file__).parents[2] / "fakevllm" / "ledger" / "README.md").read_text()
+    indented = [line for line in readme.splitlines() if line.startswith("    ")]
+    why, learning, least = " ".join(indented).split(";")[:3]
+    assert sorted(rows(path, why)) == [("dropped", "hook_nan", 1), ("scored", None, 1)]
+    assert rows(path, learning) == [(1, 0.5, 1.0)]
+    assert len(rows(path, least)) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import given
@@ -11,7 +12,7 @@ from fakevllm.hooks.spec import Sibling, Task
 from reward_hooks.length_format import LENGTH_CAP, on_compute_relative_reward
 
 
-def rewards(answers: list[tuple[str, int | None, str]]) -> list[float | None]:
+def rewards(answers: Sequence[tuple[str, int | None, str]]) -> list[float | None]:
     """Of (text, tokens, finish reason)."""
     messages: list[dict[str, Any]] = [
         {"content": text, "finish_reason": finish} for text, _, finish in answers
@@ -37,7 +38,7 @@ def test_answers_outside_the_format_get_nothing_and_do_not_move_the_median() -> 
 
 
 def test_without_token_counts_for_all_characters_are_counted() -> None:
-    long, short = "x" * 90 + "Answer: 42", "Answer: 42"
+    long, short = "x " * 45 + "Answer: 42", "Answer: 42"
     assert rewards([(short, 5, "stop"), (long, None, "stop")])[1] == 1.0 - LENGTH_CAP * (
         100 / 55 - 1
     )

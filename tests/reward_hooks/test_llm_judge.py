@@ -143,8 +143,17 @@ async def test_missing_settings_are_named(
 
 @pytest.mark.parametrize(
     "text",
-    ['{"scores": [1]}', '{"scores": [1, "2"]}', '{"scores": [1, NaN]}', '{"scores": 3}', "[1, 2]"]
-    + ['{"scores": [1, true]}', '{"score": [1, 2]}', "{", ""],
+    [
+        '{"scores": [1]}',
+        '{"scores": [1, "2"]}',
+        '{"scores": [1, NaN]}',
+        '{"scores": [1, true]}',
+        '{"scores": 3}',
+        '{"score": [1, 2]}',
+        "[1, 2]",
+        "{",
+        "",
+    ],
 )
 def test_half_a_verdict_is_no_verdict(text: str) -> None:
     assert read_scores(text, 2) == [None, None]

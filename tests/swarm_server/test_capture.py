@@ -47,7 +47,7 @@ def test_what_the_app_did_not_ask_for_is_null_again() -> None:
 
 
 def test_what_the_app_asked_for_stays() -> None:
-    body = {"messages": [], "logprobs": True, "return_token_ids": True}
+    body: Json = {"messages": [], "logprobs": True, "return_token_ids": True}
     shown = Capture(body, {}).answer(answer())
     assert shown["choices"][0]["logprobs"] is not None
     assert shown["prompt_token_ids"] == [1, 2]

@@ -77,13 +77,13 @@ def test_an_aborted_group_is_gone_for_good() -> None:
     assert pool.num_finished == 0
 
 
-def test_the_oldest_groups_are_taken_first_and_the_others_stay() -> None:
+def test_the_newest_groups_are_taken_in_their_order_and_the_others_stay() -> None:
     pool = Pool(num_repeat=4)
     for name in "abc":
         captured(pool, name)
         pool.end_group(name, [1.0, 0.0], step=1)
     taken = pool.take(2, version=0, max_staleness=4)
-    assert [group.group_id for group in taken.groups] == ["a", "b"]
+    assert [group.group_id for group in taken.groups] == ["b", "c"]
     assert pool.num_finished == 1
 
 
@@ -103,7 +103,7 @@ def test_groups_given_back_are_the_next_to_be_taken() -> None:
         captured(pool, name)
         pool.end_group(name, [1.0, 0.0], step=1)
     pool.put_back(pool.take(2, version=0, max_staleness=4).groups)
-    assert [g.group_id for g in pool.take(3, version=0, max_staleness=4).groups] == ["a", "b", "c"]
+    assert [g.group_id for g in pool.take(2, version=0, max_staleness=4).groups] == ["b", "c"]
 
 
 def test_episodes_of_a_task_make_a_group_when_there_are_enough() -> None:

@@ -1,18 +1,20 @@
-"""Called when the siblings have answered: one number each. Only differences within the group
-count."""
+"""Called when the siblings have answered: one number each. Only differences in the group count."""
 
 import re
+from typing import Any
+
+from fakevllm.hooks.spec import Sibling
 
 LAST_NUMBER = re.compile(r"(\d+)\.?$")
 
 
-def on_compute_relative_reward(valid_results, all_answers, question):
-    return [
-        score(sibling, answer) for sibling, answer in zip(valid_results, all_answers, strict=True)
-    ]
+def on_compute_relative_reward(
+    valid_results: list[Sibling], all_answers: list[dict[str, Any]], question: str
+) -> list[float]:
+    return [score(*pair) for pair in zip(valid_results, all_answers, strict=True)]
 
 
-def score(sibling, answer):
+def score(sibling: Sibling, answer: dict[str, Any]) -> float:
     """1 for a finished answer that ends in the right sum, else 0."""
     number = LAST_NUMBER.search((answer.get("content") or "").strip())
     is_right = number is not None and int(number[1]) == sibling.task.metadata["sum"]

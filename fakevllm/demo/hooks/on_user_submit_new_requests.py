@@ -1,5 +1,7 @@
 """Called before each request is sampled: how many siblings, and what may differ between them."""
 
+from fakevllm.hooks.spec import Task
 
-def on_user_submit_new_requests(request_id, task):
+
+def on_user_submit_new_requests(request_id: str, task: Task) -> int | None:
     return None  # keep the configured number, change nothing

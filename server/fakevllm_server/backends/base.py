@@ -8,7 +8,7 @@ a TrainEngine.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -175,7 +175,9 @@ class TokenEngine(Protocol):
         """The prompt of a conversation, by the model's chat template. Raises WireError (400)."""
         ...
 
-    def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncIterator[list[Token]]:
+    def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[list[Token]]:
         """Sampled tokens in order, the end-of-sequence token included; closing the iterator
         cancels."""
         ...

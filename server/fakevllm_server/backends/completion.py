@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -76,7 +76,7 @@ class Completion:
         choices = [self._finished(choice) for choice in self._choices]
         return self._writer.completion(choices, self._usage(), self._shown_prompt())
 
-    async def chunks(self) -> AsyncIterator[Json]:
+    async def chunks(self) -> AsyncGenerator[Json]:
         """Chunks of all choices as they come, the usage chunk last where it was asked for."""
         queue: asyncio.Queue[Json | None] = asyncio.Queue()
         pumps = [asyncio.create_task(self._pump(choice, queue)) for choice in self._choices]
@@ -110,7 +110,7 @@ class Completion:
         finally:
             queue.put_nowait(None)
 
-    async def _chunks_of(self, choice: Progress) -> AsyncIterator[Json]:
+    async def _chunks_of(self, choice: Progress) -> AsyncGenerator[Json]:
         scanner = ToolScanner() if self._request.offers_tools else None
         opened = False
         async with aclosing(self._pieces(choice)) as pieces:
@@ -133,15 +133,13 @@ class Completion:
         last = self._closing(choice)
         yield self._writer.finish_chunk(last, {}, closes_stream=not self._request.include_usage)
 
-    async def _pieces(self, choice: Progress) -> AsyncIterator[Piece]:
+    async def _pieces(self, choice: Progress) -> AsyncGenerator[Piece]:
         """Sampled pieces with their text; ends at the end of sequence, a stop string or the
         limit."""
         text = Detokenizer(self._engine.decode)
         stops = StopScanner(self._request.stops)
         sampling = self._sampling_of(choice.index)
-        async with aclosing(
-            _as_generator(self._engine.generate(self._prompt_ids, sampling))
-        ) as tokens:
+        async with aclosing(self._engine.generate(self._prompt_ids, sampling)) as tokens:
             async for batch in tokens:
                 choice.tokens.extend(batch)
                 ended = batch[-1].id in self._engine.eos_ids and not sampling.ignore_eos
@@ -221,10 +219,6 @@ class Completion:
 
     def _usage(self) -> Json:
         return usage_of(len(self._prompt_ids), sum(len(choice.tokens) for choice in self._choices))
-
-
-def _as_generator(tokens: AsyncIterator[list[Token]]) -> Any:
-    return tokens  # TokenEngine promises aclose(), which AsyncIterator does not name
 
 
 def _sampling(request: ChatRequest, defaults: Json, max_tokens: int) -> Sampling:

@@ -22,7 +22,7 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ class FakeEngine:
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
-    ) -> AsyncIterator[list[Token]]:
+    ) -> AsyncGenerator[list[Token]]:
         directives = dict(_DIRECTIVE.findall(_last_user_text(self.decode(prompt_ids))))
         if "crash" in directives:
             os._exit(70)

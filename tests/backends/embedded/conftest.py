@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from backends.embedded.driving import EngineMaker
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfig
-
-from backends.embedded.driving import EngineMaker
 
 torch.set_num_threads(1)
 

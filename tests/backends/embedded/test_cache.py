@@ -55,9 +55,9 @@ def test_rows_keep_their_tokens_while_others_join_grow_and_leave() -> None:
         if values and rng.random() < 0.2:
             row = rng.randrange(len(values))
             cache.drop_row(row)
-            for column in (values, lengths):
-                column[row] = column[-1]
-                column.pop()
+            values[row], lengths[row] = values[-1], lengths[-1]
+            values.pop()
+            lengths.pop()
         for row, (value, length) in enumerate(zip(values, lengths, strict=True)):
             expected = prefix_of(value, length)
             torch.testing.assert_close(cache.keys[:, row, :, :length], expected.keys)

@@ -137,7 +137,7 @@ def test_an_export_is_a_model_folder_with_the_trained_weights(
 def test_an_export_keeps_the_models_own_sampling_settings(
     demo_folder: Path, tmp_path: Path
 ) -> None:
-    """Settings that transformers calls inconsistent are common, and are the model maker's choice."""
+    """What transformers calls inconsistent is common, and the model maker's choice."""
     source = tmp_path / "source"
     checkpoint.export(source, load(demo_folder), torch.float32, demo_folder)
     odd = {"temperature": 0.6, "top_k": 20, "do_sample": False, "eos_token_id": [2, 0]}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import MistralConfig
 
 from fakevllm_server.backends.base import BackendError
 from fakevllm_server.backends.embedded.folder import open_folder
@@ -61,15 +62,10 @@ def test_a_model_that_brings_its_own_code_is_refused(folder: Path) -> None:
     ("values", "reason"),
     [
         (
-            {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
-            "layers of type sliding_attention.*--rollout vllm",
-        ),
-        (
             {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
-            "layers of type linear_attention",
+            "layers of type linear_attention.*--rollout vllm",
         ),
         ({"model_type": "t5", "layer_types": None}, "encoder-decoder"),
-        ({"model_type": "mistral", "sliding_window": 64}, "--max-model-len 64"),
     ],
 )
 def test_attention_that_cannot_be_batched_is_refused(
@@ -81,14 +77,26 @@ def test_attention_that_cannot_be_batched_is_refused(
         open_folder(folder)
 
 
-def test_a_window_that_is_never_left_is_no_obstacle(folder: Path) -> None:
-    change(folder / "config.json", model_type="mistral", sliding_window=64, layer_types=None)
+def test_a_sliding_window_is_an_obstacle_unless_it_is_never_left(folder: Path) -> None:
+    MistralConfig(sliding_window=64).save_pretrained(folder)
 
+    with pytest.raises(BackendError, match="start with --max-model-len 64"):
+        open_folder(folder)
     assert open_folder(folder, max_model_len=64).max_model_len == 64
 
 
+def test_windows_in_some_layers_count_as_well(folder: Path) -> None:
+    layer_types = ["full_attention", "sliding_attention", "full_attention"]
+    change(
+        folder / "config.json", layer_types=layer_types, use_sliding_window=True, sliding_window=64
+    )
+
+    with pytest.raises(BackendError, match="start with --max-model-len 64"):
+        open_folder(folder)
+
+
 def test_more_positions_than_the_model_has_are_refused(folder: Path) -> None:
-    with pytest.raises(BackendError, match="--max-model-len 513 is more than .* at most 512"):
+    with pytest.raises(BackendError, match=r"--max-model-len 513 is more than .* at most 512"):
         open_folder(folder, max_model_len=513)
 
 

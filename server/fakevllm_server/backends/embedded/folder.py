@@ -26,6 +26,8 @@ SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What vLLM takes from generation_config.json (`--generation-config auto`), whatever `do_sample`
 says.
 """
+BATCHABLE_LAYERS = frozenset({"full_attention", "attention", "sliding_attention"})
+"""Sliding ones only where no completion can outgrow the window."""
 DEFAULT_MAX_MODEL_LEN = 2048
 """For the rare config that names no longest position."""
 
@@ -127,14 +129,16 @@ def _check_attention(path: Path, config: PreTrainedConfig, max_model_len: int) -
     if config.is_encoder_decoder:
         raise BackendError(f"{path} is an encoder-decoder: give --model a decoder-only model")
     text: Any = config.get_text_config()
-    others = sorted(set(getattr(text, "layer_types", None) or []) - {"full_attention", "attention"})
+    kinds = set(getattr(text, "layer_types", None) or [])
+    others = sorted(kinds - BATCHABLE_LAYERS)
     if others:
         raise BackendError(
             f"{path} has layers of type {', '.join(others)}: the embedded engine serves full "
             "attention in all layers; use --rollout vllm"
         )
     window = getattr(text, "sliding_window", None)
-    if window and getattr(text, "use_sliding_window", True) and max_model_len > window:
+    slides = "sliding_attention" in kinds if kinds else getattr(text, "use_sliding_window", True)
+    if slides and window and max_model_len > window:
         raise BackendError(
             f"{path} attends within {window} tokens: start with --max-model-len {window}"
         )

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from fakevllm_adapters.errors import internal_error, unavailable
+from fakevllm_adapters.errors import WireError, internal_error, unavailable
 from fakevllm_server.backends.base import BackendError, Token
 from fakevllm_server.backends.embedded.draft import Draft, Stream
 from fakevllm_server.backends.embedded.sampling_state import SamplingState
@@ -61,7 +61,9 @@ class EngineLoop:
         self._thread.start()
 
     def submit(self, draft: Draft) -> None:
-        """From any thread."""
+        """From any thread. Raises WireError (503) once the engine is closed."""
+        if self._closing:
+            raise _shutting_down()
         self._inbox.put(draft)
 
     def run(self, start: Callable[[], Task]) -> Future[Any]:
@@ -93,9 +95,7 @@ class EngineLoop:
             self._fail_all(internal_error(), BackendError("the engine thread crashed"))
             time.sleep(CRASH_GRACE_S)
             os._exit(CRASH_EXIT_CODE)
-        self._fail_all(
-            unavailable("The engine is shutting down."), BackendError("the engine is shutting down")
-        )
+        self._fail_all(_shutting_down(), BackendError("the engine is shutting down"))
 
     def _receive(self) -> None:
         is_idle = self._task is None and not self._tasks and not self.state.has_work
@@ -174,6 +174,10 @@ def _call(loop: AbstractEventLoop, function: Callable[..., None], *arguments: ob
     # A closed loop took everyone who listened with it.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *arguments)
+
+
+def _shutting_down() -> WireError:
+    return unavailable("The engine is shutting down.")
 
 
 def _as_backend_error(error: Exception) -> BackendError:

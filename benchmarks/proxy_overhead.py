@@ -1,0 +1,233 @@
+"""What the proxy costs: CPU of its process and latency, at N=1 (served, no hook, ledger on).
+
+    python -m benchmarks.proxy_overhead [--requests 2000] [--write]
+
+One fake engine behind one server; the same client load goes to the server itself, through the bare
+relay and through the proxy, in turns, so that all three see the same machine. CPU is user + system
+time of the relaying process, from /proc (Linux only).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from sqlite3 import connect
+
+import aiohttp
+import orjson
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.results import conditions, markdown_table, replace_section
+from tests.e2e.processes import Process, Processes, free_port, wait_until
+
+CONCURRENCY = 8
+ROUNDS = 4
+NUM_WARM_UP = 200
+NUM_ALONE = 300
+"""Requests one at a time, for a latency without queueing."""
+BODY_BYTES = 1200
+ANSWER = "The quick brown fox jumps over."
+"""One byte is one token of the fake engine, and one chunk of a stream."""
+TITLE = "proxy_overhead"
+RELAY = Path(__file__).with_name("bare_relay.py")
+
+
+@dataclass(slots=True)
+class Sample:
+    """One target under one kind of load, summed over the rounds."""
+
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    busy_s: list[float] = field(default_factory=list[float])
+    """Latencies with all connections busy."""
+    alone_s: list[float] = field(default_factory=list[float])
+    """Latencies of one request at a time."""
+
+    @property
+    def cpu_ms(self) -> float:
+        return 1000 * self.cpu_s / len(self.busy_s)
+
+    @property
+    def per_s(self) -> float:
+        return len(self.busy_s) / self.wall_s
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    name: str
+    process: Process
+
+
+Samples = dict[tuple[str, bool], Sample]
+"""By target name and whether streamed."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--requests", type=int, default=2000, help="Per target and kind.")
+    parser.add_argument("--write", action="store_true", help="Put the table into RESULTS.md.")
+    args = parser.parse_args()
+    told = conditions()
+    with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as started:
+        targets = _start(started)
+        samples = uvloop.run(_measure(targets, args.requests))
+        num_sent = _num_sent(args.requests)
+        _check_ledger(targets[-1].process, num_sent)
+    header, rows = _table(samples)
+    table = Table(*header, title="the proxy beside a bare relay")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=140).print(table)
+    if args.write:
+        replace_section(TITLE, f"{told}\n{markdown_table(header, rows)}\n{_reading(samples)}")
+
+
+def _start(started: Processes) -> list[Target]:
+    server = started.server("--backend", "fake")
+    proxy = started.proxy(server, "--n", "1")
+    port = free_port()
+    command = [str(RELAY), "--upstream", server.url, "--port", str(port)]
+    relay = Process("relay", command, port, started.folder / "relay")
+    started.adopt(relay).wait_until_healthy()
+    return [Target("server", server), Target("bare relay", relay), Target("fakevllm", proxy)]
+
+
+async def _measure(targets: Sequence[Target], num_requests: int) -> Samples:
+    samples: Samples = {}
+    connector = aiohttp.TCPConnector(limit=CONCURRENCY, keepalive_timeout=30)
+    async with aiohttp.ClientSession(connector=connector) as http:
+        for streamed in (False, True):
+            body = _body(streamed)
+            for target in targets:
+                samples[target.name, streamed] = Sample()
+                await _send(http, target, body, NUM_WARM_UP, CONCURRENCY)
+            for _ in range(ROUNDS):
+                for target in targets:
+                    sample = samples[target.name, streamed]
+                    await _sample(http, target, body, num_requests // ROUNDS, sample)
+    return samples
+
+
+async def _sample(
+    http: aiohttp.ClientSession, target: Target, body: bytes, num_requests: int, sample: Sample
+) -> None:
+    cpu, started = cpu_seconds(target.process.pid), time.perf_counter()
+    sample.busy_s += await _send(http, target, body, num_requests, CONCURRENCY)
+    sample.wall_s += time.perf_counter() - started
+    sample.cpu_s += cpu_seconds(target.process.pid) - cpu
+    sample.alone_s += await _send(http, target, body, NUM_ALONE // ROUNDS, 1)
+
+
+async def _send(
+    http: aiohttp.ClientSession, target: Target, body: bytes, total: int, concurrency: int
+) -> list[float]:
+    """Latencies of `total` requests over `concurrency` connections."""
+    url = f"{target.process.url}/v1/chat/completions"
+    headers = {"Content-Type": "application/json"}
+    latencies: list[float] = []
+    tickets = iter(range(total))
+
+    async def work() -> None:
+        for _ in tickets:
+            started = time.perf_counter()
+            async with http.post(url, data=body, headers=headers) as answer:
+                raw = await answer.read()
+            latencies.append(time.perf_counter() - started)
+            assert answer.status == 200 and b'"finish_reason":"stop"' in raw, raw
+
+    await asyncio.gather(*(work() for _ in range(concurrency)))
+    return latencies
+
+
+def _body(streamed: bool) -> bytes:
+    question = f"[[say {ANSWER}]] "
+    messages = [{"role": "user", "content": question}]
+    body = {"model": "fake", "messages": messages, "stream": streamed}
+    messages[0]["content"] += "x" * (BODY_BYTES - len(orjson.dumps(body)))
+    return orjson.dumps(body)
+
+
+def _num_sent(num_requests: int) -> int:
+    """Of both kinds, to one target."""
+    return 2 * (NUM_WARM_UP + ROUNDS * (num_requests // ROUNDS + NUM_ALONE // ROUNDS))
+
+
+def _check_ledger(proxy: Process, num_sent: int) -> None:
+    """The figures are worth nothing where the ledger has dropped its rows."""
+
+    def complete() -> bool:
+        with closing(connect(proxy.folder / "ledger.sqlite")) as ledger:
+            (count,) = ledger.execute(
+                "select count(*) from groups where state = 'served'"
+            ).fetchone()
+        return count == num_sent
+
+    wait_until(complete, 10, f"{num_sent} groups in the ledger")
+
+
+def _table(samples: Samples) -> tuple[list[str], list[list[str]]]:
+    header = ["load", "through", "CPU ms/request", "x bare relay", "requests/s"]
+    header += ["p50 / p99 ms, 8 at once", "p50 / p99 ms, alone", "added alone, p50 / p99"]
+    rows: list[list[str]] = []
+    for (name, streamed), sample in samples.items():
+        bare, direct = samples["bare relay", streamed], samples["server", streamed]
+        is_relay = sample is not direct
+        added = _ms([a - b for a, b in zip(_at(sample.alone_s), _at(direct.alone_s), strict=True)])
+        rows.append(
+            [
+                "streamed" if streamed else "whole",
+                name if is_relay else "nothing (the server)",
+                f"{sample.cpu_ms:.2f}",
+                f"{sample.cpu_ms / bare.cpu_ms:.2f}" if is_relay else "",
+                f"{sample.per_s:.0f}",
+                _ms(_at(sample.busy_s)),
+                _ms(_at(sample.alone_s)),
+                added if is_relay else "",
+            ]
+        )
+    return header, rows
+
+
+def _reading(samples: Samples) -> str:
+    """The figures' sense in one sentence."""
+    whole, streamed = (
+        samples["fakevllm", kind].cpu_ms / samples["bare relay", kind].cpu_ms
+        for kind in (False, True)
+    )
+    return (
+        f"The proxy's process takes {whole:.1f} times the CPU of the bare relay for whole answers "
+        f"and {streamed:.1f} times for streamed ones ({len(ANSWER) + 1} tokens)."
+    )
+
+
+def _at(latencies: Sequence[float]) -> tuple[float, float]:
+    """p50 and p99."""
+    cuts = statistics.quantiles(latencies, n=100)
+    return cuts[49], cuts[98]
+
+
+def _ms(pair: Sequence[float]) -> str:
+    return " / ".join(f"{1000 * value:.2f}" for value in pair)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    if not sys.platform.startswith("linux"):
+        sys.exit("proxy_overhead reads /proc: it runs on Linux only.")
+    main()

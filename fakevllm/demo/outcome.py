@@ -1,0 +1,30 @@
+"""The numbers of a finished demo."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The numbers of a finished run, as `--json` writes them."""
+
+    before: float
+    after: float
+    policy_mean: list[float]
+    """[s]: mean reward of all scored siblings of all groups ended in step s + 1, ties included."""
+    returned_best: list[float]
+    steps: int
+    requests: int
+    wall_s: float
+    seed: int
+    control: str
+    groups: dict[str, int]
+    """By state in the ledger."""
+    groups_in_steps: int
+    groups_without_signal: int
+    restarts: int
+    run_dir: str
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)

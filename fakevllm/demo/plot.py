@@ -1,0 +1,67 @@
+"""The demo's learning curve, in the terminal and as PNG. Nothing is drawn where the library is
+missing."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fakevllm.demo.outcome import Outcome
+
+WIDEST = 90
+HEIGHT = 16
+
+
+def in_terminal(outcome: Outcome, width: int) -> str | None:
+    plotext = _module("plotext")
+    if plotext is None:
+        return None
+    plotext.clf()
+    plotext.theme("clear")
+    plotext.plot_size(min(width, WIDEST), HEIGHT)
+    plotext.ylim(0, 1)
+    steps = list(range(1, len(outcome.policy_mean) + 1))
+    plotext.plot(steps, smoothed(outcome.policy_mean), label="policy mean")
+    plotext.plot(steps, smoothed(outcome.returned_best), label="returned best")
+    plotext.xlabel("step")
+    return plotext.build()
+
+
+def as_png(outcome: Outcome, file: Path) -> bool:
+    """Whether it was drawn."""
+    matplotlib = _module("matplotlib")
+    if matplotlib is None:
+        return False
+    matplotlib.use("Agg")
+    pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    steps = range(1, len(outcome.policy_mean) + 1)
+    for name, values, colour in (
+        ("policy mean", outcome.policy_mean, "tab:green"),
+        ("returned best", outcome.returned_best, "tab:blue"),
+    ):
+        axes.plot(steps, values, color=colour, alpha=0.25)
+        axes.plot(steps, smoothed(values), color=colour, label=name)
+    axes.axhline(outcome.before, color="grey", linestyle=":", label="probe before")
+    axes.axhline(outcome.after, color="black", linestyle="--", label="probe after")
+    title = f"control: {outcome.control}"
+    axes.set(xlabel="step", ylabel="mean reward", ylim=(0, 1.02), title=title)
+    axes.legend(loc="lower right")
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+    return True
+
+
+def smoothed(values: Sequence[float], window: int = 5) -> list[float]:
+    """Running mean over the last `window` values."""
+    cut = [values[max(0, at + 1 - window) : at + 1] for at in range(len(values))]
+    return [sum(part) / len(part) for part in cut]
+
+
+def _module(name: str) -> Any | None:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None

@@ -1,0 +1,33 @@
+# One door: every recipe is a line a person or a CI machine can also type.
+
+# format, lint, types, import ladder, docs
+check:
+    .ci/check
+
+# all tests that need neither a GPU nor the outside world
+test *arguments:
+    pytest {{arguments}}
+
+# real processes over real sockets
+e2e:
+    pytest tests/e2e
+
+# the demo and its two controls, with their checks
+demo folder=`mktemp -d`:
+    .ci/demo {{folder}}
+
+# what the proxy adds to a request
+bench:
+    python -m benchmarks.proxy_overhead
+
+# docs agree with the code
+docs:
+    pytest -q tests/test_docs.py
+
+# real apps and data that a machine may lack
+long:
+    .ci/live
+
+# everything, from a fresh environment
+ci:
+    .ci/run

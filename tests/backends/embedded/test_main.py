@@ -1,0 +1,74 @@
+"""The engine as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import aiohttp
+from backends.embedded.driving import SPEC, random_calls
+
+from fakevllm_adapters.swarm import TrainJob
+from fakevllm_server.backends.base import Batch
+from fakevllm_server.backends.child import ChildBackend, ChildSpec
+
+MODULE = "fakevllm_server.backends.embedded"
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def arguments(model: Path, run_dir: Path) -> list[str]:
+    paths = ["--socket", str(run_dir / "s"), "--run-dir", str(run_dir), "--model", str(model)]
+    return [sys.executable, "-m", MODULE, "--served-model-name", "demo", "--seed", "0", *paths]
+
+
+def test_help_loads_no_torch() -> None:
+    script = (
+        "import sys; sys.argv = ['x', '--help']\n"
+        "from fakevllm_server.backends.embedded.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, env=ENVIRONMENT
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "--max-num-seqs" in done.stdout
+
+
+def test_a_model_that_cannot_be_served_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    command = arguments(tmp_path / "missing", tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, env=ENVIRONMENT)
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"model folder {tmp_path / 'missing'} does not exist: "
+        "give --model a folder in Hugging Face form\n"
+    )
+
+
+async def test_the_server_can_start_ask_and_stop_it(demo_folder: Path, tmp_path: Path) -> None:
+    backend = ChildBackend(ChildSpec("embedded", tmp_path, str(demo_folder), "demo"))
+    try:
+        endpoint = await backend.launch()
+        await backend.boot(TrainJob())
+        metrics = await backend.step(Batch(1, random_calls(2)), SPEC)
+        await backend.publish(1)
+        connector = aiohttp.UnixConnector(str(endpoint.socket))
+        async with aiohttp.ClientSession(endpoint.url, connector=connector) as http:
+            messages = [{"role": "user", "content": "What is 3 plus 4?"}]
+            body = {"messages": messages, "temperature": 0, "return_weight_versions": True}
+            async with http.post("/v1/chat/completions", json=body) as answer:
+                said = await answer.json()
+                assert answer.status == 200, said
+    finally:
+        await backend.close()
+
+    choice = said["choices"][0]
+    assert (endpoint.model_name, endpoint.max_model_len) == ("demo", 512)
+    assert metrics["skipped"] == 0 and metrics["tokens"] > 0
+    assert choice["message"]["content"].endswith("7.") and choice["finish_reason"] == "stop"
+    assert [span["version"] for span in choice["weight_versions"]] == [1]

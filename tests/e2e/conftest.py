@@ -1,0 +1,23 @@
+"""A set of real processes per test, and one hooks folder whose preference is plain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.hook_files import PREFER_YES, write_hooks
+from tests.e2e.processes import Processes
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    with Processes(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def yes_hooks(tmp_path: Path) -> Path:
+    """Rewards the fake backend's "yes." with 1, all else with 0."""
+    return write_hooks(tmp_path / "hooks", PREFER_YES)
