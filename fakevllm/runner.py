@@ -231,6 +231,7 @@ class Runner:
         if record.state != "scored":
             return await self._abandon(record)
         self._ledger.record(record)
+        await self._ledger.flush()  # a group the server trains on must be found here, come what may
         rewards = [scored.rewards.get(index) for index in range(len(scored.results))]
         end = EndGroupRequest(
             group_id=request.id,

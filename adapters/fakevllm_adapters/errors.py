@@ -49,8 +49,8 @@ def not_supported(field: str) -> WireError:
     return bad_request(f"`{field}` is not supported by this engine. (parameter={field})", field)
 
 
-def unknown_model(name: str) -> WireError:
-    message = f"The model `{name}` does not exist."
+def unknown_model(name: str, served: str) -> WireError:
+    message = f"The model `{name}` does not exist. Valid aliases: {served}."
     return WireError(404, error_body(message, "NotFoundError", 404, "model"))
 
 

@@ -102,16 +102,20 @@ def parse_chat_request(raw: bytes) -> ChatRequest:
 
 
 def _loads(raw: bytes) -> Any:
+    """What orjson refuses (NaN, half surrogates, endless nesting) is refused everywhere alike."""
     try:
         return orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        pass
+    except orjson.JSONDecodeError as error:
+        position, reason = error.pos, error.msg
     try:  # the standard library words its complaints as vLLM shows them
-        return json.loads(raw)
+        json.loads(raw)
     except json.JSONDecodeError as error:
-        raise bad_json(error.pos, error.msg) from None
+        position, reason = error.pos, error.msg
     except UnicodeDecodeError:
-        raise bad_json(0, "Invalid UTF-8") from None
+        position, reason = 0, "Invalid UTF-8"
+    except RecursionError:
+        pass  # ours says it
+    raise bad_json(position, reason)
 
 
 def _check_meaning(request: ChatRequest) -> None:

@@ -122,8 +122,21 @@ class Ledger:
         self._writer.put(partial(statements.put_tasks, tasks=tasks))
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Whether all that was put before has been written or dropped."""
-        return await asyncio.to_thread(self.drain, timeout_s)
+        """Whether all that was put before has been written or dropped. Costs no thread."""
+        loop = asyncio.get_running_loop()
+        written = asyncio.Event()
+
+        def tell() -> None:
+            if not loop.is_closed():  # whoever asked may have given up and gone
+                loop.call_soon_threadsafe(written.set)
+
+        if not self._writer.mark(tell):
+            return False
+        try:
+            await asyncio.wait_for(written.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
 
     def drain(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """flush() for threads."""

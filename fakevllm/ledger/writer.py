@@ -10,7 +10,8 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from sqlalchemy.exc import OperationalError
@@ -23,8 +24,16 @@ Taken = TypeVar("Taken", contravariant=True)
 QUEUE_BOUND = 5_000
 """Some seconds of the busiest traffic, while another process holds the file's lock."""
 MAX_BATCH = 1_000
-GATHER_S = 0.05
+GATHER_S = 0.01
 """A change waits this long for company: a transaction costs more than a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in the queue: `reached` is called, on the writer's thread, when all before it is
+    written or dropped."""
+
+    reached: Callable[[], object]
 
 
 class Transact(Protocol[Taken]):
@@ -36,7 +45,7 @@ class Transact(Protocol[Taken]):
 class Writer(Generic[Change]):
     def __init__(self, transact: Transact[Change]) -> None:
         self._transact = transact
-        self._queue: queue.Queue[Change | threading.Event | None] = queue.Queue(QUEUE_BOUND)
+        self._queue: queue.Queue[Change | Mark | None] = queue.Queue(QUEUE_BOUND)
         self._hurry = threading.Event()
         self._refused = 0
         self._failed = 0
@@ -67,11 +76,19 @@ class Writer(Generic[Change]):
         """Whether all that was put before has been written or dropped."""
         done = threading.Event()
         try:
-            self._queue.put(done, timeout=timeout_s)
+            self._queue.put(Mark(done.set), timeout=timeout_s)
         except queue.Full:
             return False
         self._hurry.set()
         return done.wait(timeout_s)
+
+    def mark(self, reached: Callable[[], object]) -> bool:
+        """Asks to be told when all that was put before is written or dropped. False: queue full."""
+        try:
+            self._queue.put_nowait(Mark(reached))
+        except queue.Full:
+            return False
+        return True
 
     def close(self, timeout_s: float) -> None:
         """Writes what waits, then ends the thread."""
@@ -91,10 +108,10 @@ class Writer(Generic[Change]):
             while len(taken) < MAX_BATCH and not self._queue.empty():
                 taken.append(self._queue.get())
             is_closing = None in taken
-            self._write([one for one in taken if not isinstance(one, threading.Event | None)])
+            self._write([one for one in taken if not isinstance(one, Mark | None)])
             for one in taken:
-                if isinstance(one, threading.Event):
-                    one.set()
+                if isinstance(one, Mark):
+                    one.reached()
 
     def _write(self, changes: list[Change]) -> None:
         if not changes:

@@ -11,7 +11,7 @@ from tenacity import (
     AsyncRetrying,
     retry_if_exception_type,
     stop_after_delay,
-    wait_exponential_jitter,
+    wait_random_exponential,
 )
 
 from fakevllm.errors import ConfigError
@@ -61,7 +61,7 @@ async def play(
 async def _play_one(epoch: int, task: Task, player: Player, key: str) -> Played:
     tries = AsyncRetrying(
         retry=retry_if_exception_type(RowInterrupted),
-        wait=wait_exponential_jitter(initial=0.2, max=2),
+        wait=wait_random_exponential(multiplier=0.2, max=2),
         stop=stop_after_delay(PATIENCE_S),
         reraise=True,
     )

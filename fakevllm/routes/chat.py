@@ -52,7 +52,9 @@ def _rename(proxy: Proxy, body: Json) -> bool:
     """Put the served model's name for an alias. Returns whether the body changed."""
     asked, served = body.get("model"), proxy.link.model
     aliases = proxy.config.models.aliases
-    if asked is None or served is None or asked == served or not ({asked, "*"} & set(aliases)):
+    if not isinstance(asked, str) or served is None or asked == served:
+        return False
+    if asked not in aliases and "*" not in aliases:
         return False
     body["model"] = served
     return True

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 from pydantic import BaseModel
-from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.swarm import (
@@ -156,6 +156,6 @@ class SwarmLink:
 _patiently = retry(
     retry=retry_if_exception_type(_TROUBLE),
     stop=stop_after_delay(END_GROUP_PATIENCE_S),
-    wait=wait_exponential_jitter(initial=0.1, max=2),
+    wait=wait_random_exponential(multiplier=0.1, max=2),
     reraise=True,
 )

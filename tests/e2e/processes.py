@@ -82,6 +82,9 @@ class Process:
         wait_until(healthy, timeout_s, lambda: f"{self.name} to be healthy; its log:\n{self.log}")
         return self
 
+    def signal(self, number: signal.Signals) -> None:
+        self._popen.send_signal(number)
+
     def stop(self) -> int:
         """As Ctrl-C or a service manager would. The exit code; negative is a signal's number."""
         if self.returncode is None:

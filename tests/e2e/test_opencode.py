@@ -74,9 +74,7 @@ def test_opencode_gets_its_answer_through_the_proxy_at_two_siblings(
 def the_main_call(proxy: Process) -> Any:
     """The one with tools: the title is made by a side call without, which opencode may drop."""
     groups = [
-        group
-        for group in wait_for_groups(proxy, 2)
-        if "tools" in json.loads(group["request_json"])
+        group for group in wait_for_groups(proxy, 2) if "tools" in json.loads(group["request_json"])
     ]
     assert len(groups) == 1
     return groups[0]

@@ -57,7 +57,7 @@ class Completion:
 
     def __init__(self, engine: TokenEngine, request: ChatRequest, request_id: str | None) -> None:
         if request.model not in (None, engine.model_name):
-            raise unknown_model(request.model or "")
+            raise unknown_model(request.model or "", engine.model_name)
         self._engine = engine
         self._request = request
         self._prompt_ids = engine.render(request)

@@ -45,6 +45,7 @@ def serve(
         log_level="warning",
         access_log=False,
         ws="none",
+        lifespan="off",
     )
     server = uvicorn.Server(config)
     try:

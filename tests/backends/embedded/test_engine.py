@@ -4,7 +4,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from backends.embedded.learning import success, train_on_sums
 from fakevllm_adapters.errors import WireError
 from fakevllm_adapters.swarm import TrainJob
 from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec, Sampling
+from fakevllm_server.backends.embedded.draft import Draft
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
 
 ENDLESS = Sampling(max_tokens=250, ignore_eos=True, live=True)
@@ -114,28 +114,40 @@ async def test_more_requests_than_rows_all_get_their_reply(make_engine: EngineMa
     assert [len(reply) for reply in replies] == [5] * 20
 
 
+def running_draft(engine: EmbeddedEngine) -> Draft:
+    return engine._state.decoder.rows[0]  # pyright: ignore[reportPrivateUsage]
+
+
 async def test_closing_a_reply_frees_its_row(make_engine: EngineMaker) -> None:
     engine = make_engine(max_num_seqs=1)
-    running = engine.generate([9, 10], ENDLESS)
-    await anext(running)
+    reply = engine.generate([9, 10], ENDLESS)
+    await anext(reply)
+    closed = running_draft(engine)
 
-    await running.aclose()
+    await reply.aclose()
 
-    reply = await collect(engine.generate([9, 11], Sampling(max_tokens=2, ignore_eos=True)))
-    assert len(reply) == 2
-    assert not engine._state.decoder.rows  # pyright: ignore[reportPrivateUsage]
+    next_reply = await collect(engine.generate([9, 11], Sampling(max_tokens=2, ignore_eos=True)))
+    assert len(next_reply) == 2
+    assert closed.num_sampled < 250, "its row was not kept to the end"
 
 
 async def test_a_cancelled_task_frees_its_row_too(make_engine: EngineMaker) -> None:
     engine = make_engine(max_num_seqs=1)
-    task = asyncio.create_task(collect(engine.generate([9, 10], ENDLESS)))
-    await asyncio.sleep(0)
-    await engine.boot(TrainJob())  # comes after the request, so the engine has it now
+    started = asyncio.Event()
+
+    async def reply() -> None:
+        async for _ in engine.generate([9, 10], ENDLESS):
+            started.set()
+
+    task = asyncio.create_task(reply())
+    await started.wait()
+    cancelled = running_draft(engine)
 
     task.cancel()
 
-    reply = await collect(engine.generate([9, 11], Sampling(max_tokens=2, ignore_eos=True)))
-    assert len(reply) == 2
+    next_reply = await collect(engine.generate([9, 11], Sampling(max_tokens=2, ignore_eos=True)))
+    assert len(next_reply) == 2
+    assert cancelled.num_sampled < 250, "its row was not kept to the end"
 
 
 async def test_no_reply_outgrows_the_model(make_engine: EngineMaker) -> None:
@@ -159,17 +171,21 @@ async def test_prompts_that_cannot_be_continued_are_a_400(
     assert caught.value.status == 400
 
 
-async def test_replies_go_on_while_a_step_trains(make_engine: EngineMaker) -> None:
+async def test_a_reply_gets_its_share_of_the_thread_while_a_step_trains(
+    make_engine: EngineMaker,
+) -> None:
     engine = make_engine()
-    await engine.boot(TrainJob(micro_batch_tokens=1, ppo_epochs=10))
-    step = asyncio.create_task(engine.step(Batch(1, random_calls(10)), SPEC))
-    replies = 0
-    while not step.done():
-        await collect(engine.generate([9, 10], Sampling(max_tokens=3)))
-        replies += 1
+    await engine.boot(TrainJob(micro_batch_tokens=1))
+    reply = engine.generate([9, 10], ENDLESS)
+    await anext(reply)
+    draft = running_draft(engine)
+    before = draft.num_sampled
 
-    assert replies > 5, "a hundred micro-batches leave time for many"
-    assert (await step)["skipped"] == 0
+    metrics = await engine.step(Batch(1, random_calls(20)), SPEC)
+
+    assert metrics["skipped"] == 0
+    assert draft.num_sampled - before > 30, "more than one token per micro-batch"
+    await reply.aclose()
 
 
 async def test_after_a_publish_the_trained_weights_sample(
@@ -273,28 +289,30 @@ async def test_a_closed_engine_fails_what_was_running(make_engine: EngineMaker) 
         await collect(engine.generate([9, 10], ENDLESS))
 
 
+CRASH = """
+import asyncio, sys
+from pathlib import Path
+from fakevllm_server.backends.base import Sampling
+from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfig
+
+async def main():
+    engine = EmbeddedEngine(EngineConfig(Path(sys.argv[1]), "tiny"))
+    running = engine.generate([9, 10], Sampling(max_tokens=200, ignore_eos=True, live=True))
+    await anext(running)
+    engine._state.decoder.cache.keys = None
+    try:
+        async for _ in running: pass
+    except Exception as error:
+        print("request failed:", error, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
 def test_a_crash_fails_running_requests_and_ends_the_process(tiny_folder: Path) -> None:
-    script = """
-        import asyncio, sys
-        from pathlib import Path
-        from fakevllm_server.backends.base import Sampling
-        from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfig
-
-        async def main():
-            engine = EmbeddedEngine(EngineConfig(Path(sys.argv[1]), "tiny"))
-            running = engine.generate([9, 10], Sampling(max_tokens=200, ignore_eos=True, live=True))
-            await anext(running)
-            engine._state.decoder.cache.keys = None
-            try:
-                async for _ in running: pass
-            except Exception as error:
-                print("request failed:", error, flush=True)
-            await asyncio.Event().wait()
-
-        asyncio.run(main())
-    """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tiny_folder)],
+        [sys.executable, "-c", CRASH, str(tiny_folder)],
         capture_output=True,
         text=True,
         timeout=50,

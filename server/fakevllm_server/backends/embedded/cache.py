@@ -120,11 +120,11 @@ class RowCache(Cache):
         return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None, None]
 
     def _rounded(self, num_rows: int, length: int) -> tuple[int, int]:
-        slots = min(max(MIN_SLOTS, 1 << (num_rows - 1).bit_length()), self.max_rows)
-        if num_rows == 1 and length > MIN_CAPACITY:
-            slots = 1
-        capacity = min(max(MIN_CAPACITY, 1 << (length - 1).bit_length()), self.max_length)
-        return slots, capacity
+        """Slots and capacity to allocate; long rows are dear, so they get no empty neighbours."""
+        capacity = max(MIN_CAPACITY, 1 << (length - 1).bit_length())
+        least = MIN_SLOTS if capacity == MIN_CAPACITY else 1
+        slots = max(least, 1 << (num_rows - 1).bit_length())
+        return min(slots, self.max_rows), min(capacity, self.max_length)
 
     def _buffers(self, slots: int, capacity: int) -> tuple[Tensor, Tensor]:
         shape = self.shape

@@ -96,6 +96,8 @@ class EngineLoop:
             time.sleep(CRASH_GRACE_S)
             os._exit(CRASH_EXIT_CODE)
         self._fail_all(_shutting_down(), BackendError("the engine is shutting down"))
+        if self._task is not None:
+            self._task[0].close()  # its clean-up needs torch, which goes when the process does
 
     def _receive(self) -> None:
         is_idle = self._task is None and not self._tasks and not self.state.has_work

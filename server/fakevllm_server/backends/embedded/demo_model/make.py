@@ -9,8 +9,10 @@ thread and a fixed seed: on one machine, with one torch version, it makes the sa
 from __future__ import annotations
 
 import argparse
+import asyncio
 import random
 import shutil
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,10 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from fakevllm_adapters.vllm_chat import ChatRequest
+from fakevllm_server.backends.base import Sampling
 from fakevllm_server.backends.embedded.demo_model.sums import Sum, prompt_text, random_sum
+from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfig
 
 NUM_STEPS = 1000
 """Counted in steps, not seconds: a slow machine must make the same model. With fewer, greedy
@@ -85,6 +90,11 @@ def main() -> None:
     print(
         f"wrote {options.out}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters"
     )
+    engine = EmbeddedEngine(EngineConfig(options.out, "demo"))
+    sampled = asyncio.run(success(engine, Sampling(max_tokens=24)))
+    greedy = asyncio.run(success(engine, Sampling(max_tokens=24, temperature=0)))
+    print(f"sums solved: {sampled:.2f} sampled, {greedy:.2f} greedy")
+    engine.close()
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -221,6 +231,20 @@ def write(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: P
     weights: Any = model
     weights.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+async def success(engine: EmbeddedEngine, sampling: Sampling, num_sums: int = 1000) -> float:
+    rng = random.Random(1)
+    sums = [random_sum(rng) for _ in range(num_sums)]
+    return statistics.mean(await asyncio.gather(*(_solves(engine, one, sampling) for one in sums)))
+
+
+async def _solves(engine: EmbeddedEngine, one: Sum, sampling: Sampling) -> bool:
+    request = ChatRequest(messages=[{"role": "user", "content": one.question}])
+    ids: list[int] = []
+    async for tokens in engine.generate(engine.render(request), sampling):
+        ids += [token.id for token in tokens]
+    return ids[-1] in engine.eos_ids and one.is_solved_by(engine.decode(ids))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,87 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakevllm_adapters.chat import ChatAdapter
+from fakevllm_adapters.sse import DONE, encode
+
+CHAT = ChatAdapter()
+Json = dict[str, Any]
+
+
+def body(**fields: Any) -> Json:
+    return {"messages": [{"role": "user", "content": "hi"}], **fields}
+
+
+def test_the_lead_is_the_apps_own_body() -> None:
+    asked = body(temperature=0.3, frobnicate=1)
+    assert CHAT.sibling(asked, 0, 1.0) is asked
+
+
+def test_siblings_sample_from_the_whole_distribution_and_keep_unknown_fields() -> None:
+    changed = CHAT.sibling(body(temperature=0.3, top_p=0.5, seed=7, frobnicate=1), 2, 1.0)
+    assert (changed["temperature"], changed["top_p"], changed["seed"]) == (1.0, 1.0, 9)
+    assert changed["frobnicate"] == 1
+
+
+def test_an_unseeded_request_stays_unseeded() -> None:
+    assert "seed" not in CHAT.sibling(body(), 1, 1.0)
+
+
+def test_question_is_the_last_user_message_and_opening_the_first() -> None:
+    asked: Json = {
+        "messages": [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "first"}]},
+            {"role": "assistant", "content": "ok"},
+            {"role": "user", "content": "last"},
+        ]
+    }
+    assert (CHAT.opening(asked), CHAT.question(asked)) == ("first", "last")
+
+
+@pytest.mark.parametrize("broken", [{}, {"messages": 3}, {"messages": [7]}, {"messages": [{}]}])
+def test_a_broken_body_has_no_question(broken: Json) -> None:
+    assert CHAT.question(broken) == ""
+
+
+def chunk(delta: Json, finish: str | None = None) -> bytes:
+    return encode({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+
+
+def test_a_stream_adds_up_to_the_message_it_streams() -> None:
+    call = {"index": 0, "id": "c1", "function": {"name": "look"}}
+    arguments = {"index": 0, "function": {"arguments": '{"a": 1}'}}
+    answer = CHAT.read_events(
+        [
+            chunk({"role": "assistant", "content": ""}),
+            chunk({"content": "He"}),
+            chunk({"content": "llo"}),
+            chunk({"tool_calls": [call]}),
+            chunk({"tool_calls": [arguments]}),
+            chunk({}, "tool_calls"),
+            encode({"choices": [], "usage": {"completion_tokens": 5}}),
+            DONE,
+        ]
+    )
+    assert (answer.text, answer.finish_reason) == ("Hello", "tool_calls")
+    assert answer.message["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"a": 1}'}
+    assert answer.usage == {"completion_tokens": 5}
+
+
+def test_a_stream_that_just_ends_is_no_answer() -> None:
+    with pytest.raises(ValueError, match="without a finish_reason"):
+        CHAT.read_events([chunk({"content": "He"}), DONE])
+
+
+def test_a_stream_with_an_error_is_no_answer() -> None:
+    with pytest.raises(ValueError, match="ended in an error"):
+        CHAT.read_events([chunk({"content": "He"}), encode({"error": {"message": "boom"}}), DONE])
+
+
+@given(st.lists(st.text(), max_size=8))
+def test_however_a_text_is_cut_the_message_is_the_same(pieces: list[str]) -> None:
+    events = [*(chunk({"content": piece}) for piece in pieces), chunk({}, "stop")]
+    assert CHAT.read_events(events).text == "".join(pieces)

@@ -1,0 +1,46 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakevllm_adapters.sse import DONE, KEEP_ALIVE, SseDecoder, data_of, encode, json_of
+
+STREAM = [encode({"a": "ü\n"}), KEEP_ALIVE, b"event: x\r\ndata: 1\r\n\r\n", DONE]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=60))
+def test_events_come_out_whole_and_unchanged_however_the_bytes_are_cut(sizes: list[int]) -> None:
+    raw, at = b"".join(STREAM), 0
+    decoder = SseDecoder()
+    events: list[bytes] = []
+    for size in sizes:
+        events += decoder.feed(raw[at : at + size])
+        at += size
+    events += decoder.feed(raw[at:])
+    assert events == STREAM
+    assert decoder.rest() == b""
+
+
+def test_an_unfinished_event_is_kept_back() -> None:
+    decoder = SseDecoder()
+    assert decoder.feed(b"data: 1\n") == []
+    assert decoder.rest() == b"data: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("event", "data"),
+    [
+        (b"data: x\n\n", b"x"),
+        (b"data:x\n\n", b"x"),
+        (b"data: a\ndata: b\n\n", b"a\nb"),
+        (KEEP_ALIVE, None),
+        (DONE, None),
+        (b"event: ping\n\n", None),
+    ],
+)
+def test_the_data_of_an_event(event: bytes, data: bytes | None) -> None:
+    assert data_of(event) == data
+
+
+def test_only_objects_are_json_of_an_event() -> None:
+    assert json_of(encode({"a": 1})) == {"a": 1}
+    assert json_of(encode([1])) is None

@@ -1,0 +1,145 @@
+"""Episodes of active clients: claimed, called, ended; in the swarm protocol's own words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.processes import Process, Processes, wait_until
+
+JOB = "job: {num_repeat: 2, batch_size: 1, lr: 0.5}"
+
+
+@pytest.fixture
+def server(processes: Processes) -> Process:
+    server = processes.server("--backend", "fake")
+    call(server, "/sync_train_config", yaml_as_string=JOB)
+    call(server, "/start_engine")
+    wait_until(lambda: status(server) == "ENGINE.ROLLING", 20)
+    return server
+
+
+def call(server: Process, path: str, **body: Any) -> Any:
+    answer = httpx.post(f"{server.url}{path}", json=body, timeout=20)
+    return answer.json() if answer.status_code == 200 else (answer.status_code, answer.json())
+
+
+def status(server: Process) -> str:
+    return httpx.get(f"{server.url}/get_engine_status").json()["engine_status"]
+
+
+def claim(server: Process, client: str = "me", kind: str = "train") -> Any:
+    return call(
+        server, "/claim_episode", client_uuid=client, episode_type=kind, discard_episode_timeout=60
+    )
+
+
+def end(server: Process, claimed: Any, reward: Any, client: str = "me") -> Any:
+    output = {"reward": reward, "metadata": {"task_id": "t"}}
+    return call(
+        server,
+        "/end_episode",
+        client_uuid=client,
+        episode_uuid=claimed["episode_uuid"],
+        task_id="t",
+        workflow_output=output,
+    )
+
+
+def ask(claimed: Any, text: str) -> str:
+    with openai.OpenAI(
+        base_url=claimed["openai_base_url"], api_key=claimed["openai_api_key"], max_retries=0
+    ) as app:
+        answer = app.chat.completions.create(
+            model="fake", messages=[{"role": "user", "content": text}]
+        )
+    return answer.choices[0].message.content or ""
+
+
+def test_two_episodes_of_a_task_with_several_calls_each_make_a_step(server: Process) -> None:
+    for reward in (1.0, 0.0):
+        episode = claim(server)
+        assert episode["success"] and episode["openai_base_url"].endswith("/v1")
+        assert ask(episode, "[[say one]]") == "one"
+        assert ask(episode, "[[say two]]") == "two"
+        assert end(server, episode, reward) == {"success": True}
+    wait_until(lambda: len(run_log(server)) == 1, 10)
+    (entry,) = run_log(server)
+    assert entry["metrics"]["calls"] == 4
+    assert entry["groups"] == [{"group_id": "task:t", "siblings": [0, 1]}]
+
+
+def run_log(server: Process) -> Any:
+    return httpx.get(f"{server.url}/get_run_log").json()["entries"]
+
+
+def test_a_repeated_end_is_acknowledged_and_counts_once(server: Process) -> None:
+    episode = claim(server)
+    ask(episode, "hi")
+    assert end(server, episode, 1.0) == end(server, episode, 1.0) == {"success": True}
+    assert run_log(server) == []
+
+
+@pytest.mark.parametrize("reward", [None, [1.0, 2.0]])
+def test_a_reward_that_is_no_number_is_refused_and_may_be_sent_again(
+    server: Process, reward: Any
+) -> None:
+    episode = claim(server)
+    code, body = end(server, episode, reward)
+    assert code == 400 and "must be one number" in body["detail"]
+    assert end(server, episode, 1.0) == {"success": True}
+
+
+def test_refusals_use_the_protocols_texts(server: Process) -> None:
+    episode = claim(server)
+    code, body = end(server, episode, 1.0, client="somebody else")
+    assert code == 404 and "is claimed by different client: me" in body["detail"]
+    code, body = end(server, {"episode_uuid": "nope"}, 1.0)
+    assert (code, body["detail"]) == (400, "Episode nope not found.")
+    code, body = claim(server, kind="magic")
+    assert (code, body["detail"]) == (400, "Unknown episode_type: magic")
+    code, body = call(server, "/start_engine")
+    assert body["detail"].startswith("Cannot start engine when engine is not offline.")
+    code, body = call(server, "/sync_train_config", yaml_as_string=JOB)
+    assert body["detail"].startswith("Engine is already started. Call `stop_engine` first")
+
+
+def test_an_ended_episodes_key_opens_nothing(server: Process) -> None:
+    episode = claim(server)
+    assert can_continue(server, episode)
+    end(server, episode, 1.0)
+    assert not can_continue(server, episode)
+    with pytest.raises(openai.NotFoundError):
+        ask(episode, "hi")
+
+
+def can_continue(server: Process, claimed: Any) -> bool:
+    uuid = claimed["episode_uuid"]
+    return call(server, "/can_continue_episode", client_uuid="me", episode_uuid=uuid)[
+        "can_continue"
+    ]
+
+
+def test_an_offline_engine_says_how_to_start_it(processes: Processes) -> None:
+    server = processes.server("--backend", "fake")
+    refused = claim(server)
+    assert not refused["success"]
+    assert refused["fail_cause"].startswith(
+        "Engine not ready. Current status: [ENGINE.OFFLINE]. Please start the engine first."
+    )
+    assert call(server, "/start_engine") == {
+        "success": False,
+        "pid": None,
+        "error": "No training config found",
+    }
+    assert call(server, "/stop_engine")["success"]
+
+
+def test_stopping_the_engine_puts_it_offline_and_it_can_start_again(server: Process) -> None:
+    call(server, "/stop_engine")
+    assert status(server) == "ENGINE.OFFLINE"
+    call(server, "/start_engine")
+    wait_until(lambda: status(server) == "ENGINE.ROLLING", 20)

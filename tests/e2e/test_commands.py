@@ -1,0 +1,152 @@
+"""The command lines: a user's mistake is one clear line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.hook_files import write_hooks
+from tests.e2e.ledgers import rows, wait_for_groups
+from tests.e2e.processes import Processes
+
+PROXY = ("-m", "fakevllm")
+SERVER = ("-m", "fakevllm_server")
+
+
+def run(folder: Path, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def assert_mistake(done: subprocess.CompletedProcess[str], mend: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert mend in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mend"),
+    [
+        ((*PROXY, "serve", "--hooks", "nowhere"), "nowhere"),
+        ((*PROXY, "serve", "--config", "nowhere.toml"), "nowhere.toml cannot be read"),
+        ((*PROXY, "serve", "--host", "0.0.0.0"), "--key-file"),
+        ((*PROXY, "serve", "--n", "0"), "`job.num_repeat`"),
+        ((*PROXY, "replay", "--dataset", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),
+        ((*PROXY, "check-hook", "nowhere"), "nowhere"),
+        ((*SERVER, "start", "--model", "nowhere"), "'nowhere' does not exist"),
+        ((*SERVER, "start", "--backend", "magic"), "fake, embedded"),
+        ((*SERVER, "start", "--backend", "fake", "--host", "0.0.0.0"), "--key-file"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_mend(
+    tmp_path: Path, arguments: tuple[str, ...], mend: str
+) -> None:
+    assert_mistake(run(tmp_path, *arguments), mend)
+
+
+def test_a_hooks_folder_without_the_reward_function_is_refused_by_name(tmp_path: Path) -> None:
+    hooks = tmp_path / "hooks"
+    hooks.mkdir()
+    (hooks / "mine.py").write_text("def something_else(): ...\n")
+    assert_mistake(run(tmp_path, *PROXY, "serve", "--hooks", "hooks"), "on_compute_relative_reward")
+
+
+def test_a_bad_toml_key_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "fakevllm.toml").write_text("[proxy]\nprot = 9000\n")
+    assert_mistake(run(tmp_path, *PROXY, "serve"), "`proxy.prot`")
+
+
+@pytest.mark.parametrize(
+    "command", [(*PROXY, "serve"), (*SERVER, "start", "--backend", "fake")], ids=["proxy", "server"]
+)
+def test_a_port_in_use_is_refused_with_the_mend(tmp_path: Path, command: tuple[str, ...]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert_mistake(run(tmp_path, *command, "--port", port), "choose another --port")
+
+
+def test_check_hook_shows_a_table_and_fails_for_a_hook_that_raises(tmp_path: Path) -> None:
+    good = write_hooks(
+        tmp_path / "good",
+        "def on_compute_relative_reward(results, answers):\n"
+        "    return [float(len(answer.get('content') or '')) for answer in answers]\n",
+    )
+    done = run(tmp_path, *PROXY, "check-hook", str(good))
+    assert done.returncode == 0 and "reward" in done.stdout
+    bad = write_hooks(
+        tmp_path / "bad", "def on_compute_relative_reward(results, answers):\n    1 / 0\n"
+    )
+    done = run(tmp_path, *PROXY, "check-hook", str(bad))
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stdout
+    assert "on_compute_relative_reward.py:2" in done.stdout
+
+
+def test_replay_plays_each_row_once_and_goes_on_where_it_was(
+    processes: Processes, yes_hooks: Path
+) -> None:
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2")
+    dataset = processes.folder / "rows.jsonl"
+    questions = [{"question": f"[[say answer {i}]]", "answer": i} for i in range(6)]
+    dataset.write_text("\n".join(map(json.dumps, questions)))
+    command = (*PROXY, "replay", "--dataset", str(dataset), "--url", f"{proxy.url}/v1")
+    assert run(processes.folder, *command, "--limit", "4").returncode == 0
+    done = run(processes.folder, *command)
+    assert done.returncode == 0 and "4 rows were done before" in done.stdout
+    wait_for_groups(proxy, 6)
+    tasks = rows(proxy, "select task_id, count(*) from groups group by task_id")
+    assert len(tasks) == 6 and all(count == 1 for _, count in tasks)
+
+
+def test_replay_through_an_app_hands_it_the_address_and_the_rows_own_key(
+    processes: Processes, yes_hooks: Path
+) -> None:
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2")
+    app = processes.folder / "app.py"
+    app.write_text(
+        "import sys, openai\n"
+        "with openai.OpenAI() as client:\n"
+        "    said = client.chat.completions.create(\n"
+        "        model='fake', messages=[{'role': 'user', 'content': sys.argv[1]}])\n"
+        "print(said.choices[0].message.content)\n"
+    )
+    dataset = processes.folder / "rows.jsonl"
+    dataset.write_text('{"q": "one"}\n{"q": "two"}\n')
+    command = [*PROXY, "replay", "--dataset", str(dataset), "--field", "q"]
+    command += ["--url", f"{proxy.url}/v1", "--app", f"{sys.executable} {app} {{question}}"]
+    done = run(processes.folder, *command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    groups = wait_for_groups(proxy, 2)
+    assert {group["question"] for group in groups} == {"one", "two"}
+    assert all(group["task_id"] for group in groups)
+
+
+def test_a_row_the_model_refuses_is_counted_and_the_others_are_played(
+    processes: Processes,
+) -> None:
+    server = processes.server("--backend", "fake", "--engine-arg", "--max-model-len=64")
+    proxy = processes.proxy(server)
+    dataset = processes.folder / "rows.jsonl"
+    dataset.write_text(json.dumps({"question": "x" * 100}) + '\n{"question": "short"}\n')
+    command = (*PROXY, "replay", "--dataset", str(dataset), "--url", f"{proxy.url}/v1")
+    done = run(processes.folder, *command)
+    assert done.returncode == 1
+    assert "1 failed" in done.stdout and "maximum context length is 64 tokens" in done.stdout
+    states = [group["state"] for group in wait_for_groups(proxy, 2)]
+    assert sorted(states) == ["failed", "served"]

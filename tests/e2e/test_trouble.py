@@ -1,0 +1,250 @@
+"""What the app sees when something behind the proxy goes wrong, and what the ledger says of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.hook_files import PREFER_YES, write_hooks
+from tests.e2e.ledgers import rows, wait_for_groups
+from tests.e2e.processes import Process, Processes, free_port, wait_until
+
+HI = [{"role": "user", "content": "hi"}]
+SLOW = [{"role": "user", "content": "[[say abcdefghij]] [[slow 0.3]]"}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """One fake server for the tests that do it no harm."""
+    with Processes(tmp_path_factory.mktemp("shared")) as started:
+        server = started.server("--backend", "fake")
+        started.proxy(server)  # its job starts the engine
+        yield server
+
+
+def client(proxy: Process, **settings: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{proxy.url}/v1", api_key="sk-app", **settings)
+
+
+def ask(proxy: Process, messages: Any = HI, **fields: Any) -> str:
+    with client(proxy, max_retries=0) as app:
+        answer = app.chat.completions.create(model="fake", messages=messages, **fields)
+    return answer.choices[0].message.content or ""
+
+
+def post(url: str, body: object, **headers: str) -> tuple[int, Any, dict[str, str]]:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, json.load(answer), dict(answer.headers)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error), dict(error.headers)
+
+
+@pytest.mark.parametrize(
+    ("reward", "reason"),
+    [
+        ("raise ValueError('bad')", "hook_raised: ValueError: bad"),
+        ("return [float('nan')] * 3", "hook_nan"),
+        ("return [1.0]", "hook_length: got 1, want 3"),
+        ("return 'great'", "hook_type"),
+        ("import os; os._exit(3)", "hook_crashed"),
+        ("import time; time.sleep(60)", "hook_timeout"),
+        ("return [None] * 3", "fewer_than_two_rewards"),
+    ],
+)
+def test_a_hook_that_fails_costs_the_training_and_not_the_answer(
+    processes: Processes, server: Process, reward: str, reason: str
+) -> None:
+    source = f"def on_compute_relative_reward(results, answers):\n    {reward}\n"
+    hooks = write_hooks(processes.folder / "hooks", source)
+    config = processes.folder / "fakevllm.toml"
+    config.write_text(f'[hooks]\npath = "{hooks}"\ntimeout_s = 1.0\n')
+    proxy = processes.proxy(server, "--config", str(config), "--n", "3")
+    assert ask(proxy) in ("yes.", "no.")
+    (group,) = wait_for_groups(proxy, 1)
+    assert group["state"] == "dropped" and group["reason"].startswith(reason)
+    assert group["served_index"] == 0 and group["best_index"] is None
+
+
+def test_without_a_server_the_app_is_told_to_come_back(processes: Processes) -> None:
+    proxy = processes.proxy(f"http://127.0.0.1:{free_port()}", wait=False)
+    url = f"{proxy.url}/v1/chat/completions"
+    wait_until(lambda: "listening" in proxy.log, 20)
+    status, body, headers = post(url, {"model": "fake", "messages": HI})
+    assert status == 503 and headers["retry-after"] == "2"
+    assert body["error"]["type"] == "Service Unavailable"
+    (group,) = wait_for_groups(proxy, 1)
+    assert (group["state"], group["reason"]) == ("failed", "upstream_unreachable")
+
+
+def test_a_client_that_leaves_is_noted_and_its_group_not_trained(
+    processes: Processes, server: Process, yes_hooks: Path
+) -> None:
+    proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2")
+    with pytest.raises(openai.APITimeoutError), client(proxy, max_retries=0, timeout=0.5) as app:
+        app.chat.completions.create(model="fake", messages=SLOW)  # pyright: ignore
+    (group,) = wait_for_groups(proxy, 1)
+    assert (group["state"], group["reason"]) == ("failed", "client_disconnected")
+
+
+def test_a_slow_stream_is_kept_alive_and_ends_with_the_answer(
+    processes: Processes, server: Process, yes_hooks: Path
+) -> None:
+    proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2")
+    body = {"model": "fake", "messages": SLOW, "stream": True}
+    request = urllib.request.Request(
+        f"{proxy.url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        raw = answer.read()
+    assert raw.startswith(b": keep-alive\n\n")
+    assert raw.endswith(b"data: [DONE]\n\n")
+    assert b'"finish_reason":"stop"' in raw
+
+
+def test_an_engine_that_dies_is_started_again_and_the_run_goes_on(
+    processes: Processes, yes_hooks: Path
+) -> None:
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2")
+    ask(proxy)
+    with pytest.raises(openai.InternalServerError) as trouble:
+        ask(proxy, [{"role": "user", "content": "[[crash]]"}])
+    assert trouble.value.status_code == 503
+    proxy.wait_until_healthy()
+    wait_until(lambda: "starting it again" in server.log, 5)
+    with client(proxy, max_retries=5) as app:
+        answer = app.chat.completions.create(model="fake", messages=HI)  # pyright: ignore
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_killed_servers_and_proxies_train_nothing_twice_and_count_what_is_lost(
+    processes: Processes, yes_hooks: Path
+) -> None:
+    server = processes.server("--backend", "fake")
+    config = processes.folder / "fakevllm.toml"
+    config.write_text("[job]\nnum_repeat = 2\nbatch_size = 2\nlr = 0.1\nsave_freq = 4\n")
+    arguments = ("--config", str(config), "--hooks", str(yes_hooks))
+    proxy = processes.proxy(server, *arguments)
+
+    def asked(times: int) -> None:
+        with client(proxy, max_retries=10) as app:
+            for _ in range(times):
+                app.chat.completions.create(model="fake", messages=HI)  # pyright: ignore
+
+    asked(12)
+    server.kill()
+    server.start()
+    server.wait_until_healthy()
+    proxy.wait_until_healthy()
+    asked(6)
+    proxy.kill()
+    proxy.start()
+    proxy.wait_until_healthy()
+    asked(6)
+    wait_for_groups(proxy, 20, states="trained lost")
+    assert_consistent(server, proxy)
+
+
+def assert_consistent(server: Process, proxy: Process) -> None:
+    """Every group was trained at most once in the surviving line of weights, and the ledger agrees
+    with the server about which."""
+    trained: dict[str, list[int]] = {}
+    ever: list[str] = []
+    num_lost = 0
+    for line in (server.folder / "runlog.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        if entry["kind"] == "step":
+            ever += [group["group_id"] for group in entry["groups"]]
+            trained |= {group["group_id"]: group["siblings"] for group in entry["groups"]}
+        if entry["kind"] == "restored":
+            num_lost += len(entry["lost"])
+            for group_id in entry["lost"]:
+                trained.pop(group_id, None)
+    assert len(ever) == len(set(ever)), "a group was trained twice"
+    assert num_lost > 0, "the crash was meant to lose what came after the checkpoint"
+
+    def agreed() -> bool:
+        found = rows(proxy, "select group_id from groups where state = 'trained'")
+        return {row["group_id"] for row in found} == set(trained)
+
+    wait_until(agreed, 20, "the ledger to agree with the server's log")
+    marked = rows(proxy, 'select group_id, "index" from siblings where trained = 1')
+    assert {(row[0], row[1]) for row in marked} == {
+        (group_id, index) for group_id, siblings in trained.items() for index in siblings
+    }
+    lost = rows(proxy, "select count(*) from groups where state = 'lost'")
+    assert lost[0][0] >= 1
+
+
+def test_ctrl_c_stops_server_engine_and_proxy_and_leaves_a_checkpoint(
+    processes: Processes, yes_hooks: Path
+) -> None:
+    server = processes.server("--backend", "fake")
+    config = processes.folder / "fakevllm.toml"
+    config.write_text("[job]\nnum_repeat = 2\nbatch_size = 1\nlr = 0.1\n")
+    proxy = processes.proxy(server, "--config", str(config), "--hooks", str(yes_hooks))
+    for _ in range(3):
+        ask(proxy)
+    wait_for_groups(proxy, 3, states="trained")
+    for process in (proxy, server):
+        process.signal(signal.SIGINT)
+        wait_until(lambda process=process: process.returncode is not None, 15, process.name)
+        assert "Traceback" not in process.log
+    assert list((server.folder / "checkpoints").glob("step-*/state.json"))
+    assert not (server.folder / "engine.sock").exists()
+
+
+def test_a_page_on_another_site_cannot_reach_either_process(
+    processes: Processes, server: Process
+) -> None:
+    proxy = processes.proxy(server)
+    for url in (f"{proxy.url}/v1/chat/completions", f"{server.url}/stop_engine"):
+        assert post(url, {}, Origin="https://evil.example")[0] == 403
+        assert post(url, {}, Host="evil.example")[0] == 403
+
+
+def test_a_second_proxy_attaches_and_reports_a_differing_job(
+    processes: Processes, server: Process
+) -> None:
+    proxy = processes.proxy(server, "--n", "7")
+    wait_until(lambda: "num_repeat" in proxy.log, 10, lambda: proxy.log)
+    assert "attached to a running engine whose job differs" in proxy.log
+
+
+def test_task_keys_bring_the_reference_answer_to_the_hook(
+    processes: Processes, server: Process
+) -> None:
+    reward = (
+        "def on_compute_relative_reward(results, answers, question):\n"
+        "    return [float(r.task.metadata['want'] == a['content']) for r, a in zip(results, answers)]\n"
+    )
+    hooks = write_hooks(processes.folder / "hooks", reward)
+    proxy = processes.proxy(server, "--hooks", str(hooks), "--n", "6")
+    tasks = {"tasks": [{"task_id": "t1", "main_query": "hi", "metadata": {"want": "no."}}]}
+    _, keys, _ = post(f"{proxy.url}/fakevllm/tasks", tasks)
+    with openai.OpenAI(base_url=f"{proxy.url}/v1", api_key=keys["keys"][0]) as app:
+        answer = app.chat.completions.create(model="fake", messages=HI)  # pyright: ignore
+    assert answer.choices[0].message.content == "no."
+    (group,) = wait_for_groups(proxy, 1)
+    assert group["task_id"] == "t1"
+
+
+def test_hooks_that_prefer_yes_are_obeyed(processes: Processes, server: Process) -> None:
+    hooks = write_hooks(processes.folder / "hooks", PREFER_YES)
+    proxy = processes.proxy(server, "--hooks", str(hooks), "--n", "12")
+    assert ask(proxy) == "yes."

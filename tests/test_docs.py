@@ -1,0 +1,180 @@
+"""Docs as a tested artefact: what the code has, the docs name, and what they show, works."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import typer
+from typer.main import get_command
+
+from fakevllm import cli
+from fakevllm.config import Config, load
+from fakevllm.hooks.check import check
+from fakevllm.ledger.store import Ledger
+from fakevllm_adapters.swarm import TrainJob
+from fakevllm_server import cli as server_cli
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+CONFIGURATION = (ROOT / "docs/configuration.md").read_text()
+PAGES = sorted(
+    page
+    for page in ROOT.rglob("*.md")
+    if not any(part.startswith(".") or part == "node_modules" for part in page.parts)
+)
+PACKAGES = (
+    "fakevllm",
+    "reward_hooks",
+    "adapters/fakevllm_adapters",
+    "server/fakevllm_server",
+)
+NOT_FOR_READERS = (
+    r"(?<![\w.])/(work|home|root|tmp|opt|Users)/",
+    r"pypi\.org|pythonhosted|download\.pytorch|registry\.npmjs",
+)
+"""Paths of somebody's machine, and hosts that a reader may not have."""
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Fenced code blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def page_names() -> list[str]:
+    return [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def flags(app: typer.Typer) -> Iterator[str]:
+    group = get_command(app)
+    for command in getattr(group, "commands").values():  # noqa: B009 - typer types it as a Command
+        for parameter in command.params:
+            if not getattr(parameter, "hidden", False):
+                yield from (name for name in parameter.opts if name.startswith("--"))
+
+
+def config_keys() -> set[str]:
+    sections = {name: field.annotation for name, field in Config.model_fields.items()}
+    return {
+        f"{name}.{key}"
+        for name, section in sections.items()
+        for key in getattr(section, "model_fields", {})
+    }
+
+
+def test_every_module_has_its_place_in_the_readmes_tree() -> None:
+    tree = blocks(README.partition("## The tree")[2], "")[0]
+    named = Counter(re.findall(r"\w+\.py\b", tree))
+    modules = Counter(
+        module.name
+        for package in PACKAGES
+        for module in (ROOT / package).rglob("*.py")
+        if not module.name.startswith("__")
+    )
+    assert named == modules, f"missing {modules - named}, gone {named - modules}"
+
+
+@pytest.mark.parametrize("flag", sorted({*flags(cli.app), *flags(server_cli.app)} - {"--help"}))
+def test_every_flag_is_documented(flag: str) -> None:
+    assert re.search(rf"{flag}(?![\w-])", CONFIGURATION), f"{flag} is not in configuration.md"
+
+
+def test_every_config_key_is_documented() -> None:
+    named = set(re.findall(r"`(\w+\.\w+)`", CONFIGURATION))
+    assert config_keys() - named == set()
+
+
+def test_the_readmes_configuration_holds_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "fakevllm.toml"
+    file.write_text(blocks(README, "toml")[0])
+    assert load(file, {}) == Config()
+
+
+def test_the_readmes_configuration_has_every_key(tmp_path: Path) -> None:
+    whole = re.sub(r"^# (?=\w+ = )", "", blocks(README, "toml")[0], flags=re.MULTILINE)
+    file = tmp_path / "fakevllm.toml"
+    file.write_text(whole)
+    load(file, {})
+    shown = {f"{section}.{key}" for section, keys in tomllib.loads(whole).items() for key in keys}
+    assert shown == config_keys()
+    assert {key for key in TrainJob.model_fields} == {
+        key.removeprefix("job.") for key in shown if key.startswith("job.")
+    }
+
+
+@pytest.mark.parametrize("page", page_names())
+def test_toml_in_the_docs_loads(page: str, tmp_path: Path) -> None:
+    for number, block in enumerate(blocks((ROOT / page).read_text(), "toml")):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(block)
+        load(file, {})
+
+
+async def test_the_readmes_hooks_pass_check_hook(tmp_path: Path) -> None:
+    for block in blocks(README, "python"):
+        name = re.match(r"# my_hooks/(\w+\.py)\n", block)
+        assert name is not None, block
+        (tmp_path / name[1]).write_text(block)
+    report = await check(tmp_path)
+    assert report.ok, report.outcome.reason
+    assert report.outcome.rewards is not None and len(set(report.outcome.rewards)) > 1
+
+
+def test_the_readmes_queries_run(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.sqlite"
+    Ledger.open(file).close()
+    queries = blocks(README, "sql")[0].split(";\n")
+    with closing(sqlite3.connect(file)) as database:
+        for query in filter(str.strip, queries):
+            database.execute(query).fetchall()
+    assert len(queries) >= 3
+
+
+def test_the_version_is_the_newest_changelog_heading() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    heading = re.search(r"^## \[(.+?)\] - ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert heading is not None
+    assert heading[1] == version
+
+
+@pytest.mark.parametrize("page", page_names())
+def test_links_lead_somewhere(page: str) -> None:
+    text = re.sub(r"`[^`\n]*`", "", (ROOT / page).read_text())
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    assert [one for one in targets if not (ROOT / page).parent.joinpath(one).exists()] == []
+
+
+@pytest.mark.parametrize("page", page_names())
+def test_docs_name_no_machine_and_no_registry(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert [found[0] for one in NOT_FOR_READERS for found in re.finditer(one, text)] == []
+
+
+def test_every_hook_reason_is_explained() -> None:
+    sources = "".join(file.read_text() for file in (ROOT / "fakevllm/hooks").glob("*.py"))
+    page = (ROOT / "fakevllm/hooks/README.md").read_text()
+    assert {slug for slug in re.findall(r'f?"(hook_\w+):', sources) if f"`{slug}`" not in page} == (
+        set()
+    )
+
+
+def test_every_recipe_is_in_contributing() -> None:
+    recipes = re.findall(r"^(\w+)[^\n:=]*:", (ROOT / "justfile").read_text(), re.MULTILINE)
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    assert [recipe for recipe in recipes if f"`just {recipe}`" not in page] == []
+
+
+def test_ci_installs_what_the_readme_says() -> None:
+    line = "pip install -c constraints.txt -e '.[embedded,test]' && .venv-test/bin/pytest"
+    assert line in README
+    assert "-c constraints.txt -e '.[embedded,test]'" in (ROOT / ".ci/run").read_text()
+
+
+def test_the_readme_is_short_enough_to_be_read() -> None:
+    assert README.count("\n") < 300

@@ -1,0 +1,54 @@
+"""What is installed: typed packages, folders that are no packages, and light command lines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES: list[str] = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "sqlmodel", "openai", "aiohttp")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_is_typed(package: str) -> None:
+    assert (ROOT / package / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("folder", ["server", "adapters"])
+def test_role_folders_are_no_packages(folder: str) -> None:
+    assert not (ROOT / folder / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("module", ["fakevllm.cli", "fakevllm_server.cli"])
+def test_a_command_line_loads_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print(*(name for name in {HEAVY!r} if name in sys.modules))"
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert answer.stdout.split() == []
+
+
+@pytest.mark.parametrize("module", ["fakevllm.app", "fakevllm.demo.command", "fakevllm_server.app"])
+def test_a_process_without_an_engine_loads_no_torch(module: str) -> None:
+    code = f"import sys, {module}; print({{'torch', 'transformers'}} & set(sys.modules))"
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert answer.stdout.strip() == "set()"
+
+
+def test_the_lock_holds_what_the_project_asks_for() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = {line.partition("==")[0].lower() for line in lines if not line.startswith("#")}
+    extras: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
+    wanted: list[str] = list(PROJECT["project"]["dependencies"])
+    for extra in extras.values():
+        wanted += extra
+    names = {one.partition(";")[0].partition(">")[0].strip().lower() for one in wanted}
+    assert names - pins == set()
