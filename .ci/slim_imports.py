@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from pathlib import Path
 
 HEAVY = ("torch", "transformers", "ray", "vllm", "verl", "matplotlib")
 OURS = ("fakevllm", "fakevllm_adapters", "fakevllm_server", "reward_hooks")
@@ -18,4 +19,7 @@ assert not loaded, f"loaded: {loaded}"
 for name in OURS:
     spec = importlib.util.find_spec(name)
     assert spec is not None and "site-packages" in str(spec.origin), f"{name}: {spec}"
+    assert (Path(str(spec.origin)).parent / "py.typed").is_file(), f"{name} is not typed"
+embedded = importlib.import_module("fakevllm_server.backends.embedded.demo_model")
+assert (embedded.DEMO_MODEL_DIR / "model.safetensors").is_file(), "the demo's weights are missing"
 print("the wheel imports alone, without", ", ".join(HEAVY))

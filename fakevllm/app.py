@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from fakevllm.config import Config
 from fakevllm.errors import ConfigError
+from fakevllm.graceful import GracefulServer
 from fakevllm.proxy import Proxy, open_proxy
 from fakevllm.routes import chat, groups, health, models
 from fakevllm_adapters.asgi import Door
@@ -54,7 +55,7 @@ def serve(config: Config, *, until_stdin_closes: bool = False) -> None:
 
 async def _serve(config: Config, listener: socket.socket) -> None:
     async with open_proxy(config) as proxy:
-        server = uvicorn.Server(
+        server = GracefulServer(
             uvicorn.Config(
                 create_app(proxy),
                 log_level="warning",

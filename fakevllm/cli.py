@@ -145,7 +145,7 @@ def replay(
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 120,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 150,
     seed: Annotated[int, typer.Option(help="Of data and sampling.")] = 0,
     control: Annotated[
         Literal["none", "frozen", "shuffled"], typer.Option(help="What must not learn.")

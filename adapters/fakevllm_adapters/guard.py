@@ -35,9 +35,7 @@ class Guard:
         self, method: str, path: str, host: str, origin: str | None, key: str | None
     ) -> WireError | None:
         if _hostname(host) not in self.hosts:
-            return _forbidden(
-                f"Host {host!r} is not served here; start with --allow-host to add it."
-            )
+            return _forbidden(f"Host {host!r} is not served here: add it to the allowed hosts.")
         if method not in ("GET", "HEAD") and origin is not None and not self._is_own(origin):
             return _forbidden(f"Requests from the origin {origin!r} are not accepted.")
         if path in self.open_paths or self.keys.accepts(key) or self.own_keys(key):

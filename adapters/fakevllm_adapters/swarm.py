@@ -127,6 +127,8 @@ class EngineStatusReply(BaseModel):
     run_id: str = ""
     """Stays with the run directory, and with the numbers of its log."""
     weight_version: int = 0
+    backlog: float = 0.0
+    """Finished groups that wait to be trained, in batches."""
     model: str | None = None
     """The name the engine serves."""
 

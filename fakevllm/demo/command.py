@@ -25,6 +25,7 @@ from fakevllm.demo.report import show
 from fakevllm.demo.sums import all_tasks, endless_rows
 from fakevllm.demo.view import Snapshot, render
 from fakevllm.errors import FakevllmError, UserError
+from fakevllm.replay.pace import paced
 from fakevllm.replay.play import play, register
 from fakevllm.replay.players import EndpointPlayer
 from fakevllm.routes.groups import Stats
@@ -215,8 +216,9 @@ async def _train(run: Run, model: str) -> None:
     player = EndpointPlayer(f"{run.proxy_url}/v1", model, http, MAX_TOKENS)
     try:
         wanted = itertools.takewhile(lambda _: run.step <= run.settings.steps, rows)
-        async for _ in play(wanted, player, lambda task: keys[task.task_id], CONCURRENCY):
-            pass
+        async with paced(player, run.proxy_url) as held:
+            async for _ in play(wanted, held, lambda task: keys[task.task_id], CONCURRENCY):
+                pass
     finally:
         polling.cancel()
         await asyncio.gather(polling, return_exceptions=True)

@@ -12,7 +12,8 @@ class Outcome:
     before: float
     after: float
     policy_mean: list[float]
-    """[s]: mean reward of all scored siblings of all groups ended in step s + 1, ties included."""
+    """[s]: mean reward of all scored siblings of the groups of step s + 1, ties included. A group
+    counts to the step that trained it, or else in which it ended."""
     returned_best: list[float]
     steps: int
     requests: int

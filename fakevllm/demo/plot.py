@@ -25,6 +25,7 @@ def in_terminal(outcome: Outcome, width: int) -> str | None:
     steps = list(range(1, len(outcome.policy_mean) + 1))
     plotext.plot(steps, smoothed(outcome.policy_mean), label="policy mean")
     plotext.plot(steps, smoothed(outcome.returned_best), label="returned best")
+    plotext.xticks(steps[:: max(1, len(steps) // 6)])
     plotext.xlabel("step")
     return plotext.build()
 

@@ -1,4 +1,4 @@
-"""A fixed set of questions, sampled at temperature 1: how good the model is right now."""
+"""Fixed questions, sampled at temperature 1 with fixed seeds: how good the model is now."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ async def probe(
     reward = load_hooks(Path(__file__).parent / "hooks").reward
     async with openai.AsyncOpenAI(base_url=url, api_key="sk-probe", max_retries=5) as client:
 
-        async def sample(task: Task) -> tuple[str, str, bool]:
+        async def sample(seed: int, task: Task) -> tuple[str, str, bool]:
             async with turns:
                 reply = await client.chat.completions.create(
                     model=model,
                     messages=[{"role": "user", "content": task.main_query}],
                     temperature=1.0,
+                    seed=seed,
                     max_tokens=MAX_TOKENS,
                 )
             on_sample()
@@ -55,5 +56,5 @@ async def probe(
             scores = reward([sibling], [message], task.main_query)
             return task.main_query, choice.message.content or "", scores[0] == 1.0
 
-        samples = list(await asyncio.gather(*map(sample, chosen)))
+        samples = list(await asyncio.gather(*map(sample, range(NUM_SAMPLES), chosen)))
     return Probe(sum(right for _, _, right in samples) / len(samples), samples)

@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 78
+"""Fits the narrowest usual terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +33,29 @@ class Snapshot:
 
 
 def render(shot: Snapshot) -> Panel:
+    numbers = Table.grid(padding=(0, 2))
+    for label, values, colour in (
+        ("policy mean", shot.policy_mean, "green"),
+        ("returned best", shot.returned_best, "cyan"),
+    ):
+        numbers.add_row(label, _latest(values), Text(sparkline(values), colour))
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("step", f"{min(shot.step, shot.num_steps)} of {shot.num_steps}")
-    facts.add_row(
-        "policy mean", _latest(shot.policy_mean), Text(sparkline(shot.policy_mean), "green")
-    )
-    facts.add_row(
-        "returned best", _latest(shot.returned_best), Text(sparkline(shot.returned_best), "cyan")
-    )
     facts.add_row("without signal", f"{shot.without_signal} of {shot.num_groups} groups")
     facts.add_row("sampled", f"{shot.tokens_per_s:,.0f} tokens/s")
-    facts.add_row(
-        "ledger", ", ".join(f"{count} {state}" for state, count in shot.counts) or "empty"
-    )
-    bar = ProgressBar(
-        total=shot.num_steps, completed=min(max(shot.step - 1, 0), shot.num_steps), width=60
-    )
+    facts.add_row("ledger", ", ".join(f"{num} {state}" for state, num in shot.counts) or "empty")
     notes = [Text(note, "yellow") for note in shot.notes[-3:]]
-    return Panel(
-        Group(Text(shot.phase, "bold"), bar, facts, *notes), title="fakevllm demo", expand=False
+    parts = (Text(shot.phase, "bold"), _steps(shot), numbers, facts, *notes)
+    return Panel(Group(*parts), title="fakevllm demo", width=WIDTH)
+
+
+def _steps(shot: Snapshot) -> Table:
+    done = min(max(shot.step - 1, 0), shot.num_steps)
+    row = Table.grid(padding=(0, 2))
+    row.add_row(
+        f"step {done} of {shot.num_steps}",
+        ProgressBar(total=shot.num_steps, completed=done, width=40),
     )
+    return row
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:

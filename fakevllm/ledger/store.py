@@ -36,15 +36,15 @@ _Change = GroupRecord | Callable[[Connection], None]
 
 _CURVE = """
     WITH scored AS (
-        SELECT g.step, COUNT(*) AS num, SUM(s.reward) AS total,
+        SELECT COALESCE(g.trained_step, g.step) AS at, COUNT(*) AS num, SUM(s.reward) AS total,
                MIN(s.reward) = MAX(s.reward) AS is_flat,
                SUM(s.served) AS num_served, SUM(CASE WHEN s.served THEN s.reward END) AS served
         FROM groups AS g JOIN siblings AS s USING (group_id)
         WHERE g.step IS NOT NULL AND s.reward IS NOT NULL
         GROUP BY g.group_id
     )
-    SELECT step, COUNT(*), SUM(total) / SUM(num), SUM(served) / SUM(num_served), SUM(is_flat)
-    FROM scored GROUP BY step ORDER BY step
+    SELECT at, COUNT(*), SUM(total) / SUM(num), SUM(served) / SUM(num_served), SUM(is_flat)
+    FROM scored GROUP BY at ORDER BY at
 """
 _LATEST = """
     SELECT group_id FROM groups AS g
@@ -152,7 +152,7 @@ class Ledger:
             return [_task(row) for row in db.execute(select(TASKS)).mappings()]
 
     def curve(self) -> list[StepRow]:
-        """By the step that was being collected, ties included."""
+        """By the step that trained a group, or else in which it ended; ties included."""
         with self._reading.connect() as db:
             return [StepRow(*row) for row in db.exec_driver_sql(_CURVE)]
 

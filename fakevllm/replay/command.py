@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fakevllm.replay.pace import paced
 from fakevllm.replay.play import first_model, play, register
 from fakevllm.replay.players import AppPlayer, EndpointPlayer, Player
 from fakevllm.replay.progress import Progress as RowProgress
@@ -51,23 +52,24 @@ async def _replay(settings: ReplaySettings) -> Counter[str]:
     keys = await register(settings.url, tasks)
     player = await _player(settings)
     progress = RowProgress(settings.state_file, fresh=settings.fresh)
-    rows = progress.remaining(tasks, settings.epochs)
-    failures: Counter[str] = Counter()
     if progress.num_done:
         Console().print(
             f"{progress.num_done} rows were done before ({settings.state_file}); "
             "--fresh plays all again"
         )
+    rows = progress.remaining(tasks, settings.epochs)
+    failures: Counter[str] = Counter()
     try:
-        with _bar() as bar:
-            shown = bar.add_task("rows", total=len(rows), failed=0)
-            async for end in play(
-                rows, player, lambda task: keys[task.task_id], settings.concurrency
-            ):
-                progress.note(end.epoch, end.task, failed=end.failed)
-                if end.failed is not None:
-                    failures[end.failed] += 1
-                bar.update(shown, advance=1, failed=failures.total())
+        async with paced(player, settings.url) as paced_player:
+            with _bar() as bar:
+                shown = bar.add_task("rows", total=len(rows), failed=0)
+                async for end in play(
+                    rows, paced_player, lambda task: keys[task.task_id], settings.concurrency
+                ):
+                    progress.note(end.epoch, end.task, failed=end.failed)
+                    if end.failed is not None:
+                        failures[end.failed] += 1
+                    bar.update(shown, advance=1, failed=failures.total())
     finally:
         progress.close()
     return failures

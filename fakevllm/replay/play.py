@@ -80,7 +80,7 @@ async def register(url: str, tasks: list[Task]) -> dict[str, str]:
             for start in range(0, len(tasks), TASKS_PER_CALL):
                 part = tasks[start : start + TASKS_PER_CALL]
                 body = {"tasks": [task.model_dump() for task in part]}
-                async with http.post(f"{_root(url)}/fakevllm/tasks", json=body) as answer:
+                async with http.post(f"{root_of(url)}/fakevllm/tasks", json=body) as answer:
                     answer.raise_for_status()
                     given: list[str] = (await answer.json())["keys"]
                 keys |= dict(zip([task.task_id for task in part], given, strict=True))
@@ -103,5 +103,6 @@ async def first_model(url: str) -> str:
         ) from None
 
 
-def _root(url: str) -> str:
+def root_of(url: str) -> str:
+    """The proxy itself, without the `/v1` that apps are given."""
     return url.rstrip("/").removesuffix("/v1")

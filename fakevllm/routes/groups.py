@@ -49,6 +49,10 @@ def router(proxy: Proxy) -> APIRouter:
         await proxy.ledger.flush()
         return TaskKeys(keys=[task_key(task.task_id) for task in request.tasks])
 
+    @routes.get("/engine")
+    async def engine() -> EngineStatusReply | None:
+        return proxy.link.status
+
     @routes.get("/stats")
     async def stats() -> Stats:
         ledger = proxy.ledger

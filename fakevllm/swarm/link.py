@@ -27,7 +27,8 @@ from fakevllm_adapters.swarm import (
 log = logging.getLogger("fakevllm.link")
 M = TypeVar("M", bound=BaseModel)
 
-POLL_EVERY_S = 0.5
+POLL_EVERY_S = 0.2
+"""The server answers from memory; replays keep their pace by what is heard."""
 CALL_TIMEOUT_S = 10
 END_GROUP_PATIENCE_S = 60
 """How long an end is sent again to a server that does not answer; a server restarts well within
@@ -84,7 +85,7 @@ class SwarmLink:
         try:
             await self._post("/abort_group", AbortGroupRequest(group_id=group_id), SuccessReply)
         except _TROUBLE as error:
-            log.info("group %s could not be aborted: %r", group_id, error)
+            log.debug("group %s could not be aborted: %r", group_id, error)
 
     async def close(self) -> None:
         await self._http.close()

@@ -40,6 +40,11 @@ class Engine:
     def is_serving(self) -> bool:
         return self.status in SERVING
 
+    @property
+    def collecting_step(self) -> int:
+        """The step a group that ends now may be trained in: while one is trained, the next."""
+        return self.global_step + (self.status is WEIGHT_SYNCING)
+
     def move(self, to: EngineStatus, now: float, detail: str | None = None) -> None:
         if to not in TRANSITIONS[self.status]:
             raise IllegalTransition(f"{self.status} -> {to}")

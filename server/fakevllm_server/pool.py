@@ -77,7 +77,11 @@ class Pool:
     def has_ended(self, group_id: str) -> bool:
         return group_id in self._replies
 
-    def end_group(self, group_id: str, rewards: Sequence[float | None], step: int) -> EndGroupReply:
+    def end_group(
+        self, group_id: str, rewards: Sequence[float | None], step: int, *, trains: bool = True
+    ) -> EndGroupReply:
+        """The reply to the end of a group; it is pooled where it can be compared and the run still
+        `trains`."""
         if group_id in self._replies:
             return self._replies[group_id]
         if group_id in self._refused:
@@ -89,7 +93,7 @@ class Pool:
             ScoredEpisode(i, reward, opened.calls.get(i, [])) for i, reward in enumerate(rewards)
         ]
         group = FinishedGroup(group_id, episodes)
-        reason = _why_not_pooled(group)
+        reason = _why_not_pooled(group) if trains else "training_finished"
         if reason is None:
             self._keep(group)
         reply = EndGroupReply(
@@ -131,6 +135,12 @@ class Pool:
                 dropped[group_id] = "stale"
         newest = list(self._finished)[-num_groups:]
         return Taken([self._finished.pop(group_id) for group_id in newest], dropped)
+
+    def give_up(self, reason: str) -> dict[str, str]:
+        """All finished groups are dropped; group id to reason."""
+        dropped = dict.fromkeys(self._finished, reason)
+        self._finished.clear()
+        return dropped
 
     def put_back(self, groups: Sequence[FinishedGroup]) -> None:
         """Groups taken for a step that did not come about."""

@@ -94,6 +94,13 @@ class Swarm:
     def is_training(self) -> bool:
         return self._loop is not None and self._loop.is_training
 
+    @property
+    def backlog(self) -> float:
+        """Finished groups that wait to be trained, in batches."""
+        if self.job is None or not self.is_training:
+            return 0.0
+        return self.pool.num_finished / self.job.batch_size
+
     def changed(self) -> None:
         if self._loop is not None:
             self._loop.notify()
@@ -107,7 +114,13 @@ class Swarm:
         config = self.config
         name = config.served_model_name or (Path(model).resolve().name if model else config.backend)
         return ChildSpec(
-            config.backend, config.run_dir, model, name, config.seed, config.engine_args
+            config.backend,
+            config.run_dir,
+            model,
+            name,
+            seed=config.seed,
+            allow_hub=config.allow_hub,
+            extra_args=config.engine_args,
         )
 
 

@@ -12,7 +12,13 @@ import time
 from collections.abc import Awaitable, Callable
 
 from fakevllm_adapters.swarm import EngineStatus, TrainJob
-from fakevllm_server.backends.base import Backend, BackendError, Endpoint, LossSpec
+from fakevllm_server.backends.base import (
+    Backend,
+    BackendError,
+    BackendRefused,
+    Endpoint,
+    LossSpec,
+)
 from fakevllm_server.batch import PlannedStep, plan_step
 from fakevllm_server.calls import FinishedGroup
 from fakevllm_server.checkpoints import Checkpoints
@@ -78,6 +84,9 @@ class TrainLoop:
                 await self._boot(pool_is_new)
                 back_off_s, pool_is_new = 1.0, False
                 await self._or_lost(self._roll())
+            except BackendRefused as failure:
+                log.error("%s; the engine stays offline", failure)
+                return self._move(EngineStatus.OFFLINE, str(failure))
             except (EngineLost, BackendError) as failure:
                 log.error("%s; starting it again in %.0f s", failure, back_off_s)
                 if self._engine.status is not EngineStatus.BOOTING:
@@ -151,6 +160,8 @@ class TrainLoop:
         self._engine.global_step = step + 1
         if step % self._job.save_freq == 0 or not self.is_training:
             await self._save(step)
+        if not self.is_training:
+            self._log.dropped(step, self._pool.give_up("training_finished"))
 
     async def _train(self, plan: PlannedStep) -> None:
         """One optimiser step and its publication. The log knows the version before any call can

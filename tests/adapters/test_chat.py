@@ -42,7 +42,10 @@ def test_question_is_the_last_user_message_and_opening_the_first() -> None:
     assert (CHAT.opening(asked), CHAT.question(asked)) == ("first", "last")
 
 
-@pytest.mark.parametrize("broken", [{}, {"messages": 3}, {"messages": [7]}, {"messages": [{}]}])
+BROKEN: list[Json] = [{}, {"messages": 3}, {"messages": [7]}, {"messages": [{}]}]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
 def test_a_broken_body_has_no_question(broken: Json) -> None:
     assert CHAT.question(broken) == ""
 

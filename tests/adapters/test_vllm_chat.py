@@ -28,72 +28,72 @@ def test_loose_input_is_accepted_as_vllm_accepts_it() -> None:
     assert parse_chat_request(orjson.dumps(loose)).limit == 6
 
 
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        (
-            b"{",
-            "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.1', "
-            "'msg': 'JSON decode error', 'input': '<dict of 0 items>', "
-            "'ctx': {'error': 'Expecting property name enclosed in double quotes'}}",
-        ),
-        (
-            {"model": "x"},
-            "1 validation error:\n  {'type': 'missing', 'loc': 'body.messages', "
-            "'msg': 'Field required', 'input': '<dict of 1 items>'}",
-        ),
-        (
-            ASKED | {"max_tokens": "x"},
-            "1 validation error:\n  {'type': 'int_parsing', 'loc': 'body.max_tokens', "
-            "'msg': 'Input should be a valid integer, unable to parse string as an integer', "
-            "'input': 'x'}",
-        ),
-        (
-            {"messages": []},
-            "Cannot apply chat template to an empty conversation. Provide at least one message.",
-        ),
-        (
-            ASKED | {"temperature": -1},
-            "temperature must be non-negative, got -1.0. (parameter=temperature, value=-1.0)",
-        ),
-        (ASKED | {"top_p": 2.0}, "top_p must be in (0, 1], got 2.0. (parameter=top_p, value=2.0)"),
-        (ASKED | {"n": 0}, "n must be at least 1, got 0."),
-        (
-            ASKED | {"n": 3, "temperature": 0},
-            "n must be 1 when using greedy sampling, got 3.",
-        ),
-        (
-            ASKED | {"max_tokens": 0},
-            "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)",
-        ),
-        (
-            ASKED | {"stream_options": {}},
-            "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
-        ),
-        (
-            ASKED | {"tool_choice": "auto"},
-            "When using `tool_choice`, `tools` must be set. (parameter=tool_choice)",
-        ),
-        (
-            ASKED | {"logprobs": False, "top_logprobs": 2},
-            "when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)",
-        ),
-    ],
-)
+REFUSALS: list[tuple[object, str]] = [
+    (
+        b"{",
+        "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.1', "
+        "'msg': 'JSON decode error', 'input': '<dict of 0 items>', "
+        "'ctx': {'error': 'Expecting property name enclosed in double quotes'}}",
+    ),
+    (
+        {"model": "x"},
+        "1 validation error:\n  {'type': 'missing', 'loc': 'body.messages', "
+        "'msg': 'Field required', 'input': '<dict of 1 items>'}",
+    ),
+    (
+        ASKED | {"max_tokens": "x"},
+        "1 validation error:\n  {'type': 'int_parsing', 'loc': 'body.max_tokens', "
+        "'msg': 'Input should be a valid integer, unable to parse string as an integer', "
+        "'input': 'x'}",
+    ),
+    (
+        {"messages": []},
+        "Cannot apply chat template to an empty conversation. Provide at least one message.",
+    ),
+    (
+        ASKED | {"temperature": -1},
+        "temperature must be non-negative, got -1.0. (parameter=temperature, value=-1.0)",
+    ),
+    (ASKED | {"top_p": 2.0}, "top_p must be in (0, 1], got 2.0. (parameter=top_p, value=2.0)"),
+    (ASKED | {"n": 0}, "n must be at least 1, got 0."),
+    (
+        ASKED | {"n": 3, "temperature": 0},
+        "n must be 1 when using greedy sampling, got 3.",
+    ),
+    (
+        ASKED | {"max_tokens": 0},
+        "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)",
+    ),
+    (
+        ASKED | {"stream_options": {}},
+        "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
+    ),
+    (
+        ASKED | {"tool_choice": "auto"},
+        "When using `tool_choice`, `tools` must be set. (parameter=tool_choice)",
+    ),
+    (
+        ASKED | {"logprobs": False, "top_logprobs": 2},
+        "when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("raw", "message"), REFUSALS)
 def test_refusals_are_worded_as_vllm_words_them(raw: object, message: str) -> None:
     assert refused(raw)["message"] == message
 
 
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tools": [{}], "tool_choice": "required"}, "tool_choice"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"logit_bias": {"1": 2}}, "logit_bias"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
-    ],
-)
+UNSUPPORTED: list[tuple[Json, str]] = [
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"tools": [{}], "tool_choice": "required"}, "tool_choice"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty"),
+    ({"logit_bias": {"1": 2}}, "logit_bias"),
+    ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+]
+
+
+@pytest.mark.parametrize(("fields", "name"), UNSUPPORTED)
 def test_what_the_engine_cannot_do_is_refused_by_name(fields: Json, name: str) -> None:
     error = refused(ASKED | fields)
     assert error["param"] == name and f"`{name}` is not supported" in error["message"]

@@ -17,8 +17,8 @@ from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes, free_port, wait_until
 
-HI = [{"role": "user", "content": "hi"}]
-SLOW = [{"role": "user", "content": "[[say abcdefghij]] [[slow 0.3]]"}]
+HI: Any = [{"role": "user", "content": "hi"}]
+SLOW: Any = [{"role": "user", "content": "[[say abcdefghij]] [[slow 0.3]]"}]
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,9 @@ def client(proxy: Process, **settings: Any) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{proxy.url}/v1", api_key="sk-app", **settings)
 
 
-def ask(proxy: Process, messages: Any = HI, **fields: Any) -> str:
+def ask(proxy: Process, messages: Any = HI) -> str:
     with client(proxy, max_retries=0) as app:
-        answer = app.chat.completions.create(model="fake", messages=messages, **fields)
+        answer = app.chat.completions.create(model="fake", messages=messages)
     return answer.choices[0].message.content or ""
 
 
@@ -94,7 +94,7 @@ def test_a_client_that_leaves_is_noted_and_its_group_not_trained(
 ) -> None:
     proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2")
     with pytest.raises(openai.APITimeoutError), client(proxy, max_retries=0, timeout=0.5) as app:
-        app.chat.completions.create(model="fake", messages=SLOW)  # pyright: ignore
+        app.chat.completions.create(model="fake", messages=SLOW)
     (group,) = wait_for_groups(proxy, 1)
     assert (group["state"], group["reason"]) == ("failed", "client_disconnected")
 
@@ -128,7 +128,7 @@ def test_an_engine_that_dies_is_started_again_and_the_run_goes_on(
     proxy.wait_until_healthy()
     wait_until(lambda: "starting it again" in server.log, 5)
     with client(proxy, max_retries=5) as app:
-        answer = app.chat.completions.create(model="fake", messages=HI)  # pyright: ignore
+        answer = app.chat.completions.create(model="fake", messages=HI)
     assert answer.choices[0].finish_reason == "stop"
 
 
@@ -144,7 +144,7 @@ def test_killed_servers_and_proxies_train_nothing_twice_and_count_what_is_lost(
     def asked(times: int) -> None:
         with client(proxy, max_retries=10) as app:
             for _ in range(times):
-                app.chat.completions.create(model="fake", messages=HI)  # pyright: ignore
+                app.chat.completions.create(model="fake", messages=HI)
 
     asked(12)
     server.kill()
@@ -231,14 +231,15 @@ def test_task_keys_bring_the_reference_answer_to_the_hook(
 ) -> None:
     reward = (
         "def on_compute_relative_reward(results, answers, question):\n"
-        "    return [float(r.task.metadata['want'] == a['content']) for r, a in zip(results, answers)]\n"
+        "    want = results[0].task.metadata['want']\n"
+        "    return [float(answer['content'] == want) for answer in answers]\n"
     )
     hooks = write_hooks(processes.folder / "hooks", reward)
     proxy = processes.proxy(server, "--hooks", str(hooks), "--n", "6")
     tasks = {"tasks": [{"task_id": "t1", "main_query": "hi", "metadata": {"want": "no."}}]}
     _, keys, _ = post(f"{proxy.url}/fakevllm/tasks", tasks)
     with openai.OpenAI(base_url=f"{proxy.url}/v1", api_key=keys["keys"][0]) as app:
-        answer = app.chat.completions.create(model="fake", messages=HI)  # pyright: ignore
+        answer = app.chat.completions.create(model="fake", messages=HI)
     assert answer.choices[0].message.content == "no."
     (group,) = wait_for_groups(proxy, 1)
     assert group["task_id"] == "t1"

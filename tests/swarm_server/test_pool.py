@@ -59,6 +59,14 @@ def test_a_group_without_any_trainable_call_says_why() -> None:
     assert reply.failure_reason == "no_trainable_call: missing_logprob"
 
 
+def test_after_the_last_step_groups_are_answered_and_not_pooled() -> None:
+    pool = Pool(num_repeat=4)
+    captured(pool, "g")
+    reply = pool.end_group("g", [1.0, 0.0], step=9, trains=False)
+    assert reply.success and not reply.pooled and reply.failure_reason == "training_finished"
+    assert len(reply.calls) == 2 and pool.num_finished == 0
+
+
 def test_an_unknown_group_and_a_refused_id_fail_by_name() -> None:
     pool = Pool(num_repeat=4)
     assert pool.end_group("never seen", [1.0, 0.0], step=1).failure_reason == "unknown_group"

@@ -46,6 +46,7 @@ def router(swarm: Swarm) -> APIRouter:
             server_id=swarm.server_id,
             run_id=swarm.run_id,
             weight_version=swarm.engine.version,
+            backlog=swarm.backlog,
             model=swarm.upstream.endpoint.model_name if swarm.upstream is not None else None,
         )
 

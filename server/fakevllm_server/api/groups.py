@@ -14,7 +14,12 @@ def router(swarm: Swarm) -> APIRouter:
     @routes.post("/end_group")
     async def end_group(request: EndGroupRequest) -> EndGroupReply:
         known = swarm.pool.has_ended(request.group_id)
-        reply = swarm.pool.end_group(request.group_id, request.rewards, swarm.engine.global_step)
+        reply = swarm.pool.end_group(
+            request.group_id,
+            request.rewards,
+            swarm.engine.collecting_step,
+            trains=swarm.is_training,
+        )
         if reply.pooled and not known:
             swarm.runlog.acked(request.group_id, swarm.engine.global_step)
             swarm.changed()

@@ -100,6 +100,10 @@ class BackendError(Exception):
     """An engine did not do what it was asked; the message says which and why."""
 
 
+class BackendRefused(BackendError):
+    """An engine that will not start however often it is tried: the user must mend something."""
+
+
 class Rollout(Protocol):
     async def launch(self) -> Endpoint: ...
     async def load_weights(self, folder: Path, version: int) -> None: ...

@@ -21,7 +21,14 @@ import aiohttp
 
 from fakevllm_adapters.swarm import TrainJob
 from fakevllm_server.backends import BACKENDS
-from fakevllm_server.backends.base import BackendError, Batch, Endpoint, LossSpec, StepMetrics
+from fakevllm_server.backends.base import (
+    BackendError,
+    BackendRefused,
+    Batch,
+    Endpoint,
+    LossSpec,
+    StepMetrics,
+)
 
 Json = dict[str, Any]
 
@@ -30,6 +37,8 @@ BOOT_TIMEOUT_S = 600
 CONTROL_TIMEOUT_S = 3600
 """One training step of a large model."""
 STOP_GRACE_S = 10
+REFUSED_EXIT_CODE = 2
+"""An engine's word for: the user must mend something."""
 MAX_SOCKET_PATH = 100
 """The kernel's limit for a Unix socket's path is 108 bytes."""
 
@@ -43,6 +52,7 @@ class ChildSpec:
     model: str | None
     served_model_name: str
     seed: int = 0
+    allow_hub: bool = False
     extra_args: Sequence[str] = ()
 
     @property
@@ -77,7 +87,7 @@ class ChildBackend:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=os.environ | {"HF_HUB_OFFLINE": "1"},
+                env=os.environ if self._spec.allow_hub else os.environ | {"HF_HUB_OFFLINE": "1"},
             )
         self._http = aiohttp.ClientSession(
             "http://engine",
@@ -153,6 +163,7 @@ class ChildBackend:
         command = [sys.executable, "-m", BACKENDS[spec.backend], "--socket", str(self._socket)]
         command += ["--served-model-name", spec.served_model_name, "--run-dir", str(spec.run_dir)]
         command += ["--seed", str(spec.seed), *spec.extra_args]
+        command += ["--allow-hub"] if spec.allow_hub else []
         return command if spec.model is None else [*command, "--model", spec.model]
 
     async def _until_healthy(self) -> None:
@@ -160,7 +171,8 @@ class ChildBackend:
         async with asyncio.timeout(BOOT_TIMEOUT_S):
             while not (self._socket.exists() and await self.health()):
                 if self._process.returncode is not None:
-                    raise BackendError(await self.lost())
+                    refused = self._process.returncode == REFUSED_EXIT_CODE
+                    raise (BackendRefused if refused else BackendError)(await self.lost())
                 await asyncio.sleep(0.05)
 
     async def _call(self, method: str, action: str, body: Json | None = None) -> Json:

@@ -30,6 +30,7 @@ from fakevllm_adapters.swarm import TrainJob
 from fakevllm_adapters.vllm_chat import model_card, parse_chat_request
 from fakevllm_server.backends.base import Batch, Call, LossSpec, TokenEngine, TrainEngine
 from fakevllm_server.backends.completion import Completion
+from fakevllm_server.backends.graceful import GracefulServer
 
 Json = dict[str, Any]
 VERSION = "0.33.0+fakevllm"
@@ -47,7 +48,7 @@ def serve(
         ws="none",
         lifespan="off",
     )
-    server = uvicorn.Server(config)
+    server = GracefulServer(config)
     try:
         asyncio.run(_serve_until_orphaned(server))
     finally:

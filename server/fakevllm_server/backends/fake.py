@@ -173,6 +173,7 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=MAX_MODEL_LEN)
     parser.add_argument("--run-dir", type=Path)
     parser.add_argument("--model")
+    parser.add_argument("--allow-hub", action="store_true")
     args = parser.parse_args()
     engine = FakeEngine(args.served_model_name, args.seed, args.max_model_len)
     serve(engine, engine, args.socket, on_close=lambda: None)

@@ -63,7 +63,7 @@ def test_a_model_that_brings_its_own_code_is_refused(folder: Path) -> None:
     [
         (
             {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
-            "layers of type linear_attention.*--rollout vllm",
+            "layers of type linear_attention.*choose another --model",
         ),
         ({"model_type": "t5", "layer_types": None}, "encoder-decoder"),
     ],

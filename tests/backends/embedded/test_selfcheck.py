@@ -42,10 +42,10 @@ def test_a_model_with_learned_positions_passes() -> None:
 def test_a_model_that_ignores_what_batching_needs_is_refused(
     tiny_folder: Path, argument: str
 ) -> None:
-    with pytest.raises(BackendError, match=r"decodes this model wrongly.*--rollout vllm"):
+    with pytest.raises(BackendError, match=r"decodes this model wrongly.*choose another --model"):
         check_decoding(without(load(tiny_folder), argument), 256)
 
 
 def test_a_model_that_cannot_use_the_cache_is_refused(tiny_folder: Path) -> None:
-    with pytest.raises(BackendError, match=r"cannot decode this model.*--rollout vllm"):
+    with pytest.raises(BackendError, match=r"cannot decode this model.*choose another --model"):
         check_decoding(without(load(tiny_folder), "past_key_values"), 256)

@@ -18,7 +18,7 @@ def main() -> None:
     # A crash inside torch leaves no Python traceback otherwise.
     faulthandler.enable()
     config = EngineConfig(
-        model=options.model,
+        model=_folder(options.model, options.allow_hub),
         served_model_name=options.served_model_name,
         seed=options.seed,
         max_model_len=options.max_model_len,
@@ -36,14 +36,25 @@ def main() -> None:
     serve(engine, engine, options.socket, on_close=engine.close)
 
 
+def _folder(model: str, allow_hub: bool) -> Path:
+    """A hub name becomes the folder its files are downloaded to."""
+    if not allow_hub or Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    # No pickles and no code: weights are safetensors, and nothing in the folder is run.
+    return Path(
+        snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"])
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m fakevllm_server.backends.embedded", description=__doc__
     )
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket to answer on")
-    parser.add_argument(
-        "--model", type=Path, required=True, help="model folder in Hugging Face form"
-    )
+    parser.add_argument("--model", required=True, help="model folder in Hugging Face form")
+    parser.add_argument("--allow-hub", action="store_true", help="--model may be a hub name")
     parser.add_argument("--served-model-name", required=True)
     parser.add_argument("--run-dir", type=Path, required=True, help="the server's run directory")
     parser.add_argument("--seed", type=int, required=True)

@@ -22,9 +22,9 @@ from transformers.utils import logging as transformers_logging
 
 from fakevllm_server.backends.base import BackendError
 
-SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
 """What vLLM takes from generation_config.json (`--generation-config auto`), whatever `do_sample`
-says.
+says; but for `repetition_penalty`, which this engine cannot sample with and does not claim to.
 """
 BATCHABLE_LAYERS = frozenset({"full_attention", "attention", "sliding_attention"})
 """Sliding ones only where no completion can outgrow the window."""
@@ -134,7 +134,7 @@ def _check_attention(path: Path, config: PreTrainedConfig, max_model_len: int) -
     if others:
         raise BackendError(
             f"{path} has layers of type {', '.join(others)}: the embedded engine serves full "
-            "attention in all layers; use --rollout vllm"
+            "attention in all layers; choose another --model"
         )
     window = getattr(text, "sliding_window", None)
     slides = "sliding_attention" in kinds if kinds else getattr(text, "use_sliding_window", True)

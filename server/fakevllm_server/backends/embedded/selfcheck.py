@@ -29,12 +29,12 @@ def check_decoding(model: PreTrainedModel, max_model_len: int) -> None:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise BackendError(
-            f"the embedded engine cannot decode this model ({reason}): use --rollout vllm"
+            f"the embedded engine cannot decode this model ({reason}): choose another --model"
         ) from error
     if not worst <= TOLERANCE[model.dtype]:
         raise BackendError(
             f"the embedded engine decodes this model wrongly (logits off by {worst:.1e} of the "
-            "largest): use --rollout vllm"
+            "largest): choose another --model"
         )
 
 

@@ -1,0 +1,74 @@
+"""Keeps a replay in step with training: a row waits while a full batch of groups waits.
+
+An app's traffic comes when it comes, and what the trainer has no time for is dropped. A replayed
+dataset can wait instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+import aiohttp
+
+from fakevllm.replay.play import root_of
+from fakevllm.replay.players import Player
+from fakevllm_adapters.swarm import EngineStatusReply
+
+MAX_BACKLOG = 1.0
+"""In batches: while the next one is complete, training never waits for us."""
+POLL_EVERY_S = 0.1
+POLL_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class PacedPlayer:
+    """A player that begins a row when there is room for its group."""
+
+    player: Player
+    room: asyncio.Event
+
+    async def play(self, question: str, key: str) -> str:
+        await self.room.wait()
+        return await self.player.play(question, key)
+
+
+def has_room(status: EngineStatusReply | None) -> bool:
+    """An unknown backlog holds nobody back."""
+    return status is None or status.backlog < MAX_BACKLOG
+
+
+@contextlib.asynccontextmanager
+async def paced(player: Player, url: str) -> AsyncGenerator[PacedPlayer]:
+    """`player`, in step with the proxy at `url` for as long as the block lasts."""
+    room = asyncio.Event()
+    room.set()
+    following = asyncio.create_task(_follow(f"{root_of(url)}/fakevllm/engine", room))
+    try:
+        yield PacedPlayer(player, room)
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def _follow(url: str, room: asyncio.Event) -> None:
+    timeout = aiohttp.ClientTimeout(total=POLL_TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        while True:
+            if has_room(await _status(http, url)):
+                room.set()
+            else:
+                room.clear()
+            await asyncio.sleep(POLL_EVERY_S)
+
+
+async def _status(http: aiohttp.ClientSession, url: str) -> EngineStatusReply | None:
+    """A proxy that does not answer is no reason to wait: its rows find out themselves."""
+    try:
+        async with http.get(url) as answer:
+            answer.raise_for_status()
+            return EngineStatusReply.model_validate_json(await answer.read())
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return None

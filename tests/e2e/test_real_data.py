@@ -1,0 +1,53 @@
+"""100 GSM8K questions through the real replay, proxy, hooks, ledger and embedded engine: the
+rewarded format spreads, and only where the weights are updated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gsm8k_format import DATA, EPOCHS, NUM_FITTING, TOO_LONG, Run, run
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not DATA.exists(), reason=f"the dataset is not there: {DATA}"),
+]
+
+MIN_STEPS = 30
+CONTEXT = "This model's maximum context length is 512 tokens."
+
+
+def test_a_format_spreads_over_real_questions_when_rewarded(tmp_path: Path) -> None:
+    learned = run(tmp_path, seed=0, control="none")
+    report(learned)
+    check_bookkeeping(learned)
+    first = learned.policy_mean[0]
+    assert 0.1 <= first <= 0.7, "the format must be there to be rewarded, and not yet the habit"
+    assert learned.end - first >= 0.2
+    assert learned.end - learned.start >= 0.2
+
+
+def test_the_frozen_control_stays_flat(tmp_path: Path) -> None:
+    frozen = run(tmp_path, seed=0, control="frozen")
+    report(frozen)
+    check_bookkeeping(frozen)
+    assert abs(frozen.end - frozen.start) <= 0.1
+
+
+def check_bookkeeping(done: Run) -> None:
+    """Every row has its group, and those that do not fit are counted as such, by replay and in the
+    ledger."""
+    assert len(done.policy_mean) >= MIN_STEPS
+    assert sum(done.groups.values()) == EPOCHS * (NUM_FITTING + len(TOO_LONG))
+    failed = {reason: count for (state, reason), count in done.groups.items() if state == "failed"}
+    assert failed == {"no_answer": EPOCHS * len(TOO_LONG)}
+    assert f"{EPOCHS * len(TOO_LONG)} failed" in done.replay_output
+    assert done.replay_output.count(CONTEXT) == len(TOO_LONG)
+
+
+def report(done: Run) -> None:
+    curve = " ".join(f"{mean:.2f}" for mean in done.policy_mean)
+    print(f"{done.control}: start rate {done.policy_mean[0]:.2f}, {done.wall_s:.0f} s\n{curve}")
