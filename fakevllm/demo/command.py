@@ -183,6 +183,8 @@ async def _ready(run: Run) -> str:
         while True:
             await _poll(run)
             engine = run.stats.engine if run.stats is not None else None
+            if engine is not None and engine.engine_status_detail:
+                run.notes[:] = [engine.engine_status_detail]
             if engine is not None and engine.model is not None:
                 return engine.model
             await asyncio.sleep(POLL_EVERY_S)

@@ -91,7 +91,10 @@ class SwarmLink:
         await self._http.close()
 
     async def _follow(self) -> None:
-        self.status = status = await self._get("/get_engine_status", EngineStatusReply)
+        before, status = self.status, await self._get("/get_engine_status", EngineStatusReply)
+        self.status = status
+        if status.engine_status_detail and status != before:
+            log.warning("%s: %s", status.engine_status, status.engine_status_detail)
         if status.engine_status is EngineStatus.OFFLINE:
             # started once for each life of the server: somebody who stops the engine means it
             if status.server_id != self._started_on:

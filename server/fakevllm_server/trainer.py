@@ -86,6 +86,7 @@ class TrainLoop:
                 await self._or_lost(self._roll())
             except BackendRefused as failure:
                 log.error("%s; the engine stays offline", failure)
+                await self._backend.rollout.close()
                 return self._move(EngineStatus.OFFLINE, str(failure))
             except (EngineLost, BackendError) as failure:
                 log.error("%s; starting it again in %.0f s", failure, back_off_s)

@@ -107,7 +107,8 @@ async def _unless_left(receive: Receive, work: Awaitable[None]) -> None:
 
 def _upstream(swarm: Swarm) -> EngineClient:
     if swarm.upstream is None or not swarm.engine.is_serving:
-        raise unavailable(f"The engine is not ready: {swarm.engine.status}.")
+        detail = f" ({swarm.engine.detail})" if swarm.engine.detail else ""
+        raise unavailable(f"The engine is not ready: {swarm.engine.status}{detail}.")
     return swarm.upstream
 
 
