@@ -33,7 +33,7 @@ from fakevllm_adapters.asgi import (
     start_stream,
     until_disconnect,
 )
-from fakevllm_adapters.errors import WireError
+from fakevllm_adapters.errors import WireError, internal_error
 from fakevllm_adapters.sse import DONE, encode
 from fakevllm_adapters.swarm import EndGroupRequest, Task
 
@@ -180,7 +180,12 @@ class Runner:
                 task.cancel()
             await asyncio.gather(waiting, work, return_exceptions=True)
             return self._later(self._abandon(draft.failed("client_disconnected", 499)))
-        scored = await waiting
+        try:
+            scored = await waiting
+        except Exception:  # isolates: a defect of ours must not leave the app without an answer
+            log.exception("request %s failed", request.id)
+            await app.refuse(internal_error())
+            return self._later(self._abandon(draft.failed("internal_error", 500)))
         await self._answer(app, scored)
         self._later(self._settle(request, draft, scored))
 

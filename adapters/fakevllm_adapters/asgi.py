@@ -32,6 +32,10 @@ _FOR_ENGINES = {b"content-type": "Content-Type", b"x-request-id": "X-Request-Id"
 """Request headers an engine may see. Keys and engine controls of clients are not among them."""
 
 
+class ClientLeft(Exception):
+    """There is nobody to answer any more."""
+
+
 class Door:
     """A callable Starlette's Route takes for an ASGI endpoint; it would call a plain function with
     a Request."""
@@ -82,7 +86,7 @@ async def read_body(receive: Receive, limit: int = MAX_BODY_BYTES) -> bytes:
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ConnectionError("the client left before its request was complete")
+            raise ClientLeft("the client left before its request was complete")
         chunk: bytes = message.get("body", b"")
         size += len(chunk)
         if size > limit:

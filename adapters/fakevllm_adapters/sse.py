@@ -5,6 +5,7 @@ Events keep their exact bytes, so that what was received can be relayed without 
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 import orjson
@@ -13,7 +14,7 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment: every recorded client ignores it, and it resets their read time-outs."""
 
-_SEPARATORS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_SEPARATOR = re.compile(rb"\n\n|\r\n\r\n|\r\r")
 
 
 class SseDecoder:
@@ -31,18 +32,16 @@ class SseDecoder:
         """The events completed by `chunk`, each with its separator."""
         self._buffer += chunk
         events: list[bytes] = []
-        while (end := self._end_of_event()) is not None:
-            events.append(self._buffer[:end])
-            self._buffer = self._buffer[end:]
+        begin = 0
+        for separator in _SEPARATOR.finditer(self._buffer):
+            events.append(self._buffer[begin : separator.end()])
+            begin = separator.end()
+        self._buffer = self._buffer[begin:]
         return events
 
     def rest(self) -> bytes:
         """Bytes of an event that was never finished."""
         return self._buffer
-
-    def _end_of_event(self) -> int | None:
-        ends = [at + len(sep) for sep in _SEPARATORS if (at := self._buffer.find(sep)) >= 0]
-        return min(ends, default=None)
 
 
 def data_of(event: bytes) -> bytes | None:

@@ -9,6 +9,7 @@ from fakevllm.proxy import Proxy
 from fakevllm.siblings import Request
 from fakevllm_adapters.asgi import (
     AsgiApp,
+    ClientLeft,
     Receive,
     Scope,
     Send,
@@ -32,7 +33,7 @@ def door(proxy: Proxy, adapter: Adapter) -> AsgiApp:
             raw = await read_body(receive)
         except WireError as error:
             return await send_error(send, error)
-        except ConnectionError:
+        except ClientLeft:
             return
         body = json_object(raw) or {}
         if _rename(proxy, body):

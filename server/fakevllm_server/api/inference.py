@@ -11,6 +11,7 @@ import aiohttp
 
 from fakevllm_adapters.asgi import (
     AsgiApp,
+    ClientLeft,
     Receive,
     Scope,
     Send,
@@ -46,8 +47,8 @@ def door(swarm: Swarm, path: str) -> AsgiApp:
             await _unless_left(receive, work)
         except WireError as error:
             await send_error(send, error)
-        except ConnectionError:
-            pass  # the client left; there is nobody to answer
+        except ClientLeft:
+            pass
         except (aiohttp.ClientError, TimeoutError):
             await send_error(
                 send, unavailable("The engine did not answer; it is being started again.")
