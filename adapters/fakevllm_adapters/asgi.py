@@ -78,7 +78,7 @@ def json_object(raw: bytes) -> dict[str, Any] | None:
 
 
 async def read_body(receive: Receive, limit: int = MAX_BODY_BYTES) -> bytes:
-    """The whole request body. Raises WireError (413) beyond `limit` bytes, ConnectionError when
+    """The whole request body. Raises WireError (413) beyond `limit` bytes, ClientLeft when
     the client left."""
     chunks: list[bytes] = []
     size = 0

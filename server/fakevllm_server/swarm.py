@@ -48,13 +48,7 @@ class Swarm:
     def start_engine(self) -> None:
         """Begins to boot. Raises ConfigError where the job's model cannot be loaded."""
         assert self.job is not None, "sync a job first"
-        model = self.config.model or self.job.model
-        if model is not None:
-            model = find_model(model, self.config.allow_hub)
-        elif self.config.backend != "fake":
-            raise ConfigError(
-                "No model: start the server with --model DIR, or name one in the job."
-            )
+        backend = ChildBackend(self._child(self.config.model or self.job.model))
         self.pool = Pool(self.job.num_repeat)
         self.engine.move(EngineStatus.BOOTING, time.monotonic())
         self._loop = TrainLoop(
@@ -62,7 +56,7 @@ class Swarm:
             self.engine,
             self.pool,
             self.episodes,
-            ChildBackend(self._child(model)),
+            backend,
             self.runlog,
             Checkpoints(self.config.run_dir / "checkpoints"),
             self._connect,
@@ -112,7 +106,12 @@ class Swarm:
 
     def _child(self, model: str | None) -> ChildSpec:
         config = self.config
+        if model is None and config.backend != "fake":
+            raise ConfigError(
+                "No model: start the server with --model DIR, or name one in the job."
+            )
         name = config.served_model_name or (Path(model).resolve().name if model else config.backend)
+        model = find_model(model, config.allow_hub) if model is not None else None
         return ChildSpec(
             config.backend,
             config.run_dir,
