@@ -39,7 +39,7 @@ def assert_mistake(done: subprocess.CompletedProcess[str], mend: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "mend"),
     [
-        ((*PROXY, "serve", "--hooks", "nowhere"), "nowhere"),
+        ((*PROXY, "serve", "--port", "0", "--hooks", "nowhere"), "nowhere"),
         ((*PROXY, "serve", "--config", "nowhere.toml"), "nowhere.toml cannot be read"),
         ((*PROXY, "serve", "--host", "0.0.0.0"), "--key-file"),
         ((*PROXY, "serve", "--n", "0"), "`job.num_repeat`"),
@@ -60,7 +60,8 @@ def test_a_hooks_folder_without_the_reward_function_is_refused_by_name(tmp_path:
     hooks = tmp_path / "hooks"
     hooks.mkdir()
     (hooks / "mine.py").write_text("def something_else(): ...\n")
-    assert_mistake(run(tmp_path, *PROXY, "serve", "--hooks", "hooks"), "on_compute_relative_reward")
+    done = run(tmp_path, *PROXY, "serve", "--port", "0", "--hooks", "hooks")
+    assert_mistake(done, "on_compute_relative_reward")
 
 
 def test_a_bad_toml_key_is_refused_by_name(tmp_path: Path) -> None:
