@@ -28,22 +28,22 @@ class Guard:
     """Names a request's `Host` may carry, without port."""
     open_paths: Collection[str] = frozenset()
     """Paths that need no key."""
-    own_keys: Callable[[str | None], bool] = lambda _key: False
-    """Further keys that are good, such as those of claimed episodes."""
+    own_keys: Callable[[str | None, str], bool] = lambda _key, _path: False
+    """(key, path): further keys, good for some paths only, such as those of claimed episodes."""
 
     def refusal(
         self, method: str, path: str, host: str, origin: str | None, key: str | None
     ) -> WireError | None:
-        if _hostname(host) not in self.hosts:
+        if _hostname_of(f"//{host}") not in self.hosts:
             return _forbidden(f"Host {host!r} is not served here: add it to the allowed hosts.")
         if method not in ("GET", "HEAD") and origin is not None and not self._is_own(origin):
             return _forbidden(f"Requests from the origin {origin!r} are not accepted.")
-        if path in self.open_paths or self.keys.accepts(key) or self.own_keys(key):
+        if path in self.open_paths or self.keys.accepts(key) or self.own_keys(key, path):
             return None
         return unauthorized()
 
     def _is_own(self, origin: str) -> bool:
-        return (urlsplit(origin).hostname or "") in self.hosts
+        return _hostname_of(origin) in self.hosts
 
 
 class GuardMiddleware:
@@ -73,8 +73,12 @@ def is_loopback(host: str) -> bool:
     return host in LOOPBACK or host.startswith("127.")
 
 
-def _hostname(host: str) -> str:
-    return (urlsplit(f"//{host}").hostname or "").lower()
+def _hostname_of(url: str) -> str:
+    """ "" for what is no URL: nobody is called that."""
+    try:
+        return (urlsplit(url).hostname or "").lower()
+    except ValueError:
+        return ""
 
 
 def _forbidden(message: str) -> WireError:

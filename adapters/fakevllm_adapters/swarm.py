@@ -10,13 +10,17 @@ from enum import StrEnum
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 Json = dict[str, Any]
 
 SIBLING_HEADER = "X-Fakevllm-Sibling"
 """`<group id>/<index>`: this call belongs to that sibling; the first such call opens the
 episode."""
+
+
+MAX_GROUP_SIZE = 256
+"""Siblings of one group."""
 
 
 class EngineStatus(StrEnum):
@@ -93,7 +97,10 @@ class TrainJob(BaseModel):
     def from_yaml(text: str) -> TrainJob:
         """Raises ValueError (pydantic's ValidationError is one) for anything but a `job:`
         mapping."""
-        loaded: Any = yaml.safe_load(text)
+        try:
+            loaded: Any = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(f"not YAML: {error}") from None
         if not isinstance(loaded, dict) or "job" not in loaded:
             raise ValueError("expected a YAML mapping with the key `job`")
         return TrainJob.model_validate(loaded["job"])
@@ -144,7 +151,7 @@ class SuccessReply(BaseModel):
 class EndGroupRequest(BaseModel):
     group_id: str = Field(min_length=1, max_length=200)
     task_id: str = ""
-    rewards: list[float | None] = Field(max_length=256)
+    rewards: list[FiniteFloat | None] = Field(max_length=MAX_GROUP_SIZE)
     """By sibling index; None means: do not train this sibling."""
     metadata: Json = {}
 
@@ -225,7 +232,7 @@ class ClaimEpisodeReply(BaseModel):
 
 
 class WorkflowOutput(BaseModel):
-    reward: float | list[float] | None = None
+    reward: FiniteFloat | list[FiniteFloat] | None = None
     is_success: bool | None = None
     metadata: Json = {}
     log_metrics: dict[str, float | list[float]] = {}
@@ -237,13 +244,6 @@ class EndEpisodeRequest(BaseModel):
     task_id: str = ""
     workflow_output: WorkflowOutput = WorkflowOutput()
     declare_client_active: bool = True
-
-    @model_validator(mode="after")
-    def _no_nan(self) -> EndEpisodeRequest:
-        reward = self.workflow_output.reward
-        if isinstance(reward, float) and reward != reward:
-            raise ValueError("reward is NaN")
-        return self
 
 
 class CanContinueRequest(BaseModel):

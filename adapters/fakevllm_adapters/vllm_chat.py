@@ -1,23 +1,17 @@
-"""/v1/chat/completions from the engine's side: vLLM's request schema, answers and stream chunks,
-key by key.
+"""/v1/chat/completions from the engine's side: vLLM's request schema and its refusals.
 
-Used by the engines that are not vLLM themselves. Keys are printed with their nulls and in vLLM's
-order.
+Used by the engines that are not vLLM themselves.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fakevllm_adapters.errors import (
-    Json,
     WireError,
     bad_json,
     bad_request,
@@ -27,6 +21,8 @@ from fakevllm_adapters.errors import (
 
 MAX_STOP_STRINGS = 4
 MAX_N = 16384
+MAX_TOP_LOGPROBS = 20
+"""vLLM's default of --max-logprobs."""
 
 
 class ChatRequest(BaseModel):
@@ -184,6 +180,13 @@ def _check_ranges(request: ChatRequest) -> None:
         )
     if request.min_p is not None and not 0 <= request.min_p <= 1:
         raise _out_of_range("min_p", f"min_p must be in [0, 1], got {request.min_p}.", request)
+    if request.top_logprobs is not None and request.top_logprobs < 0:
+        raise _out_of_range("top_logprobs", "`top_logprobs` must be a positive value.", request)
+    if request.top_logprobs is not None and request.top_logprobs > MAX_TOP_LOGPROBS:
+        raise bad_request(
+            f"Requested sample logprobs of {request.top_logprobs}, which is greater than max "
+            f"allowed: {MAX_TOP_LOGPROBS}"
+        )
     if request.limit is not None and request.limit < 1:
         raise bad_request(
             f"max_tokens must be at least 1, got {request.limit}.", "max_tokens", request.limit
@@ -196,6 +199,22 @@ def _check_ranges(request: ChatRequest) -> None:
 
 def _out_of_range(name: str, message: str, request: ChatRequest) -> WireError:
     return bad_request(message, name, getattr(request, name))
+
+
+_UNSUPPORTED = (
+    "structured_outputs",
+    "min_tokens",
+    "bad_words",
+    "allowed_token_ids",
+    "prompt_logprobs",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+    "echo",
+    "continue_final_message",
+    "logits_processors",
+)
 
 
 def _check_supported(request: ChatRequest) -> None:
@@ -213,13 +232,7 @@ def _check_supported(request: ChatRequest) -> None:
             raise not_supported(name)
     if request.logit_bias:
         raise not_supported("logit_bias")
-    for name in (
-        "structured_outputs",
-        "min_tokens",
-        "bad_words",
-        "allowed_token_ids",
-        "prompt_logprobs",
-    ):
+    for name in _UNSUPPORTED:
         if getattr(request, name, None):
             raise not_supported(name)
 
@@ -243,166 +256,3 @@ def check_length(prompt_tokens: int, limit: int | None, max_model_len: int) -> i
         )
     room = max_model_len - prompt_tokens
     return room if limit is None else min(limit, room)
-
-
-# --- answers
-
-
-def new_response_id(request_id: str | None) -> str:
-    return f"chatcmpl-{request_id or secrets.token_hex(8)}"
-
-
-def new_tool_call_id() -> str:
-    return f"chatcmpl-tool-{secrets.token_hex(8)}"
-
-
-@dataclass(slots=True)
-class Choice:
-    """One finished choice of an answer."""
-
-    index: int
-    message: Json
-    finish_reason: str
-    logprobs: Json | None = None
-    stop_reason: str | None = None
-    token_ids: list[int] | None = None
-    weight_versions: list[Json] | None = None
-
-    def as_json(self) -> Json:
-        return {
-            "index": self.index,
-            "message": self.message,
-            "logprobs": self.logprobs,
-            "finish_reason": self.finish_reason,
-            "stop_reason": self.stop_reason,
-            "token_ids": self.token_ids,
-            "routed_experts": None,
-            "weight_versions": self.weight_versions,
-        }
-
-
-def assistant_message(content: str | None, tool_calls: Sequence[Json] = ()) -> Json:
-    message: Json = {
-        "role": "assistant",
-        "content": content,
-        "refusal": None,
-        "annotations": None,
-        "audio": None,
-        "function_call": None,
-    }
-    if tool_calls:
-        message["tool_calls"] = list(tool_calls)
-    message["reasoning"] = None
-    return message
-
-
-@dataclass(frozen=True, slots=True)
-class ChatWriter:
-    """Writes the answer to one request: the same id, time, model and fingerprint on every piece."""
-
-    id: str
-    created: int
-    model: str
-    fingerprint: str
-
-    def completion(
-        self, choices: Sequence[Choice], usage: Json, prompt_ids: list[int] | None
-    ) -> Json:
-        return {
-            "id": self.id,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": [choice.as_json() for choice in choices],
-            "service_tier": None,
-            "system_fingerprint": self.fingerprint,
-            "usage": usage | {"prompt_tokens_details": None, "completion_tokens_details": None},
-            "prompt_logprobs": None,
-            "prompt_token_ids": prompt_ids,
-            "prompt_text": None,
-            "kv_transfer_params": None,
-            "ec_transfer_params": None,
-            "metrics": None,
-        }
-
-    def role_chunk(self, index: int, prompt_ids: list[int] | None) -> Json:
-        choice = {
-            "index": index,
-            "delta": {"role": "assistant", "content": ""},
-            "logprobs": None,
-            "finish_reason": None,
-        }
-        return self._chunk([choice]) | {"prompt_token_ids": prompt_ids, "prompt_text": None}
-
-    def delta_chunk(
-        self, index: int, delta: Json, logprobs: Json | None, token_ids: list[int] | None
-    ) -> Json:
-        choice = {
-            "index": index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": None,
-            "token_ids": token_ids,
-        }
-        return self._chunk([choice]) | {"kv_transfer_params": None}
-
-    def finish_chunk(self, choice: Choice, delta: Json, *, closes_stream: bool) -> Json:
-        """`closes_stream`: no usage chunk follows, so this one carries the fingerprint."""
-        last: Json = {
-            "index": choice.index,
-            "delta": delta,
-            "logprobs": choice.logprobs,
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
-            "token_ids": choice.token_ids,
-            "weight_versions": choice.weight_versions,
-        }
-        fingerprint: Json = {"system_fingerprint": self.fingerprint} if closes_stream else {}
-        return self._chunk([last]) | fingerprint | {"kv_transfer_params": None}
-
-    def usage_chunk(self, usage: Json) -> Json:
-        return self._chunk([]) | {"usage": usage, "system_fingerprint": self.fingerprint}
-
-    def _chunk(self, choices: list[Json]) -> Json:
-        return {
-            "id": self.id,
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        }
-
-
-def usage_of(prompt_tokens: int, completion_tokens: int) -> Json:
-    return {
-        "prompt_tokens": prompt_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "completion_tokens": completion_tokens,
-    }
-
-
-def model_card(name: str, root: str, created: int, max_model_len: int) -> Json:
-    permission = {
-        "id": f"modelperm-{secrets.token_hex(8)}",
-        "object": "model_permission",
-        "created": created,
-        "allow_create_engine": False,
-        "allow_sampling": True,
-        "allow_logprobs": True,
-        "allow_search_indices": False,
-        "allow_view": True,
-        "allow_fine_tuning": False,
-        "organization": "*",
-        "group": None,
-        "is_blocking": False,
-    }
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "vllm",
-        "root": root,
-        "parent": None,
-        "max_model_len": max_model_len,
-        "permission": [permission],
-    }

@@ -37,7 +37,9 @@ def create_app(config: ServerConfig) -> FastAPI:
         config.keys,
         hosts=config.hosts,
         open_paths={"/health"},
-        own_keys=lambda key: swarm.episodes.of_key(key) is not None,
+        own_keys=lambda key, path: (
+            path.startswith(("/v1/", "/e/")) and swarm.episodes.of_key(key) is not None
+        ),
     )
     app.add_middleware(GuardMiddleware, guard=guard)
     app.state.swarm = swarm

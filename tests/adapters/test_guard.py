@@ -12,7 +12,7 @@ def test_loopback_names_are_served(host: str) -> None:
     assert OPEN.refusal("POST", "/v1/x", host, None, None) is None
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", ""])
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[", "[::1"])
 def test_a_rebound_name_is_refused(host: str) -> None:
     refusal = OPEN.refusal("GET", "/v1/x", host, None, None)
     assert refusal is not None and refusal.status == 403
@@ -22,7 +22,8 @@ def test_a_post_from_another_origin_is_refused_and_one_from_our_own_is_not() -> 
     foreign = OPEN.refusal("POST", "/start_engine", "localhost", "https://evil.example", None)
     assert foreign is not None and foreign.status == 403
     assert OPEN.refusal("POST", "/x", "localhost", "http://localhost:3000", None) is None
-    assert OPEN.refusal("POST", "/x", "localhost", "null", None) is not None
+    for odd in ("null", "http://[", ""):
+        assert OPEN.refusal("POST", "/x", "localhost", odd, None) is not None
 
 
 def test_with_keys_everything_but_the_open_paths_needs_one() -> None:
@@ -34,9 +35,14 @@ def test_with_keys_everything_but_the_open_paths_needs_one() -> None:
         assert refusal.body == {"error": "Unauthorized"}
 
 
-def test_keys_of_claimed_episodes_open_the_door_too() -> None:
-    guard = Guard(KeyRing(["sk-one"]), own_keys=lambda key: key == "sk-episode")
+def test_keys_of_claimed_episodes_open_the_paths_they_are_for_and_no_other() -> None:
+    guard = Guard(
+        KeyRing(["sk-one"]),
+        own_keys=lambda key, path: key == "sk-episode" and path.startswith("/v1/"),
+    )
     assert guard.refusal("POST", "/v1/x", "localhost", None, "sk-episode") is None
+    refusal = guard.refusal("POST", "/stop_engine", "localhost", None, "sk-episode")
+    assert refusal is not None and refusal.status == 401
 
 
 def test_keys_and_their_meanings() -> None:

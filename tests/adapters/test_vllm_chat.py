@@ -73,6 +73,14 @@ REFUSALS: list[tuple[object, str]] = [
         "When using `tool_choice`, `tools` must be set. (parameter=tool_choice)",
     ),
     (
+        ASKED | {"logprobs": True, "top_logprobs": -1},
+        "`top_logprobs` must be a positive value. (parameter=top_logprobs, value=-1)",
+    ),
+    (
+        ASKED | {"logprobs": True, "top_logprobs": 21},
+        "Requested sample logprobs of 21, which is greater than max allowed: 20",
+    ),
+    (
         ASKED | {"logprobs": False, "top_logprobs": 2},
         "when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)",
     ),
@@ -90,6 +98,8 @@ UNSUPPORTED: list[tuple[Json, str]] = [
     ({"frequency_penalty": 0.5}, "frequency_penalty"),
     ({"logit_bias": {"1": 2}}, "logit_bias"),
     ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ({"stop_token_ids": [5]}, "stop_token_ids"),
+    ({"use_beam_search": True}, "use_beam_search"),
 ]
 
 

@@ -11,15 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fakevllm_adapters.errors import unknown_model
-from fakevllm_adapters.vllm_chat import (
-    ChatRequest,
+from fakevllm_adapters.vllm_answer import (
     ChatWriter,
     Choice,
     assistant_message,
-    check_length,
     new_response_id,
     usage_of,
 )
+from fakevllm_adapters.vllm_chat import ChatRequest, check_length
 from fakevllm_server.backends.base import Sampling, Token, TokenEngine
 from fakevllm_server.backends.text_stream import (
     Detokenizer,

@@ -27,7 +27,8 @@ from fakevllm_adapters.asgi import Receive, until_disconnect
 from fakevllm_adapters.errors import WireError, bad_content_type, internal_error
 from fakevllm_adapters.sse import DONE, encode
 from fakevllm_adapters.swarm import TrainJob
-from fakevllm_adapters.vllm_chat import model_card, parse_chat_request
+from fakevllm_adapters.vllm_answer import model_card
+from fakevllm_adapters.vllm_chat import parse_chat_request
 from fakevllm_server.backends.base import Batch, Call, LossSpec, TokenEngine, TrainEngine
 from fakevllm_server.backends.completion import Completion
 from fakevllm_server.backends.graceful import GracefulServer

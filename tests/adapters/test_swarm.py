@@ -1,0 +1,62 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fakevllm_adapters.swarm import (
+    EndGroupRequest,
+    TrainJob,
+    WorkflowOutput,
+    pack_floats,
+    pack_ids,
+    parse_sibling,
+    unpack_floats,
+    unpack_ids,
+)
+
+
+def test_a_job_survives_its_yaml() -> None:
+    job = TrainJob(model="m", num_repeat=6, lr=3e-5, control="shuffled")
+    assert TrainJob.from_yaml(job.as_yaml()) == job
+
+
+@pytest.mark.parametrize("text", ["", "a: [", "[1]", "ajet: {}", "job: {frobnicate: 1}"])
+def test_what_is_no_job_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        TrainJob.from_yaml(text)
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_rewards_must_be_finite(reward: float) -> None:
+    with pytest.raises(ValidationError):
+        EndGroupRequest(group_id="g", rewards=[1.0, reward])
+    with pytest.raises(ValidationError):
+        WorkflowOutput(reward=reward)
+
+
+def test_a_group_has_a_largest_size() -> None:
+    with pytest.raises(ValidationError):
+        EndGroupRequest(group_id="g", rewards=[1.0] * 257)
+
+
+@pytest.mark.parametrize("header", ["", "g", "/1", "g/", "g/-1", "g/x"])
+def test_a_sibling_header_reads_group_slash_index(header: str) -> None:
+    with pytest.raises(ValueError, match="must read <group id>/<index>"):
+        parse_sibling(header)
+
+
+def test_a_group_id_may_hold_a_slash() -> None:
+    ref = parse_sibling("a/b/3")
+    assert (ref.group_id, ref.index, ref.episode_id) == ("a/b", 3, "a/b/3")
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1)))
+def test_packed_ids_come_back(ids: list[int]) -> None:
+    assert unpack_ids(pack_ids(ids)) == ids
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False)))
+def test_packed_floats_come_back(values: list[float]) -> None:
+    assert unpack_floats(pack_floats(values)) == values
