@@ -35,7 +35,12 @@ def create_app(proxy: Proxy) -> FastAPI:
         app.router.routes.append(
             Route(adapter.path, Door(chat.door(proxy, adapter)), methods=["POST"])
         )
-    guard = Guard(proxy.config.keys(), hosts=proxy.config.hosts, open_paths={"/health"})
+    guard = Guard(
+        proxy.config.keys(),
+        hosts=proxy.config.hosts,
+        open_paths={"/health"},
+        own_keys=lambda key, path: path.startswith("/v1/") and proxy.tasks.knows(key),
+    )
     app.add_middleware(GuardMiddleware, guard=guard)
     return app
 

@@ -118,6 +118,9 @@ def replay(
         Path | None, typer.Option(help="Where done rows are noted, to resume.")
     ] = None,
     fresh: Annotated[bool, typer.Option(help="Forget what was done before.")] = False,
+    key: Annotated[
+        str | None, typer.Option(envvar="FAKEVLLM_KEY", help="Our API key at the proxy.")
+    ] = None,
 ) -> None:
     """Play the user: send a dataset through the proxy, row by row."""
 
@@ -136,6 +139,7 @@ def replay(
             max_tokens,
             state,
             fresh,
+            key,
         )
         if not run_replay(settings):
             raise typer.Exit(1)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.guard import LOOPBACK, is_loopback
@@ -15,6 +16,18 @@ from fakevllm_adapters.keys import KeyRing, keys_in
 from fakevllm_adapters.swarm import TrainJob
 
 DEFAULT_FILE = Path("fakevllm.toml")
+
+
+def http_url(text: str) -> str:
+    """The same text. Raises ValueError for what is no http address."""
+    try:
+        parts = urlsplit(text)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise ValueError("write it as http://HOST:PORT")
+    return text
 
 
 class _Section(BaseModel):
@@ -33,7 +46,7 @@ class ProxySection(_Section):
 
 
 class SwarmSection(_Section):
-    url: str = "http://127.0.0.1:10086"
+    url: Annotated[str, AfterValidator(http_url)] = "http://127.0.0.1:10086"
     key: str | None = None
     """This proxy's key at the swarm server."""
 
@@ -89,6 +102,8 @@ class Config(_Section):
             raise ConfigError(
                 f"The key file {self.proxy.key_file} cannot be read: {error.strerror}."
             ) from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"The key file {self.proxy.key_file} is not UTF-8 text.") from None
         if not keys:
             raise ConfigError(f"The key file {self.proxy.key_file} holds no key: write one a line.")
         return KeyRing(keys)
@@ -101,7 +116,7 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:
     merged = _read(found) if found is not None else {}
     for section, values in flags.items():
         given = {key: value for key, value in values.items() if value is not None}
-        if given:
+        if given and isinstance(merged.get(section, {}), dict):  # else refused just below
             merged[section] = {**merged.get(section, {}), **given}
     try:
         return Config.model_validate(merged)
@@ -116,6 +131,8 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"The configuration {file} cannot be read: {error.strerror}.") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file} is not TOML: {error}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} is not UTF-8 text: save it as UTF-8.") from None
 
 
 def _explained(error: ValidationError, file: Path | None) -> str:
@@ -126,7 +143,10 @@ def _explained(error: ValidationError, file: Path | None) -> str:
     if problem["type"] == "extra_forbidden":
         known = ", ".join(_known_keys(problem["loc"][:-1]))
         return f"Unknown key `{where}` in {source}: known here are {known}."
-    return f"`{where}` in {source}: {problem['msg']} (got {problem['input']!r})."
+    if problem["type"] == "model_type":
+        return f"`{where}` in {source} is a section: write [{where}] and its keys below it."
+    said = problem["msg"].removeprefix("Value error, ")
+    return f"`{where}` in {source}: {said} (got {problem['input']!r})."
 
 
 def _known_keys(path: tuple[int | str, ...]) -> list[str]:

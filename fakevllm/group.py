@@ -39,6 +39,8 @@ class GroupDraft:
         answer = read_answer(self.request.adapter, reply)
         sibling = _sibling(SiblingResult(0, reply, answer), None, {}, served=answer is not None)
         state = "served" if answer is not None else "failed"
+        if answer is None:
+            reason = "no_answer" if reply.status == 200 else f"upstream_{reply.status}"
         return self._record(
             state, reason, reply.status, [sibling], served=0 if answer is not None else None
         )

@@ -11,6 +11,7 @@ from fakevllm.config import Config
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.store import Ledger
 from fakevllm.runner import Runner
+from fakevllm.settling import Settling
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.tasks import TaskIndex, read_tasks
 from fakevllm.upstream import Upstream
@@ -30,11 +31,13 @@ class Proxy:
 async def open_proxy(config: Config) -> AsyncGenerator[Proxy]:
     """Raises UserError for what the user can mend."""
     async with contextlib.AsyncExitStack() as stack:
-        tasks = TaskIndex()
-        if config.dataset.file is not None:
-            tasks.add(read_tasks(config.dataset.file, config.dataset.field), by_text=True)
+        dataset = config.dataset
+        rows = read_tasks(dataset.file, dataset.field) if dataset.file is not None else []
         ledger = Ledger.open(config.ledger_file)
         stack.callback(ledger.close)
+        # Who may guess a task's id must not get past a proxy that asks for keys.
+        tasks = TaskIndex(ledger.task_secret() if config.keys() else None)
+        tasks.add(rows, by_text=True)
         tasks.add(ledger.tasks())
         hooks = await _start_hooks(config, stack)
         upstream = Upstream(config.swarm.url, config.swarm.key)
@@ -43,7 +46,10 @@ async def open_proxy(config: Config) -> AsyncGenerator[Proxy]:
         stack.push_async_callback(link.close)
         following = asyncio.create_task(link.run())
         stack.push_async_callback(_cancel, following)
-        runner = Runner(config, upstream, hooks, ledger, link)
+        settling = Settling(ledger, link)
+        stack.push_async_callback(settling.close)
+        settling.resend(ledger.scored_groups())
+        runner = Runner(config, upstream, hooks, ledger, settling)
         stack.push_async_callback(runner.close)
         yield Proxy(config, ledger, upstream, link, tasks, runner)
 

@@ -8,7 +8,8 @@ A stream that has been opened always ends with an answer or an error, and with `
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from collections.abc import MutableMapping
+from typing import Any, TypeVar
 
 import orjson
 
@@ -25,6 +26,33 @@ KEEP_ALIVE_EVERY_S = 5.0
 """Well below the 300 s after which the strictest client gives up."""
 
 _EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+
+
+class WatchedSend:
+    """An ASGI `send` that remembers how far the answer has come."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._is_begun = False
+        self._is_streamed = False
+        self._is_ended = False
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self._is_begun = True
+            kind = dict(message["headers"]).get(b"content-type", b"")
+            self._is_streamed = kind.startswith(b"text/event-stream")
+        elif message["type"] == "http.response.body":
+            self._is_ended = not message.get("more_body", False)
+        await self._send(message)
+
+    async def break_off(self, error: WireError) -> None:
+        """An answer that has not ended ends with `error`; what has ended stays as it is."""
+        if not self._is_begun:
+            await send_error(self, error)
+        elif not self._is_ended:
+            end = b"data: " + orjson.dumps(error.body) + b"\n\n" + DONE
+            await send_chunk(self, end if self._is_streamed else b"", last=True)
 
 
 class AppReply:

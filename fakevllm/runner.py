@@ -7,11 +7,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
-
-import aiohttp
 
 from fakevllm.config import Config
 from fakevllm.fanout import Verdict, decide
@@ -19,11 +16,12 @@ from fakevllm.group import GroupDraft
 from fakevllm.hooks.outcomes import HookFailure, RewardOutcome
 from fakevllm.hooks.spec import Sibling
 from fakevllm.hooks.worker import HookWorker
+from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm.policy import why_only_served
-from fakevllm.reply import AppReply
+from fakevllm.reply import AppReply, WatchedSend
+from fakevllm.settling import Settling
 from fakevllm.siblings import Plan, Request, SiblingResult, sample
-from fakevllm.swarm.link import SwarmLink
 from fakevllm.upstream import Reply, Upstream, unreachable
 from fakevllm_adapters.asgi import (
     Receive,
@@ -33,14 +31,14 @@ from fakevllm_adapters.asgi import (
     start_stream,
     until_disconnect,
 )
-from fakevllm_adapters.errors import WireError, internal_error
+from fakevllm_adapters.errors import WireError, internal_error, unavailable
 from fakevllm_adapters.sse import DONE, encode
-from fakevllm_adapters.swarm import EndGroupRequest, Task
+from fakevllm_adapters.swarm import Task
 
 log = logging.getLogger("fakevllm.runner")
 
-CLOSE_GRACE_S = 10.0
-"""For groups that are being settled when the proxy stops."""
+CLOSE_GRACE_S = 2.0
+"""For telling apps whose requests are cut off by the proxy's stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +61,46 @@ class Runner:
         upstream: Upstream,
         hooks: HookWorker | None,
         ledger: Ledger,
-        link: SwarmLink,
+        settling: Settling,
     ) -> None:
         self._temperature = config.job.temperature
         self._num_siblings = config.job.num_repeat
         self._upstream = upstream
         self._hooks = hooks
         self._ledger = ledger
-        self._link = link
+        self._settling = settling
         self._chance = random.Random(config.job.seed)
-        self._settling: set[asyncio.Task[None]] = set()
+        # The tasks of requests; bounded by the apps' connections.
+        self._open: set[asyncio.Task[Any]] = set()
 
     async def handle(
         self, request: Request, draft: GroupDraft, receive: Receive, send: Send
     ) -> None:
         """Answers the app, whatever happens behind it."""
+        own = asyncio.current_task()
+        assert own is not None
+        self._open.add(own)
+        app = WatchedSend(send)
+        try:
+            await self._handle(request, draft, receive, app)
+        except asyncio.CancelledError:
+            # Only a stop of the proxy cancels a request; its app is told so, and the task ends.
+            await app.break_off(unavailable("The proxy is stopping. Try again shortly."))
+            self._give_up(draft, "proxy_stopped", 503)
+        finally:
+            self._open.discard(own)
+
+    async def close(self) -> None:
+        """Cuts off what is still open. Uvicorn cancels requests at its stop, and does not wait."""
+        if self._open:
+            for task in self._open:
+                if not task.cancelling():  # a second time would cut off the farewell
+                    task.cancel()
+            await asyncio.wait(self._open, timeout=CLOSE_GRACE_S)
+
+    async def _handle(
+        self, request: Request, draft: GroupDraft, receive: Receive, send: Send
+    ) -> None:
         plan, reason = await self._plan(request, draft.task)
         draft.num_siblings = plan.num
         left = asyncio.ensure_future(until_disconnect(receive))
@@ -88,10 +111,6 @@ class Runner:
                 await self._serve_best(request, draft, plan, left, send)
         finally:
             left.cancel()
-
-    async def close(self) -> None:
-        if self._settling:
-            await asyncio.wait(self._settling, timeout=CLOSE_GRACE_S)
 
     async def _plan(self, request: Request, task: Task) -> tuple[Plan, str | None]:
         """How the request is sampled, and why it is only served if it is."""
@@ -120,10 +139,9 @@ class Runner:
         send: Send,
     ) -> None:
         work = asyncio.create_task(self._relay(request, send))
-        await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+        await _first_of(work, left, ending=[work])
         if not work.done():
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            await _ended(work)
             return self._ledger.record(draft.failed("client_disconnected", 499))
         try:
             result = await work
@@ -148,10 +166,12 @@ class Runner:
                     return Reply(live.status, live.headers, body, False, time.monotonic() - started)
                 await start_stream(send, live.status, live.headers)
                 opened = True
+                tail = b""
                 async for chunk in live.chunks:
                     taken.append(chunk)
+                    tail = (tail + chunk)[-len(DONE) :]
                     await send_chunk(send, chunk)
-                if not b"".join(taken[-2:]).endswith(DONE):
+                if tail != DONE:
                     raise unreachable(EOFError("the stream broke off"))
                 await send_chunk(send, b"", last=True)
         except WireError as error:
@@ -174,20 +194,18 @@ class Runner:
         app = AppReply(send, streamed=request.streamed)
         work = asyncio.create_task(self._sample_and_score(request, draft.task, plan))
         waiting = asyncio.create_task(app.wait_for(work))
-        await asyncio.wait({waiting, left}, return_when=asyncio.FIRST_COMPLETED)
+        await _first_of(waiting, left, ending=[waiting, work])
         if not waiting.done():
-            for task in (waiting, work):
-                task.cancel()
-            await asyncio.gather(waiting, work, return_exceptions=True)
-            return self._later(self._abandon(draft.failed("client_disconnected", 499)))
+            await _ended(waiting, work)
+            return self._give_up(draft, "client_disconnected", 499)
         try:
             scored = await waiting
         except Exception:  # isolates: a defect of ours must not leave the app without an answer
             log.exception("request %s failed", request.id)
             await app.refuse(internal_error())
-            return self._later(self._abandon(draft.failed("internal_error", 500)))
+            return self._give_up(draft, "internal_error", 500)
         await self._answer(app, scored)
-        self._later(self._settle(request, draft, scored))
+        self._settling.settle(draft.scored(scored))
 
     async def _sample_and_score(self, request: Request, task: Task, plan: Plan) -> Scored:
         results = await sample(self._upstream, request, plan, self._temperature)
@@ -230,44 +248,26 @@ class Runner:
         assert shown.error is not None
         await app.refuse(shown.error)
 
-    async def _settle(self, request: Request, draft: GroupDraft, scored: Scored) -> None:
-        """In the ledger first, then at the server; what the server says goes into the ledger."""
-        record = draft.scored(scored)
-        if record.state != "scored":
-            return await self._abandon(record)
-        self._ledger.record(record)
-        await self._ledger.flush()  # a group the server trains on must be found here, come what may
-        rewards = [scored.rewards.get(index) for index in range(len(scored.results))]
-        end = EndGroupRequest(
-            group_id=request.id,
-            task_id=draft.task.task_id,
-            rewards=rewards,
-            metadata={"question": request.adapter.question(request.body)},
-        )
-        try:
-            reply = await self._link.end_group(end)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            log.warning("group %s could not be ended: %r", request.id, error)
-            return self._ledger.settle(request.id, "lost", "swarm_unreachable", None, [])
-        if not reply.success:
-            return self._ledger.settle(
-                request.id, "lost", reply.failure_reason, reply.step, reply.calls
-            )
-        state = "pooled" if reply.pooled else "dropped"
-        self._ledger.settle(
-            request.id, state, reply.failure_reason or None, reply.step, reply.calls
-        )
+    def _give_up(self, draft: GroupDraft, reason: str, status: int) -> None:
+        record: GroupRecord = draft.failed(reason, status)
+        if draft.num_siblings > 1:
+            self._settling.settle(record)
+        else:
+            self._ledger.record(record)
 
-    async def _abandon(self, record: Any) -> None:
-        self._ledger.record(record)
-        await self._link.abort_group(record.group_id)
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._settling.add(task)
-        task.add_done_callback(self._settled)
+async def _first_of(
+    work: asyncio.Task[Any], left: asyncio.Future[None], *, ending: list[asyncio.Task[Any]]
+) -> None:
+    """Returns when one is done. Cancelled, it ends what it was told to before it passes that on."""
+    try:
+        await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        await _ended(*ending)
+        raise
 
-    def _settled(self, task: asyncio.Task[None]) -> None:
-        self._settling.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a group could not be settled", exc_info=task.exception())
+
+async def _ended(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -14,6 +14,8 @@ from fakevllm_adapters.base import Adapter, Answer, Json
 from fakevllm_adapters.errors import WireError
 from fakevllm_adapters.swarm import SIBLING_HEADER, SiblingRef
 
+_REQUEST_ID = "X-Request-Id"
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -95,6 +97,9 @@ async def _sibling(
     upstream: Upstream, request: Request, ref: SiblingRef, body: bytes
 ) -> SiblingResult:
     headers = request.headers | {SIBLING_HEADER: ref.episode_id}
+    if ref.index > 0 and _REQUEST_ID in headers:
+        # Engines take an id for one request: a second one of that name may be refused.
+        headers[_REQUEST_ID] += f"-{ref.index}"
     try:
         reply = await upstream.call(request.adapter.path, body, headers)
     except WireError as error:

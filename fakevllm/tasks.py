@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import re
 from collections import Counter, defaultdict
@@ -11,18 +12,23 @@ from pathlib import Path
 from typing import Any, cast
 
 from fakevllm.errors import ConfigError
-from fakevllm_adapters.keys import task_id_of
+from fakevllm_adapters.keys import task_id_of, task_key
 from fakevllm_adapters.swarm import Task
 
 _SPACE = re.compile(r"\s+")
+_PREFIX = 16
+"""Characters by which rows are found in a text; a dataset has few rows that begin alike."""
+_NUM_MAC_DIGITS = 16
 
 
 class TaskIndex:
-    """Tasks by id, and optionally by their text."""
+    """Tasks by id, and optionally by their text. With a secret, task keys are signed by it."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: bytes | None = None) -> None:
+        self._secret = secret
         self._by_id: dict[str, Task] = {}
         self._by_text: defaultdict[str, list[Task]] = defaultdict(list)
+        self._texts = TextIndex()
         self.counts: Counter[str] = Counter()
         """Text look-ups: hit, miss, tie."""
 
@@ -31,13 +37,37 @@ class TaskIndex:
             self._by_id[task.task_id] = task
             if by_text and (text := normalised(task.main_query)):
                 self._by_text[text].append(task)
+                self._texts.add(text)
+
+    def key(self, task_id: str) -> str:
+        """The API key that names this task."""
+        if self._secret is None:
+            return task_key(task_id)
+        return f"{task_key(task_id)}.{self._mac(self._secret, task_id)}"
+
+    def knows(self, key: str | None) -> bool:
+        """Whether `key` names a registered task."""
+        return self._of_key(key) is not None
 
     def find(self, key: str | None, opening: str) -> Task | None:
         """The task of a `sk-task-…` key, else the one row the first user message contains."""
-        task_id = task_id_of(key)
-        if task_id is not None:
-            return self._by_id.get(task_id)
+        if task_id_of(key) is not None:
+            return self._of_key(key)
         return self._by_opening(opening) if self._by_text else None
+
+    def _of_key(self, key: str | None) -> Task | None:
+        task_id = task_id_of(key)
+        if task_id is None:
+            return None
+        if self._secret is not None:
+            task_id, _, mac = task_id.rpartition(".")
+            if not hmac.compare_digest(mac.encode(), self._mac(self._secret, task_id).encode()):
+                return None
+        return self._by_id.get(task_id)
+
+    @staticmethod
+    def _mac(secret: bytes, task_id: str) -> str:
+        return hmac.new(secret, task_id.encode(), "sha256").hexdigest()[:_NUM_MAC_DIGITS]
 
     def _by_opening(self, opening: str) -> Task | None:
         text = normalised(opening)
@@ -48,11 +78,43 @@ class TaskIndex:
 
     def _contained(self, text: str) -> list[Task]:
         """Rows inside `text`. A row that is part of another row found says nothing of its own."""
-        found = [row for row in self._by_text if row in text]
+        found = self._texts.inside(text)
         longest = [
             row for row in found if not any(row != other and row in other for other in found)
         ]
         return [task for row in longest for task in self._by_text[row]]
+
+
+class TextIndex:
+    """Finds which of many rows a text contains, in one pass over the text.
+
+    >>> index = TextIndex()
+    >>> index.add("what is 1 plus 2?")
+    >>> index.inside("so, what is 1 plus 2? thanks")
+    {'what is 1 plus 2?'}
+    """
+
+    def __init__(self) -> None:
+        self._short: set[str] = set()
+        self._long: defaultdict[str, defaultdict[int, set[str]]] = defaultdict(
+            lambda: defaultdict(set)
+        )
+        """By their first characters, then by length: rows that begin alike cost one look-up."""
+
+    def add(self, row: str) -> None:
+        if len(row) < _PREFIX:
+            self._short.add(row)
+        else:
+            self._long[row[:_PREFIX]][len(row)].add(row)
+
+    def inside(self, text: str) -> set[str]:
+        found = {row for row in self._short if row in text}
+        for at in range(len(text) - _PREFIX + 1):
+            alike = self._long.get(text[at : at + _PREFIX])
+            for length, rows in alike.items() if alike is not None else ():
+                if (part := text[at : at + length]) in rows:
+                    found.add(part)
+        return found
 
 
 def normalised(text: str) -> str:

@@ -10,88 +10,35 @@ import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from pathlib import Path
 
-import aiohttp
 import openai
 from rich.console import Console
 from rich.live import Live
 
+from fakevllm.config import load
 from fakevllm.demo.outcome import Outcome
 from fakevllm.demo.probe import NUM_SAMPLES, Probe, probe
 from fakevllm.demo.processes import Supervised, free_port
 from fakevllm.demo.report import show
+from fakevllm.demo.running import DemoSettings, Run, keep_polling, make_folder, poll, ready
 from fakevllm.demo.sums import all_tasks, endless_rows
-from fakevllm.demo.view import Snapshot, render
+from fakevllm.demo.view import render
 from fakevllm.errors import FakevllmError, UserError
-from fakevllm.replay.pace import paced
-from fakevllm.replay.play import play, register
+from fakevllm.replay.pace import room_at
+from fakevllm.replay.play import play
 from fakevllm.replay.players import EndpointPlayer
-from fakevllm.routes.groups import Stats
+from fakevllm.replay.proxy import register
 from fakevllm_adapters.swarm import TrainJob
 
 HOOKS = Path(__file__).parent / "hooks"
 CONCURRENCY = 8
 MAX_TOKENS = 24
-POLL_EVERY_S = 0.5
-READY_TIMEOUT_S = 120.0
 
 JOB = TrainJob(
     num_repeat=8, batch_size=8, lr=4e-4, ppo_epochs=2, clip_ratio_low=0.2, clip_ratio_high=0.28
 )
-
-
-@dataclass(frozen=True, slots=True)
-class DemoSettings:
-    steps: int
-    seed: int
-    control: str
-    run_dir: Path | None
-    json_file: Path | None
-    backend: str
-
-    @property
-    def folder(self) -> Path:
-        return self.run_dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
-
-
-@dataclass(slots=True)
-class Run:
-    """One running demo: where its processes are, what is known of it."""
-
-    settings: DemoSettings
-    folder: Path
-    server: Supervised
-    proxy: Supervised
-    server_url: str
-    proxy_url: str
-    stats: Stats | None = None
-    phase: str = "starting the server and the proxy"
-    notes: list[str] = field(default_factory=list[str])
-    rate: float = 0.0
-    """Tokens sampled per second, between the last two looks."""
-    polled_at: float = 0.0
-
-    @property
-    def step(self) -> int:
-        """The step being collected, as far as is known."""
-        return self.stats.engine.global_step or 1 if self.stats and self.stats.engine else 1
-
-    def snapshot(self) -> Snapshot:
-        shot = Snapshot(self.phase, self.step, self.settings.steps, notes=tuple(self.notes))
-        if self.stats is None:
-            return shot
-        curve = self.stats.curve[: self.settings.steps]
-        return replace(
-            shot,
-            policy_mean=[row.policy_mean for row in curve],
-            returned_best=[row.returned_best or 0.0 for row in curve],
-            without_signal=sum(row.without_signal for row in curve),
-            num_groups=sum(row.groups for row in curve),
-            tokens_per_s=self.rate,
-            counts=sorted(self.stats.counts.items()),
-        )
 
 
 def run_demo(settings: DemoSettings) -> Outcome:
@@ -111,13 +58,13 @@ async def _demo(settings: DemoSettings, console: Console) -> Outcome:
         with Live(
             console=console, refresh_per_second=4, get_renderable=lambda: render(run.snapshot())
         ):
-            model = await _ready(run)
-            before = await _probe_once(run, model, "before")
+            model = await ready(run)
+            before = await probe_once(run, model, "before")
             run.phase = "training on replayed traffic"
             await _train(run, model)
-            after = await _probe_once(run, model, "after")
+            after = await probe_once(run, model, "after")
             run.phase = "done"
-            await _poll(run)
+            await poll(run)
         outcome = _outcome(run, before, after, time.monotonic() - started)
         show(console, outcome, before, after, run.folder / "ledger.sqlite")
     if settings.json_file is not None:
@@ -129,7 +76,7 @@ async def _demo(settings: DemoSettings, console: Console) -> Outcome:
 async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
     """The processes, kept up until the block ends; one that cannot be kept up ends it."""
     folder = settings.folder
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     server_port, proxy_port = free_port(), free_port()
     job = JOB.model_copy(
         update={
@@ -139,6 +86,7 @@ async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
         }
     )
     config = folder / "fakevllm.toml"
+    _same_control(config, settings.control)
     config.write_text(_toml(folder, server_port, proxy_port, job))
     model = ["--model", "demo"] if settings.backend == "embedded" else []
     server_arguments = ["start", "--backend", settings.backend, *model, "--port", str(server_port)]
@@ -177,20 +125,7 @@ async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
         await asyncio.gather(*keepers, return_exceptions=True)
 
 
-async def _ready(run: Run) -> str:
-    """The served model's name, once the engine answers."""
-    async with asyncio.timeout(READY_TIMEOUT_S):
-        while True:
-            await _poll(run)
-            engine = run.stats.engine if run.stats is not None else None
-            if engine is not None and engine.engine_status_detail:
-                run.notes[:] = [engine.engine_status_detail]
-            if engine is not None and engine.model is not None:
-                return engine.model
-            await asyncio.sleep(POLL_EVERY_S)
-
-
-async def _probe_once(run: Run, model: str, name: str) -> Probe:
+async def probe_once(run: Run, model: str, name: str) -> Probe:
     """A resumed run keeps the probe it began with."""
     file = run.folder / f"probe_{name}.json"
     if name == "before" and file.exists():
@@ -202,7 +137,13 @@ async def _probe_once(run: Run, model: str, name: str) -> Probe:
         done += 1
         run.phase = f"asking {NUM_SAMPLES} fixed questions {name} training: {done}"
 
-    result = await probe(f"{run.server_url}/v1", model, all_tasks(), count)
+    try:
+        result = await probe(f"{run.server_url}/v1", model, all_tasks(), count)
+    except openai.APIError as error:
+        log_file = run.folder / "server.log"
+        raise FakevllmError(
+            f"The model could not be asked {name} training ({error.message}): see {log_file}."
+        ) from error
     file.write_text(json.dumps(asdict(result)))
     return result
 
@@ -211,44 +152,20 @@ async def _train(run: Run, model: str) -> None:
     """Plays users until the last step is done."""
     tasks = all_tasks()
     keys = await register(f"{run.proxy_url}/v1", tasks)
-    polling = asyncio.create_task(_keep_polling(run))
+    polling = asyncio.create_task(keep_polling(run))
     played_before = run.stats.counts if run.stats is not None else {}
     rows = endless_rows(tasks, run.settings.seed, skip=sum(played_before.values()))
     http = openai.DefaultAioHttpClient()
     player = EndpointPlayer(f"{run.proxy_url}/v1", model, http, MAX_TOKENS)
     try:
         wanted = itertools.takewhile(lambda _: run.step <= run.settings.steps, rows)
-        async with paced(player, run.proxy_url) as held:
-            async for _ in play(wanted, held, lambda task: keys[task.task_id], CONCURRENCY):
+        async with room_at(run.proxy_url) as room:
+            async for _ in play(wanted, player, lambda task: keys[task.task_id], CONCURRENCY, room):
                 pass
     finally:
         polling.cancel()
         await asyncio.gather(polling, return_exceptions=True)
         await http.aclose()
-
-
-async def _keep_polling(run: Run) -> None:
-    while True:
-        await _poll(run)
-        await asyncio.sleep(POLL_EVERY_S)
-
-
-async def _poll(run: Run) -> None:
-    """What the proxy says of the run; an unreachable one leaves the last word standing."""
-    timeout = aiohttp.ClientTimeout(total=5)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as http,
-            http.get(f"{run.proxy_url}/fakevllm/stats") as answer,
-        ):
-            answer.raise_for_status()
-            stats = Stats.model_validate_json(await answer.read())
-    except (aiohttp.ClientError, TimeoutError, OSError):
-        return
-    now = time.monotonic()
-    if run.stats is not None and stats.sampled_tokens > run.stats.sampled_tokens:
-        run.rate = (stats.sampled_tokens - run.stats.sampled_tokens) / (now - run.polled_at)
-    run.stats, run.polled_at = stats, now
 
 
 def _outcome(run: Run, before: Probe, after: Probe, wall_s: float) -> Outcome:
@@ -258,7 +175,7 @@ def _outcome(run: Run, before: Probe, after: Probe, wall_s: float) -> Outcome:
         before=before.success,
         after=after.success,
         policy_mean=[row.policy_mean for row in curve],
-        returned_best=[row.returned_best or 0.0 for row in curve],
+        returned_best=[row.returned_best for row in curve],
         steps=run.settings.steps,
         requests=sum(run.stats.counts.values()),
         wall_s=wall_s,
@@ -289,6 +206,18 @@ def _toml(folder: Path, server_port: int, proxy_port: int, job: TrainJob) -> str
             "",
         ]
     return "\n".join(lines)
+
+
+def _same_control(config: Path, control: str) -> None:
+    """A run that was a control must not go on as another: its curve would mean nothing."""
+    if not config.exists():
+        return
+    before = load(config, {}).job.control
+    if before != control:
+        raise UserError(
+            f"{config.parent} is a run with --control {before}: go on with that, "
+            "or choose another --run-dir."
+        )
 
 
 def _need_torch() -> None:

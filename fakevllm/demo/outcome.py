@@ -14,7 +14,8 @@ class Outcome:
     policy_mean: list[float]
     """[s]: mean reward of all scored siblings of the groups of step s + 1, ties included. A group
     counts to the step that trained it, or else in which it ended."""
-    returned_best: list[float]
+    returned_best: list[float | None]
+    """[s]: mean reward of what the users got in step s + 1; None where none of it was scored."""
     steps: int
     requests: int
     wall_s: float

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fakevllm.demo.outcome import Outcome
 
@@ -23,8 +23,12 @@ def in_terminal(outcome: Outcome, width: int) -> str | None:
     plotext.plot_size(min(width, WIDEST), HEIGHT)
     plotext.ylim(0, 1)
     steps = list(range(1, len(outcome.policy_mean) + 1))
-    plotext.plot(steps, smoothed(outcome.policy_mean), label="policy mean")
-    plotext.plot(steps, smoothed(outcome.returned_best), label="returned best")
+    for name, values in (
+        ("policy mean", outcome.policy_mean),
+        ("returned best", outcome.returned_best),
+    ):
+        curve = known(values)
+        plotext.plot(curve.steps, smoothed(curve.values), label=name)
     plotext.xticks(steps[:: max(1, len(steps) // 6)])
     plotext.xlabel("step")
     return plotext.build()
@@ -38,13 +42,13 @@ def as_png(outcome: Outcome, file: Path) -> bool:
     matplotlib.use("Agg")
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    steps = range(1, len(outcome.policy_mean) + 1)
     for name, values, colour in (
         ("policy mean", outcome.policy_mean, "tab:green"),
         ("returned best", outcome.returned_best, "tab:blue"),
     ):
-        axes.plot(steps, values, color=colour, alpha=0.25)
-        axes.plot(steps, smoothed(values), color=colour, label=name)
+        curve = known(values)
+        axes.plot(curve.steps, curve.values, color=colour, alpha=0.25)
+        axes.plot(curve.steps, smoothed(curve.values), color=colour, label=name)
     axes.axhline(outcome.before, color="grey", linestyle=":", label="probe before")
     axes.axhline(outcome.after, color="black", linestyle="--", label="probe after")
     title = f"control: {outcome.control}"
@@ -53,6 +57,20 @@ def as_png(outcome: Outcome, file: Path) -> bool:
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
     return True
+
+
+class Curve(NamedTuple):
+    steps: list[int]
+    values: list[float]
+
+
+def known(values: Sequence[float | None]) -> Curve:
+    """
+    >>> known([0.5, None, 1.0])
+    Curve(steps=[1, 3], values=[0.5, 1.0])
+    """
+    points = [(step, value) for step, value in enumerate(values, 1) if value is not None]
+    return Curve([step for step, _ in points], [value for _, value in points])
 
 
 def smoothed(values: Sequence[float], window: int = 5) -> list[float]:

@@ -61,11 +61,13 @@ def _marked(answer: str, right: bool) -> str:
 def _next_steps(outcome: Outcome) -> str:
     return (
         "\nNext, with your own app:\n"
-        "  1. fakevllm-server start --model YOUR_MODEL_FOLDER\n"
+        "  1. fakevllm-server start --model YOUR_MODEL_FOLDER --run-dir runs/mine\n"
         "  2. put your two hook files into a folder (reward_hooks/ has some to copy), try them: "
         "fakevllm check-hook FOLDER\n"
         "  3. fakevllm serve --hooks FOLDER --n 4\n"
         "  4. start your app with OPENAI_BASE_URL=http://127.0.0.1:8000/v1\n"
+        "(the commands are in the bin folder of the virtual environment this ran in)\n"
         "Go on with this run: "
         f"fakevllm demo --run-dir {outcome.run_dir} --steps {outcome.steps * 2}"
+        + ("" if outcome.control == "none" else f" --control {outcome.control}")
     )

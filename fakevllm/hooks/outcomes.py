@@ -14,6 +14,9 @@ import orjson
 
 Json = dict[str, Any]
 
+MAX_SIBLINGS = 256
+"""What the swarm server takes in one group."""
+
 _AS_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
@@ -59,12 +62,16 @@ def read_plan(value: object) -> SubmitPlan | HookFailure:
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 1:
             return HookFailure(f"hook_value: got {value}, want at least 1")
+        if value > MAX_SIBLINGS:
+            return HookFailure(f"hook_value: got {value}, want at most {MAX_SIBLINGS}")
         return SubmitPlan(num=value)
     if not isinstance(value, list):
         return HookFailure(f"hook_type: got {type(value).__name__}, want None, an int or a list")
     items = cast(list[Any], value)
     if not items:
         return HookFailure("hook_value: got an empty list, want one dict per sibling")
+    if len(items) > MAX_SIBLINGS:
+        return HookFailure(f"hook_value: got {len(items)} dicts, want at most {MAX_SIBLINGS}")
     for index, item in enumerate(items):
         if not isinstance(item, dict):
             return HookFailure(f"hook_type: item {index} is {type(item).__name__}, want a dict")

@@ -79,6 +79,21 @@ class GroupRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """A group whose rewards are known and not yet acknowledged.
+
+    >>> ScoredGroup("g1", None, "1+1?", [1.0, None]).rewards
+    [1.0, None]
+    """
+
+    group_id: str
+    task_id: str | None
+    question: str
+    rewards: list[float | None]
+    """By sibling index."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepRow:
     """One point of the learning curve: the groups that were collected in one step.
 

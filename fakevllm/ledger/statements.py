@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from base64 import b64decode
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ _PUT_TASK = _replace(TASKS)
 _PUT_META = _replace(META)
 _GROUP_ROW = attrgetter(*GROUPS.columns.keys())
 _SIBLING_ROW = attrgetter(*SIBLINGS.columns.keys()[1:])
+
+_TASK_SECRET = "task_secret"
 
 _SETTLE = """
     UPDATE groups SET step = ?1, state = CASE WHEN state IN ('trained', 'dropped', 'lost')
@@ -90,6 +93,15 @@ def apply_log(db: Connection, run_id: str, entries: Sequence[LogEntry]) -> None:
 def read_cursor(db: Connection, run_id: str) -> int:
     found = db.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (_cursor_key(run_id),))
     return int(found.scalar() or 0)
+
+
+def task_secret(db: Connection) -> bytes:
+    """The file's own secret, made where there is none."""
+    found = db.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (_TASK_SECRET,)).scalar()
+    if found is None:
+        found = secrets.token_hex(32)
+        db.exec_driver_sql(_PUT_META, (_TASK_SECRET, found))
+    return bytes.fromhex(found)
 
 
 def put_tasks(db: Connection, tasks: Sequence[Task]) -> None:

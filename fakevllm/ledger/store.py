@@ -23,7 +23,13 @@ from fakevllm.errors import LedgerError
 from fakevllm.hooks.recorded import RecordedGroup
 from fakevllm.ledger import statements
 from fakevllm.ledger.migrations import migrate
-from fakevllm.ledger.records import GroupRecord, LedgerHealth, SiblingRecord, StepRow
+from fakevllm.ledger.records import (
+    GroupRecord,
+    LedgerHealth,
+    ScoredGroup,
+    SiblingRecord,
+    StepRow,
+)
 from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
 from fakevllm.ledger.writer import Writer
 from fakevllm_adapters.swarm import CapturedCall, LogEntry, Task
@@ -40,11 +46,16 @@ _CURVE = """
                MIN(s.reward) = MAX(s.reward) AS is_flat,
                SUM(s.served) AS num_served, SUM(CASE WHEN s.served THEN s.reward END) AS served
         FROM groups AS g JOIN siblings AS s USING (group_id)
-        WHERE g.step IS NOT NULL AND s.reward IS NOT NULL
+        WHERE COALESCE(g.trained_step, g.step) IS NOT NULL AND s.reward IS NOT NULL
         GROUP BY g.group_id
     )
     SELECT at, COUNT(*), SUM(total) / SUM(num), SUM(served) / SUM(num_served), SUM(is_flat)
     FROM scored GROUP BY at ORDER BY at
+"""
+_SCORED = """
+    SELECT g.group_id, g.task_id, g.question, s.reward
+    FROM groups AS g JOIN siblings AS s USING (group_id)
+    WHERE g.state = 'scored' ORDER BY g.received_at, g.group_id, s."index"
 """
 _LATEST = """
     SELECT group_id FROM groups AS g
@@ -146,6 +157,24 @@ class Ledger:
         """Number of the last entry of this run's log that has been applied, 0 before the first."""
         with self._reading.connect() as db:
             return statements.read_cursor(db, run_id)
+
+    def task_secret(self) -> bytes:
+        """Signs task keys; made once and kept with the file. Raises LedgerError."""
+        try:
+            with self._writing.begin() as db:
+                return statements.task_secret(db)
+        except (DatabaseError, sqlite3.Error) as error:
+            cause = getattr(error, "orig", None) or error
+            raise LedgerError(f"the ledger cannot be written: {cause}") from error
+
+    def scored_groups(self) -> list[ScoredGroup]:
+        """Groups that wait for the server's word, oldest first."""
+        with self._reading.connect() as db:
+            rows = db.exec_driver_sql(_SCORED).all()
+        found: list[ScoredGroup] = []
+        for (group_id, task_id, question), of_group in itertools.groupby(rows, lambda r: r[:3]):
+            found.append(ScoredGroup(group_id, task_id, question, [row[3] for row in of_group]))
+        return found
 
     def tasks(self) -> list[Task]:
         with self._reading.connect() as db:

@@ -10,10 +10,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fakevllm.replay.pace import paced
-from fakevllm.replay.play import first_model, play, register
+from fakevllm.replay.pace import room_at
+from fakevllm.replay.play import play
 from fakevllm.replay.players import AppPlayer, EndpointPlayer, Player
 from fakevllm.replay.progress import Progress as RowProgress
+from fakevllm.replay.proxy import checked_url, first_model, register
 from fakevllm.tasks import read_tasks
 
 MAX_SHOWN_FAILURES = 5
@@ -32,6 +33,8 @@ class ReplaySettings:
     max_tokens: int | None
     state: Path | None
     fresh: bool
+    key: str | None = None
+    """Ours at the proxy, for what is asked before and beside the rows; these have task keys."""
 
     @property
     def state_file(self) -> Path:
@@ -49,7 +52,8 @@ def run_replay(settings: ReplaySettings) -> bool:
 
 async def _replay(settings: ReplaySettings) -> Counter[str]:
     tasks = read_tasks(settings.dataset, settings.field)[: settings.limit]
-    keys = await register(settings.url, tasks)
+    url = checked_url(settings.url)
+    keys = await register(url, tasks, settings.key)
     player = await _player(settings)
     progress = RowProgress(settings.state_file, fresh=settings.fresh)
     if progress.num_done:
@@ -60,13 +64,14 @@ async def _replay(settings: ReplaySettings) -> Counter[str]:
     rows = progress.remaining(tasks, settings.epochs)
     failures: Counter[str] = Counter()
     try:
-        async with paced(player, settings.url) as paced_player:
+        async with room_at(url, settings.key) as room:
             with _bar() as bar:
                 shown = bar.add_task("rows", total=len(rows), failed=0)
                 async for end in play(
-                    rows, paced_player, lambda task: keys[task.task_id], settings.concurrency
+                    rows, player, lambda task: keys[task.task_id], settings.concurrency, room
                 ):
-                    progress.note(end.epoch, end.task, failed=end.failed)
+                    if end.is_done:
+                        progress.note(end.epoch, end.task, failed=end.failed)
                     if end.failed is not None:
                         failures[end.failed] += 1
                     bar.update(shown, advance=1, failed=failures.total())
@@ -78,7 +83,7 @@ async def _replay(settings: ReplaySettings) -> Counter[str]:
 async def _player(settings: ReplaySettings) -> Player:
     if settings.app_command is not None:
         return AppPlayer.of(settings.app_command, settings.url)
-    model = settings.model or await first_model(settings.url)
+    model = settings.model or await first_model(settings.url, settings.key)
     return EndpointPlayer(settings.url, model, max_tokens=settings.max_tokens)
 
 

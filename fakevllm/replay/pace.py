@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 
 import aiohttp
 
-from fakevllm.replay.play import root_of
-from fakevllm.replay.players import Player
-from fakevllm_adapters.swarm import EngineStatusReply
+from fakevllm.replay.proxy import bearer_header, root_of
+from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply
 
 MAX_BACKLOG = 1.0
 """In batches: while the next one is complete, training never waits for us."""
@@ -23,39 +21,30 @@ POLL_EVERY_S = 0.1
 POLL_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class PacedPlayer:
-    """A player that begins a row when there is room for its group."""
-
-    player: Player
-    room: asyncio.Event
-
-    async def play(self, question: str, key: str) -> str:
-        await self.room.wait()
-        return await self.player.play(question, key)
-
-
 def has_room(status: EngineStatusReply | None) -> bool:
-    """An unknown backlog holds nobody back."""
-    return status is None or status.backlog < MAX_BACKLOG
+    """An unknown backlog holds nobody back, nor does one that no engine works off."""
+    if status is None or status.engine_status is EngineStatus.OFFLINE:
+        return True
+    return status.backlog < MAX_BACKLOG
 
 
 @contextlib.asynccontextmanager
-async def paced(player: Player, url: str) -> AsyncGenerator[PacedPlayer]:
-    """`player`, in step with the proxy at `url` for as long as the block lasts."""
+async def room_at(url: str, key: str | None = None) -> AsyncGenerator[asyncio.Event]:
+    """Set while the proxy at `url` has room for another group; kept for as long as the block
+    lasts."""
     room = asyncio.Event()
     room.set()
-    following = asyncio.create_task(_follow(f"{root_of(url)}/fakevllm/engine", room))
+    following = asyncio.create_task(_follow(f"{root_of(url)}/fakevllm/engine", key, room))
     try:
-        yield PacedPlayer(player, room)
+        yield room
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
 
 
-async def _follow(url: str, room: asyncio.Event) -> None:
+async def _follow(url: str, key: str | None, room: asyncio.Event) -> None:
     timeout = aiohttp.ClientTimeout(total=POLL_TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout) as http:
+    async with aiohttp.ClientSession(timeout=timeout, headers=bearer_header(key)) as http:
         while True:
             if has_room(await _status(http, url)):
                 room.set()

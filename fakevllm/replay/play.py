@@ -1,26 +1,21 @@
-"""Many rows at once: bounded concurrency, patience with a proxy that restarts, one note per row."""
+"""Many rows at once: bounded concurrency, patience with a proxy that restarts, one end per row."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
-import aiohttp
-from tenacity import (
-    AsyncRetrying,
-    retry_if_exception_type,
-    stop_after_delay,
-    wait_random_exponential,
-)
-
-from fakevllm.errors import ConfigError
+from fakevllm.replay.patience import Patience
 from fakevllm.replay.players import Player, RowFailed, RowInterrupted
 from fakevllm_adapters.swarm import Task
 
 PATIENCE_S = 120.0
 """How long one row is played again while the way to the model is cut."""
-TASKS_PER_CALL = 500
+MAX_PAUSE_S = 2.0
+"""Between two tries of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +26,8 @@ class Played:
     task: Task
     answer: str | None
     failed: str | None
+    is_done: bool = True
+    """False where the way was cut for too long: the row is to be played another time."""
 
 
 async def play(
@@ -38,15 +35,18 @@ async def play(
     player: Player,
     key_of: Callable[[Task], str],
     concurrency: int,
+    room: asyncio.Event | None = None,
+    patience_s: float = PATIENCE_S,
 ) -> AsyncIterator[Played]:
     """Ends of rows as they come. `rows` may be endless: no more than `concurrency` are taken
-    ahead."""
+    ahead. A row begins when there is `room`."""
     source = iter(rows)
     running: set[asyncio.Task[Played]] = set()
     try:
         while True:
             while len(running) < concurrency and (row := next(source, None)) is not None:
-                running.add(asyncio.create_task(_play_one(*row, player, key_of(row[1]))))
+                turn = _play_one(*row, player, key_of(row[1]), room, Patience(patience_s))
+                running.add(asyncio.create_task(turn))
             if not running:
                 return
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -58,51 +58,26 @@ async def play(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _play_one(epoch: int, task: Task, player: Player, key: str) -> Played:
-    tries = AsyncRetrying(
-        retry=retry_if_exception_type(RowInterrupted),
-        wait=wait_random_exponential(multiplier=0.2, max=2),
-        stop=stop_after_delay(PATIENCE_S),
-        reraise=True,
-    )
-    try:
-        return Played(epoch, task, await tries(player.play, task.main_query, key), None)
-    except (RowFailed, RowInterrupted) as error:
-        return Played(epoch, task, None, str(error))
-
-
-async def register(url: str, tasks: list[Task]) -> dict[str, str]:
-    """Makes the tasks known to the proxy; returns the API key of each by its id. Raises
-    ConfigError."""
-    keys: dict[str, str] = {}
-    try:
-        async with aiohttp.ClientSession() as http:
-            for start in range(0, len(tasks), TASKS_PER_CALL):
-                part = tasks[start : start + TASKS_PER_CALL]
-                body = {"tasks": [task.model_dump() for task in part]}
-                async with http.post(f"{root_of(url)}/fakevllm/tasks", json=body) as answer:
-                    answer.raise_for_status()
-                    given: list[str] = (await answer.json())["keys"]
-                keys |= dict(zip([task.task_id for task in part], given, strict=True))
-    except aiohttp.ClientError as error:
-        raise ConfigError(
-            f"No fakevllm proxy answers at {url} ({error}): start it, or set --url."
-        ) from None
-    return keys
-
-
-async def first_model(url: str) -> str:
-    """The first model the proxy lists. Raises ConfigError."""
-    try:
-        async with aiohttp.ClientSession() as http, http.get(f"{url}/models") as answer:
-            answer.raise_for_status()
-            return (await answer.json())["data"][0]["id"]
-    except aiohttp.ClientError as error:
-        raise ConfigError(
-            f"{url} lists no model ({error}): is the engine up? Or set --model."
-        ) from None
-
-
-def root_of(url: str) -> str:
-    """The proxy itself, without the `/v1` that apps are given."""
-    return url.rstrip("/").removesuffix("/v1")
+async def _play_one(
+    epoch: int,
+    task: Task,
+    player: Player,
+    key: str,
+    room: asyncio.Event | None,
+    patience: Patience,
+) -> Played:
+    pause_s = 0.2
+    while True:
+        if room is not None:
+            begun = time.monotonic()
+            await room.wait()
+            patience.leave_out(time.monotonic() - begun)
+        try:
+            return Played(epoch, task, await player.play(task.main_query, key), None)
+        except RowFailed as error:
+            return Played(epoch, task, None, str(error))
+        except RowInterrupted as error:
+            if not patience.outlasts_cut(time.monotonic()):
+                return Played(epoch, task, None, str(error), is_done=False)
+        await asyncio.sleep(random.uniform(0, pause_s))
+        pause_s = min(MAX_PAUSE_S, 2 * pause_s)

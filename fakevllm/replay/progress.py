@@ -7,14 +7,30 @@ from pathlib import Path
 
 import orjson
 
+from fakevllm.errors import ConfigError
 from fakevllm_adapters.swarm import Task
 
 
 class Progress:
+    """Raises ConfigError where the file cannot be used."""
+
     def __init__(self, file: Path, *, fresh: bool) -> None:
-        self._done: set[tuple[int, str]] = set() if fresh else set(_read(file))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._file = file.open("wb" if fresh else "ab", buffering=0)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            known = b"" if fresh or not file.exists() else file.read_bytes()
+            whole = known[: known.rfind(b"\n") + 1]
+            self._done = set(_notes(whole))
+            self._file = file.open("ab", buffering=0)
+            # What follows the last newline is torn; the next note must not be glued to it.
+            self._file.truncate(len(whole))
+        except OSError as error:
+            raise ConfigError(
+                f"The state file {file} cannot be used ({error.strerror}): set --state."
+            ) from None
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(
+                f"{file} is not the state of a replay: set --state, or --fresh to overwrite it."
+            ) from None
 
     @property
     def num_done(self) -> int:
@@ -34,9 +50,7 @@ class Progress:
         self._file.close()
 
 
-def _read(file: Path) -> Iterator[tuple[int, str]]:
-    if not file.exists():
-        return
-    for line in file.read_bytes().split(b"\n")[:-1]:  # what follows the last newline is torn
+def _notes(lines: bytes) -> Iterator[tuple[int, str]]:
+    for line in lines.splitlines():
         note = orjson.loads(line)
         yield note["epoch"], note["task_id"]

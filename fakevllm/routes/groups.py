@@ -8,7 +8,6 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from fakevllm.proxy import Proxy
-from fakevllm_adapters.keys import task_key
 from fakevllm_adapters.swarm import EngineStatusReply, Task
 
 
@@ -37,6 +36,10 @@ class Stats(BaseModel):
     sampled_tokens: int
     lookups: dict[str, int]
     """Requests matched to a dataset row by text: hit, miss, tie."""
+    ledger_dropped: int = 0
+    """Writes the ledger gave up since the proxy's start."""
+    ledger_error: str | None = None
+    """Why its last write failed; None where it did not."""
 
 
 def router(proxy: Proxy) -> APIRouter:
@@ -47,7 +50,7 @@ def router(proxy: Proxy) -> APIRouter:
         proxy.tasks.add(request.tasks)
         proxy.ledger.put_tasks(request.tasks)
         await proxy.ledger.flush()
-        return TaskKeys(keys=[task_key(task.task_id) for task in request.tasks])
+        return TaskKeys(keys=[proxy.tasks.key(task.task_id) for task in request.tasks])
 
     @routes.get("/engine")
     async def engine() -> EngineStatusReply | None:
@@ -59,22 +62,14 @@ def router(proxy: Proxy) -> APIRouter:
         counts, curve, tokens = await asyncio.to_thread(
             lambda: (ledger.counts(), ledger.curve(), ledger.sampled_tokens())
         )
-        rows = [
-            StepStats(
-                step=row.step,
-                groups=row.groups,
-                policy_mean=row.policy_mean,
-                returned_best=row.returned_best,
-                without_signal=row.without_signal,
-            )
-            for row in curve
-        ]
         return Stats(
             engine=proxy.link.status,
             counts=counts,
-            curve=rows,
+            curve=[StepStats.model_validate(row, from_attributes=True) for row in curve],
             sampled_tokens=tokens,
             lookups=dict(proxy.tasks.counts),
+            ledger_dropped=ledger.health.dropped,
+            ledger_error=ledger.health.error,
         )
 
     return routes

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 from pydantic import BaseModel
-from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.swarm import (
@@ -37,6 +37,16 @@ it."""
 _TROUBLE = (aiohttp.ClientError, TimeoutError, OSError)
 
 
+def is_passing(error: BaseException) -> bool:
+    """Whether the same call may succeed later: what the server refuses (4xx) it refuses again.
+
+    >>> is_passing(TimeoutError()), is_passing(ValueError())
+    (True, False)
+    """
+    is_refusal = isinstance(error, aiohttp.ClientResponseError) and 400 <= error.status < 500
+    return isinstance(error, _TROUBLE) and not is_refusal
+
+
 class SwarmLink:
     def __init__(self, url: str, key: str | None, job: TrainJob, ledger: Ledger) -> None:
         self._http = aiohttp.ClientSession(
@@ -49,7 +59,12 @@ class SwarmLink:
         self._ledger = ledger
         self._started_on: str | None = None
         self._url = url
-        self._reachable: bool | None = None
+        self._trouble: str | None = "nothing heard yet"
+        """As last reported; None while there is none."""
+        self._cursor: tuple[str, int] | None = None
+        """(run id, number of its last applied log entry) where known."""
+        self.reached = asyncio.Event()
+        """Set while the server answers."""
         self.status: EngineStatusReply | None = None
         """As last heard; None while the server cannot be reached."""
 
@@ -69,10 +84,12 @@ class SwarmLink:
         while True:
             try:
                 await self._follow()
-                self._report(reachable=True)
-            except _TROUBLE as error:
+                self.reached.set()
+                self._report(None)
+            except Exception as error:  # isolates: a stranger on the port may answer anything
                 self.status = None
-                self._report(reachable=False, error=error)
+                self.reached.clear()
+                self._report(error)
             await asyncio.sleep(POLL_EVERY_S)
 
     async def end_group(self, request: EndGroupRequest) -> EndGroupReply:
@@ -129,12 +146,19 @@ class SwarmLink:
             )
 
     async def _bring_log(self, run_id: str) -> None:
-        cursor = self._ledger.log_cursor(run_id)
+        cursor = await self._cursor_of(run_id)
         async with self._http.get("/get_run_log", params={"after": cursor}) as answer:
             entries = LogReply.model_validate_json(await answer.read()).entries
         if entries:
+            # Read anew from the file: entries that could not be written are asked for again.
+            self._cursor = None
             self._ledger.apply_log(run_id, entries)
             await self._ledger.flush()
+
+    async def _cursor_of(self, run_id: str) -> int:
+        if self._cursor is None or self._cursor[0] != run_id:
+            self._cursor = (run_id, await asyncio.to_thread(self._ledger.log_cursor, run_id))
+        return self._cursor[1]
 
     async def _get(self, path: str, reply: type[M]) -> M:
         async with self._http.get(path) as answer:
@@ -148,17 +172,24 @@ class SwarmLink:
             answer.raise_for_status()
             return reply.model_validate_json(await answer.read())
 
-    def _report(self, *, reachable: bool, error: Exception | None = None) -> None:
-        if reachable is not self._reachable:
-            self._reachable = reachable
-            if reachable:
-                log.info("swarm server %s reached", self._url)
-            else:
-                log.warning("swarm server %s cannot be reached (%r); trying on", self._url, error)
+    def _report(self, error: Exception | None) -> None:
+        trouble = None if error is None else type(error).__name__
+        if trouble == self._trouble:
+            return
+        self._trouble = trouble
+        if error is None:
+            log.info("swarm server %s reached", self._url)
+        elif isinstance(error, _TROUBLE):
+            log.warning("swarm server %s cannot be reached (%r); trying on", self._url, error)
+        else:
+            said = " ".join(str(error).split())[:300]
+            log.warning(
+                "swarm server %s cannot be followed (%s: %s); trying on", self._url, trouble, said
+            )
 
 
 _patiently = retry(
-    retry=retry_if_exception_type(_TROUBLE),
+    retry=retry_if_exception(is_passing),
     stop=stop_after_delay(END_GROUP_PATIENCE_S),
     wait=wait_random_exponential(multiplier=0.1, max=2),
     reraise=True,

@@ -18,8 +18,8 @@ class PlannedStep:
 
     batch: Batch
     trained: list[TrainedGroup]
-    """Every group of the step; `siblings` are those with a say in the loss, none for a tied
-    group."""
+    """Every group of the step; `siblings` are those in its loss: none for a tied group where only
+    rewards teach, none for control `frozen`."""
     metrics: dict[str, float]
 
 
@@ -27,18 +27,24 @@ def plan_step(step: int, groups: Sequence[FinishedGroup], job: TrainJob) -> Plan
     calls: list[Call] = []
     trained: list[TrainedGroup] = []
     for group in groups:
-        own = list(_calls_of(group, job, step))
+        own = list(_calls_of(group, job, step)) if _teaches(group, job) else []
         calls.extend(call for _, call in own)
         trained.append(
             TrainedGroup(group_id=group.group_id, siblings=sorted({index for index, _ in own}))
         )
-    return PlannedStep(
-        Batch(step, [] if job.control == "frozen" else calls), trained, _metrics(groups, calls)
-    )
+    return PlannedStep(Batch(step, calls), trained, _metrics(groups, calls))
+
+
+def _teaches(group: FinishedGroup, job: TrainJob) -> bool:
+    """The KL term pulls on every call, a tied group's too."""
+    return job.control != "frozen" and (group.has_signal or job.kl_loss_coef > 0)
 
 
 def _calls_of(group: FinishedGroup, job: TrainJob, step: int) -> Iterator[tuple[int, Call]]:
-    """Masked calls still count in their group's baseline, through their episode's reward."""
+    """Masked calls still count in their group's baseline, through their episode's reward.
+
+    A call of advantage 0 stays: it is one of those the loss is the mean of.
+    """
     scored = [episode for episode in group.episodes if episode.reward is not None]
     rewards = group.rewards
     if job.control == "shuffled":
@@ -46,7 +52,7 @@ def _calls_of(group: FinishedGroup, job: TrainJob, step: int) -> Iterator[tuple[
     advantages = ADVANTAGES[job.algorithm](rewards, job.std_floor)
     for episode, advantage in zip(scored, advantages, strict=True):
         for call in episode.calls:
-            if call.untrainable is None and call.logprobs is not None and advantage != 0:
+            if call.untrainable is None and call.logprobs is not None:
                 yield (
                     episode.index,
                     Call(

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from fakevllm_adapters.sse import encode, json_of
+from fakevllm_server.backends.base import used_temperature
 from fakevllm_server.calls import RecordedCall, VersionSpan
 
 Json = dict[str, Any]
@@ -98,7 +99,7 @@ class Capture:
         if self._prompt_ids is None or self._finish_reason is None:
             return None
         spans = self._spans or [VersionSpan(version, 0, len(self._ids))]
-        temperature = float(self._sampling.get("temperature", 1.0))
+        temperature = used_temperature(float(self._sampling.get("temperature", 1.0)))
         whole = len(self._logprobs) == len(self._ids)
         return RecordedCall(
             prompt_ids=self._prompt_ids,

@@ -2,12 +2,13 @@
 
 Passive groups arrive whole with their rewards; episodes of active clients gather under their task
 until there are
-`num_repeat` of them. Each id is accepted once: an end that is repeated gets the first answer again.
+`num_repeat` of them. Each id is accepted once: an end that is repeated gets the first answer again,
+and where that is forgotten, a refusal.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,8 @@ from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
 MAX_OPEN_GROUPS = 10_000
 MAX_FINISHED_GROUPS = 10_000
 """Beyond these the oldest is dropped and counted."""
+MAX_OPEN_S = 3600.0
+"""An open group whose last call is older has lost its client."""
 MAX_REPLIES = 2_000
 """Remembered answers to ends, for clients that repeat them."""
 MAX_GROUP_SIZE = 256
@@ -29,6 +32,7 @@ class OpenGroup:
     calls: defaultdict[int, list[RecordedCall]] = field(
         default_factory=lambda: defaultdict[int, list[RecordedCall]](list)
     )
+    last_call: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +47,13 @@ class Taken:
 class Pool:
     def __init__(self, num_repeat: int, refused: dict[str, str] | None = None) -> None:
         self._num_repeat = num_repeat
-        self._open: OrderedDict[str, OpenGroup] = OrderedDict()
+        self._open: OrderedDict[str, OpenGroup] = OrderedDict()  # by their last call
         self._finished: OrderedDict[str, FinishedGroup] = OrderedDict()
         self._by_task: OrderedDict[str, list[ScoredEpisode]] = OrderedDict()
         self._replies: OrderedDict[str, EndGroupReply] = OrderedDict()
         self._refused = dict(refused or {})
+        """Ids that may not come again, with the reason: every id that ended is one."""
+        self._completions: Counter[str] = Counter()
         self.dropped: dict[str, str] = {}
         """Since the last `take`."""
 
@@ -60,19 +66,26 @@ class Pool:
         return len(self._open)
 
     def refuse(self, group_ids: dict[str, str]) -> None:
-        """Ids that may not come again, each with the reason."""
+        """From now on; each id with the reason."""
         self._refused |= group_ids
 
-    def add_call(self, sibling: SiblingRef, call: RecordedCall) -> None:
+    def add_call(self, sibling: SiblingRef, call: RecordedCall, now: float) -> None:
         """Calls of a group that has ended, or whose id is refused, are ignored."""
-        if sibling.group_id in self._replies or sibling.group_id in self._refused:
+        if sibling.group_id in self._refused:
             return
         if sibling.index >= MAX_GROUP_SIZE:
             return
         group = self._open.setdefault(sibling.group_id, OpenGroup())
         group.calls[sibling.index].append(call)
+        group.last_call = now
+        self._open.move_to_end(sibling.group_id)
         if len(self._open) > MAX_OPEN_GROUPS:
-            self.dropped[self._open.popitem(last=False)[0]] = "never_ended"
+            self._drop_oldest_open()
+
+    def sweep(self, now: float) -> None:
+        """Drops open groups whose end will not come."""
+        while self._open and now - next(iter(self._open.values())).last_call > MAX_OPEN_S:
+            self._drop_oldest_open()
 
     def has_ended(self, group_id: str) -> bool:
         return group_id in self._replies
@@ -111,18 +124,27 @@ class Pool:
         if group_id not in self._replies:
             self._remember(group_id, EndGroupReply(success=False, failure_reason="aborted"))
 
-    def add_episode(self, task_id: str, reward: float, calls: Sequence[RecordedCall]) -> None:
+    def add_episode(
+        self, task_id: str, reward: float, calls: Sequence[RecordedCall], *, trains: bool = True
+    ) -> str | None:
         """An active client's episode. Its task is complete with `num_repeat` of them; more join
-        the next one."""
+        the next one. Returns the id of the group that is pooled with it."""
+        if not trains:
+            return None
         episodes = self._by_task.setdefault(task_id, [])
-        episodes.append(ScoredEpisode(len(episodes), reward, calls))
-        if len(episodes) >= self._num_repeat:
-            del self._by_task[task_id]
-            group_id = f"task:{task_id}"
-            if group_id in self._finished:
-                earlier = self._finished[group_id].episodes
-                episodes = [*earlier, *(_renumbered(e, len(earlier)) for e in episodes)]
-            self._keep(FinishedGroup(group_id, episodes))
+        # A copy: a call that is still running when its episode ends comes too late.
+        episodes.append(ScoredEpisode(len(episodes), reward, tuple(calls)))
+        if len(episodes) < self._num_repeat:
+            return None
+        del self._by_task[task_id]
+        group = FinishedGroup(self._completion_id(task_id), episodes)
+        reason = _why_not_pooled(group)
+        self._refused[group.group_id] = reason or "already_ended"
+        if reason is not None:
+            self.dropped[group.group_id] = reason
+            return None
+        self._keep(group)
+        return group.group_id
 
     def take(self, num_groups: int, version: int, max_staleness: int) -> Taken:
         """The newest `num_groups`, in the order they came: where more arrives than can be trained,
@@ -147,12 +169,25 @@ class Pool:
         for group in groups:
             self._finished[group.group_id] = group
 
+    def _completion_id(self, task_id: str) -> str:
+        """Unlike any before it, those of earlier starts of the server included."""
+        while True:
+            self._completions[task_id] += 1
+            group_id = f"task:{task_id}#{self._completions[task_id]}"
+            if group_id not in self._refused:
+                return group_id
+
+    def _drop_oldest_open(self) -> None:
+        group_id, _ = self._open.popitem(last=False)
+        self._refused[group_id] = self.dropped[group_id] = "never_ended"
+
     def _keep(self, group: FinishedGroup) -> None:
         self._finished[group.group_id] = group
         if len(self._finished) > MAX_FINISHED_GROUPS:
             self.dropped[self._finished.popitem(last=False)[0]] = "pool_full"
 
     def _remember(self, group_id: str, reply: EndGroupReply) -> None:
+        self._refused[group_id] = reply.failure_reason or "already_ended"
         self._replies[group_id] = reply
         if len(self._replies) > MAX_REPLIES:
             self._replies.popitem(last=False)
@@ -165,7 +200,3 @@ def _why_not_pooled(group: FinishedGroup) -> str | None:
         reasons = {call.untrainable for e in group.episodes for call in e.calls if call.untrainable}
         return "no_trainable_call" + (f": {'; '.join(sorted(reasons))}" if reasons else "")
     return None
-
-
-def _renumbered(episode: ScoredEpisode, offset: int) -> ScoredEpisode:
-    return ScoredEpisode(episode.index + offset, episode.reward, episode.calls)

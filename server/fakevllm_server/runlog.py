@@ -8,10 +8,13 @@ process (not a power cut). Readers keep a cursor: the number of the last entry t
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -77,9 +80,17 @@ class RunLog:
     def trained(
         self, step: int, version: int, groups: list[TrainedGroup], metrics: dict[str, float]
     ) -> None:
+        """JSON has no infinity: metrics that are not finite are left out."""
+        shown = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self._append(
-            LogEntry(seq=0, kind="step", step=step, version=version, groups=groups, metrics=metrics)
+            LogEntry(seq=0, kind="step", step=step, version=version, groups=groups, metrics=shown)
         )
+
+    def recovered(self, step: int, version: int, consumed: Sequence[str]) -> None:
+        """A checkpoint knows of trained groups whose lines a power cut took from here."""
+        missing = [_named(name) for name in consumed if name not in self.standing.trained]
+        if missing:
+            self.trained(step, version, missing, {})
 
     def dropped(self, step: int, reasons: dict[str, str]) -> None:
         if reasons:
@@ -93,7 +104,8 @@ class RunLog:
     def after(self, seq: int, limit: int = 1000) -> list[LogEntry]:
         """Entries with a higher number, oldest first. Acknowledgements are kept for recovery and
         not told."""
-        return [entry for entry in self._told if entry.seq > seq][:limit]
+        start = bisect_right(self._told, seq, key=lambda entry: entry.seq)
+        return self._told[start : start + limit]
 
     def close(self) -> None:
         self._file.close()
@@ -114,9 +126,8 @@ def _named(group_id: str) -> TrainedGroup:
     return TrainedGroup(group_id=group_id, siblings=[])
 
 
-def _read(path: Path, learn: object) -> int | None:
+def _read(path: Path, learn: Callable[[LogEntry], None]) -> int | None:
     """Feeds every whole line to `learn`. Returns where a torn last line begins, or None."""
-    assert callable(learn)
     if not path.exists():
         return None
     at = 0
@@ -124,6 +135,14 @@ def _read(path: Path, learn: object) -> int | None:
         for line in file:
             if not line.endswith(b"\n"):
                 return at
-            learn(LogEntry.model_validate(orjson.loads(line)))
+            learn(_entry(line))
             at += len(line)
     return None
+
+
+def _entry(line: bytes) -> LogEntry:
+    """An infinity that got into a log was written as null; it is left out."""
+    raw: Any = orjson.loads(line)
+    metrics: dict[str, float | None] = raw.get("metrics", {})
+    raw["metrics"] = {name: value for name, value in metrics.items() if value is not None}
+    return LogEntry.model_validate(raw)

@@ -19,27 +19,27 @@ KEEP_ALIVE_S = 65
 
 
 def serve(config: ServerConfig, *, until_stdin_closes: bool = False) -> None:
-    """Raises ConfigError where the address cannot be had."""
+    """Raises ConfigError where the address or the run directory cannot be had."""
     if until_stdin_closes:
         threading.Thread(target=_leave_with_parent, daemon=True).start()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    listener = _bind(config.host, config.port)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(config),
-            log_level="warning",
-            access_log=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=5,
-            ws="none",
+    with _bind(config.host, config.port) as listener:
+        server = uvicorn.Server(
+            uvicorn.Config(
+                create_app(config),
+                log_level="warning",
+                access_log=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=5,
+                ws="none",
+            )
         )
-    )
-    logging.getLogger("fakevllm.server").info(
-        "listening on http://%s:%d, backend %s", config.host, config.port, config.backend
-    )
-    server.run(sockets=[listener])
+        logging.getLogger("fakevllm.server").info(
+            "listening on http://%s:%d, backend %s", config.host, config.port, config.backend
+        )
+        server.run(sockets=[listener])
 
 
 def _leave_with_parent() -> None:

@@ -4,7 +4,6 @@ nothing else."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from fakevllm_server.engine import Engine
 from fakevllm_server.episodes import Episodes
 from fakevllm_server.forward import EngineClient
 from fakevllm_server.pool import Pool
+from fakevllm_server.run_folder import RunFolder
 from fakevllm_server.runlog import RunLog
 from fakevllm_server.trainer import TrainLoop
 
@@ -37,16 +37,24 @@ class Swarm:
     upstream: EngineClient | None = None
     runlog: RunLog = field(init=False)
     run_id: str = field(init=False)
+    changing_engine: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held over a whole start or stop: a stop that is still at work would take the socket from
+    under an engine started meanwhile."""
+    _folder: RunFolder = field(init=False)
+    _model: str | None = None
     _loop: TrainLoop | None = None
     _running: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
-        self.config.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = RunFolder(self.config.run_dir)
         self.runlog = RunLog(self.config.run_dir / "runlog.jsonl")
         self.run_id = _run_id(self.config.run_dir / "run_id")
+        if self.config.model is not None:
+            self._find_model(self.config.model)
 
     def start_engine(self) -> None:
-        """Begins to boot. Raises ConfigError where the job's model cannot be loaded."""
+        """Begins to boot; for a holder of `changing_engine`. Raises ConfigError where the job's
+        model cannot be loaded."""
         assert self.job is not None, "sync a job first"
         backend = ChildBackend(self._child(self.config.model or self.job.model))
         self.pool = Pool(self.job.num_repeat)
@@ -65,14 +73,14 @@ class Swarm:
         self._running.add_done_callback(_report)
 
     async def stop_engine(self) -> None:
-        loop, self._loop = self._loop, None
-        running, self._running = self._running, None
-        if running is not None:
-            running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
-        if loop is not None:
-            await loop.finish()
+        async with self.changing_engine:
+            await self._stop_engine()
+
+    async def _stop_engine(self) -> None:
+        loop, running = self._loop, self._running
+        if loop is not None and running is not None:
+            await loop.stop(running)
+        self._loop = self._running = None
         if self.upstream is not None:
             await self.upstream.close()
             self.upstream = None
@@ -83,6 +91,7 @@ class Swarm:
     async def close(self) -> None:
         await self.stop_engine()
         self.runlog.close()
+        self._folder.close()
 
     @property
     def is_training(self) -> bool:
@@ -103,6 +112,13 @@ class Swarm:
         if self.upstream is not None:
             await self.upstream.close()
         self.upstream = EngineClient(endpoint)
+        self._folder.remember_model(self.config.backend, self._model)
+
+    def _find_model(self, model: str | None) -> str | None:
+        """Raises ConfigError where there is none, or the run is another model's."""
+        found = find_model(model, self.config.allow_hub) if model is not None else None
+        self._folder.check_model(self.config.backend, found)
+        return found
 
     def _child(self, model: str | None) -> ChildSpec:
         config = self.config
@@ -111,7 +127,7 @@ class Swarm:
                 "No model: start the server with --model DIR, or name one in the job."
             )
         name = config.served_model_name or (Path(model).resolve().name if model else config.backend)
-        model = find_model(model, config.allow_hub) if model is not None else None
+        self._model = model = self._find_model(model)
         return ChildSpec(
             config.backend,
             config.run_dir,

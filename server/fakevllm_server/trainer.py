@@ -7,17 +7,21 @@ else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
 
 from fakevllm_adapters.swarm import EngineStatus, TrainJob
+from fakevllm_server.back_off import BackOff
 from fakevllm_server.backends.base import (
+    ActionFailed,
     Backend,
     BackendError,
     BackendRefused,
     Endpoint,
     LossSpec,
+    StepMetrics,
 )
 from fakevllm_server.batch import PlannedStep, plan_step
 from fakevllm_server.calls import FinishedGroup
@@ -26,17 +30,27 @@ from fakevllm_server.engine import Engine
 from fakevllm_server.episodes import Episodes
 from fakevllm_server.pool import Pool
 from fakevllm_server.runlog import RunLog
+from fakevllm_server.saves import Saves
 
 log = logging.getLogger("fakevllm.server")
 
 SWEEP_EVERY_S = 1.0
-MAX_BACK_OFF_S = 30.0
 MAX_FAILURES = 3
 """Tries at one step before its groups are dropped."""
+RETRY_STEP_AFTER_S = 1.0
+"""Longer than a crashing engine takes to end, so that its death is not taken for failed steps."""
+STEP_GRACE_S = 30.0
+"""How long a stop waits for the step in hand."""
+SAVE_GRACE_S = 60.0
+"""How long a stop waits for the last checkpoint."""
 
 
 class EngineLost(Exception):
     """An engine died under a running loop."""
+
+
+class StepFailed(Exception):
+    """A step could not be made, and that is not the engine's end."""
 
 
 class TrainLoop:
@@ -59,10 +73,16 @@ class TrainLoop:
         self._episodes = episodes
         self._backend = backend
         self._log = runlog
-        self._checkpoints = checkpoints
+        self._saves = Saves(backend.trainer, checkpoints, runlog, job.save_freq)
         self._on_endpoint = on_endpoint
         self._changed = asyncio.Event()
         self._num_failed = 0
+        self._retry_at = 0.0
+        self._back_off = BackOff()
+        self._pool_is_new = True
+        self._is_stopping = False
+        self._is_whole = True
+        """Whether the engine's weights are those of the steps in the log."""
 
     @property
     def is_training(self) -> bool:
@@ -75,75 +95,101 @@ class TrainLoop:
         self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled. An engine that dies is started again, later and later while it keeps
-        dying."""
-        back_off_s = 1.0
-        pool_is_new = True
-        while True:
+        """Until stopped. An engine that fails is started again, later and later while it keeps
+        failing."""
+        while not self._is_stopping:
             try:
-                await self._boot(pool_is_new)
-                back_off_s, pool_is_new = 1.0, False
+                await self._boot()
                 await self._or_lost(self._roll())
             except BackendRefused as failure:
                 log.error("%s; the engine stays offline", failure)
                 await self._backend.rollout.close()
                 return self._move(EngineStatus.OFFLINE, str(failure))
-            except (EngineLost, BackendError) as failure:
-                log.error("%s; starting it again in %.0f s", failure, back_off_s)
-                if self._engine.status is not EngineStatus.BOOTING:
-                    self._move(EngineStatus.BOOTING, str(failure))
-                self._engine.detail = str(failure)
-                await asyncio.sleep(back_off_s)
-                back_off_s = min(2 * back_off_s, MAX_BACK_OFF_S)
+            # Isolated: whatever it was, a new engine on the last checkpoint is a state we know.
+            except Exception as failure:
+                await self._recover(failure)
 
-    async def finish(self) -> None:
-        """Save what was trained since the last checkpoint, and close the engine."""
+    async def stop(self, running: asyncio.Task[None]) -> None:
+        """Ends `run`, after the step in hand; saves what was trained since the last checkpoint, and
+        closes the engine. Never raises."""
+        self._is_stopping = True
+        self.notify()
+        if self._engine.status is EngineStatus.WEIGHT_SYNCING:
+            await asyncio.wait({running}, timeout=STEP_GRACE_S)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
         step = self._engine.global_step - 1
-        saved = self._checkpoints.latest()
+        # Isolated: a stop must come to its end.
         try:
-            if step > 0 and self._engine.is_serving and (saved is None or saved.step < step):
-                await self._save(step)
-        except BackendError as failure:
-            log.error("the last steps could not be saved: %s", failure)
-        finally:
+            if self._engine.is_serving and self._is_whole and step > self._saves.last_step:
+                async with asyncio.timeout(SAVE_GRACE_S):
+                    await self._saves.save(step, self._engine.version)
+        except Exception as failure:
+            log.error("the last steps could not be saved: %r", failure)
+        try:
             await self._backend.rollout.close()
             await self._backend.trainer.close()
+        except Exception:
+            log.exception("the engine could not be closed")
 
-    async def _boot(self, pool_is_new: bool) -> None:
+    async def _recover(self, failure: Exception) -> None:
+        is_known = isinstance(failure, EngineLost | BackendError)
+        # The detail reaches apps, so an error we do not know gives its name only.
+        detail = str(failure) if is_known else f"{type(failure).__name__}; see the server's log"
+        back_off_s = self._back_off.failed(time.monotonic())
+        trace = None if is_known else failure
+        log.error("%s; starting it again in %.0f s", detail, back_off_s, exc_info=trace)
+        if self._engine.status is not EngineStatus.BOOTING:
+            self._move(EngineStatus.BOOTING, detail)
+        self._engine.detail = detail
+        if not self._is_stopping:
+            await asyncio.sleep(back_off_s)
+
+    async def _boot(self) -> None:
         endpoint = await self._backend.rollout.launch()
         await self._backend.trainer.boot(self._job)
-        checkpoint = self._checkpoints.latest()
-        if checkpoint is not None:
-            await self._backend.trainer.restore(checkpoint.weights)
-        step = checkpoint.step if checkpoint is not None else 0
+        checkpoint = await self._saves.restore()
         standing = self._log.standing
+        step = known_version = 0
+        if checkpoint is not None:
+            step, known_version = checkpoint.step, checkpoint.version
+            self._log.recovered(step, known_version, checkpoint.consumed)
         # weights move only by training and publishing: a first start has neither and stays version
         # 0
-        self._engine.version = standing.version
-        version = self._engine.next_version() if standing.last_step else standing.version
+        self._engine.version = max(standing.version, known_version)
+        has_trained = bool(standing.last_step or step)
+        version = self._engine.next_version() if has_trained else self._engine.version
         await self._publish(version)
-        lost = standing.trained_after(step) | (standing.pending if pool_is_new else set[str]())
-        if lost or standing.last_step:
+        unfinished = standing.pending if self._pool_is_new else set[str]()
+        lost = standing.trained_after(step) | unfinished
+        if lost or has_trained:
             self._log.restored(step, version, lost)
             log.warning("restored step %d; %d groups lost", step, len(lost))
         self._pool.refuse(dict.fromkeys(standing.trained, "already_trained") | standing.gone)
+        self._pool_is_new, self._is_whole = False, True
         self._engine.global_step = step + 1
         await self._on_endpoint(endpoint)
+        self._back_off.booted(time.monotonic())
         self._move(EngineStatus.ROLLING)
 
     async def _roll(self) -> None:
         while True:
             await self._until(self._can_step)
+            if self._is_stopping:
+                return
             self._move(EngineStatus.ROLLING_POST)
             await self._until(
                 lambda: self._engine.post_is_over(time.monotonic(), self._episodes.num_training)
             )
+            if self._is_stopping:
+                return
             self._move(EngineStatus.WEIGHT_SYNCING)
             await self._train_step()
             self._move(EngineStatus.ROLLING)
 
     def _can_step(self) -> bool:
-        return self.is_training and self._pool.num_finished >= self._job.batch_size
+        has_waited = time.monotonic() >= self._retry_at
+        return self.is_training and has_waited and self._pool.num_finished >= self._job.batch_size
 
     async def _train_step(self) -> None:
         step = self._engine.global_step
@@ -153,24 +199,45 @@ class TrainLoop:
             self._pool.put_back(taken.groups)
             return
         try:
-            await self._train(plan_step(step, taken.groups, self._job))
-        except (BackendError, asyncio.CancelledError):
+            await self._train(step, taken.groups)
+        except StepFailed as failure:
+            log.error("step %d failed, the engine goes on: %s", step, failure)
+            self._retry_at = time.monotonic() + RETRY_STEP_AFTER_S
+            return self._give_back(step, taken.groups)
+        except (Exception, asyncio.CancelledError):
             self._give_back(step, taken.groups)
             raise
         self._num_failed = 0
+        self._back_off.proved()
         self._engine.global_step = step + 1
-        if step % self._job.save_freq == 0 or not self.is_training:
-            await self._save(step)
+        await self._saves.save_if_due(step, self._engine.version, is_last=not self.is_training)
         if not self.is_training:
             self._log.dropped(step, self._pool.give_up("training_finished"))
 
-    async def _train(self, plan: PlannedStep) -> None:
+    async def _train(self, step: int, groups: list[FinishedGroup]) -> None:
         """One optimiser step and its publication. The log knows the version before any call can
         carry it."""
-        metrics = await self._backend.trainer.step(plan.batch, LossSpec.of(self._job))
+        plan = self._plan(step, groups)
+        self._is_whole = False
+        metrics = await self._make(plan)
         version = self._engine.next_version()
         self._record(plan, metrics, version)
         await self._publish(version)
+        self._is_whole = True
+
+    def _plan(self, step: int, groups: list[FinishedGroup]) -> PlannedStep:
+        # Translated: rewards no arithmetic can take are these groups' trouble, not the engine's.
+        try:
+            return plan_step(step, groups, self._job)
+        except Exception as failure:
+            raise StepFailed(f"its groups cannot be compared: {failure!r}") from failure
+
+    async def _make(self, plan: PlannedStep) -> StepMetrics:
+        try:
+            return await self._backend.trainer.step(plan.batch, LossSpec.of(self._job))
+        except ActionFailed as failure:
+            self._is_whole = True
+            raise StepFailed(str(failure)) from failure
 
     def _give_back(self, step: int, groups: list[FinishedGroup]) -> None:
         """Groups of a step that failed are tried again, unless they seem to be what makes it
@@ -187,27 +254,25 @@ class TrainLoop:
     def _record(self, plan: PlannedStep, metrics: dict[str, float], version: int) -> None:
         step = plan.batch.step
         self._log.trained(step, version, plan.trained, plan.metrics | metrics)
-        shown = {key: round(value, 4) for key, value in (plan.metrics | metrics).items()}
+        shown = " ".join(f"{key}={value:.4g}" for key, value in (plan.metrics | metrics).items())
         log.info("step %d version %d %s", step, version, shown)
 
     async def _publish(self, version: int) -> None:
         await self._backend.publish(version)
         self._engine.version = version
 
-    async def _save(self, step: int) -> None:
-        consumed = sorted(self._log.standing.trained)
-        await self._checkpoints.write(
-            step, self._engine.version, consumed, self._backend.trainer.save
-        )
-
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wakes at every change, and once a second to let idle episodes go."""
-        while not condition():
+        """Until it holds or the loop is stopped. Idle episodes and open groups go at every look:
+        at each change, and once a second."""
+        while True:
+            now = time.monotonic()
+            self._episodes.sweep(now)
+            self._pool.sweep(now)
+            if self._is_stopping or condition():
+                return
             self._changed.clear()
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), SWEEP_EVERY_S)
-            except TimeoutError:
-                self._episodes.sweep(time.monotonic())
 
     async def _or_lost(self, work: Awaitable[None]) -> None:
         """Runs `work` until an engine dies; its own failure comes first where both happen."""

@@ -43,6 +43,10 @@ def assert_mistake(done: subprocess.CompletedProcess[str], mend: str) -> None:
         ((*PROXY, "serve", "--config", "nowhere.toml"), "nowhere.toml cannot be read"),
         ((*PROXY, "serve", "--host", "0.0.0.0"), "--key-file"),
         ((*PROXY, "serve", "--n", "0"), "`job.num_repeat`"),
+        ((*PROXY, "serve", "--swarm", "localhost:10086"), "http://HOST:PORT"),
+        ((*PROXY, "serve", "--port", "0", "--run-dir", "taken"), "taken"),
+        ((*PROXY, "demo", "--backend", "fake", "--run-dir", "taken"), "another --run-dir"),
+        ((*PROXY, "replay", "--dataset", "taken", "--url", "localhost:1"), "http://HOST:PORT"),
         ((*PROXY, "replay", "--dataset", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),
         ((*PROXY, "check-hook", "nowhere"), "nowhere"),
         ((*SERVER, "start", "--model", "nowhere"), "'nowhere' does not exist"),
@@ -53,6 +57,7 @@ def assert_mistake(done: subprocess.CompletedProcess[str], mend: str) -> None:
 def test_a_mistake_is_one_line_that_names_the_mend(
     tmp_path: Path, arguments: tuple[str, ...], mend: str
 ) -> None:
+    (tmp_path / "taken").write_text('{"question": "a file where a folder is wanted"}')
     assert_mistake(run(tmp_path, *arguments), mend)
 
 
@@ -149,5 +154,5 @@ def test_a_row_the_model_refuses_is_counted_and_the_others_are_played(
     done = run(processes.folder, *command)
     assert done.returncode == 1
     assert "1 failed" in done.stdout and "maximum context length is 64 tokens" in done.stdout
-    states = [group["state"] for group in wait_for_groups(proxy, 2)]
-    assert sorted(states) == ["failed", "served"]
+    ends = [(group["state"], group["reason"]) for group in wait_for_groups(proxy, 2)]
+    assert sorted(ends) == [("failed", "upstream_400"), ("served", "one_sibling")]

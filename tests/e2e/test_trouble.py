@@ -7,6 +7,7 @@ import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes, free_port, wait_until
 
 HI: Any = [{"role": "user", "content": "hi"}]
+ENDLESS: Any = [{"role": "user", "content": "[[say abcdefghij]] [[slow 2]]"}]
 SLOW: Any = [{"role": "user", "content": "[[say abcdefghij]] [[slow 0.3]]"}]
 
 
@@ -40,12 +42,14 @@ def ask(proxy: Process, messages: Any = HI) -> str:
     return answer.choices[0].message.content or ""
 
 
-def post(url: str, body: object, **headers: str) -> tuple[int, Any, dict[str, str]]:
+def post(
+    url: str, body: object, timeout_s: float = 10, **headers: str
+) -> tuple[int, Any, dict[str, str]]:
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
     )
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return answer.status, json.load(answer), dict(answer.headers)
     except urllib.error.HTTPError as error:
         with error:
@@ -207,6 +211,31 @@ def test_ctrl_c_stops_server_engine_and_proxy_and_leaves_a_checkpoint(
         assert "Traceback" not in process.log
     assert list((server.folder / "checkpoints").glob("step-*/state.json"))
     assert not (server.folder / "engine.sock").exists()
+
+
+@pytest.mark.parametrize("num_siblings", ["1", "2"])
+def test_a_stop_tells_the_apps_that_wait_and_leaves_a_row_for_each(
+    processes: Processes, server: Process, yes_hooks: Path, num_siblings: str
+) -> None:
+    proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", num_siblings)
+    url = f"{proxy.url}/v1/chat/completions"
+    body = {"model": "fake", "messages": ENDLESS}
+    data = json.dumps(body | {"stream": True}).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with ThreadPoolExecutor() as threads:
+        whole = threads.submit(post, url, body, timeout_s=30)
+        with urllib.request.urlopen(request, timeout=30) as stream:
+            first = stream.read(1)  # the other request is under way by now
+            proxy.signal(signal.SIGTERM)
+            streamed = first + stream.read()
+        status, error, headers = whole.result()
+    assert status == 503 and "The proxy is stopping" in error["error"]["message"]
+    assert headers["retry-after"] == "2"
+    assert b"The proxy is stopping" in streamed and streamed.endswith(b"data: [DONE]\n\n")
+    wait_until(lambda: proxy.returncode is not None, 15, proxy.name)
+    assert "Traceback" not in proxy.log
+    ends = [(group["state"], group["reason"]) for group in wait_for_groups(proxy, 2)]
+    assert ends == [("failed", "proxy_stopped")] * 2
 
 
 def test_a_page_on_another_site_cannot_reach_either_process(

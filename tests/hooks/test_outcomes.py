@@ -72,6 +72,8 @@ def test_number_like_objects_count_as_numbers() -> None:
 
 WRONG_PLANS: list[tuple[Any, str]] = [
     (0, "hook_value: got 0"),
+    (257, "hook_value: got 257, want at most 256"),
+    ([{}] * 257, "hook_value: got 257 dicts, want at most 256"),
     (True, "hook_type: got bool"),
     (2.0, "hook_type: got float"),
     ([], "hook_value: got an empty list"),
@@ -117,3 +119,9 @@ def test_numpy_numbers_are_rewards_and_annotations() -> None:
         "score": 0.5,
         "ids": [1, 2],
     }
+
+
+def test_the_largest_group_the_server_takes_may_be_asked_for() -> None:
+    assert read_plan(256) == SubmitPlan(num=256)
+    largest: list[dict[str, Any]] = [{}] * 256
+    assert read_plan(largest) == SubmitPlan(overrides=largest)

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fakevllm.errors import LedgerError
-from fakevllm.ledger.records import GroupRecord, SiblingRecord, StepRow
+from fakevllm.ledger.records import GroupRecord, ScoredGroup, SiblingRecord, StepRow
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.swarm import Task
 from tests.ledger.ledger_cases import call, dropped, group, restored, sibling, trained
@@ -378,3 +378,33 @@ def test_the_queries_of_the_readme_run(ledger: Ledger, path: Path) -> None:
     assert sorted(rows(path, why)) == [("dropped", "hook_nan", 1), ("scored", None, 1)]
     assert rows(path, learning) == [(1, 0.5, 1.0)]
     assert len(rows(path, least)) == 4
+
+
+def test_a_trained_group_whose_settling_was_cut_off_is_on_the_curve(ledger: Ledger) -> None:
+    ledger.record(group("g1", [0.0, 1.0], served=1, step=None))
+    ledger.apply_log("run", [trained(1, "g1", step=4)])
+    assert ledger.drain()
+    assert ledger.curve() == [
+        StepRow(4, 1, policy_mean=0.5, returned_best=1.0, without_signal=0),
+    ]
+
+
+def test_groups_that_wait_for_the_servers_word_are_found_oldest_first(ledger: Ledger) -> None:
+    ledger.record(group("b", [None, 1.0], received_at=2.0, task_id="t"))
+    ledger.record(group("a", [0.5, 0.0], received_at=1.0))
+    ledger.record(group("c", state="pooled"))
+    assert ledger.drain()
+    assert ledger.scored_groups() == [
+        ScoredGroup("a", None, "1+1?", [0.5, 0.0]),
+        ScoredGroup("b", "t", "1+1?", [None, 1.0]),
+    ]
+
+
+def test_the_secret_of_task_keys_stays_with_the_file(path: Path, tmp_path: Path) -> None:
+    first, again, other = (
+        Ledger.open(file) for file in (path, path, tmp_path / "other" / "ledger.sqlite")
+    )
+    assert first.task_secret() == first.task_secret() == again.task_secret()
+    assert len(first.task_secret()) == 32 and other.task_secret() != first.task_secret()
+    for one in (first, again, other):
+        one.close()

@@ -28,6 +28,9 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
         ("[proxy]\nport = 'x'\n", r"`proxy.port` in .*valid integer.*got 'x'"),
         ("[job]\ntemperature = 0\n", "`job.temperature`.*greater than 0"),
         ("proxy\n", "is not TOML"),
+        ("proxy = 5\n", r"`proxy` in .* is a section: write \[proxy\]"),
+        ("[[job]]\nlr = 1\n", r"`job` in .* is a section: write \[job\]"),
+        ("[swarm]\nurl = 'localhost:1'\n", "`swarm.url` in .*: write it as http://HOST:PORT"),
     ],
 )
 def test_a_bad_key_is_named_with_what_would_be_right(
@@ -52,3 +55,25 @@ def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
     keys.write_text("\n# nothing\n")
     with pytest.raises(ConfigError, match="holds no key"):
         load(None, {"proxy": {"key_file": keys}}).keys()
+
+
+def test_a_flag_for_a_section_that_is_none_is_refused_too(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"`proxy` in .* is a section"):
+        load(written(tmp_path, "proxy = 5\n"), {"proxy": {"port": 1}})
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:10086", "ftp://host", "http://", "http://[::1", "http://host:99999", ""]
+)
+def test_a_swarm_address_that_is_no_http_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="write it as http://HOST:PORT"):
+        load(None, {"swarm": {"url": url}})
+
+
+def test_files_that_are_not_utf_8_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "fakevllm.toml"
+    file.write_bytes("[proxy]\nhost = 'ä'\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match="toml is not UTF-8"):
+        load(file, {})
+    with pytest.raises(ConfigError, match=r"key file .* is not UTF-8"):
+        load(None, {"proxy": {"key_file": file}}).keys()

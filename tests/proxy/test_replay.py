@@ -4,10 +4,14 @@ from pathlib import Path
 import pytest
 
 from fakevllm.errors import ConfigError
+from fakevllm.replay.pace import has_room, room_at
+from fakevllm.replay.patience import Patience
 from fakevllm.replay.play import Played, play
 from fakevllm.replay.players import AppPlayer, RowFailed, RowInterrupted
 from fakevllm.replay.progress import Progress
-from fakevllm_adapters.swarm import Task
+from fakevllm.replay.proxy import first_model, register
+from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply, Task
+from tests.proxy.odd_swarm import OddSwarm, until
 
 TASKS = [Task(task_id=name, main_query=f"say {name}") for name in "abc"]
 URL = "http://127.0.0.1:9/v1"
@@ -31,9 +35,21 @@ def test_done_rows_are_not_played_again_after_a_restart(tmp_path: Path) -> None:
 def test_a_torn_note_is_a_row_to_be_played(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.write_bytes(b'{"epoch": 0, "task_id": "a"}\n{"epoch": 0, "ta')
-    progress = Progress(state, fresh=False)
-    assert progress.num_done == 1
-    progress.close()
+    for num_done in (1, 2, 3):  # each start finds what the one before noted
+        progress = Progress(state, fresh=False)
+        assert progress.num_done == num_done
+        progress.note(num_done, TASKS[1], failed=None)
+        progress.close()
+
+
+def test_a_file_that_is_no_state_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.write_text("my novel\nchapter one")
+    with pytest.raises(ConfigError, match="is not the state of a replay: set --state"):
+        Progress(state, fresh=False)
+    assert state.read_text() == "my novel\nchapter one"
+    with pytest.raises(ConfigError, match="cannot be used"):
+        Progress(tmp_path, fresh=False)
 
 
 def test_fresh_forgets(tmp_path: Path) -> None:
@@ -69,6 +85,82 @@ async def test_a_cut_connection_is_tried_again_and_every_row_ends_once() -> None
         "say b with b",
         "say c with c",
     ]
+
+
+async def test_a_row_whose_way_stays_cut_is_not_done() -> None:
+    rows = [(0, TASKS[0])]
+    (cut,) = [end async for end in play(rows, Flaky(), lambda _: "", 1, patience_s=0.0)]
+    assert cut.failed == "connection refused" and not cut.is_done
+
+
+async def test_a_row_that_was_refused_is_done() -> None:
+    class Refusing:
+        async def play(self, question: str, key: str) -> str:
+            raise RowFailed("too long")
+
+    (end,) = [end async for end in play([(0, TASKS[0])], Refusing(), lambda _: "", 1)]
+    assert end.failed == "too long" and end.is_done
+
+
+async def test_a_row_waits_for_room() -> None:
+    room, player = asyncio.Event(), Flaky()
+    ends = play([(0, TASKS[0])], player, lambda _: "", 1, room)
+    first = asyncio.ensure_future(anext(ends))
+    await asyncio.wait([first], timeout=0.05)
+    assert not player.tries
+    room.set()
+    assert (await first).is_done
+
+
+def test_patience_begins_with_the_first_cut_and_leaves_waiting_for_room_out() -> None:
+    patience = Patience(120.0)
+    patience.leave_out(1_000.0)
+    assert patience.outlasts_cut(at_s=5_000.0)
+    assert patience.outlasts_cut(at_s=5_119.0)
+    patience.leave_out(600.0)
+    assert patience.outlasts_cut(at_s=5_719.0)
+    assert not patience.outlasts_cut(at_s=5_721.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "backlog", "expected"),
+    [
+        (EngineStatus.ROLLING, 0.9, True),
+        (EngineStatus.ROLLING, 1.0, False),
+        (EngineStatus.BOOTING, 3.0, False),
+        (EngineStatus.OFFLINE, 3.0, True),
+    ],
+)
+def test_a_full_backlog_holds_rows_back_unless_no_engine_works_it_off(
+    status: EngineStatus, backlog: float, expected: bool
+) -> None:
+    assert has_room(EngineStatusReply(engine_status=status, backlog=backlog)) is expected
+
+
+async def test_what_a_replay_asks_the_proxy_carries_its_key() -> None:
+    async with OddSwarm() as proxy:
+        proxy.answers |= {
+            "/fakevllm/tasks": {"keys": ["ka", "kb", "kc"]},
+            "/v1/models": {"data": [{"id": "m"}]},
+        }
+        assert await register(f"{proxy.url}/v1", TASKS, "sk-1") == dict(a="ka", b="kb", c="kc")
+        assert proxy.headers["Authorization"] == "Bearer sk-1"
+        proxy.headers = {}
+        assert await first_model(f"{proxy.url}/v1", "sk-1") == "m"
+        assert proxy.headers["Authorization"] == "Bearer sk-1"
+        proxy.headers = {}
+        async with room_at(f"{proxy.url}/v1", "sk-1"):
+            await until(lambda: proxy.calls["/fakevllm/engine"] > 0)
+        assert proxy.headers["Authorization"] == "Bearer sk-1"
+
+
+async def test_a_proxy_that_asks_for_a_key_is_named_with_the_flag() -> None:
+    async with OddSwarm() as proxy:
+        proxy.answers |= {"/fakevllm/tasks": 401, "/v1/models": 401}
+        with pytest.raises(ConfigError, match="--key"):
+            await register(f"{proxy.url}/v1", TASKS)
+        with pytest.raises(ConfigError, match="--key"):
+            await first_model(f"{proxy.url}/v1")
 
 
 async def test_no_more_rows_run_at_once_than_asked() -> None:

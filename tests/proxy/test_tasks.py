@@ -2,9 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fakevllm.errors import ConfigError
-from fakevllm.tasks import TaskIndex, read_tasks
+from fakevllm.tasks import TaskIndex, TextIndex, read_tasks
 from fakevllm_adapters.keys import task_key
 from fakevllm_adapters.swarm import Task
 
@@ -77,3 +79,55 @@ def test_a_bad_dataset_names_the_line_and_the_mend(
 def test_a_missing_dataset_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_tasks(tmp_path / "none.jsonl", "question")
+
+
+LETTERS = st.text("ab ", min_size=1, max_size=40)
+
+
+@given(st.lists(LETTERS, max_size=20), LETTERS, st.data())
+def test_the_index_finds_the_rows_a_scan_of_all_would_find(
+    rows: list[str], around: str, data: st.DataObject
+) -> None:
+    quoted = data.draw(st.sampled_from(rows)) if rows else ""
+    text = around + quoted + around
+    index = TextIndex()
+    for row in rows:
+        index.add(row)
+    assert index.inside(text) == {row for row in rows if row in text}
+
+
+def test_many_rows_that_begin_alike_are_not_gone_through() -> None:
+    class Text(str):
+        """Counts how often it is looked into."""
+
+        looks = 0
+
+        def __contains__(self, key: str) -> bool:
+            Text.looks += 1
+            return super().__contains__(key)
+
+    index = TextIndex()
+    for number in range(5_000):
+        index.add(f"what is the sum of {number} and one?")
+    text = Text("so, what is the sum of 4999 and one? thanks")
+    assert index.inside(text) == {"what is the sum of 4999 and one?"}
+    assert Text.looks == 0
+
+
+def test_a_key_is_known_where_its_task_is_registered() -> None:
+    tasks = index("one")
+    assert tasks.key("0") == "sk-task-0"
+    assert tasks.knows("sk-task-0")
+    assert not any(map(tasks.knows, (None, "", "sk-app", "sk-task-", "sk-task-1")))
+
+
+def test_with_a_secret_only_signed_keys_name_a_task() -> None:
+    tasks, others = TaskIndex(b"ours"), TaskIndex(b"theirs")
+    for one in (tasks, others):
+        one.add([Task(task_id="rows.v1-7", main_query="hello")])
+    key = tasks.key("rows.v1-7")
+    assert key.startswith("sk-task-rows.v1-7.") and len(key.rpartition(".")[2]) == 16
+    found = tasks.find(key, "")
+    assert tasks.knows(key) and found is not None and found.task_id == "rows.v1-7"
+    for wrong in (others.key("rows.v1-7"), "sk-task-rows.v1-7", "sk-task-.", "sk-task-é.é"):
+        assert not tasks.knows(wrong) and tasks.find(wrong, "hello") is None

@@ -85,6 +85,11 @@ def test_a_call_not_sampled_from_the_whole_distribution_is_masked(
     assert recorded(body, defaults=defaults).untrainable == reason
 
 
+@pytest.mark.parametrize(("asked", "used"), [(1e-45, 0.01), (0.7, 0.7), (0, 0)])
+def test_the_temperature_is_the_one_the_engine_used(asked: float, used: float) -> None:
+    assert recorded({"temperature": asked}).temperature == used
+
+
 def test_an_explicit_null_means_the_engines_default() -> None:
     assert (
         recorded({"top_p": None}, defaults={"top_p": 0.8}).untrainable

@@ -1,3 +1,5 @@
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,9 +10,11 @@ from fakevllm_server import pool as pool_module
 from fakevllm_server.pool import Pool
 
 
-def captured(pool: Pool, group_id: str, siblings: int = 2, version: int = 0) -> None:
+def captured(
+    pool: Pool, group_id: str, siblings: int = 2, version: int = 0, now: float = 0.0
+) -> None:
     for index in range(siblings):
-        pool.add_call(SiblingRef(group_id, index), call(version))
+        pool.add_call(SiblingRef(group_id, index), call(version), now)
 
 
 def test_a_group_with_two_rewards_is_pooled_with_its_calls_in_the_reply() -> None:
@@ -54,7 +58,7 @@ def test_a_group_that_cannot_compare_is_not_pooled(
 def test_a_group_without_any_trainable_call_says_why() -> None:
     pool = Pool(num_repeat=4)
     for index in range(2):
-        pool.add_call(SiblingRef("g", index), call(untrainable="missing_logprob"))
+        pool.add_call(SiblingRef("g", index), call(untrainable="missing_logprob"), now=0.0)
     reply = pool.end_group("g", [1.0, 0.0], step=1)
     assert reply.failure_reason == "no_trainable_call: missing_logprob"
 
@@ -118,7 +122,7 @@ def test_episodes_of_a_task_make_a_group_when_there_are_enough() -> None:
     pool = Pool(num_repeat=2)
     pool.add_episode("t", 1.0, [call(), call()])
     assert pool.num_finished == 0
-    pool.add_episode("t", 0.0, [call()])
+    assert pool.add_episode("t", 0.0, [call()]) == "task:t#1"
     (group,) = pool.take(1, version=0, max_staleness=4).groups
     assert [len(episode.calls) for episode in group.episodes] == [2, 1]
     assert group.rewards == [1.0, 0.0]
@@ -135,11 +139,74 @@ def test_open_groups_are_bounded_and_what_falls_out_is_counted(
     assert pool.take(1, version=0, max_staleness=4).dropped == {"a": "never_ended"}
 
 
-@given(st.lists(st.sampled_from(["call", "end", "abort", "take"]), max_size=40), st.randoms())
-def test_no_order_of_events_trains_a_group_twice(events: list[str], chance: object) -> None:
-    import random
+def test_every_completion_of_a_task_is_a_group_of_its_own_also_after_a_restart() -> None:
+    pool = Pool(num_repeat=2)
+    pool.refuse({"task:t#1": "already_trained"})
+    ids = [pool.add_episode("t", reward, [call()]) for reward in (1.0, 0.0, 1.0, 0.0)]
+    assert ids == [None, "task:t#2", None, "task:t#3"]
+    assert pool.num_finished == 2
 
-    assert isinstance(chance, random.Random)
+
+def test_a_call_that_outlives_its_episode_changes_nothing() -> None:
+    pool = Pool(num_repeat=2)
+    calls = [call()]
+    pool.add_episode("t", 1.0, calls)
+    calls.append(call())
+    pool.add_episode("t", 0.0, [call()])
+    (group,) = pool.take(1, version=0, max_staleness=4).groups
+    assert [len(episode.calls) for episode in group.episodes] == [1, 1]
+
+
+def test_a_task_without_any_trainable_call_is_dropped_by_name() -> None:
+    pool = Pool(num_repeat=2)
+    for reward in (1.0, 0.0):
+        assert pool.add_episode("t", reward, [call(untrainable="temperature 0")]) is None
+    assert pool.take(1, version=0, max_staleness=4).dropped == {
+        "task:t#1": "no_trainable_call: temperature 0"
+    }
+
+
+def test_after_the_last_step_episodes_are_not_pooled() -> None:
+    pool = Pool(num_repeat=2)
+    for reward in (1.0, 0.0):
+        assert pool.add_episode("t", reward, [call()], trains=False) is None
+    assert pool.num_finished == 0
+
+
+def test_open_groups_that_nobody_ends_age_out_after_an_hour_without_a_call() -> None:
+    pool = Pool(num_repeat=4)
+    captured(pool, "left", now=0.0)
+    captured(pool, "busy", now=0.0)
+    captured(pool, "busy", now=3000.0)
+    pool.sweep(now=3601.0)
+    assert pool.num_open == 1
+    assert pool.end_group("left", [1.0, 0.0], step=1).failure_reason == "never_ended"
+    assert pool.take(1, version=0, max_staleness=4).dropped == {"left": "never_ended"}
+
+
+def test_an_id_stays_refused_when_its_reply_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "MAX_REPLIES", 1)
+    pool = Pool(num_repeat=4)
+    for name in "ab":
+        captured(pool, name)
+        pool.end_group(name, [1.0, 0.0], step=1)
+    captured(pool, "a")
+    assert pool.num_open == 0
+    assert pool.end_group("a", [1.0, 0.0], step=1).failure_reason == "already_ended"
+
+
+@pytest.mark.parametrize("max_replies", [1, 2_000])
+@given(st.lists(st.sampled_from(["call", "end", "abort", "take"]), max_size=40), st.randoms())
+def test_no_order_of_events_trains_a_group_twice(
+    max_replies: int, events: list[str], chance: random.Random
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(pool_module, "MAX_REPLIES", max_replies)
+        trained = trained_after(events, chance)
+    assert len(trained) == len(set(trained))
+
+
+def trained_after(events: list[str], chance: random.Random) -> list[str]:
     pool = Pool(num_repeat=4)
     trained: list[str] = []
     for event in events:
@@ -153,5 +220,4 @@ def test_no_order_of_events_trains_a_group_twice(events: list[str], chance: obje
                 pool.abort_group(name)
             case _:
                 trained += [group.group_id for group in pool.take(1, 0, 4).groups]
-    trained += [group.group_id for group in pool.take(100, 0, 4).groups]
-    assert len(trained) == len(set(trained))
+    return trained + [group.group_id for group in pool.take(100, 0, 4).groups]

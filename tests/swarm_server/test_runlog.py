@@ -80,3 +80,18 @@ def test_readers_see_each_entry_once_by_its_number(open_log: Callable[[], RunLog
 def test_only_the_owner_may_read_the_log(open_log: Callable[[], RunLog], tmp_path: Path) -> None:
     open_log().acked("a", 1)
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
+
+
+def test_metrics_that_are_no_numbers_do_not_break_the_next_start(
+    open_log: Callable[[], RunLog],
+) -> None:
+    open_log().trained(1, 1, [group("a")], {"loss": 0.5, "reward_mean": float("inf")})
+    assert open_log().after(0)[0].metrics == {"loss": 0.5}
+
+
+def test_a_null_metric_of_an_older_log_is_left_out(
+    open_log: Callable[[], RunLog], tmp_path: Path
+) -> None:
+    line = b'{"seq": 1, "kind": "step", "step": 1, "metrics": {"reward_mean": null, "loss": 1.0}}\n'
+    (tmp_path / "log").write_bytes(line)
+    assert open_log().after(0)[0].metrics == {"loss": 1.0}

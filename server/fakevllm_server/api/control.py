@@ -70,19 +70,20 @@ def router(swarm: Swarm) -> APIRouter:
 
     @routes.post("/start_engine")
     async def start_engine() -> StartReply:
-        if swarm.engine.status is not EngineStatus.OFFLINE:
-            raise HTTPException(
-                400,
-                "Cannot start engine when engine is not offline. "
-                f"Current status: {swarm.engine.status}",
-            )
-        if swarm.job is None:
-            return StartReply(success=False, error="No training config found")
-        try:
-            swarm.start_engine()
-        except ConfigError as error:
-            return StartReply(success=False, error=str(error))
-        return StartReply(success=True, pid=os.getpid())
+        async with swarm.changing_engine:
+            if swarm.engine.status is not EngineStatus.OFFLINE:
+                raise HTTPException(
+                    400,
+                    "Cannot start engine when engine is not offline. "
+                    f"Current status: {swarm.engine.status}",
+                )
+            if swarm.job is None:
+                return StartReply(success=False, error="No training config found")
+            try:
+                swarm.start_engine()
+            except ConfigError as error:
+                return StartReply(success=False, error=str(error))
+            return StartReply(success=True, pid=os.getpid())
 
     @routes.post("/stop_engine")
     async def stop_engine() -> SuccessReply:

@@ -65,7 +65,11 @@ def router(swarm: Swarm) -> APIRouter:
         except EpisodeRefused as refused:
             raise HTTPException(refused.status, refused.detail) from None
         if episode is not None and episode.kind == "train":
-            swarm.pool.add_episode(request.task_id, reward, episode.calls)
+            group_id = swarm.pool.add_episode(
+                request.task_id, reward, episode.calls, trains=swarm.is_training
+            )
+            if group_id is not None:
+                swarm.runlog.acked(group_id, swarm.engine.global_step)
         swarm.changed()
         return {"success": True}
 

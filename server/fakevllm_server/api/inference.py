@@ -69,6 +69,8 @@ async def _answer(
     own = engine_headers(headers)
     sibling = _sibling(headers)
     episode = _episode(swarm, scope, headers)
+    if sibling is not None and episode is not None:
+        raise bad_request(f"{SIBLING_HEADER} is not for the key of an episode.")
     parsed = json_object(body) if scope["method"] == "POST" else None
     if (sibling is None and episode is None) or parsed is None or path != CHAT:
         return await upstream.relay(scope["method"], path, body, own, send)
@@ -78,7 +80,7 @@ async def _answer(
         def pool() -> None:
             call = capture.record(swarm.engine.version)
             if call is not None:
-                swarm.pool.add_call(sibling, call)
+                swarm.pool.add_call(sibling, call, time.monotonic())
 
         return await upstream.capture(path, capture, own, send, pool)
     assert episode is not None

@@ -100,6 +100,10 @@ class BackendError(Exception):
     """An engine did not do what it was asked; the message says which and why."""
 
 
+class ActionFailed(BackendError):
+    """An engine answered that it could not: it lives, and what it serves goes on."""
+
+
 class BackendRefused(BackendError):
     """An engine that will not start however often it is tried: the user must mend something."""
 
@@ -165,6 +169,15 @@ class Sampling:
     ignore_eos: bool = False
     live: bool = False
     """Tokens are wanted as they come; otherwise the engine may hand them over all at once."""
+
+
+def used_temperature(asked: float) -> float:
+    """What an engine samples with: below LEAST_TEMPERATURE, logits overflow."""
+    return 0.0 if asked == 0 else max(asked, LEAST_TEMPERATURE)
+
+
+LEAST_TEMPERATURE = 0.01
+"""vLLM's floor (`SamplingParams`); 0 means greedy and stays."""
 
 
 class TokenEngine(Protocol):

@@ -12,16 +12,19 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import orjson
 
 from fakevllm_adapters.swarm import TrainJob
 from fakevllm_server.backends import BACKENDS
 from fakevllm_server.backends.base import (
+    ActionFailed,
     BackendError,
     BackendRefused,
     Batch,
@@ -67,7 +70,7 @@ class ChildBackend:
         self._spec = spec
         self._process: asyncio.subprocess.Process | None = None
         self._http: aiohttp.ClientSession | None = None
-        self._socket = _socket_path(spec.run_dir)
+        self._socket: Path | None = None
 
     @property
     def rollout(self) -> ChildBackend:
@@ -79,10 +82,11 @@ class ChildBackend:
 
     async def launch(self) -> Endpoint:
         await self.close()
+        self._socket = _socket_path(self._spec.run_dir)
         self._socket.unlink(missing_ok=True)
         with self._spec.log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command(),
+                *self._command(self._socket),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -91,10 +95,11 @@ class ChildBackend:
             )
         self._http = aiohttp.ClientSession(
             "http://engine",
-            connector=aiohttp.UnixConnector(str(self._socket)),
+            # A kept connection may be closed by the child just as a step is sent over it.
+            connector=aiohttp.UnixConnector(str(self._socket), force_close=True),
             timeout=aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S),
         )
-        await self._until_healthy()
+        await self._until_healthy(self._socket)
         info = await self._call("GET", "info")
         return Endpoint(
             self._socket,
@@ -140,9 +145,11 @@ class ChildBackend:
     async def lost(self) -> str:
         assert self._process is not None, "launch first"
         code = await self._process.wait()
-        return (
-            f"the {self._spec.backend} engine exited with code {code}{_tail(self._spec.log_file)}"
-        )
+        told = f"the {self._spec.backend} engine exited with code {code}"
+        if code == REFUSED_EXIT_CODE:
+            return f"{told}: {_last_line(self._spec.log_file)}"
+        # This reaches apps, and a log's end may be a traceback.
+        return f"{told}; see {self._spec.log_file.name}"
 
     async def close(self) -> None:
         process, self._process = self._process, None
@@ -156,37 +163,51 @@ class ChildBackend:
             except TimeoutError:
                 process.kill()
                 await process.wait()
-        self._socket.unlink(missing_ok=True)
+        path, self._socket = self._socket, None
+        if path is not None:
+            path.unlink(missing_ok=True)
+            if path.parent != self._spec.run_dir.resolve():
+                path.parent.rmdir()
 
-    def _command(self) -> list[str]:
+    def _command(self, path: Path) -> list[str]:
         spec = self._spec
-        command = [sys.executable, "-m", BACKENDS[spec.backend], "--socket", str(self._socket)]
+        command = [sys.executable, "-m", BACKENDS[spec.backend], "--socket", str(path)]
         command += ["--served-model-name", spec.served_model_name, "--run-dir", str(spec.run_dir)]
         command += ["--seed", str(spec.seed), *spec.extra_args]
         command += ["--allow-hub"] if spec.allow_hub else []
         return command if spec.model is None else [*command, "--model", spec.model]
 
-    async def _until_healthy(self) -> None:
+    async def _until_healthy(self, path: Path) -> None:
         assert self._process is not None
-        async with asyncio.timeout(BOOT_TIMEOUT_S):
-            while not (self._socket.exists() and await self.health()):
-                if self._process.returncode is not None:
-                    refused = self._process.returncode == REFUSED_EXIT_CODE
-                    raise (BackendRefused if refused else BackendError)(await self.lost())
-                await asyncio.sleep(0.05)
+        deadline = time.monotonic() + BOOT_TIMEOUT_S
+        while not (path.exists() and await self.health()):
+            if self._process.returncode is not None:
+                refused = self._process.returncode == REFUSED_EXIT_CODE
+                raise (BackendRefused if refused else BackendError)(await self.lost())
+            if time.monotonic() > deadline:
+                raise BackendError(
+                    f"the {self._spec.backend} engine was not ready after {BOOT_TIMEOUT_S} s"
+                )
+            await asyncio.sleep(0.05)
 
     async def _call(self, method: str, action: str, body: Json | None = None) -> Json:
         if self._http is None:
             raise BackendError(f"the {self._spec.backend} engine is not running")
         try:
             async with self._http.request(method, f"/control/{action}", json=body) as answer:
-                reply: Json = await answer.json()
+                raw = await answer.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise BackendError(
                 f"the {self._spec.backend} engine did not answer {action}: {error!r}"
             ) from error
+        try:
+            reply: Json = orjson.loads(raw)
+        except ValueError as error:
+            raise BackendError(
+                f"the {self._spec.backend} engine did not answer {action} in JSON"
+            ) from error
         if answer.status != 200:
-            raise BackendError(f"{action}: {reply.get('error')}")
+            raise ActionFailed(f"{action}: {reply.get('error')}")
         return reply
 
 
@@ -197,11 +218,10 @@ def _socket_path(run_dir: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="fakevllm-")) / "engine.sock"
 
 
-def _tail(log_file: Path, lines: int = 5) -> str:
-    """The log's last lines, where an engine says why it left."""
+def _last_line(log_file: Path) -> str:
+    """Where an engine that refuses says why, in one line."""
     try:
-        text = log_file.read_text(errors="replace").strip()
+        lines = log_file.read_text(errors="replace").split("\n")
     except OSError:
         return ""
-    last = text.splitlines()[-lines:]
-    return ": " + " | ".join(last) if last else ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

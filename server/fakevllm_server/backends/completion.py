@@ -19,7 +19,7 @@ from fakevllm_adapters.vllm_answer import (
     usage_of,
 )
 from fakevllm_adapters.vllm_chat import ChatRequest, check_length
-from fakevllm_server.backends.base import Sampling, Token, TokenEngine
+from fakevllm_server.backends.base import Sampling, Token, TokenEngine, used_temperature
 from fakevllm_server.backends.text_stream import (
     Detokenizer,
     StopScanner,
@@ -71,7 +71,13 @@ class Completion:
         )
 
     async def answer(self) -> Json:
-        await asyncio.gather(*(self._drain(choice) for choice in self._choices))
+        try:
+            async with asyncio.TaskGroup() as drains:
+                for choice in self._choices:
+                    drains.create_task(self._drain(choice))
+        # Translated: callers know an engine's own errors, not groups of them.
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         choices = [self._finished(choice) for choice in self._choices]
         return self._writer.completion(choices, self._usage(), self._shown_prompt())
 
@@ -226,7 +232,7 @@ def _sampling(request: ChatRequest, defaults: Json, max_tokens: int) -> Sampling
         return defaults.get(name, neutral) if asked is None else asked
 
     return Sampling(
-        temperature=setting("temperature", 1.0),
+        temperature=used_temperature(setting("temperature", 1.0)),
         top_p=setting("top_p", 1.0),
         top_k=max(setting("top_k", 0), 0),
         min_p=setting("min_p", 0.0),

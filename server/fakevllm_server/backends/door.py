@@ -163,8 +163,8 @@ class Control:
         )
 
     async def act(self, request: Request) -> Response:
-        body: Json = orjson.loads(await request.body())
         try:
+            body: Json = orjson.loads(await request.body())
             return _json(await self._act(request.path_params["action"], body) or {})
         except Exception as failure:
             traceback.print_exc()

@@ -38,6 +38,8 @@ BYTES = 256
 EOS, TURN = 256, 257
 MAX_MODEL_LEN = 131072
 START_THETA = -1.0
+MAX_ODDS = 700.0
+"""exp() of more overflows."""
 
 _DIRECTIVE = re.compile(r"\[\[(say|slow|crash)\s*(.*?)\]\]", re.DOTALL)
 
@@ -132,7 +134,7 @@ class FakeEngine:
     def _slope(self, call: Any) -> float:
         """d log p(answer) / d theta."""
         p = _p_yes(self._theta, call.temperature)
-        return (1 - p) if bytes(call.response_ids[:1]) == b"y" else -p
+        return (1 - p) if call.response_ids[0] == ord("y") else -p
 
     async def publish(self, version: int) -> None:
         self._sampler_theta, self._version = self._theta, version
@@ -158,7 +160,8 @@ def _load(folder: Path) -> float:
 def _p_yes(theta: float, temperature: float) -> float:
     if temperature == 0:
         return float(theta > 0)
-    return 1 / (1 + math.exp(-theta / temperature))
+    odds = theta / temperature
+    return 1 / (1 + math.exp(-min(max(odds, -MAX_ODDS), MAX_ODDS)))
 
 
 def _last_user_text(prompt: str) -> str:

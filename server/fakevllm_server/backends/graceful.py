@@ -7,7 +7,9 @@ thread has come to rest.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import socket
 from collections.abc import Generator
 
 import uvicorn
@@ -16,6 +18,11 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class GracefulServer(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.config.uds is not None:
+            os.chmod(self.config.uds, 0o600)  # uvicorn lets everybody in
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         previous = {number: signal.signal(number, self.handle_exit) for number in STOP_SIGNALS}

@@ -98,3 +98,31 @@ def test_each_row_gets_as_many_top_logprobs_as_it_asked_for() -> None:
     assert [round(logprob, 4) for _, logprob in tops[1]] == [-0.6931, -1.204]
     assert len(tops[2]) == 4, "no more than the vocabulary"
     assert all(math.isfinite(logprob) for _, logprob in tops[2])
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=1e-45),
+        Sampling(temperature=-1.0),
+        Sampling(top_p=0.0),
+        Sampling(min_p=2.0),
+        Sampling(top_k=-5),
+        Sampling(top_logprobs=-1),
+    ],
+)
+def test_no_setting_can_end_the_engine(sampling: Sampling) -> None:
+    sampled = drawn(sampling, [0.0, 1 - 2**-53])
+
+    assert set(sampled.ids) <= {0, 1, 2, 3}
+    assert all(math.isfinite(logprob) for logprob in sampled.logprobs)
+    assert sampled.tops == [[], []]
+
+
+def test_logits_that_are_no_numbers_still_give_a_token() -> None:
+    logits = torch.tensor([[torch.nan] * 3, [0.0, torch.inf, torch.nan]])
+    rows = SamplingRows.of([Sampling()] * 2, torch.device("cpu"))
+
+    ids = sample(logits, rows, [1 - 2**-53] * 2).ids
+
+    assert ids[0] in {0, 1, 2} and ids[1] == 1

@@ -14,10 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fakevllm_server.backends.base import Sampling
+from fakevllm_server.backends.base import Sampling, used_temperature
 
 LEAST_LOGPROB = -9999.0
 """vLLM prints this for tokens that cannot be sampled; JSON has no -inf."""
+MOST_LOGIT = 1e30
+LEAST_TOP_P = 1e-6
+"""At 0 not even the likeliest token would remain."""
 
 
 class Sampled(NamedTuple):
@@ -49,13 +52,14 @@ class SamplingRows:
             return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
 
         greedy = [row.temperature == 0 for row in rows]
+        drawn = [Sampling() if row.temperature == 0 else row for row in rows]
         return SamplingRows(
-            temperature=column([row.temperature or 1.0 for row in rows], 1.0),
+            temperature=column([used_temperature(row.temperature) for row in drawn], 1.0),
             greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
-            top_k=column([0.0 if row.temperature == 0 else max(row.top_k, 0) for row in rows], 0.0),
-            top_p=column([1.0 if row.temperature == 0 else row.top_p for row in rows], 1.0),
-            min_p=column([0.0 if row.temperature == 0 else row.min_p for row in rows], 0.0),
-            num_tops=[row.top_logprobs for row in rows],
+            top_k=column([max(row.top_k, 0) for row in drawn], 0.0),
+            top_p=column([max(row.top_p, LEAST_TOP_P) for row in drawn], 1.0),
+            min_p=column([min(row.min_p, 1.0) for row in drawn], 0.0),
+            num_tops=[max(row.top_logprobs, 0) for row in rows],
         )
 
 
@@ -63,6 +67,8 @@ def sample(logits: Tensor, rows: SamplingRows, uniforms: Sequence[float]) -> Sam
     """`logits` [rows, vocabulary], any float type; `uniforms` in [0, 1), one per row."""
     logits = logits.float()
     processed = logits if rows.temperature is None else logits / rows.temperature
+    # A NaN here would end the engine for everybody; numbers that broken weights make are no reason.
+    processed = processed.nan_to_num(nan=LEAST_LOGPROB, posinf=MOST_LOGIT, neginf=-torch.inf)
     processed = _truncated(processed, rows)
     logprobs = torch.log_softmax(processed, dim=-1)
     ids = _draw(logprobs.exp(), uniforms)

@@ -1,0 +1,133 @@
+"""One running demo, and what the proxy says of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import aiohttp
+
+from fakevllm.demo.processes import Supervised
+from fakevllm.demo.view import Snapshot
+from fakevllm.errors import FakevllmError, UserError
+from fakevllm.routes.groups import Stats
+from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply
+
+POLL_EVERY_S = 0.5
+READY_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    steps: int
+    seed: int
+    control: str
+    run_dir: Path | None
+    json_file: Path | None
+    backend: str
+
+    @property
+    def folder(self) -> Path:
+        return self.run_dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
+
+
+@dataclass(slots=True)
+class Run:
+    """One running demo: where its processes are, what is known of it."""
+
+    settings: DemoSettings
+    folder: Path
+    server: Supervised
+    proxy: Supervised
+    server_url: str
+    proxy_url: str
+    stats: Stats | None = None
+    phase: str = "starting the server and the proxy"
+    notes: list[str] = field(default_factory=list[str])
+    rate: float = 0.0
+    """Tokens sampled per second, between the last two looks."""
+    polled_at: float = 0.0
+
+    @property
+    def step(self) -> int:
+        """The step being collected, as far as is known."""
+        return self.stats.engine.global_step or 1 if self.stats and self.stats.engine else 1
+
+    def snapshot(self) -> Snapshot:
+        shot = Snapshot(self.phase, self.step, self.settings.steps, notes=tuple(self.notes))
+        if self.stats is None:
+            return shot
+        curve = self.stats.curve[: self.settings.steps]
+        return replace(
+            shot,
+            policy_mean=[row.policy_mean for row in curve],
+            returned_best=[row.returned_best for row in curve if row.returned_best is not None],
+            without_signal=sum(row.without_signal for row in curve),
+            num_groups=sum(row.groups for row in curve),
+            tokens_per_s=self.rate,
+            counts=sorted(self.stats.counts.items()),
+        )
+
+
+def make_folder(folder: Path) -> None:
+    """Raises UserError."""
+    try:
+        # What users ask and are answered is nobody else's business.
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UserError(
+            f"The run folder {folder} cannot be used ({error.strerror}): name another --run-dir."
+        ) from None
+
+
+async def ready(run: Run, timeout_s: float = READY_TIMEOUT_S) -> str:
+    """The served model's name, once the engine answers. Raises FakevllmError."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                await poll(run)
+                engine = run.stats.engine if run.stats is not None else None
+                if engine is not None and (model := _served(engine)) is not None:
+                    return model
+                if engine is not None and engine.engine_status_detail:
+                    run.notes[:] = [engine.engine_status_detail]
+                await asyncio.sleep(POLL_EVERY_S)
+    except TimeoutError:
+        last = f": {run.notes[-1]}" if run.notes else ""
+        raise FakevllmError(
+            f"The engine was not ready within {timeout_s:.0f} s{last}. "
+            f"See {run.folder / 'server.log'} and proxy.log beside it."
+        ) from None
+
+
+def _served(engine: EngineStatusReply) -> str | None:
+    """Raises FakevllmError for an engine that will not come."""
+    if engine.engine_status is EngineStatus.OFFLINE and engine.engine_status_detail:
+        raise FakevllmError(f"The engine does not start: {engine.engine_status_detail}")
+    return engine.model
+
+
+async def keep_polling(run: Run) -> None:
+    while True:
+        await poll(run)
+        await asyncio.sleep(POLL_EVERY_S)
+
+
+async def poll(run: Run) -> None:
+    """What the proxy says of the run; an unreachable one leaves the last word standing."""
+    timeout = aiohttp.ClientTimeout(total=5)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as http,
+            http.get(f"{run.proxy_url}/fakevllm/stats") as answer,
+        ):
+            answer.raise_for_status()
+            stats = Stats.model_validate_json(await answer.read())
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return
+    now = time.monotonic()
+    if run.stats is not None and stats.sampled_tokens > run.stats.sampled_tokens:
+        run.rate = (stats.sampled_tokens - run.stats.sampled_tokens) / (now - run.polled_at)
+    run.stats, run.polled_at = stats, now

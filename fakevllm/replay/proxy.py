@@ -1,0 +1,69 @@
+"""What a replay asks the proxy before it plays: keys for its tasks, the model's name."""
+
+from __future__ import annotations
+
+import aiohttp
+
+from fakevllm.config import http_url
+from fakevllm.errors import ConfigError
+from fakevllm_adapters.swarm import Task
+
+TASKS_PER_CALL = 500
+
+
+async def register(url: str, tasks: list[Task], key: str | None = None) -> dict[str, str]:
+    """Makes the tasks known to the proxy; returns the API key of each by its id. Raises
+    ConfigError."""
+    keys: dict[str, str] = {}
+    try:
+        async with aiohttp.ClientSession(headers=bearer_header(key)) as http:
+            for start in range(0, len(tasks), TASKS_PER_CALL):
+                part = tasks[start : start + TASKS_PER_CALL]
+                body = {"tasks": [task.model_dump() for task in part]}
+                async with http.post(f"{root_of(url)}/fakevllm/tasks", json=body) as answer:
+                    _let_in(answer)
+                    given: list[str] = (await answer.json())["keys"]
+                keys |= dict(zip([task.task_id for task in part], given, strict=True))
+    except aiohttp.ClientError as error:
+        raise ConfigError(
+            f"No fakevllm proxy answers at {url} ({error}): start it, or set --url."
+        ) from None
+    return keys
+
+
+async def first_model(url: str, key: str | None = None) -> str:
+    """The first model the proxy lists. Raises ConfigError."""
+    try:
+        async with (
+            aiohttp.ClientSession(headers=bearer_header(key)) as http,
+            http.get(f"{url}/models") as answer,
+        ):
+            _let_in(answer)
+            return (await answer.json())["data"][0]["id"]
+    except aiohttp.ClientError as error:
+        raise ConfigError(
+            f"{url} lists no model ({error}): is the engine up? Or set --model."
+        ) from None
+
+
+def root_of(url: str) -> str:
+    """The proxy itself, without the `/v1` that apps are given."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def bearer_header(key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def checked_url(url: str) -> str:
+    """Raises ConfigError."""
+    try:
+        return http_url(url)
+    except ValueError as error:
+        raise ConfigError(f"--url {url}: {error}.") from None
+
+
+def _let_in(answer: aiohttp.ClientResponse) -> None:
+    if answer.status == 401:
+        raise ConfigError("The proxy asks for an API key: give one of its key file with --key.")
+    answer.raise_for_status()

@@ -1,0 +1,68 @@
+"""A run's directory: private to its user, and one server's at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from fakevllm_server.config import ConfigError
+
+
+class RunFolder:
+    """Holds the directory's lock until closed. The kernel lets go of it when the process dies."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError where the directory cannot be used."""
+        self._path = path
+        self._model_file = path / "model.json"
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.chmod(0o700)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"{path} cannot be used ({error.strerror}): choose another --run-dir."
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise ConfigError(
+                f"{path} is used by another server: choose another --run-dir."
+            ) from None
+
+    def check_model(self, backend: str, model: str | None) -> None:
+        """Raises ConfigError where this run was begun with another model: its checkpoints would
+        be served under the wrong name, or not load at all."""
+        if not self._model_file.exists():
+            return
+        known = json.loads(self._model_file.read_bytes())
+        if known["backend"] != backend or known["fingerprint"] != fingerprint(model):
+            raise ConfigError(
+                f"{self._path} belongs to a run of {known['model'] or known['backend']}: "
+                "choose another --run-dir."
+            )
+
+    def remember_model(self, backend: str, model: str | None) -> None:
+        """Once the engine is up: a model that cannot be loaded must not take the directory."""
+        identity = {"backend": backend, "model": model, "fingerprint": fingerprint(model)}
+        if not self._model_file.exists():
+            self._model_file.write_text(json.dumps(identity))
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+
+def fingerprint(model: str | None) -> str | None:
+    """Of a model folder: its config, and names and sizes of its weights. None for what is none."""
+    folder = Path(model) if model is not None else None
+    if folder is None or not folder.is_dir():
+        return model
+    config = folder / "config.json"
+    parts = [config.read_text() if config.exists() else ""]
+    weights = sorted(folder.glob("*.safetensors"))
+    parts += [f"{file.name} {file.stat().st_size}" for file in weights]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

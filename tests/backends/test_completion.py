@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+import pytest
+
+from fakevllm_adapters.errors import WireError, unavailable
+from fakevllm_adapters.vllm_chat import parse_chat_request
+from fakevllm_server.backends.base import Sampling, Token
+from fakevllm_server.backends.completion import Completion
+from fakevllm_server.backends.fake import FakeEngine
+
+
+class OneFails(FakeEngine):
+    """The first choice waits for ever, the second is refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Sampling] = []
+        self.num_cancelled = 0
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[list[Token]]:
+        self.asked.append(sampling)
+        if len(self.asked) == 2:
+            raise unavailable("Too many requests are waiting.")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.num_cancelled += 1
+        yield []
+
+
+def completion(engine: FakeEngine, extra: bytes) -> Completion:
+    body = b'{"model": "fake", "messages": [{"role": "user", "content": "hi"}], ' + extra + b"}"
+    return Completion(engine, parse_chat_request(body), None)
+
+
+async def test_when_one_choice_fails_the_others_are_cancelled_and_its_error_is_told() -> None:
+    engine = OneFails()
+    with pytest.raises(WireError) as refused:
+        await completion(engine, b'"n": 2').answer()
+    assert refused.value.status == 503
+    assert engine.num_cancelled == 1
+
+
+async def test_a_tiny_temperature_is_raised_to_what_logits_bear() -> None:
+    engine = FakeEngine()
+    answer = await completion(engine, b'"temperature": 1e-45').answer()
+    assert answer["choices"][0]["message"]["content"] == "no."

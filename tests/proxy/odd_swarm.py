@@ -1,0 +1,77 @@
+"""A server on the swarm's or the proxy's port that answers what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+from pydantic import BaseModel
+
+from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply, LogReply
+
+ROLLING = EngineStatusReply(
+    engine_status=EngineStatus.ROLLING, server_id="s", run_id="r", model="fake", global_step=1
+)
+TIMEOUT_S = 10.0
+
+
+class OddSwarm:
+    """Knows the routes a link follows; `answers` holds a test's own, by path."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {
+            "/get_engine_status": ROLLING,
+            "/get_train_config": {},
+            "/get_run_log": LogReply(entries=[]),
+        }
+        self.calls: Counter[str] = Counter()
+        self.bodies: dict[str, Any] = {}
+        """The latest, by path."""
+        self.headers: dict[str, str] = {}
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.headers = dict(request.headers)
+        self.calls[request.path] += 1
+        if request.can_read_body:
+            self.bodies[request.path] = await request.json()
+        answer = self.answers.get(request.path, 404)
+        if isinstance(answer, int):
+            return web.Response(status=answer)
+        if isinstance(answer, str):
+            return web.Response(text=answer, content_type="text/html")
+        if isinstance(answer, BaseModel):
+            answer = answer.model_dump(mode="json")
+        return web.json_response(answer)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Looks again and again. Raises AssertionError after a while."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0.01)

@@ -1,0 +1,81 @@
+"""The demo gives up at once on what will not come, and shows the unknown as unknown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fakevllm.demo.command import probe_once, run_demo
+from fakevllm.demo.plot import known
+from fakevllm.demo.processes import Supervised
+from fakevllm.demo.running import DemoSettings, Run, make_folder, ready
+from fakevllm.errors import FakevllmError, UserError
+from fakevllm.routes.groups import Stats, StepStats
+from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply
+from tests.proxy.odd_swarm import ROLLING, OddSwarm
+
+
+def run_at(url: str, folder: Path) -> Run:
+    settings = DemoSettings(2, 0, "none", folder, None, "fake")
+    idle = Supervised("nobody", "nothing", [], folder / "log")
+    return Run(settings, folder, idle, idle, url, url)
+
+
+def stats(engine: EngineStatusReply, *curve: StepStats) -> Stats:
+    return Stats(engine=engine, counts={}, curve=list(curve), sampled_tokens=0, lookups={})
+
+
+async def test_an_engine_that_stays_offline_ends_the_demo_with_its_reason(tmp_path: Path) -> None:
+    refused = EngineStatusReply(engine_status=EngineStatus.OFFLINE, engine_status_detail="no GPU")
+    async with OddSwarm() as proxy:
+        proxy.answers["/fakevllm/stats"] = stats(refused)
+        with pytest.raises(FakevllmError, match="does not start: no GPU"):
+            await ready(run_at(proxy.url, tmp_path))
+
+
+async def test_an_engine_that_takes_too_long_ends_the_demo_with_a_line(tmp_path: Path) -> None:
+    booting = EngineStatusReply(engine_status=EngineStatus.BOOTING, engine_status_detail="loading")
+    async with OddSwarm() as proxy:
+        proxy.answers["/fakevllm/stats"] = stats(booting)
+        with pytest.raises(FakevllmError, match="not ready within 1 s: loading"):
+            await ready(run_at(proxy.url, tmp_path), timeout_s=0.6)
+
+
+async def test_a_step_without_a_scored_answer_is_left_out_of_the_view(tmp_path: Path) -> None:
+    unknown, best = (
+        StepStats(step=step, groups=1, policy_mean=0.5, returned_best=value, without_signal=0)
+        for step, value in ((1, None), (2, 1.0))
+    )
+    async with OddSwarm() as proxy:
+        proxy.answers["/fakevllm/stats"] = stats(ROLLING, unknown, best)
+        run = run_at(proxy.url, tmp_path)
+        assert await ready(run) == "fake"
+    assert run.snapshot().returned_best == [1.0]
+
+
+def test_a_curve_has_points_where_something_is_known() -> None:
+    assert known([0.5, None, 1.0]) == ([1, 3], [0.5, 1.0])
+
+
+async def test_a_probe_the_model_refuses_ends_the_demo_with_a_line(tmp_path: Path) -> None:
+    async with OddSwarm() as server:
+        server.answers["/v1/chat/completions"] = 400
+        with pytest.raises(FakevllmError, match="could not be asked before training"):
+            await probe_once(run_at(server.url, tmp_path), "fake", "before")
+    assert not (tmp_path / "probe_before.json").exists()
+
+
+def test_the_run_folder_is_for_its_owner_only(tmp_path: Path) -> None:
+    make_folder(tmp_path / "run")
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+    make_folder(tmp_path / "run")  # a run that is resumed
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="name another --run-dir"):
+        make_folder(tmp_path / "file")
+
+
+def test_a_control_run_does_not_go_on_as_training(tmp_path: Path) -> None:
+    (tmp_path / "fakevllm.toml").write_text('[job]\ncontrol = "frozen"\n')
+    with pytest.raises(UserError, match="is a run with --control frozen: go on with that"):
+        run_demo(DemoSettings(2, 0, "none", tmp_path, None, "fake"))

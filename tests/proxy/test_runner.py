@@ -1,0 +1,134 @@
+"""What goes upstream and what the app gets, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, MutableMapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakevllm.config import Config
+from fakevllm.group import GroupDraft
+from fakevllm.ledger.store import Ledger
+from fakevllm.runner import Runner
+from fakevllm.settling import Settling
+from fakevllm.siblings import Plan, Request, sample
+from fakevllm.swarm.link import SwarmLink
+from fakevllm.upstream import LiveReply, Reply, Upstream
+from fakevllm_adapters.registry import ADAPTERS
+from fakevllm_adapters.sse import DONE
+from fakevllm_adapters.swarm import Task, TrainJob
+
+ADAPTER = next(iter(ADAPTERS.values()))
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+NOWHERE = "http://127.0.0.1:9"
+EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}\n\n'
+
+
+class Scripted(Upstream):
+    """Answers with given chunks, or never."""
+
+    def __init__(self, chunks: list[bytes], *, hangs: bool = False) -> None:
+        super().__init__(NOWHERE, None)
+        self.chunks = chunks
+        self.hangs = hangs
+        self.is_asked = asyncio.Event()
+        self.headers: list[Mapping[str, str]] = []
+
+    async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+        self.headers.append(headers)
+        return Reply(200, [], b"".join(self.chunks), True, 0.0)
+
+    @asynccontextmanager
+    async def live(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> AsyncGenerator[LiveReply]:
+        yield LiveReply(200, [(b"content-type", b"text/event-stream")], True, self._drip())
+
+    async def _drip(self) -> AsyncIterator[bytes]:
+        for chunk in self.chunks:
+            yield chunk
+        self.is_asked.set()
+        if self.hangs:
+            await asyncio.Event().wait()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    opened = Ledger.open(tmp_path / "ledger.sqlite")
+    yield opened
+    opened.close()
+
+
+@asynccontextmanager
+async def running(upstream: Scripted, ledger: Ledger) -> AsyncGenerator[Runner]:
+    link = SwarmLink(NOWHERE, None, TrainJob(), ledger)
+    runner = Runner(Config(), upstream, None, ledger, Settling(ledger, link))
+    try:
+        yield runner
+    finally:
+        await runner.close()
+        await link.close()
+        await upstream.close()
+
+
+def request(**headers: str) -> Request:
+    return Request("r1", ADAPTER, b"{}", dict(BODY), headers)
+
+
+async def stays() -> MutableMapping[str, Any]:
+    await asyncio.Event().wait()
+    raise AssertionError("the app never leaves")
+
+
+async def handled(runner: Runner, sent: list[MutableMapping[str, Any]]) -> None:
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    asked = request()
+    await runner.handle(asked, GroupDraft(asked, Task(), None), stays, send)
+
+
+def body_of(sent: list[MutableMapping[str, Any]]) -> bytes:
+    return b"".join(message.get("body", b"") for message in sent)
+
+
+async def test_an_end_of_stream_cut_into_single_bytes_is_an_end(ledger: Ledger) -> None:
+    chunks = [EVENT, *(bytes([byte]) for byte in DONE)]
+    sent: list[MutableMapping[str, Any]] = []
+    async with running(Scripted(chunks), ledger) as runner:
+        await handled(runner, sent)
+    assert body_of(sent) == EVENT + DONE
+    assert ledger.drain()
+    found = ledger.group("r1")
+    assert found is not None and found.state == "served"
+
+
+async def test_a_stop_ends_an_open_stream_with_an_error_and_a_row_in_the_ledger(
+    ledger: Ledger,
+) -> None:
+    upstream = Scripted([EVENT], hangs=True)
+    sent: list[MutableMapping[str, Any]] = []
+    async with running(upstream, ledger) as runner:
+        task = asyncio.create_task(handled(runner, sent))
+        await upstream.is_asked.wait()
+        task.cancel()  # as uvicorn does it; the runner's close comes right behind
+        await runner.close()
+        await task
+    body = body_of(sent)
+    assert body.startswith(EVENT) and b"The proxy is stopping" in body and body.endswith(DONE)
+    assert sent[-1]["more_body"] is False
+    assert ledger.drain()
+    found = ledger.group("r1")
+    assert found is not None and (found.state, found.reason) == ("failed", "proxy_stopped")
+
+
+async def test_each_sibling_has_a_request_id_of_its_own() -> None:
+    upstream = Scripted([EVENT, DONE])
+    await sample(upstream, request(**{"X-Request-Id": "abc"}), Plan(3), 1.0)
+    ids = sorted(headers["X-Request-Id"] for headers in upstream.headers)
+    assert ids == ["abc", "abc-1", "abc-2"]
+    await upstream.close()

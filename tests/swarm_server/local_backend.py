@@ -1,0 +1,75 @@
+"""A Backend in this process: the shipped fake engine, and troubles that a test plans for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from pathlib import Path
+
+from fakevllm_adapters.swarm import TrainJob
+from fakevllm_server.backends.base import Batch, Endpoint, LossSpec, StepMetrics
+from fakevllm_server.backends.fake import FakeEngine
+
+
+class LocalBackend(FakeEngine):
+    """Rollout, Trainer and Backend in one, as ChildBackend is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.troubles: dict[str, deque[Exception]] = {}
+        """Name of an action to what its next calls raise."""
+        self.num_launched = 0
+        self.steps: list[int] = []
+        self.step_begun = asyncio.Event()
+        self.may_step = asyncio.Event()
+        self.may_step.set()
+        self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def rollout(self) -> LocalBackend:
+        return self
+
+    @property
+    def trainer(self) -> LocalBackend:
+        return self
+
+    def plan(self, action: str, *troubles: Exception) -> None:
+        self.troubles[action] = deque(troubles)
+
+    async def launch(self) -> Endpoint:
+        self._trouble("launch")
+        self.num_launched += 1
+        self.dead = asyncio.get_running_loop().create_future()
+        return Endpoint(None, "http://engine", self.model_name, self.max_model_len)
+
+    async def boot(self, job: TrainJob) -> None:
+        self._trouble("boot")
+        await super().boot(job)
+
+    async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
+        self.step_begun.set()
+        await self.may_step.wait()
+        self._trouble("step")
+        self.steps.append(batch.step)
+        return await super().step(batch, loss)
+
+    async def save(self, folder: Path) -> None:
+        self._trouble("save")
+        await super().save(folder)
+
+    async def restore(self, folder: Path) -> None:
+        self._trouble("restore")
+        await super().restore(folder)
+
+    async def health(self) -> bool:
+        return True
+
+    async def lost(self) -> str:
+        return await asyncio.shield(self.dead)
+
+    async def close(self) -> None:
+        self._trouble("close")
+
+    def _trouble(self, action: str) -> None:
+        if self.troubles.get(action):
+            raise self.troubles[action].popleft()

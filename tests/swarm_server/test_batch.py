@@ -1,0 +1,31 @@
+import pytest
+from swarm_server.samples import call
+
+from fakevllm_adapters.swarm import TrainJob
+from fakevllm_server.batch import PlannedStep, plan_step
+from fakevllm_server.calls import FinishedGroup, ScoredEpisode
+
+
+def planned(rewards: list[float], **settings: object) -> PlannedStep:
+    episodes = [ScoredEpisode(index, reward, [call()]) for index, reward in enumerate(rewards)]
+    return plan_step(1, [FinishedGroup("g", episodes)], TrainJob.model_validate(settings))
+
+
+def test_a_call_of_advantage_zero_stays_in_the_mean() -> None:
+    plan = planned([1.0, 0.5, 0.0])
+    assert [call.advantage == 0 for call in plan.batch.calls] == [False, True, False]
+    assert plan.trained[0].siblings == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("kl_loss_coef", "siblings"), [(0.0, []), (0.1, [0, 1])])
+def test_a_tied_group_is_in_the_loss_only_where_the_kl_term_is(
+    kl_loss_coef: float, siblings: list[int]
+) -> None:
+    plan = planned([1.0, 1.0], kl_loss_coef=kl_loss_coef)
+    assert plan.trained[0].siblings == siblings
+    assert len(plan.batch.calls) == len(siblings)
+
+
+def test_nothing_of_a_frozen_run_is_in_a_loss() -> None:
+    plan = planned([1.0, 0.0], control="frozen", kl_loss_coef=0.1)
+    assert (plan.batch.calls, plan.trained[0].siblings) == ([], [])

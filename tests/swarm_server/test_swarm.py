@@ -1,0 +1,49 @@
+"""The server's state as a whole, with the fake engine as its child."""
+
+import asyncio
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from fakevllm_adapters.swarm import EngineStatus, TrainJob
+from fakevllm_server.cli import app
+from fakevllm_server.config import ServerConfig
+from fakevllm_server.run_folder import RunFolder
+from fakevllm_server.swarm import Swarm
+
+
+async def started(swarm: Swarm) -> None:
+    async with swarm.changing_engine:
+        swarm.start_engine()
+
+
+async def rolling(swarm: Swarm) -> None:
+    async with asyncio.timeout(20):
+        while swarm.engine.status is not EngineStatus.ROLLING:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_start_during_a_stop_waits_for_it_and_keeps_its_socket(tmp_path: Path) -> None:
+    swarm = Swarm(ServerConfig("fake", tmp_path))
+    swarm.job = TrainJob()
+    await started(swarm)
+    await rolling(swarm)
+    await asyncio.gather(swarm.stop_engine(), swarm.stop_engine(), started(swarm))
+    await rolling(swarm)
+    assert (tmp_path / "engine.sock").exists()
+    await swarm.close()
+    assert not (tmp_path / "engine.sock").exists()
+
+
+async def test_a_closed_server_leaves_its_run_directory_to_the_next(tmp_path: Path) -> None:
+    await Swarm(ServerConfig("fake", tmp_path)).close()
+    RunFolder(tmp_path).close()
+
+
+def test_a_second_server_on_a_run_directory_leaves_with_a_word_to_the_user(tmp_path: Path) -> None:
+    first = RunFolder(tmp_path)
+    arguments = ["start", "--backend", "fake", "--port", "0", "--run-dir", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    first.close()
+    assert result.exit_code == 2
+    assert "is used by another server: choose another --run-dir" in result.output
