@@ -14,6 +14,7 @@ import aiohttp
 
 from fakevllm_adapters.asgi import Headers, relayed_headers
 from fakevllm_adapters.errors import WireError, unavailable
+from fakevllm_adapters.keys import bearer_header
 from fakevllm_adapters.sse import DONE, SseDecoder
 
 CALL_TIMEOUT_S = 3600
@@ -49,10 +50,9 @@ class LiveReply:
 
 class Upstream:
     def __init__(self, url: str, key: str | None) -> None:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = aiohttp.ClientSession(
             url,
-            headers=headers,
+            headers=bearer_header(key),
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S),
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=CALL_TIMEOUT_S, sock_connect=5),

@@ -24,6 +24,11 @@ def bearer(authorization: str | None) -> str | None:
     return key.strip() or None if scheme.lower() == "bearer" else None
 
 
+def bearer_header(key: str | None) -> dict[str, str]:
+    """The request headers that show a key; none without one."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 def task_key(task_id: str) -> str:
     return TASK_KEY_PREFIX + task_id
 

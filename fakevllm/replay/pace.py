@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator
 
 import aiohttp
 
-from fakevllm.replay.proxy import bearer_header, root_of
+from fakevllm.replay.proxy import root_of
+from fakevllm_adapters.keys import bearer_header
 from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply
 
 MAX_BACKLOG = 1.0

@@ -6,6 +6,7 @@ import aiohttp
 
 from fakevllm.config import http_url
 from fakevllm.errors import ConfigError
+from fakevllm_adapters.keys import bearer_header
 from fakevllm_adapters.swarm import Task
 
 TASKS_PER_CALL = 500
@@ -49,10 +50,6 @@ async def first_model(url: str, key: str | None = None) -> str:
 def root_of(url: str) -> str:
     """The proxy itself, without the `/v1` that apps are given."""
     return url.rstrip("/").removesuffix("/v1")
-
-
-def bearer_header(key: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def checked_url(url: str) -> str:

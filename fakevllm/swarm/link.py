@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from fakevllm.ledger.store import Ledger
+from fakevllm_adapters.keys import bearer_header
 from fakevllm_adapters.swarm import (
     AbortGroupRequest,
     EndGroupReply,
@@ -51,7 +52,7 @@ class SwarmLink:
     def __init__(self, url: str, key: str | None, job: TrainJob, ledger: Ledger) -> None:
         self._http = aiohttp.ClientSession(
             url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers=bearer_header(key),
             timeout=aiohttp.ClientTimeout(total=CALL_TIMEOUT_S),
             connector=aiohttp.TCPConnector(limit=64, keepalive_timeout=30),
         )

@@ -148,8 +148,7 @@ class Pool:
 
     def take(self, num_groups: int, version: int, max_staleness: int) -> Taken:
         """The newest `num_groups`, in the order they came: where more arrives than can be trained,
-        the
-        freshest is the closest to the policy. What is too many versions back is dropped."""
+        the freshest is the closest to the policy. What is too many versions back is dropped."""
         dropped, self.dropped = self.dropped, {}
         for group_id, group in list(self._finished.items()):
             if version - group.version > max_staleness:

@@ -154,8 +154,7 @@ class TrainLoop:
         if checkpoint is not None:
             step, known_version = checkpoint.step, checkpoint.version
             self._log.recovered(step, known_version, checkpoint.consumed)
-        # weights move only by training and publishing: a first start has neither and stays version
-        # 0
+        # weights move only by training and publishing: a first start has neither, and stays 0
         self._engine.version = max(standing.version, known_version)
         has_trained = bool(standing.last_step or step)
         version = self._engine.next_version() if has_trained else self._engine.version
