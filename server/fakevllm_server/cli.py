@@ -24,7 +24,15 @@ def about() -> None:
 
 @app.command()
 def start(
-    backend: Annotated[str, typer.Option(help="fake | embedded")] = "embedded",
+    backend: Annotated[
+        str, typer.Option(help="A pair of engines: embedded | vllm | verl | fake.")
+    ] = "embedded",
+    rollout: Annotated[
+        str | None, typer.Option(help="Samples, instead of the pair's: embedded | vllm | fake.")
+    ] = None,
+    trainer: Annotated[
+        str | None, typer.Option(help="Trains, instead of the pair's: embedded | verl | fake.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Model folder, or `demo`; wins over the job's.")
     ] = None,
@@ -41,12 +49,22 @@ def start(
     allow_hub: Annotated[bool, typer.Option(help="Let --model be a hub name.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the engine.")] = 0,
     engine_arg: Annotated[
-        list[str] | None, typer.Option(help="Passed to the engine as is.")
+        list[str] | None, typer.Option(help="Passed to the rollout engine as is.")
+    ] = None,
+    trainer_arg: Annotated[
+        list[str] | None, typer.Option(help="Passed to a trainer with a process of its own.")
+    ] = None,
+    rollout_url: Annotated[
+        str | None, typer.Option(help="A vLLM that runs already; none is started.")
+    ] = None,
+    rollout_key_file: Annotated[Path | None, typer.Option(help="Its API key, in a file.")] = None,
+    weights_dir: Annotated[
+        Path | None, typer.Option(help="Folder shared with that vLLM; default: in memory.")
     ] = None,
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Start the server. A client's job starts the engine."""
-    from fakevllm_server.config import ConfigError, ServerConfig, read_keys
+    from fakevllm_server.config import ConfigError, ServerConfig, read_key, read_keys
     from fakevllm_server.serve import serve
 
     try:
@@ -61,7 +79,15 @@ def start(
             allowed_hosts=allow_host or (),
             allow_hub=allow_hub,
             seed=seed,
+            rollout=rollout,
+            trainer=trainer,
+            rollout_url=rollout_url,
+            rollout_key=read_key(rollout_key_file),
+            weights_dir=weights_dir,
             engine_args=[part for argument in engine_arg or () for part in argument.split("=", 1)],
+            trainer_args=[
+                part for argument in trainer_arg or () for part in argument.split("=", 1)
+            ],
             keys=read_keys(key_file),
         )
         serve(config, until_stdin_closes=until_stdin_closes)

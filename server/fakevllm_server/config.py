@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakevllm_adapters.guard import LOOPBACK, is_loopback
 from fakevllm_adapters.keys import KeyRing, keys_in
-from fakevllm_server.backends import BACKENDS
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
+from fakevllm_server.backends.table import PAIRS, ROLLOUTS, TRAINERS
 
 DEFAULT_PORT = 10086
 
@@ -21,7 +21,12 @@ class ConfigError(Exception):
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     backend: str
+    """A pair of engines by name."""
     run_dir: Path
+    rollout: str | None = None
+    """Instead of the pair's."""
+    trainer: str | None = None
+    """Instead of the pair's."""
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     model: str | None = None
@@ -33,14 +38,25 @@ class ServerConfig:
     allow_hub: bool = False
     seed: int = 0
     engine_args: Sequence[str] = ()
-    """Passed to the engine's process as they are."""
+    """Passed to the rollout engine's process as they are."""
+    trainer_args: Sequence[str] = ()
+    """Passed to the trainer's process, where it has one of its own."""
+    rollout_url: str | None = None
+    """Of a vLLM that somebody else runs."""
+    rollout_key: str | None = None
+    weights_dir: Path | None = None
+    """Through which trained weights reach the rollout engine; in memory where none is named."""
     keys: KeyRing = field(default_factory=KeyRing)
 
     def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            raise ConfigError(
-                f"--backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}."
-            )
+        _one_of("--backend", self.backend, PAIRS)
+        _one_of("--rollout", self.rollout or self.rollout_name, ROLLOUTS)
+        _one_of("--trainer", self.trainer or self.trainer_name, TRAINERS)
+        names = {self.rollout_name, self.trainer_name}
+        if "fake" in names and len(names) > 1:
+            raise ConfigError("The fake engine has no tokens in common with any other: use both.")
+        if self.rollout_url is not None and self.rollout_name != "vllm":
+            raise ConfigError("--rollout-url is for --rollout vllm.")
         if not is_loopback(self.host) and not self.keys:
             raise ConfigError(
                 f"--host {self.host} is reachable from outside: "
@@ -50,8 +66,21 @@ class ServerConfig:
             find_model(self.model, self.allow_hub)
 
     @property
+    def rollout_name(self) -> str:
+        return self.rollout or PAIRS[self.backend][0]
+
+    @property
+    def trainer_name(self) -> str:
+        return self.trainer or PAIRS[self.backend][1]
+
+    @property
     def hosts(self) -> frozenset[str]:
         return LOOPBACK | {self.host} | set(self.allowed_hosts)
+
+
+def _one_of(flag: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise ConfigError(f"{flag} must be one of {', '.join(known)}, got {name!r}.")
 
 
 def find_model(model: str, allow_hub: bool) -> str:
@@ -76,3 +105,13 @@ def read_keys(key_file: Path | None) -> KeyRing:
     if not keys:
         raise ConfigError(f"The key file {key_file} holds no key: write one a line.")
     return KeyRing(keys)
+
+
+def read_key(key_file: Path | None) -> str | None:
+    """The one key in a file, to be sent and not to be compared with."""
+    if key_file is None:
+        return None
+    try:
+        return key_file.read_text().strip() or None
+    except OSError as error:
+        raise ConfigError(f"The key file {key_file} cannot be read: {error.strerror}.") from None

@@ -9,11 +9,12 @@ OFFLINE, BOOTING, ROLLING, ROLLING_POST, WEIGHT_SYNCING = EngineStatus
 TRANSITIONS: dict[EngineStatus, frozenset[EngineStatus]] = {
     OFFLINE: frozenset({BOOTING}),
     BOOTING: frozenset({ROLLING, OFFLINE}),
-    ROLLING: frozenset({ROLLING_POST, BOOTING, OFFLINE}),
+    ROLLING: frozenset({ROLLING_POST, WEIGHT_SYNCING, BOOTING, OFFLINE}),
     ROLLING_POST: frozenset({WEIGHT_SYNCING, BOOTING, OFFLINE}),
     WEIGHT_SYNCING: frozenset({ROLLING, BOOTING, OFFLINE}),
 }
-"""BOOTING is reached from a running state when an engine process has died and is started again."""
+"""BOOTING is reached from a running state when an engine process has died and is started again;
+WEIGHT_SYNCING out of turn when only the trainer has, while calls go on being answered."""
 
 SERVING = frozenset({ROLLING, ROLLING_POST, WEIGHT_SYNCING})
 """States in which calls are answered."""

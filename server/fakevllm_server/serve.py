@@ -37,7 +37,11 @@ def serve(config: ServerConfig, *, until_stdin_closes: bool = False) -> None:
             )
         )
         logging.getLogger("fakevllm.server").info(
-            "listening on http://%s:%d, backend %s", config.host, config.port, config.backend
+            "listening on http://%s:%d, rollout %s, trainer %s",
+            config.host,
+            config.port,
+            config.rollout_name,
+            config.trainer_name,
         )
         server.run(sockets=[listener])
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fakevllm_adapters.keys import new_id
 from fakevllm_adapters.swarm import EngineStatus, TrainJob
 from fakevllm_server.backends.base import Endpoint
-from fakevllm_server.backends.child import ChildBackend, ChildSpec
+from fakevllm_server.backends.spec import EngineSpec
+from fakevllm_server.backends.table import open_backend
 from fakevllm_server.checkpoints import Checkpoints
 from fakevllm_server.config import ConfigError, ServerConfig, find_model
 from fakevllm_server.engine import Engine
@@ -56,7 +57,8 @@ class Swarm:
         """Begins to boot; for a holder of `changing_engine`. Raises ConfigError where the job's
         model cannot be loaded."""
         assert self.job is not None, "sync a job first"
-        backend = ChildBackend(self._child(self.config.model or self.job.model))
+        rollout, trainer = self._specs(self.config.model or self.job.model)
+        backend = open_backend(rollout, trainer, self.config.weights_dir)
         self.pool = Pool(self.job.num_repeat)
         self.engine.move(EngineStatus.BOOTING, time.monotonic())
         self._loop = TrainLoop(
@@ -112,31 +114,40 @@ class Swarm:
         if self.upstream is not None:
             await self.upstream.close()
         self.upstream = EngineClient(endpoint)
-        self._folder.remember_model(self.config.backend, self._model)
+        self._folder.remember_model(self.config.trainer_name, self._model)
 
     def _find_model(self, model: str | None) -> str | None:
         """Raises ConfigError where there is none, or the run is another model's."""
         found = find_model(model, self.config.allow_hub) if model is not None else None
-        self._folder.check_model(self.config.backend, found)
+        self._folder.check_model(self.config.trainer_name, found)
         return found
 
-    def _child(self, model: str | None) -> ChildSpec:
+    def _specs(self, model: str | None) -> tuple[EngineSpec, EngineSpec]:
+        """Of the rollout engine and of the trainer."""
         config = self.config
-        if model is None and config.backend != "fake":
+        if model is None and config.trainer_name != "fake":
             raise ConfigError(
                 "No model: start the server with --model DIR, or name one in the job."
             )
-        name = config.served_model_name or (Path(model).resolve().name if model else config.backend)
+        name = config.served_model_name or (
+            Path(model).resolve().name if model else config.rollout_name
+        )
         self._model = model = self._find_model(model)
-        return ChildSpec(
-            config.backend,
+        rollout = EngineSpec(
+            config.rollout_name,
             config.run_dir,
             model,
             name,
             seed=config.seed,
             allow_hub=config.allow_hub,
             extra_args=config.engine_args,
+            url=config.rollout_url,
+            api_key=config.rollout_key,
         )
+        trainer = replace(
+            rollout, engine=config.trainer_name, extra_args=config.trainer_args, train_only=True
+        )
+        return rollout, trainer
 
 
 def _run_id(file: Path) -> str:

@@ -81,8 +81,10 @@ class TrainLoop:
         self._back_off = BackOff()
         self._pool_is_new = True
         self._is_stopping = False
-        self._is_whole = True
-        """Whether the engine's weights are those of the steps in the log."""
+        self._is_whole = False
+        """Whether the trainer's weights are those of the steps in the log."""
+        self._connected: Endpoint | None = None
+        self._lost: asyncio.Future[str] | None = None
 
     @property
     def is_training(self) -> bool:
@@ -100,10 +102,10 @@ class TrainLoop:
         while not self._is_stopping:
             try:
                 await self._boot()
-                await self._or_lost(self._roll())
+                await self._roll_until_lost()
             except BackendRefused as failure:
                 log.error("%s; the engine stays offline", failure)
-                await self._backend.rollout.close()
+                await self._backend.close()
                 return self._move(EngineStatus.OFFLINE, str(failure))
             # Isolated: whatever it was, a new engine on the last checkpoint is a state we know.
             except Exception as failure:
@@ -118,7 +120,7 @@ class TrainLoop:
             await asyncio.wait({running}, timeout=STEP_GRACE_S)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        step = self._engine.global_step - 1
+        step = self._log.standing.last_step
         # Isolated: a stop must come to its end.
         try:
             if self._engine.is_serving and self._is_whole and step > self._saves.last_step:
@@ -127,8 +129,7 @@ class TrainLoop:
         except Exception as failure:
             log.error("the last steps could not be saved: %r", failure)
         try:
-            await self._backend.rollout.close()
-            await self._backend.trainer.close()
+            await self._backend.close()
         except Exception:
             log.exception("the engine could not be closed")
 
@@ -139,14 +140,46 @@ class TrainLoop:
         back_off_s = self._back_off.failed(time.monotonic())
         trace = None if is_known else failure
         log.error("%s; starting it again in %.0f s", detail, back_off_s, exc_info=trace)
-        if self._engine.status is not EngineStatus.BOOTING:
-            self._move(EngineStatus.BOOTING, detail)
-        self._engine.detail = detail
+        await self._give_up_doubtful(is_known)
+        await self._tell_trouble(detail)
         if not self._is_stopping:
             await asyncio.sleep(back_off_s)
 
+    async def _give_up_doubtful(self, is_known: bool) -> None:
+        """What may not be in the state we take it for is ended; the next boot starts it anew."""
+        if not is_known:
+            await self._backend.close()
+        elif not self._is_whole:
+            await self._backend.trainer.close()
+
+    async def _tell_trouble(self, detail: str) -> None:
+        is_serving = self._engine.is_serving and await self._backend.is_sampling()
+        to = EngineStatus.WEIGHT_SYNCING if is_serving else EngineStatus.BOOTING
+        if self._engine.status is not to:
+            self._move(to, detail)
+        self._engine.detail = detail
+
     async def _boot(self) -> None:
-        endpoint = await self._backend.rollout.launch()
+        started = await self._backend.start()
+        if started.trainer_is_new:
+            self._is_whole = False
+        if started.endpoint.refusal is None:
+            await (self._catch_up() if self._is_whole else self._restore())
+        else:
+            log.error("nothing is trained: %s", started.endpoint.refusal)
+        if started.endpoint is not self._connected:
+            await self._on_endpoint(started.endpoint)
+            self._connected = started.endpoint
+        self._back_off.booted(time.monotonic())
+        self._move(EngineStatus.ROLLING, started.endpoint.refusal)
+
+    async def _catch_up(self) -> None:
+        """Only the rollout engine was lost: the trainer goes on where the log ends."""
+        self._engine.global_step = self._log.standing.last_step + 1
+        await self._publish(max(self._log.standing.version, self._engine.version))
+
+    async def _restore(self) -> None:
+        """A new trainer takes the newest checkpoint; what was trained since is lost, and told."""
         await self._backend.trainer.boot(self._job)
         checkpoint = await self._saves.restore()
         standing = self._log.standing
@@ -155,7 +188,7 @@ class TrainLoop:
             step, known_version = checkpoint.step, checkpoint.version
             self._log.recovered(step, known_version, checkpoint.consumed)
         # weights move only by training and publishing: a first start has neither, and stays 0
-        self._engine.version = max(standing.version, known_version)
+        self._engine.version = max(standing.version, known_version, self._engine.version)
         has_trained = bool(standing.last_step or step)
         version = self._engine.next_version() if has_trained else self._engine.version
         await self._publish(version)
@@ -167,9 +200,6 @@ class TrainLoop:
         self._pool.refuse(dict.fromkeys(standing.trained, "already_trained") | standing.gone)
         self._pool_is_new, self._is_whole = False, True
         self._engine.global_step = step + 1
-        await self._on_endpoint(endpoint)
-        self._back_off.booted(time.monotonic())
-        self._move(EngineStatus.ROLLING)
 
     async def _roll(self) -> None:
         while True:
@@ -187,7 +217,7 @@ class TrainLoop:
             self._move(EngineStatus.ROLLING)
 
     def _can_step(self) -> bool:
-        has_waited = time.monotonic() >= self._retry_at
+        has_waited = time.monotonic() >= self._retry_at and self._is_whole
         return self.is_training and has_waited and self._pool.num_finished >= self._job.batch_size
 
     async def _train_step(self) -> None:
@@ -221,8 +251,8 @@ class TrainLoop:
         metrics = await self._make(plan)
         version = self._engine.next_version()
         self._record(plan, metrics, version)
-        await self._publish(version)
         self._is_whole = True
+        await self._publish(version)
 
     def _plan(self, step: int, groups: list[FinishedGroup]) -> PlannedStep:
         # Translated: rewards no arithmetic can take are these groups' trouble, not the engine's.
@@ -262,7 +292,7 @@ class TrainLoop:
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Until it holds or the loop is stopped. Idle episodes and open groups go at every look:
-        at each change, and once a second."""
+        at each change, and once a second. Raises EngineLost."""
         while True:
             now = time.monotonic()
             self._episodes.sweep(now)
@@ -270,22 +300,21 @@ class TrainLoop:
             if self._is_stopping or condition():
                 return
             self._changed.clear()
+            if self._lost is not None and self._lost.done():
+                raise EngineLost(self._lost.result())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), SWEEP_EVERY_S)
 
-    async def _or_lost(self, work: Awaitable[None]) -> None:
-        """Runs `work` until an engine dies; its own failure comes first where both happen."""
-        task = asyncio.ensure_future(work)
-        lost = asyncio.ensure_future(self._backend.lost())
+    async def _roll_until_lost(self) -> None:
+        """A step in hand is not cut off by the loss of another engine than the trainer."""
+        self._lost = asyncio.ensure_future(self._backend.lost())
+        self._lost.add_done_callback(lambda _: self.notify())
         try:
-            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if lost.done():
-                raise EngineLost(lost.result())
-            await task
+            await self._roll()
         finally:
-            task.cancel()
+            lost, self._lost = self._lost, None
             lost.cancel()
-            await asyncio.gather(task, lost, return_exceptions=True)
+            await asyncio.gather(lost, return_exceptions=True)
 
     def _move(self, to: EngineStatus, detail: str | None = None) -> None:
         self._engine.move(to, time.monotonic(), detail)

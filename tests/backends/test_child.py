@@ -8,17 +8,18 @@ import aiohttp
 import pytest
 
 from fakevllm_adapters.swarm import TrainJob
-from fakevllm_server.backends import child
+from fakevllm_server.backends import process
 from fakevllm_server.backends.base import ActionFailed, BackendError, BackendRefused
-from fakevllm_server.backends.child import ChildBackend, ChildSpec
+from fakevllm_server.backends.child import ChildEngine
+from fakevllm_server.backends.spec import EngineSpec
 
 
-def spec(folder: Path, *arguments: str) -> ChildSpec:
-    return ChildSpec("fake", folder, None, "fake", extra_args=arguments)
+def spec(folder: Path, *arguments: str) -> EngineSpec:
+    return EngineSpec("fake", folder, None, "fake", extra_args=arguments)
 
 
 async def test_the_socket_is_its_owners_alone_and_gone_after_the_close(tmp_path: Path) -> None:
-    backend = ChildBackend(spec(tmp_path))
+    backend = ChildEngine(spec(tmp_path))
     endpoint = await backend.launch()
     assert endpoint.socket is not None
     assert endpoint.socket.stat().st_mode & 0o777 == 0o600
@@ -29,7 +30,7 @@ async def test_the_socket_is_its_owners_alone_and_gone_after_the_close(tmp_path:
 async def test_a_folder_made_for_a_long_path_goes_with_the_engine(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
-    backend = ChildBackend(spec(folder))
+    backend = ChildEngine(spec(folder))
     endpoint = await backend.launch()
     assert endpoint.socket is not None and endpoint.socket.parent != folder
     await backend.close()
@@ -39,7 +40,7 @@ async def test_a_folder_made_for_a_long_path_goes_with_the_engine(tmp_path: Path
 async def test_a_crash_is_told_without_the_log_and_a_lost_engine_does_not_answer(
     tmp_path: Path,
 ) -> None:
-    backend = ChildBackend(spec(tmp_path))
+    backend = ChildEngine(spec(tmp_path))
     endpoint = await backend.launch()
     connector = aiohttp.UnixConnector(str(endpoint.socket))
     body = {"model": "fake", "messages": [{"role": "user", "content": "[[crash]]"}]}
@@ -55,7 +56,7 @@ async def test_a_crash_is_told_without_the_log_and_a_lost_engine_does_not_answer
 
 
 async def test_a_refusal_is_told_with_its_last_line(tmp_path: Path) -> None:
-    backend = ChildBackend(spec(tmp_path, "--no-such-flag"))
+    backend = ChildEngine(spec(tmp_path, "--no-such-flag"))
     with pytest.raises(BackendRefused, match=r"exited with code 2: .*--no-such-flag$"):
         await backend.launch()
     await backend.close()
@@ -64,7 +65,7 @@ async def test_a_refusal_is_told_with_its_last_line(tmp_path: Path) -> None:
 async def test_an_action_the_engine_refuses_is_told_apart_from_a_lost_engine(
     tmp_path: Path,
 ) -> None:
-    backend = ChildBackend(spec(tmp_path))
+    backend = ChildEngine(spec(tmp_path))
     await backend.launch()
     await backend.boot(TrainJob())
     with pytest.raises(ActionFailed, match="restore: FileNotFoundError"):
@@ -76,8 +77,8 @@ async def test_an_action_the_engine_refuses_is_told_apart_from_a_lost_engine(
 async def test_an_engine_that_is_never_ready_is_a_backends_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "BOOT_TIMEOUT_S", 0)
-    backend = ChildBackend(spec(tmp_path))
+    monkeypatch.setattr(process, "BOOT_TIMEOUT_S", 0)
+    backend = ChildEngine(spec(tmp_path))
     with pytest.raises(BackendError, match="was not ready after 0 s"):
         await backend.launch()
     await backend.close()

@@ -7,27 +7,24 @@ from collections import deque
 from pathlib import Path
 
 from fakevllm_adapters.swarm import TrainJob
-from fakevllm_server.backends.base import Batch, Endpoint, LossSpec, StepMetrics
+from fakevllm_server.backends.base import Batch, Endpoint, LossSpec, Started, StepMetrics
 from fakevllm_server.backends.fake import FakeEngine
 
 
 class LocalBackend(FakeEngine):
-    """Rollout, Trainer and Backend in one, as ChildBackend is."""
+    """Trainer and Backend in one, as an engine of one process is."""
 
     def __init__(self) -> None:
         super().__init__()
         self.troubles: dict[str, deque[Exception]] = {}
         """Name of an action to what its next calls raise."""
         self.num_launched = 0
+        self._endpoint: Endpoint | None = None
         self.steps: list[int] = []
         self.step_begun = asyncio.Event()
         self.may_step = asyncio.Event()
         self.may_step.set()
         self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    @property
-    def rollout(self) -> LocalBackend:
-        return self
 
     @property
     def trainer(self) -> LocalBackend:
@@ -36,11 +33,20 @@ class LocalBackend(FakeEngine):
     def plan(self, action: str, *troubles: Exception) -> None:
         self.troubles[action] = deque(troubles)
 
-    async def launch(self) -> Endpoint:
+    async def start(self) -> Started:
         self._trouble("launch")
+        if self._endpoint is not None and not self.dead.done():
+            return Started(self._endpoint, trainer_is_new=False)
         self.num_launched += 1
         self.dead = asyncio.get_running_loop().create_future()
-        return Endpoint(None, "http://engine", self.model_name, self.max_model_len)
+        self._endpoint = Endpoint(None, "http://engine", self.model_name, self.max_model_len)
+        return Started(self._endpoint, trainer_is_new=True)
+
+    async def launch(self) -> object:
+        raise AssertionError("started as a whole")
+
+    async def is_sampling(self) -> bool:
+        return self._endpoint is not None and not self.dead.done()
 
     async def boot(self, job: TrainJob) -> None:
         self._trouble("boot")
@@ -68,6 +74,7 @@ class LocalBackend(FakeEngine):
         return await asyncio.shield(self.dead)
 
     async def close(self) -> None:
+        self._endpoint = None
         self._trouble("close")
 
     def _trouble(self, action: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fakevllm_adapters.swarm import TrainJob, pack_floats, pack_ids, unpack_floats, unpack_ids
 from fakevllm_adapters.vllm_chat import ChatRequest
+from fakevllm_server.weight_gate import WeightGate
 
 StepMetrics = dict[str, float]
 
@@ -94,6 +95,11 @@ class Endpoint:
     max_model_len: int
     default_sampling: dict[str, Any] = field(default_factory=dict[str, Any])
     """What the engine samples with where a request is silent (the model's generation_config)."""
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    """Sent with every call, such as the key of an engine somebody else runs."""
+    refusal: str | None = None
+    """Why nothing may train on what this engine samples; it serves all the same."""
+    gate: WeightGate = field(default_factory=WeightGate)
 
 
 class BackendError(Exception):
@@ -110,28 +116,56 @@ class BackendRefused(BackendError):
 
 class Rollout(Protocol):
     async def launch(self) -> Endpoint: ...
-    async def load_weights(self, folder: Path, version: int) -> None: ...
-    async def health(self) -> bool: ...
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """A Hugging Face folder now samples, as `version`. No request is refused meanwhile."""
+        ...
+
+    async def health(self) -> bool:
+        """Whether it is up and answers."""
+        ...
+
+    async def lost(self) -> str:
+        """Returns once the engine has died or hangs, with what is known of why."""
+        ...
+
     async def close(self) -> None: ...
 
 
 class Trainer(Protocol):
+    async def launch(self) -> object: ...
     async def boot(self, job: TrainJob) -> None: ...
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics: ...
     async def export(self, folder: Path) -> None: ...
     async def save(self, folder: Path) -> None: ...
     async def restore(self, folder: Path) -> None: ...
+    async def health(self) -> bool: ...
+    async def lost(self) -> str: ...
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What a start of a backend came to."""
+
+    endpoint: Endpoint
+    """The same object as before where the rollout engine went on."""
+    trainer_is_new: bool
+    """It has the model's starting weights, whatever was trained before."""
 
 
 class Backend(Protocol):
     """A rollout and a trainer that belong together."""
 
     @property
-    def rollout(self) -> Rollout: ...
-
-    @property
     def trainer(self) -> Trainer: ...
+
+    async def start(self) -> Started:
+        """Starts what does not run; what runs and answers goes on."""
+        ...
+
+    async def is_sampling(self) -> bool:
+        """Whether calls are answered, whatever has become of the trainer."""
+        ...
 
     async def publish(self, version: int) -> None:
         """The trainer's weights now sample, as `version`. No request is refused meanwhile."""
@@ -140,6 +174,8 @@ class Backend(Protocol):
     async def lost(self) -> str:
         """Returns once an engine has died, with what is known of why."""
         ...
+
+    async def close(self) -> None: ...
 
 
 # --- inside an engine's process

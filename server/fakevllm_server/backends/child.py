@@ -1,20 +1,12 @@
-"""An engine in a child process: rollout and trainer behind one Unix socket.
+"""An engine of ours in a child process: rollout, trainer or both, behind one Unix socket.
 
-The child is in its own session, so Ctrl-C reaches only the server, which stops it. It holds the
-read end of a pipe
-as standard input and leaves when that closes, so a killed server leaves no engine behind.
+Both speak HTTP there: vLLM's to apps, `/control/*` to the server that started it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
 import sys
-import tempfile
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,91 +14,63 @@ import aiohttp
 import orjson
 
 from fakevllm_adapters.swarm import TrainJob
-from fakevllm_server.backends import BACKENDS
 from fakevllm_server.backends.base import (
     ActionFailed,
     BackendError,
-    BackendRefused,
     Batch,
     Endpoint,
     LossSpec,
     StepMetrics,
 )
+from fakevllm_server.backends.process import ChildProcess
+from fakevllm_server.backends.spec import EngineSpec
+from fakevllm_server.weight_gate import WeightGate
 
 Json = dict[str, Any]
 
-BOOT_TIMEOUT_S = 600
-"""Loading a large model from a slow disk."""
 CONTROL_TIMEOUT_S = 3600
 """One training step of a large model."""
-STOP_GRACE_S = 10
-REFUSED_EXIT_CODE = 2
-"""An engine's word for: the user must mend something."""
-MAX_SOCKET_PATH = 100
-"""The kernel's limit for a Unix socket's path is 108 bytes."""
+HEALTH_TIMEOUT_S = 5
+URL = "http://engine"
+
+MODULES = {
+    "fake": "fakevllm_server.backends.fake",
+    "embedded": "fakevllm_server.backends.embedded",
+    "verl": "fakevllm_server.backends.verl",
+}
+"""Name of an engine -> the module run as its process."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChildSpec:
-    """Which engine to run and how."""
+class ChildEngine:
+    """A Rollout and a Trainer: a single process is both, unless the spec says `train_only`."""
 
-    backend: str
-    run_dir: Path
-    model: str | None
-    served_model_name: str
-    seed: int = 0
-    allow_hub: bool = False
-    extra_args: Sequence[str] = ()
-
-    @property
-    def log_file(self) -> Path:
-        return self.run_dir / "engine.log"
-
-
-class ChildBackend:
-    """Rollout, Trainer and Backend in one: a single process is all three."""
-
-    def __init__(self, spec: ChildSpec) -> None:
+    def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
-        self._process: asyncio.subprocess.Process | None = None
+        self._process = ChildProcess(f"the {spec.engine} {spec.role}", spec.log_file)
         self._http: aiohttp.ClientSession | None = None
         self._socket: Path | None = None
-
-    @property
-    def rollout(self) -> ChildBackend:
-        return self
-
-    @property
-    def trainer(self) -> ChildBackend:
-        return self
+        self._gate = WeightGate()
 
     async def launch(self) -> Endpoint:
         await self.close()
-        self._socket = _socket_path(self._spec.run_dir)
-        self._socket.unlink(missing_ok=True)
-        with self._spec.log_file.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command(self._socket),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=os.environ if self._spec.allow_hub else os.environ | {"HF_HUB_OFFLINE": "1"},
-            )
+        self._socket = self._spec.new_socket()
+        await self._process.start(self._command(self._socket), self._spec.environment)
         self._http = aiohttp.ClientSession(
-            "http://engine",
+            URL,
             # A kept connection may be closed by the child just as a step is sent over it.
             connector=aiohttp.UnixConnector(str(self._socket), force_close=True),
             timeout=aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S),
         )
-        await self._until_healthy(self._socket)
+        await self._process.until(self.health)
         info = await self._call("GET", "info")
+        self._gate = WeightGate()
         return Endpoint(
             self._socket,
-            "http://engine",
+            URL,
             info["model_name"],
             info["max_model_len"],
             info["default_sampling"],
+            gate=self._gate,
         )
 
     async def boot(self, job: TrainJob) -> None:
@@ -120,9 +84,11 @@ class ChildBackend:
 
     async def publish(self, version: int) -> None:
         await self._call("POST", "publish", {"version": version})
+        self._gate.version = version
 
     async def load_weights(self, folder: Path, version: int) -> None:
         await self._call("POST", "load_weights", {"folder": str(folder), "version": version})
+        self._gate.version = version
 
     async def export(self, folder: Path) -> None:
         await self._call("POST", "export", {"folder": str(folder)})
@@ -134,94 +100,50 @@ class ChildBackend:
         await self._call("POST", "restore", {"folder": str(folder)})
 
     async def health(self) -> bool:
-        if self._http is None:
+        if self._http is None or self._socket is None or not self._socket.exists():
             return False
+        timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
         try:
-            async with self._http.get("/health", timeout=aiohttp.ClientTimeout(total=5)) as answer:
+            async with self._http.get("/health", timeout=timeout) as answer:
                 return answer.status == 200
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
 
     async def lost(self) -> str:
-        assert self._process is not None, "launch first"
-        code = await self._process.wait()
-        told = f"the {self._spec.backend} engine exited with code {code}"
-        if code == REFUSED_EXIT_CODE:
-            return f"{told}: {_last_line(self._spec.log_file)}"
-        # This reaches apps, and a log's end may be a traceback.
-        return f"{told}; see {self._spec.log_file.name}"
+        return await self._process.lost()
 
     async def close(self) -> None:
-        process, self._process = self._process, None
         http, self._http = self._http, None
         if http is not None:
             await http.close()
-        if process is not None and process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                await asyncio.wait_for(process.wait(), STOP_GRACE_S)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+        await self._process.close()
         path, self._socket = self._socket, None
         if path is not None:
-            path.unlink(missing_ok=True)
-            if path.parent != self._spec.run_dir.resolve():
-                path.parent.rmdir()
+            self._spec.remove_socket(path)
 
     def _command(self, path: Path) -> list[str]:
         spec = self._spec
-        command = [sys.executable, "-m", BACKENDS[spec.backend], "--socket", str(path)]
+        command = [sys.executable, "-m", MODULES[spec.engine], "--socket", str(path)]
         command += ["--served-model-name", spec.served_model_name, "--run-dir", str(spec.run_dir)]
         command += ["--seed", str(spec.seed), *spec.extra_args]
         command += ["--allow-hub"] if spec.allow_hub else []
+        command += ["--train-only"] if spec.train_only else []
         return command if spec.model is None else [*command, "--model", spec.model]
-
-    async def _until_healthy(self, path: Path) -> None:
-        assert self._process is not None
-        deadline = time.monotonic() + BOOT_TIMEOUT_S
-        while not (path.exists() and await self.health()):
-            if self._process.returncode is not None:
-                refused = self._process.returncode == REFUSED_EXIT_CODE
-                raise (BackendRefused if refused else BackendError)(await self.lost())
-            if time.monotonic() > deadline:
-                raise BackendError(
-                    f"the {self._spec.backend} engine was not ready after {BOOT_TIMEOUT_S} s"
-                )
-            await asyncio.sleep(0.05)
 
     async def _call(self, method: str, action: str, body: Json | None = None) -> Json:
         if self._http is None:
-            raise BackendError(f"the {self._spec.backend} engine is not running")
+            raise BackendError(f"{self._process.name} is not running")
         try:
             async with self._http.request(method, f"/control/{action}", json=body) as answer:
                 raw = await answer.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise BackendError(
-                f"the {self._spec.backend} engine did not answer {action}: {error!r}"
+                f"{self._process.name} did not answer {action}: {error!r}"
             ) from error
         try:
             reply: Json = orjson.loads(raw)
         except ValueError as error:
-            raise BackendError(
-                f"the {self._spec.backend} engine did not answer {action} in JSON"
-            ) from error
+            raise BackendError(f"{self._process.name} did not answer {action} in JSON") from error
         if answer.status != 200:
             raise ActionFailed(f"{action}: {reply.get('error')}")
         return reply
-
-
-def _socket_path(run_dir: Path) -> Path:
-    path = run_dir.resolve() / "engine.sock"
-    if len(str(path)) <= MAX_SOCKET_PATH:
-        return path
-    return Path(tempfile.mkdtemp(prefix="fakevllm-")) / "engine.sock"
-
-
-def _last_line(log_file: Path) -> str:
-    """Where an engine that refuses says why, in one line."""
-    try:
-        lines = log_file.read_text(errors="replace").split("\n")
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -12,7 +12,8 @@ from backends.embedded.driving import SPEC, random_calls
 
 from fakevllm_adapters.swarm import TrainJob
 from fakevllm_server.backends.base import Batch
-from fakevllm_server.backends.child import ChildBackend, ChildSpec
+from fakevllm_server.backends.child import ChildEngine
+from fakevllm_server.backends.spec import EngineSpec
 
 MODULE = "fakevllm_server.backends.embedded"
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -51,7 +52,7 @@ def test_a_model_that_cannot_be_served_is_one_line_and_exit_2(tmp_path: Path) ->
 
 
 async def test_the_server_can_start_ask_and_stop_it(demo_folder: Path, tmp_path: Path) -> None:
-    backend = ChildBackend(ChildSpec("embedded", tmp_path, str(demo_folder), "demo"))
+    backend = ChildEngine(EngineSpec("embedded", tmp_path, str(demo_folder), "demo"))
     try:
         endpoint = await backend.launch()
         await backend.boot(TrainJob())

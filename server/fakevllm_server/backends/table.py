@@ -1,0 +1,42 @@
+"""Names of engines, and how a rollout and a trainer are put together. A new engine is a folder
+here and an entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fakevllm_server.backends.base import Backend, Rollout, Trainer
+from fakevllm_server.backends.child import ChildEngine
+from fakevllm_server.backends.pair import OneProcess, TwoProcesses
+from fakevllm_server.backends.spec import EngineSpec
+from fakevllm_server.backends.vllm.rollout import VllmRollout
+
+ROLLOUTS: dict[str, Callable[[EngineSpec], Rollout]] = {
+    "fake": ChildEngine,
+    "embedded": ChildEngine,
+    "vllm": VllmRollout,
+}
+TRAINERS: dict[str, Callable[[EngineSpec], Trainer]] = {
+    "fake": ChildEngine,
+    "embedded": ChildEngine,
+    "verl": ChildEngine,
+}
+PAIRS = {
+    "fake": ("fake", "fake"),
+    "embedded": ("embedded", "embedded"),
+    "vllm": ("vllm", "embedded"),
+    "verl": ("vllm", "verl"),
+}
+"""--backend NAME -> its rollout and its trainer."""
+
+
+def open_backend(
+    rollout: EngineSpec, trainer: EngineSpec, weights_dir: Path | None = None
+) -> Backend:
+    """Two specs of one engine are one process that does both."""
+    if rollout.engine == trainer.engine:
+        return OneProcess(ChildEngine(rollout))
+    return TwoProcesses(
+        ROLLOUTS[rollout.engine](rollout), TRAINERS[trainer.engine](trainer), weights_dir
+    )
