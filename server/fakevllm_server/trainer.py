@@ -14,31 +14,18 @@ from collections.abc import Awaitable, Callable
 
 from fakevllm_adapters.swarm import EngineStatus, TrainJob
 from fakevllm_server.back_off import BackOff
-from fakevllm_server.backends.base import (
-    ActionFailed,
-    Backend,
-    BackendError,
-    BackendRefused,
-    Endpoint,
-    LossSpec,
-    StepMetrics,
-)
-from fakevllm_server.batch import PlannedStep, plan_step
-from fakevllm_server.calls import FinishedGroup
+from fakevllm_server.backends.base import Backend, BackendError, BackendRefused, Endpoint
 from fakevllm_server.checkpoints import Checkpoints
 from fakevllm_server.engine import Engine
 from fakevllm_server.episodes import Episodes
 from fakevllm_server.pool import Pool
 from fakevllm_server.runlog import RunLog
 from fakevllm_server.saves import Saves
+from fakevllm_server.steps import Steps
 
 log = logging.getLogger("fakevllm.server")
 
 SWEEP_EVERY_S = 1.0
-MAX_FAILURES = 3
-"""Tries at one step before its groups are dropped."""
-RETRY_STEP_AFTER_S = 1.0
-"""Longer than a crashing engine takes to end, so that its death is not taken for failed steps."""
 STEP_GRACE_S = 30.0
 """How long a stop waits for the step in hand."""
 SAVE_GRACE_S = 60.0
@@ -47,10 +34,6 @@ SAVE_GRACE_S = 60.0
 
 class EngineLost(Exception):
     """An engine died under a running loop."""
-
-
-class StepFailed(Exception):
-    """A step could not be made, and that is not the engine's end."""
 
 
 class TrainLoop:
@@ -73,16 +56,13 @@ class TrainLoop:
         self._episodes = episodes
         self._backend = backend
         self._log = runlog
+        self._steps = Steps(job, engine, pool, backend.trainer, runlog)
         self._saves = Saves(backend.trainer, checkpoints, runlog, job.save_freq)
         self._on_endpoint = on_endpoint
         self._changed = asyncio.Event()
-        self._num_failed = 0
-        self._retry_at = 0.0
         self._back_off = BackOff()
         self._pool_is_new = True
         self._is_stopping = False
-        self._is_whole = False
-        """Whether the trainer's weights are those of the steps in the log."""
         self._connected: Endpoint | None = None
         self._lost: asyncio.Future[str] | None = None
 
@@ -123,7 +103,7 @@ class TrainLoop:
         step = self._log.standing.last_step
         # Isolated: a stop must come to its end.
         try:
-            if self._engine.is_serving and self._is_whole and step > self._saves.last_step:
+            if self._steps.is_whole and step > self._saves.last_step:
                 async with asyncio.timeout(SAVE_GRACE_S):
                     await self._saves.save(step, self._engine.version)
         except Exception as failure:
@@ -149,7 +129,7 @@ class TrainLoop:
         """What may not be in the state we take it for is ended; the next boot starts it anew."""
         if not is_known:
             await self._backend.close()
-        elif not self._is_whole:
+        elif not self._steps.is_whole:
             await self._backend.trainer.close()
 
     async def _tell_trouble(self, detail: str) -> None:
@@ -162,9 +142,9 @@ class TrainLoop:
     async def _boot(self) -> None:
         started = await self._backend.start()
         if started.trainer_is_new:
-            self._is_whole = False
+            self._steps.is_whole = False
         if started.endpoint.refusal is None:
-            await (self._catch_up() if self._is_whole else self._restore())
+            await (self._catch_up() if self._steps.is_whole else self._restore())
         else:
             log.error("nothing is trained: %s", started.endpoint.refusal)
         if started.endpoint is not self._connected:
@@ -198,7 +178,7 @@ class TrainLoop:
             self._log.restored(step, version, lost)
             log.warning("restored step %d; %d groups lost", step, len(lost))
         self._pool.refuse(dict.fromkeys(standing.trained, "already_trained") | standing.gone)
-        self._pool_is_new, self._is_whole = False, True
+        self._pool_is_new, self._steps.is_whole = False, True
         self._engine.global_step = step + 1
 
     async def _roll(self) -> None:
@@ -217,74 +197,19 @@ class TrainLoop:
             self._move(EngineStatus.ROLLING)
 
     def _can_step(self) -> bool:
-        has_waited = time.monotonic() >= self._retry_at and self._is_whole
-        return self.is_training and has_waited and self._pool.num_finished >= self._job.batch_size
+        return self.is_training and self._steps.is_due(time.monotonic())
 
     async def _train_step(self) -> None:
         step = self._engine.global_step
-        taken = self._pool.take(self._job.batch_size, self._engine.version, self._job.max_staleness)
-        self._log.dropped(step, taken.dropped)
-        if len(taken.groups) < self._job.batch_size:
-            self._pool.put_back(taken.groups)
+        version = await self._steps.make()
+        if version is None:
             return
-        try:
-            await self._train(step, taken.groups)
-        except StepFailed as failure:
-            log.error("step %d failed, the engine goes on: %s", step, failure)
-            self._retry_at = time.monotonic() + RETRY_STEP_AFTER_S
-            return self._give_back(step, taken.groups)
-        except (Exception, asyncio.CancelledError):
-            self._give_back(step, taken.groups)
-            raise
-        self._num_failed = 0
+        await self._publish(version)
         self._back_off.proved()
         self._engine.global_step = step + 1
-        await self._saves.save_if_due(step, self._engine.version, is_last=not self.is_training)
+        await self._saves.save_if_due(step, version, is_last=not self.is_training)
         if not self.is_training:
             self._log.dropped(step, self._pool.give_up("training_finished"))
-
-    async def _train(self, step: int, groups: list[FinishedGroup]) -> None:
-        """One optimiser step and its publication. The log knows the version before any call can
-        carry it."""
-        plan = self._plan(step, groups)
-        self._is_whole = False
-        metrics = await self._make(plan)
-        version = self._engine.next_version()
-        self._record(plan, metrics, version)
-        self._is_whole = True
-        await self._publish(version)
-
-    def _plan(self, step: int, groups: list[FinishedGroup]) -> PlannedStep:
-        # Translated: rewards no arithmetic can take are these groups' trouble, not the engine's.
-        try:
-            return plan_step(step, groups, self._job)
-        except Exception as failure:
-            raise StepFailed(f"its groups cannot be compared: {failure!r}") from failure
-
-    async def _make(self, plan: PlannedStep) -> StepMetrics:
-        try:
-            return await self._backend.trainer.step(plan.batch, LossSpec.of(self._job))
-        except ActionFailed as failure:
-            self._is_whole = True
-            raise StepFailed(str(failure)) from failure
-
-    def _give_back(self, step: int, groups: list[FinishedGroup]) -> None:
-        """Groups of a step that failed are tried again, unless they seem to be what makes it
-        fail."""
-        recorded = self._log.standing.trained
-        untrained = [group for group in groups if group.group_id not in recorded]
-        self._num_failed += 1
-        if self._num_failed < MAX_FAILURES:
-            self._pool.put_back(untrained)
-        else:
-            self._num_failed = 0
-            self._log.dropped(step, {group.group_id: "step_failed" for group in untrained})
-
-    def _record(self, plan: PlannedStep, metrics: dict[str, float], version: int) -> None:
-        step = plan.batch.step
-        self._log.trained(step, version, plan.trained, plan.metrics | metrics)
-        shown = " ".join(f"{key}={value:.4g}" for key, value in (plan.metrics | metrics).items())
-        log.info("step %d version %d %s", step, version, shown)
 
     async def _publish(self, version: int) -> None:
         await self._backend.publish(version)

@@ -1,85 +1,27 @@
 """The training loop against an engine that fails in every way it can."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from swarm_server.local_backend import LocalBackend
+from swarm_server.loops import JOB, Run
 from swarm_server.samples import call
 
 from fakevllm_adapters.swarm import EngineStatus, SiblingRef, TrainedGroup, TrainJob
-from fakevllm_server import back_off, trainer
-from fakevllm_server.backends.base import ActionFailed, BackendError, Endpoint
-from fakevllm_server.checkpoints import Checkpoints
-from fakevllm_server.engine import Engine
-from fakevllm_server.episodes import Episodes
-from fakevllm_server.pool import Pool
-from fakevllm_server.runlog import RunLog
-
-JOB = TrainJob(num_repeat=2, batch_size=1, lr=0.1, save_freq=1)
+from fakevllm_server import back_off, steps, trainer
+from fakevllm_server.backends.base import ActionFailed, BackendError
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(back_off, "FIRST_S", 0.0)
-    monkeypatch.setattr(trainer, "RETRY_STEP_AFTER_S", 0.0)
+    monkeypatch.setattr(steps, "RETRY_STEP_AFTER_S", 0.0)
     monkeypatch.setattr(trainer, "SWEEP_EVERY_S", 0.01)
 
 
-class Run:
-    """A loop with all it drives."""
-
-    def __init__(self, folder: Path, job: TrainJob = JOB) -> None:
-        self.engine = Engine()
-        self.pool = Pool(job.num_repeat)
-        self.episodes = Episodes()
-        self.backend = LocalBackend()
-        self.log = RunLog(folder / "log")
-        self.checkpoints = Checkpoints(folder / "checkpoints")
-        self.loop = trainer.TrainLoop(
-            job,
-            self.engine,
-            self.pool,
-            self.episodes,
-            self.backend,
-            self.log,
-            self.checkpoints,
-            _ignore,
-        )
-        self.engine.move(EngineStatus.BOOTING, 0.0)
-        self.task = asyncio.create_task(self.loop.run())
-
-    async def finish_group(self, name: str, *rewards: float) -> None:
-        await self.rolling()
-        rewards = rewards or (1.0, 0.0)
-        for index in range(len(rewards)):
-            self.pool.add_call(SiblingRef(name, index), call(), now=0.0)
-        assert self.pool.end_group(name, rewards, step=1).pooled
-        self.log.acked(name, step=1)
-        self.loop.notify()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                assert not self.task.done(), "the loop ended"
-                await asyncio.sleep(0)
-
-    async def rolling(self) -> None:
-        await self.until(lambda: self.engine.status is EngineStatus.ROLLING)
-
-    async def trained(self, name: str) -> None:
-        await self.until(
-            lambda: name in self.log.standing.trained and self.engine.status is EngineStatus.ROLLING
-        )
-
-    async def stop(self) -> None:
-        await self.loop.stop(self.task)
-        self.log.close()
-
-
-async def _ignore(endpoint: Endpoint) -> None:
-    return None
+def start(folder: Path, job: TrainJob = JOB) -> Run[LocalBackend]:
+    return Run(folder, LocalBackend(), job)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +36,7 @@ async def _ignore(endpoint: Endpoint) -> None:
 async def test_whatever_an_engine_raises_it_is_started_again_and_the_run_goes_on(
     tmp_path: Path, action: str, trouble: Exception
 ) -> None:
-    run = Run(tmp_path)
+    run = start(tmp_path)
     run.backend.plan(action, trouble)
     await run.finish_group("a")
     await run.trained("a")
@@ -103,7 +45,7 @@ async def test_whatever_an_engine_raises_it_is_started_again_and_the_run_goes_on
 
 
 async def test_a_full_disk_costs_a_checkpoint_and_not_the_engine(tmp_path: Path) -> None:
-    run = Run(tmp_path, JOB.model_copy(update={"save_freq": 2}))
+    run = start(tmp_path, JOB.model_copy(update={"save_freq": 2}))
     run.backend.plan("save", OSError("disk full"))
     for name in "abc":
         await run.finish_group(name)
@@ -114,7 +56,7 @@ async def test_a_full_disk_costs_a_checkpoint_and_not_the_engine(tmp_path: Path)
 
 
 async def test_a_step_the_engine_refuses_is_tried_again_without_a_restart(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = start(tmp_path)
     run.backend.plan("step", ActionFailed("no"), ActionFailed("no"))
     await run.finish_group("a")
     await run.trained("a")
@@ -126,7 +68,7 @@ async def test_a_step_the_engine_refuses_is_tried_again_without_a_restart(tmp_pa
 async def test_groups_that_fail_every_step_are_dropped_and_the_next_are_trained(
     tmp_path: Path, rewards: tuple[float, float]
 ) -> None:
-    run = Run(tmp_path)
+    run = start(tmp_path)
     run.backend.plan("step", *[ActionFailed("no")] * (3 if rewards[0] == 1 else 0))
     await run.finish_group("bad", *rewards)
     await run.until(lambda: run.log.standing.gone == {"bad": "step_failed"})
@@ -137,7 +79,7 @@ async def test_groups_that_fail_every_step_are_dropped_and_the_next_are_trained(
 
 
 async def test_a_stop_waits_for_the_step_in_hand_and_saves_it(tmp_path: Path) -> None:
-    run = Run(tmp_path, JOB.model_copy(update={"save_freq": 100}))
+    run = start(tmp_path, JOB.model_copy(update={"save_freq": 100}))
     run.backend.may_step.clear()
     await run.finish_group("a")
     await run.backend.step_begun.wait()
@@ -154,7 +96,7 @@ async def test_a_step_that_does_not_end_in_time_is_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "STEP_GRACE_S", 0.01)
-    run = Run(tmp_path, JOB.model_copy(update={"save_freq": 100}))
+    run = start(tmp_path, JOB.model_copy(update={"save_freq": 100}))
     await run.finish_group("a")
     await run.trained("a")
     run.backend.may_step.clear()
@@ -166,7 +108,7 @@ async def test_a_step_that_does_not_end_in_time_is_not_saved(
 
 
 async def test_a_stop_never_raises(tmp_path: Path) -> None:
-    run = Run(tmp_path, JOB.model_copy(update={"save_freq": 100}))
+    run = start(tmp_path, JOB.model_copy(update={"save_freq": 100}))
     await run.finish_group("a")
     await run.trained("a")
     run.backend.plan("save", OSError("disk full"))
@@ -179,7 +121,7 @@ async def test_idle_episodes_go_while_groups_keep_coming(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "SWEEP_EVERY_S", 1000.0)
-    run = Run(tmp_path, JOB.model_copy(update={"batch_size": 100}))
+    run = start(tmp_path, JOB.model_copy(update={"batch_size": 100}))
     await run.rolling()
     run.episodes.claim("me", "train", 1.0, now=-1e9)
     run.loop.notify()
@@ -190,12 +132,12 @@ async def test_idle_episodes_go_while_groups_keep_coming(
 async def test_a_checkpoint_the_engine_cannot_read_gives_way_to_the_one_before(
     tmp_path: Path,
 ) -> None:
-    run = Run(tmp_path)
+    run = start(tmp_path)
     for name in "ab":
         await run.finish_group(name)
         await run.trained(name)
     await run.stop()
-    again = Run(tmp_path)
+    again = start(tmp_path)
     again.backend.plan("restore", ActionFailed("torn"))
     await again.rolling()
     assert again.engine.global_step == 2
@@ -204,11 +146,11 @@ async def test_a_checkpoint_the_engine_cannot_read_gives_way_to_the_one_before(
 
 
 async def test_a_run_whose_checkpoints_are_all_unreadable_is_not_begun_anew(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = start(tmp_path)
     await run.finish_group("a")
     await run.trained("a")
     await run.stop()
-    again = Run(tmp_path)
+    again = start(tmp_path)
     again.backend.plan("restore", ActionFailed("torn"))
     await again.task
     assert again.engine.status is EngineStatus.OFFLINE
@@ -219,13 +161,13 @@ async def test_a_run_whose_checkpoints_are_all_unreadable_is_not_begun_anew(tmp_
 async def test_what_a_power_cut_took_from_the_log_the_checkpoint_still_knows(
     tmp_path: Path,
 ) -> None:
-    run = Run(tmp_path)
+    run = start(tmp_path)
     await run.finish_group("a")
     await run.trained("a")
     version = run.engine.version
     await run.stop()
     (tmp_path / "log").write_bytes((tmp_path / "log").read_bytes().split(b"\n")[0] + b"\n")
-    again = Run(tmp_path)
+    again = start(tmp_path)
     await again.rolling()
     assert again.engine.version > version
     assert again.log.standing.trained == {"a": 1} and not again.log.standing.gone

@@ -1,0 +1,144 @@
+"""The training loop over a rollout and a trainer apart: the loss of one is not the other's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from swarm_server.local_parts import LocalRollout, LocalTrainer
+from swarm_server.loops import Run
+
+from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_server import back_off, steps, trainer
+from fakevllm_server.backends.base import ActionFailed, BackendError
+from fakevllm_server.backends.pair import TwoProcesses
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(back_off, "FIRST_S", 0.0)
+    monkeypatch.setattr(steps, "RETRY_STEP_AFTER_S", 0.0)
+    monkeypatch.setattr(trainer, "SWEEP_EVERY_S", 0.01)
+
+
+class Parts:
+    def __init__(self, folder: Path) -> None:
+        self.rollout = LocalRollout()
+        self.trainer = LocalTrainer()
+        self.run = Run(folder, TwoProcesses(self.rollout, self.trainer))
+
+
+async def test_a_dead_trainer_is_started_again_while_calls_go_on_being_answered(
+    tmp_path: Path,
+) -> None:
+    parts = Parts(tmp_path)
+    run = parts.run
+    await run.finish_group("a")
+    await run.trained("a")
+    parts.trainer.may_launch.clear()
+    parts.trainer.die("the trainer exited with code 9")
+    await run.until(lambda: run.engine.status is EngineStatus.WEIGHT_SYNCING)
+    assert run.engine.is_serving
+    assert run.engine.detail == "the trainer exited with code 9"
+    parts.trainer.may_launch.set()
+    await run.finish_group("b")
+    await run.trained("b")
+    assert (parts.rollout.num_launched, parts.trainer.num_launched) == (1, 2)
+    assert len(run.endpoints) == 1
+    assert run.log.standing.trained == {"a": 1, "b": 2}
+    await run.stop()
+
+
+async def test_what_a_dead_trainer_had_not_saved_is_told_as_lost(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    run = parts.run
+    await run.finish_group("a")
+    await run.trained("a")
+    parts.trainer.plan("save", OSError("disk full"))
+    await run.finish_group("b")
+    await run.trained("b")
+    parts.trainer.die("gone")
+    await run.until(lambda: run.log.standing.gone.get("b") == "lost_in_crash")
+    await run.rolling()
+    assert run.engine.global_step == 2
+    assert parts.rollout.loaded == [0, 1, 2, 3]
+    await run.stop()
+
+
+async def test_a_rollout_engine_that_dies_in_a_step_costs_no_step_and_no_group(
+    tmp_path: Path,
+) -> None:
+    parts = Parts(tmp_path)
+    run = parts.run
+    parts.trainer.may_step.clear()
+    await run.finish_group("a")
+    await parts.trainer.step_begun.wait()
+    parts.rollout.die("the engine exited with code 9")
+    parts.trainer.may_step.set()
+    await run.trained("a")
+    await run.finish_group("b")
+    await run.trained("b")
+    assert (parts.rollout.num_launched, parts.trainer.num_launched) == (2, 1)
+    assert parts.trainer.steps == [1, 2]
+    assert parts.rollout.loaded == [0, 1, 2], "the new engine samples what was trained meanwhile"
+    assert run.log.standing.gone == {}
+    assert len(run.endpoints) == 2
+    await run.stop()
+
+
+async def test_an_idle_rollout_engine_that_dies_gets_the_last_weights_again(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    run = parts.run
+    await run.finish_group("a")
+    await run.trained("a")
+    parts.rollout.may_launch.clear()
+    parts.rollout.die("gone")
+    await run.until(lambda: run.engine.status is EngineStatus.BOOTING)
+    parts.rollout.may_launch.set()
+    await run.rolling()
+    assert parts.rollout.loaded == [0, 1, 1]
+    assert (run.engine.version, run.engine.global_step) == (1, 2)
+    await run.stop()
+
+
+async def test_weights_that_cannot_be_pushed_are_pushed_again(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    run = parts.run
+    await run.rolling()
+    parts.rollout.plan("load_weights", ActionFailed("no room"))
+    await run.finish_group("a")
+    await run.trained("a")
+    await run.until(lambda: parts.rollout.loaded == [0, 1])
+    assert (parts.rollout.num_launched, parts.trainer.num_launched) == (1, 1)
+    await run.stop()
+
+
+async def test_a_trainer_started_beside_a_rollout_engine_that_failed_is_not_taken_for_a_trained_one(
+    tmp_path: Path,
+) -> None:
+    parts = Parts(tmp_path)
+    run = parts.run
+    await run.finish_group("a")
+    await run.trained("a")
+    parts.rollout.plan("launch", BackendError("no memory"))
+    parts.rollout.die("gone")
+    parts.trainer.die("gone too")
+    await run.finish_group("b")
+    await run.trained("b")
+    assert parts.trainer.num_launched == 3
+    assert run.log.standing.trained == {"a": 1, "b": 2}
+    await run.stop()
+
+
+async def test_a_stop_between_two_rollout_engines_saves_what_was_trained(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    run = parts.run
+    await run.rolling()
+    parts.trainer.plan("save", OSError("disk full"))
+    await run.finish_group("a")
+    await run.trained("a")
+    parts.rollout.may_launch.clear()
+    parts.rollout.die("gone")
+    await run.until(lambda: run.engine.status is EngineStatus.BOOTING)
+    await run.stop()
+    assert [checkpoint.step for checkpoint in run.checkpoints.newest_first()] == [1]
