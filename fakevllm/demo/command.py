@@ -4,7 +4,6 @@ report."""
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import itertools
 import json
 import time
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from fakevllm.config import load
+from fakevllm.demo.engines import Engines
 from fakevllm.demo.outcome import Outcome
 from fakevllm.demo.probe import NUM_SAMPLES, Probe, probe
 from fakevllm.demo.processes import Supervised, free_port
@@ -43,8 +43,7 @@ JOB = TrainJob(
 
 def run_demo(settings: DemoSettings) -> Outcome:
     """Raises UserError for what the user can mend."""
-    if settings.backend == "embedded":
-        _need_torch()
+    settings.engines.need_installed()
     console = Console()
     try:
         return asyncio.run(_demo(settings, console))
@@ -87,9 +86,10 @@ async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
     )
     config = folder / "fakevllm.toml"
     _same_control(config, settings.control)
+    _same_engines(folder / "engines.json", settings.engines)
     config.write_text(_toml(folder, server_port, proxy_port, job))
-    model = ["--model", "demo"] if settings.backend == "embedded" else []
-    server_arguments = ["start", "--backend", settings.backend, *model, "--port", str(server_port)]
+    model = ["--model", "demo"] if settings.engines.has_model else []
+    server_arguments = ["start", *settings.engines.flags, *model, "--port", str(server_port)]
     server_arguments += ["--run-dir", str(folder), "--seed", str(settings.seed)]
     run = Run(
         settings,
@@ -181,6 +181,8 @@ def _outcome(run: Run, before: Probe, after: Probe, wall_s: float) -> Outcome:
         wall_s=wall_s,
         seed=run.settings.seed,
         control=run.settings.control,
+        rollout=run.settings.engines.rollout,
+        trainer=run.settings.engines.trainer,
         groups=run.stats.counts,
         groups_in_steps=sum(row.groups for row in curve),
         groups_without_signal=sum(row.without_signal for row in curve),
@@ -220,8 +222,13 @@ def _same_control(config: Path, control: str) -> None:
         )
 
 
-def _need_torch() -> None:
-    if importlib.util.find_spec("torch") is None:
-        raise UserError(
-            "The demo trains with torch, which is not installed: pip install -e '.[embedded]'"
-        )
+def _same_engines(file: Path, engines: Engines) -> None:
+    """Checkpoints are the trainer's own, and one curve is of one sampler."""
+    if file.exists():
+        before = Engines(**json.loads(file.read_text()))
+        if before != engines:
+            raise UserError(
+                f"{file.parent} is a run in which {before.title}: go on with "
+                f"{' '.join(before.flags) or '--backend embedded'}, or choose another --run-dir."
+            )
+    file.write_text(json.dumps(asdict(engines)))

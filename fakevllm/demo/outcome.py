@@ -21,6 +21,10 @@ class Outcome:
     wall_s: float
     seed: int
     control: str
+    rollout: str
+    """The engine that sampled."""
+    trainer: str
+    """The engine that trained."""
     groups: dict[str, int]
     """By state in the ledger."""
     groups_in_steps: int

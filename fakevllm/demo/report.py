@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fakevllm.demo import plot
+from fakevllm.demo.engines import Engines
 from fakevllm.demo.outcome import Outcome
 from fakevllm.demo.probe import Probe
 
@@ -29,8 +30,10 @@ def show(console: Console, outcome: Outcome, before: Probe, after: Probe, ledger
 
 
 def _summary(outcome: Outcome) -> Table:
+    engines = Engines(outcome.rollout, outcome.trainer).title
     table = Table(
-        title=f"Right answers at temperature 1, {outcome.steps} steps, control: {outcome.control}"
+        title=f"Right answers at temperature 1, {outcome.steps} steps, control: {outcome.control}\n"
+        f"{engines}"
     )
     for column in ("before", "after", "requests", "groups without signal", "wall time"):
         table.add_column(column, justify="right")
@@ -59,15 +62,16 @@ def _marked(answer: str, right: bool) -> str:
 
 
 def _next_steps(outcome: Outcome) -> str:
+    engines = " ".join(["", *Engines(outcome.rollout, outcome.trainer).flags])
     return (
         "\nNext, with your own app:\n"
-        "  1. fakevllm-server start --model YOUR_MODEL_FOLDER --run-dir runs/mine\n"
+        f"  1. fakevllm-server start{engines} --model YOUR_MODEL_FOLDER --run-dir runs/mine\n"
         "  2. put your two hook files into a folder (reward_hooks/ has some to copy), try them: "
         "fakevllm check-hook FOLDER\n"
         "  3. fakevllm serve --hooks FOLDER --n 4\n"
         "  4. start your app with OPENAI_BASE_URL=http://127.0.0.1:8000/v1\n"
         "(the commands are in the bin folder of the virtual environment this ran in)\n"
         "Go on with this run: "
-        f"fakevllm demo --run-dir {outcome.run_dir} --steps {outcome.steps * 2}"
+        f"fakevllm demo --run-dir {outcome.run_dir} --steps {outcome.steps * 2}{engines}"
         + ("" if outcome.control == "none" else f" --control {outcome.control}")
     )

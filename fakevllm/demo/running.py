@@ -9,6 +9,7 @@ from pathlib import Path
 
 import aiohttp
 
+from fakevllm.demo.engines import Engines
 from fakevllm.demo.processes import Supervised
 from fakevllm.demo.view import Snapshot
 from fakevllm.errors import FakevllmError, UserError
@@ -16,7 +17,7 @@ from fakevllm.routes.groups import Stats
 from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply
 
 POLL_EVERY_S = 0.5
-READY_TIMEOUT_S = 120.0
+EMBEDDED = Engines.named("embedded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class DemoSettings:
     control: str
     run_dir: Path | None
     json_file: Path | None
-    backend: str
+    engines: Engines = EMBEDDED
 
     @property
     def folder(self) -> Path:
@@ -82,11 +83,15 @@ def make_folder(folder: Path) -> None:
         ) from None
 
 
-async def ready(run: Run, timeout_s: float = READY_TIMEOUT_S) -> str:
+async def ready(run: Run, timeout_s: float | None = None) -> str:
     """The served model's name, once the engine answers. Raises FakevllmError."""
+    engines = run.settings.engines
+    limit_s = engines.ready_timeout_s if timeout_s is None else timeout_s
+    started = time.monotonic()
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(limit_s):
             while True:
+                run.phase = f"starting ({engines.title}): {time.monotonic() - started:.0f} s"
                 await poll(run)
                 engine = run.stats.engine if run.stats is not None else None
                 if engine is not None and (model := _served(engine)) is not None:
@@ -97,7 +102,7 @@ async def ready(run: Run, timeout_s: float = READY_TIMEOUT_S) -> str:
     except TimeoutError:
         last = f": {run.notes[-1]}" if run.notes else ""
         raise FakevllmError(
-            f"The engine was not ready within {timeout_s:.0f} s{last}. "
+            f"The engine was not ready within {limit_s:.0f} s{last}. "
             f"See {run.folder / 'server.log'} and proxy.log beside it."
         ) from None
 

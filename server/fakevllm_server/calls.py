@@ -10,7 +10,8 @@ from fakevllm_adapters.swarm import CapturedCall, pack_floats, pack_ids
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """Tokens [start, end) of a response were sampled by `version`."""
+    """Tokens [start, end) of a response were sampled by `version`. Where spans overlap, one of
+    their versions sampled each of the tokens, and it is not known which."""
 
     version: int
     start: int

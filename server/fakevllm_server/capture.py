@@ -1,142 +1,191 @@
 """Capture of one LLM call: what to ask of the engine, what to keep of its answer, what the app
 must not see.
 
-The engine is asked for ids, logprobs and weight versions. What the app did not ask for itself is
-set back to null,
-as a plain vLLM prints it, and chunks that exist only because of our asking are dropped. Ids and
-logprobs are the
-engine's own; a call with a hole in them is kept but marked untrainable, never padded.
+The engine is asked for ids, logprobs, weight versions and usage. What the app did not ask for
+itself is set back to null, as a plain vLLM prints it, and chunks that exist only because of our
+asking are dropped. Ids and logprobs are the engine's own, never aligned with text; a call with a
+hole in them is kept but marked untrainable, never padded.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
-from fakevllm_adapters.sse import encode, json_of
-from fakevllm_server.backends.base import used_temperature
+import orjson
+
+from fakevllm_adapters.sse import DONE, encode, json_of
 from fakevllm_server.calls import RecordedCall, VersionSpan
+from fakevllm_server.reasoning import HiddenReasoning
+from fakevllm_server.sampling_rules import temperature_of, why_not_trainable
+from fakevllm_server.weight_gate import CallStamp
 
 Json = dict[str, Any]
 
-_INJECTED: Json = {"logprobs": True, "return_token_ids": True, "return_weight_versions": True}
-
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "top_p": (None, 1),
-    "top_k": (None, 0, -1),
-    "min_p": (None, 0),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "logit_bias": (None, {}),
-    "structured_outputs": (None,),
-    "allowed_token_ids": (None,),
-    "bad_words": (None, []),
-    "min_tokens": (None, 0),
-    "n": (None, 1),
-}
-"""Values under which the recorded logprob is that of the whole softmax at the call's
-temperature."""
+_USAGE = "include_usage"
+_FLOOR = -9999.0
+"""vLLM prints it where it has no number."""
+_CUT_OFF = ("abort", "error")
+"""Finish reasons of answers that have no end."""
+_ODD_SHAPE = (ValueError, TypeError, KeyError, AttributeError)
+"""What reading an answer that is not vLLM's raises."""
 
 
 class Capture:
     """Follows one call from the app's body to its record."""
 
-    def __init__(self, body: Json, defaults: Json) -> None:
-        self._body = body
-        self._sampling = defaults | {key: value for key, value in body.items() if value is not None}
-        self._hides_logprobs = not body.get("logprobs")
+    def __init__(self, body: Json, defaults: Json, refusal: str | None = None) -> None:
+        """`defaults` are the engine's own; `refusal`, why nothing of this engine trains."""
+        sampling = defaults | {key: value for key, value in body.items() if value is not None}
+        self.body = body
+        self._temperature = temperature_of(sampling)
+        self._refusal = refusal
+        self._bent = why_not_trainable(sampling)
+        # vLLM prints none where the app sets `top_logprobs` to null.
+        self._hides_logprobs = not body.get("logprobs") or body.get("top_logprobs", 0) is None
         self._hides_ids = not body.get("return_token_ids")
         self._hides_versions = not body.get("return_weight_versions")
+        self._hides_usage = _adds_usage(body)
+        hidden = body.get("include_reasoning") is False and self._hides_all and self._bent is None
+        self._reasoning = HiddenReasoning() if hidden else None
         self._prompt_ids: list[int] | None = None
         self._ids: list[int] = []
-        self._logprobs: list[float] = []
+        self._logprobs: list[Any] = []
         self._spans: list[VersionSpan] = []
         self._finish_reason: str | None = None
         self._completion_tokens: int | None = None
+        self._held: Json | None = None
+        self._trouble: str | None = None
+        self._is_broken = False
+
+    @property
+    def _hides_all(self) -> bool:
+        return self._hides_logprobs and self._hides_ids
 
     def upstream_body(self) -> Json:
-        """The app's body with the capture fields; `include_reasoning` off would hide ids and
-        logprobs from us."""
-        return self._body | _INJECTED
-
-    def answer(self, body: Json) -> Json:
-        """Record a whole answer; returns it as the app may see it."""
-        self._prompt_ids = body.get("prompt_token_ids")
-        usage: Json = body.get("usage") or {}
-        self._completion_tokens = usage.get("completion_tokens")
-        for choice in body.get("choices", []):
-            if choice.get("index", 0) == 0:
-                self._take(choice)
-            self._hide(choice)
-        if self._hides_ids and "prompt_token_ids" in body:
-            body["prompt_token_ids"] = None
+        """The app's body with the capture fields."""
+        body: Json = self.body | {"return_token_ids": True, "return_weight_versions": True}
+        if not _needs_own_logprobs(body):
+            body["logprobs"] = True
+            body["top_logprobs"] = body.get("top_logprobs") or 0
+        if self._hides_usage:
+            asked: Json = body.get("stream_options") or {}
+            body["stream_options"] = asked | {
+                _USAGE: True,
+                "continuous_usage_stats": False,
+            }
+        if self._reasoning is not None:
+            body["include_reasoning"] = True  # hidden reasoning hides ids and logprobs with it
         return body
 
-    def event(self, event: bytes) -> bytes | None:
-        """Record one stream event; returns it as the app may see it, None where it would not exist
-        for it."""
-        chunk = json_of(event)
-        if chunk is None:
-            return event
-        usage = chunk.get("usage")
-        if usage:
+    def answer(self, raw: bytes) -> bytes:
+        """Record a whole answer; returns it as the app may see it."""
+        try:
+            body: Json = orjson.loads(raw)
+            usage: Json = body.get("usage") or {}
             self._completion_tokens = usage.get("completion_tokens")
-        if chunk.get("prompt_token_ids") is not None:
-            self._prompt_ids = chunk["prompt_token_ids"]
-            if self._hides_ids:
-                chunk["prompt_token_ids"] = None
-        for choice in chunk.get("choices", []):
+            self._follow(body)
+            return orjson.dumps(body)
+        except _ODD_SHAPE:
+            self._trouble = "unreadable_answer"
+            return raw
+
+    def event(self, event: bytes) -> bytes:
+        """Record one stream event; returns what the app may see now: the event, nothing where it
+        would not exist for the app, or one held back before with it."""
+        try:
+            chunk = json_of(event)
+            if chunk is not None:
+                return self._chunk(chunk)
+        except _ODD_SHAPE:
+            self._trouble = "unreadable_answer"
+            return self._released() + event
+        return self._released() + event if event == DONE else event
+
+    def gave_up(self) -> None:
+        """The engine answers the app's own body and refuses ours."""
+        self._trouble = "capture_refused"
+
+    def record(self, stamp: CallStamp) -> RecordedCall | None:
+        """The call, or None where it did not come to its end."""
+        cut_off = self._finish_reason is None or self._finish_reason in _CUT_OFF
+        if (cut_off and self._trouble is None) or self._is_broken:
+            return None
+        has_all = len(self._logprobs) == len(self._ids) and all(map(_is_number, self._logprobs))
+        versions = self._spans if _cover(self._spans, len(self._ids)) else None
+        return RecordedCall(
+            prompt_ids=self._prompt_ids or [],
+            response_ids=self._ids,
+            logprobs=self._logprobs if has_all else None,
+            versions=versions or [VersionSpan(v, 0, len(self._ids)) for v in stamp.versions],
+            temperature=self._temperature,
+            finish_reason=self._finish_reason,
+            untrainable=self._untrainable(
+                has_all, is_doubtful=versions is None and stamp.is_doubtful
+            ),
+        )
+
+    def _untrainable(self, has_logprobs: bool, *, is_doubtful: bool) -> str | None:
+        told = self._refusal or self._trouble or self._bent
+        if told is not None:
+            return told
+        if not self._prompt_ids:
+            return "missing_prompt_ids"
+        if not self._ids and not self._completion_tokens:
+            return "empty_response"
+        if not has_logprobs:
+            return "missing_logprob"
+        if self._completion_tokens != len(self._ids):
+            return "missing_usage" if self._completion_tokens is None else "missing_token_ids"
+        return "unknown_weights" if is_doubtful else None
+
+    def _chunk(self, chunk: Json) -> bytes:
+        if "error" in chunk:
+            self._is_broken = True
+            return self._released() + encode(chunk)
+        usage: Json = chunk.get("usage") or {}
+        self._completion_tokens = usage.get("completion_tokens", self._completion_tokens)
+        choices: list[Json] = chunk.get("choices") or []
+        if self._hides_usage and usage:
+            if not choices:
+                return self._released(chunk.get("system_fingerprint"))
+            self._hides_usage = False  # this engine tells it to everybody
+        self._follow(chunk)
+        if choices and all(map(self._exists_for_us, choices)):
+            return b""
+        if self._hides_usage and any(choice.get("finish_reason") for choice in choices):
+            self._held = chunk
+            return b""
+        return self._released() + encode(chunk)
+
+    def _released(self, fingerprint: str | None = None) -> bytes:
+        """The last chunk. Without a usage chunk behind it, it is the one to bear the
+        fingerprint, which our asking moved there."""
+        held, self._held = self._held, None
+        if held is None:
+            return b""
+        return encode(held if fingerprint is None else _with_fingerprint(held, fingerprint))
+
+    def _follow(self, body: Json) -> None:
+        if body.get("prompt_token_ids") is not None:
+            self._prompt_ids = [int(id) for id in body["prompt_token_ids"]]
+        if self._hides_ids and "prompt_token_ids" in body:
+            body["prompt_token_ids"] = None
+        for choice in body.get("choices") or ():
             if choice.get("index", 0) == 0:
                 self._take(choice)
             self._hide(choice)
-            if self._exists_for_us(choice):
-                return None
-        return encode(chunk)
-
-    def record(self, version: int) -> RecordedCall | None:
-        """The call, or None where it did not finish. `version` is what the engine last
-        confirmed."""
-        if self._prompt_ids is None or self._finish_reason is None:
-            return None
-        spans = self._spans or [VersionSpan(version, 0, len(self._ids))]
-        temperature = used_temperature(float(self._sampling.get("temperature", 1.0)))
-        whole = len(self._logprobs) == len(self._ids)
-        return RecordedCall(
-            prompt_ids=self._prompt_ids,
-            response_ids=self._ids,
-            logprobs=self._logprobs if whole else None,
-            versions=spans,
-            temperature=temperature,
-            finish_reason=self._finish_reason,
-            untrainable=self._untrainable(temperature),
-        )
-
-    def _untrainable(self, temperature: float) -> str | None:
-        if not self._ids:
-            return "empty_response"
-        if len(self._logprobs) != len(self._ids) or any(map(_is_missing, self._logprobs)):
-            return "missing_logprob"
-        if self._completion_tokens is not None and self._completion_tokens != len(self._ids):
-            return "missing_token_ids"
-        if temperature == 0:
-            return "sampling_not_trainable: temperature 0"
-        odd = [
-            name for name, neutral in _NEUTRAL.items() if self._sampling.get(name) not in neutral
-        ]
-        if self._sampling.get("response_format", {}).get("type", "text") != "text":
-            odd.append("response_format")
-        if self._sampling.get("tool_choice") not in (None, "none", "auto"):
-            odd.append("tool_choice")
-        return f"sampling_not_trainable: {', '.join(odd)}" if odd else None
 
     def _take(self, choice: Json) -> None:
-        self._ids.extend(choice.get("token_ids") or ())
+        self._ids.extend(int(id) for id in choice.get("token_ids") or ())
         logprobs: Json = choice.get("logprobs") or {}
         content: list[Json] = logprobs.get("content") or []
-        self._logprobs.extend(entry["logprob"] for entry in content)
+        self._logprobs.extend(entry.get("logprob") for entry in content)
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
         for span in choice.get("weight_versions") or ():
-            self._spans.append(VersionSpan(int(span["version"]), span["start"], span["end"]))
+            if str(span["version"]).isdecimal():  # vLLM's own may be any word
+                self._spans.append(VersionSpan(int(span["version"]), span["start"], span["end"]))
 
     def _hide(self, choice: Json) -> None:
         if self._hides_logprobs and "logprobs" in choice:
@@ -145,16 +194,47 @@ class Capture:
             choice["token_ids"] = None
         if self._hides_versions and "weight_versions" in choice:
             choice["weight_versions"] = None
+        if self._reasoning is not None:
+            self._reasoning.hide(choice)
 
     def _exists_for_us(self, choice: Json) -> bool:
         """A token the engine's parser swallowed shows up as an empty delta only where ids or
         logprobs were asked."""
-        asked_by_app = not (self._hides_logprobs and self._hides_ids)
-        return (
-            choice.get("delta") == {} and choice.get("finish_reason") is None and not asked_by_app
-        )
+        is_empty = choice.get("delta") == {} and choice.get("finish_reason") is None
+        return is_empty and self._hides_all
 
 
-def _is_missing(logprob: float | None) -> bool:
-    """vLLM prints its floor where it has no number."""
-    return logprob is None or logprob <= -9999.0 or logprob != logprob
+def _adds_usage(body: Json) -> bool:
+    """Whether usage is asked for by us alone. Of several choices it tells only the sum."""
+    if body.get("stream") is not True or body.get("n") not in (None, 1):
+        return False
+    options = body.get("stream_options")
+    return not options or (isinstance(options, dict) and not body["stream_options"].get(_USAGE))
+
+
+def _needs_own_logprobs(body: Json) -> bool:
+    """Fields the engine refuses without `logprobs`, and must be left to refuse."""
+    return not body.get("logprobs") and bool(
+        body.get("top_logprobs") or body.get("logprob_token_ids")
+    )
+
+
+def _with_fingerprint(chunk: Json, fingerprint: str) -> Json:
+    """Where vLLM prints it."""
+    shown: Json = {}
+    for key, value in chunk.items():
+        shown[key] = value
+        if key == "choices":
+            shown["system_fingerprint"] = fingerprint
+    return shown
+
+
+def _cover(spans: Sequence[VersionSpan], length: int) -> bool:
+    """Whether every token has its version, without a gap."""
+    begins = [span.start for span in spans]
+    ends = [span.end for span in spans]
+    return bool(spans) and begins == [0, *ends[:-1]] and ends[-1] == length
+
+
+def _is_number(logprob: object) -> bool:
+    return isinstance(logprob, int | float) and math.isfinite(logprob) and logprob > _FLOOR

@@ -17,13 +17,40 @@ app = typer.Typer(
 )
 
 
+NOT_IN_A_FILE = ("config", "until_stdin_closes")
+
+
 @app.callback()
 def about() -> None:
     """The swarm server: owns the engine, captures every call, trains the model."""
 
 
+def _take_file(context: typer.Context, file: Path | None) -> Path | None:
+    """Its values become the defaults of the other flags, so that the command line wins."""
+    if file is None:
+        return None
+    from fakevllm_server.config import ConfigError
+    from fakevllm_server.config_file import kinds, read
+
+    flags = {name: kind for name, kind in kinds(start).items() if name not in NOT_IN_A_FILE}
+    try:
+        context.default_map = read(file, flags)
+    except ConfigError as error:
+        raise _refused(error) from None
+    return file
+
+
+def _refused(error: Exception) -> typer.Exit:
+    print(f"fakevllm-server: {error}", file=sys.stderr)
+    return typer.Exit(2)
+
+
 @app.command()
 def start(
+    config: Annotated[
+        Path | None,
+        typer.Option(callback=_take_file, is_eager=True, help="YAML with these flags; they win."),
+    ] = None,
     backend: Annotated[
         str, typer.Option(help="A pair of engines: embedded | vllm | verl | fake.")
     ] = "embedded",
@@ -68,7 +95,7 @@ def start(
     from fakevllm_server.serve import serve
 
     try:
-        config = ServerConfig(
+        settings = ServerConfig(
             backend=backend,
             run_dir=run_dir,
             host=host,
@@ -90,10 +117,9 @@ def start(
             ],
             keys=read_keys(key_file),
         )
-        serve(config, until_stdin_closes=until_stdin_closes)
+        serve(settings, until_stdin_closes=until_stdin_closes)
     except ConfigError as error:
-        print(f"fakevllm-server: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        raise _refused(error) from None
 
 
 def main() -> None:

@@ -3,7 +3,8 @@ episode."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -18,16 +19,24 @@ from fakevllm_adapters.asgi import (
     start_stream,
 )
 from fakevllm_adapters.errors import internal_error
-from fakevllm_adapters.sse import DONE, SseDecoder, encode
+from fakevllm_adapters.sse import DONE, SseDecoder, encode, json_of
 from fakevllm_server.backends.base import Endpoint
 from fakevllm_server.capture import Capture
 
 Json = dict[str, Any]
 
 CALL_TIMEOUT_S = 3600
+HEALTH_TIMEOUT_S = 5
 IDLE_CONNECTION_S = 3
 """Below the five seconds after which vLLM closes an idle connection, so that none is reused while
 it closes."""
+REFUSED = 400
+_TROUBLE = (500, 502, 503)
+"""What an engine answers while it dies, and sometimes while it lives."""
+
+
+class EngineFailed(Exception):
+    """The engine gave no answer and nothing was sent to the client: the call may be sent again."""
 
 
 class EngineClient:
@@ -45,6 +54,7 @@ class EngineClient:
         self._http = aiohttp.ClientSession(
             endpoint.url,
             connector=connector,
+            headers=endpoint.headers,
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=CALL_TIMEOUT_S),
             skip_auto_headers=("User-Agent", "Accept-Encoding"),
@@ -53,15 +63,23 @@ class EngineClient:
     async def close(self) -> None:
         await self._http.close()
 
+    async def is_well(self) -> bool:
+        """Whether it says of itself that it can answer calls."""
+        if self._http.closed:
+            return False
+        timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
+        try:
+            async with self._http.get("/health", timeout=timeout) as answer:
+                return answer.status < 500
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
     async def relay(
         self, method: str, path: str, body: bytes, headers: dict[str, str], send: Send
     ) -> None:
-        """The engine's answer as it is. Raises aiohttp.ClientError while nothing has been sent."""
-        async with self._http.request(method, path, data=body or None, headers=headers) as answer:
-            shown = relayed_headers(answer.headers.items())
-            if answer.content_type != "text/event-stream":
-                return await send_bytes(send, answer.status, await answer.read(), shown)
-            await _stream(send, answer.status, shown, answer.content.iter_any())
+        """The engine's answer as it is. Raises EngineFailed while nothing has been sent."""
+        async with self._answer(method, path, body, headers) as answer:
+            await self._relay(answer, send)
 
     async def capture(
         self,
@@ -72,33 +90,113 @@ class EngineClient:
         on_finished: Callable[[], None],
     ) -> None:
         """The engine's answer as the app may see it. `on_finished` runs before its last byte goes
-        out, so that
-        a client that acts on the answer at once finds the call recorded."""
+        out, so that a client that acts on the answer at once finds the call recorded. Raises
+        EngineFailed while nothing has been sent."""
         body = orjson.dumps(capture.upstream_body())
-        async with self._http.request("POST", path, data=body, headers=headers) as answer:
-            shown = relayed_headers(answer.headers.items())
-            if answer.content_type == "text/event-stream":
-                events = _captured(answer.content.iter_any(), capture, on_finished)
-                return await _stream(send, answer.status, shown, events)
-            raw = await answer.read()
+        async with self._answer("POST", path, body, headers) as answer:
+            if answer.status != REFUSED:
+                return await self._capture(answer, capture, send, on_finished)
+        # A refusal repeats what was asked, so the app's own words must be what is refused.
+        async with self._answer("POST", path, orjson.dumps(capture.body), headers) as answer:
             if answer.status == 200:
-                raw = orjson.dumps(capture.answer(orjson.loads(raw)))
+                capture.gave_up()
                 on_finished()
-            await send_bytes(send, answer.status, raw, shown)
+            await self._relay(answer, send)
+
+    async def _relay(self, answer: aiohttp.ClientResponse, send: Send) -> None:
+        shown = relayed_headers(answer.headers.items())
+        if answer.content_type == "text/event-stream":
+            return await _stream(send, answer.status, shown, await self._begun(answer))
+        await send_bytes(send, answer.status, await _whole(answer), shown)
+
+    async def _capture(
+        self,
+        answer: aiohttp.ClientResponse,
+        capture: Capture,
+        send: Send,
+        on_finished: Callable[[], None],
+    ) -> None:
+        shown = relayed_headers(answer.headers.items())
+        if answer.content_type == "text/event-stream":
+            events = _captured(await self._begun(answer), capture, on_finished)
+            return await _stream(send, answer.status, shown, events)
+        raw = await _whole(answer)
+        if answer.status == 200:
+            raw = capture.answer(raw)
+            on_finished()
+        await send_bytes(send, answer.status, raw, shown)
+
+    @asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, body: bytes, headers: dict[str, str]
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        if self._http.closed:
+            raise EngineFailed("its client is closed")
+        try:
+            async with self._http.request(
+                method, path, data=body or None, headers=headers, allow_redirects=False
+            ) as answer:
+                if answer.status in _TROUBLE and not await self.is_well():
+                    raise EngineFailed(f"it answered {answer.status} and is not well")
+                yield answer
+        except aiohttp.ClientError as error:
+            raise EngineFailed(str(error)) from error
+
+    async def _begun(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        """A stream that has its first bytes: until then nothing is sent, and all can be sent
+        again. Raises EngineFailed, aiohttp.ClientError."""
+        chunks = _chunks(answer)
+        first = await anext(chunks, b"")
+        if _is_trouble(first) and not await self.is_well():
+            raise EngineFailed("its stream began with an error")
+        return _joined(first, chunks)
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> bytes:
+    return b"".join([chunk async for chunk in _chunks(answer)])
+
+
+async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Raises aiohttp.ClientError, whoever closed the connection."""
+    try:
+        async for chunk in answer.content.iter_any():
+            yield chunk
+    except RuntimeError as error:  # aiohttp's, where it was this side
+        raise aiohttp.ClientPayloadError(str(error)) from error
+
+
+def _is_trouble(first: bytes) -> bool:
+    """Whether a stream begins with an error instead of an answer."""
+    events = SseDecoder().feed(first)
+    try:
+        return not first or "error" in ((json_of(events[0]) if events else None) or {})
+    except ValueError:
+        return False
+
+
+async def _joined(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if first:
+        yield first
+    async for chunk in chunks:
+        yield chunk
 
 
 async def _captured(
     chunks: AsyncIterator[bytes], capture: Capture, on_finished: Callable[[], None]
 ) -> AsyncIterator[bytes]:
+    """Raises aiohttp.ClientError where the engine's stream has no end."""
     decoder = SseDecoder()
+    is_done = False
     async for chunk in chunks:
         events = decoder.feed(chunk)
-        shown = [capture.event(event) for event in events]
-        if DONE in events:
+        out = b"".join(map(capture.event, events))
+        if DONE in events and not is_done:
+            is_done = True
             on_finished()
-        out = b"".join(event for event in shown if event is not None)
         if out:
             yield out
+    if not is_done:
+        raise aiohttp.ClientPayloadError("the stream ended without [DONE]")
 
 
 async def _stream(send: Send, status: int, headers: Headers, chunks: AsyncIterator[bytes]) -> None:

@@ -4,11 +4,13 @@ nothing else."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fakevllm_adapters.errors import WireError, unavailable
 from fakevllm_adapters.keys import new_id
 from fakevllm_adapters.swarm import EngineStatus, TrainJob
 from fakevllm_server.backends.base import Endpoint
@@ -27,10 +29,30 @@ from fakevllm_server.trainer import TrainLoop
 log = logging.getLogger("fakevllm.server")
 
 
+LOOK_AGAIN_S = 1.0
+"""An engine that failed a call and goes on is only found out by asking it."""
+
+
+class WatchedEngine(Engine):
+    """An Engine whose moves can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._moved = asyncio.Event()
+
+    def move(self, to: EngineStatus, now: float, detail: str | None = None) -> None:
+        super().move(to, now, detail)
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    async def next_move(self) -> None:
+        await self._moved.wait()
+
+
 @dataclass(slots=True)
 class Swarm:
     config: ServerConfig
-    engine: Engine = field(default_factory=Engine)
+    engine: WatchedEngine = field(default_factory=WatchedEngine)
     episodes: Episodes = field(default_factory=Episodes)
     pool: Pool = field(default_factory=lambda: Pool(num_repeat=4))
     job: TrainJob | None = None
@@ -69,7 +91,7 @@ class Swarm:
             backend,
             self.runlog,
             Checkpoints(self.config.run_dir / "checkpoints"),
-            self._connect,
+            self.connect,
         )
         self._running = asyncio.create_task(self._loop.run())
         self._running.add_done_callback(_report)
@@ -83,9 +105,9 @@ class Swarm:
         if loop is not None and running is not None:
             await loop.stop(running)
         self._loop = self._running = None
-        if self.upstream is not None:
-            await self.upstream.close()
-            self.upstream = None
+        before, self.upstream = self.upstream, None
+        if before is not None:
+            await _leave(before)
         self.episodes.clear()
         if self.engine.status is not EngineStatus.OFFLINE:
             self.engine.move(EngineStatus.OFFLINE, time.monotonic())
@@ -110,10 +132,43 @@ class Swarm:
         if self._loop is not None:
             self._loop.notify()
 
-    async def _connect(self, endpoint: Endpoint) -> None:
-        if self.upstream is not None:
-            await self.upstream.close()
-        self.upstream = EngineClient(endpoint)
+    def ever_served(self) -> EngineClient:
+        """The client of an engine that answers, or did and is being started again. Raises
+        WireError (503): before the first boot's end and after a stop nobody is kept waiting."""
+        if self.upstream is None or self.engine.status is EngineStatus.OFFLINE:
+            raise self._not_ready()
+        return self.upstream
+
+    def serving_now(self) -> EngineClient:
+        """Raises WireError (503)."""
+        upstream = self.ever_served()
+        if not self.engine.is_serving:
+            raise self._not_ready()
+        return upstream
+
+    async def until_serving(self, failed: EngineClient | None = None) -> EngineClient:
+        """The engine's client once calls are answered, however long that takes; `failed` only
+        where it is well again. Raises WireError as `ever_served`."""
+        while True:
+            upstream = self.ever_served()
+            if self.engine.is_serving and (upstream is not failed or await upstream.is_well()):
+                if upstream is self.upstream:
+                    return upstream
+                continue
+            look_again_s = LOOK_AGAIN_S if upstream is failed else None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(look_again_s):
+                    await self.engine.next_move()
+
+    def _not_ready(self) -> WireError:
+        detail = f" ({self.engine.detail})" if self.engine.detail else ""
+        return unavailable(f"The engine is not ready: {self.engine.status}{detail}.")
+
+    async def connect(self, endpoint: Endpoint) -> None:
+        """An engine answers there from now on."""
+        before, self.upstream = self.upstream, EngineClient(endpoint)
+        if before is not None:
+            await _leave(before, to=endpoint)
         self._folder.remember_model(self.config.trainer_name, self._model)
 
     def _find_model(self, model: str | None) -> str | None:
@@ -148,6 +203,13 @@ class Swarm:
             rollout, engine=config.trainer_name, extra_args=config.trainer_args, train_only=True
         )
         return rollout, trainer
+
+
+async def _leave(engine: EngineClient, to: Endpoint | None = None) -> None:
+    """After another one, or none, has taken its place: who waits at its gate looks for that."""
+    if to is None or to.gate is not engine.endpoint.gate:
+        engine.endpoint.gate.abandon()
+    await engine.close()
 
 
 def _run_id(file: Path) -> str:

@@ -17,6 +17,12 @@ class CallStamp:
     """Every version that may have sampled a token of one call, oldest first."""
 
     versions: list[int] = field(default_factory=list[int])
+    is_doubtful: bool = False
+    """A change of weights failed under it: nobody knows what it was sampled from."""
+
+
+class GateAbandoned(Exception):
+    """The engine behind this gate is gone; another one has its own."""
 
 
 class WeightGate:
@@ -27,6 +33,7 @@ class WeightGate:
         self._idle = asyncio.Event()
         self._idle.set()
         self._running: set[CallStamp] = set()
+        self._is_abandoned = False
 
     @property
     def num_running(self) -> int:
@@ -34,9 +41,11 @@ class WeightGate:
 
     @asynccontextmanager
     async def call(self) -> AsyncGenerator[CallStamp]:
-        """Around one call to the engine, from its first byte to its last."""
+        """Around one call to the engine, from its first byte to its last. Raises GateAbandoned."""
         while not self._open.is_set():
             await self._open.wait()
+        if self._is_abandoned:
+            raise GateAbandoned
         stamp = CallStamp([self.version])
         self._running.add(stamp)
         self._idle.clear()
@@ -51,14 +60,33 @@ class WeightGate:
     async def change(self, version: int, bound_s: float) -> AsyncGenerator[None]:
         """Around the change of weights, which begins once no call runs or `bound_s` have passed.
         Where it fails the gate stays shut: nobody may sample from weights nobody knows."""
+        was_open = self._open.is_set()
         self._open.clear()
+        try:
+            await self._drained(bound_s)
+        except BaseException:  # no weight has moved yet
+            if was_open:
+                self._open.set()
+            raise
+        for stamp in self._running:
+            stamp.versions.append(version)
+        try:
+            yield
+        except BaseException:
+            for stamp in self._running:
+                stamp.is_doubtful = True
+            raise
+        self.version = version
+        self._open.set()
+
+    def abandon(self) -> None:
+        """The engine is gone: who waits here is sent to the next."""
+        self._is_abandoned = True
+        self._open.set()
+
+    async def _drained(self, bound_s: float) -> None:
         try:
             async with asyncio.timeout(bound_s):
                 await self._idle.wait()
         except TimeoutError:
             pass
-        yield
-        self.version = version
-        for stamp in self._running:
-            stamp.versions.append(version)
-        self._open.set()

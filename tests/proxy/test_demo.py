@@ -7,17 +7,21 @@ from pathlib import Path
 import pytest
 
 from fakevllm.demo.command import probe_once, run_demo
+from fakevllm.demo.engines import PAIRS, Engines
 from fakevllm.demo.plot import known
 from fakevllm.demo.processes import Supervised
 from fakevllm.demo.running import DemoSettings, Run, make_folder, ready
 from fakevllm.errors import FakevllmError, UserError
 from fakevllm.routes.groups import Stats, StepStats
 from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply
+from fakevllm_server.backends import table
 from tests.proxy.odd_swarm import ROLLING, OddSwarm
+
+FAKE = Engines.named("fake")
 
 
 def run_at(url: str, folder: Path) -> Run:
-    settings = DemoSettings(2, 0, "none", folder, None, "fake")
+    settings = DemoSettings(2, 0, "none", folder, None, FAKE)
     idle = Supervised("nobody", "nothing", [], folder / "log")
     return Run(settings, folder, idle, idle, url, url)
 
@@ -78,4 +82,76 @@ def test_the_run_folder_is_for_its_owner_only(tmp_path: Path) -> None:
 def test_a_control_run_does_not_go_on_as_training(tmp_path: Path) -> None:
     (tmp_path / "fakevllm.toml").write_text('[job]\ncontrol = "frozen"\n')
     with pytest.raises(UserError, match="is a run with --control frozen: go on with that"):
-        run_demo(DemoSettings(2, 0, "none", tmp_path, None, "fake"))
+        run_demo(DemoSettings(2, 0, "none", tmp_path, None, FAKE))
+
+
+def test_the_demo_knows_the_servers_pairs_of_engines() -> None:
+    assert PAIRS == table.PAIRS
+
+
+@pytest.mark.parametrize(
+    ("names", "expected", "title"),
+    [
+        (("embedded", None, None), ("embedded", "embedded"), "embedded samples and trains"),
+        (("embedded", "vllm", None), ("vllm", "embedded"), "vllm samples, embedded trains"),
+        (("vllm", None, "verl"), ("vllm", "verl"), "vllm samples, verl trains"),
+        (("verl", "embedded", None), ("embedded", "verl"), "embedded samples, verl trains"),
+    ],
+)
+def test_engines_are_chosen_as_at_the_server(
+    names: tuple[str, str | None, str | None], expected: tuple[str, str], title: str
+) -> None:
+    engines = Engines.named(*names)
+    assert (engines.rollout, engines.trainer) == expected
+    assert engines.title == title
+    again = dict(zip(engines.flags[::2], engines.flags[1::2], strict=True))
+    backend = again.get("--backend", "embedded")
+    assert Engines.named(backend, again.get("--rollout"), again.get("--trainer")) == engines
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("nonesuch", None, None), "--backend must be one of embedded, fake, verl, vllm"),
+        (("vllm", "verl", None), "--rollout must be one of embedded, fake, vllm, got 'verl'"),
+        (("vllm", None, "vllm"), "--trainer must be one of embedded, fake, verl, got 'vllm'"),
+        (("fake", "vllm", None), "no tokens in common"),
+    ],
+)
+def test_engines_that_cannot_be_are_one_line(
+    names: tuple[str, str | None, str | None], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        Engines.named(*names)
+
+
+@pytest.mark.parametrize(
+    ("backend", "installed", "message"),
+    [
+        ("embedded", (), r"embedded engine needs torch and transformers, .*'\.\[embedded\]'"),
+        ("vllm", ("torch",), r"vllm engine needs vllm, .*'\.\[vllm\]'.*make_environment\.sh"),
+        ("verl", ("vllm", "ray"), r"verl engine needs verl, .*'\.\[verl\]'.*make_environment\.sh"),
+    ],
+)
+def test_a_package_that_is_not_there_is_told_before_anything_starts(
+    backend: str, installed: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        Engines.named(backend).need_installed(installed.__contains__)
+    Engines.named("fake").need_installed(installed.__contains__)
+
+
+def test_a_run_does_not_go_on_with_other_engines(tmp_path: Path) -> None:
+    (tmp_path / "engines.json").write_text('{"rollout": "vllm", "trainer": "verl"}')
+    with pytest.raises(UserError, match="vllm samples, verl trains: go on with --backend verl"):
+        run_demo(DemoSettings(2, 0, "none", tmp_path, None, FAKE))
+
+
+async def test_the_view_tells_which_engines_are_awaited(tmp_path: Path) -> None:
+    booting = EngineStatusReply(engine_status=EngineStatus.BOOTING)
+    async with OddSwarm() as proxy:
+        proxy.answers["/fakevllm/stats"] = stats(booting)
+        run = run_at(proxy.url, tmp_path)
+        with pytest.raises(FakevllmError):
+            await ready(run, timeout_s=0.1)
+    assert run.snapshot().phase == "starting (fake samples and trains): 0 s"

@@ -1,9 +1,11 @@
 from typing import Any
 
+import orjson
 import pytest
 
-from fakevllm_adapters.sse import DONE, encode, json_of
+from fakevllm_adapters.sse import DONE, KEEP_ALIVE, SseDecoder, encode, json_of
 from fakevllm_server.capture import Capture
+from fakevllm_server.weight_gate import CallStamp
 
 Json = dict[str, Any]
 
@@ -23,10 +25,22 @@ def answer(logprobs: list[float] | None = None, ids: tuple[int, ...] = (7, 8)) -
     return {"choices": [choice], "usage": {"completion_tokens": 2}, "prompt_token_ids": [1, 2]}
 
 
+STAMP = CallStamp([9])
+
+
+def as_vllm_writes(reply: Json) -> bytes:
+    """NaN is printed as null."""
+    return orjson.dumps(reply)
+
+
+def shown_to(body: Json, reply: Json | None = None) -> Json:
+    return orjson.loads(Capture(body, {}).answer(as_vllm_writes(reply or answer())))
+
+
 def recorded(body: Json, reply: Json | None = None, defaults: Json | None = None) -> Any:
     capture = Capture(body, defaults or {})
-    capture.answer(reply or answer())
-    return capture.record(version=9)
+    capture.answer(as_vllm_writes(reply or answer()))
+    return capture.record(STAMP)
 
 
 def test_ids_logprobs_and_version_are_the_engines_own() -> None:
@@ -36,7 +50,7 @@ def test_ids_logprobs_and_version_are_the_engines_own() -> None:
 
 
 def test_what_the_app_did_not_ask_for_is_null_again() -> None:
-    shown = Capture({"messages": []}, {}).answer(answer())
+    shown = shown_to({"messages": []})
     choice = shown["choices"][0]
     assert (choice["logprobs"], choice["token_ids"], choice["weight_versions"]) == (
         None,
@@ -48,7 +62,7 @@ def test_what_the_app_did_not_ask_for_is_null_again() -> None:
 
 def test_what_the_app_asked_for_stays() -> None:
     body: Json = {"messages": [], "logprobs": True, "return_token_ids": True}
-    shown = Capture(body, {}).answer(answer())
+    shown = shown_to(body)
     assert shown["choices"][0]["logprobs"] is not None
     assert shown["prompt_token_ids"] == [1, 2]
 
@@ -58,10 +72,60 @@ def test_unknown_fields_reach_the_engine() -> None:
     assert upstream["frobnicate"] == 1 and upstream["return_token_ids"] is True
 
 
-def test_the_engines_confirmed_version_stands_in_where_it_tells_none() -> None:
+def without_spans() -> Json:
     reply = answer()
-    reply["choices"][0]["weight_versions"] = None
-    assert recorded({}, reply).version == 9
+    del reply["choices"][0]["weight_versions"]
+    return reply
+
+
+def spans(call: Any) -> list[tuple[int, int, int]]:
+    return [(span.version, span.start, span.end) for span in call.versions]
+
+
+def test_the_stamps_version_stands_in_where_the_engine_tells_none() -> None:
+    assert spans(recorded({}, without_spans())) == [(9, 0, 2)]
+
+
+def test_a_call_across_a_change_of_weights_has_a_span_of_each_over_all_of_it() -> None:
+    capture = Capture({}, {})
+    capture.answer(as_vllm_writes(without_spans()))
+    call = capture.record(CallStamp([3, 4]))
+    assert spans(call) == [(3, 0, 2), (4, 0, 2)]
+    assert call is not None and call.version == 3 and call.untrainable is None
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [{"version": "default", "start": 0, "end": 2}],
+        [{"version": 3, "start": 0, "end": 1}],
+        [{"version": 3, "start": 0, "end": 1}, {"version": 4, "start": 0, "end": 2}],
+    ],
+)
+def test_spans_that_do_not_say_which_weights_sampled_each_token_are_not_used(told: Any) -> None:
+    reply = answer()
+    reply["choices"][0]["weight_versions"] = told
+    assert spans(recorded({}, reply)) == [(9, 0, 2)]
+
+
+def test_a_version_told_as_a_word_of_digits_counts() -> None:
+    reply = answer()
+    reply["choices"][0]["weight_versions"] = [{"version": "3", "start": 0, "end": 2}]
+    assert spans(recorded({}, reply)) == [(3, 0, 2)]
+
+
+def test_a_call_under_a_failed_change_of_weights_trains_nothing() -> None:
+    capture = Capture({}, {})
+    capture.answer(as_vllm_writes(without_spans()))
+    call = capture.record(CallStamp([3, 4], is_doubtful=True))
+    assert call is not None and call.untrainable == "unknown_weights"
+
+
+def test_an_engine_nothing_may_train_on_says_so_in_every_call() -> None:
+    capture = Capture({"temperature": 0}, {}, refusal="its logprobs are raw")
+    capture.answer(as_vllm_writes(answer()))
+    call = capture.record(STAMP)
+    assert call is not None and call.untrainable == "its logprobs are raw"
 
 
 @pytest.mark.parametrize(
@@ -72,6 +136,12 @@ def test_the_engines_confirmed_version_stands_in_where_it_tells_none() -> None:
         ({}, {"top_k": 20}, "sampling_not_trainable: top_k"),
         ({"logit_bias": {"5": 1}}, {}, "sampling_not_trainable: logit_bias"),
         ({"tool_choice": "required"}, {}, "sampling_not_trainable: tool_choice"),
+        ({"n": 2}, {}, "sampling_not_trainable: n"),
+        (
+            {"tools": [{"function": {"name": "f", "strict": True}}]},
+            {},
+            "sampling_not_trainable: tools.strict",
+        ),
         (
             {"response_format": {"type": "json_object"}},
             {},
@@ -99,7 +169,51 @@ def test_an_explicit_null_means_the_engines_default() -> None:
 
 @pytest.mark.parametrize("logprobs", [[-0.1], [-0.1, -9999.0], [-0.1, float("nan")]])
 def test_a_missing_logprob_is_never_padded(logprobs: list[float]) -> None:
-    assert recorded({}, answer(logprobs)).untrainable == "missing_logprob"
+    call = recorded({}, answer(logprobs))
+    assert (call.untrainable, call.logprobs) == ("missing_logprob", None)
+    assert call.to_wire().logprobs is None
+
+
+def test_a_call_whose_prompt_is_not_known_says_so() -> None:
+    reply = answer()
+    del reply["prompt_token_ids"]
+    assert recorded({}, reply).untrainable == "missing_prompt_ids"
+
+
+def test_an_answer_without_usage_cannot_be_checked_and_is_not_trained() -> None:
+    reply = answer()
+    del reply["usage"]
+    assert recorded({}, reply).untrainable == "missing_usage"
+
+
+@pytest.mark.parametrize("finish", ["length", "tool_calls", "stop"])
+def test_an_answer_that_came_to_its_end_trains_as_it_was_sampled(finish: str) -> None:
+    reply = answer()
+    reply["choices"][0] |= {"finish_reason": finish, "stop_reason": "END"}
+    assert recorded({}, reply).untrainable is None
+
+
+@pytest.mark.parametrize("finish", ["abort", "error"])
+def test_an_answer_that_was_cut_off_is_no_call(finish: str) -> None:
+    reply = answer()
+    reply["choices"][0]["finish_reason"] = finish
+    assert recorded({}, reply) is None
+
+
+def test_of_several_choices_the_first_is_kept() -> None:
+    reply = answer()
+    other = reply["choices"][0] | {"index": 1, "token_ids": [5, 6, 7]}
+    reply["choices"] = [other, reply["choices"][0]]
+    assert recorded({"n": 2}, reply).response_ids == [7, 8]
+
+
+@pytest.mark.parametrize("odd", [[], 5, [{"index": 0, "token_ids": "x"}], [None], {"a": 1}])
+def test_an_answer_of_another_shape_is_passed_on_and_says_it_was_not_read(odd: Any) -> None:
+    raw = orjson.dumps({"choices": odd, "usage": 3})
+    capture = Capture({}, {})
+    assert capture.answer(raw) == raw
+    call = capture.record(STAMP)
+    assert call is not None and call.untrainable == "unreadable_answer"
 
 
 def test_ids_that_do_not_add_up_to_the_usage_are_not_trained() -> None:
@@ -124,31 +238,172 @@ def chunk(delta: Json, ids: list[int] | None, finish: str | None = None) -> byte
     return encode({"choices": [choice]})
 
 
+ROLE: Json = {
+    "id": "1",
+    "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}],
+    "prompt_token_ids": [1, 2],
+}
+USAGE: Json = {
+    "id": "1",
+    "choices": [],
+    "usage": {"completion_tokens": 3},
+    "system_fingerprint": "vllm",
+}
+
+
+def streamed(body: Json, *events: bytes) -> tuple[list[Json], Any]:
+    """The chunks the app sees, and the record."""
+    capture = Capture({"stream": True} | body, {})
+    shown = SseDecoder().feed(b"".join(map(capture.event, events)))
+    assert shown.pop() == DONE
+    return [json_of(event) or {} for event in shown], capture.record(STAMP)
+
+
+def swallowing(usage: Json = USAGE) -> list[bytes]:
+    """A stream with a token that the engine's parser swallowed."""
+    last = chunk({}, [8], finish="stop")
+    return [encode(ROLE), chunk({"content": "h"}, [7]), chunk({}, [9]), last, encode(usage), DONE]
+
+
 def test_a_stream_gives_the_same_record_and_no_trace_of_our_asking() -> None:
-    capture = Capture({"stream": True}, {})
-    events = [
-        encode(
-            {"choices": [{"index": 0, "delta": {"role": "assistant"}}], "prompt_token_ids": [1, 2]}
+    chunks, call = streamed({}, *swallowing())
+    assert (call.prompt_ids, call.response_ids, call.logprobs) == ([1, 2], [7, 9, 8], [-0.5] * 3)
+    assert call.untrainable is None
+    said = [entry["choices"][0]["delta"] for entry in chunks]
+    assert said == [{"role": "assistant", "content": ""}, {"content": "h"}, {}]
+    assert chunks[0]["prompt_token_ids"] is None
+    assert all(entry["choices"][0].get("token_ids") is None for entry in chunks)
+
+
+def test_usage_we_asked_for_is_taken_out_and_its_fingerprint_goes_where_vllm_puts_it() -> None:
+    chunks, _ = streamed({}, *swallowing())
+    assert all("usage" not in entry for entry in chunks)
+    assert list(chunks[-1]) == ["choices", "system_fingerprint"]
+    assert [entry.get("system_fingerprint") for entry in chunks] == [None, None, "vllm"]
+
+
+def test_usage_the_app_asked_for_stays_where_it_was() -> None:
+    chunks, call = streamed({"stream_options": {"include_usage": True}}, *swallowing())
+    assert chunks[-1] == USAGE and "system_fingerprint" not in chunks[-2]
+    assert call.untrainable is None
+
+
+def test_usage_an_engine_tells_in_every_chunk_is_the_apps_too() -> None:
+    told = [encode(ROLE | {"usage": {"completion_tokens": 0}}), *swallowing()[1:]]
+    chunks, call = streamed({}, *told)
+    assert chunks[-1] == USAGE and call.untrainable is None
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ({}, {"include_usage": True, "continuous_usage_stats": False}),
+        (
+            {"stream_options": {"continuous_usage_stats": True}},
+            {"include_usage": True, "continuous_usage_stats": False},
         ),
-        chunk({"content": "h"}, [7]),
-        chunk({}, [9]),  # a token the engine's parser swallowed
-        chunk({}, [8], finish="stop"),
+        (
+            {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+            {"include_usage": True, "continuous_usage_stats": True},
+        ),
+        ({"stream_options": "odd"}, "odd"),
+        ({"n": 2}, None),
+        ({"stream": False}, None),
+    ],
+)
+def test_usage_is_asked_for_where_the_app_does_not_and_nothing_more(
+    options: Json, asked: object
+) -> None:
+    upstream = Capture({"stream": True} | options, {}).upstream_body()
+    assert upstream.get("stream_options") == asked
+
+
+def test_ids_that_do_not_add_up_to_a_streams_usage_are_not_trained() -> None:
+    _, call = streamed({}, *swallowing(USAGE | {"usage": {"completion_tokens": 4}}))
+    assert call.untrainable == "missing_token_ids"
+
+
+def test_a_stream_that_ends_with_an_error_is_no_call_and_its_last_chunk_is_not_lost() -> None:
+    events = swallowing()
+    events[4] = encode({"error": {"message": "odd"}})
+    chunks, call = streamed({}, *events)
+    assert call is None
+    assert [next(iter(entry)) for entry in chunks] == ["id", "choices", "choices", "error"]
+
+
+def test_a_comment_does_not_release_the_last_chunk() -> None:
+    events = swallowing()
+    chunks, call = streamed({}, *events[:4], KEEP_ALIVE, *events[4:])
+    assert chunks[-1]["system_fingerprint"] == "vllm" and call.untrainable is None
+
+
+@pytest.mark.parametrize("odd", [b"data: {\n\n", b'data: {"choices": [5]}\n\n'])
+def test_an_event_that_cannot_be_read_is_passed_on_and_the_call_says_so(odd: bytes) -> None:
+    capture = Capture({"stream": True}, {})
+    assert capture.event(odd) == odd
+    for event in swallowing():
+        capture.event(event)
+    call = capture.record(STAMP)
+    assert call is not None and call.untrainable == "unreadable_answer"
+
+
+@pytest.mark.parametrize("asked", [{"return_token_ids": True}, {"logprobs": True}])
+def test_an_app_that_asks_for_tokens_sees_the_swallowed_ones(asked: Json) -> None:
+    chunks, _ = streamed(asked, *swallowing())
+    assert [entry["choices"][0]["delta"] for entry in chunks][2] == {}
+
+
+def test_fields_that_need_logprobs_are_left_for_the_engine_to_refuse() -> None:
+    for body in ({"top_logprobs": 2}, {"logprob_token_ids": [5]}):
+        assert "logprobs" not in Capture(body, {}).upstream_body()
+    upstream = Capture({"logprobs": True, "top_logprobs": 2}, {}).upstream_body()
+    assert (upstream["logprobs"], upstream["top_logprobs"]) == (True, 2)
+
+
+def test_a_null_for_top_logprobs_hides_logprobs_from_the_app_as_in_vllm_but_not_from_us() -> None:
+    body: Json = {"logprobs": True, "top_logprobs": None}
+    assert Capture(body, {}).upstream_body()["top_logprobs"] == 0
+    assert shown_to(body)["choices"][0]["logprobs"] is None
+    assert recorded(body).untrainable is None
+
+
+SILENT: Json = {"include_reasoning": False}
+
+
+def test_hidden_reasoning_is_asked_for_and_hidden_by_us_as_vllm_hides_it() -> None:
+    assert Capture(SILENT, {}).upstream_body()["include_reasoning"] is True
+    reply = answer()
+    reply["choices"][0]["message"]["reasoning"] = "hm"
+    assert shown_to(SILENT, reply)["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "hi",
+        "reasoning": None,
+    }
+    assert recorded(SILENT, reply).untrainable is None
+
+
+def test_hidden_reasoning_leaves_no_chunk_in_a_stream() -> None:
+    events = [
+        encode(ROLE),
+        chunk({"reasoning": ""}, [6]),
+        chunk({"reasoning": "hm"}, [7]),
+        chunk({"reasoning": ".", "content": "Hi"}, [9]),
+        chunk({"content": ""}, [8], finish="stop"),
+        encode(USAGE | {"usage": {"completion_tokens": 4}}),
         DONE,
     ]
-    shown = [capture.event(event) for event in events]
-    call = capture.record(version=0)
-    assert call is not None
-    assert (list(call.prompt_ids), list(call.response_ids), call.logprobs) == (
-        [1, 2],
-        [7, 9, 8],
-        [-0.5] * 3,
-    )
-    assert shown[2] is None and shown[4] == DONE
-    first, last = json_of(shown[0] or b""), json_of(shown[3] or b"")
-    assert first is not None and first["prompt_token_ids"] is None
-    assert last is not None and last["choices"][0]["token_ids"] is None
+    chunks, call = streamed(SILENT, *events)
+    deltas = [entry["choices"][0]["delta"] for entry in chunks]
+    assert deltas == [
+        {"role": "assistant", "content": ""},
+        {"content": "Hi", "reasoning": None},
+        {},
+    ]
+    assert call.response_ids == [6, 7, 9, 8] and call.untrainable is None
 
 
-def test_an_app_that_asks_for_ids_sees_the_swallowed_tokens() -> None:
-    capture = Capture({"stream": True, "return_token_ids": True}, {})
-    assert capture.event(chunk({}, [9])) is not None
+@pytest.mark.parametrize("asked", [{"logprobs": True}, {"return_token_ids": True}, {"top_p": 0.5}])
+def test_reasoning_is_left_to_the_engine_where_hiding_it_would_show_more_or_train_nothing(
+    asked: Json,
+) -> None:
+    assert Capture(SILENT | asked, {}).upstream_body()["include_reasoning"] is False

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
-
-import aiohttp
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from fakevllm_adapters.asgi import (
     AsgiApp,
@@ -29,11 +30,17 @@ from fakevllm_adapters.swarm import SIBLING_HEADER, SiblingRef, parse_sibling
 from fakevllm_server.calls import RecordedCall
 from fakevllm_server.capture import Capture
 from fakevllm_server.episodes import Episode
-from fakevllm_server.forward import EngineClient
+from fakevllm_server.forward import EngineClient, EngineFailed
 from fakevllm_server.swarm import Swarm
+from fakevllm_server.weight_gate import CallStamp, GateAbandoned
 
 CHAT = "/v1/chat/completions"
+HOLD_S = 120.0
+"""How long a call waits for an engine that is being started again, or given new weights."""
 _SIBLING = SIBLING_HEADER.lower().encode()
+_GONE = "The engine did not answer; it is being started again."
+
+Attempt = Callable[[EngineClient, CallStamp], Awaitable[None]]
 
 
 def door(swarm: Swarm, path: str) -> AsgiApp:
@@ -41,57 +48,111 @@ def door(swarm: Swarm, path: str) -> AsgiApp:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            upstream = _upstream(swarm)
+            swarm.ever_served()
             body = await read_body(receive)
-            work = _answer(swarm, upstream, scope, path, body, send)
-            await _unless_left(receive, work)
+            await _unless_left(receive, _answer(swarm, scope, path, body, send))
         except WireError as error:
             await send_error(send, error)
         except ClientLeft:
             pass
-        except (aiohttp.ClientError, TimeoutError):
-            await send_error(
-                send, unavailable("The engine did not answer; it is being started again.")
-            )
+        except (EngineFailed, TimeoutError):
+            await send_error(send, unavailable(_GONE))
 
     return app
 
 
-async def _answer(
-    swarm: Swarm,
-    upstream: EngineClient,
-    scope: Scope,
-    path: str,
-    body: bytes,
-    send: Send,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Inbound:
+    """One call of a client's, and how it is sent on."""
+
+    method: str
+    path: str
+    body: bytes
+    headers: dict[str, str]
+    send: Send
+
+    async def relay(self, upstream: EngineClient, stamp: CallStamp | None = None) -> None:
+        await upstream.relay(self.method, self.path, self.body, self.headers, self.send)
+
+    def captured(self, parsed: dict[str, Any], keep: Callable[[RecordedCall], None]) -> Attempt:
+        """Each attempt is captured anew; one that is whole goes to `keep`."""
+
+        async def attempt(upstream: EngineClient, stamp: CallStamp) -> None:
+            engine = upstream.endpoint
+            capture = Capture(parsed, engine.default_sampling, engine.refusal)
+
+            def finished() -> None:
+                call = capture.record(stamp)
+                if call is not None:
+                    keep(call)
+
+            await upstream.capture(self.path, capture, self.headers, self.send, finished)
+
+        return attempt
+
+
+async def _answer(swarm: Swarm, scope: Scope, path: str, body: bytes, send: Send) -> None:
     headers = header_map(scope)
-    own = engine_headers(headers)
+    call = Inbound(scope["method"], path, body, engine_headers(headers), send)
     sibling = _sibling(headers)
     episode = _episode(swarm, scope, headers)
     if sibling is not None and episode is not None:
         raise bad_request(f"{SIBLING_HEADER} is not for the key of an episode.")
-    parsed = json_object(body) if scope["method"] == "POST" else None
-    if (sibling is None and episode is None) or parsed is None or path != CHAT:
-        return await upstream.relay(scope["method"], path, body, own, send)
-    capture = Capture(parsed, upstream.endpoint.default_sampling)
+    if call.method != "POST":
+        return await call.relay(swarm.serving_now())
+    parsed = json_object(body)
+    if parsed is None or path != CHAT or (sibling is None and episode is None):
+        return await _twice(swarm, call.relay)
     if sibling is not None:
 
-        def pool() -> None:
-            call = capture.record(swarm.engine.version)
-            if call is not None:
-                swarm.pool.add_call(sibling, call, time.monotonic())
+        def pool(record: RecordedCall) -> None:
+            swarm.pool.add_call(sibling, record, time.monotonic())
 
-        return await upstream.capture(path, capture, own, send, pool)
+        return await _twice(swarm, call.captured(parsed, pool))
     assert episode is not None
     swarm.episodes.call_begins(episode, time.monotonic())
-    record: list[RecordedCall | None] = []
+    records: list[RecordedCall] = []
     try:
-        await upstream.capture(
-            path, capture, own, send, lambda: record.append(capture.record(swarm.engine.version))
-        )
+        await _twice(swarm, call.captured(parsed, records.append))
     finally:
-        swarm.episodes.call_ends(episode, record[0] if record else None, time.monotonic())
+        swarm.episodes.call_ends(episode, records[0] if records else None, time.monotonic())
+
+
+async def _twice(swarm: Swarm, attempt: Attempt) -> None:
+    """Through to the engine; and once more, after it is back, where it fails before anything was
+    sent. Raises EngineFailed the second time; WireError where it stays away."""
+    async with _entered(swarm) as (upstream, stamp):
+        try:
+            return await attempt(upstream, stamp)
+        except EngineFailed:
+            failed = upstream
+    async with _entered(swarm, failed) as (upstream, stamp):
+        await attempt(upstream, stamp)
+
+
+@asynccontextmanager
+async def _entered(
+    swarm: Swarm, failed: EngineClient | None = None
+) -> AsyncGenerator[tuple[EngineClient, CallStamp]]:
+    """An engine that answers, with the call counted at its gate."""
+    async with AsyncExitStack() as gate:
+        try:
+            async with asyncio.timeout(HOLD_S):
+                entered = await _through(swarm, gate, failed)
+        except TimeoutError:
+            raise unavailable(f"The engine was waited for in vain for {HOLD_S:.0f} s.") from None
+        yield entered
+
+
+async def _through(
+    swarm: Swarm, gate: AsyncExitStack, failed: EngineClient | None
+) -> tuple[EngineClient, CallStamp]:
+    while True:
+        upstream = await swarm.until_serving(failed)
+        try:
+            return upstream, await gate.enter_async_context(upstream.endpoint.gate.call())
+        except GateAbandoned:
+            continue
 
 
 async def _unless_left(receive: Receive, work: Awaitable[None]) -> None:
@@ -106,13 +167,6 @@ async def _unless_left(receive: Receive, work: Awaitable[None]) -> None:
         task.cancel()
         left.cancel()
         await asyncio.gather(task, left, return_exceptions=True)
-
-
-def _upstream(swarm: Swarm) -> EngineClient:
-    if swarm.upstream is None or not swarm.engine.is_serving:
-        detail = f" ({swarm.engine.detail})" if swarm.engine.detail else ""
-        raise unavailable(f"The engine is not ready: {swarm.engine.status}{detail}.")
-    return swarm.upstream
 
 
 def _sibling(headers: dict[bytes, bytes]) -> SiblingRef | None:

@@ -1,5 +1,5 @@
 """An engine process's door: vLLM's HTTP over a TokenEngine, control routes over a TrainEngine, on
-a Unix socket.
+a Unix socket. A trainer alone has the control routes and /health.
 
 Control routes (`/control/…`) are for the server that started the process; the socket's folder
 keeps others out.
@@ -38,9 +38,10 @@ VERSION = "0.33.0+fakevllm"
 
 
 def serve(
-    engine: TokenEngine, trainer: TrainEngine, socket: Path, *, on_close: Callable[[], None]
+    engine: TokenEngine | None, trainer: TrainEngine, socket: Path, *, on_close: Callable[[], None]
 ) -> None:
-    """Serves until SIGTERM, or until standard input closes: the parent that held it is gone."""
+    """Serves until SIGTERM, or until standard input closes: the parent that held it is gone.
+    Without an `engine` nothing samples."""
     config = uvicorn.Config(
         create_app(engine, trainer),
         uds=str(socket),
@@ -68,19 +69,18 @@ async def _serve_until_orphaned(server: uvicorn.Server) -> None:
     await server.serve()
 
 
-def create_app(engine: TokenEngine, trainer: TrainEngine) -> Starlette:
-    door = Door(engine)
+def create_app(engine: TokenEngine | None, trainer: TrainEngine) -> Starlette:
     control = Control(engine, trainer)
-    return Starlette(
-        routes=[
-            Route("/health", door.health),
-            Route("/version", door.version),
-            Route("/v1/models", door.models),
-            Route("/v1/chat/completions", door.chat, methods=["POST"]),
-            Route("/control/info", control.info),
-            Route("/control/{action}", control.act, methods=["POST"]),
-        ]
-    )
+    routes = [
+        Route("/health", _health),
+        Route("/control/info", control.info),
+        Route("/control/{action}", control.act, methods=["POST"]),
+    ]
+    return Starlette(routes=routes if engine is None else [*Door(engine).routes(), *routes])
+
+
+async def _health(request: Request) -> Response:
+    return Response()
 
 
 class Door:
@@ -89,8 +89,12 @@ class Door:
     def __init__(self, engine: TokenEngine) -> None:
         self._engine = engine
 
-    async def health(self, request: Request) -> Response:
-        return Response()
+    def routes(self) -> list[Route]:
+        return [
+            Route("/version", self.version),
+            Route("/v1/models", self.models),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+        ]
 
     async def version(self, request: Request) -> Response:
         return _json({"version": VERSION})
@@ -149,18 +153,14 @@ async def _unless_disconnected(receive: Receive, work: Awaitable[Json]) -> Json:
 class Control:
     """What the server asks of its own engine."""
 
-    def __init__(self, engine: TokenEngine, trainer: TrainEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: TokenEngine | None, trainer: TrainEngine) -> None:
+        self._info: Json = {"model_name": "", "max_model_len": 0, "default_sampling": {}}
+        if engine is not None:
+            self._info = {name: getattr(engine, name) for name in self._info}
         self._trainer = trainer
 
     async def info(self, request: Request) -> Response:
-        return _json(
-            {
-                "model_name": self._engine.model_name,
-                "max_model_len": self._engine.max_model_len,
-                "default_sampling": self._engine.default_sampling,
-            }
-        )
+        return _json(self._info)
 
     async def act(self, request: Request) -> Response:
         try:

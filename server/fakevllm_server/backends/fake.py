@@ -177,9 +177,10 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path)
     parser.add_argument("--model")
     parser.add_argument("--allow-hub", action="store_true")
+    parser.add_argument("--train-only", action="store_true")
     args = parser.parse_args()
     engine = FakeEngine(args.served_model_name, args.seed, args.max_model_len)
-    serve(engine, engine, args.socket, on_close=lambda: None)
+    serve(None if args.train_only else engine, engine, args.socket, on_close=lambda: None)
 
 
 if __name__ == "__main__":

@@ -6,45 +6,64 @@ import argparse
 import faulthandler
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fakevllm_server.backends.embedded.engine import EmbeddedEngine
+    from fakevllm_server.backends.embedded.train_only import TrainOnlyEngine
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    parser = _parser()
+    options = parser.parse_args()
+    if options.train_only and (options.max_num_seqs or options.max_model_len):
+        parser.error("--max-num-seqs and --max-model-len are for sampling: not with --train-only")
     # Heavy, and not needed to print --help.
     from fakevllm_server.backends.base import BackendError
     from fakevllm_server.backends.door import serve
-    from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfig
 
     # A crash inside torch leaves no Python traceback otherwise.
     faulthandler.enable()
-    config = EngineConfig(
-        model=_folder(options.model, options.allow_hub),
-        served_model_name=options.served_model_name,
-        seed=options.seed,
-        max_model_len=options.max_model_len,
-        max_num_seqs=options.max_num_seqs,
-        device=options.device,
-        dtype=options.dtype,
-        torch_threads=options.torch_threads,
-    )
     try:
-        engine = EmbeddedEngine(config)
+        if options.train_only:
+            trainer = _trainer(options)
+            serve(None, trainer, options.socket, on_close=trainer.close)
+        else:
+            engine = _engine(options)
+            serve(engine, engine, options.socket, on_close=engine.close)
     # The user's mistake: one line, no traceback.
     except BackendError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    serve(engine, engine, options.socket, on_close=engine.close)
 
 
-def _folder(model: str, allow_hub: bool) -> Path:
-    """A hub name becomes the folder its files are downloaded to."""
-    if not allow_hub or Path(model).is_dir():
-        return Path(model)
-    from huggingface_hub import snapshot_download
+def _engine(options: argparse.Namespace) -> EmbeddedEngine:
+    from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfig
+    from fakevllm_server.backends.embedded.folder import local_folder
 
-    # No pickles and no code: weights are safetensors, and nothing in the folder is run.
-    return Path(
-        snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"])
+    config = EngineConfig(
+        model=local_folder(options.model, options.allow_hub),
+        served_model_name=options.served_model_name,
+        seed=options.seed,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs or 64,
+        device=options.device,
+        dtype=options.dtype,
+        torch_threads=options.torch_threads,
+    )
+    return EmbeddedEngine(config)
+
+
+def _trainer(options: argparse.Namespace) -> TrainOnlyEngine:
+    from fakevllm_server.backends.embedded.folder import local_folder
+    from fakevllm_server.backends.embedded.train_only import TrainOnlyEngine
+
+    return TrainOnlyEngine(
+        local_folder(options.model, options.allow_hub),
+        seed=options.seed,
+        device=options.device,
+        dtype=options.dtype,
+        torch_threads=options.torch_threads,
     )
 
 
@@ -59,10 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--run-dir", type=Path, required=True, help="the server's run directory")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--max-model-len", type=int, default=None)
-    parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument("--max-num-seqs", type=int, default=None, help="64 where not given")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto")
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
     parser.add_argument("--torch-threads", type=int, default=1)
+    parser.add_argument("--train-only", action="store_true", help="no sampler, no KV cache")
     return parser
 
 

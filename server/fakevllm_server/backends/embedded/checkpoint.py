@@ -78,10 +78,7 @@ def export(folder: Path, model: PreTrainedModel, dtype: torch.dtype, source: Pat
     """`model` as a Hugging Face folder in `dtype`; tokenizer, template and settings are `source`'s
     own files.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in source.iterdir():
-        if file.is_file() and not any(file.match(pattern) for pattern in WEIGHT_FILES):
-            shutil.copyfile(file, folder / file.name)
+    copy_own_files(source, folder, dtype)
     generation = source / "generation_config.json"
     weights = {name: tensor.detach().to(dtype) for name, tensor in model.state_dict().items()}
     # transformers refuses to write a generation config that it finds odd; the model's own goes over
@@ -94,7 +91,21 @@ def export(folder: Path, model: PreTrainedModel, dtype: torch.dtype, source: Pat
     (folder / "generation_config.json").unlink(missing_ok=True)
     if generation.is_file():
         shutil.copyfile(generation, folder / generation.name)
+    _note_dtype(folder, dtype)
+
+
+def copy_own_files(source: Path, folder: Path, dtype: torch.dtype) -> None:
+    """A model's files but for its weights, for weights of `dtype`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.is_file() and not any(file.match(pattern) for pattern in WEIGHT_FILES):
+            shutil.copyfile(file, folder / file.name)
+    _note_dtype(folder, dtype)
+
+
+def _note_dtype(folder: Path, dtype: torch.dtype) -> None:
     config: Any = json.loads((folder / "config.json").read_text())
+    config.pop("torch_dtype", None)  # older folders' word for it
     config["dtype"] = str(dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 

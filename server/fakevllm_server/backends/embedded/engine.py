@@ -27,6 +27,7 @@ from fakevllm_server.backends.embedded.decoder import cache_shape
 from fakevllm_server.backends.embedded.draft import Draft, Stream
 from fakevllm_server.backends.embedded.folder import open_folder
 from fakevllm_server.backends.embedded.loop import EngineLoop
+from fakevllm_server.backends.embedded.placement import device_named, served_dtype
 from fakevllm_server.backends.embedded.sampling_state import SamplingState
 from fakevllm_server.backends.embedded.selfcheck import check_decoding
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
@@ -67,9 +68,9 @@ class EmbeddedEngine:
         torch.manual_seed(config.seed)
         self._config = config
         self._folder = open_folder(config.model, config.max_model_len)
-        self._device = _device(config.device)
+        self._device = device_named(config.device)
         model = self._folder.load_weights(
-            _dtype(config.dtype, self._device, self._folder.config.dtype), self._device
+            served_dtype(config.dtype, self._device, self._folder.config.dtype), self._device
         )
         check_decoding(model, self._folder.max_model_len)
         self.model_name = config.served_model_name
@@ -178,23 +179,6 @@ class EmbeddedEngine:
             yield
 
         await self._run(task)
-
-
-def _device(name: str) -> torch.device:
-    if name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
-def _dtype(name: str, device: torch.device, stored: Any) -> torch.dtype:
-    """On CPU bf16 is slower and less exact than float32; elsewhere the model's own type."""
-    if name != "auto":
-        return getattr(torch, name)
-    if device.type == "cuda" and stored in (torch.bfloat16, torch.float16):
-        return stored
-    return torch.float32
 
 
 def _max_cells(shape: CacheShape) -> int:

@@ -1,5 +1,5 @@
-"""A model folder: what it must hold, and what is read from it. Nothing is fetched, no code in it is
-run.
+"""A model folder: what it must hold, and what is read from it. No code in it is run, and nothing is
+fetched but by `local_folder`.
 """
 
 from __future__ import annotations
@@ -47,16 +47,21 @@ class ModelFolder:
         return load_weights(self.path, dtype, device)
 
 
+def local_folder(model: str, allow_hub: bool) -> Path:
+    """A hub name becomes the folder its files are downloaded to."""
+    if not allow_hub or Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    # No pickles and no code: weights are safetensors, and nothing in the folder is run.
+    return Path(
+        snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"])
+    )
+
+
 def open_folder(path: Path, max_model_len: int | None = None) -> ModelFolder:
     """Raises BackendError, with what to do about it."""
-    transformers_logging.disable_progress_bar()
-    if not path.is_dir():
-        raise BackendError(
-            f"model folder {path} does not exist: give --model a folder in Hugging Face form"
-        )
-    if not (path / "config.json").is_file():
-        raise BackendError(f"{path} has no config.json: give --model a folder in Hugging Face form")
-    config = _read("config", path, AutoConfig.from_pretrained)
+    config = read_config(path)
     tokenizer: Any = _read("tokenizer", path, AutoTokenizer.from_pretrained)
     if not tokenizer.chat_template:
         raise BackendError(
@@ -75,6 +80,18 @@ def open_folder(path: Path, max_model_len: int | None = None) -> ModelFolder:
             key: generation[key] for key in SAMPLING_KEYS if generation.get(key) is not None
         },
     )
+
+
+def read_config(path: Path) -> PreTrainedConfig:
+    """All that a trainer needs to know of a folder. Raises BackendError, as open_folder does."""
+    transformers_logging.disable_progress_bar()
+    if not path.is_dir():
+        raise BackendError(
+            f"model folder {path} does not exist: give --model a folder in Hugging Face form"
+        )
+    if not (path / "config.json").is_file():
+        raise BackendError(f"{path} has no config.json: give --model a folder in Hugging Face form")
+    return _read("config", path, AutoConfig.from_pretrained)
 
 
 def load_weights(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:

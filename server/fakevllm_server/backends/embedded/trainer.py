@@ -31,6 +31,8 @@ METRICS = (
     "clip_fraction_lower",
     "approx_kl",
     "mismatch",
+    "prob_diff_max",
+    "ppo_kl",
     "entropy",
     "kl",
 )
@@ -87,7 +89,10 @@ class PolicyTrainer:
                 for name, value in self._backward(
                     piece, reference, spec, total, is_first=epoch == 0
                 ).items():
-                    sums[name] += value if name in FIRST_EPOCH_METRICS else value / num_epochs
+                    if name == LARGEST:
+                        sums[name] = max(sums[name], value)
+                    else:
+                        sums[name] += value if name in FIRST_EPOCH_METRICS else value / num_epochs
                 yield
             grad_norm = torch.nn.utils.clip_grad_norm_(
                 self.model.parameters(), self._job.grad_clip
@@ -126,11 +131,14 @@ class PolicyTrainer:
             if is_first:
                 shown["mismatch"] = (log_prob - piece.old_log_prob).abs()
                 shown["approx_kl"] = k3(piece.old_log_prob, log_prob)
+                shown["ppo_kl"] = piece.old_log_prob - log_prob
                 shown["entropy"] = _entropy(logits)
             shares = {
                 name: token_mean(value.float(), piece.weights, total).item()
                 for name, value in shown.items()
             }
+            if is_first:
+                shares[LARGEST] = _largest_difference(log_prob, piece)
         return shares | {"loss": loss.item()}
 
     def _reference_log_probs(
@@ -155,8 +163,15 @@ class PolicyTrainer:
         return output.logits[:, :-1] / piece.temperature[:, :, None]
 
 
-FIRST_EPOCH_METRICS = frozenset({"mismatch", "approx_kl", "entropy"})
+FIRST_EPOCH_METRICS = frozenset({"mismatch", "approx_kl", "ppo_kl", "entropy"})
 """About the policy that sampled, so measured before any update."""
+LARGEST = "prob_diff_max"
+"""Of all tokens, before any update: how far apart engine and trainer see one probability."""
+
+
+def _largest_difference(log_prob: Tensor, piece: MicroBatch) -> float:
+    difference = (log_prob.exp() - piece.old_log_prob.exp()).abs() * piece.mask
+    return difference.max().item()
 
 
 def _chosen(logits: Tensor, targets: Tensor) -> Tensor:

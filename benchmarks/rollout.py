@@ -1,0 +1,235 @@
+"""Tokens per second and group latency of the rollout engines, called directly and through proxy and
+server.
+
+    python -m benchmarks.rollout [--engines embedded,vllm] [--groups 8] [--write]
+
+A group is 8 completions of 64 tokens each of one prompt of about 512 tokens; 4 groups at a time.
+Directly means 8 plain requests to the engine's own socket: no ids, no logprobs, nothing kept.
+Through means one request of an app: fanned out, captured, scored by a hook, logged. Both take
+turns, so that they see the same machine. The model is a Qwen3 of 25 million random weights, made on
+the spot. Needs the environment of server/cpu/make_environment.sh for vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.results import conditions, markdown_table, replace_section
+from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
+from tests.e2e.processes import Process, Processes
+
+TITLE = "rollout"
+NUM_SIBLINGS = 8
+COMPLETION_TOKENS = 64
+PROMPT_SUMS = 46
+"""Lines of the prompt: about 512 tokens of the demo's tokenizer."""
+CONCURRENT_GROUPS = 4
+ROUNDS = 3
+START_TIMEOUT_S = 240.0
+MAX_MODEL_LEN = 1024
+
+HOOK = """
+def on_compute_relative_reward(valid_results, all_answers):
+    return [float(len(answer["content"] or "")) for answer in all_answers]
+"""
+CPU_ENGINE_ARGS = {"vllm": [f"--max-model-len={MAX_MODEL_LEN}", "--max-num-seqs=64"]}
+
+
+@dataclass(slots=True)
+class Sample:
+    """One way to one engine, summed over the rounds."""
+
+    rates: list[float] = field(default_factory=list[float])
+    """Tokens per second, by round."""
+    latencies_s: list[float] = field(default_factory=list[float])
+    """From a group's first byte to its last answer."""
+
+
+Group = Callable[[str], Awaitable[int]]
+"""Samples one group of a prompt; returns its tokens."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--engines", default="embedded,vllm")
+    parser.add_argument("--groups", type=int, default=8, help="Per engine, way and round.")
+    parser.add_argument("--write", action="store_true", help="Put the table into RESULTS.md.")
+    args = parser.parse_args()
+    told = conditions()
+    samples: dict[tuple[str, str], Sample] = {}
+    with tempfile.TemporaryDirectory(prefix="fakevllm-") as folder:
+        model = make_model(Path(folder) / "model")
+        for engine in args.engines.split(","):
+            with Processes(Path(folder) / engine) as started:
+                samples |= asyncio.run(
+                    _measure(engine, *_start(started, engine, model), args.groups)
+                )
+    header, rows = _table(samples)
+    table = Table(*header, title="rollout engines, directly and through proxy and server")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=140).print(table)
+    if args.write:
+        replace_section(TITLE, f"{told}\n{markdown_table(header, rows)}")
+
+
+def make_model(folder: Path) -> Path:
+    """The demo's tokenizer on a larger, untrained network with a longer context."""
+    torch: Any = import_module("torch")
+    transformers: Any = import_module("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO_MODEL_DIR)
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=MAX_MODEL_LEN,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    network = transformers.Qwen3ForCausalLM(config)
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _start(started: Processes, engine: str, model: Path) -> tuple[Process, Path]:
+    """The proxy, and the engine's socket. Nothing is trained: no batch ever fills."""
+    started.folder.mkdir(parents=True, exist_ok=True)
+    (started.folder / "reward.py").write_text(HOOK)
+    config = started.folder / "fakevllm.toml"
+    config.write_text(
+        f"[hooks]\npath = {json.dumps(str(started.folder))}\n\n"
+        f"[job]\nnum_repeat = {NUM_SIBLINGS}\nbatch_size = 1000000\n"
+    )
+    arguments = [f"--engine-arg={argument}" for argument in CPU_ENGINE_ARGS.get(engine, [])]
+    server = started.server(
+        "--rollout", engine, "--trainer", "embedded", "--model", str(model), *arguments
+    )
+    proxy = started.proxy(server, "--config", str(config), wait=False)
+    return proxy.wait_until_healthy(START_TIMEOUT_S), server.folder / "engine.sock"
+
+
+async def _measure(
+    engine: str, proxy: Process, socket: Path, num_groups: int
+) -> dict[tuple[str, str], Sample]:
+    samples = {(engine, way): Sample() for way in ("directly", "through")}
+    prompts = _prompts()
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket), limit=0)) as direct,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as app,
+    ):
+        ways: dict[str, Group] = {
+            "directly": lambda prompt: _direct_group(direct, prompt),
+            "through": lambda prompt: _app_group(app, proxy.url, prompt),
+        }
+        with Progress() as progress:
+            bar = progress.add_task(engine, total=(ROUNDS + 1) * len(ways) * num_groups)
+            for round_ in range(ROUNDS + 1):
+                for way, group in ways.items():
+                    sample = await _round(group, prompts, num_groups, lambda: progress.advance(bar))
+                    if round_ > 0:  # the first warms up caches and connections
+                        samples[engine, way].rates += sample.rates
+                        samples[engine, way].latencies_s += sample.latencies_s
+    return samples
+
+
+async def _round(
+    group: Group, prompts: Iterator[str], num_groups: int, on_group: Callable[[], object]
+) -> Sample:
+    sample = Sample()
+    turns = asyncio.Semaphore(CONCURRENT_GROUPS)
+    num_tokens = 0
+
+    async def one(prompt: str) -> None:
+        nonlocal num_tokens
+        async with turns:
+            began = time.perf_counter()
+            sampled = await group(prompt)
+            num_tokens += sampled
+            sample.latencies_s.append(time.perf_counter() - began)
+            on_group()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(one(next(prompts)) for _ in range(num_groups)))
+    sample.rates.append(num_tokens / (time.perf_counter() - began))
+    return sample
+
+
+async def _direct_group(http: aiohttp.ClientSession, prompt: str) -> int:
+    url = "http://engine/v1/chat/completions"
+    return sum(await asyncio.gather(*(_ask(http, url, prompt) for _ in range(NUM_SIBLINGS))))
+
+
+async def _app_group(http: aiohttp.ClientSession, proxy_url: str, prompt: str) -> int:
+    """The usage is the served sibling's; all are of one length."""
+    return NUM_SIBLINGS * await _ask(http, f"{proxy_url}/v1/chat/completions", prompt)
+
+
+async def _ask(http: aiohttp.ClientSession, url: str, prompt: str) -> int:
+    body = {
+        "model": "model",
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": COMPLETION_TOKENS,
+        "ignore_eos": True,
+        "temperature": 1.0,
+    }
+    async with http.post(url, json=body) as answer:
+        told = await answer.json()
+        assert answer.status == 200, told
+    num_tokens: int = told["usage"]["completion_tokens"]
+    assert num_tokens == COMPLETION_TOKENS, told["usage"]
+    return num_tokens
+
+
+def _prompts() -> Iterator[str]:
+    """Each differs from its first line on, so that no prefix is shared between groups."""
+    for number in itertools.count():
+        lines = (f"{number + line} plus {line} is what?" for line in range(PROMPT_SUMS))
+        yield "\n".join(lines)
+
+
+def _table(samples: dict[tuple[str, str], Sample]) -> tuple[list[str], list[list[str]]]:
+    header = [
+        "engine",
+        "called",
+        "tokens/s (median of rounds)",
+        "x directly",
+        "group p50 s",
+        "p95 s",
+    ]
+    rows: list[list[str]] = []
+    for (engine, way), sample in samples.items():
+        rate = statistics.median(sample.rates)
+        ratios = zip(sample.rates, samples[engine, "directly"].rates, strict=True)
+        ratio = statistics.median(mine / theirs for mine, theirs in ratios)
+        cuts = statistics.quantiles(sample.latencies_s, n=20)
+        rows.append(
+            [engine, way, f"{rate:.0f}", f"{ratio:.3f}", f"{cuts[9]:.2f}", f"{cuts[18]:.2f}"]
+        )
+    return header, rows
+
+
+if __name__ == "__main__":
+    main()

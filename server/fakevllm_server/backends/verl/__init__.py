@@ -1,0 +1,1 @@
+"""verl's trainer (FSDP2) in Ray workers, as a trainer beside any rollout engine."""

@@ -1,0 +1,182 @@
+"""The verl trainer: a TrainEngine whose weights lie in Ray workers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from fakevllm_adapters.swarm import TrainJob
+from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec, StepMetrics
+from fakevllm_server.backends.embedded.checkpoint import copy_own_files
+from fakevllm_server.backends.one_thread import OneThread
+from fakevllm_server.backends.verl.cluster import Cluster
+from fakevllm_server.backends.verl.group import Workers, WorkersLost
+from fakevllm_server.backends.verl.policy import Policy
+from fakevllm_server.backends.verl.rows import as_tensordict, of_responses
+from fakevllm_server.backends.verl.seen import seen
+from fakevllm_server.backends.verl.shares import deal
+
+Result = TypeVar("Result")
+
+LOST_EXIT_CODE = 70
+"""Not 2, which would say that the user must mend something."""
+CLOSE_WITHIN_S = 5.0
+METRICS = (
+    "loss",
+    "grad_norm",
+    "clip_fraction",
+    "clip_fraction_lower",
+    "approx_kl",
+    "mismatch",
+    "prob_diff_max",
+    "ppo_kl",
+    "entropy",
+    "kl",
+)
+EVERY_EPOCH = ("loss", "grad_norm", "clip_fraction", "clip_fraction_lower")
+"""The others are about the policy that sampled, so measured before any update."""
+NO_REFERENCE = (
+    "kl_loss_coef {coef:g} needs a reference model, and the verl trainer has none: set "
+    "kl_loss_coef to 0, or start with --trainer embedded"
+)
+
+
+class VerlTrainer:
+    def __init__(
+        self,
+        cluster: Cluster,
+        workers: Workers,
+        model: Path,
+        export_dtype: torch.dtype,
+        micro_batch_tokens: int | None,
+    ) -> None:
+        """`micro_batch_tokens` wins over the job's."""
+        self._cluster = cluster
+        self._workers = workers
+        self._model = model
+        self._export_dtype = export_dtype
+        self._micro_batch_tokens = micro_batch_tokens
+        self._job = TrainJob()
+        self._policy: Policy | None = None
+        self._thread = OneThread("trainer", lambda: None)
+
+    async def boot(self, job: TrainJob) -> None:
+        await self._run(lambda: self._boot(job))
+
+    async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
+        return await self._run(lambda: self._step(batch, loss))
+
+    async def publish(self, version: int) -> None:
+        raise BackendError("this process only trains: nothing samples in it")
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        raise BackendError("this process only trains: nothing samples in it")
+
+    async def export(self, folder: Path) -> None:
+        await self._run(lambda: self._export(folder))
+
+    async def save(self, folder: Path) -> None:
+        await self._run(lambda: self._workers.save(folder))
+
+    async def restore(self, folder: Path) -> None:
+        await self._run(lambda: self._restore(folder))
+
+    def _boot(self, job: TrainJob) -> None:
+        """Takes the job's settings; weights and moments stay, so it may come after a restore."""
+        _refuse_reference(job.kl_loss_coef)
+        self._workers.set_grad_clip(job.grad_clip)
+        self._job = job
+
+    def _step(self, batch: Batch, spec: LossSpec) -> StepMetrics:
+        started = time.perf_counter()
+        policy = self._policy_of(spec)
+        rows = deal(batch.calls, self._workers.num_workers)
+        metrics = dict.fromkeys(METRICS, 0.0) | {"skipped": 0.0}
+        if rows:
+            metrics |= self._update(rows, policy)
+        metrics["tokens"] = float(sum(len(call.response_ids) for call in batch.calls))
+        metrics["lr"] = self._job.lr
+        metrics["seconds"] = time.perf_counter() - started
+        return {name: value if math.isfinite(value) else 0.0 for name, value in metrics.items()}
+
+    def _update(self, rows: list[Call], policy: Policy) -> StepMetrics:
+        """`ppo_epochs` updates. A loss or gradient that is not finite ends the step without an
+        update."""
+        job = self._job
+        data = as_tensordict(rows, self._micro_batch_tokens or job.micro_batch_tokens)
+        metrics: StepMetrics = defaultdict(float)
+        for epoch in range(job.ppo_epochs):
+            loss, told = self._workers.forward_backward(data)
+            if not math.isfinite(loss):
+                self._workers.drop_gradients()
+                return {"skipped": 1.0}
+            log_probs = of_responses(rows, told["log_probs"])
+            shown = policy.metrics(rows, log_probs)
+            if epoch == 0:
+                metrics["ppo_kl"] = shown.pop("ppo_kl")
+                metrics |= seen(rows, log_probs, of_responses(rows, told["entropy"]))
+            shown["grad_norm"] = self._workers.optimizer_step(job.lr, job.weight_decay)
+            if not math.isfinite(shown["grad_norm"]):
+                return {"skipped": 1.0}
+            shown["loss"] = loss
+            for name in EVERY_EPOCH:
+                metrics[name] += shown[name] / job.ppo_epochs
+        return dict(metrics)
+
+    def _policy_of(self, spec: LossSpec) -> Policy:
+        _refuse_reference(spec.kl_loss_coef)
+        if self._policy is None or self._policy.spec != spec:
+            policy = Policy(spec)
+            self._workers.set_loss(policy.worker_loss())
+            self._policy = policy
+        return self._policy
+
+    def _export(self, folder: Path) -> None:
+        copy_own_files(self._model, folder, self._export_dtype)
+        self._workers.export_weights(folder, self._export_dtype)
+
+    def _restore(self, folder: Path) -> None:
+        """Raises BackendError before anything has changed."""
+        try:
+            saved_by: int = json.loads((folder / "fsdp_config.json").read_text())["world_size"]
+        except (OSError, ValueError, KeyError) as error:
+            raise BackendError(
+                f"cannot read checkpoint {folder}, the verl trainer did not write it: {error}"
+            ) from error
+        if saved_by != self._workers.num_workers:
+            raise BackendError(
+                f"checkpoint {folder} is of {saved_by} workers, and {self._workers.num_workers} "
+                f"run: start with --trainer-arg=--num-workers={saved_by}"
+            )
+        self._workers.load(folder)
+
+    async def _run(self, action: Callable[[], Result]) -> Result:
+        return await self._thread.run(lambda: self._or_end(action))
+
+    def _or_end(self, action: Callable[[], Result]) -> Result:
+        """Without its workers this process is of no use: the server starts a new one and restores
+        what was saved."""
+        try:
+            return action()
+        except WorkersLost as error:
+            # Ray may wait for ranks that wait for the lost one.
+            closing = threading.Thread(target=self._cluster.close, daemon=True)
+            closing.start()
+            closing.join(CLOSE_WITHIN_S)
+            print(f"the verl trainer ends: {error}", file=sys.stderr, flush=True)
+            os._exit(LOST_EXIT_CODE)
+
+
+def _refuse_reference(kl_loss_coef: float) -> None:
+    if kl_loss_coef > 0:
+        raise BackendError(NO_REFERENCE.format(coef=kl_loss_coef))

@@ -1,0 +1,69 @@
+"""verl's own policy loss: what the workers train on, and what it says of a whole batch."""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.workers.config import FSDPActorConfig
+from verl.workers.config.actor import PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
+
+from fakevllm_server.backends.base import BackendError, Call, LossSpec, StepMetrics
+
+SHOWN = {
+    "actor/pg_clipfrac": "clip_fraction",
+    "actor/pg_clipfrac_lower": "clip_fraction_lower",
+    "actor/ppo_kl": "ppo_kl",
+}
+"""verl's name -> ours. Its means are over tokens and do not weigh calls."""
+
+
+class Policy:
+    """The loss of a spec's name. Raises BackendError for a name that verl does not know."""
+
+    def __init__(self, spec: LossSpec) -> None:
+        self.spec = spec
+        try:
+            self._loss: Callable[..., Any] = get_policy_loss_fn(spec.name)
+        except ValueError as error:
+            raise BackendError(f"verl knows no loss {spec.name!r}: {error}") from None
+
+    def worker_loss(self) -> Callable[..., object]:
+        """For a worker, which keeps the batch's totals in it."""
+        return partial(ppo_loss, config=_config(self.spec))
+
+    def metrics(self, rows: Sequence[Call], log_probs: Sequence[Tensor]) -> StepMetrics:
+        """Of the whole batch: a worker's own numbers are means over its micro-batches."""
+        sampled = pad_sequence([torch.tensor(list(row.logprobs)) for row in rows], True)
+        lengths = torch.tensor([len(row.response_ids) * (row.weight > 0) for row in rows])
+        mask = (torch.arange(sampled.shape[1])[None, :] < lengths[:, None]).float()
+        advantages = torch.tensor([[row.advantage] for row in rows]).expand_as(sampled)
+        _, metrics = self._loss(
+            old_log_prob=sampled,
+            log_prob=pad_sequence(list(log_probs), True),
+            advantages=advantages,
+            response_mask=mask,
+            config=_config(self.spec),
+        )
+        return {ours: float(metrics.get(theirs, 0.0)) for theirs, ours in SHOWN.items()}
+
+
+def _config(spec: LossSpec) -> FSDPActorConfig:
+    return FSDPActorConfig(
+        strategy="fsdp2",
+        rollout_n=1,
+        use_dynamic_bsz=True,
+        clip_ratio_low=spec.clip_ratio_low,
+        clip_ratio_high=spec.clip_ratio_high,
+        clip_ratio_c=spec.clip_ratio_c,
+        policy_loss=PolicyLossConfig(loss_mode=spec.name),
+        use_kl_loss=False,
+        entropy_coeff=0.0,
+    )

@@ -1,0 +1,69 @@
+"""A batch of calls as verl takes it: flat rows, one per call, as many for every worker."""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from verl.utils import tensordict_utils
+from verl.utils.dataset.dataset_utils import DatasetPadMode
+
+from fakevllm_server.backends.base import Call
+from fakevllm_server.backends.embedded.micro_batches import num_tokens, total_weight
+from fakevllm_server.backends.verl.shares import PADDING
+
+
+def as_tensordict(rows: Sequence[Call], max_tokens: int) -> TensorDict:
+    """The loss is then the mean over response tokens, each worth its call's weight: verl multiplies
+    by `rollout_is_weights` and divides by the sum of `loss_mask` over all workers.
+
+    A micro-batch has at most `max_tokens` tokens, or one row that is longer.
+    """
+    tensors: dict[str, Any] = {
+        "input_ids": _jagged(rows, lambda row: [*row.prompt_ids, *row.response_ids]),
+        "position_ids": _jagged(rows, lambda row: range(num_tokens(row))),
+        "prompts": _jagged(rows, lambda row: row.prompt_ids),
+        "responses": _jagged(rows, lambda row: row.response_ids),
+        "old_log_probs": _jagged(rows, lambda row: row.logprobs, torch.float32),
+        "advantages": _jagged(rows, _each(lambda row: row.advantage), torch.float32),
+        "response_mask": _jagged(rows, _each(lambda row: float(row is not PADDING)), torch.float32),
+        "loss_mask": _jagged(rows, _each(lambda row: row.weight), torch.float32),
+        "rollout_is_weights": _jagged(rows, _each(lambda row: row.weight), torch.float32),
+        "temperature": torch.tensor([row.temperature for row in rows]),
+    }
+    settings: dict[str, Any] = {
+        "global_batch_size": len(rows),
+        "batch_num_tokens": total_weight(rows),
+        "max_token_len_per_gpu": max(max_tokens, *map(num_tokens, rows)),
+        "use_dynamic_bsz": True,
+        "calculate_entropy": True,
+        "pad_mode": DatasetPadMode.NO_PADDING,
+    }
+    return tensordict_utils.get_tensordict(tensor_dict=tensors, non_tensor_dict=settings)
+
+
+def of_responses(rows: Sequence[Call], per_token: Tensor) -> list[Tensor]:
+    """A worker's answer about each following token of each row -> about each response token."""
+    return [
+        values[len(row.prompt_ids) - 1 : num_tokens(row) - 1].float()
+        for row, values in zip(rows, per_token.unbind(), strict=True)
+    ]
+
+
+def _each(value: Callable[[Call], float]) -> Callable[[Call], Sequence[float]]:
+    """One value for all response tokens of a row."""
+    return lambda row: [value(row)] * len(row.response_ids)
+
+
+def _jagged(
+    rows: Sequence[Call],
+    values: Callable[[Call], Sequence[float]],
+    dtype: torch.dtype = torch.long,
+) -> Tensor:
+    return torch.nested.as_nested_tensor(
+        [torch.tensor(list(values(row)), dtype=dtype) for row in rows], layout=torch.jagged
+    )

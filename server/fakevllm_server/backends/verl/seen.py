@@ -1,0 +1,33 @@
+"""What a step shows of the policy before its first update, from the workers' own numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.backends.base import Call, StepMetrics
+from fakevllm_server.backends.embedded.micro_batches import total_weight
+from fakevllm_server.backends.torch_losses.aggregate import token_mean
+from fakevllm_server.backends.torch_losses.kl import k3
+
+
+def seen(
+    rows: Sequence[Call], log_probs: Sequence[Tensor], entropies: Sequence[Tensor]
+) -> StepMetrics:
+    """Means over response tokens by their calls' weights, as the embedded trainer's. `log_probs`
+    and `entropies`: of each row's response tokens."""
+    sampled = torch.cat([torch.tensor(list(row.logprobs), dtype=torch.float32) for row in rows])
+    weights = torch.cat([torch.full((len(row.response_ids),), row.weight) for row in rows])
+    now = torch.cat(list(log_probs))
+    total = total_weight(rows)
+    per_token = {
+        "mismatch": (now - sampled).abs(),
+        "approx_kl": k3(sampled, now),
+        "entropy": torch.cat(list(entropies)),
+    }
+    metrics = {name: token_mean(value, weights, total).item() for name, value in per_token.items()}
+    trained = weights > 0
+    difference = (now.exp() - sampled.exp()).abs()[trained]
+    return metrics | {"prob_diff_max": difference.max().item() if len(difference) else 0.0}

@@ -1,0 +1,28 @@
+"""Which worker trains on which calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fakevllm_server.backends.base import BackendError, Call
+from fakevllm_server.backends.embedded.micro_batches import num_tokens
+
+PADDING = Call("", [0], [0], [0.0], version=0, temperature=1.0, advantage=0.0, weight=0.0)
+"""A row that only makes the number of rows divisible: nothing is learned from it."""
+
+
+def deal(calls: Sequence[Call], num_workers: int) -> list[Call]:
+    """All calls with a response, in shares of equal number and like length, one after another.
+    Raises BackendError for a call that has no log-probability to train on.
+
+    >>> [len(call.prompt_ids) for call in deal([PADDING] * 3, 2)]
+    [1, 1, 1, 1]
+    """
+    for call in calls:
+        if not call.prompt_ids:
+            raise BackendError("a call without prompt has no first token to predict from")
+        if not call.temperature > 0:
+            raise BackendError("greedy calls have no log-probability to train on")
+    rows = sorted((call for call in calls if call.response_ids), key=num_tokens, reverse=True)
+    rows += [PADDING] * (-len(rows) % num_workers)
+    return [call for share in range(num_workers) for call in rows[share::num_workers]]

@@ -1,0 +1,188 @@
+"""What the server uses of vLLM, without a model: its control routes and one deterministic policy.
+
+    python -m fakevllm_server.backends.vllm.stand_in FOLDER --uds PATH [--fault NAME]
+
+It is honest: the logprobs are those of its policy at the temperature asked for, weights are read
+from the folder named (its `weights.txt` is what it answers), a paused engine samples nothing, and
+weights that failed half-way answer NOBODY_KNOWS. Every `Fault` is one way in which a vLLM may be
+set up wrongly or go wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import os
+from collections.abc import Collection
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from fakevllm_server.backends.vllm.verdicts import UPDATE_ROUTES
+
+Json = dict[str, Any]
+
+VOCABULARY = 32
+PROMPT_IDS = [5, 6, 7]
+MAX_MODEL_LEN = 512
+WEIGHTS_FILE = "weights.txt"
+NOBODY_KNOWS = "half-loaded"
+KEY = "secret"
+
+
+class Fault(StrEnum):
+    RAW_LOGPROBS = "raw-logprobs"
+    NO_LOGPROBS = "no-logprobs"
+    NO_TOKEN_IDS = "no-token-ids"
+    NO_DEV_MODE = "no-dev-mode"
+    NO_TOOLS = "no-tools"
+    NO_VERSION_ROUTE = "no-version-route"
+    WANTS_KEY = "wants-key"
+    ONE_RELOAD_FAILS = "one-reload-fails"
+    RELOADS_FAIL = "reloads-fail"
+    DIES_IN_RELOAD = "dies-in-reload"
+    SAMPLES_NOTHING = "samples-nothing"
+    CACHE_STAYS = "cache-stays"
+
+
+class StandIn:
+    def __init__(self, folder: Path, name: str = "stand-in", faults: Collection[str] = ()) -> None:
+        self.name = name
+        self.faults = {Fault(fault) for fault in faults}
+        self.weights = _weights_in(folder)
+        self.is_paused = False
+        self.version: str | None = None
+        self.acts: list[str] = []
+        """Control routes in the order they were asked."""
+        self._awake = asyncio.Event()
+        self._awake.set()
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/version", self._version),
+                web.get("/v1/models", self._models),
+                web.post("/v1/chat/completions", self._chat),
+                web.post("/v1/completions", self._chat),
+            ]
+        )
+        if Fault.NO_DEV_MODE not in self.faults:
+            app.add_routes([web.post(route, self._act) for route in UPDATE_ROUTES])
+            app.add_routes([web.get("/is_paused", self._paused)])
+            if Fault.NO_VERSION_ROUTE not in self.faults:
+                app.add_routes([web.post("/update_weight_version", self._tell_version)])
+        return app
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": "0.27.1+stand-in"})
+
+    async def _paused(self, request: web.Request) -> web.Response:
+        return web.json_response({"is_paused": self.is_paused})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        if Fault.WANTS_KEY in self.faults and request.headers.get("Authorization") != _BEARER:
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        card = {"id": self.name, "object": "model", "max_model_len": MAX_MODEL_LEN}
+        return web.json_response({"object": "list", "data": [card]})
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        body: Json = await request.json()
+        if body.get("tools") and Fault.NO_TOOLS in self.faults:
+            text = '"auto" tool choice requires --enable-auto-tool-choice'
+            return web.json_response({"error": {"message": text}}, status=400)
+        await self._awake.wait()
+        if Fault.SAMPLES_NOTHING in self.faults:
+            await asyncio.Event().wait()
+        return web.json_response(self._answer(body))
+
+    async def _act(self, request: web.Request) -> web.Response:
+        self.acts.append(request.path.strip("/"))
+        match request.path:
+            case "/pause":
+                self.is_paused = True
+                self._awake.clear()
+            case "/resume":
+                self.is_paused = False
+                self._awake.set()
+            case "/reset_prefix_cache":
+                return web.json_response({"success": Fault.CACHE_STAYS not in self.faults})
+            case _:
+                return self._reload(await request.json())
+        return web.json_response({"status": "done"})
+
+    async def _tell_version(self, request: web.Request) -> web.Response:
+        self.version = (await request.json())["new_version"]
+        return web.json_response({"success": True})
+
+    def _reload(self, body: Json) -> web.Response:
+        self.weights = NOBODY_KNOWS
+        if Fault.DIES_IN_RELOAD in self.faults:
+            os._exit(70)
+        folder = Path(body["kwargs"]["weights_path"])
+        fails = self.faults & {Fault.RELOADS_FAIL, Fault.ONE_RELOAD_FAILS}
+        self.faults.discard(Fault.ONE_RELOAD_FAILS)
+        if fails or not folder.is_dir():
+            error = {"message": f"Worker failed with error 'no weights in {folder}'"}
+            return web.json_response({"error": error}, status=500)
+        self.weights = _weights_in(folder)
+        return web.json_response({"results": [None]})
+
+    def _answer(self, body: Json) -> Json:
+        num_tokens = min(4, int(body.get("max_tokens", 4)))
+        ids = list(range(num_tokens))
+        choice: Json = {"index": 0, "message": {"role": "assistant", "content": self.weights}}
+        choice |= {"finish_reason": "length", "logprobs": None, "token_ids": None}
+        if body.get("logprobs") and Fault.NO_LOGPROBS not in self.faults:
+            choice["logprobs"] = {"content": [self._logprob(token, body) for token in ids]}
+        usage = {"prompt_tokens": len(PROMPT_IDS), "completion_tokens": num_tokens}
+        answer: Json = {"object": "chat.completion", "choices": [choice], "usage": usage}
+        if body.get("return_token_ids") and Fault.NO_TOKEN_IDS not in self.faults:
+            choice["token_ids"] = ids
+            answer["prompt_token_ids"] = PROMPT_IDS
+        return answer
+
+    def _logprob(self, token: int, body: Json) -> Json:
+        raw = Fault.RAW_LOGPROBS in self.faults
+        logprobs = policy(1.0 if raw else float(body.get("temperature", 1.0)))
+        top = range(int(body.get("top_logprobs", 0)))
+        named = [{"token": f"token_id:{other}", "logprob": logprobs[other]} for other in top]
+        return {"token": f"token_id:{token}", "logprob": logprobs[token], "top_logprobs": named}
+
+
+def policy(temperature: float) -> list[float]:
+    """Logprobs of the whole vocabulary, the likeliest first, whatever came before."""
+    logits = [-0.25 * token / temperature for token in range(VOCABULARY)]
+    total = math.log(sum(map(math.exp, logits)))
+    return [logit - total for logit in logits]
+
+
+_BEARER = f"Bearer {KEY}"
+
+
+def _weights_in(folder: Path) -> str:
+    file = folder / WEIGHTS_FILE
+    return file.read_text() if file.is_file() else "untrained"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--uds", required=True)
+    parser.add_argument("--fault", action="append", default=[], choices=list(Fault))
+    parser.add_argument("--served-model-name", default="stand-in")
+    # What vLLM would do with the rest has no meaning here.
+    given, _ = parser.parse_known_args()
+    engine = StandIn(given.model, given.served_model_name, given.fault)
+    web.run_app(engine.app(), path=given.uds, print=None, shutdown_timeout=0.1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The demo model by transformers, in float32: what vLLM must answer greedily."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
+
+torch.set_num_threads(1)
+
+
+class Greedy:
+    """One set of weights."""
+
+    def __init__(self, folder: Path) -> None:
+        load: Any = AutoModelForCausalLM.from_pretrained
+        self._model = load(folder, dtype=torch.float32).eval()
+
+    def answer(self, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
+        """Whatever ends a sentence does not end it."""
+        ids = list(prompt_ids)
+        with torch.inference_mode():
+            for _ in range(num_tokens):
+                logits = self._model(torch.tensor([ids])).logits[0, -1]
+                ids.append(int(logits.argmax()))
+        return ids[len(prompt_ids) :]
+
+    def would_say(self, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> list[bool]:
+        """Of every token, whether these weights sample it after all that is before it."""
+        ids = torch.tensor([[*prompt_ids, *response_ids]])
+        with torch.inference_mode():
+            likeliest = self._model(ids).logits[0, len(prompt_ids) - 1 : -1].argmax(-1)
+        return [int(own) == token for own, token in zip(likeliest, response_ids, strict=True)]
+
+
+def disturbed(folder: Path, seed: int) -> Path:
+    """The demo model with other opinions, as a trainer would hand it over."""
+    load: Any = AutoModelForCausalLM.from_pretrained
+    model = load(DEMO_MODEL_DIR, dtype=torch.float32)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3 * parameter.std().nan_to_num())
+    model.save_pretrained(folder)
+    return folder

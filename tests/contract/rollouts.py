@@ -1,0 +1,249 @@
+"""A rollout engine with the clients a contract test needs: plain HTTP to the engine, and the
+server's own way through gate and capture."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import aiohttp
+import orjson
+
+from fakevllm_adapters.sse import DONE, SseDecoder, json_of
+from fakevllm_server.backends.base import Endpoint, Rollout
+from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
+from fakevllm_server.backends.spec import EngineSpec
+from fakevllm_server.backends.table import ROLLOUTS
+from fakevllm_server.calls import RecordedCall
+from fakevllm_server.capture import Capture
+from fakevllm_server.forward import EngineClient
+
+Json = dict[str, Any]
+
+CHAT = "/v1/chat/completions"
+TOOL: Json = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"left": {"type": "integer"}},
+            "required": ["left"],
+        },
+    },
+}
+CONSTRAINED: dict[str, Json] = {
+    "response_format": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}
+    },
+    "tool_choice": {"tools": [TOOL], "tool_choice": "required"},
+    "structured_outputs": {"structured_outputs": {"choice": ["yes", "no"]}},
+    "min_tokens": {"min_tokens": 3},
+    "prompt_logprobs": {"prompt_logprobs": 1},
+}
+"""Requests an engine may refuse by design, by the field it then names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """Where engines differ by design; all else holds for each."""
+
+    model: str | None
+    refuses: frozenset[str] = frozenset()
+    """Of CONSTRAINED; the others are answered."""
+    tells_spans: bool = True
+    """Which weights sampled which token, in the answer itself."""
+    top_logprobs: int = 4
+    question: str = "What is 3 plus 4?"
+    endless: str = "What is 3 plus 4?"
+    """Answered for as long as a test waits, with `ignore_eos`."""
+    stop: tuple[str, str, str] = ("What is 3 plus 4?", " ", "")
+    """A question, a stop string within its greedy answer, and what precedes it; "" for any."""
+
+
+ABILITIES: dict[str, Abilities] = {
+    "fake": Abilities(
+        model=None,
+        refuses=frozenset(CONSTRAINED),
+        top_logprobs=1,
+        endless=f"[[say {'a' * 200}]] [[slow 0.05]]",
+        stop=("[[say one END two]]", "END", "one "),
+    ),
+    "embedded": Abilities(model=str(DEMO_MODEL_DIR), refuses=frozenset(CONSTRAINED)),
+    "vllm": Abilities(model=str(DEMO_MODEL_DIR), tells_spans=False),
+}
+
+
+class Answer(NamedTuple):
+    status: int
+    json: Json
+
+
+class Captured(NamedTuple):
+    status: int
+    shown: bytes
+    call: RecordedCall | None
+
+    @property
+    def record(self) -> RecordedCall:
+        assert self.call is not None, self.shown
+        return self.call
+
+
+@dataclass
+class Rig:
+    """One running engine. `folders` are weights for it: those it started with, and others."""
+
+    name: str
+    rollout: Rollout
+    endpoint: Endpoint
+    client: EngineClient
+    http: aiohttp.ClientSession
+    folders: list[Path]
+
+    @property
+    def can(self) -> Abilities:
+        return ABILITIES[self.name]
+
+    async def ask(self, body: Json) -> Answer:
+        async with self.http.post(CHAT, json=self.body(body)) as answer:
+            return Answer(answer.status, await answer.json())
+
+    async def stream(self, body: Json) -> list[Json]:
+        """The chunks; the stream's end is checked."""
+        async with self.http.post(CHAT, json=self.body(body | {"stream": True})) as answer:
+            assert answer.status == 200 and answer.content_type == "text/event-stream"
+            return chunks_of(await answer.read())
+
+    async def captured(self, body: Json) -> Captured:
+        """As the server does it: through the gate, recorded by the stamp."""
+        sent = Sent()
+        records: list[RecordedCall | None] = []
+        async with self.endpoint.gate.call() as stamp:
+            capture = Capture(
+                self.body(body), self.endpoint.default_sampling, self.endpoint.refusal
+            )
+            await self.client.capture(
+                CHAT,
+                capture,
+                {"Content-Type": "application/json"},
+                sent,
+                lambda: records.append(capture.record(stamp)),
+            )
+        return Captured(sent.status, sent.body, records[0] if records else None)
+
+    def body(self, body: Json) -> Json:
+        """What `body` leaves open is filled in, what it sets to None left away."""
+        shared: Json = {"model": self.endpoint.model_name, "max_tokens": 12}
+        filled = shared | {"messages": user(self.can.question)} | body
+        return {name: value for name, value in filled.items() if value is not None}
+
+    def rendered(self, messages: list[Json], tools: list[Json] | None) -> list[int] | None:
+        """The prompt by the model's own template; None for an engine without one."""
+        if self.can.model is None:
+            return None
+        plain = [message | {"content": _text(message["content"])} for message in messages]
+        transformers: Any = importlib.import_module("transformers")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.can.model)
+        text = tokenizer.apply_chat_template(
+            plain, tools=tools, add_generation_prompt=True, tokenize=False
+        )
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    async def close(self) -> None:
+        await self.http.close()
+        await self.client.close()
+        await self.rollout.close()
+
+
+class Sent:
+    """Keeps what is sent to an app."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.body = b""
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        self.status = message.get("status", self.status)
+        self.body += message.get("body", b"")
+
+
+async def started(name: str, folder: Path) -> Rig:
+    folders = weights_for(name, folder)
+    spec = EngineSpec(name, folder, ABILITIES[name].model, "contract")
+    rollout = ROLLOUTS[name](spec)
+    try:
+        endpoint = await rollout.launch()
+    except BaseException:
+        await rollout.close()
+        raise
+    # An idle connection may be closed by the engine just as a test uses it.
+    connector = aiohttp.UnixConnector(str(endpoint.socket), force_close=True)
+    http = aiohttp.ClientSession(endpoint.url, connector=connector, headers=endpoint.headers)
+    return Rig(name, rollout, endpoint, EngineClient(endpoint), http, folders)
+
+
+def weights_for(name: str, folder: Path) -> list[Path]:
+    """Two folders that `load_weights` takes: as it starts, and plainly different."""
+    if name == "fake":
+        found: list[Path] = []
+        for theta in (-1.0, 2.0):
+            found.append(folder / f"theta{theta}")
+            found[-1].mkdir()
+            (found[-1] / "theta.json").write_bytes(orjson.dumps({"theta": theta}))
+        return found
+    other = folder / "other"
+    shutil.copytree(DEMO_MODEL_DIR, other)
+    _change(other)
+    return [DEMO_MODEL_DIR, other]
+
+
+def _change(folder: Path) -> None:
+    """What a trainer exports: the same tensors by other numbers."""
+    tensors: Any = importlib.import_module("safetensors.torch")
+    file = folder / "model.safetensors"
+    changed = {name: tensor * 0.7 for name, tensor in tensors.load_file(file).items()}
+    tensors.save_file(changed, file, metadata={"format": "pt"})
+
+
+def _text(content: Any) -> Any:
+    is_in_parts = isinstance(content, list)
+    return "".join(part["text"] for part in cast(list[Json], content)) if is_in_parts else content
+
+
+def user(text: str) -> list[Json]:
+    return [{"role": "user", "content": text}]
+
+
+def chunks_of(raw: bytes) -> list[Json]:
+    events = SseDecoder().feed(raw)
+    assert events.pop() == DONE
+    found = [json_of(event) for event in events]
+    return [chunk for chunk in found if chunk is not None]
+
+
+def deltas_of(chunks: list[Json], index: int = 0) -> list[Json]:
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    return [choice["delta"] for choice in choices if choice["index"] == index]
+
+
+def text_of(chunks: list[Json], index: int = 0) -> str:
+    return "".join(delta.get("content") or "" for delta in deltas_of(chunks, index))
+
+
+def logprobs_of(choice: Json) -> list[Json]:
+    return choice["logprobs"]["content"]
+
+
+def shape_of(value: Any) -> Any:
+    """Keys in their order and which of them are null; not what they hold."""
+    if isinstance(value, dict):
+        return [(key, shape_of(inner)) for key, inner in cast(Json, value).items()]
+    if isinstance(value, list):
+        return [shape_of(inner) for inner in cast(list[Any], value)[:1]]
+    return value is None

@@ -1,0 +1,290 @@
+"""What every trainer promises, whoever does its arithmetic. What one is excused from stands in
+`trainers.FAKE_IS_EXCUSED`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from backends.verl.reference import (
+    Reference,
+    assert_transformers_load,
+    have_same_weights,
+    on_policy_calls,
+    stale,
+)
+from contract.trainers import JOB, KINDS, Subject, kill, process_of, ray_workers, running
+
+from fakevllm_adapters.swarm import TrainJob
+from fakevllm_server.backends.base import ActionFailed, BackendError, Batch, Call, LossSpec
+from fakevllm_server.backends.verl.guard import members
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+ONE_TOKEN = Call("g", [5, 6], [ord("y")], [math.log(0.3)], 0, 1.0, 1.0, 1.0)
+GONE_WITHIN_S = 30
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
+async def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Subject]:
+    """One process for all tests of a kind: starting the larger ones takes half a minute."""
+    async with running(request.param, tmp_path_factory.mktemp(request.param)) as subject:
+        await subject.engine.save(subject.folder / "untouched")
+        yield subject
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def trainer(shared: Subject) -> Subject:
+    """As it was when it started."""
+    await shared.engine.restore(shared.folder / "untouched")
+    await shared.engine.boot(JOB)
+    return shared
+
+
+async def test_a_step_changes_what_is_exported(trainer: Subject) -> None:
+    before = await trainer.exported("before")
+    metrics = await trainer.step([ONE_TOKEN])
+    after = await trainer.exported("after")
+
+    assert metrics["tokens"] == 1
+    assert not have_same_weights(before, after)
+
+
+async def test_a_batch_without_calls_changes_nothing(trainer: Subject) -> None:
+    before = await trainer.exported("before_empty")
+    metrics = await trainer.step([])
+    after = await trainer.exported("after_empty")
+
+    assert metrics["tokens"] == 0
+    assert metrics.get("grad_norm", 0) == 0
+    assert have_same_weights(before, after)
+
+
+async def test_a_restored_trainer_takes_the_same_next_step(trainer: Subject) -> None:
+    """With the optimiser's moments: the second step depends on the first."""
+    calls = on_policy_calls(mixed=True)
+    await trainer.step(calls)
+    await trainer.engine.save(trainer.folder / "saved")
+    uninterrupted = await trainer.step(calls)
+    expected = await trainer.exported("uninterrupted")
+
+    await trainer.step(stale(calls))
+    await trainer.engine.restore(trainer.folder / "saved")
+    await trainer.engine.boot(JOB)
+    again = await trainer.step(calls)
+
+    assert again | {"seconds": 0} == uninterrupted | {"seconds": 0}
+    assert have_same_weights(await trainer.exported("again"), expected)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        pytest.param(on_policy_calls(), id="alike"),
+        pytest.param(on_policy_calls(mixed=True), id="temperatures-and-weights"),
+    ],
+)
+async def test_what_the_model_itself_sampled_is_on_policy(
+    trainer: Subject, calls: list[Call]
+) -> None:
+    trainer.needs("arithmetic")
+    metrics = await trainer.step(calls)
+
+    assert abs(metrics["ppo_kl"]) < 1e-5 and abs(metrics["approx_kl"]) < 1e-5
+    assert metrics["prob_diff_max"] < 1e-6
+    assert metrics["clip_fraction"] == metrics["clip_fraction_lower"] == 0
+    assert metrics["skipped"] == 0
+
+
+@pytest.mark.parametrize(
+    ("calls", "settings"),
+    [
+        pytest.param(on_policy_calls(), {}, id="plain"),
+        pytest.param(on_policy_calls(mixed=True), {}, id="temperatures-and-weights"),
+        pytest.param(stale(on_policy_calls(mixed=True)), {"ppo_epochs": 3}, id="stale-epochs"),
+        pytest.param(on_policy_calls(9), {"micro_batch_tokens": 20}, id="small-pieces"),
+        pytest.param(
+            stale(on_policy_calls(3)),
+            {"grad_clip": 0.01, "weight_decay": 0.1, "clip_ratio_high": 0.05, "clip_ratio_c": 1.2},
+            id="clipped-and-decayed",
+        ),
+    ],
+)
+async def test_all_trainers_make_the_same_step(
+    trainer: Subject, calls: list[Call], settings: dict[str, float]
+) -> None:
+    trainer.needs("arithmetic")
+    job = TrainJob.model_validate(JOB.model_dump() | settings)
+    reference = Reference(job)
+
+    await trainer.engine.boot(job)
+    for _ in range(2):
+        metrics, expected = await trainer.step(calls, job), reference.step(calls)
+
+        assert expected["grad_norm"] > 0
+        for name in ("loss", "grad_norm", "approx_kl", "mismatch", "prob_diff_max", "entropy"):
+            assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+        assert metrics["tokens"] == expected["tokens"] and metrics["lr"] == job.lr
+        if len({call.weight for call in calls}) == 1:  # verl's own means do not weigh calls
+            for name in ("clip_fraction", "clip_fraction_lower", "ppo_kl"):
+                assert metrics[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
+    reference.assert_same_weights(await trainer.exported("stepped"))
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        pytest.param({"logprobs": [math.nan]}, id="logprob-is-nan"),
+        pytest.param({"advantage": 3e38, "weight": 1e6}, id="advantage-overflows"),
+    ],
+)
+async def test_a_poisoned_call_leaves_the_weights_as_they_were(
+    trainer: Subject, poison: dict[str, object]
+) -> None:
+    trainer.needs("poison")
+    before = await trainer.exported("before_poison")
+    poisoned = replace(ONE_TOKEN, **poison)  # pyright: ignore[reportArgumentType]
+
+    metrics = await trainer.step([*on_policy_calls(2), poisoned])
+
+    assert metrics["skipped"] == 1 and metrics["grad_norm"] == 0
+    assert have_same_weights(await trainer.exported("after_poison"), before)
+    reference = Reference(JOB)
+    reference.step(on_policy_calls(2))
+    await trainer.step(on_policy_calls(2))
+    reference.assert_same_weights(await trainer.exported("after_antidote"))
+
+
+async def test_a_loss_it_does_not_know_fails_the_action_by_name(trainer: Subject) -> None:
+    trainer.needs("settings")
+    unknown = replace(LossSpec.of(JOB), name="no_such_loss")
+
+    with pytest.raises(ActionFailed, match="no_such_loss"):
+        await trainer.engine.step(Batch(1, [ONE_TOKEN]), unknown)
+
+    assert (await trainer.step([ONE_TOKEN]))["skipped"] == 0
+
+
+async def test_a_checkpoint_that_is_none_fails_the_action_by_folder(trainer: Subject) -> None:
+    with pytest.raises(ActionFailed, match="nowhere"):
+        await trainer.engine.restore(trainer.folder / "nowhere")
+
+    assert await trainer.engine.health()
+
+
+async def test_what_it_exports_is_a_model_that_transformers_load(trainer: Subject) -> None:
+    trainer.needs("a model")
+    await trainer.step([ONE_TOKEN])
+
+    assert_transformers_load(await trainer.exported("model"))
+
+
+async def test_it_tells_its_health_while_it_steps(trainer: Subject) -> None:
+    trainer.needs("weights of its own process")
+    stepping = asyncio.ensure_future(trainer.step(on_policy_calls(150)))
+    answers = 0
+    while not stepping.done():
+        assert await trainer.engine.health()
+        answers += not stepping.done()
+    await stepping
+
+    assert answers > 0
+
+
+async def test_a_trainer_alone_does_not_publish(trainer: Subject) -> None:
+    trainer.needs("a model")
+    with pytest.raises(ActionFailed, match="only trains"):
+        await trainer.engine.publish(1)
+
+
+async def test_a_reference_model_is_held_to_or_refused_by_the_settings_name(
+    trainer: Subject,
+) -> None:
+    trainer.needs("a model")
+    wanted = JOB.model_copy(update={"kl_loss_coef": 0.1})
+    if trainer.kind == "verl":
+        for refused in (trainer.engine.boot(wanted), trainer.step([ONE_TOKEN], wanted)):
+            with pytest.raises(ActionFailed, match=r"kl_loss_coef 0\.1 .*--trainer embedded"):
+                await refused
+    else:
+        await trainer.step([ONE_TOKEN], wanted)
+        assert (await trainer.step([ONE_TOKEN], wanted))["kl"] > 0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Subject]:
+    folder = tmp_path_factory.mktemp("ranks")
+    async with running("verl", folder, "--num-workers", "2") as subject:
+        yield subject
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("shared", ["verl"], indirect=True)
+async def test_two_verl_trainers_do_not_meet_and_two_ranks_step_as_one(
+    trainer: Subject, two_ranks: Subject
+) -> None:
+    """Three rows on two ranks: one is padding."""
+    calls = on_policy_calls(3, mixed=True)
+    reference = Reference(JOB)
+    for _ in range(2):
+        expected = reference.step(calls)
+        for metrics in await asyncio.gather(trainer.step(calls), two_ranks.step(calls)):
+            for name in ("loss", "grad_norm", "entropy", "prob_diff_max"):
+                assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+    for subject in (trainer, two_ranks):
+        reference.assert_same_weights(await subject.exported("together"))
+    assert_transformers_load(two_ranks.folder / "together")
+
+    await two_ranks.engine.save(two_ranks.folder / "saved")
+    with pytest.raises(ActionFailed, match="of 2 workers, and 1 run"):
+        await trainer.engine.restore(two_ranks.folder / "saved")
+
+
+@pytest.mark.real
+async def test_a_killed_verl_trainer_leaves_no_process_behind(two_ranks: Subject) -> None:
+    session = process_of(two_ranks)
+    assert len(ray_workers(members(session))) == 2
+
+    kill(session)
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while members(session):
+        assert time.monotonic() < deadline, members(session)
+        await asyncio.sleep(0.1)
+
+    assert "exited with code -9" in await two_ranks.engine.lost()
+
+
+@pytest.mark.real
+async def test_a_verl_trainer_whose_worker_is_killed_goes_on_from_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    calls = on_policy_calls(mixed=True)
+    reference = Reference(JOB)
+    for _ in range(2):
+        reference.step(calls)
+    async with running("verl", tmp_path) as trainer:
+        await trainer.step(calls)
+        await trainer.engine.save(tmp_path / "saved")
+        session = process_of(trainer)
+        kill(ray_workers(members(session))[0])
+
+        with pytest.raises(BackendError, match="did not answer step") as failed:
+            await trainer.step(calls)
+        assert not isinstance(failed.value, ActionFailed)
+        assert "exited with code 70" in await trainer.engine.lost()
+        last_line = (tmp_path / "trainer.log").read_text().strip().splitlines()[-1]
+        assert last_line.startswith("the verl trainer ends: a Ray worker")
+
+        await trainer.engine.launch()
+        await trainer.engine.restore(tmp_path / "saved")
+        await trainer.engine.boot(JOB)
+        await trainer.step(calls)
+        reference.assert_same_weights(await trainer.exported("x"))

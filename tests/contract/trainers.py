@@ -1,0 +1,98 @@
+"""The trainers under contract, each in its own process, and what each is excused from."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fakevllm_adapters.swarm import TrainJob
+from fakevllm_server.backends.base import Batch, Call, LossSpec, StepMetrics
+from fakevllm_server.backends.child import ChildEngine
+from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
+from fakevllm_server.backends.spec import EngineSpec
+
+JOB = TrainJob(lr=1e-3)
+KINDS = [
+    pytest.param("fake"),
+    pytest.param("embedded"),
+    pytest.param("verl", marks=pytest.mark.real),
+]
+FAKE_IS_EXCUSED = {
+    "arithmetic": "its policy gradient is plain REINFORCE of one number, without clip or weights",
+    "a model": "it has no model: what it exports is one number",
+    "poison": "it trusts what it gets",
+    "settings": "it has one loss, whatever its name",
+    "weights of its own process": "a step is over before anyone could ask",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A trainer in its process."""
+
+    kind: str
+    engine: ChildEngine
+    folder: Path
+    """The run directory."""
+
+    def needs(self, what: str) -> None:
+        """Skips the test where this trainer is excused from it."""
+        if self.kind == "fake":
+            pytest.skip(f"fake: {FAKE_IS_EXCUSED[what]}")
+
+    async def step(self, calls: list[Call], job: TrainJob = JOB) -> StepMetrics:
+        return await self.engine.step(Batch(1, calls), LossSpec.of(job))
+
+    async def exported(self, name: str) -> Path:
+        folder = self.folder / name
+        await self.engine.export(folder)
+        return folder
+
+
+@asynccontextmanager
+async def running(kind: str, folder: Path, *arguments: str) -> AsyncGenerator[Subject]:
+    """A trainer alone, on the demo model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = EngineSpec(
+        kind, folder, str(DEMO_MODEL_DIR), "demo", extra_args=arguments, train_only=True
+    )
+    engine = ChildEngine(spec)
+    try:
+        await engine.launch()
+        await engine.boot(JOB)
+        yield Subject(kind, engine, folder)
+    finally:
+        await engine.close()
+
+
+def process_of(subject: Subject) -> int:
+    """The child's process id, found by its run directory; it leads its session."""
+    wanted = str(subject.folder).encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            command = _command(int(entry.name))
+            if b"-m" in command and b"--run-dir" in command and wanted in command:
+                return int(entry.name)
+    raise AssertionError(f"no process runs in {subject.folder}")
+
+
+def ray_workers(members: list[int]) -> list[int]:
+    """Those of the processes that hold a part of the model."""
+    return [process for process in members if b"PolicyWorker" in b" ".join(_command(process))]
+
+
+def kill(process: int) -> None:
+    os.kill(process, signal.SIGKILL)
+
+
+def _command(process: int) -> list[bytes]:
+    try:
+        return (Path("/proc") / str(process) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []

@@ -1,0 +1,197 @@
+"""An engine on a Unix socket whose next answers a test plans, and a call to the server's door."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from fakevllm_adapters.sse import DONE, encode
+from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_server.api import inference
+from fakevllm_server.backends.base import Endpoint
+from fakevllm_server.config import ServerConfig
+from fakevllm_server.swarm import Swarm
+from fakevllm_server.weight_gate import WeightGate
+
+Json = dict[str, Any]
+Plan = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+BODY: Json = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def completion(ids: tuple[int, ...] = (7, 8)) -> Json:
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": "hi"},
+        "logprobs": {"content": [{"token": "x", "logprob": -0.5} for _ in ids]},
+        "finish_reason": "stop",
+        "token_ids": list(ids),
+    }
+    usage = {"completion_tokens": len(ids)}
+    return {"choices": [choice], "usage": usage, "prompt_token_ids": [1, 2]}
+
+
+def chunks() -> list[Json]:
+    """The same as a stream."""
+    said = completion()["choices"][0]
+    told = {name: said[name] for name in ("index", "logprobs", "finish_reason", "token_ids")}
+    opening = {"index": 0, "delta": {"role": "assistant", "content": ""}}
+    return [
+        {"choices": [opening], "prompt_token_ids": [1, 2]},
+        {"choices": [told | {"delta": {"content": "hi"}}]},
+        {"choices": [], "usage": {"completion_tokens": 2}},
+    ]
+
+
+async def whole(request: web.Request) -> web.StreamResponse:
+    return web.Response(body=orjson.dumps(completion()), content_type="application/json")
+
+
+async def stream(request: web.Request) -> web.StreamResponse:
+    return await _streamed(request, [*map(encode, chunks()), DONE])
+
+
+async def dies(request: web.Request) -> web.StreamResponse:
+    """As a killed process does: the connection is gone."""
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def dies_in_stream(request: web.Request) -> web.StreamResponse:
+    await _streamed(request, [encode(chunks()[0])])
+    return await dies(request)
+
+
+async def dies_before_the_stream(request: web.Request) -> web.StreamResponse:
+    await _streamed(request, [])
+    return await dies(request)
+
+
+async def stops_in_stream(request: web.Request) -> web.StreamResponse:
+    """A clean end with no [DONE]."""
+    return await _streamed(request, [encode(chunk) for chunk in chunks()])
+
+
+def answers(status: int, body: bytes) -> Plan:
+    async def plan(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, body=body, content_type="application/json")
+
+    return plan
+
+
+class OddEngine:
+    def __init__(self, folder: Path, *plans: Plan, name: str = "odd", **endpoint: Any) -> None:
+        self.endpoint = Endpoint(
+            folder / f"{name}.sock", "http://engine", "m", 100, gate=WeightGate(3), **endpoint
+        )
+        self.is_well = True
+        self.plans = deque(plans)
+        self.asked: list[Json] = []
+        self.headers: list[dict[str, str]] = []
+        self.was_asked = asyncio.Event()
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> OddEngine:
+        app = web.Application()
+        app.router.add_get("/health", self._health)
+        app.router.add_post("/{path:.*}", self._post)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        await web.UnixSite(self._runner, str(self.endpoint.socket)).start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(status=200 if self.is_well else 503)
+
+    async def _post(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(orjson.loads(await request.read()))
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        self.was_asked.set()
+        plan = self.plans.popleft()
+        self.is_well = self.is_well and bool(self.plans or plan not in DEADLY)
+        return await plan(request)
+
+
+DEADLY = (dies, dies_in_stream, dies_before_the_stream)
+"""As the last plan of an engine, its end."""
+
+
+async def _streamed(request: web.Request, events: list[bytes]) -> web.StreamResponse:
+    answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await answer.prepare(request)
+    for event in events:
+        await answer.write(event)
+    return answer
+
+
+class AppCall:
+    """One HTTP call to the server's door, without a server."""
+
+    def __init__(
+        self,
+        swarm: Swarm,
+        body: Json | None = None,
+        *,
+        method: str = "POST",
+        path: str = inference.CHAT,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        self.status: int | None = None
+        self.headers: dict[bytes, bytes] = {}
+        self.body = b""
+        self.is_ended = False
+        self.leave = asyncio.Event()
+        self._raw: bytes | None = orjson.dumps(BODY | (body or {}))
+        pairs = [(name.lower().encode(), text.encode()) for name, text in (headers or {}).items()]
+        scope: MutableMapping[str, Any] = {"method": method, "headers": pairs, "path_params": {}}
+        door = inference.door(swarm, path)
+        self.task = asyncio.ensure_future(door(scope, self._receive, self._send))
+
+    async def answered(self) -> AppCall:
+        async with asyncio.timeout(10):
+            await self.task
+        return self
+
+    @property
+    def json(self) -> Json:
+        return orjson.loads(self.body)
+
+    async def _receive(self) -> MutableMapping[str, Any]:
+        raw, self._raw = self._raw, None
+        if raw is not None:
+            return {"type": "http.request", "body": raw}
+        await self.leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], dict(message["headers"])
+        else:
+            self.body += message["body"]
+            self.is_ended = not message.get("more_body", False)
+
+
+async def serving(folder: Path, engine: OddEngine) -> Swarm:
+    """A server whose engine has come up."""
+    run_dir = folder / "run"
+    run_dir.mkdir()
+    swarm = Swarm(ServerConfig("fake", run_dir))
+    swarm.engine.move(EngineStatus.BOOTING, 0.0)
+    await comes_up(swarm, engine)
+    return swarm
+
+
+async def comes_up(swarm: Swarm, engine: OddEngine) -> None:
+    await swarm.connect(engine.endpoint)
+    swarm.engine.move(EngineStatus.ROLLING, 0.0)
