@@ -15,6 +15,7 @@ import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -23,10 +24,10 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
-from fakevllm.demo.command import HOOKS as DEMO_HOOKS
 from fakevllm.demo.sums import all_tasks
 from fakevllm.replay.proxy import register
 from fakevllm_adapters.swarm import Task
+from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes, wait_until
 
@@ -107,14 +108,9 @@ def test_with_vllm_the_reward_rises_under_requests_of_every_shape(tmp_path: Path
             "[job]\nbatch_size = 8\nnum_repeat = 8\nlr = 4e-4\nppo_epochs = 2\n"
             f"total_training_steps = {STEPS}\n"
         )
-        server = started.server(
-            *("--rollout", "vllm", "--trainer", "embedded", "--model", "demo"),
-            # An untrained model fills the grammar's optional white space until it is cut off.
-            '--engine-arg=--structured-outputs-config={"disable_any_whitespace":true}',
-        )
-        proxy = started.proxy(
-            server, "--config", str(config), "--hooks", str(DEMO_HOOKS), wait=False
-        )
+        server = started.server("--rollout", "vllm", "--trainer", "embedded", "--model", "demo")
+        hooks = write_hook(tmp_path / "hooks", SUMS_HOOK)
+        proxy = started.proxy(server, "--config", str(config), "--hooks", hooks, wait=False)
         proxy.wait_until_healthy(READY_TIMEOUT_S)
         asyncio.run(play_until_trained(proxy, server))
         steps = [entry for entry in entries_of(server.folder) if entry["kind"] == "step"]
@@ -145,8 +141,7 @@ async def play_until_trained(proxy: Process, server: Process) -> None:
                 )
 
     def odd_user() -> None:
-        key = next(keys[task.task_id] for task in tasks if task.main_query == QUESTION)
-        with openai.OpenAI(base_url=f"{proxy.url}/v1", api_key=key) as app:
+        with openai.OpenAI(base_url=f"{proxy.url}/v1", api_key="sk") as app:
             for _ in range(4):
                 ask_in_every_shape(app)
 
@@ -189,11 +184,9 @@ def test_a_killed_vllm_comes_back_by_itself_and_every_client_is_answered(tmp_pat
     with Processes(tmp_path) as started:
         config = tmp_path / "fakevllm.toml"
         config.write_text("[job]\nbatch_size = 4\nnum_repeat = 4\nlr = 1e-4\n")
-        hooks = tmp_path / "hooks"
-        hooks.mkdir()
-        (hooks / "on_compute_relative_reward.py").write_text(LENGTH_HOOK)
+        hooks = write_hook(tmp_path / "hooks", LENGTH_HOOK)
         server = started.server("--rollout", "vllm", "--trainer", "embedded", "--model", "demo")
-        proxy = started.proxy(server, "--config", str(config), "--hooks", str(hooks), wait=False)
+        proxy = started.proxy(server, "--config", str(config), "--hooks", hooks, wait=False)
         proxy.wait_until_healthy(READY_TIMEOUT_S)
         num_answers = asyncio.run(under_load(proxy, server))
         groups = wait_for_groups(proxy, num_answers)
@@ -205,10 +198,28 @@ def test_a_killed_vllm_comes_back_by_itself_and_every_client_is_answered(tmp_pat
         assert {row["n"] for row in siblings} == {4}, "a group that was cut is asked whole again"
 
 
+SUMS_HOOK = """
+from fakevllm.demo.hooks.on_compute_relative_reward import score
+
+def on_compute_relative_reward(valid_results, all_answers):
+    return [
+        score(sibling, answer) if sibling.task.metadata else finished(answer)
+        for sibling, answer in zip(valid_results, all_answers, strict=True)
+    ]
+
+def finished(answer):
+    return float(answer["finish_reason"] != "length")
+"""
 LENGTH_HOOK = """
 def on_compute_relative_reward(valid_results, all_answers):
     return [float(len(answer["content"] or "")) for answer in all_answers]
 """
+
+
+def write_hook(folder: Path, source: str) -> str:
+    folder.mkdir()
+    (folder / "on_compute_relative_reward.py").write_text(source)
+    return str(folder)
 
 
 async def under_load(proxy: Process, server: Process) -> int:
@@ -307,13 +318,24 @@ def ask_in_every_shape(app: openai.OpenAI) -> None:
     named: Any = {"type": "function", "function": {"name": "add"}}
     for wanted in (named, "required"):
         reply = create(
-            model="demo", messages=ASKED, tools=[ADD], tool_choice=wanted, max_tokens=100
+            model="demo",
+            messages=ASKED,
+            tools=[ADD],
+            tool_choice=wanted,
+            max_tokens=100,
+            logit_bias=no_white_space(),
         )
         assert reply.choices[0].message.tool_calls, reply
         for call in reply.choices[0].message.tool_calls:
             assert call.type == "function" and call.function.name == "add"
             assert set(json.loads(call.function.arguments)) == {"a", "b"}
-    formed = create(model="demo", messages=ASKED, response_format=SCHEMA, max_tokens=100)
+    formed = create(
+        model="demo",
+        messages=ASKED,
+        response_format=SCHEMA,
+        max_tokens=100,
+        logit_bias=no_white_space(),
+    )
     assert json.loads(formed.choices[0].message.content or "")["sum"] in (4, 5, 6)
     scored = create(model="demo", messages=ASKED, logprobs=True, top_logprobs=2, max_tokens=24)
     logprobs = scored.choices[0].logprobs
@@ -321,6 +343,17 @@ def ask_in_every_shape(app: openai.OpenAI) -> None:
     assert len(logprobs.content) == scored.usage.completion_tokens
     assert all(len(token.top_logprobs) >= 2 for token in logprobs.content)
     ask_streaming(app)
+
+
+@cache
+def no_white_space() -> dict[str, int]:
+    """Grammars allow any amount of it between tokens, and so small a model likes it until it is
+    cut off. What the grammar demands is sampled all the same."""
+    vocabulary: dict[str, int] = json.loads((DEMO_MODEL_DIR / "tokenizer.json").read_text())[
+        "model"
+    ]["vocab"]
+    spaces = set("ĠĊĉč")  # how a byte-level tokenizer spells blank, newline, tab, return
+    return {str(id): -100 for token, id in vocabulary.items() if set(token) <= spaces}
 
 
 def ask_streaming(app: openai.OpenAI) -> None:
