@@ -20,6 +20,10 @@ demo folder=`mktemp -d`:
 bench:
     python -m benchmarks.proxy_overhead
 
+# tokens per second of the engines, directly and through proxy and server
+bench-rollout *arguments:
+    python -m benchmarks.rollout {{arguments}}
+
 # docs agree with the code
 docs:
     pytest -q tests/test_docs.py

@@ -156,7 +156,8 @@ def test_with_verl_the_reward_rises_and_its_probabilities_are_vllms(tmp_path: Pa
     first, *_ = metrics = [entry["metrics"] for entry in running.steps]
     print("prob_diff_max", " ".join(f"{step['prob_diff_max']:.1e}" for step in metrics))
     assert abs(first["ppo_kl"]) < 1e-6
-    assert first["prob_diff_max"] < 1e-6
+    assert first["mismatch"] < 1e-6, "mean of |log-probability of vLLM's - of verl's|"
+    assert first["prob_diff_max"] < 2e-6, "the greatest of some 400, in float32"
     assert [entry["step"] for entry in running.steps] == list(range(1, 11))
     assert outcome["after"] > outcome["before"]
     assert mean(outcome["policy_mean"][-3:]) > mean(outcome["policy_mean"][:3])

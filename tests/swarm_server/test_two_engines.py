@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from swarm_server.loops import Run
 from fakevllm_adapters.swarm import EngineStatus
 from fakevllm_server import back_off, steps, trainer
 from fakevllm_server.backends.base import ActionFailed, BackendError
-from fakevllm_server.backends.pair import TwoProcesses
+from fakevllm_server.backends.pair import MEMORY, TwoProcesses, weights_folder
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ class Parts:
     def __init__(self, folder: Path) -> None:
         self.rollout = LocalRollout()
         self.trainer = LocalTrainer()
-        self.run = Run(folder, TwoProcesses(self.rollout, self.trainer))
+        self.run = Run(folder, TwoProcesses(self.rollout, self.trainer, folder / "weights"))
 
 
 async def test_a_dead_trainer_is_started_again_while_calls_go_on_being_answered(
@@ -113,19 +114,19 @@ async def test_weights_that_cannot_be_pushed_are_pushed_again(tmp_path: Path) ->
     await run.stop()
 
 
-async def test_a_trainer_started_beside_a_rollout_engine_that_failed_is_not_taken_for_a_trained_one(
+async def test_where_both_died_the_trainer_is_restored_however_often_the_other_fails(
     tmp_path: Path,
 ) -> None:
     parts = Parts(tmp_path)
     run = parts.run
     await run.finish_group("a")
     await run.trained("a")
-    parts.rollout.plan("launch", BackendError("no memory"))
+    parts.rollout.plan("launch", BackendError("no memory"), BackendError("no memory"))
     parts.rollout.die("gone")
     parts.trainer.die("gone too")
     await run.finish_group("b")
     await run.trained("b")
-    assert parts.trainer.num_launched == 3
+    assert (parts.rollout.num_launched, parts.trainer.num_launched) == (2, 2)
     assert run.log.standing.trained == {"a": 1, "b": 2}
     await run.stop()
 
@@ -142,3 +143,26 @@ async def test_a_stop_between_two_rollout_engines_saves_what_was_trained(tmp_pat
     await run.until(lambda: run.engine.status is EngineStatus.BOOTING)
     await run.stop()
     assert [checkpoint.step for checkpoint in run.checkpoints.newest_first()] == [1]
+
+
+async def test_weights_leave_nothing_behind_and_what_was_left_is_not_in_the_way(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "old.safetensors").write_text("of a server that was killed")
+    parts = Parts(tmp_path)
+    run = parts.run
+    await run.finish_group("a")
+    await run.trained("a")
+    assert parts.rollout.loaded == [0, 1]
+    assert not (tmp_path / "weights").exists()
+    await run.stop()
+
+
+def test_the_folder_for_weights_is_the_runs_own_and_in_memory_unless_told(tmp_path: Path) -> None:
+    one, other = (weights_folder(tmp_path / name, tmp_path) for name in ("one", "other"))
+    assert one != other
+    assert one == weights_folder(tmp_path / "one", tmp_path)
+    assert one.parent == tmp_path
+    in_memory = weights_folder(tmp_path, None).parent
+    assert in_memory == (MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Awaitable
@@ -49,11 +50,11 @@ class TwoProcesses:
     """A rollout engine fed with weights by a trainer of another kind. Either may die and be started
     again without the other."""
 
-    def __init__(self, rollout: Rollout, trainer: Trainer, weights_dir: Path | None = None) -> None:
-        """Weights pass through a folder in `weights_dir`, in memory where none is given."""
+    def __init__(self, rollout: Rollout, trainer: Trainer, weights_folder: Path) -> None:
+        """`weights_folder` is made and removed with each publication."""
         self._rollout = rollout
         self._trainer = trainer
-        self._weights_dir = weights_dir
+        self._weights_folder = weights_folder
         self._endpoint: Endpoint | None = None
         self._has_trainer = False
         """Told to the caller, so that one whose start was lost in another's failure is started
@@ -67,10 +68,13 @@ class TwoProcesses:
         rollout_is_new = self._endpoint is None or not await self._rollout.health()
         trainer_is_new = not (self._has_trainer and await self._trainer.health())
         self._has_trainer = not trainer_is_new
-        await _both(
-            self._launch_rollout() if rollout_is_new else _nothing(),
-            self._trainer.launch() if trainer_is_new else _nothing(),
-        )
+        # One after the other: vLLM measures the memory it may have, and on a shared GPU a trainer
+        # that loads meanwhile would be counted as vLLM's own.
+        if rollout_is_new:
+            self._endpoint = None
+            self._endpoint = await self._rollout.launch()
+        if trainer_is_new:
+            await self._trainer.launch()
         assert self._endpoint is not None
         self._has_trainer = True
         return Started(self._endpoint, trainer_is_new)
@@ -79,12 +83,13 @@ class TwoProcesses:
         return self._endpoint is not None and await self._rollout.health()
 
     async def publish(self, version: int) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="fakevllm-weights-", dir=self._weights_folder()))
         try:
-            await self._trainer.export(folder)
-            await self._rollout.load_weights(folder, version)
+            await self._remove_weights()
+            self._weights_folder.mkdir(mode=0o700, parents=True)
+            await self._trainer.export(self._weights_folder)
+            await self._rollout.load_weights(self._weights_folder, version)
         finally:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await self._remove_weights()
 
     async def lost(self) -> str:
         parts = [asyncio.ensure_future(part.lost()) for part in (self._rollout, self._trainer)]
@@ -100,18 +105,17 @@ class TwoProcesses:
         self._endpoint, self._has_trainer = None, False
         await _both(self._rollout.close(), self._trainer.close())
 
-    async def _launch_rollout(self) -> None:
-        self._endpoint = None
-        self._endpoint = await self._rollout.launch()
-
-    def _weights_folder(self) -> Path | None:
-        if self._weights_dir is not None:
-            return self._weights_dir
-        return MEMORY if MEMORY.is_dir() else None
+    async def _remove_weights(self) -> None:
+        await asyncio.to_thread(shutil.rmtree, self._weights_folder, ignore_errors=True)
 
 
-async def _nothing() -> None:
-    pass
+def weights_folder(run_dir: Path, root: Path | None) -> Path:
+    """In `root`, in memory where none is given. Always the same for one run, so that what a killed
+    server left there is found."""
+    run = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:12]
+    if root is None:
+        root = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
+    return root.resolve() / f"fakevllm-weights-{run}"
 
 
 async def _both(one: Awaitable[object], other: Awaitable[object]) -> None:

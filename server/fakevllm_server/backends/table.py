@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fakevllm_server.backends.base import Backend, Rollout, Trainer
 from fakevllm_server.backends.child import ChildEngine
-from fakevllm_server.backends.pair import OneProcess, TwoProcesses
+from fakevllm_server.backends.pair import OneProcess, TwoProcesses, weights_folder
 from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.backends.vllm.rollout import VllmRollout
 
@@ -38,5 +38,7 @@ def open_backend(
     if rollout.engine == trainer.engine:
         return OneProcess(ChildEngine(rollout))
     return TwoProcesses(
-        ROLLOUTS[rollout.engine](rollout), TRAINERS[trainer.engine](trainer), weights_dir
+        ROLLOUTS[rollout.engine](rollout),
+        TRAINERS[trainer.engine](trainer),
+        weights_folder(rollout.run_dir, weights_dir),
     )
