@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Awaitable
 from pathlib import Path
 
-from fakevllm_server.backends.base import Endpoint, Rollout, Started, Trainer
+from fakevllm_server.backends.base import BackendError, Endpoint, Rollout, Started, Trainer
 from fakevllm_server.backends.child import ChildEngine
 
 MEMORY = Path("/dev/shm")
@@ -84,8 +84,7 @@ class TwoProcesses:
 
     async def publish(self, version: int) -> None:
         try:
-            await self._remove_weights()
-            self._weights_folder.mkdir(mode=0o700, parents=True)
+            await self._make_folder()
             await self._trainer.export(self._weights_folder)
             await self._rollout.load_weights(self._weights_folder, version)
         finally:
@@ -104,6 +103,16 @@ class TwoProcesses:
     async def close(self) -> None:
         self._endpoint, self._has_trainer = None, False
         await _both(self._rollout.close(), self._trainer.close())
+
+    async def _make_folder(self) -> None:
+        await self._remove_weights()
+        try:
+            self._weights_folder.mkdir(mode=0o700, parents=True)
+        except OSError as error:
+            raise BackendError(
+                f"new weights cannot be put into {self._weights_folder} ({error.strerror}): "
+                "name another folder with --weights-dir"
+            ) from None
 
     async def _remove_weights(self) -> None:
         await asyncio.to_thread(shutil.rmtree, self._weights_folder, ignore_errors=True)

@@ -22,6 +22,8 @@ BOOT_TIMEOUT_S = 600.0
 STOP_GRACE_S = 10.0
 REFUSED_EXIT_CODE = 2
 """An engine's word for: the user must mend something."""
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""By SIGKILL, or a shell's word for it."""
 LOOK_EVERY_S = 0.05
 
 
@@ -76,6 +78,8 @@ class ChildProcess:
         assert self._process is not None, "start first"
         code = await self._process.wait()
         told = f"{self.name} exited with code {code}"
+        if code in KILLED:
+            told += " (killed: out of memory?)"
         if code == REFUSED_EXIT_CODE:
             return f"{told}: {_last_line(self.log_file)}"
         # This reaches apps, and a log's end may be a traceback.

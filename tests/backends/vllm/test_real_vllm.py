@@ -221,7 +221,10 @@ async def test_weights_that_do_not_fit_end_it_and_it_can_be_started_again(
 
 
 async def test_a_killed_api_process_is_told_and_it_can_be_started_again(engines: Engines) -> None:
-    assert await kill(engines, "entrypoints") == "vLLM exited with code 137; see engine.log"
+    assert (
+        await kill(engines, "entrypoints")
+        == "vLLM exited with code 137 (killed: out of memory?); see engine.log"
+    )
     endpoint = await engines.up()
     async with app(endpoint) as session:
         assert (await ask(session, endpoint, QUESTIONS[0])).versions == [0]

@@ -285,7 +285,7 @@ async def test_a_killed_child_is_lost_and_can_be_started_again(
     lost = asyncio.create_task(vllm.lost())
     assert endpoint.socket is not None
     os.kill(api_process(endpoint.socket).pid, signal.SIGKILL)
-    assert await lost == "vLLM exited with code 137; see engine.log"
+    assert await lost == "vLLM exited with code 137 (killed: out of memory?); see engine.log"
     assert not await vllm.health()
     assert await said(await vllm.launch()) == "untrained"
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from fakevllm_server.backends.base import BackendError, BackendRefused, Endpoint
 from fakevllm_server.backends.process import ChildProcess
 from fakevllm_server.backends.spec import EngineSpec
+from fakevllm_server.backends.vllm.causes import cause_in
 from fakevllm_server.backends.vllm.command import (
     KNOWN_VERSIONS,
     Install,
@@ -116,7 +117,14 @@ class VllmRollout:
             environment(spec.environment, install),
         )
         self._control = Control(CHILD_URL, self._socket, {})
-        await self._process.until(self.health, BOOT_TIMEOUT_S)
+        written = _size(spec.log_file)
+        try:
+            await self._process.until(self.health, BOOT_TIMEOUT_S)
+        except BackendRefused:
+            raise
+        except BackendError as failure:
+            cause = cause_in(_text_from(spec.log_file, written))
+            raise failure if cause is None else BackendError(f"{failure}: {cause}") from None
         return await self._probed(self._control, CHILD_URL, {})
 
     async def _reach(self, url: str) -> Endpoint:
@@ -176,6 +184,17 @@ class VllmRollout:
         if self._control is None:
             raise BackendError("vLLM is not running")
         return self._control
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _text_from(file: Path, position: int) -> str:
+    """What was written into the log since."""
+    with file.open("rb") as log:
+        log.seek(position)
+        return log.read().decode(errors="replace")
 
 
 def find_install() -> Install:
