@@ -111,15 +111,22 @@ def start(
             rollout_url=rollout_url,
             rollout_key=read_key(rollout_key_file),
             weights_dir=weights_dir,
-            engine_args=[part for argument in engine_arg or () for part in argument.split("=", 1)],
-            trainer_args=[
-                part for argument in trainer_arg or () for part in argument.split("=", 1)
-            ],
+            engine_args=_parts(engine_arg),
+            trainer_args=_parts(trainer_arg),
             keys=read_keys(key_file),
         )
         serve(settings, until_stdin_closes=until_stdin_closes)
     except ConfigError as error:
         raise _refused(error) from None
+
+
+def _parts(arguments: list[str] | None) -> list[str]:
+    """`--flag=value` as two; a value of its own stays whole."""
+    return [
+        part
+        for argument in arguments or ()
+        for part in (argument.split("=", 1) if argument.startswith("--") else [argument])
+    ]
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from fakevllm_adapters.guard import LOOPBACK, is_loopback
 from fakevllm_adapters.keys import KeyRing, keys_in
@@ -43,7 +44,7 @@ class ServerConfig:
     """Passed to the trainer's process, where it has one of its own."""
     rollout_url: str | None = None
     """Of a vLLM that somebody else runs."""
-    rollout_key: str | None = None
+    rollout_key: str | None = field(default=None, repr=False)
     weights_dir: Path | None = None
     """Through which trained weights reach the rollout engine; in memory where none is named."""
     keys: KeyRing = field(default_factory=KeyRing)
@@ -55,8 +56,9 @@ class ServerConfig:
         names = {self.rollout_name, self.trainer_name}
         if "fake" in names and len(names) > 1:
             raise ConfigError("The fake engine has no tokens in common with any other: use both.")
-        if self.rollout_url is not None and self.rollout_name != "vllm":
-            raise ConfigError("--rollout-url is for --rollout vllm.")
+        self._refuse_idle_settings()
+        if self.rollout_url is not None:
+            check_url("--rollout-url", self.rollout_url)
         if not is_loopback(self.host) and not self.keys:
             raise ConfigError(
                 f"--host {self.host} is reachable from outside: "
@@ -64,6 +66,26 @@ class ServerConfig:
             )
         if self.model is not None:
             find_model(self.model, self.allow_hub)
+
+    def _refuse_idle_settings(self) -> None:
+        """A setting that would do nothing is a mistake about what runs."""
+        is_one_process = self.rollout_name == self.trainer_name
+        idle = {
+            "--rollout-url is for --rollout vllm": self.rollout_url and self.rollout_name != "vllm",
+            "--rollout-key-file is for --rollout-url": self.rollout_key and not self.rollout_url,
+            "--engine-arg is for an engine started here, not for --rollout-url": (
+                self.engine_args and self.rollout_url
+            ),
+            "--trainer-arg is for a trainer apart: give --engine-arg, for there is one process": (
+                self.trainer_args and is_one_process
+            ),
+            "--weights-dir is for a trainer apart, and there is one process": (
+                self.weights_dir and is_one_process
+            ),
+        }
+        for told, is_idle in idle.items():
+            if is_idle:
+                raise ConfigError(f"{told}.")
 
     @property
     def rollout_name(self) -> str:
@@ -81,6 +103,24 @@ class ServerConfig:
 def _one_of(flag: str, name: str, known: Collection[str]) -> None:
     if name not in known:
         raise ConfigError(f"{flag} must be one of {', '.join(known)}, got {name!r}.")
+
+
+def check_url(flag: str, url: str) -> None:
+    """Raises ConfigError for anything but http://HOST:PORT, with or without /v1."""
+    try:
+        parts = urlsplit(url)
+        is_good = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and "@" not in parts.netloc
+            and parts.port != 0
+            and parts.path.rstrip("/") in ("", "/v1")
+            and not (parts.query or parts.fragment)
+        )
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise ConfigError(f"{flag} must read http://HOST:PORT, without user, path or query.")
 
 
 def find_model(model: str, allow_hub: bool) -> str:

@@ -73,12 +73,10 @@ class Episodes:
         episode.in_flight += 1
         episode.last_activity = now
 
-    def call_ends(self, episode: Episode, call: RecordedCall | None, now: float) -> None:
+    def call_ends(self, episode: Episode, now: float) -> None:
         """A call that outlived its episode changes nothing."""
         episode.in_flight -= 1
         episode.last_activity = now
-        if call is not None:
-            episode.calls.append(call)
 
     def end(self, uuid: str, client_uuid: str) -> Episode | None:
         """The episode, now closed; None where this client has already ended it. Raises

@@ -55,7 +55,7 @@ class Pool:
         """Ids that may not come again, with the reason: every id that ended is one."""
         self._completions: Counter[str] = Counter()
         self.dropped: dict[str, str] = {}
-        """Since the last `take`."""
+        """Since the last look."""
 
     @property
     def num_finished(self) -> int:
@@ -149,13 +149,18 @@ class Pool:
     def take(self, num_groups: int, version: int, max_staleness: int) -> Taken:
         """The newest `num_groups`, in the order they came: where more arrives than can be trained,
         the freshest is the closest to the policy. What is too many versions back is dropped."""
-        dropped, self.dropped = self.dropped, {}
+        dropped = self.take_dropped()
         for group_id, group in list(self._finished.items()):
             if version - group.version > max_staleness:
                 del self._finished[group_id]
                 dropped[group_id] = "stale"
         newest = list(self._finished)[-num_groups:]
         return Taken([self._finished.pop(group_id) for group_id in newest], dropped)
+
+    def take_dropped(self) -> dict[str, str]:
+        """Group id to reason, of those dropped since the last look."""
+        dropped, self.dropped = self.dropped, {}
+        return dropped
 
     def give_up(self, reason: str) -> dict[str, str]:
         """All finished groups are dropped; group id to reason."""

@@ -84,9 +84,7 @@ class TrainLoop:
                 await self._boot()
                 await self._roll_until_lost()
             except BackendRefused as failure:
-                log.error("%s; the engine stays offline", failure)
-                await self._backend.close()
-                return self._move(EngineStatus.OFFLINE, str(failure))
+                return await self._give_up(failure)
             # Isolated: whatever it was, a new engine on the last checkpoint is a state we know.
             except Exception as failure:
                 await self._recover(failure)
@@ -108,6 +106,18 @@ class TrainLoop:
                     await self._saves.save(step, self._engine.version)
         except Exception as failure:
             log.error("the last steps could not be saved: %r", failure)
+        if step > self._saves.last_step:
+            log.error("not saved: steps %d to %d", self._saves.last_step + 1, step)
+        await self._close()
+
+    async def _give_up(self, refused: BackendRefused) -> None:
+        """Trying again would end the same way: the user must mend something."""
+        log.error("%s; the engine stays offline", refused)
+        self._move(EngineStatus.OFFLINE, str(refused))
+        await self._close()
+
+    async def _close(self) -> None:
+        # Isolated: a stop must come to its end.
         try:
             await self._backend.close()
         except Exception:
@@ -120,7 +130,11 @@ class TrainLoop:
         back_off_s = self._back_off.failed(time.monotonic())
         trace = None if is_known else failure
         log.error("%s; starting it again in %.0f s", detail, back_off_s, exc_info=trace)
-        await self._give_up_doubtful(is_known)
+        # Isolated: whatever cannot be closed, the next start finds it dead or alive.
+        try:
+            await self._give_up_doubtful(is_known)
+        except Exception:
+            log.exception("the engine could not be closed")
         await self._tell_trouble(detail)
         if not self._is_stopping:
             await asyncio.sleep(back_off_s)
@@ -140,23 +154,42 @@ class TrainLoop:
         self._engine.detail = detail
 
     async def _boot(self) -> None:
+        if self._engine.is_serving and not await self._backend.is_sampling():
+            # Before a new one answers in its place, with weights that are not the last ones.
+            self._move(EngineStatus.BOOTING, self._engine.detail)
         started = await self._backend.start()
         if started.trainer_is_new:
             self._steps.is_whole = False
         if started.endpoint.refusal is None:
-            await (self._catch_up() if self._steps.is_whole else self._restore())
+            await self._bring_weights()
         else:
-            log.error("nothing is trained: %s", started.endpoint.refusal)
+            await self._serve_untrained(started.endpoint.refusal)
         if started.endpoint is not self._connected:
             await self._on_endpoint(started.endpoint)
             self._connected = started.endpoint
         self._back_off.booted(time.monotonic())
         self._move(EngineStatus.ROLLING, started.endpoint.refusal)
 
+    async def _bring_weights(self) -> None:
+        await (self._catch_up() if self._steps.is_whole else self._restore())
+
+    async def _serve_untrained(self, refusal: str) -> None:
+        """Nothing will be trained; what was trained before is served if that can be done."""
+        log.error("nothing is trained: %s", refusal)
+        if self._log.standing.version == 0:
+            return
+        try:
+            await self._bring_weights()
+        except BackendError as failure:
+            log.error("it serves the model as it was before training: %s", failure)
+
     async def _catch_up(self) -> None:
-        """Only the rollout engine was lost: the trainer goes on where the log ends."""
-        self._engine.global_step = self._log.standing.last_step + 1
+        """The trainer has gone on to where the log ends; its weights have not arrived."""
+        step = self._log.standing.last_step
+        self._engine.global_step = step + 1
         await self._publish(max(self._log.standing.version, self._engine.version))
+        if step > self._saves.last_step:
+            await self._close_step(step)
 
     async def _restore(self) -> None:
         """A new trainer takes the newest checkpoint; what was trained since is lost, and told."""
@@ -207,6 +240,10 @@ class TrainLoop:
         await self._publish(version)
         self._back_off.proved()
         self._engine.global_step = step + 1
+        await self._close_step(step)
+
+    async def _close_step(self, step: int) -> None:
+        version = self._engine.version
         await self._saves.save_if_due(step, version, is_last=not self.is_training)
         if not self.is_training:
             self._log.dropped(step, self._pool.give_up("training_finished"))
@@ -222,6 +259,7 @@ class TrainLoop:
             now = time.monotonic()
             self._episodes.sweep(now)
             self._pool.sweep(now)
+            self._log.dropped(self._engine.global_step, self._pool.take_dropped())
             if self._is_stopping or condition():
                 return
             self._changed.clear()

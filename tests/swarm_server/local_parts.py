@@ -11,6 +11,8 @@ from fakevllm_adapters.swarm import TrainJob
 from fakevllm_server.backends.base import BackendError, Batch, Endpoint, LossSpec, StepMetrics
 from fakevllm_server.backends.fake import FakeEngine
 
+SLOW_LOOK_S = 0.01
+
 
 class Part:
     """What both have: a life that may end."""
@@ -19,6 +21,8 @@ class Part:
         self.engine: FakeEngine | None = None
         self.num_launched = 0
         self.troubles: dict[str, deque[Exception]] = {}
+        self.slow_looks = 0
+        """So many answers about its health come too late."""
         self.may_launch = asyncio.Event()
         self.may_launch.set()
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -31,6 +35,10 @@ class Part:
         self._dead.set_result(told)
 
     async def health(self) -> bool:
+        if self.slow_looks and self.engine is not None:
+            self.slow_looks -= 1
+            await asyncio.sleep(SLOW_LOOK_S)
+            return False
         return self.engine is not None
 
     async def lost(self) -> str:
@@ -61,10 +69,13 @@ class LocalRollout(Part):
     def __init__(self) -> None:
         super().__init__()
         self.loaded: list[int] = []
+        self.refusal: str | None = None
+        """Of those launched from now on."""
 
     async def launch(self) -> Endpoint:
         engine = await self._live()
-        return Endpoint(None, "http://engine", engine.model_name, engine.max_model_len)
+        name, length = engine.model_name, engine.max_model_len
+        return Endpoint(None, "http://engine", name, length, refusal=self.refusal)
 
     async def load_weights(self, folder: Path, version: int) -> None:
         await self._alive("load_weights").load_weights(folder, version)

@@ -10,7 +10,8 @@ def test_a_claimed_episode_is_found_by_its_key_and_keeps_its_calls() -> None:
     episode = episodes.claim("me", "train", 60.0, now=0.0)
     assert episodes.of_key(episode.key) is episode
     episodes.call_begins(episode, now=1.0)
-    episodes.call_ends(episode, call(), now=2.0)
+    episode.calls.append(call())
+    episodes.call_ends(episode, now=2.0)
     ended = episodes.end(episode.uuid, "me")
     assert ended is not None and len(ended.calls) == 1
     assert episodes.of_key(episode.key) is None
@@ -55,7 +56,7 @@ def test_an_idle_episode_is_swept_but_not_one_with_a_call_in_flight() -> None:
     busy = episodes.claim("me", "train", 10.0, now=0.0)
     episodes.call_begins(busy, now=0.0)
     assert episodes.sweep(now=11.0) == [idle.uuid]
-    episodes.call_ends(busy, None, now=20.0)
+    episodes.call_ends(busy, now=20.0)
     assert episodes.sweep(now=25.0) == []
     assert episodes.sweep(now=31.0) == [busy.uuid]
 

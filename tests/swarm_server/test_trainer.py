@@ -175,3 +175,13 @@ async def test_what_a_power_cut_took_from_the_log_the_checkpoint_still_knows(
     assert again.pool.end_group("a", [1.0, 0.0], step=2).failure_reason == "already_trained"
     assert TrainedGroup(group_id="a", siblings=[]) in again.log.after(0)[-2].groups
     await again.stop()
+
+
+async def test_a_group_that_the_pool_drops_is_told_though_no_step_comes(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    await run.rolling()
+    for _ in range(2):
+        assert run.pool.add_episode("tied", 1.0, []) is None
+    run.loop.notify()
+    await run.until(lambda: run.log.standing.gone == {"task:tied#1": "no_trainable_call"})
+    await run.stop()

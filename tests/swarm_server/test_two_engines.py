@@ -6,11 +6,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from swarm_server import local_parts
 from swarm_server.local_parts import LocalRollout, LocalTrainer
-from swarm_server.loops import Run
+from swarm_server.loops import JOB, Run
 
-from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_adapters.swarm import EngineStatus, TrainJob
 from fakevllm_server import back_off, steps, trainer
+from fakevllm_server.backends import pair
 from fakevllm_server.backends.base import ActionFailed, BackendError
 from fakevllm_server.backends.pair import MEMORY, TwoProcesses, weights_folder
 
@@ -23,10 +25,11 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Parts:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, job: TrainJob = JOB) -> None:
         self.rollout = LocalRollout()
         self.trainer = LocalTrainer()
-        self.run = Run(folder, TwoProcesses(self.rollout, self.trainer, folder / "weights"))
+        backend = TwoProcesses(self.rollout, self.trainer, folder / "weights")
+        self.run = Run(folder, backend, job)
 
 
 async def test_a_dead_trainer_is_started_again_while_calls_go_on_being_answered(
@@ -166,3 +169,66 @@ def test_the_folder_for_weights_is_the_runs_own_and_in_memory_unless_told(tmp_pa
     assert one.parent == tmp_path
     in_memory = weights_folder(tmp_path, None).parent
     assert in_memory == (MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir()))
+
+
+async def test_a_rollout_engine_that_dies_while_the_trainer_is_down_is_not_taken_for_serving(
+    tmp_path: Path,
+) -> None:
+    parts = Parts(tmp_path)
+    run = parts.run
+    await run.finish_group("a")
+    await run.trained("a")
+    parts.trainer.may_launch.clear()
+    parts.trainer.die("gone")
+    await run.until(lambda: run.engine.status is EngineStatus.WEIGHT_SYNCING)
+    parts.trainer.plan("launch", BackendError("no memory"))
+    parts.rollout.may_launch.clear()
+    parts.rollout.die("gone too")
+    parts.trainer.may_launch.set()
+    await run.until(lambda: run.engine.status is EngineStatus.BOOTING)
+    parts.rollout.may_launch.set()
+    await run.rolling()
+    assert parts.rollout.loaded[-1] == run.engine.version == 2
+    await run.stop()
+
+
+async def test_the_last_step_is_saved_though_its_weights_arrived_late(tmp_path: Path) -> None:
+    job = JOB.model_copy(update={"total_training_steps": 1, "save_freq": 100})
+    parts = Parts(tmp_path, job)
+    run = parts.run
+    await run.rolling()
+    parts.rollout.plan("load_weights", BackendError("connection lost"))
+    await run.finish_group("a")
+    await run.until(lambda: bool(run.checkpoints.newest_first()))
+    assert [checkpoint.step for checkpoint in run.checkpoints.newest_first()] == [1]
+    await run.stop()
+
+
+async def test_an_engine_that_is_slow_to_say_it_is_well_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair, "AT_ONCE_S", local_parts.SLOW_LOOK_S / 2)
+    parts = Parts(tmp_path)
+    run = parts.run
+    await run.finish_group("a")
+    await run.trained("a")
+    parts.trainer.slow_looks = 2
+    parts.rollout.die("gone")
+    await run.finish_group("b")
+    await run.trained("b")
+    assert (parts.rollout.num_launched, parts.trainer.num_launched) == (2, 1)
+    assert run.log.standing.gone == {}
+    await run.stop()
+
+
+async def test_a_refusing_engine_serves_what_was_trained_before(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    run = parts.run
+    await run.finish_group("a")
+    await run.trained("a")
+    parts.rollout.refusal = "its logprobs leave the temperature out"
+    parts.rollout.die("gone")
+    await run.until(lambda: run.engine.detail == parts.rollout.refusal)
+    assert run.engine.status is EngineStatus.ROLLING
+    assert parts.rollout.loaded == [0, 1, 1]
+    await run.stop()

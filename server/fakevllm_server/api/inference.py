@@ -35,7 +35,7 @@ from fakevllm_server.swarm import Swarm
 from fakevllm_server.weight_gate import CallStamp, GateAbandoned
 
 CHAT = "/v1/chat/completions"
-HOLD_S = 120.0
+HOLD_S = 300.0
 """How long a call waits for an engine that is being started again, or given new weights."""
 _SIBLING = SIBLING_HEADER.lower().encode()
 _GONE = "The engine did not answer; it is being started again."
@@ -111,11 +111,11 @@ async def _answer(swarm: Swarm, scope: Scope, path: str, body: bytes, send: Send
         return await _twice(swarm, call.captured(parsed, pool))
     assert episode is not None
     swarm.episodes.call_begins(episode, time.monotonic())
-    records: list[RecordedCall] = []
     try:
-        await _twice(swarm, call.captured(parsed, records.append))
+        # Kept before the last byte goes out: the client may end the episode at it.
+        await _twice(swarm, call.captured(parsed, episode.calls.append))
     finally:
-        swarm.episodes.call_ends(episode, records[0] if records else None, time.monotonic())
+        swarm.episodes.call_ends(episode, time.monotonic())
 
 
 async def _twice(swarm: Swarm, attempt: Attempt) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import platform
 import shutil
 import tempfile
+import time
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from fakevllm_server.backends.child import ChildEngine
 
 MEMORY = Path("/dev/shm")
 """A folder there is never written to a disk."""
+MAX_SLOW_LOOKS = 6
+AT_ONCE_S = 1.0
 
 
 class OneProcess:
@@ -65,8 +69,8 @@ class TwoProcesses:
         return self._trainer
 
     async def start(self) -> Started:
-        rollout_is_new = self._endpoint is None or not await self._rollout.health()
-        trainer_is_new = not (self._has_trainer and await self._trainer.health())
+        rollout_is_new = self._endpoint is None or not await _is_well(self._rollout)
+        trainer_is_new = not (self._has_trainer and await _is_well(self._trainer))
         self._has_trainer = not trainer_is_new
         # One after the other: vLLM measures the memory it may have, and on a shared GPU a trainer
         # that loads meanwhile would be counted as vLLM's own.
@@ -118,10 +122,22 @@ class TwoProcesses:
         await asyncio.to_thread(shutil.rmtree, self._weights_folder, ignore_errors=True)
 
 
+async def _is_well(part: Rollout | Trainer) -> bool:
+    """A dead one says so at once. One that only takes its time is asked again: to end it would cost
+    its calls, or the steps since the last checkpoint."""
+    for _ in range(MAX_SLOW_LOOKS):
+        began = time.monotonic()
+        if await part.health():
+            return True
+        if time.monotonic() - began < AT_ONCE_S:
+            return False
+    return False
+
+
 def weights_folder(run_dir: Path, root: Path | None) -> Path:
-    """In `root`, in memory where none is given. Always the same for one run, so that what a killed
-    server left there is found."""
-    run = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:12]
+    """In `root`, in memory where none is given. Always the same for one run on one machine, so that
+    what a killed server left there is found."""
+    run = hashlib.sha256(f"{platform.node()} {run_dir.resolve()}".encode()).hexdigest()[:12]
     if root is None:
         root = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
     return root.resolve() / f"fakevllm-weights-{run}"

@@ -25,6 +25,7 @@ REFUSED_EXIT_CODE = 2
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 """By SIGKILL, or a shell's word for it."""
 LOOK_EVERY_S = 0.05
+TAIL_BYTES = 4096
 
 
 class ChildProcess:
@@ -86,25 +87,31 @@ class ChildProcess:
         return f"{told}; see {self.log_file.name}"
 
     async def close(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Asks it to end, then ends it, with whatever it has left running."""
-        process, self._process = self._process, None
+        """Asks it to end, then ends it, with whatever it has left running. Cut off, it ends it at
+        once."""
+        process = self._process
         if process is None:
             return
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), grace_s)
-        # Also where it is gone: its own children share its session, and must not outlive it.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        try:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), grace_s)
+        finally:
+            # Also where it is gone: its own children share its session, and must not outlive it.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            self._process = None
         await process.wait()
 
 
 def _last_line(log_file: Path) -> str:
     """Where an engine that refuses says why, in one line."""
     try:
-        lines = log_file.read_text(errors="replace").split("\n")
+        with log_file.open("rb") as log:
+            log.seek(max(0, log_file.stat().st_size - TAIL_BYTES))
+            lines = log.read().decode(errors="replace").split("\n")
     except OSError:
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 MAX_SOCKET_PATH = 100
@@ -27,7 +28,7 @@ class EngineSpec:
     """A trainer beside another rollout engine: it never samples."""
     url: str | None = None
     """A rollout engine that somebody else runs; nothing is started."""
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     """Of that engine."""
 
     @property
@@ -55,4 +56,6 @@ class EngineSpec:
     def remove_socket(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         if path.parent != self.run_dir.resolve():
-            path.parent.rmdir()
+            # Somebody may have tidied up there.
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()

@@ -1,0 +1,76 @@
+"""The server's settings: what contradicts itself is refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakevllm_server.config import ConfigError, ServerConfig
+
+RUN = Path("run")
+PLAIN: dict[str, Any] = {"backend": "embedded", "run_dir": RUN}
+
+
+@pytest.mark.parametrize(
+    ("backend", "rollout", "trainer"),
+    [("embedded", "embedded", "embedded"), ("vllm", "vllm", "embedded"), ("verl", "vllm", "verl")],
+)
+def test_a_backend_names_a_pair_of_engines(backend: str, rollout: str, trainer: str) -> None:
+    config = ServerConfig(backend, RUN)
+    assert (config.rollout_name, config.trainer_name) == (rollout, trainer)
+
+
+def test_each_of_the_pair_can_be_another() -> None:
+    config = ServerConfig("verl", RUN, rollout="embedded")
+    assert (config.rollout_name, config.trainer_name) == ("embedded", "verl")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"backend": "vlm"}, "--backend must be one of"),
+        ({"rollout": "verl"}, "--rollout must be one of"),
+        ({"trainer": "vllm"}, "--trainer must be one of"),
+        ({"rollout": "fake"}, "no tokens in common"),
+        ({"rollout_url": "http://gpu:8000"}, "--rollout-url is for --rollout vllm"),
+        ({"backend": "vllm", "rollout_key": "k"}, "--rollout-key-file is for --rollout-url"),
+        ({"trainer_args": ["--device=cpu"]}, "give --engine-arg"),
+        ({"weights_dir": RUN}, "there is one process"),
+        (
+            {"backend": "vllm", "rollout_url": "http://gpu:8000", "engine_args": ["--seed=1"]},
+            "not for --rollout-url",
+        ),
+    ],
+)
+def test_a_setting_that_names_nothing_or_would_do_nothing_is_refused(
+    settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        ServerConfig(**(PLAIN | settings))
+
+
+@pytest.mark.parametrize("url", ["http://gpu:8000", "https://gpu", "http://[::1]:8000/v1/"])
+def test_the_url_of_a_vllm_may_end_in_v1(url: str) -> None:
+    assert ServerConfig("vllm", RUN, rollout_url=url).rollout_url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["gpu:8000", "http://", "http://gpu:99999", "http://[::1", "http://gpu/api", "http://gpu?x=1"],
+)
+def test_a_url_that_cannot_be_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="http://HOST:PORT"):
+        ServerConfig("vllm", RUN, rollout_url=url)
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigError) as refused:
+        ServerConfig("vllm", RUN, rollout_url="http://me:secret@gpu:8000")
+    assert "secret" not in str(refused.value)
+
+
+def test_keys_are_not_shown() -> None:
+    config = ServerConfig("vllm", RUN, rollout_url="http://gpu:8000", rollout_key="secret")
+    assert "secret" not in repr(config)
