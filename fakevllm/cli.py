@@ -192,6 +192,7 @@ def _guarded(run: Callable[[], None]) -> None:
         print(f"fakevllm: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
+        print("fakevllm: stopped", file=sys.stderr)
         raise typer.Exit(130) from None
 
 

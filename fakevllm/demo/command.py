@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import openai
@@ -44,11 +44,23 @@ JOB = TrainJob(
 def run_demo(settings: DemoSettings) -> Outcome:
     """Raises UserError for what the user can mend."""
     settings.engines.need_installed()
+    settings = replace(settings, run_dir=settings.folder)
     console = Console()
     try:
         return asyncio.run(_demo(settings, console))
+    except KeyboardInterrupt:
+        console.print(f"Stopped. Go on: {_again(settings)}")
+        raise
     except FakevllmError as error:
         raise error if isinstance(error, UserError) else UserError(str(error)) from error
+
+
+def _again(settings: DemoSettings) -> str:
+    command = ["fakevllm", "demo", "--run-dir", str(settings.run_dir)]
+    command += ["--steps", str(settings.steps), *settings.engines.flags]
+    return " ".join(
+        command if settings.control == "none" else [*command, "--control", settings.control]
+    )
 
 
 async def _demo(settings: DemoSettings, console: Console) -> Outcome:

@@ -49,7 +49,9 @@ def _refused(error: Exception) -> typer.Exit:
 def start(
     config: Annotated[
         Path | None,
-        typer.Option(callback=_take_file, is_eager=True, help="YAML with these flags; they win."),
+        typer.Option(
+            callback=_take_file, is_eager=True, help="YAML with these flags; those given here win."
+        ),
     ] = None,
     backend: Annotated[
         str, typer.Option(help="A pair of engines: embedded | vllm | verl | fake.")

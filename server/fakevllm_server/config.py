@@ -11,6 +11,7 @@ from fakevllm_adapters.guard import LOOPBACK, is_loopback
 from fakevllm_adapters.keys import KeyRing, keys_in
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.table import PAIRS, ROLLOUTS, TRAINERS
+from fakevllm_server.backends.vllm.command import REFUSED, given_flags
 
 DEFAULT_PORT = 10086
 
@@ -59,6 +60,8 @@ class ServerConfig:
         self._refuse_idle_settings()
         if self.rollout_url is not None:
             check_url("--rollout-url", self.rollout_url)
+        elif self.rollout_name == "vllm":
+            self._refuse_vllm_arguments()
         if not is_loopback(self.host) and not self.keys:
             raise ConfigError(
                 f"--host {self.host} is reachable from outside: "
@@ -66,6 +69,11 @@ class ServerConfig:
             )
         if self.model is not None:
             find_model(self.model, self.allow_hub)
+
+    def _refuse_vllm_arguments(self) -> None:
+        for flag in given_flags(self.engine_args):
+            if flag in REFUSED:
+                raise ConfigError(f"--engine-arg=--{flag}: {REFUSED[flag]}.")
 
     def _refuse_idle_settings(self) -> None:
         """A setting that would do nothing is a mistake about what runs."""
@@ -127,12 +135,24 @@ def find_model(model: str, allow_hub: bool) -> str:
     """What the engine is to load. Raises ConfigError for what cannot be a model."""
     if model == "demo":
         return str(DEMO_MODEL_DIR)
-    if Path(model).is_dir() or allow_hub:
+    if Path(model).is_dir():
+        _check_folder(Path(model))
+        return model
+    if allow_hub:
         return model
     raise ConfigError(
         f"The model folder {model!r} does not exist. "
         "Give --model a local folder, or --allow-hub to load by name."
     )
+
+
+def _check_folder(model: Path) -> None:
+    """No engine's start has to be waited for to see that it cannot load this."""
+    for pattern in ("config.json", "*.safetensors"):
+        if not any(model.glob(pattern)):
+            raise ConfigError(
+                f"{model} holds no {pattern}: give --model a folder in Hugging Face form."
+            )
 
 
 def read_keys(key_file: Path | None) -> KeyRing:

@@ -85,6 +85,7 @@ class Steps:
     async def _update(self, plan: PlannedStep) -> StepMetrics:
         try:
             return await self._trainer.step(plan.batch, LossSpec.of(self._job))
+        # Nothing was trained then: a step that fails half way is a plain BackendError.
         except ActionFailed as failure:
             self.is_whole = True
             raise StepFailed(str(failure)) from failure

@@ -157,6 +157,7 @@ class TrainLoop:
         if self._engine.is_serving and not await self._backend.is_sampling():
             # Before a new one answers in its place, with weights that are not the last ones.
             self._move(EngineStatus.BOOTING, self._engine.detail)
+        log.info("starting the engine; a large one takes minutes")
         started = await self._backend.start()
         if started.trainer_is_new:
             self._steps.is_whole = False
@@ -169,6 +170,8 @@ class TrainLoop:
             self._connected = started.endpoint
         self._back_off.booted(time.monotonic())
         self._move(EngineStatus.ROLLING, started.endpoint.refusal)
+        name = started.endpoint.model_name
+        log.info("ready: %s, weights of version %d", name, self._engine.version)
 
     async def _bring_weights(self) -> None:
         await (self._catch_up() if self._steps.is_whole else self._restore())

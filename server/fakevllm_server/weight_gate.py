@@ -7,9 +7,13 @@ across the change, and carry both versions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+
+ABANDONED_PAUSE_S = 0.05
+"""Before a call is sent on from an engine that is gone: the next may not be there yet, and one that
+asks again and again must leave room for what brings it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,9 +46,10 @@ class WeightGate:
     @asynccontextmanager
     async def call(self) -> AsyncGenerator[CallStamp]:
         """Around one call to the engine, from its first byte to its last. Raises GateAbandoned."""
-        while not self._open.is_set():
+        while not (self._open.is_set() or self._is_abandoned):
             await self._open.wait()
         if self._is_abandoned:
+            await asyncio.sleep(ABANDONED_PAUSE_S)
             raise GateAbandoned
         stamp = CallStamp([self.version])
         self._running.add(stamp)
@@ -57,13 +62,18 @@ class WeightGate:
                 self._idle.set()
 
     @asynccontextmanager
-    async def change(self, version: int, bound_s: float) -> AsyncGenerator[None]:
-        """Around the change of weights, which begins once no call runs or `bound_s` have passed.
-        Where it fails the gate stays shut: nobody may sample from weights nobody knows."""
+    async def change(
+        self, version: int, bound_s: float, prepare: Callable[[], Awaitable[None]] | None = None
+    ) -> AsyncGenerator[None]:
+        """Around the change of weights, which begins once no call runs or `bound_s` have passed,
+        and `prepare` is done. Where that fails, the weights and the gate are as before. Where the
+        change fails the gate stays shut: nobody may sample from weights nobody knows."""
         was_open = self._open.is_set()
         self._open.clear()
         try:
             await self._drained(bound_s)
+            if prepare is not None:
+                await prepare()
         except BaseException:  # no weight has moved yet
             if was_open:
                 self._open.set()

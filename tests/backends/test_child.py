@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import aiohttp
 import pytest
+from contract.trainers import Subject, process_of
 
 from fakevllm_adapters.swarm import TrainJob
-from fakevllm_server.backends import process
+from fakevllm_server.backends import child, process
 from fakevllm_server.backends.base import ActionFailed, BackendError, BackendRefused
 from fakevllm_server.backends.child import ChildEngine
 from fakevllm_server.backends.spec import EngineSpec
@@ -81,4 +86,81 @@ async def test_an_engine_that_is_never_ready_is_a_backends_error(
     backend = ChildEngine(spec(tmp_path))
     with pytest.raises(BackendError, match="was not ready after 0 s"):
         await backend.launch()
+    await backend.close()
+
+
+@pytest.fixture
+async def stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[tuple[ChildEngine, Path]]:
+    """An engine that does not move, with its socket."""
+    monkeypatch.setattr(child, "HEALTH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(child, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(child, "HUNG_AFTER_S", 0.2)
+    monkeypatch.setattr(child, "HUNG_GRACE_S", 0.2)
+    backend = ChildEngine(spec(tmp_path))
+    endpoint = await backend.launch()
+    assert endpoint.socket is not None
+    os.kill(process_of(Subject("fake", backend, tmp_path)), signal.SIGSTOP)
+    yield backend, endpoint.socket
+    await backend.close()
+
+
+async def test_an_engine_that_hangs_is_ended_with_what_was_asked_of_it(
+    stopped: tuple[ChildEngine, Path], tmp_path: Path
+) -> None:
+    backend, _ = stopped
+    saving = asyncio.create_task(backend.save(tmp_path / "saved"))
+
+    told = await backend.lost()
+
+    assert told == "the fake engine has not answered /health for 0.2 s and was ended"
+    with pytest.raises(BackendError) as failed:
+        await saving
+    assert not isinstance(failed.value, ActionFailed)
+    with pytest.raises(AssertionError, match="no process runs"):
+        process_of(Subject("fake", backend, tmp_path))
+    await backend.launch()
+    assert await backend.health()
+
+
+async def test_an_engine_that_hangs_is_ended_though_nobody_waits_any_longer(
+    stopped: tuple[ChildEngine, Path], tmp_path: Path
+) -> None:
+    backend, socket = stopped
+    watching = asyncio.create_task(backend.lost())
+    while backend._http is not None:  # the first thing to go
+        await asyncio.sleep(0.01)
+    assert socket.exists()
+    watching.cancel()
+
+    await backend.close()
+
+    assert not socket.exists()
+    with pytest.raises(AssertionError, match="no process runs"):
+        process_of(Subject("fake", backend, tmp_path))
+
+
+async def test_an_engine_that_answers_now_and_then_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = ChildEngine(spec(tmp_path))
+    await backend.launch()
+    answers = iter([False, False, True] * 3)
+    all_given = asyncio.Event()
+
+    async def health() -> bool:
+        answer = next(answers, None)
+        if answer is None:
+            all_given.set()
+        return answer is not False
+
+    monkeypatch.setattr(child, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(child, "HUNG_AFTER_S", 0.0)
+    monkeypatch.setattr(backend, "health", health)
+    watching = asyncio.create_task(backend.lost())
+    await all_given.wait()
+
+    assert not watching.done()
+    watching.cancel()
     await backend.close()

@@ -38,6 +38,7 @@ def test_each_of_the_pair_can_be_another() -> None:
         ({"backend": "vllm", "rollout_key": "k"}, "--rollout-key-file is for --rollout-url"),
         ({"trainer_args": ["--device=cpu"]}, "give --engine-arg"),
         ({"weights_dir": RUN}, "there is one process"),
+        ({"backend": "vllm", "engine_args": ["--uds", "/x"]}, "chooses the engine's socket"),
         (
             {"backend": "vllm", "rollout_url": "http://gpu:8000", "engine_args": ["--seed=1"]},
             "not for --rollout-url",
@@ -74,3 +75,16 @@ def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
 def test_keys_are_not_shown() -> None:
     config = ServerConfig("vllm", RUN, rollout_url="http://gpu:8000", rollout_key="secret")
     assert "secret" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [([], r"no config\.json"), (["config.json", "tokenizer.json"], r"no \*\.safetensors")],
+)
+def test_a_folder_that_is_no_model_is_refused_before_an_engine_starts(
+    tmp_path: Path, files: list[str], told: str
+) -> None:
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError, match=told):
+        ServerConfig("vllm", RUN, model=str(tmp_path))

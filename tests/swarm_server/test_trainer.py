@@ -10,7 +10,13 @@ from swarm_server.samples import call
 
 from fakevllm_adapters.swarm import EngineStatus, SiblingRef, TrainedGroup, TrainJob
 from fakevllm_server import back_off, steps, trainer
-from fakevllm_server.backends.base import ActionFailed, BackendError
+from fakevllm_server.backends.base import (
+    ActionFailed,
+    BackendError,
+    Batch,
+    LossSpec,
+    StepMetrics,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +68,37 @@ async def test_a_step_the_engine_refuses_is_tried_again_without_a_restart(tmp_pa
     await run.trained("a")
     assert run.backend.num_launched == 1
     await run.stop()
+
+
+class FailsHalfWay(LocalBackend):
+    """Every other step changes the weights and fails then."""
+
+    async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
+        metrics = await super().step(batch, loss)
+        if len(self.steps) % 2 == 0:
+            raise BackendError("step: PartialStep: failed after an update was made")
+        return metrics
+
+
+async def test_a_step_that_failed_half_way_is_made_again_from_the_checkpoint(
+    tmp_path: Path,
+) -> None:
+    checkpoints: list[bytes] = []
+    for backend in (LocalBackend(), FailsHalfWay()):
+        folder = tmp_path / type(backend).__name__
+        folder.mkdir()
+        run = Run(folder, backend)
+        for name in "ab":
+            await run.finish_group(name)
+            await run.trained(name)
+        assert not run.log.standing.gone
+        newest = next(iter(run.checkpoints.newest_first()))
+        assert newest.step == 2
+        (weights,) = folder.rglob(f"*{newest.step}*/**/theta.json")
+        checkpoints.append(weights.read_bytes())
+        await run.stop()
+    assert backend.steps == [1, 2, 2] and backend.num_launched == 2
+    assert checkpoints[0] == checkpoints[1]
 
 
 @pytest.mark.parametrize("rewards", [(1.0, 0.0), (1.7e308, -1.7e308)])

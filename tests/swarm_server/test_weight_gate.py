@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -87,6 +88,52 @@ async def test_a_change_given_up_while_it_waits_for_calls_has_changed_nothing() 
         await asyncio.gather(changing, return_exceptions=True)
         assert (await (await waiting(gate))).versions == [0]
     assert stamp.versions == [0] and not stamp.is_doubtful
+
+
+async def test_a_change_that_cannot_be_prepared_has_changed_nothing() -> None:
+    gate = WeightGate()
+
+    async def fail() -> None:
+        raise RuntimeError
+
+    async with gate.call() as stamp:
+        with pytest.raises(RuntimeError):
+            async with gate.change(1, 0, prepare=fail):
+                raise AssertionError("it was not prepared")
+    assert stamp.versions == [0] and not stamp.is_doubtful
+    assert (await (await waiting(gate))).versions == [0]
+
+
+async def test_a_change_that_cannot_be_prepared_opens_no_gate_that_was_shut() -> None:
+    gate = WeightGate()
+
+    async def fail() -> None:
+        raise RuntimeError
+
+    for prepare in (None, fail):
+        with pytest.raises(RuntimeError):
+            async with gate.change(1, 0, prepare):
+                raise RuntimeError
+    task = await waiting(gate)
+    assert not task.done()
+    task.cancel()
+
+
+async def test_a_call_that_asks_an_abandoned_gate_again_and_again_lets_others_run() -> None:
+    gate = WeightGate()
+    gate.abandon()
+    is_over = False
+
+    async def ask() -> None:
+        while not is_over:
+            with contextlib.suppress(GateAbandoned):
+                async with gate.call():
+                    raise AssertionError("nobody answers there")
+
+    asking = asyncio.create_task(ask())
+    await asyncio.sleep(0)
+    is_over = True
+    await asking
 
 
 async def test_nobody_waits_at_the_gate_of_an_engine_that_is_gone() -> None:

@@ -5,7 +5,9 @@ Both speak HTTP there: vLLM's to apps, `/control/*` to the server that started i
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from fakevllm_server.backends.base import (
     LossSpec,
     StepMetrics,
 )
-from fakevllm_server.backends.process import ChildProcess
+from fakevllm_server.backends.process import STOP_GRACE_S, ChildProcess
 from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.weight_gate import WeightGate
 
@@ -31,6 +33,13 @@ Json = dict[str, Any]
 CONTROL_TIMEOUT_S = 3600
 """One training step of a large model."""
 HEALTH_TIMEOUT_S = 5
+LOOK_EVERY_S = 10.0
+HUNG_AFTER_S = 60.0
+"""The event loop answers by itself, whatever the engine's thread does."""
+HUNG_AFTER_LOOKS = 3
+"""At least: where this server itself was stopped for a while, only the look it was in fails."""
+HUNG_GRACE_S = 2.0
+"""What is hung seldom hears that it should end."""
 URL = "http://engine"
 
 MODULES = {
@@ -50,6 +59,7 @@ class ChildEngine:
         self._http: aiohttp.ClientSession | None = None
         self._socket: Path | None = None
         self._gate = WeightGate()
+        self._closing: asyncio.Future[None] | None = None
 
     async def launch(self) -> Endpoint:
         await self.close()
@@ -110,13 +120,46 @@ class ChildEngine:
             return False
 
     async def lost(self) -> str:
-        return await self._process.lost()
+        """Its end, or that it hangs; it is ended then."""
+        ended = asyncio.ensure_future(self._process.lost())
+        hung = asyncio.ensure_future(self._until_hung())
+        try:
+            await asyncio.wait({ended, hung}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return ended.result()
+            told = hung.result()
+            await self._close_once(HUNG_GRACE_S)
+            return told
+        finally:
+            ended.cancel()
+            hung.cancel()
+            await asyncio.gather(ended, hung, return_exceptions=True)
 
     async def close(self) -> None:
+        """Where it is cancelled the engine is closed all the same, and the next close waits for
+        that."""
+        await self._close_once(STOP_GRACE_S)
+
+    async def _close_once(self, grace_s: float) -> None:
+        if self._closing is None or self._closing.done():
+            self._closing = asyncio.ensure_future(self._close(grace_s))
+        await asyncio.shield(self._closing)
+
+    async def _until_hung(self) -> str:
+        answered, num_missed = time.monotonic(), 0
+        while num_missed < HUNG_AFTER_LOOKS or time.monotonic() - answered < HUNG_AFTER_S:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if await self.health():
+                answered, num_missed = time.monotonic(), 0
+            else:
+                num_missed += 1
+        return f"{self._process.name} has not answered /health for {HUNG_AFTER_S:g} s and was ended"
+
+    async def _close(self, grace_s: float) -> None:
         http, self._http = self._http, None
         if http is not None:
             await http.close()
-        await self._process.close()
+        await self._process.close(grace_s)
         path, self._socket = self._socket, None
         if path is not None:
             self._spec.remove_socket(path)
@@ -144,6 +187,9 @@ class ChildEngine:
             reply: Json = orjson.loads(raw)
         except ValueError as error:
             raise BackendError(f"{self._process.name} did not answer {action} in JSON") from error
+        if reply.get("is_partial"):
+            # No ActionFailed, after which the step would be made again on top of itself.
+            raise BackendError(f"{action}: {reply.get('error')}")
         if answer.status != 200:
             raise ActionFailed(f"{action}: {reply.get('error')}")
         return reply

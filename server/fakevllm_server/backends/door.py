@@ -32,6 +32,7 @@ from fakevllm_adapters.vllm_chat import parse_chat_request
 from fakevllm_server.backends.base import Batch, Call, LossSpec, TokenEngine, TrainEngine
 from fakevllm_server.backends.completion import Completion
 from fakevllm_server.backends.graceful import GracefulServer
+from fakevllm_server.backends.partial_step import PartialStep
 
 Json = dict[str, Any]
 VERSION = "0.33.0+fakevllm"
@@ -168,7 +169,10 @@ class Control:
             return _json(await self._act(request.path_params["action"], body) or {})
         except Exception as failure:
             traceback.print_exc()
-            return _json({"error": f"{type(failure).__name__}: {failure}"}, 500)
+            told: Json = {"error": f"{type(failure).__name__}: {failure}"}
+            if isinstance(failure, PartialStep):
+                told["is_partial"] = True
+            return _json(told, 500)
 
     async def _act(self, action: str, body: Json) -> Json | None:
         match action:

@@ -5,24 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestServer
-from backends.vllm.processes import api_process
+from backends.vllm.processes import api_process, running
 
-from fakevllm_server.backends.base import BackendError, BackendRefused, Endpoint
+from fakevllm_server.backends.base import ActionFailed, BackendError, BackendRefused, Endpoint
 from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.backends.vllm import command, rollout, watchdog
 from fakevllm_server.backends.vllm.command import Install
 from fakevllm_server.backends.vllm.control import Control
 from fakevllm_server.backends.vllm.rollout import VllmRollout, find_install
 from fakevllm_server.backends.vllm.stand_in import KEY, MAX_MODEL_LEN, Fault, StandIn
+from fakevllm_server.weight_gate import GateAbandoned
 
 Remote = Callable[..., AbstractAsyncContextManager[tuple[VllmRollout, StandIn]]]
 
@@ -177,14 +180,21 @@ async def test_weights_change_while_nothing_is_sampled_and_carry_their_version(
         endpoint = await vllm.launch()
         await vllm.load_weights(weights, 3)
         assert await said(endpoint) == "trained"
-        assert engine.acts == ["pause", "collective_rpc", "reset_prefix_cache", "resume"]
+        assert engine.acts == [
+            "pause",
+            "collective_rpc",
+            "reset_prefix_cache",
+            "update_weight_version",
+            "resume",
+        ]
         assert (endpoint.gate.version, engine.version) == (3, "3")
 
 
+@pytest.mark.parametrize("fault", [Fault.NO_VERSION_ROUTE, Fault.VERSION_FAILS])
 async def test_an_engine_that_keeps_no_version_takes_weights_all_the_same(
-    remote: Remote, weights: Path
+    remote: Remote, weights: Path, fault: Fault
 ) -> None:
-    async with remote(Fault.NO_VERSION_ROUTE) as (vllm, _):
+    async with remote(fault) as (vllm, _):
         endpoint = await vllm.launch()
         await vllm.load_weights(weights, 1)
         assert await said(endpoint) == "trained"
@@ -233,6 +243,134 @@ async def test_an_engine_left_paused_by_a_failure_goes_on_once_the_server_leaves
         assert not engine.is_paused
 
 
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (Fault.NO_DEV_MODE, "VLLM_SERVER_DEV_MODE=1 in its environment"),
+        (Fault.PAUSE_FAILS, "pause"),
+    ],
+)
+async def test_where_vllm_is_not_paused_calls_go_on_with_the_weights_they_had(
+    remote: Remote, weights: Path, fault: Fault, told: str
+) -> None:
+    async with remote(fault) as (vllm, engine):
+        endpoint = await vllm.launch()
+        async with endpoint.gate.call() as stamp:
+            with pytest.raises(ActionFailed, match=told) as failure:
+                await vllm.load_weights(weights, 1)
+        assert "--weights-dir" not in str(failure.value)
+        assert (stamp.versions, stamp.is_doubtful) == ([0], False)
+        assert await said(endpoint) == "untrained"
+        assert await vllm.health() and not engine.is_paused
+
+
+async def test_one_that_neither_pauses_nor_resumes_is_reached_anew(
+    remote: Remote, weights: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with remote(Fault.PAUSE_FAILS, Fault.PAUSE_STAYS) as (vllm, engine):
+        await vllm.launch()
+        with pytest.raises(BackendError, match="was not paused"):
+            await vllm.load_weights(weights, 1)
+        assert not await vllm.health()
+        assert re.search(
+            r"may still be paused.*curl -X POST http://127.0.0.1:\d+/resume", caplog.text
+        )
+        engine.faults.clear()
+        assert (await vllm.launch()).refusal is None
+        assert await vllm.health()
+
+
+async def test_a_pause_that_fails_after_weights_that_did_not_arrive_opens_nothing(
+    remote: Remote, weights: Path
+) -> None:
+    async with remote(Fault.RELOADS_FAIL) as (vllm, engine):
+        endpoint = await vllm.launch()
+        with pytest.raises(BackendError):
+            await vllm.load_weights(weights, 1)
+        engine.faults = {Fault.PAUSE_FAILS}
+        with pytest.raises(BackendError, match="was not paused"):
+            await vllm.load_weights(weights, 2)
+        assert engine.is_paused and not await vllm.health()
+        waiting = asyncio.create_task(said(endpoint))
+        await vllm.close()
+        with pytest.raises(GateAbandoned):
+            await waiting
+
+
+async def test_after_three_publishes_in_a_row_that_failed_the_server_is_reached_anew(
+    remote: Remote, weights: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with remote(Fault.RELOADS_FAIL) as (vllm, engine):
+        await vllm.launch()
+        for version in (1, 2, 3):
+            assert await vllm.health()
+            assert "may still be paused" not in caplog.text
+            with pytest.raises(BackendError):
+                await vllm.load_weights(weights, version)
+        assert not await vllm.health()
+        assert "may still be paused" in caplog.text
+        engine.faults.clear()
+        endpoint = await vllm.launch()
+        await vllm.load_weights(weights, 4)
+        assert await vllm.health() and await said(endpoint) == "trained"
+
+
+async def test_a_publish_that_went_well_begins_the_count_of_failures_anew(
+    remote: Remote, weights: Path
+) -> None:
+    async with remote() as (vllm, engine):
+        await vllm.launch()
+        for faults in [{Fault.RELOADS_FAIL}, {Fault.RELOADS_FAIL}, set[Fault]()] * 2:
+            engine.faults = faults
+            with pytest.raises(BackendError) if faults else nullcontext():
+                await vllm.load_weights(weights, 1)
+        assert await vllm.health()
+
+
+async def test_what_reaches_apps_names_host_and_port_only(remote: Remote, weights: Path) -> None:
+    async with remote(Fault.RELOADS_FAIL, path="/v1") as (vllm, _):
+        await vllm.launch()
+        with pytest.raises(BackendError, match=r"vLLM at 127\.0\.0\.1:\d+ did not take") as failure:
+            await vllm.load_weights(weights, 1)
+        assert "http" not in str(failure.value).replace("HTTP", "")
+
+
+async def test_one_completion_that_fails_at_the_start_is_no_lasting_refusal(
+    remote: Remote,
+) -> None:
+    async with remote(Fault.ONE_COMPLETION_FAILS) as (vllm, _):
+        with pytest.raises(BackendError, match="EngineCore is busy") as failure:
+            await vllm.launch()
+        assert not isinstance(failure.value, BackendRefused)
+        assert (await vllm.launch()).refusal is None
+
+
+async def test_a_route_that_fails_at_the_start_is_not_taken_for_one_that_lacks(
+    tmp_path: Path,
+) -> None:
+    async def busy(_: web.Request) -> web.Response:
+        return web.Response(status=503)
+
+    app = StandIn(tmp_path).app()
+    app.router.add_get("/pause", busy)
+    async with TestServer(app) as server:
+        spec = EngineSpec("vllm", tmp_path, None, "stand-in", url=str(server.make_url("/")))
+        with pytest.raises(BackendError, match=r"failed at /pause \(HTTP 503"):
+            await VllmRollout(spec).launch()
+
+
+async def test_a_name_that_is_not_served_is_told_and_refuses_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with TestServer(StandIn(tmp_path, "theirs").app()) as server:
+        spec = EngineSpec("vllm", tmp_path, None, "ours", url=str(server.make_url("/")))
+        vllm = VllmRollout(spec)
+        endpoint = await vllm.launch()
+        await vllm.close()
+    assert (endpoint.model_name, endpoint.refusal) == ("theirs", None)
+    assert "it serves no 'ours'; apps must use 'theirs'" in caplog.text
+
+
 async def test_a_server_that_vanishes_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +413,63 @@ async def test_a_child_with_half_loaded_weights_is_ended_and_a_new_one_serves(
     second = await vllm.launch()
     assert second.gate is not first.gate
     assert await said(second) == "untrained"
+
+
+async def test_who_waits_for_a_closed_engine_goes_to_the_next(
+    child: Callable[..., VllmRollout],
+) -> None:
+    vllm = child()
+    first = await vllm.launch()
+    changing = first.gate.change(1, bound_s=0)
+    await changing.__aenter__()
+    waiting = asyncio.create_task(said(first))
+    await vllm.close()
+    with pytest.raises(GateAbandoned):
+        await waiting
+    assert await said(await vllm.launch()) == "untrained"
+    with pytest.raises(GateAbandoned):
+        await said(first)
+
+
+async def test_a_close_that_is_cut_off_leaves_no_engine(
+    child: Callable[..., VllmRollout],
+) -> None:
+    vllm = child()
+    endpoint = await vllm.launch()
+    assert endpoint.socket is not None
+    engine = api_process(endpoint.socket)
+    closing = asyncio.create_task(vllm.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await vllm.close()
+    assert engine.pid not in {process.pid for process in running()}
+    assert not endpoint.socket.exists() and not await vllm.health()
+
+
+async def test_a_look_for_its_loss_that_is_cut_off_ends_a_hung_engine_all_the_same(
+    child: Callable[..., VllmRollout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm = child()
+    endpoint = await vllm.launch()
+    assert endpoint.socket is not None
+    engine = api_process(endpoint.socket)
+    ending = asyncio.Event()
+
+    async def hangs(*_: object) -> str:
+        ending.set()
+        return "hangs"
+
+    monkeypatch.setattr(rollout, "until_hung", hangs)
+    lost = asyncio.create_task(vllm.lost())
+    await ending.wait()
+    while not lost.done() and await vllm.health():
+        await asyncio.sleep(0)
+    lost.cancel()
+    await asyncio.gather(lost, return_exceptions=True)
+    await vllm.close()
+    assert engine.pid not in {process.pid for process in running()}
 
 
 async def test_a_killed_child_is_lost_and_can_be_started_again(

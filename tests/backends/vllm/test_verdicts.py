@@ -40,6 +40,14 @@ def top(logits: Sequence[float], temperature: float, ids: Sequence[int] = range(
     return completion(choice={"logprobs": {"content": [{"logprob": -1, "top_logprobs": named}]}})
 
 
+def test_a_model_under_another_name_is_told_with_the_name_that_apps_must_use() -> None:
+    assert verdicts.model_name("m", "m", 512).ok
+    found = verdicts.model_name("theirs", "ours", 512)
+    assert not found.ok and not found.is_needed
+    assert "apps must use 'theirs'" in found.found
+    assert found.mend == "--served-model-name ours"
+
+
 def test_ids_as_many_as_counted_can_be_trained_on() -> None:
     assert verdicts.token_ids(completion()).ok
 

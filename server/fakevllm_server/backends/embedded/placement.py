@@ -6,9 +6,13 @@ from typing import Any
 
 import torch
 
+from fakevllm_server.backends.base import BackendError
+
 
 def device_named(name: str) -> torch.device:
-    """`auto` is the first accelerator, or the CPU."""
+    """`auto` is the first accelerator, or the CPU. Raises BackendError where there is no such."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BackendError("--device=cuda, and torch finds no CUDA GPU: leave --device out")
     if name != "auto":
         return torch.device(name)
     if torch.cuda.is_available():

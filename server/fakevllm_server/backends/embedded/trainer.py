@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from fakevllm_adapters.swarm import TrainJob
 from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.micro_batches import MicroBatch, collate, cut, total_weight
+from fakevllm_server.backends.partial_step import Updates, telling_partial
 from fakevllm_server.backends.torch_losses import LOSSES
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.kl import k3
@@ -60,7 +61,7 @@ class PolicyTrainer:
 
     def step(self, batch: Batch, spec: LossSpec) -> Generator[None, None, StepMetrics]:
         """`ppo_epochs` updates. A loss or gradient that is not finite ends the step without an
-        update.
+        update. Raises PartialStep for what fails after the first one.
         """
         started = time.perf_counter()
         pieces = [
@@ -70,7 +71,9 @@ class PolicyTrainer:
         metrics = dict.fromkeys(METRICS, 0.0) | {"skipped": 0.0}
         try:
             if pieces:
-                metrics |= yield from self._update(pieces, spec, total_weight(batch.calls))
+                with telling_partial() as updates:
+                    total = total_weight(batch.calls)
+                    metrics |= yield from self._update(pieces, spec, total, updates)
         finally:
             self.optimizer.zero_grad(set_to_none=True)
         metrics["tokens"] = float(sum(len(call.response_ids) for call in batch.calls))
@@ -79,7 +82,7 @@ class PolicyTrainer:
         return {name: value if math.isfinite(value) else 0.0 for name, value in metrics.items()}
 
     def _update(
-        self, pieces: Sequence[MicroBatch], spec: LossSpec, total: float
+        self, pieces: Sequence[MicroBatch], spec: LossSpec, total: float, updates: Updates
     ) -> Generator[None, None, StepMetrics]:
         references = yield from self._reference_log_probs(pieces, spec)
         sums: dict[str, float] = defaultdict(float)
@@ -100,6 +103,7 @@ class PolicyTrainer:
             if not (math.isfinite(grad_norm) and math.isfinite(sums["loss"])):
                 return {"skipped": 1.0}
             sums["grad_norm"] += grad_norm / num_epochs
+            updates.begin()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         return dict(sums)

@@ -19,6 +19,7 @@ from fakevllm_adapters.swarm import TrainJob
 from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.checkpoint import copy_own_files
 from fakevllm_server.backends.one_thread import OneThread
+from fakevllm_server.backends.partial_step import Updates, telling_partial
 from fakevllm_server.backends.verl.cluster import Cluster
 from fakevllm_server.backends.verl.group import Workers, WorkersLost
 from fakevllm_server.backends.verl.policy import Policy
@@ -74,7 +75,9 @@ class VerlTrainer:
         await self._run(lambda: self._boot(job))
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
-        return await self._run(lambda: self._step(batch, loss))
+        """Raises PartialStep for what fails after the first update."""
+        with telling_partial() as updates:
+            return await self._run(lambda: self._step(batch, loss, updates))
 
     async def publish(self, version: int) -> None:
         raise BackendError("this process only trains: nothing samples in it")
@@ -97,24 +100,26 @@ class VerlTrainer:
         self._workers.set_grad_clip(job.grad_clip)
         self._job = job
 
-    def _step(self, batch: Batch, spec: LossSpec) -> StepMetrics:
+    def _step(self, batch: Batch, spec: LossSpec, updates: Updates) -> StepMetrics:
         started = time.perf_counter()
         policy = self._policy_of(spec)
         rows = deal(batch.calls, self._workers.num_workers)
         metrics = dict.fromkeys(METRICS, 0.0) | {"skipped": 0.0}
         if rows:
-            metrics |= self._update(rows, policy)
+            metrics |= self._update(rows, policy, updates)
         metrics["tokens"] = float(sum(len(call.response_ids) for call in batch.calls))
         metrics["lr"] = self._job.lr
         metrics["seconds"] = time.perf_counter() - started
         return {name: value if math.isfinite(value) else 0.0 for name, value in metrics.items()}
 
-    def _update(self, rows: list[Call], policy: Policy) -> StepMetrics:
+    def _update(self, rows: list[Call], policy: Policy, updates: Updates) -> StepMetrics:
         """`ppo_epochs` updates. A loss or gradient that is not finite ends the step without an
         update."""
         job = self._job
         data = as_tensordict(rows, self._micro_batch_tokens or job.micro_batch_tokens)
         metrics: StepMetrics = defaultdict(float)
+        # A step that failed may have left its own, and verl adds to what it finds.
+        self._workers.drop_gradients()
         for epoch in range(job.ppo_epochs):
             loss, told = self._workers.forward_backward(data)
             if not math.isfinite(loss):
@@ -125,6 +130,7 @@ class VerlTrainer:
             if epoch == 0:
                 metrics["ppo_kl"] = shown.pop("ppo_kl")
                 metrics |= seen(rows, log_probs, of_responses(rows, told["entropy"]))
+            updates.begin()
             shown["grad_norm"] = self._workers.optimizer_step(job.lr, job.weight_decay)
             if not math.isfinite(shown["grad_norm"]):
                 return {"skipped": 1.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import aiohttp
 from fakevllm_server.backends.base import ActionFailed, BackendError
 from fakevllm_server.backends.vllm.answer import Answer, Json
 
+log = logging.getLogger("fakevllm.server")
+
 HEALTH_TIMEOUT_S = 5.0
 LOOK_TIMEOUT_S = 30.0
 """What an API process answers by itself, on a busy machine."""
@@ -17,6 +20,7 @@ PAUSE_TIMEOUT_S = 120.0
 """The step in hand of a large batch ends first."""
 RELOAD_TIMEOUT_S = 900.0
 """Weights of hundreds of gigabytes from a slow disk."""
+NO_ROUTE = 404, 405
 SAYS_NOTHING = aiohttp.ClientError, OSError, TimeoutError
 
 
@@ -45,10 +49,13 @@ class Control:
     async def is_healthy(self) -> bool:
         return (await self.get("/health", HEALTH_TIMEOUT_S)).is_ok
 
-    async def load_weights(self, folder: Path) -> None:
-        """Between pause and resume, so that no step runs on a mixture. Raises ActionFailed where
-        vLLM says it could not, BackendError where it says nothing; it stays paused then."""
+    async def pause(self) -> None:
+        """No step is run from here to `resume`. Raises as `load_weights`."""
         await self._act("/pause?mode=keep", PAUSE_TIMEOUT_S)
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """Of a paused vLLM, so that no step runs on a mixture; it goes on then. Raises ActionFailed
+        where vLLM says it could not, BackendError where it says nothing; it stays paused then."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._act("/collective_rpc", RELOAD_TIMEOUT_S, body)
         # What the old weights computed goes, of paused requests too: they begin again from their
@@ -58,6 +65,8 @@ class Control:
         # Older versions answer 200 and say nothing.
         if answer.json.get("success") is False:
             raise ActionFailed("reset_prefix_cache: blocks of the old weights' are still in use")
+        if not await self.tell_version(version):
+            log.debug("vLLM was not told the version of its weights: it keeps none")
         await self.resume()
 
     async def resume(self) -> None:
@@ -69,13 +78,18 @@ class Control:
     async def tell_version(self, version: int) -> bool:
         """False where this vLLM keeps no version of its weights."""
         body = {"new_version": str(version)}
-        return (await self.post("/update_weight_version", body)).is_ok
+        return (await self.post("/update_weight_version", body, HEALTH_TIMEOUT_S)).is_ok
 
     async def _act(self, path: str, timeout_s: float, body: Json | None = None) -> Answer:
         answer = await self.post(path, body, timeout_s)
         name = path.partition("?")[0].strip("/")
         if answer.status == 0:
             raise BackendError(f"vLLM did not answer {name}: {answer.detail}")
+        if answer.status in NO_ROUTE:
+            raise ActionFailed(
+                f"it has no {name} (HTTP {answer.status}): "
+                "start it with VLLM_SERVER_DEV_MODE=1 in its environment"
+            )
         if not answer.is_ok:
             raise ActionFailed(f"{name}: {answer.detail}")
         return answer

@@ -23,6 +23,8 @@ PROBE_FILE = "engine_probes.json"
 """In the run directory: what the last start found."""
 FIRST_TIMEOUT_S = 300.0
 """Kernels may be compiled for the first tokens."""
+SERVER_FAILED = 500
+"""From here on an answer tells of the moment, not of how vLLM was started."""
 NUM_TOP = 20
 """vLLM's own limit by default; the farther apart two logprobs, the surer the verdict."""
 UNCUT = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -44,7 +46,8 @@ class Served:
 async def probe(
     control: Control, wanted_name: str, chat_template: str | None
 ) -> tuple[Served, list[Verdict]]:
-    """Raises BackendError where vLLM does not answer, BackendRefused where it wants a key."""
+    """Raises BackendError where vLLM does not answer or fails: another try may go well.
+    BackendRefused where it wants a key."""
     model = served(await control.get("/v1/models"), wanted_name)
     at_one = await _complete(control, model, max_tokens=8, temperature=1.0)
     at_two = await _complete(control, model, max_tokens=1, temperature=2.0)
@@ -54,11 +57,13 @@ async def probe(
     )
     return model, [
         verdicts.version(await control.get("/version")),
-        Verdict("model", True, f"{model.name}, {model.max_model_len} tokens"),
+        verdicts.model_name(model.name, wanted_name, model.max_model_len),
         verdicts.token_ids(at_one),
         verdicts.logprobs(at_one),
         verdicts.sampled_distribution(at_one, at_two),
-        verdicts.weight_update({route: await control.get(route) for route in UPDATE_ROUTES}),
+        verdicts.weight_update(
+            {route: _told(await control.get(route), route) for route in UPDATE_ROUTES}
+        ),
         verdicts.tool_calls(tools, chat_template),
         verdicts.reasoning(await control.get("/server_info?config_format=json"), chat_template),
     ]
@@ -93,8 +98,15 @@ async def _complete(control: Control, model: Served, **sampling: Any) -> Answer:
     }
     body = _body(model, **sampling) | asked
     answer = await control.post("/v1/chat/completions", body, FIRST_TIMEOUT_S)
+    return _told(answer, "the first completion")
+
+
+def _told(answer: Answer, asked: str) -> Answer:
+    """An answer that holds for every start of this vLLM. Raises BackendError for any other."""
     if answer.status == 0:
-        raise BackendError(f"vLLM did not answer the first completion: {answer.detail}")
+        raise BackendError(f"vLLM did not answer {asked}: {answer.detail}")
+    if answer.status >= SERVER_FAILED:
+        raise BackendError(f"vLLM failed at {asked} ({answer.detail})")
     return answer
 
 

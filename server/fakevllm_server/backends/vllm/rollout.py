@@ -7,7 +7,6 @@ import importlib.metadata
 import importlib.util
 import logging
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from fakevllm_server.backends.base import BackendError, BackendRefused, Endpoint
 from fakevllm_server.backends.process import ChildProcess
@@ -20,9 +19,10 @@ from fakevllm_server.backends.vllm.command import (
     environment,
     given_flags,
 )
-from fakevllm_server.backends.vllm.control import Control
+from fakevllm_server.backends.vllm.control import NO_ROUTE, Control
 from fakevllm_server.backends.vllm.model_folder import chat_template, default_sampling
 from fakevllm_server.backends.vllm.probes import probe, report
+from fakevllm_server.backends.vllm.remote_url import base_of, peer_of
 from fakevllm_server.backends.vllm.verdicts import refusal_of
 from fakevllm_server.backends.vllm.watchdog import until_hung
 from fakevllm_server.weight_gate import WeightGate
@@ -33,6 +33,8 @@ BOOT_TIMEOUT_S = 1800.0
 """Loading and compiling a large model."""
 DRAIN_BOUND_S = 15.0
 """How long weights wait for calls in flight; longer ones go on with the new weights."""
+MAX_FAILED_PUBLISHES = 3
+"""In a row, by another's server; then it is reached and looked at anew."""
 CHILD_URL = "http://engine"
 
 
@@ -43,8 +45,11 @@ class VllmRollout:
         self._control: Control | None = None
         self._socket: Path | None = None
         self._gate = WeightGate()
+        self._closing: asyncio.Future[None] | None = None
         self._is_changing = False
         """Paused, or about to be: it samples nothing for anybody."""
+        self._num_failed = 0
+        """Publishes in a row that failed after the pause."""
 
     async def launch(self) -> Endpoint:
         """Raises BackendRefused where the user must mend something, BackendError where vLLM does
@@ -57,21 +62,21 @@ class VllmRollout:
             raise
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Raises BackendError. A child is ended then, for nobody may sample from weights nobody
-        knows; another's server stays paused, and calls wait, until weights arrive."""
+        """Raises BackendError. Where vLLM could not be paused, the old weights go on. Later on a
+        child is ended, for nobody may sample from weights nobody knows; another's server stays
+        paused, and calls wait, until weights arrive."""
         control = self._running()
-        async with self._gate.change(version, DRAIN_BOUND_S):
-            self._is_changing = True
+        async with self._gate.change(version, DRAIN_BOUND_S, lambda: self._pause(control)):
             try:
-                await self._push(control, folder)
+                await self._push(control, folder, version)
             except BackendError as failure:
                 raise await self._lost_weights(failure, folder) from None
-            self._is_changing = False
-            if not await control.tell_version(version):
-                log.debug("vLLM was not told the version of its weights: not in this version")
+            self._is_changing, self._num_failed = False, 0
 
     async def health(self) -> bool:
-        if self._control is None or (self._socket is not None and not self._process.is_running):
+        if self._num_failed >= MAX_FAILED_PUBLISHES or self._control is None:
+            return False
+        if self._socket is not None and not self._process.is_running:
             return False
         return await self._control.is_healthy()
 
@@ -94,16 +99,23 @@ class VllmRollout:
             await asyncio.gather(*watched, return_exceptions=True)
 
     async def close(self) -> None:
-        control, self._control = self._control, None
-        path, self._socket = self._socket, None
-        if control is not None:
-            if self._is_changing and path is None:
-                await control.post("/resume")
-            await control.close()
-        self._is_changing = False
+        """Where it is cut off the engine is closed all the same; the next close waits for that."""
+        if self._closing is None or self._closing.done():
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self._gate.abandon()
+        if self._control is not None:
+            if self._is_changing and self._socket is None:
+                await self._leave_resumed(self._control)
+            await self._control.close()
+            self._control = None
+        self._is_changing, self._num_failed = False, 0
         await self._process.close()
-        if path is not None:
-            self._spec.remove_socket(path)
+        if self._socket is not None:
+            self._spec.remove_socket(self._socket)
+            self._socket = None
 
     async def _start(self) -> Endpoint:
         spec, install = self._spec, find_install()
@@ -130,16 +142,16 @@ class VllmRollout:
     async def _reach(self, url: str) -> Endpoint:
         key = self._spec.api_key
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        url = base_of(url)
+        url, peer = base_of(url), peer_of(url)
         self._control = control = Control(url, None, headers)
         answer = await control.get("/health")
         if not answer.is_ok:
             raise BackendError(
-                f"vLLM at {url} cannot be reached ({answer.detail}): "
+                f"vLLM at {peer} cannot be reached ({answer.detail}): "
                 "start it, or mend --rollout-url"
             )
         if await control.is_paused():
-            log.warning("vLLM at %s was paused; it goes on", url)
+            log.warning("vLLM at %s was paused; it goes on", peer)
             await control.resume()
         return await self._probed(control, url, headers)
 
@@ -160,21 +172,68 @@ class VllmRollout:
             gate=self._gate,
         )
 
-    async def _push(self, control: Control, folder: Path) -> None:
+    async def _pause(self, control: Control) -> None:
+        """Raises BackendError where it fails; vLLM goes on then, as far as it can be told to."""
+        self._is_changing = True
         try:
-            await control.load_weights(folder)
+            await control.pause()
+        except BackendError as failure:
+            if self._num_failed:  # What it has are not the old weights.
+                raise await self._stuck(failure) from None
+            # It may have come through all the same.
+            answer = await control.post("/resume")
+            self._is_changing = False
+            if not answer.is_ok and answer.status not in NO_ROUTE:
+                raise await self._stuck(failure) from None
+            told = f"{self._name} was not paused for new weights and keeps its old ones: {failure}"
+            raise type(failure)(told) from None
+
+    async def _stuck(self, failure: BackendError) -> BackendError:
+        """It may be paused or not: it is started, or reached, anew."""
+        if self._spec.url is None:
+            await self.close()
+            return BackendError(
+                f"vLLM could not be paused for new weights and was ended: {failure}"
+            )
+        self._is_changing, self._num_failed = True, MAX_FAILED_PUBLISHES
+        self._warn_paused()
+        return BackendError(f"{self._name} was not paused for new weights: {failure}")
+
+    async def _push(self, control: Control, folder: Path, version: int) -> None:
+        try:
+            await control.load_weights(folder, version)
         except BackendError as failure:
             log.warning("weights did not reach vLLM: %s; trying once more", failure)
-            await control.load_weights(folder)
+            # Its own resume may have come through.
+            await control.pause()
+            await control.load_weights(folder, version)
 
     async def _lost_weights(self, failure: BackendError, folder: Path) -> BackendError:
         if self._spec.url is None:
             await self.close()
             return BackendError(f"vLLM did not take new weights and was ended: {failure}")
+        self._num_failed += 1
+        if self._num_failed >= MAX_FAILED_PUBLISHES:
+            self._warn_paused()
         return BackendError(
-            f"vLLM at {self._spec.url} did not take the weights in {folder}: {failure}. It must "
+            f"{self._name} did not take the weights in {folder}: {failure}. It must "
             "see that folder under the same path: name one that both see with --weights-dir"
         )
+
+    async def _leave_resumed(self, control: Control) -> None:
+        if not (await control.post("/resume")).is_ok:
+            self._warn_paused()
+
+    def _warn_paused(self) -> None:
+        log.warning(
+            "%s may still be paused, for others too: resume it with curl -X POST %s/resume",
+            self._name,
+            base_of(self._spec.url or CHILD_URL),
+        )
+
+    @property
+    def _name(self) -> str:
+        return "vLLM" if self._spec.url is None else f"vLLM at {peer_of(self._spec.url)}"
 
     async def _until_hung(self, control: Control) -> str:
         how = await until_hung(control, lambda: self._gate.num_running, lambda: self._is_changing)
@@ -209,14 +268,3 @@ def find_install() -> Install:
             "or on a CPU server/cpu/make_environment.sh FOLDER"
         )
     return Install(version)
-
-
-def base_of(url: str) -> str:
-    """
-    >>> base_of("http://gpu-box:8000/v1/")
-    'http://gpu-box:8000'
-    """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise BackendRefused(f"{url!r} is no URL: give --rollout-url http://HOST:PORT")
-    return url.rstrip("/").removesuffix("/v1")

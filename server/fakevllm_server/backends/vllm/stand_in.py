@@ -40,6 +40,10 @@ class Fault(StrEnum):
     NO_DEV_MODE = "no-dev-mode"
     NO_TOOLS = "no-tools"
     NO_VERSION_ROUTE = "no-version-route"
+    VERSION_FAILS = "version-fails"
+    PAUSE_FAILS = "pause-fails"
+    PAUSE_STAYS = "pause-stays"
+    ONE_COMPLETION_FAILS = "one-completion-fails"
     WANTS_KEY = "wants-key"
     ONE_RELOAD_FAILS = "one-reload-fails"
     RELOADS_FAIL = "reloads-fail"
@@ -98,6 +102,9 @@ class StandIn:
         if body.get("tools") and Fault.NO_TOOLS in self.faults:
             text = '"auto" tool choice requires --enable-auto-tool-choice'
             return web.json_response({"error": {"message": text}}, status=400)
+        if Fault.ONE_COMPLETION_FAILS in self.faults:
+            self.faults.discard(Fault.ONE_COMPLETION_FAILS)
+            return _failed("EngineCore is busy")
         await self._awake.wait()
         if Fault.SAMPLES_NOTHING in self.faults:
             await asyncio.Event().wait()
@@ -106,6 +113,10 @@ class StandIn:
     async def _act(self, request: web.Request) -> web.Response:
         self.acts.append(request.path.strip("/"))
         match request.path:
+            case "/pause" if Fault.PAUSE_FAILS in self.faults:
+                return _failed("no pause")
+            case "/resume" if Fault.PAUSE_STAYS in self.faults:
+                return _failed("no resume")
             case "/pause":
                 self.is_paused = True
                 self._awake.clear()
@@ -119,6 +130,9 @@ class StandIn:
         return web.json_response({"status": "done"})
 
     async def _tell_version(self, request: web.Request) -> web.Response:
+        self.acts.append(request.path.strip("/"))
+        if Fault.VERSION_FAILS in self.faults:
+            return _failed("no version")
         self.version = (await request.json())["new_version"]
         return web.json_response({"success": True})
 
@@ -130,8 +144,7 @@ class StandIn:
         fails = self.faults & {Fault.RELOADS_FAIL, Fault.ONE_RELOAD_FAILS}
         self.faults.discard(Fault.ONE_RELOAD_FAILS)
         if fails or not folder.is_dir():
-            error = {"message": f"Worker failed with error 'no weights in {folder}'"}
-            return web.json_response({"error": error}, status=500)
+            return _failed(f"Worker failed with error 'no weights in {folder}'")
         self.weights = _weights_in(folder)
         return web.json_response({"results": [None]})
 
@@ -155,6 +168,10 @@ class StandIn:
         top = range(int(body.get("top_logprobs", 0)))
         named = [{"token": f"token_id:{other}", "logprob": logprobs[other]} for other in top]
         return {"token": f"token_id:{token}", "logprob": logprobs[token], "top_logprobs": named}
+
+
+def _failed(message: str) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=500)
 
 
 def policy(temperature: float) -> list[float]:

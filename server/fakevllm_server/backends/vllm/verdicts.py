@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from fakevllm_server.backends.vllm.answer import Answer, Json, as_list, as_object
@@ -34,7 +34,7 @@ class Verdict:
     found: str
     mend: str = ""
     """The flag or variable that puts it right."""
-    is_needed: bool = False
+    is_needed: bool = field(default=False, kw_only=True)
     """To train."""
 
     def __str__(self) -> str:
@@ -60,6 +60,13 @@ def version(answer: Answer) -> Verdict:
     if not Install(str(told)).is_known:
         return Verdict("version", False, f"{told} is untried")
     return Verdict("version", True, str(told))
+
+
+def model_name(served: str, wanted: str, max_model_len: int) -> Verdict:
+    if served == wanted:
+        return Verdict("model", True, f"{served}, {max_model_len} tokens")
+    found = f"it serves no {wanted!r}; apps must use {served!r} ({max_model_len} tokens)"
+    return Verdict("model", False, found, f"--served-model-name {wanted}")
 
 
 def token_ids(answer: Answer) -> Verdict:
@@ -107,18 +114,22 @@ def sampled_distribution(at_one: Answer, at_two: Answer) -> Verdict:
     first, second = _top(at_one), _top(at_two)
     shared = sorted(first.keys() & second.keys(), key=lambda token: first[token])
     if len(shared) < 2:
-        return Verdict(name, False, "it returns no top logprobs", "--max-logprobs 20", True)
+        return Verdict(
+            name, False, "it returns no top logprobs", "--max-logprobs 20", is_needed=True
+        )
     low, high = shared[0], shared[-1]
     gap = first[high] - first[low]
     if gap < LEAST_GAP:
         return Verdict(name, False, "its tokens are too equally likely to tell", is_needed=True)
     ratio = (second[high] - second[low]) / gap
     if HALF[0] < ratio < HALF[1]:
-        return Verdict(name, True, f"gaps at temperature 2 are {ratio:.2f} of those at 1", "", True)
+        found = f"gaps at temperature 2 are {ratio:.2f} of those at 1"
+        return Verdict(name, True, found, is_needed=True)
     if SAME[0] < ratio < SAME[1]:
-        return Verdict(name, False, "its logprobs leave the temperature out", mend, True)
+        found = "its logprobs leave the temperature out"
+        return Verdict(name, False, found, mend, is_needed=True)
     found = f"its logprobs at temperature 2 have {ratio:.2f} of the gaps at 1, not half"
-    return Verdict(name, False, found, mend, True)
+    return Verdict(name, False, found, mend, is_needed=True)
 
 
 def weight_update(answers: Mapping[str, Answer]) -> Verdict:

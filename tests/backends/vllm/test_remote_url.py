@@ -1,0 +1,48 @@
+"""Which addresses of a vLLM are taken, and that a bad one is told without its secrets."""
+
+from __future__ import annotations
+
+import pytest
+
+from fakevllm_server.backends.base import BackendRefused
+from fakevllm_server.backends.vllm.remote_url import base_of, peer_of
+
+
+@pytest.mark.parametrize(
+    ("url", "base", "peer"),
+    [
+        ("http://gpu-box:8000", "http://gpu-box:8000", "gpu-box:8000"),
+        ("http://gpu-box:8000/", "http://gpu-box:8000", "gpu-box:8000"),
+        ("https://gpu-box/v1", "https://gpu-box", "gpu-box"),
+        ("http://[::1]:8000/v1/", "http://[::1]:8000", "[::1]:8000"),
+    ],
+)
+def test_an_address_may_end_as_clients_write_it(url: str, base: str, peer: str) -> None:
+    assert (base_of(url), peer_of(url)) == (base, peer)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "secret",
+        "localhost:8000/secret",
+        "ftp://secret:8000",
+        "http://",
+        "http://secret:port",
+        "http://secret:99999",
+        "http://secret:0",
+        "http://secret:",
+        "http://[secret",
+        "http://a secret:8000",
+        "http://secret@host:8000",
+        "http://user:secret@host:8000",
+        "http://user:secret@host:port",
+        "http://host:8000/secret",
+        "http://host:8000/v1?key=secret",
+        "http://host:8000/v1#secret",
+    ],
+)
+def test_what_is_no_address_is_refused_in_one_line_that_repeats_none_of_it(url: str) -> None:
+    with pytest.raises(BackendRefused, match="--rollout-url http://HOST:PORT") as refused:
+        base_of(url)
+    assert "secret" not in str(refused.value) and "\n" not in str(refused.value)
