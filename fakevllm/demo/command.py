@@ -37,7 +37,7 @@ CONCURRENCY = 8
 MAX_TOKENS = 24
 
 JOB = TrainJob(
-    num_repeat=8, batch_size=8, lr=4e-4, ppo_epochs=2, clip_ratio_low=0.2, clip_ratio_high=0.28
+    num_repeat=8, batch_size=8, lr=2.5e-4, ppo_epochs=2, clip_ratio_low=0.2, clip_ratio_high=0.28
 )
 
 
