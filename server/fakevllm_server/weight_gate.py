@@ -7,6 +7,7 @@ across the change, and carry both versions.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -95,8 +96,6 @@ class WeightGate:
         self._open.set()
 
     async def _drained(self, bound_s: float) -> None:
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(bound_s):
                 await self._idle.wait()
-        except TimeoutError:
-            pass

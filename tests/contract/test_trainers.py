@@ -23,7 +23,7 @@ from contract.trainers import JOB, KINDS, Subject, kill, process_of, ray_workers
 
 from fakevllm_adapters.swarm import TrainJob
 from fakevllm_server.backends.base import ActionFailed, BackendError, Batch, Call, LossSpec
-from fakevllm_server.backends.verl.guard import members
+from fakevllm_server.backends.procfs import SESSION, living
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -251,12 +251,12 @@ async def test_two_verl_trainers_do_not_meet_and_two_ranks_step_as_one(
 @pytest.mark.real
 async def test_a_killed_verl_trainer_leaves_no_process_behind(two_ranks: Subject) -> None:
     session = process_of(two_ranks)
-    assert len(ray_workers(members(session))) == 2
+    assert len(ray_workers(living(SESSION, session))) == 2
 
     kill(session)
     deadline = time.monotonic() + GONE_WITHIN_S
-    while members(session):
-        assert time.monotonic() < deadline, members(session)
+    while living(SESSION, session):
+        assert time.monotonic() < deadline, living(SESSION, session)
         await asyncio.sleep(0.1)
 
     assert "exited with code -9" in await two_ranks.engine.lost()
@@ -274,7 +274,7 @@ async def test_a_verl_trainer_whose_worker_is_killed_goes_on_from_its_checkpoint
         await trainer.step(calls)
         await trainer.engine.save(tmp_path / "saved")
         session = process_of(trainer)
-        kill(ray_workers(members(session))[0])
+        kill(ray_workers(living(SESSION, session))[0])
 
         with pytest.raises(BackendError, match="did not answer step") as failed:
             await trainer.step(calls)

@@ -19,6 +19,20 @@ from fakevllm_server.weight_gate import WeightGate
 
 StepMetrics = dict[str, float]
 
+METRICS = (
+    "loss",
+    "grad_norm",
+    "clip_fraction",
+    "clip_fraction_lower",
+    "approx_kl",
+    "mismatch",
+    "prob_diff_max",
+    "ppo_kl",
+    "entropy",
+    "kl",
+)
+"""What every torch trainer tells of a step, 0 where it does not apply."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

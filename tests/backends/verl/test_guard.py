@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm_server.backends.verl.guard import members
+from fakevllm_server.backends.procfs import SESSION, living
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 LEADER = """
@@ -48,13 +48,13 @@ def test_a_killed_leader_takes_its_session_and_its_folder_along(
 ) -> None:
     assert leader.stdout is not None
     guard = int(leader.stdout.readline())
-    assert len(members(leader.pid)) == 2 and guard not in members(leader.pid)
+    assert len(living(SESSION, leader.pid)) == 2 and guard not in living(SESSION, leader.pid)
 
     leader.kill()
     leader.wait()
     end_of(guard)
 
-    assert members(leader.pid) == []
+    assert living(SESSION, leader.pid) == []
     assert not (tmp_path / "ray").exists()
 
 

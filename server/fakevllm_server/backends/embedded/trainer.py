@@ -18,25 +18,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fakevllm_adapters.swarm import TrainJob
-from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics
+from fakevllm_server.backends.base import METRICS, Batch, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.micro_batches import MicroBatch, collate, cut, total_weight
 from fakevllm_server.backends.partial_step import Updates, telling_partial
 from fakevllm_server.backends.torch_losses import LOSSES
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.kl import k3
-
-METRICS = (
-    "loss",
-    "grad_norm",
-    "clip_fraction",
-    "clip_fraction_lower",
-    "approx_kl",
-    "mismatch",
-    "prob_diff_max",
-    "ppo_kl",
-    "entropy",
-    "kl",
-)
 
 
 class PolicyTrainer:

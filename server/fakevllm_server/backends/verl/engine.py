@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 
 from fakevllm_adapters.swarm import TrainJob
-from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec, StepMetrics
+from fakevllm_server.backends.base import METRICS, BackendError, Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.checkpoint import copy_own_files
 from fakevllm_server.backends.one_thread import OneThread
 from fakevllm_server.backends.partial_step import Updates, telling_partial
@@ -32,18 +32,6 @@ Result = TypeVar("Result")
 LOST_EXIT_CODE = 70
 """Not 2, which would say that the user must mend something."""
 CLOSE_WITHIN_S = 5.0
-METRICS = (
-    "loss",
-    "grad_norm",
-    "clip_fraction",
-    "clip_fraction_lower",
-    "approx_kl",
-    "mismatch",
-    "prob_diff_max",
-    "ppo_kl",
-    "entropy",
-    "kl",
-)
 EVERY_EPOCH = ("loss", "grad_norm", "clip_fraction", "clip_fraction_lower")
 """The others are about the policy that sampled, so measured before any update."""
 NO_REFERENCE = (

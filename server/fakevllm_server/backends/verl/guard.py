@@ -16,6 +16,8 @@ import sys
 import time
 from pathlib import Path
 
+from fakevllm_server.backends.procfs import SESSION, living
+
 ROUNDS = 50
 """Processes that were about to start others are found in a later round."""
 BETWEEN_ROUNDS_S = 0.1
@@ -34,23 +36,9 @@ def start_guard(folder: Path) -> subprocess.Popen[bytes] | None:
     )
 
 
-def members(session: int) -> list[int]:
-    """Process ids of a session, zombies left out."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            # The name, in brackets, may hold anything; state, parent, group and session follow it.
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
-
-
 def end(session: int) -> None:
     for _ in range(ROUNDS):
-        left = members(session)
+        left = living(SESSION, session)
         for process in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)

@@ -19,6 +19,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from fakevllm_server.backends.procfs import GROUP, living
+
 GRACE_S = 5.0
 """For the program to end by itself after SIGTERM, and to remove its shared memory."""
 LEFTOVER_GRACE_S = 1.0
@@ -26,8 +28,6 @@ LEFTOVER_GRACE_S = 1.0
 END_BOUND_S = 8.0
 """Less than the server gives the keeper."""
 LOOK_EVERY_S = 0.02
-STAT_STATE, STAT_GROUP = 0, 2
-"""Fields of /proc/PID/stat after the process's name."""
 
 
 def main() -> int:
@@ -87,18 +87,7 @@ def _cleans_up(pid: int) -> bool:
 
 def _others() -> list[int]:
     """Living processes of our group but this one."""
-    group, found = os.getpgrp(), list[int]()
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
-            continue
-        try:
-            # A name may hold blanks and parentheses; the fields begin after its last one.
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[STAT_GROUP]) == group and fields[STAT_STATE] != "Z":
-            found.append(int(folder.name))
-    return found
+    return [process for process in living(GROUP, os.getpgrp()) if process != os.getpid()]
 
 
 def _send(processes: Sequence[int], number: signal.Signals) -> None:
