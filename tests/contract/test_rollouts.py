@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import orjson
@@ -356,5 +356,19 @@ async def test_no_call_is_refused_while_weights_change(rig: Rig) -> None:
 
 
 def _grammar(chunks: list[Json]) -> list[Any]:
-    """Shapes in their order, repeats once: how many tokens a chunk holds is chance."""
-    return [shape for shape, _ in itertools.groupby(map(shape_of, chunks))]
+    """Shapes in their order, repeats once: how many tokens a chunk holds is chance.
+
+    Chance too is whether the token that ends the answer comes with the text before it or by
+    itself (vLLM joins what its reader has not taken yet), so the two are told apart here.
+    """
+    return [shape for shape, _ in itertools.groupby(map(shape_of, _parted(chunks)))]
+
+
+def _parted(chunks: list[Json]) -> Iterator[Json]:
+    for chunk in chunks:
+        (choice,) = chunk["choices"] or [{}]
+        if choice.get("finish_reason") and choice["delta"]:
+            rest = {key: value for key, value in choice.items() if key != "stop_reason"}
+            yield chunk | {"choices": [rest | {"finish_reason": None}]}
+            choice = choice | {"delta": {}}
+        yield chunk | {"choices": [choice] if choice else []}
