@@ -1,4 +1,9 @@
-"""What the proxy asks of a wire format. A new format is one file and one entry in ADAPTERS."""
+"""What proxy and server ask of a wire format. A new format is one file and one entry in ADAPTERS.
+
+Upstream there are two formats, vLLM's chat completions and completions; every other one is
+translated to chat and back, one Exchange a request. What cannot be translated is left to the
+engine's own route, served once and not trained.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +33,62 @@ class Answer:
         return content if isinstance(content, str) else ""
 
 
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What a format may have to know of the engine to answer as it would. None: not known yet."""
+
+    model: str | None = None
+    max_model_len: int | None = None
+    version: str | None = None
+    """As its /version tells."""
+
+
+class Untranslated(Exception):
+    """The engine's own route must answer this request; the message says what for."""
+
+
+class Exchange(Protocol):
+    """One request in the app's format, and its answer. Holds the state of one stream: never share
+    or use it twice."""
+
+    body: Json
+    """What is asked upstream, at the adapter's `upstream_path`."""
+    streamed: bool
+
+    def answer(self, raw: bytes) -> bytes:
+        """A whole 200 answer of the upstream, as the app reads it. Raises ValueError where it is
+        none."""
+        ...
+
+    def event(self, event: bytes) -> bytes:
+        """One event of the upstream's stream (with its separator), as what the app gets for it:
+        none, one or several events. The upstream's errors and its `[DONE]` come here too."""
+        ...
+
+    def keep_alive(self) -> bytes:
+        """What may be sent now to show that the answer is still being made, before or between
+        events."""
+        ...
+
+    def broken(self, error: Json) -> bytes:
+        """The end of a stream that cannot go on, `error` being vLLM's error body."""
+        ...
+
+
 class Adapter(Protocol):
     name: str
     path: str
+    upstream_path: str
+
+    def open(self, body: Json, engine: Engine) -> Exchange:
+        """Raises Untranslated."""
+        ...
+
+    def refusal(self, status: int, body: Json) -> Json:
+        """vLLM's error body as this format words it."""
+        ...
+
+    # What follows reads and writes bodies of the upstream's format.
 
     def question(self, body: Json) -> str:
         """The text of the last user message, "" where there is none."""

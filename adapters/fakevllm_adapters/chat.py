@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
-from fakevllm_adapters.base import Answer, Json
-from fakevllm_adapters.sse import json_of
+from fakevllm_adapters.base import Answer, Engine, Exchange, Json
+from fakevllm_adapters.sse import DONE, KEEP_ALIVE, encode, json_of
 
 NEUTRAL_SAMPLING: Json = {
     "top_p": 1.0,
@@ -25,9 +25,39 @@ training."""
 _NOT_FOR_SIBLINGS = ("logit_bias", "request_id", "n")
 
 
+PATH = "/v1/chat/completions"
+
+
+class SameFormat:
+    """The exchange of a format the upstream speaks itself: nothing is changed."""
+
+    def __init__(self, body: Json) -> None:
+        self.body = body
+        self.streamed = bool(body.get("stream"))
+
+    def answer(self, raw: bytes) -> bytes:
+        return raw
+
+    def event(self, event: bytes) -> bytes:
+        return event
+
+    def keep_alive(self) -> bytes:
+        return KEEP_ALIVE
+
+    def broken(self, error: Json) -> bytes:
+        return encode(error) + DONE
+
+
 class ChatAdapter:
     name = "chat"
-    path = "/v1/chat/completions"
+    path = PATH
+    upstream_path = PATH
+
+    def open(self, body: Json, engine: Engine) -> Exchange:
+        return SameFormat(body)
+
+    def refusal(self, status: int, body: Json) -> Json:
+        return body
 
     def question(self, body: Json) -> str:
         return next(_user_texts(reversed(_messages(body))), "")

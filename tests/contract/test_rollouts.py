@@ -366,9 +366,9 @@ def _grammar(chunks: list[Json]) -> list[Any]:
 
 def _parted(chunks: list[Json]) -> Iterator[Json]:
     for chunk in chunks:
-        (choice,) = chunk["choices"] or [{}]
-        if choice.get("finish_reason") and choice["delta"]:
-            rest = {key: value for key, value in choice.items() if key != "stop_reason"}
+        choices: list[Json] = chunk["choices"]
+        if choices and choices[0]["finish_reason"] and choices[0]["delta"]:
+            rest = {key: value for key, value in choices[0].items() if key != "stop_reason"}
             yield chunk | {"choices": [rest | {"finish_reason": None}]}
-            choice = choice | {"delta": {}}
-        yield chunk | {"choices": [choice] if choice else []}
+            choices = [choices[0] | {"delta": {}}]
+        yield chunk | {"choices": choices}
