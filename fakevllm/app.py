@@ -18,7 +18,7 @@ from fakevllm.config import Config
 from fakevllm.errors import ConfigError
 from fakevllm.graceful import GracefulServer
 from fakevllm.proxy import Proxy, open_proxy
-from fakevllm.routes import chat, groups, health, models
+from fakevllm.routes import formats, groups, health, metrics, models, passthrough
 from fakevllm_adapters.asgi import Door
 from fakevllm_adapters.guard import Guard, GuardMiddleware
 from fakevllm_adapters.registry import ADAPTERS
@@ -29,11 +29,11 @@ KEEP_ALIVE_S = 65
 
 def create_app(proxy: Proxy) -> FastAPI:
     app = FastAPI(title="fakevllm", docs_url=None, redoc_url=None, openapi_url=None)
-    for module in (health, models, groups):
+    for module in (health, models, metrics, passthrough, groups):
         app.include_router(module.router(proxy))
     for adapter in ADAPTERS.values():
         app.router.routes.append(
-            Route(adapter.path, Door(chat.door(proxy, adapter)), methods=["POST"])
+            Route(adapter.path, Door(formats.door(proxy, adapter)), methods=["POST"])
         )
     guard = Guard(
         proxy.config.keys(),

@@ -36,14 +36,14 @@ class GroupDraft:
         return self._record("failed", reason, status, [])
 
     def served_once(self, reply: Reply, reason: str) -> GroupRecord:
-        answer = read_answer(self.request.adapter, reply)
-        sibling = _sibling(SiblingResult(0, reply, answer), None, {}, served=answer is not None)
-        state = "served" if answer is not None else "failed"
-        if answer is None:
+        is_read = self.request.exchange is not None
+        answer = read_answer(self.request.adapter, reply) if is_read else None
+        is_served = answer is not None or (reply.status == 200 and not is_read)
+        sibling = _sibling(SiblingResult(0, reply, answer), None, {}, served=is_served)
+        if not is_served:
             reason = "no_answer" if reply.status == 200 else f"upstream_{reply.status}"
-        return self._record(
-            state, reason, reply.status, [sibling], served=0 if answer is not None else None
-        )
+        state, served = ("served", 0) if is_served else ("failed", None)
+        return self._record(state, reason, reply.status, [sibling], served=served)
 
     def scored(self, scored: Scored) -> GroupRecord:
         verdict = scored.verdict
@@ -84,6 +84,7 @@ class GroupDraft:
             received_at=self.received_at,
             route=request.adapter.path,
             model=str(request.body.get("model") or ""),
+            response_id=request.response_id,
             streamed=request.streamed,
             task_id=self.task.task_id or None,
             app_key=self.app_key,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 Json = dict[str, Any]
 
@@ -12,8 +12,8 @@ def why_only_served(body: Json, num_siblings: int) -> str | None:
     is fanned out."""
     if num_siblings < 2:
         return "one_sibling"
-    if not isinstance(body.get("messages"), list) or not body["messages"]:
-        return "invalid_request"
+    if not _asks_one(body):
+        return "several_prompts" if body.get("prompt") else "invalid_request"
     if body.get("temperature") == 0:
         return "greedy_request"
     if body.get("n") not in (None, 1):
@@ -23,6 +23,18 @@ def why_only_served(body: Json, num_siblings: int) -> str | None:
     if _limit(body) is not None and _limit(body) in (0, 1):
         return "at_most_one_token"
     return None
+
+
+def _asks_one(body: Json) -> bool:
+    """One conversation, or one prompt as text or token ids."""
+    messages: object = body.get("messages")
+    prompt: object = body.get("prompt")
+    if isinstance(messages, list):
+        return messages != []
+    if isinstance(prompt, list):
+        ids = cast(list[object], prompt)
+        return ids != [] and all(isinstance(id, int) for id in ids)
+    return isinstance(prompt, str) and bool(prompt)
 
 
 def _limit(body: Json) -> Any:

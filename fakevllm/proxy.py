@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fakevllm.config import Config
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.store import Ledger
+from fakevllm.metrics import Metrics
 from fakevllm.runner import Runner
 from fakevllm.settling import Settling
 from fakevllm.swarm.link import SwarmLink
@@ -25,6 +26,10 @@ class Proxy:
     link: SwarmLink
     tasks: TaskIndex
     runner: Runner
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.runner.metrics
 
 
 @contextlib.asynccontextmanager

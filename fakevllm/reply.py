@@ -1,31 +1,47 @@
-"""The app's side of one request: when to open its stream, how to keep it alive, how to end it.
+"""How the app gets its answer: when the response may begin, what keeps it alive, how it ends.
 
 The status line waits a little, so that errors that will not heal reach the app as a status and not
-inside a stream.
-A stream that has been opened always ends with an answer or an error, and with `[DONE]`.
+inside a stream. A response that has been begun always ends with an answer or an error.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import MutableMapping
-from typing import Any, TypeVar
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
 
 import orjson
 
 from fakevllm.upstream import Reply
-from fakevllm_adapters.asgi import Headers, Send, send_bytes, send_chunk, send_error, start_stream
-from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.sse import DONE, KEEP_ALIVE
-
-T = TypeVar("T")
+from fakevllm_adapters.asgi import (
+    Headers,
+    Send,
+    json_object,
+    send_bytes,
+    send_chunk,
+    send_error,
+    start_stream,
+)
+from fakevllm_adapters.base import Adapter, Exchange, Json
+from fakevllm_adapters.errors import WireError, bad_request, internal_error
 
 GRACE_S = 1.5
 """Clients retry errors inside a stream without end; most permanent ones are known by then."""
 KEEP_ALIVE_EVERY_S = 5.0
-"""Well below the 300 s after which the strictest client gives up."""
+"""Well below the 300 s after which the strictest client gives up on a stream."""
+PATIENCE_S = 50.0
+"""How long a whole answer leaves the app in silence: below the 60 s of common reverse proxies.
+White space before JSON fixes the status at 200, so it comes late."""
 
 _EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+_JSON: Headers = [(b"content-type", b"application/json")]
+_SPACE = b" "
+_NOT_VLLM = bad_request(
+    "The model server did not answer as vLLM does: a stream was mixed up with JSON."
+)
+"""A 400: clients do not ask again for what does not heal."""
 
 
 class WatchedSend:
@@ -33,60 +49,127 @@ class WatchedSend:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._is_begun = False
-        self._is_streamed = False
-        self._is_ended = False
+        self.is_begun = False
+        self.is_ended = False
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            self._is_begun = True
-            kind = dict(message["headers"]).get(b"content-type", b"")
-            self._is_streamed = kind.startswith(b"text/event-stream")
+            self.is_begun = True
         elif message["type"] == "http.response.body":
-            self._is_ended = not message.get("more_body", False)
+            self.is_ended = not message.get("more_body", False)
         await self._send(message)
-
-    async def break_off(self, error: WireError) -> None:
-        """An answer that has not ended ends with `error`; what has ended stays as it is."""
-        if not self._is_begun:
-            await send_error(self, error)
-        elif not self._is_ended:
-            end = b"data: " + orjson.dumps(error.body) + b"\n\n" + DONE
-            await send_chunk(self, end if self._is_streamed else b"", last=True)
 
 
 class AppReply:
-    """Answers the app once."""
+    """Answers the app once. Inside its block the app is kept from giving up."""
 
-    def __init__(self, send: Send, *, streamed: bool) -> None:
-        self._send = send
-        self._streamed = streamed
-        self._opened = False
+    def __init__(self, send: Send, adapter: Adapter, exchange: Exchange | None) -> None:
+        """`exchange` None: the engine's own route answers, in a format that is not read here."""
+        self._send = WatchedSend(send)
+        self._adapter = adapter
+        self._exchange = exchange
+        self._streamed = exchange is not None and exchange.streamed
+        self._is_sending = False
+        self._wrote_at = 0.0
+        self._beat: asyncio.TimerHandle | None = None
+        self._beating: asyncio.Task[None] | None = None
 
-    async def wait_for(self, work: asyncio.Task[T]) -> T:
-        """The result of `work`; a streaming app hears from us meanwhile."""
-        timeout = GRACE_S
-        while self._streamed and not (await asyncio.wait({work}, timeout=timeout))[0]:
-            timeout = KEEP_ALIVE_EVERY_S
-            if not self._opened:
-                self._opened = True
-                await start_stream(self._send, 200, _EVENT_STREAM)
-            await send_chunk(self._send, KEEP_ALIVE)
-        return await work
+    @property
+    def is_begun(self) -> bool:
+        return self._send.is_begun
+
+    async def __aenter__(self) -> Self:
+        if self._exchange is not None:
+            self._schedule(GRACE_S if self._streamed else PATIENCE_S)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
+
+    # --- what the app gets
 
     async def answer(self, reply: Reply) -> None:
-        if not self._opened:
-            await send_bytes(self._send, reply.status, reply.body, reply.headers)
-        elif reply.streamed:
-            await send_chunk(self._send, reply.body, last=True)
-        else:
-            await self._end_with(reply.body)
+        """A whole 200 answer of the upstream, streamed or not."""
+        assert self._exchange is not None
+        if reply.streamed != self._streamed:
+            return await self.refuse(_NOT_VLLM)
+        if reply.streamed:
+            shown = b"".join(map(self._exchange.event, reply.events))
+            await self.open(reply.headers)
+            return await self.write(shown, last=True)
+        try:
+            shown = self._exchange.answer(reply.body)
+        except ValueError:
+            return await self.refuse(internal_error())
+        await self.whole(reply.status, shown, reply.headers)
+
+    async def whole(self, status: int, body: bytes, headers: Headers) -> None:
+        """One body in the app's format, with its status where that is still open."""
+        if not self.is_begun:
+            self._is_sending = True
+            return await send_bytes(self._send, status, body, headers)
+        if self._streamed and self._exchange is not None:
+            body = self._exchange.broken(_error_in(body))
+        await self.write(body, last=True)
 
     async def refuse(self, error: WireError) -> None:
-        if not self._opened:
-            await send_error(self._send, error)
-        else:
-            await self._end_with(orjson.dumps(error.body))
+        if not self.is_begun:
+            self._is_sending = True
+            worded = self._adapter.refusal(error.status, error.body)
+            return await send_error(self._send, replace(error, body=worded))
+        await self.whole(error.status, orjson.dumps(error.body), [])
 
-    async def _end_with(self, error: bytes) -> None:
-        await send_chunk(self._send, b"data: " + error.strip() + b"\n\n" + DONE, last=True)
+    async def open(self, headers: Headers) -> None:
+        """Begins a stream, where it has not been begun to keep the app waiting."""
+        if not self.is_begun:
+            await start_stream(self._send, 200, headers)
+
+    async def write(self, chunk: bytes, *, last: bool = False) -> None:
+        self._is_sending = True
+        try:
+            if chunk or last:
+                await send_chunk(self._send, chunk, last=last)
+        finally:
+            self._is_sending = last
+            self._wrote_at = asyncio.get_running_loop().time()
+
+    async def break_off(self, error: WireError) -> None:
+        """An answer that has not ended ends with `error`; what has ended stays as it is."""
+        if not self._send.is_ended:
+            await self.refuse(error)
+
+    # --- what keeps it waiting
+
+    def _schedule(self, delay_s: float) -> None:
+        self._beat = asyncio.get_running_loop().call_later(delay_s, self.on_beat)
+
+    def on_beat(self) -> None:
+        """Says something where nothing was said for a while."""
+        if self._send.is_ended:
+            return
+        loop = asyncio.get_running_loop()
+        silent_s = loop.time() - self._wrote_at
+        if silent_s >= KEEP_ALIVE_EVERY_S:
+            silent_s = 0.0
+            self._beating = loop.create_task(self._keep_alive())
+        self._schedule(KEEP_ALIVE_EVERY_S - silent_s)
+
+    async def _keep_alive(self) -> None:
+        if self._is_sending or self._send.is_ended:
+            return
+        assert self._exchange is not None
+        shown = self._exchange.keep_alive() if self._streamed else _SPACE
+        await self.open(_EVENT_STREAM if self._streamed else _JSON)
+        await self.write(shown)
+
+
+def _error_in(body: bytes) -> Json:
+    """The error body of vLLM's in a refusal's bytes."""
+    found = json_object(body)
+    return found if found is not None and "error" in found else internal_error().body

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,21 +17,15 @@ from fakevllm.hooks.spec import Sibling
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.store import Ledger
+from fakevllm.metrics import Metrics
 from fakevllm.policy import why_only_served
-from fakevllm.reply import AppReply, WatchedSend
+from fakevllm.relay import pass_on, relay
+from fakevllm.reply import AppReply
 from fakevllm.settling import Settling
-from fakevllm.siblings import Plan, Request, SiblingResult, sample
-from fakevllm.upstream import Reply, Upstream, unreachable
-from fakevllm_adapters.asgi import (
-    Receive,
-    Send,
-    send_bytes,
-    send_chunk,
-    start_stream,
-    until_disconnect,
-)
+from fakevllm.siblings import Plan, Request, SiblingResult, sample, with_apps_id
+from fakevllm.upstream import Upstream
+from fakevllm_adapters.asgi import Receive, Send, until_disconnect
 from fakevllm_adapters.errors import WireError, internal_error, unavailable
-from fakevllm_adapters.sse import DONE, encode
 from fakevllm_adapters.swarm import Task
 
 log = logging.getLogger("fakevllm.runner")
@@ -63,6 +56,7 @@ class Runner:
         ledger: Ledger,
         settling: Settling,
     ) -> None:
+        self.metrics = Metrics(lambda: len(self._open), lambda: ledger.health.dropped)
         self._temperature = config.job.temperature
         self._num_siblings = config.job.num_repeat
         self._upstream = upstream
@@ -80,13 +74,15 @@ class Runner:
         own = asyncio.current_task()
         assert own is not None
         self._open.add(own)
-        app = WatchedSend(send)
         try:
-            await self._handle(request, draft, receive, app)
-        except asyncio.CancelledError:
-            # Only a stop of the proxy cancels a request; its app is told so, and the task ends.
-            await app.break_off(unavailable("The proxy is stopping. Try again shortly."))
-            self._give_up(draft, "proxy_stopped", 503)
+            async with AppReply(send, request.adapter, request.exchange) as app:
+                try:
+                    await self._handle(request, draft, receive, app)
+                except asyncio.CancelledError:
+                    # Only a stop of the proxy cancels a request; its app is told so, and the task
+                    # ends.
+                    await app.break_off(unavailable("The proxy is stopping. Try again shortly."))
+                    self._give_up(draft, "proxy_stopped", 503)
         finally:
             self._open.discard(own)
 
@@ -99,21 +95,23 @@ class Runner:
             await asyncio.wait(self._open, timeout=CLOSE_GRACE_S)
 
     async def _handle(
-        self, request: Request, draft: GroupDraft, receive: Receive, send: Send
+        self, request: Request, draft: GroupDraft, receive: Receive, app: AppReply
     ) -> None:
         plan, reason = await self._plan(request, draft.task)
         draft.num_siblings = plan.num
         left = asyncio.ensure_future(until_disconnect(receive))
         try:
             if reason is not None:
-                await self._serve_once(request, draft, reason, left, send)
+                await self._serve_once(request, draft, reason, left, app)
             else:
-                await self._serve_best(request, draft, plan, left, send)
+                await self._serve_best(request, draft, plan, left, app)
         finally:
             left.cancel()
 
     async def _plan(self, request: Request, task: Task) -> tuple[Plan, str | None]:
         """How the request is sampled, and why it is only served if it is."""
+        if request.exchange is None:
+            return Plan(1), request.reason or "not_translated"
         if self._hooks is None:
             return Plan(1), why_only_served(request.body, 1)
         plan = Plan(self._num_siblings)
@@ -136,50 +134,19 @@ class Runner:
         draft: GroupDraft,
         reason: str,
         left: asyncio.Future[None],
-        send: Send,
+        app: AppReply,
     ) -> None:
-        work = asyncio.create_task(self._relay(request, send))
+        work = asyncio.create_task(relay(self._upstream, request, app))
         await _first_of(work, left, ending=[work])
         if not work.done():
             await _ended(work)
-            return self._ledger.record(draft.failed("client_disconnected", 499))
+            return self._record(draft.failed("client_disconnected", 499))
         try:
             result = await work
         except WireError as error:
-            await AppReply(send, streamed=False).refuse(error)
-            return self._ledger.record(draft.failed("upstream_unreachable", error.status))
-        self._ledger.record(draft.served_once(result, reason))
-
-    async def _relay(self, request: Request, send: Send) -> Reply:
-        """The upstream's bytes, sent on as they come. Raises WireError while nothing has been
-        sent."""
-        started = time.monotonic()
-        path = request.adapter.path
-        taken: list[bytes] = []
-        opened = False
-        try:
-            async with self._upstream.live("POST", path, request.raw, request.headers) as live:
-                if not live.streamed:
-                    body = b"".join([chunk async for chunk in live.chunks])
-                    opened = True
-                    await send_bytes(send, live.status, body, live.headers)
-                    return Reply(live.status, live.headers, body, False, time.monotonic() - started)
-                await start_stream(send, live.status, live.headers)
-                opened = True
-                tail = b""
-                async for chunk in live.chunks:
-                    taken.append(chunk)
-                    tail = (tail + chunk)[-len(DONE) :]
-                    await send_chunk(send, chunk)
-                if tail != DONE:
-                    raise unreachable(EOFError("the stream broke off"))
-                await send_chunk(send, b"", last=True)
-        except WireError as error:
-            if not opened:
-                raise
-            taken.append(encode(error.body) + DONE)
-            await send_chunk(send, taken[-1], last=True)
-        return Reply(200, [], b"".join(taken), True, time.monotonic() - started)
+            await app.refuse(error)
+            return self._record(draft.failed("upstream_unreachable", error.status))
+        self._record(draft.served_once(result, reason))
 
     # --- several siblings: the best is returned
 
@@ -189,23 +156,21 @@ class Runner:
         draft: GroupDraft,
         plan: Plan,
         left: asyncio.Future[None],
-        send: Send,
+        app: AppReply,
     ) -> None:
-        app = AppReply(send, streamed=request.streamed)
         work = asyncio.create_task(self._sample_and_score(request, draft.task, plan))
-        waiting = asyncio.create_task(app.wait_for(work))
-        await _first_of(waiting, left, ending=[waiting, work])
-        if not waiting.done():
-            await _ended(waiting, work)
+        await _first_of(work, left, ending=[work])
+        if not work.done():
+            await _ended(work)
             return self._give_up(draft, "client_disconnected", 499)
         try:
-            scored = await waiting
+            scored = await work
+            await self._answer(app, request, scored)
         except Exception:  # isolates: a defect of ours must not leave the app without an answer
             log.exception("request %s failed", request.id)
-            await app.refuse(internal_error())
+            await app.break_off(internal_error())
             return self._give_up(draft, "internal_error", 500)
-        await self._answer(app, scored)
-        self._settling.settle(draft.scored(scored))
+        self._settle(draft.scored(scored))
 
     async def _sample_and_score(self, request: Request, task: Task, plan: Plan) -> Scored:
         results = await sample(self._upstream, request, plan, self._temperature)
@@ -239,21 +204,29 @@ class Runner:
         answers = [result.shown_message for result in answered]
         return await self._hooks.reward(siblings, answers, request.adapter.question(request.body))
 
-    async def _answer(self, app: AppReply, scored: Scored) -> None:
-        """The served sibling's own bytes; where none answered, the lead's trouble."""
-        index = scored.verdict.served
-        shown = scored.results[index if index is not None else 0]
-        if shown.reply is not None:
-            return await app.answer(shown.reply)
-        assert shown.error is not None
-        await app.refuse(shown.error)
+    async def _answer(self, app: AppReply, request: Request, scored: Scored) -> None:
+        """The served sibling's own answer; where none answered, the lead's trouble."""
+        index = scored.verdict.served or 0
+        shown = scored.results[index]
+        if shown.reply is None:
+            assert shown.error is not None
+            return await app.refuse(shown.error)
+        await pass_on(self._upstream, request, app, with_apps_id(shown.reply, request, index))
 
     def _give_up(self, draft: GroupDraft, reason: str, status: int) -> None:
         record: GroupRecord = draft.failed(reason, status)
         if draft.num_siblings > 1:
-            self._settling.settle(record)
+            self._settle(record)
         else:
-            self._ledger.record(record)
+            self._record(record)
+
+    def _record(self, group: GroupRecord) -> None:
+        self.metrics.ended(group)
+        self._ledger.record(group)
+
+    def _settle(self, group: GroupRecord) -> None:
+        self.metrics.ended(group)
+        self._settling.settle(group)
 
 
 async def _first_of(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
 from fakevllm.upstream import Reply, Upstream
-from fakevllm_adapters.base import Adapter, Answer, Json
+from fakevllm_adapters.base import Adapter, Answer, Exchange, Json
 from fakevllm_adapters.errors import WireError
 from fakevllm_adapters.swarm import SIBLING_HEADER, SiblingRef
 
@@ -24,14 +25,33 @@ class Request:
     id: str
     adapter: Adapter
     raw: bytes
-    """As it goes upstream; the app's own bytes unless the model's name had to be changed."""
-    body: Json
+    """In the app's own format and words, but for the model's name."""
+    asked: bytes
+    """What goes upstream: the same bytes where the upstream speaks the app's format."""
+    exchange: Exchange | None
+    """None: only the engine's own route can answer it."""
     headers: dict[str, str]
     """Those the engine may see."""
+    reason: str | None = None
+    """Why there is no exchange."""
+
+    @property
+    def body(self) -> Json:
+        """As it goes upstream, {} where it is not read here."""
+        return self.exchange.body if self.exchange is not None else {}
 
     @property
     def streamed(self) -> bool:
-        return bool(self.body.get("stream"))
+        return self.exchange is not None and self.exchange.streamed
+
+    @property
+    def is_translated(self) -> bool:
+        return self.adapter.path != self.adapter.upstream_path
+
+    @property
+    def response_id(self) -> str | None:
+        """The name later requests may call the answer by."""
+        return getattr(self.exchange, "response_id", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +84,7 @@ class Plan:
     overrides: Sequence[Json] = field(default_factory=list[dict[str, Any]])
 
     def bodies(self, request: Request, temperature: float) -> list[bytes]:
-        bodies = [request.raw]
+        bodies = [request.asked]
         for index in range(1, self.num):
             changed = request.adapter.sibling(request.body, index, temperature)
             override = self.overrides[index] if self.overrides else {}
@@ -101,7 +121,7 @@ async def _sibling(
         # Engines take an id for one request: a second one of that name may be refused.
         headers[_REQUEST_ID] += f"-{ref.index}"
     try:
-        reply = await upstream.call(request.adapter.path, body, headers)
+        reply = await upstream.call(request.adapter.upstream_path, body, headers)
     except WireError as error:
         return SiblingResult(ref.index, error=error)
     return SiblingResult(ref.index, reply, read_answer(request.adapter, reply))
@@ -119,3 +139,12 @@ def read_answer(adapter: Adapter, reply: Reply) -> Answer | None:
         )
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def with_apps_id(reply: Reply, request: Request, index: int) -> Reply:
+    """A sibling's reply under the id the app chose, where it chose one."""
+    chosen = request.headers.get(_REQUEST_ID) or request.body.get("request_id")
+    if index == 0 or not isinstance(chosen, str):
+        return reply
+    own = re.compile(rb'("id":\s?"[a-z]+-%s)-%d"' % (re.escape(chosen.encode()), index))
+    return replace(reply, body=own.sub(rb'\1"', reply.body))

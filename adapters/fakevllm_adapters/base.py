@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 Json = dict[str, Any]
 
@@ -108,4 +108,14 @@ class Adapter(Protocol):
 
     def read_events(self, events: Sequence[bytes]) -> Answer:
         """Raises ValueError where the stream holds an error or did not end."""
+        ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A format whose requests may name an earlier answer, by `previous_response_id`, in place of
+    the conversation."""
+
+    def with_history(self, body: Json, earlier: Sequence[tuple[Json, Json]]) -> Json:
+        """The body with (request body, assistant message) pairs in front, oldest first."""
         ...

@@ -5,10 +5,12 @@ The request body is never rebuilt: fields unknown to us pass through.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from fakevllm_adapters.base import Answer, Engine, Exchange, Json
+from fakevllm_adapters.errors import internal_error
 from fakevllm_adapters.sse import DONE, KEEP_ALIVE, encode, json_of
 
 NEUTRAL_SAMPLING: Json = {
@@ -22,23 +24,33 @@ NEUTRAL_SAMPLING: Json = {
 """Sampling from the whole distribution: anything else makes the recorded logprobs unusable for
 training."""
 
-_NOT_FOR_SIBLINGS = ("logit_bias", "request_id", "n")
+_NOT_FOR_SIBLINGS = ("logit_bias", "n")
 
 
 PATH = "/v1/chat/completions"
 
 
+_ENDING = re.compile(rb'"finish_reason":\s*"|"error":\s*[{"]')
+"""In a string these quotes would be escaped."""
+
+
 class SameFormat:
-    """The exchange of a format the upstream speaks itself: nothing is changed."""
+    """The exchange of a format the upstream speaks itself: bytes are passed on. Only an end that
+    gives no reason becomes an error: clients ask again without end where neither comes."""
 
     def __init__(self, body: Json) -> None:
         self.body = body
         self.streamed = bool(body.get("stream"))
+        self._has_end = False
 
     def answer(self, raw: bytes) -> bytes:
         return raw
 
     def event(self, event: bytes) -> bytes:
+        if not self._has_end:
+            self._has_end = _ENDING.search(event) is not None
+            if event == DONE:
+                return self.broken(internal_error().body)
         return event
 
     def keep_alive(self) -> bytes:
@@ -73,6 +85,8 @@ class ChatAdapter:
         seed = body.get("seed")
         if isinstance(seed, int):
             changed["seed"] = seed + index
+        if body.get("request_id"):  # engines take an id for one request
+            changed["request_id"] = f"{body['request_id']}-{index}"
         return changed
 
     def read_json(self, body: Json) -> Answer:

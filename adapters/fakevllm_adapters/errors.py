@@ -49,6 +49,11 @@ def not_supported(field: str) -> WireError:
     return bad_request(f"`{field}` is not supported by this engine. (parameter={field})", field)
 
 
+def not_served(reason: str) -> WireError:
+    """For what neither we translate nor the engine takes in that format."""
+    return bad_request(f"This engine cannot answer this request in this format: {reason}.")
+
+
 def unknown_model(name: str, served: str) -> WireError:
     message = f"The model `{name}` does not exist. Valid aliases: {served}."
     return WireError(404, error_body(message, "NotFoundError", 404, "model"))

@@ -138,6 +138,9 @@ class EngineStatusReply(BaseModel):
     """Finished groups that wait to be trained, in batches."""
     model: str | None = None
     """The name the engine serves."""
+    max_model_len: int | None = None
+    engine_version: str | None = None
+    """As the engine's /version tells."""
 
 
 class SuccessReply(BaseModel):

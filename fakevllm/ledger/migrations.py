@@ -15,8 +15,14 @@ def m001_tables(db: Connection) -> None:
         db.exec_driver_sql(statement)
 
 
+def m002_response_id(db: Connection) -> None:
+    db.exec_driver_sql("ALTER TABLE groups ADD COLUMN response_id VARCHAR")
+    db.exec_driver_sql("CREATE INDEX ix_groups_response_id ON groups (response_id)")
+
+
 MIGRATIONS: list[Callable[[Connection], None]] = [
     m001_tables,
+    m002_response_id,
 ]
 
 

@@ -76,6 +76,7 @@ class GroupRecord:
     step: int | None = None
     trained_step: int | None = None
     trained_version: int | None = None
+    response_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,15 @@ class ScoredGroup:
     question: str
     rewards: list[float | None]
     """By sibling index."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredRequest:
+    """A request and the message its app got."""
+
+    app_key: str | None
+    request_json: str
+    message_json: str
 
 
 @dataclass(frozen=True, slots=True)

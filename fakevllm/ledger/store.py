@@ -21,9 +21,10 @@ from sqlalchemy.exc import DatabaseError
 
 from fakevllm.errors import LedgerError
 from fakevllm.hooks.recorded import RecordedGroup
-from fakevllm.ledger import statements
+from fakevllm.ledger import queries, statements
 from fakevllm.ledger.migrations import migrate
 from fakevllm.ledger.records import (
+    AnsweredRequest,
     GroupRecord,
     LedgerHealth,
     ScoredGroup,
@@ -39,30 +40,6 @@ BUSY_TIMEOUT_S = 5.0
 FLUSH_TIMEOUT_S = 30.0
 
 _Change = GroupRecord | Callable[[Connection], None]
-
-_CURVE = """
-    WITH scored AS (
-        SELECT COALESCE(g.trained_step, g.step) AS at, COUNT(*) AS num, SUM(s.reward) AS total,
-               MIN(s.reward) = MAX(s.reward) AS is_flat,
-               SUM(s.served) AS num_served, SUM(CASE WHEN s.served THEN s.reward END) AS served
-        FROM groups AS g JOIN siblings AS s USING (group_id)
-        WHERE COALESCE(g.trained_step, g.step) IS NOT NULL AND s.reward IS NOT NULL
-        GROUP BY g.group_id
-    )
-    SELECT at, COUNT(*), SUM(total) / SUM(num), SUM(served) / SUM(num_served), SUM(is_flat)
-    FROM scored GROUP BY at ORDER BY at
-"""
-_SCORED = """
-    SELECT g.group_id, g.task_id, g.question, s.reward
-    FROM groups AS g JOIN siblings AS s USING (group_id)
-    WHERE g.state = 'scored' ORDER BY g.received_at, g.group_id, s."index"
-"""
-_LATEST = """
-    SELECT group_id FROM groups AS g
-    WHERE 2 <= (SELECT COUNT(*) FROM siblings AS s
-                WHERE s.group_id = g.group_id AND s.message_json IS NOT NULL)
-    ORDER BY received_at DESC LIMIT 1
-"""
 
 
 class Ledger:
@@ -170,7 +147,7 @@ class Ledger:
     def scored_groups(self) -> list[ScoredGroup]:
         """Groups that wait for the server's word, oldest first."""
         with self._reading.connect() as db:
-            rows = db.exec_driver_sql(_SCORED).all()
+            rows = db.exec_driver_sql(queries.SCORED).all()
         found: list[ScoredGroup] = []
         for (group_id, task_id, question), of_group in itertools.groupby(rows, lambda r: r[:3]):
             found.append(ScoredGroup(group_id, task_id, question, [row[3] for row in of_group]))
@@ -183,7 +160,7 @@ class Ledger:
     def curve(self) -> list[StepRow]:
         """By the step that trained a group, or else in which it ended; ties included."""
         with self._reading.connect() as db:
-            return [StepRow(*row) for row in db.exec_driver_sql(_CURVE)]
+            return [StepRow(*row) for row in db.exec_driver_sql(queries.CURVE)]
 
     def counts(self) -> dict[str, int]:
         """Groups by state."""
@@ -206,10 +183,16 @@ class Ledger:
             siblings = [_sibling(one) for one in db.execute(query).mappings()]
         return None if row is None else GroupRecord(**row, siblings=siblings)
 
+    def answered(self, response_id: str) -> AnsweredRequest | None:
+        """The request whose answer is called that, with the message that was served."""
+        with self._reading.connect() as db:
+            row = db.exec_driver_sql(queries.ANSWERED, (response_id,)).one_or_none()
+        return None if row is None else AnsweredRequest(*row)
+
     def latest_group(self) -> RecordedGroup | None:
         """The newest group with at least two answers, as hooks get it."""
         with self._reading.connect() as db:
-            group_id = db.exec_driver_sql(_LATEST).scalar()
+            group_id = db.exec_driver_sql(queries.LATEST).scalar()
         group = None if group_id is None else self.group(group_id)
         return None if group is None else self._recorded(group)
 

@@ -45,6 +45,8 @@ class Groups(_Row, table=True):
     """The step that was being collected when the group ended."""
     trained_step: int | None = None
     trained_version: int | None = None
+    response_id: str | None = Field(default=None, index=True)
+    """What later requests may call its answer by."""
 
 
 class Siblings(_Row, table=True):

@@ -8,7 +8,7 @@ import orjson
 from fastapi import APIRouter, Response
 
 from fakevllm.proxy import Proxy
-from fakevllm_adapters.errors import WireError
+from fakevllm.routes.passthrough import relayed
 
 
 def router(proxy: Proxy) -> APIRouter:
@@ -16,23 +16,18 @@ def router(proxy: Proxy) -> APIRouter:
 
     @routes.get("/v1/models")
     async def models() -> Response:
-        try:
-            async with proxy.upstream.live("GET", "/v1/models", b"", {}) as live:
-                body = b"".join([chunk async for chunk in live.chunks])
-                status = live.status
-        except WireError as error:
-            headers = {"retry-after": str(error.retry_after_s)}
-            return Response(orjson.dumps(error.body), error.status, headers, "application/json")
-        if status == 200:
-            body = _with_aliases(body, proxy.config.models.aliases)
-        return Response(body, status, media_type="application/json")
+        listing = await relayed(proxy, "GET", "/v1/models", b"", {})
+        aliases = [alias for alias in proxy.config.models.aliases if alias != "*"]
+        if listing.status_code != 200 or not aliases:
+            return listing
+        named = _with_aliases(bytes(listing.body), aliases)
+        return Response(named, media_type="application/json")
 
     return routes
 
 
-def _with_aliases(body: bytes, aliases: tuple[str, ...]) -> bytes:
+def _with_aliases(body: bytes, aliases: list[str]) -> bytes:
     listing: dict[str, Any] = orjson.loads(body)
     cards: list[dict[str, Any]] = listing["data"]
-    named = [alias for alias in aliases if alias != "*"]
-    listing["data"] = [*cards, *(cards[0] | {"id": alias} for alias in named)]
+    listing["data"] = [*cards, *(cards[0] | {"id": alias} for alias in aliases)]
     return orjson.dumps(listing)

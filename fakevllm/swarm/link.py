@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from fakevllm.ledger.store import Ledger
+from fakevllm_adapters.base import Engine
 from fakevllm_adapters.keys import bearer_header
 from fakevllm_adapters.swarm import (
     AbortGroupRequest,
@@ -72,6 +73,14 @@ class SwarmLink:
     @property
     def model(self) -> str | None:
         return self.status.model if self.status is not None else None
+
+    @property
+    def engine(self) -> Engine:
+        """What is known of the engine that answers."""
+        status = self.status
+        if status is None:
+            return Engine()
+        return Engine(status.model, status.max_model_len, status.engine_version)
 
     @property
     def is_serving(self) -> bool:

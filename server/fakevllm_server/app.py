@@ -11,11 +11,11 @@ from starlette.routing import Route
 
 from fakevllm_adapters.asgi import Door
 from fakevllm_adapters.guard import Guard, GuardMiddleware
+from fakevllm_adapters.passthrough import PASSTHROUGH
+from fakevllm_adapters.registry import ADAPTERS
 from fakevllm_server.api import control, episodes, groups, inference
 from fakevllm_server.config import ServerConfig
 from fakevllm_server.swarm import Swarm
-
-INFERENCE = {"/v1/chat/completions": ["POST"], "/v1/models": ["GET"]}
 
 
 def create_app(config: ServerConfig) -> FastAPI:
@@ -29,10 +29,7 @@ def create_app(config: ServerConfig) -> FastAPI:
     app = FastAPI(title="fakevllm-server", lifespan=lifespan)
     for module in (control, groups, episodes):
         app.include_router(module.router(swarm))
-    for path, methods in INFERENCE.items():
-        door = Door(inference.door(swarm, path))
-        app.router.routes.append(Route(path, door, methods=methods))
-        app.router.routes.append(Route(f"/e/{{episode_uuid}}{path}", door, methods=methods))
+    _add_doors(app, swarm)
     guard = Guard(
         config.keys,
         hosts=config.hosts,
@@ -44,3 +41,14 @@ def create_app(config: ServerConfig) -> FastAPI:
     app.add_middleware(GuardMiddleware, guard=guard)
     app.state.swarm = swarm
     return app
+
+
+def _add_doors(app: FastAPI, swarm: Swarm) -> None:
+    """Each also under the path of an episode."""
+    doors = {adapter.path: (["POST"], adapter) for adapter in ADAPTERS.values()}
+    relayed = PASSTHROUGH | {"/v1/models": ("GET",), "/metrics": ("GET",)}
+    passed = {path: (list(methods), None) for path, methods in relayed.items() if path not in doors}
+    for path, (methods, adapter) in (doors | passed).items():
+        door = Door(inference.door(swarm, adapter))
+        app.router.routes.append(Route(path, door, methods=methods))
+        app.router.routes.append(Route(f"/e/{{episode_uuid}}{path}", door, methods=methods))

@@ -13,11 +13,13 @@ import orjson
 from fakevllm_adapters.asgi import (
     Headers,
     Send,
+    json_object,
     relayed_headers,
     send_bytes,
     send_chunk,
     start_stream,
 )
+from fakevllm_adapters.base import Engine, Exchange
 from fakevllm_adapters.errors import internal_error
 from fakevllm_adapters.sse import DONE, SseDecoder, encode, json_of
 from fakevllm_server.backends.base import Endpoint
@@ -37,6 +39,21 @@ _TROUBLE = (500, 502, 503)
 
 class EngineFailed(Exception):
     """The engine gave no answer and nothing was sent to the client: the call may be sent again."""
+
+
+class Refused(Exception):
+    """The engine answered an error to a call that can be asked another way; nothing was sent."""
+
+    def __init__(self, status: int, raw: bytes, headers: Headers) -> None:
+        super().__init__(f"{status}: {raw[:200]!r}")
+        self.status = status
+        self.raw = raw
+        self.headers = headers
+
+    @property
+    def body(self) -> Json:
+        """vLLM's error body, or what stands for it."""
+        return json_object(self.raw) or internal_error().body
 
 
 class EngineClient:
@@ -60,8 +77,23 @@ class EngineClient:
             skip_auto_headers=("User-Agent", "Accept-Encoding"),
         )
 
+        self._version: str | None = None
+
     async def close(self) -> None:
         await self._http.close()
+
+    @property
+    def facts(self) -> Engine:
+        return Engine(self.endpoint.model_name, self.endpoint.max_model_len, self._version)
+
+    async def learn_version(self) -> None:
+        """Asks the engine for it, where it tells."""
+        timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
+        try:
+            async with self._http.get("/version", timeout=timeout) as answer:
+                self._version = str((await answer.json())["version"])
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+            self._version = None
 
     async def is_well(self) -> bool:
         """Whether it says of itself that it can answer calls."""
@@ -75,11 +107,39 @@ class EngineClient:
             return False
 
     async def relay(
-        self, method: str, path: str, body: bytes, headers: dict[str, str], send: Send
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: dict[str, str],
+        send: Send,
+        exchange: Exchange | None = None,
     ) -> None:
-        """The engine's answer as it is. Raises EngineFailed while nothing has been sent."""
+        """The engine's answer as it is, or as `exchange` words it. Raises EngineFailed while
+        nothing has been sent; Refused where it is an error and there is an exchange."""
         async with self._answer(method, path, body, headers) as answer:
-            await self._relay(answer, send)
+            if exchange is not None and answer.status != 200:
+                raise await _refused(answer)
+            await self._relay(answer, send, exchange)
+
+    async def relay_unless(
+        self,
+        refuses: Callable[[int, Any], bool],
+        method: str,
+        path: str,
+        body: bytes,
+        headers: dict[str, str],
+        send: Send,
+    ) -> None:
+        """The engine's answer as it is. Raises Refused where `refuses` its status and error
+        body, EngineFailed while nothing has been sent."""
+        async with self._answer(method, path, body, headers) as answer:
+            if answer.status < 400:
+                return await self._relay(answer, send)
+            refused = await _refused(answer)
+            if refuses(refused.status, refused.body):
+                raise refused
+            await send_bytes(send, refused.status, refused.raw, refused.headers)
 
     async def capture(
         self,
@@ -88,14 +148,18 @@ class EngineClient:
         headers: dict[str, str],
         send: Send,
         on_finished: Callable[[], None],
+        exchange: Exchange | None = None,
     ) -> None:
         """The engine's answer as the app may see it. `on_finished` runs before its last byte goes
         out, so that a client that acts on the answer at once finds the call recorded. Raises
-        EngineFailed while nothing has been sent."""
+        EngineFailed while nothing has been sent; Refused where it is an error and there is an
+        exchange."""
         body = orjson.dumps(capture.upstream_body())
         async with self._answer("POST", path, body, headers) as answer:
+            if exchange is not None and answer.status != 200:
+                raise await _refused(answer)
             if answer.status != REFUSED:
-                return await self._capture(answer, capture, send, on_finished)
+                return await self._capture(answer, capture, send, on_finished, exchange)
         # A refusal repeats what was asked, so the app's own words must be what is refused.
         async with self._answer("POST", path, orjson.dumps(capture.body), headers) as answer:
             if answer.status == 200:
@@ -103,11 +167,14 @@ class EngineClient:
                 on_finished()
             await self._relay(answer, send)
 
-    async def _relay(self, answer: aiohttp.ClientResponse, send: Send) -> None:
+    async def _relay(
+        self, answer: aiohttp.ClientResponse, send: Send, exchange: Exchange | None = None
+    ) -> None:
         shown = relayed_headers(answer.headers.items())
         if answer.content_type == "text/event-stream":
-            return await _stream(send, answer.status, shown, await self._begun(answer))
-        await send_bytes(send, answer.status, await _whole(answer), shown)
+            chunks = await self._begun(answer)
+            return await _stream(send, answer.status, shown, chunks, exchange)
+        await send_bytes(send, answer.status, _worded(await _whole(answer), exchange), shown)
 
     async def _capture(
         self,
@@ -115,14 +182,15 @@ class EngineClient:
         capture: Capture,
         send: Send,
         on_finished: Callable[[], None],
+        exchange: Exchange | None,
     ) -> None:
         shown = relayed_headers(answer.headers.items())
         if answer.content_type == "text/event-stream":
             events = _captured(await self._begun(answer), capture, on_finished)
-            return await _stream(send, answer.status, shown, events)
+            return await _stream(send, answer.status, shown, events, exchange)
         raw = await _whole(answer)
         if answer.status == 200:
-            raw = capture.answer(raw)
+            raw = _worded(capture.answer(raw), exchange)
             on_finished()
         await send_bytes(send, answer.status, raw, shown)
 
@@ -199,13 +267,37 @@ async def _captured(
         raise aiohttp.ClientPayloadError("the stream ended without [DONE]")
 
 
-async def _stream(send: Send, status: int, headers: Headers, chunks: AsyncIterator[bytes]) -> None:
+async def _stream(
+    send: Send,
+    status: int,
+    headers: Headers,
+    chunks: AsyncIterator[bytes],
+    exchange: Exchange | None = None,
+) -> None:
     """Once the status is out a broken engine can only be told of inside the stream, and it is:
     never a bare end."""
     await start_stream(send, status, headers)
+    decoder = SseDecoder()
+    error = internal_error().body
     try:
         async for chunk in chunks:
-            await send_chunk(send, chunk)
+            if exchange is not None:
+                chunk = b"".join(map(exchange.event, decoder.feed(chunk)))
+            if chunk:
+                await send_chunk(send, chunk)
     except (aiohttp.ClientError, TimeoutError):
-        await send_chunk(send, encode(internal_error().body) + DONE)
+        await send_chunk(send, exchange.broken(error) if exchange else encode(error) + DONE)
     await send_chunk(send, b"", last=True)
+
+
+def _worded(raw: bytes, exchange: Exchange | None) -> bytes:
+    """Raises EngineFailed for an answer that is none."""
+    try:
+        return raw if exchange is None else exchange.answer(raw)
+    except ValueError as error:
+        raise EngineFailed(f"its answer cannot be read: {error}") from error
+
+
+async def _refused(answer: aiohttp.ClientResponse) -> Refused:
+    headers = relayed_headers(answer.headers.items())
+    return Refused(answer.status, await _whole(answer), headers)

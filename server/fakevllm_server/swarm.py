@@ -166,7 +166,9 @@ class Swarm:
 
     async def connect(self, endpoint: Endpoint) -> None:
         """An engine answers there from now on."""
-        before, self.upstream = self.upstream, EngineClient(endpoint)
+        client = EngineClient(endpoint)
+        await client.learn_version()
+        before, self.upstream = self.upstream, client
         if before is not None:
             await _leave(before, to=endpoint)
         self._folder.remember_model(self.config.trainer_name, self._model)

@@ -2,17 +2,23 @@
 
 import asyncio
 from collections.abc import MutableMapping
+from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 
 from fakevllm import reply as module
 from fakevllm.reply import AppReply
 from fakevllm.upstream import Reply
+from fakevllm_adapters.base import Engine
 from fakevllm_adapters.errors import unavailable
+from fakevllm_adapters.registry import ADAPTERS
 from fakevllm_adapters.sse import DONE, KEEP_ALIVE
 
-STREAM = Reply(200, [(b"content-type", b"text/event-stream")], b"data: 1\n\n" + DONE, True, 0.1)
+ENDED = b'data: {"choices":[{"finish_reason":"stop"}]}\n\n' + DONE
+STREAM = Reply(200, [(b"content-type", b"text/event-stream")], ENDED, True, 0.1)
+WHOLE = Reply(200, [(b"content-type", b"application/json")], b'{"choices": []}', False, 0.1)
 REFUSED = Reply(400, [(b"content-type", b"application/json")], b'{"error": {}}', False, 0.1)
 
 
@@ -27,6 +33,12 @@ class Sent:
         self.messages.append(message)
         self.grew.set()
 
+    async def has(self, count: int) -> None:
+        """Returns when that many messages have come."""
+        while len(self.messages) < count:
+            self.grew.clear()
+            await self.grew.wait()
+
     @property
     def status(self) -> int:
         return self.messages[0]["status"]
@@ -36,26 +48,64 @@ class Sent:
         return b"".join(message.get("body", b"") for message in self.messages[1:])
 
 
-async def later(sent: Sent, result: Reply) -> Reply:
-    """Ends after the app has been kept waiting."""
-    await sent.grew.wait()
-    return result
+def reply_to(sent: Sent, *, streamed: bool = True) -> AppReply:
+    adapter = ADAPTERS["chat"]
+    return AppReply(sent, adapter, adapter.open({"stream": streamed}, Engine()))
 
 
 async def test_a_quick_answer_goes_out_as_it_came() -> None:
     sent = Sent()
-    await AppReply(sent, streamed=True).answer(STREAM)
+    async with reply_to(sent) as app:
+        await app.answer(STREAM)
     assert (sent.status, sent.body) == (200, STREAM.body)
 
 
 async def test_a_slow_stream_is_opened_and_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE_S", 0.01)
+    monkeypatch.setattr(module, "KEEP_ALIVE_EVERY_S", 0.01)
     sent = Sent()
-    app = AppReply(sent, streamed=True)
-    await app.answer(await app.wait_for(asyncio.create_task(later(sent, STREAM))))
-    assert sent.body.startswith(KEEP_ALIVE)
+    async with reply_to(sent) as app:
+        await sent.has(3)
+        await app.answer(STREAM)
+    assert sent.body.startswith(KEEP_ALIVE * 2)
     assert sent.body.endswith(STREAM.body)
     assert not sent.messages[-1].get("more_body")
+
+
+async def test_a_stream_that_flows_gets_no_keep_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE_S", 0.01)
+    sent = Sent()
+    async with reply_to(sent) as app:
+        await app.open([])
+        await app.write(b"data: 1\n\n")
+        app.on_beat()
+        await app.write(DONE, last=True)
+    assert sent.body == b"data: 1\n\n" + DONE
+
+
+async def test_a_slow_whole_answer_is_kept_alive_with_white_space(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.01)
+    sent = Sent()
+    async with reply_to(sent, streamed=False) as app:
+        await sent.has(2)
+        await app.answer(WHOLE)
+    assert (sent.status, orjson.loads(sent.body)) == (200, {"choices": []})
+    assert sent.body.startswith(b" ") and dict(sent.messages[0]["headers"]) == {
+        b"content-type": b"application/json"
+    }
+
+
+async def test_an_error_after_the_white_space_is_in_vllms_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.01)
+    sent = Sent()
+    async with reply_to(sent, streamed=False) as app:
+        await sent.has(2)
+        await app.refuse(unavailable("later"))
+    assert orjson.loads(sent.body)["error"]["message"] == "later"
 
 
 async def test_an_error_after_the_stream_is_open_ends_it_inside(
@@ -63,14 +113,30 @@ async def test_an_error_after_the_stream_is_open_ends_it_inside(
 ) -> None:
     monkeypatch.setattr(module, "GRACE_S", 0.01)
     sent = Sent()
-    app = AppReply(sent, streamed=True)
-    await app.answer(await app.wait_for(asyncio.create_task(later(sent, REFUSED))))
+    async with reply_to(sent) as app:
+        await sent.has(2)
+        await app.whole(400, REFUSED.body, REFUSED.headers)
     assert sent.status == 200
-    assert sent.body.endswith(b'data: {"error": {}}\n\n' + DONE)
+    assert sent.body.endswith(b'data: {"error":{}}\n\n' + DONE)
+
+
+async def test_a_stream_mixed_up_with_json_is_refused_for_good() -> None:
+    sent = Sent()
+    async with reply_to(sent) as app:
+        await app.answer(WHOLE)
+    assert sent.status == 400
+
+
+async def test_a_stream_without_a_finish_reason_ends_in_an_error() -> None:
+    sent = Sent()
+    async with reply_to(sent) as app:
+        await app.answer(replace(STREAM, body=b'data: {"choices":[]}\n\n' + DONE))
+    assert b'"error"' in sent.body and sent.body.endswith(DONE)
 
 
 async def test_an_error_within_the_grace_is_a_status() -> None:
     sent = Sent()
-    await AppReply(sent, streamed=True).refuse(unavailable("later"))
+    async with reply_to(sent) as app:
+        await app.refuse(unavailable("later"))
     assert sent.status == 503
     assert (b"retry-after", b"2") in sent.messages[0]["headers"]

@@ -18,11 +18,12 @@ from fakevllm.settling import Settling
 from fakevllm.siblings import Plan, Request, sample
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.upstream import LiveReply, Reply, Upstream
+from fakevllm_adapters.base import Engine
 from fakevllm_adapters.registry import ADAPTERS
 from fakevllm_adapters.sse import DONE
 from fakevllm_adapters.swarm import Task, TrainJob
 
-ADAPTER = next(iter(ADAPTERS.values()))
+ADAPTER = ADAPTERS["chat"]
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 NOWHERE = "http://127.0.0.1:9"
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}\n\n'
@@ -76,7 +77,7 @@ async def running(upstream: Scripted, ledger: Ledger) -> AsyncGenerator[Runner]:
 
 
 def request(**headers: str) -> Request:
-    return Request("r1", ADAPTER, b"{}", dict(BODY), headers)
+    return Request("r1", ADAPTER, b"{}", b"{}", ADAPTER.open(dict(BODY), Engine()), headers)
 
 
 async def stays() -> MutableMapping[str, Any]:

@@ -12,6 +12,7 @@ import orjson
 from aiohttp import web
 
 from fakevllm_adapters.sse import DONE, encode
+from fakevllm_adapters.registry import ADAPTERS
 from fakevllm_adapters.swarm import EngineStatus
 from fakevllm_server.api import inference
 from fakevllm_server.backends.base import Endpoint
@@ -144,7 +145,7 @@ class AppCall:
         body: Json | None = None,
         *,
         method: str = "POST",
-        path: str = inference.CHAT,
+        path: str = "/v1/chat/completions",
         headers: dict[str, str] | None = None,
     ) -> None:
         self.status: int | None = None
@@ -154,8 +155,14 @@ class AppCall:
         self.leave = asyncio.Event()
         self._raw: bytes | None = orjson.dumps(BODY | (body or {}))
         pairs = [(name.lower().encode(), text.encode()) for name, text in (headers or {}).items()]
-        scope: MutableMapping[str, Any] = {"method": method, "headers": pairs, "path_params": {}}
-        door = inference.door(swarm, path)
+        scope: MutableMapping[str, Any] = {
+            "method": method,
+            "path": path,
+            "headers": pairs,
+            "path_params": {},
+        }
+        formats = {adapter.path: adapter for adapter in ADAPTERS.values()}
+        door = inference.door(swarm, formats.get(path))
         self.task = asyncio.ensure_future(door(scope, self._receive, self._send))
 
     async def answered(self) -> AppCall:

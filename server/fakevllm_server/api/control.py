@@ -7,6 +7,7 @@ import os
 from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel
 
+from fakevllm_adapters.base import Engine
 from fakevllm_adapters.swarm import (
     EngineStatus,
     EngineStatusReply,
@@ -39,6 +40,7 @@ def router(swarm: Swarm) -> APIRouter:
 
     @routes.get("/get_engine_status")
     async def get_engine_status() -> EngineStatusReply:
+        facts = swarm.upstream.facts if swarm.upstream is not None else Engine()
         return EngineStatusReply(
             engine_status=swarm.engine.status,
             engine_status_detail=swarm.engine.detail,
@@ -47,7 +49,9 @@ def router(swarm: Swarm) -> APIRouter:
             run_id=swarm.run_id,
             weight_version=swarm.engine.version,
             backlog=swarm.backlog,
-            model=swarm.upstream.endpoint.model_name if swarm.upstream is not None else None,
+            model=facts.model,
+            max_model_len=facts.max_model_len,
+            engine_version=facts.version,
         )
 
     @routes.post("/sync_train_config")

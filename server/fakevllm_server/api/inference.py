@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
 
 from fakevllm_adapters.asgi import (
     AsgiApp,
@@ -24,33 +22,36 @@ from fakevllm_adapters.asgi import (
     send_error,
     until_disconnect,
 )
+from fakevllm_adapters.base import Adapter
 from fakevllm_adapters.errors import WireError, bad_request, error_body, unavailable
 from fakevllm_adapters.keys import EPISODE_KEY_PREFIX
 from fakevllm_adapters.swarm import SIBLING_HEADER, SiblingRef, parse_sibling
+from fakevllm_server.api.inbound import Attempt, Inbound
 from fakevllm_server.calls import RecordedCall
-from fakevllm_server.capture import Capture
 from fakevllm_server.episodes import Episode
 from fakevllm_server.forward import EngineClient, EngineFailed
 from fakevllm_server.swarm import Swarm
 from fakevllm_server.weight_gate import CallStamp, GateAbandoned
 
-CHAT = "/v1/chat/completions"
 HOLD_S = 300.0
 """How long a call waits for an engine that is being started again, or given new weights."""
 _SIBLING = SIBLING_HEADER.lower().encode()
 _GONE = "The engine did not answer; it is being started again."
 
-Attempt = Callable[[EngineClient, CallStamp], Awaitable[None]]
 
-
-def door(swarm: Swarm, path: str) -> AsgiApp:
-    """The ASGI endpoint of one inference path."""
+def door(swarm: Swarm, adapter: Adapter | None) -> AsgiApp:
+    """The ASGI endpoint of one wire format; None: of the routes that are passed on as they are."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             swarm.ever_served()
             body = await read_body(receive)
-            await _unless_left(receive, _answer(swarm, scope, path, body, send))
+            work = (
+                _relayed(swarm, scope, body, send)
+                if adapter is None
+                else _answer(swarm, scope, adapter, body, send)
+            )
+            await _unless_left(receive, work)
         except WireError as error:
             await send_error(send, error)
         except ClientLeft:
@@ -61,59 +62,34 @@ def door(swarm: Swarm, path: str) -> AsgiApp:
     return app
 
 
-@dataclass(frozen=True, slots=True)
-class Inbound:
-    """One call of a client's, and how it is sent on."""
-
-    method: str
-    path: str
-    body: bytes
-    headers: dict[str, str]
-    send: Send
-
-    async def relay(self, upstream: EngineClient, stamp: CallStamp | None = None) -> None:
-        await upstream.relay(self.method, self.path, self.body, self.headers, self.send)
-
-    def captured(self, parsed: dict[str, Any], keep: Callable[[RecordedCall], None]) -> Attempt:
-        """Each attempt is captured anew; one that is whole goes to `keep`."""
-
-        async def attempt(upstream: EngineClient, stamp: CallStamp) -> None:
-            engine = upstream.endpoint
-            capture = Capture(parsed, engine.default_sampling, engine.refusal)
-
-            def finished() -> None:
-                call = capture.record(stamp)
-                if call is not None:
-                    keep(call)
-
-            await upstream.capture(self.path, capture, self.headers, self.send, finished)
-
-        return attempt
-
-
-async def _answer(swarm: Swarm, scope: Scope, path: str, body: bytes, send: Send) -> None:
+async def _relayed(swarm: Swarm, scope: Scope, body: bytes, send: Send) -> None:
+    """A small route of the engine's."""
     headers = header_map(scope)
-    call = Inbound(scope["method"], path, body, engine_headers(headers), send)
+    _episode(swarm, scope, headers)  # refuses those that are gone
+    path: str = scope["path"].removeprefix(f"/e/{scope['path_params'].get('episode_uuid')}")
+    await swarm.serving_now().relay(scope["method"], path, body, engine_headers(headers), send)
+
+
+async def _answer(swarm: Swarm, scope: Scope, adapter: Adapter, body: bytes, send: Send) -> None:
+    headers = header_map(scope)
+    call = Inbound(adapter, body, json_object(body), engine_headers(headers), send)
     sibling = _sibling(headers)
     episode = _episode(swarm, scope, headers)
     if sibling is not None and episode is not None:
         raise bad_request(f"{SIBLING_HEADER} is not for the key of an episode.")
-    if call.method != "POST":
-        return await call.relay(swarm.serving_now())
-    parsed = json_object(body)
-    if parsed is None or path != CHAT or (sibling is None and episode is None):
+    if sibling is None and episode is None:
         return await _twice(swarm, call.relay)
     if sibling is not None:
 
         def pool(record: RecordedCall) -> None:
             swarm.pool.add_call(sibling, record, time.monotonic())
 
-        return await _twice(swarm, call.captured(parsed, pool))
+        return await _twice(swarm, call.captured(pool))
     assert episode is not None
     swarm.episodes.call_begins(episode, time.monotonic())
     try:
         # Kept before the last byte goes out: the client may end the episode at it.
-        await _twice(swarm, call.captured(parsed, episode.calls.append))
+        await _twice(swarm, call.captured(episode.calls.append))
     finally:
         swarm.episodes.call_ends(episode, time.monotonic())
 

@@ -1,0 +1,65 @@
+"""An HTTP protocol that bounds what comes beside a body.
+
+Uvicorn's h11 does so by itself. Its httptools keeps whatever headers it is sent until the last one
+has come, which may be never, and asks nobody for a key meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 2**19
+"""More than the guard lets through, which words its refusal, and than one read of a socket."""
+
+
+def bounded_http() -> type[HttpToolsProtocol] | Literal["h11"]:
+    """For uvicorn's `http`."""
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    except ImportError:  # Windows
+        return "h11"
+
+    class BoundedHttp(HttpToolsProtocol):
+        """What is too long is answered like what is no HTTP: 400, and closed."""
+
+        _head_bytes = 0
+        """Of one request: its address, headers and trailers."""
+        _unseen_bytes = 0
+        """Received since the parser last told of anything: one header that does not end."""
+
+        def data_received(self, data: bytes) -> None:
+            self._unseen_bytes += len(data)
+            super().data_received(data)
+            if self._unseen_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response("Invalid HTTP request received.")
+
+        def on_message_begin(self) -> None:
+            self._head_bytes = 0
+            super().on_message_begin()
+
+        def on_url(self, url: bytes) -> None:
+            self._take(url)
+            super().on_url(url)
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            self._take(name + value)
+            super().on_header(name, value)
+
+        def on_body(self, body: bytes) -> None:
+            self._unseen_bytes = 0
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._unseen_bytes = 0
+            super().on_message_complete()
+
+        def _take(self, part: bytes) -> None:
+            self._unseen_bytes = 0
+            self._head_bytes += len(part)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                raise ValueError("the request's head is too long")  # the parser makes it its own
+
+    return BoundedHttp

@@ -1,0 +1,51 @@
+"""What the proxy counts, for Prometheus: a registry of its own, shown beside the engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from fakevllm.ledger.records import GroupRecord
+
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
+
+
+class Metrics:
+    def __init__(self, open_requests: Callable[[], float], dropped: Callable[[], float]) -> None:
+        """`open_requests`: requests not yet answered; `dropped`: writes the ledger gave up."""
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "fakevllm_requests",
+            "Requests of apps that have ended, by what became of their group at first.",
+            ["route", "state", "reason"],
+            registry=self._registry,
+        )
+        self._siblings = Counter(
+            "fakevllm_siblings",
+            "Completions asked of the engine.",
+            ["route"],
+            registry=self._registry,
+        )
+        self._latency = Histogram(
+            "fakevllm_request_latency_seconds",
+            "From a request's arrival to the end of its answer.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        for name, told, value in (
+            ("fakevllm_requests_open", "Requests being answered.", open_requests),
+            ("fakevllm_ledger_dropped", "Writes the ledger gave up.", dropped),
+        ):
+            Gauge(name, told, registry=self._registry).set_function(value)
+
+    def ended(self, group: GroupRecord) -> None:
+        reason = (group.reason or "").partition(":")[0]
+        self._requests.labels(group.route, group.state, reason).inc()
+        self._siblings.labels(group.route).inc(len(group.siblings))
+        self._latency.labels(group.route).observe(group.latency_s)
+
+    def text(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self._registry)

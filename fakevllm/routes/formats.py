@@ -1,0 +1,99 @@
+"""The door of a wire format: decode, find the task, hand over to the runner."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+
+from fakevllm.group import GroupDraft
+from fakevllm.proxy import Proxy
+from fakevllm.siblings import Request
+from fakevllm_adapters.asgi import (
+    AsgiApp,
+    ClientLeft,
+    Receive,
+    Scope,
+    Send,
+    engine_headers,
+    header_map,
+    json_object,
+    key_of,
+    read_body,
+    send_error,
+)
+from fakevllm_adapters.base import Adapter, Json, Remembering, Untranslated
+from fakevllm_adapters.errors import WireError
+from fakevllm_adapters.keys import fingerprint, new_id
+from fakevllm_adapters.swarm import Task
+
+LONGEST_HISTORY = 1000
+"""Answers a chain of `previous_response_id` may name."""
+
+
+def door(proxy: Proxy, adapter: Adapter) -> AsgiApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = header_map(scope)
+        try:
+            raw = await read_body(receive)
+        except WireError as error:
+            return await send_error(send, error)
+        except ClientLeft:
+            return
+        key = key_of(headers)
+        app_key = fingerprint(key) if key else None
+        request = await _decode(proxy, adapter, raw, engine_headers(headers), app_key)
+        task = proxy.tasks.find(key, adapter.opening(request.body)) or Task(
+            main_query=adapter.question(request.body)
+        )
+        draft = GroupDraft(request, task, app_key)
+        await proxy.runner.handle(request, draft, receive, send)
+
+    return app
+
+
+async def _decode(
+    proxy: Proxy, adapter: Adapter, raw: bytes, headers: dict[str, str], app_key: str | None
+) -> Request:
+    body = json_object(raw)
+    if body is None:
+        return Request(new_id(), adapter, raw, raw, None, headers, "invalid_json")
+    if _rename(proxy, body):
+        raw = orjson.dumps(body)
+    try:
+        exchange = adapter.open(await _whole(proxy, adapter, body, app_key), proxy.link.engine)
+    except Untranslated as why:
+        return Request(new_id(), adapter, raw, raw, None, headers, f"not_translated: {why}")
+    is_same = adapter.path == adapter.upstream_path
+    asked = raw if is_same else orjson.dumps(exchange.body)
+    return Request(new_id(), adapter, raw, asked, exchange, headers)
+
+
+async def _whole(proxy: Proxy, adapter: Adapter, body: Json, app_key: str | None) -> Json:
+    """The body with what it only names: the requests and answers before it. Unknown names stay for
+    the engine to refuse."""
+    name = body.get("previous_response_id")
+    earlier: list[tuple[Json, Json]] = []
+    if name is None or not isinstance(adapter, Remembering):
+        return body
+    await proxy.ledger.flush()
+    while isinstance(name, str) and len(earlier) < LONGEST_HISTORY:
+        found = await asyncio.to_thread(proxy.ledger.answered, name)
+        if found is None or found.app_key != app_key:
+            return body
+        asked: Json = orjson.loads(found.request_json)
+        earlier.insert(0, (asked, orjson.loads(found.message_json)))
+        name = asked.get("previous_response_id")
+    return adapter.with_history(body, earlier)
+
+
+def _rename(proxy: Proxy, body: Json) -> bool:
+    """Put the served model's name for an alias. Returns whether the body changed."""
+    asked, served = body.get("model"), proxy.link.model
+    aliases = proxy.config.models.aliases
+    if not isinstance(asked, str) or served is None or asked == served:
+        return False
+    if asked not in aliases and "*" not in aliases:
+        return False
+    body["model"] = served
+    return True

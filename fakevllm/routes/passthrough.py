@@ -1,0 +1,39 @@
+"""The small routes of an engine, relayed by an allow-list: what it does not name is not there."""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from fakevllm.proxy import Proxy
+from fakevllm_adapters.asgi import engine_headers
+from fakevllm_adapters.errors import WireError
+from fakevllm_adapters.passthrough import PASSTHROUGH
+
+
+def router(proxy: Proxy) -> APIRouter:
+    routes = APIRouter()
+
+    async def relay(request: Request) -> Response:
+        headers = engine_headers(dict(request.scope["headers"]))
+        path: str = request.scope["path"]
+        return await relayed(proxy, request.method, path, await request.body(), headers)
+
+    for path, methods in PASSTHROUGH.items():
+        routes.add_api_route(path, relay, methods=list(methods))
+    return routes
+
+
+async def relayed(
+    proxy: Proxy, method: str, path: str, body: bytes, headers: dict[str, str]
+) -> Response:
+    """The engine's whole answer, or the error that keeps it away."""
+    try:
+        async with proxy.upstream.live(method, path, body, headers) as live:
+            whole = b"".join([chunk async for chunk in live.chunks])
+    except WireError as error:
+        retry = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+        return Response(orjson.dumps(error.body), error.status, retry, "application/json")
+    response = Response(whole, live.status)
+    response.raw_headers = [*live.headers, (b"content-length", b"%d" % len(whole))]
+    return response
