@@ -1,10 +1,12 @@
-"""What the proxy costs: CPU of its process and latency, at N=1 (served, no hook, ledger on).
+"""What the proxy costs: CPU of its process and latency, at N=1 (served, no hook, ledger on) and
+N=8 with a hook.
 
-    python -m benchmarks.proxy_overhead [--requests 2000] [--write]
+    python -m benchmarks.proxy_overhead [--requests 2000] [--litellm] [--write]
 
 One fake engine behind one server; the same client load goes to the server itself, through the bare
-relay and through the proxy, in turns, so that all three see the same machine. CPU is user + system
-time of the relaying process, from /proc (Linux only).
+relay, through the proxies and, with --litellm, through LiteLLM's, in turns, so that all see the
+same machine. CPU is user + system time of the relaying process and its children (the hook's), from
+/proc (Linux only).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -28,6 +31,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import litellm_proxy
 from benchmarks.results import conditions, markdown_table, replace_section
 from tests.e2e.processes import Process, Processes, free_port, wait_until
 
@@ -39,6 +43,11 @@ NUM_ALONE = 1000
 BODY_BYTES = 1200
 ANSWER = "The quick brown fox jumps over."
 """One byte is one token of the fake engine, and one chunk of a stream."""
+FINISHED = re.compile(rb'"finish_reason":\s?"stop"')
+HOOK = """
+def on_compute_relative_reward(valid_results, all_answers):
+    return [float(index) for index in range(len(all_answers))]
+"""
 TITLE = "proxy_overhead"
 RELAY = Path(__file__).with_name("bare_relay.py")
 
@@ -67,6 +76,13 @@ class Sample:
 class Target:
     name: str
     process: Process
+    share: int = 1
+    """Gets only this part of the load: what is slow needs fewer requests for the same time."""
+
+    def sends(self, num_requests: int) -> int:
+        """Of both kinds."""
+        each = ROUNDS * (num_requests // self.share // ROUNDS + NUM_ALONE // self.share // ROUNDS)
+        return 2 * (NUM_WARM_UP // self.share + each)
 
 
 Samples = dict[tuple[str, bool], Sample]
@@ -76,14 +92,16 @@ Samples = dict[tuple[str, bool], Sample]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--requests", type=int, default=2000, help="Per target and kind.")
+    parser.add_argument("--litellm", action="store_true", help="Beside LiteLLM's proxy too.")
     parser.add_argument("--write", action="store_true", help="Put the table into RESULTS.md.")
     args = parser.parse_args()
     told = conditions()
     with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as started:
-        targets = _start(started)
+        targets = _start(started, with_litellm=args.litellm)
         samples = uvloop.run(_measure(targets, args.requests))
-        num_sent = _num_sent(args.requests)
-        _check_ledger(targets[-1].process, num_sent)
+        for target in targets:
+            if target.name.startswith("fakevllm"):
+                _check_ledger(target.process, target.sends(args.requests))
     header, rows = _table(samples)
     table = Table(*header, title="the proxy beside a bare relay")
     for row in rows:
@@ -93,14 +111,30 @@ def main() -> None:
         replace_section(TITLE, f"{told}\n{markdown_table(header, rows)}\n{_reading(samples)}")
 
 
-def _start(started: Processes) -> list[Target]:
+def _start(started: Processes, *, with_litellm: bool) -> list[Target]:
     server = started.server("--backend", "fake")
     proxy = started.proxy(server, "--n", "1")
+    hook = started.folder / "hook.py"
+    hook.write_text(HOOK)
+    fan = started.proxy(server, "--n", "8", "--hooks", str(hook), folder="proxy-8")
+    targets = [
+        Target("server", server),
+        Target("bare relay", _beside(started, server, RELAY)),
+        Target("fakevllm", proxy),
+        Target("fakevllm N=8, hook", fan, share=8),
+    ]
+    if with_litellm:
+        litellm_proxy.environment(litellm_proxy.ENVIRONMENT)
+        peer = _beside(started, server, Path(litellm_proxy.__file__))
+        targets.append(Target(f"LiteLLM {litellm_proxy.VERSION}", peer, share=4))
+    return targets
+
+
+def _beside(started: Processes, server: Process, program: Path) -> Process:
     port = free_port()
-    command = [str(RELAY), "--upstream", server.url, "--port", str(port)]
-    relay = Process("relay", command, port, started.folder / "relay")
-    started.adopt(relay).wait_until_healthy()
-    return [Target("server", server), Target("bare relay", relay), Target("fakevllm", proxy)]
+    command = [str(program), "--upstream", server.url, "--port", str(port)]
+    process = Process(program.stem, command, port, started.folder / program.stem)
+    return started.adopt(process).wait_until_healthy()
 
 
 async def _measure(targets: Sequence[Target], num_requests: int) -> Samples:
@@ -111,11 +145,12 @@ async def _measure(targets: Sequence[Target], num_requests: int) -> Samples:
             body = _body(streamed)
             for target in targets:
                 samples[target.name, streamed] = Sample()
-                await _send(http, target, body, NUM_WARM_UP, CONCURRENCY)
+                await _send(http, target, body, NUM_WARM_UP // target.share, CONCURRENCY)
             for _ in range(ROUNDS):
                 for target in targets:
                     sample = samples[target.name, streamed]
-                    await _sample(http, target, body, num_requests // ROUNDS, sample)
+                    total = num_requests // target.share // ROUNDS
+                    await _sample(http, target, body, total, sample)
     return samples
 
 
@@ -126,7 +161,7 @@ async def _sample(
     sample.busy_s += await _send(http, target, body, num_requests, CONCURRENCY)
     sample.wall_s += time.perf_counter() - started
     sample.cpu_s += cpu_seconds(target.process.pid) - cpu
-    sample.alone_s += await _send(http, target, body, NUM_ALONE // ROUNDS, 1)
+    sample.alone_s += await _send(http, target, body, NUM_ALONE // target.share // ROUNDS, 1)
 
 
 async def _send(
@@ -144,7 +179,7 @@ async def _send(
             async with http.post(url, data=body, headers=headers) as answer:
                 raw = await answer.read()
             latencies.append(time.perf_counter() - started)
-            assert answer.status == 200 and b'"finish_reason":"stop"' in raw, raw
+            assert answer.status == 200 and FINISHED.search(raw), raw
 
     await asyncio.gather(*(work() for _ in range(concurrency)))
     return latencies
@@ -158,22 +193,17 @@ def _body(streamed: bool) -> bytes:
     return orjson.dumps(body)
 
 
-def _num_sent(num_requests: int) -> int:
-    """Of both kinds, to one target."""
-    return 2 * (NUM_WARM_UP + ROUNDS * (num_requests // ROUNDS + NUM_ALONE // ROUNDS))
-
-
 def _check_ledger(proxy: Process, num_sent: int) -> None:
     """The figures are worth nothing where the ledger has dropped its rows."""
 
     def complete() -> bool:
         with closing(connect(proxy.folder / "ledger.sqlite")) as ledger:
             (count,) = ledger.execute(
-                "select count(*) from groups where state = 'served'"
+                "select count(*) from groups where served_index is not null"
             ).fetchone()
         return count == num_sent
 
-    wait_until(complete, 10, f"{num_sent} groups in the ledger")
+    wait_until(complete, 30, f"{num_sent} groups in the ledger")
 
 
 def _table(samples: Samples) -> tuple[list[str], list[list[str]]]:
@@ -200,12 +230,18 @@ def _table(samples: Samples) -> tuple[list[str], list[list[str]]]:
 
 
 def _reading(samples: Samples) -> str:
-    """The figures' sense in one sentence."""
+    """The figures' sense in a few sentences."""
     whole, streamed = (
         samples["fakevllm", kind].cpu_ms / samples["bare relay", kind].cpu_ms
         for kind in (False, True)
     )
-    return (
+    peers = [name for name, _ in samples if name.startswith("LiteLLM")]
+    beside = "".join(
+        f"{name} takes {samples[name, kind].cpu_ms / samples['fakevllm', kind].cpu_ms:.1f} times "
+        f"the CPU of ours for {'streamed' if kind else 'whole'} answers. "
+        for name, kind in zip(peers, (False, True), strict=False)
+    )
+    return beside + (
         f"The proxy's process takes {whole:.1f} times the CPU of the bare relay for whole answers "
         f"and {streamed:.1f} times for streamed ones ({len(ANSWER) + 1} tokens). Added latency is "
         "the difference to the server's own percentiles; at p99 the machine's noise outweighs it."
@@ -223,9 +259,11 @@ def _ms(pair: Sequence[float]) -> str:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and its threads."""
+    """User and system time of a process, its threads and its children that live."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(cpu_seconds(int(child)) for child in children)
 
 
 if __name__ == "__main__":

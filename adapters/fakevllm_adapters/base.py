@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
+
+from fakevllm_adapters.errors import WireError
 
 Json = dict[str, Any]
+Earlier = Sequence[tuple[Json, Json]]
+"""Requests in the app's format with the assistant messages that answered them, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,9 @@ class Engine:
 
 class Untranslated(Exception):
     """The engine's own route must answer this request; the message says what for."""
+
+    error: WireError | None = None
+    """What to answer where the engine has no such route, if that is known better."""
 
 
 class Exchange(Protocol):
@@ -80,8 +87,9 @@ class Adapter(Protocol):
     path: str
     upstream_path: str
 
-    def open(self, body: Json, engine: Engine) -> Exchange:
-        """Raises Untranslated."""
+    def open(self, body: Json, engine: Engine, earlier: Earlier | None = None) -> Exchange:
+        """`earlier`: what the body's `previous_response_id` stands for; None where nobody knows.
+        Raises Untranslated."""
         ...
 
     def refusal(self, status: int, body: Json) -> Json:
@@ -108,14 +116,4 @@ class Adapter(Protocol):
 
     def read_events(self, events: Sequence[bytes]) -> Answer:
         """Raises ValueError where the stream holds an error or did not end."""
-        ...
-
-
-@runtime_checkable
-class Remembering(Protocol):
-    """A format whose requests may name an earlier answer, by `previous_response_id`, in place of
-    the conversation."""
-
-    def with_history(self, body: Json, earlier: Sequence[tuple[Json, Json]]) -> Json:
-        """The body with (request body, assistant message) pairs in front, oldest first."""
         ...

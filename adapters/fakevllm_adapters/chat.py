@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
-from fakevllm_adapters.base import Answer, Engine, Exchange, Json
+from fakevllm_adapters.base import Answer, Earlier, Engine, Exchange, Json
 from fakevllm_adapters.errors import internal_error
 from fakevllm_adapters.sse import DONE, KEEP_ALIVE, encode, json_of
 
@@ -65,7 +65,7 @@ class ChatAdapter:
     path = PATH
     upstream_path = PATH
 
-    def open(self, body: Json, engine: Engine) -> Exchange:
+    def open(self, body: Json, engine: Engine, earlier: Earlier | None = None) -> Exchange:
         return SameFormat(body)
 
     def refusal(self, status: int, body: Json) -> Json:

@@ -1,8 +1,19 @@
-"""The wire formats the proxy speaks."""
+"""The wire formats of apps."""
 
 from __future__ import annotations
 
 from fakevllm_adapters.base import Adapter
 from fakevllm_adapters.chat import ChatAdapter
+from fakevllm_adapters.completions import CompletionsAdapter
+from fakevllm_adapters.messages import CountTokensAdapter, MessagesAdapter
+from fakevllm_adapters.responses import ResponsesAdapter
 
-ADAPTERS: dict[str, Adapter] = {"chat": ChatAdapter()}
+ADAPTERS: dict[str, Adapter] = {
+    "chat": ChatAdapter(),
+    "completions": CompletionsAdapter(),
+    "responses": ResponsesAdapter(),
+    "messages": MessagesAdapter(),
+}
+
+COUNTERS: dict[str, Adapter] = {"count_tokens": CountTokensAdapter()}
+"""Formats in which nothing is sampled: the server translates them, the proxy passes them on."""

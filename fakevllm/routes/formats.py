@@ -22,7 +22,7 @@ from fakevllm_adapters.asgi import (
     read_body,
     send_error,
 )
-from fakevllm_adapters.base import Adapter, Json, Remembering, Untranslated
+from fakevllm_adapters.base import Adapter, Earlier, Json, Untranslated
 from fakevllm_adapters.errors import WireError
 from fakevllm_adapters.keys import fingerprint, new_id
 from fakevllm_adapters.swarm import Task
@@ -61,7 +61,8 @@ async def _decode(
     if _rename(proxy, body):
         raw = orjson.dumps(body)
     try:
-        exchange = adapter.open(await _whole(proxy, adapter, body, app_key), proxy.link.engine)
+        earlier = await _earlier(proxy, body, app_key)
+        exchange = adapter.open(body, proxy.link.engine, earlier)
     except Untranslated as why:
         return Request(new_id(), adapter, raw, raw, None, headers, f"not_translated: {why}")
     is_same = adapter.path == adapter.upstream_path
@@ -69,22 +70,22 @@ async def _decode(
     return Request(new_id(), adapter, raw, asked, exchange, headers)
 
 
-async def _whole(proxy: Proxy, adapter: Adapter, body: Json, app_key: str | None) -> Json:
-    """The body with what it only names: the requests and answers before it. Unknown names stay for
-    the engine to refuse."""
+async def _earlier(proxy: Proxy, body: Json, app_key: str | None) -> Earlier | None:
+    """The requests and answers a body only names; None where it names none, or one that this app
+    never got."""
     name = body.get("previous_response_id")
     earlier: list[tuple[Json, Json]] = []
-    if name is None or not isinstance(adapter, Remembering):
-        return body
+    if not isinstance(name, str):
+        return None
     await proxy.ledger.flush()
     while isinstance(name, str) and len(earlier) < LONGEST_HISTORY:
         found = await asyncio.to_thread(proxy.ledger.answered, name)
         if found is None or found.app_key != app_key:
-            return body
+            return None
         asked: Json = orjson.loads(found.request_json)
         earlier.insert(0, (asked, orjson.loads(found.message_json)))
         name = asked.get("previous_response_id")
-    return adapter.with_history(body, earlier)
+    return earlier
 
 
 def _rename(proxy: Proxy, body: Json) -> bool:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from fakevllm_adapters.asgi import Door
 from fakevllm_adapters.guard import Guard, GuardMiddleware
 from fakevllm_adapters.passthrough import PASSTHROUGH
-from fakevllm_adapters.registry import ADAPTERS
+from fakevllm_adapters.registry import ADAPTERS, COUNTERS
 from fakevllm_server.api import control, episodes, groups, inference
 from fakevllm_server.config import ServerConfig
 from fakevllm_server.swarm import Swarm
@@ -45,7 +45,7 @@ def create_app(config: ServerConfig) -> FastAPI:
 
 def _add_doors(app: FastAPI, swarm: Swarm) -> None:
     """Each also under the path of an episode."""
-    doors = {adapter.path: (["POST"], adapter) for adapter in ADAPTERS.values()}
+    doors = {adapter.path: (["POST"], adapter) for adapter in (ADAPTERS | COUNTERS).values()}
     relayed = PASSTHROUGH | {"/v1/models": ("GET",), "/metrics": ("GET",)}
     passed = {path: (list(methods), None) for path, methods in relayed.items() if path not in doors}
     for path, (methods, adapter) in (doors | passed).items():

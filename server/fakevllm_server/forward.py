@@ -23,7 +23,7 @@ from fakevllm_adapters.base import Engine, Exchange
 from fakevllm_adapters.errors import internal_error
 from fakevllm_adapters.sse import DONE, SseDecoder, encode, json_of
 from fakevllm_server.backends.base import Endpoint
-from fakevllm_server.capture import Capture
+from fakevllm_server.capture_base import CallCapture
 
 Json = dict[str, Any]
 
@@ -144,7 +144,7 @@ class EngineClient:
     async def capture(
         self,
         path: str,
-        capture: Capture,
+        capture: CallCapture,
         headers: dict[str, str],
         send: Send,
         on_finished: Callable[[], None],
@@ -179,7 +179,7 @@ class EngineClient:
     async def _capture(
         self,
         answer: aiohttp.ClientResponse,
-        capture: Capture,
+        capture: CallCapture,
         send: Send,
         on_finished: Callable[[], None],
         exchange: Exchange | None,
@@ -250,7 +250,7 @@ async def _joined(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[b
 
 
 async def _captured(
-    chunks: AsyncIterator[bytes], capture: Capture, on_finished: Callable[[], None]
+    chunks: AsyncIterator[bytes], capture: CallCapture, on_finished: Callable[[], None]
 ) -> AsyncIterator[bytes]:
     """Raises aiohttp.ClientError where the engine's stream has no end."""
     decoder = SseDecoder()

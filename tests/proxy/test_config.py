@@ -4,6 +4,9 @@ import pytest
 
 from fakevllm.config import load
 from fakevllm.errors import ConfigError
+from fakevllm.key_file import KeyFile
+from fakevllm_adapters.keys import named_key
+from fakevllm_adapters.limits import Limits
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -40,21 +43,102 @@ def test_a_bad_key_is_named_with_what_would_be_right(
         load(written(tmp_path, text), {})
 
 
-def test_listening_to_the_world_needs_a_key_file(tmp_path: Path) -> None:
-    config = load(None, {"proxy": {"host": "0.0.0.0"}})
-    with pytest.raises(ConfigError, match="--key-file"):
-        config.keys()
-    keys = tmp_path / "keys"
+def test_listening_to_the_world_needs_a_key(tmp_path: Path) -> None:
+    flags = {"host": "0.0.0.0", "run_dir": tmp_path}
+    with pytest.raises(ConfigError, match=r"reachable from outside.*keys add.*--key-file"):
+        load(None, {"proxy": flags}).keys()
+    keys = tmp_path / "some_keys"
     keys.write_text("# app one\nsk-one\n")
-    ring = load(None, {"proxy": {"host": "0.0.0.0", "key_file": keys}}).keys()
+    ring = load(None, {"proxy": flags | {"key_file": keys}}).keys()
     assert ring.accepts("sk-one") and not ring.accepts("sk-two") and not ring.accepts(None)
 
 
-def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.evil.example", "192.168.0.1"])
+def test_a_file_of_revoked_keys_does_not_open_the_world(tmp_path: Path, host: str) -> None:
+    file = KeyFile(tmp_path / "keys")
+    file.add(named_key("sk-one", "app", "today"))
+    config = load(None, {"proxy": {"host": host, "run_dir": tmp_path}})
+    assert config.keys().accepts("sk-one")
+    file.revoke("app", "later")
+    with pytest.raises(ConfigError, match=r"holds no key that is good: .*keys add"):
+        config.keys()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n# nothing\n", f"sha256:{'0' * 64} app today revoked later"]
+)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_key_file_without_a_good_key_is_refused_on_loopback_too(
+    tmp_path: Path, text: str, is_named: bool
+) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("\n# nothing\n")
-    with pytest.raises(ConfigError, match="holds no key"):
-        load(None, {"proxy": {"key_file": keys}}).keys()
+    keys.write_text(text)
+    flags = {"key_file": keys} if is_named else {"run_dir": tmp_path}
+    with pytest.raises(ConfigError, match="holds no key that is good"):
+        load(None, {"proxy": flags}).keys()
+
+
+def test_a_key_file_that_is_named_must_be_there_and_readable(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere does not exist: make one with .*keys add"):
+        load(None, {"proxy": {"key_file": tmp_path / "nowhere"}}).keys()
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load(None, {"proxy": {"key_file": tmp_path}}).keys()
+    (tmp_path / "keys").write_text("sk-1\nsha256:12\n")
+    with pytest.raises(ConfigError, match="line 2 is not"):
+        load(None, {"proxy": {"run_dir": tmp_path}}).keys()
+
+
+def test_keys_made_in_the_run_directory_count_a_second_later(tmp_path: Path) -> None:
+    now = 0.0
+    ring = load(None, {"proxy": {"run_dir": tmp_path / "run"}}).keys(lambda: now)
+    assert not ring and ring.accepts(None)
+    file = KeyFile(tmp_path / "run" / "keys")
+    file.add(named_key("sk-one", "app", "today"))
+    now += 1
+    assert ring.accepts("sk-one") and not ring.accepts(None)
+    file.revoke("app", "later")
+    file.add(named_key("sk-two", "app", "later"))
+    now += 1
+    assert ring.accepts("sk-two") and not ring.accepts("sk-one")
+
+
+def test_an_unreadable_change_of_the_key_file_is_logged_without_its_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-one\n")
+    now = 0.0
+    ring = load(None, {"proxy": {"key_file": keys}}).keys(lambda: now)
+    keys.write_text("sk-one\nsha256:sk-secret\n")
+    now += 1
+    assert ring.accepts("sk-one")
+    (record,) = caplog.records
+    assert "counts as before: line 2 is not" in record.getMessage()
+    assert "sk-" not in record.getMessage()
+
+
+def test_limits_are_checked_and_named(tmp_path: Path) -> None:
+    file = written(tmp_path, "[limits]\nnum_stop = 4\nallowed_fields = ['vllm_xargs']\n")
+    limits = load(file, {}).limits
+    assert limits.per_request == Limits(num_stop=4)
+    assert limits.allowed_fields == ("vllm_xargs",)
+    assert load(None, {}).limits.per_request == Limits()
+    for text, message in (
+        ("stops = 4", "Unknown key `limits.stops`.*known here are body_bytes"),
+        ("json_depth = 500", "`limits.json_depth`.*less than or equal to 200"),
+        ("num_open = -1", "`limits.num_open`.*greater than or equal to 0"),
+        ("allowed_fields = ['model']", "model is never taken out: .*kv_transfer_params"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load(written(tmp_path, f"[limits]\n{text}\n"), {})
+
+
+def test_a_password_in_an_address_and_a_key_are_shown_by_no_message(tmp_path: Path) -> None:
+    for text in ("url = 'http://me:sesame@host:1'", "url = 'me:sesame@host'", "key = ['sesame']"):
+        with pytest.raises(ConfigError) as refusal:
+            load(written(tmp_path, f"[swarm]\n{text}\n"), {})
+        assert "`swarm." in str(refusal.value) and "sesame" not in str(refusal.value)
+    assert "sesame" not in repr(load(None, {"swarm": {"key": "sesame"}}))
 
 
 def test_a_flag_for_a_section_that_is_none_is_refused_too(tmp_path: Path) -> None:
@@ -63,7 +147,16 @@ def test_a_flag_for_a_section_that_is_none_is_refused_too(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:10086", "ftp://host", "http://", "http://[::1", "http://host:99999", ""]
+    "url",
+    [
+        "localhost:10086",
+        "ftp://host",
+        "http://",
+        "http://[::1",
+        "http://host:99999",
+        "http://me:key@host:1",
+        "",
+    ],
 )
 def test_a_swarm_address_that_is_no_http_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="write it as http://HOST:PORT"):

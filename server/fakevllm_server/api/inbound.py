@@ -15,10 +15,11 @@ import orjson
 
 from fakevllm_adapters.asgi import Send, send_bytes, send_json
 from fakevllm_adapters.base import Adapter, Exchange, Json, Untranslated
+from fakevllm_adapters.body import object_of
 from fakevllm_adapters.context import within_context
-from fakevllm_adapters.errors import not_served
+from fakevllm_adapters.errors import WireError, not_served
 from fakevllm_server.calls import RecordedCall
-from fakevllm_server.capture import Capture
+from fakevllm_server.captures import CAPTURES
 from fakevllm_server.forward import EngineClient, Refused
 from fakevllm_server.weight_gate import CallStamp
 
@@ -38,7 +39,7 @@ class Inbound:
 
     async def relay(self, upstream: EngineClient, stamp: CallStamp | None = None) -> None:
         exchange = self._open(upstream)
-        if isinstance(exchange, str):
+        if isinstance(exchange, WireError):
             return await self._native(upstream, exchange)
         asked = self._asked(exchange)
         try:
@@ -58,10 +59,13 @@ class Inbound:
 
         async def attempt(upstream: EngineClient, stamp: CallStamp) -> None:
             exchange = self._open(upstream)
-            if isinstance(exchange, str):
+            if isinstance(exchange, WireError):
                 return await self._native(upstream, exchange)
             engine = upstream.endpoint
-            capture = Capture(exchange.body, engine.default_sampling, engine.refusal)
+            kind = CAPTURES[self.adapter.upstream_path]
+            if kind.refuses(exchange.body):
+                return await self.relay(upstream)
+            capture = kind(exchange.body, engine.default_sampling, engine.refusal)
 
             def finished() -> None:
                 call = capture.record(stamp)
@@ -77,14 +81,15 @@ class Inbound:
 
         return attempt
 
-    def _open(self, upstream: EngineClient) -> Exchange | str:
-        """The exchange, or why there is none."""
-        if self.parsed is None:
-            return "the body"
+    def _open(self, upstream: EngineClient) -> Exchange | WireError:
+        """The exchange, or what to answer where the engine has no route of its own."""
         try:
-            exchange = self.adapter.open(self.parsed, upstream.facts)
+            parsed = self.parsed if self.parsed is not None else object_of(self.raw)
+            exchange = self.adapter.open(parsed, upstream.facts)
+        except WireError as error:
+            return error
         except Untranslated as why:
-            return str(why)
+            return why.error or not_served(str(why))
         exchange.body = within_context(exchange.body, upstream.endpoint.max_model_len)
         return exchange
 
@@ -105,9 +110,8 @@ class Inbound:
         worded = self.adapter.refusal(refused.status, refused.body)
         await send_bytes(self.send, refused.status, orjson.dumps(worded), refused.headers)
 
-    async def _native(self, upstream: EngineClient, reason: str) -> None:
+    async def _native(self, upstream: EngineClient, error: WireError) -> None:
         if not await self._has_native(upstream):
-            error = not_served(reason)
             await send_json(self.send, error.status, self.adapter.refusal(error.status, error.body))
 
     async def _has_native(self, upstream: EngineClient) -> bool:

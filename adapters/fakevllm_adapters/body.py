@@ -1,0 +1,43 @@
+"""A request's body as JSON, refused in vLLM's words where it is none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import orjson
+
+from fakevllm_adapters.base import Json
+from fakevllm_adapters.errors import bad_json, schema_error
+
+
+def loads(raw: bytes) -> Any:
+    """What orjson refuses (NaN, half surrogates, endless nesting) is refused everywhere alike.
+    Raises WireError."""
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        position, reason = error.pos, error.msg
+    try:  # the standard library words its complaints as vLLM shows them
+        json.loads(raw)
+    except json.JSONDecodeError as error:
+        position, reason = error.pos, error.msg
+    except UnicodeDecodeError:
+        position, reason = 0, "Invalid UTF-8"
+    except RecursionError:
+        pass  # ours says it
+    raise bad_json(position, reason)
+
+
+def object_of(raw: bytes) -> Json:
+    """Raises WireError."""
+    value = loads(raw)
+    if isinstance(value, dict):
+        return cast(Json, value)
+    problem: Json = {
+        "type": "model_attributes_type",
+        "loc": (),
+        "msg": "Input should be a valid dictionary or object to extract fields from",
+        "input": value,
+    }
+    raise schema_error([problem])

@@ -1,0 +1,92 @@
+"""A real server on a real socket, sent heads that do not end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator
+
+import pytest
+import uvicorn
+
+from fakevllm.bounded_http import MAX_HEAD_BYTES, bounded_http
+from fakevllm_adapters.asgi import Receive, Scope, Send, read_body, send_json
+from fakevllm_adapters.guard import Guard, GuardMiddleware
+
+HEAD = b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\n"
+
+
+class Served(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self):  # pyright: ignore[reportUnknownParameterType]
+        yield
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    await send_json(send, 200, len(await read_body(receive)))
+
+
+@contextlib.asynccontextmanager
+async def connected() -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        app = GuardMiddleware(echo, Guard())
+        settings = uvicorn.Config(app, http=bounded_http(), lifespan="off", log_level="critical")  # pyright: ignore[reportArgumentType]
+        server = Served(settings)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+            server.should_exit = True
+            await serving
+
+
+async def answer_to(*parts: bytes) -> bytes:
+    """All that is said until the server closes; it must close while it is still being sent to."""
+    async with connected() as (reader, writer):
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+        said = b""
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(10):
+                said = await reader.read()
+        return said
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        pytest.param(b"x-a: b\r\n" * 1000, id="headers without end"),
+        pytest.param(b"x" * 10_000, id="one name without end"),
+        pytest.param(b"x-a: " + b"y" * 10_000, id="one value without end"),
+    ],
+)
+async def test_a_head_that_does_not_end_is_refused_and_closed(unit: bytes) -> None:
+    said = await answer_to(HEAD, *[unit] * (2 * MAX_HEAD_BYTES // len(unit)))
+    assert said == b"" or b"400 Bad Request" in said  # what is sent on may reset the connection
+
+
+async def test_trailers_that_do_not_end_are_refused_and_closed() -> None:
+    start = HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+    unit = b"x-a: " + b"y" * 10_000
+    await answer_to(start, *[unit] * (2 * MAX_HEAD_BYTES // len(unit)))
+
+
+async def test_an_address_that_does_not_end_is_refused() -> None:
+    said = await answer_to(b"GET /", *[b"x" * 10_000] * (2 * MAX_HEAD_BYTES // 10_000))
+    assert said == b"" or b"400 Bad Request" in said
+
+
+async def test_large_bodies_and_many_requests_on_one_connection_are_served() -> None:
+    size = 4 * MAX_HEAD_BYTES
+    async with connected() as (reader, writer):
+        for _ in range(3):
+            head = HEAD + b"x-a: " + b"y" * 50_000 + b"\r\ncontent-length: %d\r\n\r\n" % size
+            writer.write(head + b"z" * size)
+            said = await reader.readuntil(b"\r\n\r\n")
+            assert said.startswith(b"HTTP/1.1 200")
+            assert await reader.readexactly(len(str(size))) == b"%d" % size

@@ -1,0 +1,71 @@
+"""The file that keeps the keys of apps, as it lies on disk."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from fakevllm.errors import ConfigError
+from fakevllm.key_file import KeyFile
+from fakevllm_adapters.keys import named_key
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_it_is_for_its_owner_alone_and_so_is_the_folder_made_for_it(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "run" / "keys")
+    assert file.entries() == []
+    file.add(named_key("sk-one", "app", "today"))
+    assert mode(file.path) == 0o600 and mode(file.path.parent) == 0o700
+    assert [entry.name for entry in file.path.parent.iterdir()] == ["keys"]
+    assert "sk-one" not in file.path.read_text()
+
+
+def test_a_file_of_plain_keys_stays_as_it_is_and_closes_to_others(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# mine\nsk-plain")
+    path.chmod(0o644)
+    file = KeyFile(path)
+    file.add(named_key("sk-one", "app", "today"))
+    file.revoke("app", "later")
+    assert path.read_text().splitlines()[:2] == ["# mine", "sk-plain"]
+    assert mode(path) == 0o600
+    assert [(key.name, key.revoked) for key in file.entries()] == [(None, None), ("app", "later")]
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.write_text("sk-plain\n")
+    link.symlink_to(real)
+    KeyFile(link).add(named_key("sk-one", "app", "today"))
+    assert link.is_symlink() and len(real.read_text().splitlines()) == 2
+
+
+def test_a_second_key_and_an_unknown_name_say_what_to_do(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys")
+    with pytest.raises(ConfigError, match=r"app has no key in .*: no app has one"):
+        file.revoke("app", "later")
+    file.add(named_key("sk-one", "app", "today"))
+    with pytest.raises(ConfigError, match="end that one with `fakevllm keys revoke app`"):
+        file.add(named_key("sk-two", "app", "today"))
+    with pytest.raises(ConfigError, match=r"other has no key in .*: keys have app\. "):
+        file.revoke("other", "later")
+
+
+def test_what_cannot_be_read_or_written_is_one_line_and_is_left_alone(tmp_path: Path) -> None:
+    for path, message in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "taken" / "keys", "Not a directory"),
+        (tmp_path / "odd", "not UTF-8 text"),
+        (tmp_path / "damaged", "line 1 is not"),
+    ):
+        (tmp_path / "taken").write_text("")
+        (tmp_path / "odd").write_bytes(b"\xff\n")
+        (tmp_path / "damaged").write_text("sha256:12\n")
+        with pytest.raises(ConfigError, match=message):
+            KeyFile(path).add(named_key("sk-one", "app", "today"))
+    assert (tmp_path / "damaged").read_text() == "sha256:12\n"

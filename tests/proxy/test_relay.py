@@ -1,0 +1,167 @@
+"""One answer passed on: whose words a refusal has, what a stream may begin and end with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, MutableMapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from fakevllm.relay import relay
+from fakevllm.reply import AppReply
+from fakevllm.siblings import Request, with_apps_id
+from fakevllm.upstream import Reply, Upstream
+from fakevllm_adapters.base import Engine, Untranslated
+from fakevllm_adapters.errors import WireError, bad_request, internal_error
+from fakevllm_adapters.registry import ADAPTERS
+from fakevllm_adapters.sse import DONE, encode
+
+CHAT = "/v1/chat/completions"
+USER = {"role": "user", "content": "hi"}
+MESSAGES = {"model": "m", "max_tokens": 9, "messages": [USER]}
+ROLE = encode({"id": "c", "choices": [{"index": 0, "delta": {"role": "assistant"}}]})
+DELTA: dict[str, Any] = {}
+END = encode({"id": "c", "choices": [{"index": 0, "delta": DELTA, "finish_reason": "stop"}]})
+
+
+class Answers:
+    """A server that answers each path with a status and bytes; a list is a stream."""
+
+    def __init__(self, answers: dict[str, tuple[int, bytes | list[bytes]]]) -> None:
+        self.answers = answers
+        self.asked: list[tuple[str, bytes]] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append((request.path, await request.read()))
+        status, body = self.answers[request.path]
+        if isinstance(body, bytes):
+            return web.Response(status=status, body=body, content_type="application/json")
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request)
+        for chunk in body:
+            await stream.write(chunk)
+        return stream
+
+
+@asynccontextmanager
+async def upstream_of(server: Answers) -> AsyncGenerator[Upstream]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", server.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    upstream = Upstream(f"http://{host}:{port}", None)
+    try:
+        yield upstream
+    finally:
+        await upstream.close()
+        await runner.cleanup()
+
+
+def request(name: str, body: dict[str, Any]) -> Request:
+    adapter = ADAPTERS[name]
+    raw = orjson.dumps(body)
+    try:
+        exchange = adapter.open(body, Engine("m", 4096, None))
+    except Untranslated as why:
+        return Request("r", adapter, raw, raw, None, {}, str(why))
+    asked = raw if name == "chat" else orjson.dumps(exchange.body)
+    return Request("r", adapter, raw, asked, exchange, {})
+
+
+class Got:
+    def __init__(self) -> None:
+        self.status = 0
+        self.body = b""
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        self.status = message.get("status", self.status)
+        self.body += message.get("body", b"")
+
+
+async def relayed(server: Answers, asked: Request) -> Got:
+    got = Got()
+    async with (
+        upstream_of(server) as upstream,
+        AppReply(got, asked.adapter, asked.exchange) as app,
+    ):
+        await relay(upstream, asked, app)
+    return got
+
+
+async def test_a_refused_translation_is_refused_in_the_engines_own_words() -> None:
+    own = b'{"type":"error","error":{"type":"x","message":"as you said it"}}'
+    server = Answers({CHAT: (400, b'{"error":{}}'), "/v1/messages": (400, own)})
+    got = await relayed(server, request("messages", MESSAGES))
+    assert (got.status, got.body) == (400, own)
+    assert server.asked[1] == ("/v1/messages", orjson.dumps(MESSAGES))
+
+
+async def test_what_cannot_be_translated_goes_to_the_engines_own_route() -> None:
+    body = {"input": "hi", "background": True}
+    server = Answers({"/v1/responses": (200, b'{"id":"resp_1"}')})
+    got = await relayed(server, request("responses", body))
+    assert (got.status, got.body) == (200, b'{"id":"resp_1"}')
+    assert server.asked == [("/v1/responses", orjson.dumps(body))]
+
+
+async def test_trouble_of_the_server_is_worded_in_the_apps_format() -> None:
+    server = Answers({CHAT: (503, orjson.dumps(internal_error().body))})
+    got = await relayed(server, request("messages", MESSAGES))
+    assert got.status == 503 and orjson.loads(got.body)["type"] == "error"
+    assert len(server.asked) == 1
+
+
+async def test_a_stream_that_begins_with_a_lasting_error_is_a_status() -> None:
+    refused = bad_request("too many logprobs").body
+    server = Answers({CHAT: (200, [encode(refused), DONE])})
+    got = await relayed(server, request("chat", {"messages": [USER], "stream": True}))
+    assert (got.status, orjson.loads(got.body)) == (400, refused)
+
+
+async def test_a_stream_that_begins_with_a_passing_error_is_relayed_as_it_is() -> None:
+    events = [encode(internal_error().body), DONE]
+    server = Answers({CHAT: (200, events)})
+    got = await relayed(server, request("chat", {"messages": [USER], "stream": True}))
+    assert (got.status, got.body) == (200, b"".join(events))
+
+
+@pytest.mark.parametrize("events", [[ROLE], [ROLE, DONE], [ROLE, END]])
+async def test_a_stream_cut_short_ends_in_an_error(events: list[bytes]) -> None:
+    server = Answers({CHAT: (200, events)})
+    got = await relayed(server, request("chat", {"messages": [USER], "stream": True}))
+    *_, error, done = got.body.split(b"\n\n")[:-1]
+    assert error.startswith(b'data: {"error"') and done == b"data: [DONE]"
+
+
+async def test_a_server_that_is_away_is_an_error_while_nothing_was_sent() -> None:
+    asked = request("chat", {"messages": [USER]})
+    away = Upstream("http://127.0.0.1:9", None)
+    got = Got()
+    with pytest.raises(WireError):
+        async with AppReply(got, asked.adapter, asked.exchange) as app:
+            await relay(away, asked, app)
+    await away.close()
+    assert not got.status
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"), [({"X-Request-Id": "my.own"}, {}), ({}, {"request_id": "my.own"})]
+)
+def test_the_served_sibling_bears_the_id_the_app_chose(
+    headers: dict[str, str], body: dict[str, Any]
+) -> None:
+    exchange = ADAPTERS["chat"].open(body, Engine())
+    asked = Request("r", ADAPTERS["chat"], b"", b"", exchange, headers)
+    reply = Reply(200, [], b'{"id":"chatcmpl-my.own-3","model":"my.own-3"}', False, 0.0)
+    shown = with_apps_id(reply, asked, 3).body
+    assert shown == b'{"id":"chatcmpl-my.own","model":"my.own-3"}'
+
+
+def test_without_an_id_of_the_apps_the_answer_stays_as_it_is() -> None:
+    reply = Reply(200, [], b'{"id":"chatcmpl-a-3"}', False, 0.0)
+    assert with_apps_id(reply, request("chat", {"messages": [USER]}), 3) is reply
