@@ -17,10 +17,13 @@ from starlette.routing import Route
 from fakevllm.config import Config
 from fakevllm.errors import ConfigError
 from fakevllm.graceful import GracefulServer
+from fakevllm.origins import NoOrigins
 from fakevllm.proxy import Proxy, open_proxy
 from fakevllm.routes import formats, groups, health, metrics, models, passthrough
 from fakevllm_adapters.asgi import Door
+from fakevllm_adapters.bounded_http import bounded_http
 from fakevllm_adapters.guard import Guard, GuardMiddleware
+from fakevllm_adapters.limits import OpenCalls
 from fakevllm_adapters.registry import ADAPTERS
 
 KEEP_ALIVE_S = 65
@@ -35,12 +38,17 @@ def create_app(proxy: Proxy) -> FastAPI:
         app.router.routes.append(
             Route(adapter.path, Door(formats.door(proxy, adapter)), methods=["POST"])
         )
+    limits = proxy.config.limits
     guard = Guard(
         proxy.config.keys(),
         hosts=proxy.config.hosts,
-        open_paths={"/health"},
-        own_keys=lambda key, path: path.startswith("/v1/") and proxy.tasks.knows(key),
+        own_keys=lambda key, path: (
+            path.startswith("/v1/") and proxy.tasks.is_signed and proxy.tasks.knows(key)
+        ),
+        limits=limits.per_request,
+        open_calls=OpenCalls(limits.num_open, limits.num_open_per_key),
     )
+    app.add_middleware(NoOrigins)
     app.add_middleware(GuardMiddleware, guard=guard)
     return app
 
@@ -63,6 +71,7 @@ async def _serve(config: Config, listener: socket.socket) -> None:
         server = GracefulServer(
             uvicorn.Config(
                 create_app(proxy),
+                http=bounded_http(),  # pyright: ignore[reportArgumentType]
                 log_level="warning",
                 access_log=False,
                 timeout_keep_alive=KEEP_ALIVE_S,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from fakevllm import keys_command
 from fakevllm.errors import UserError
+from fakevllm.exits import guarded
 
 app = typer.Typer(
     name="fakevllm",
@@ -18,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # drawing the help with rich doubles the time it takes
 )
+app.add_typer(keys_command.app)
 
 
 @app.callback()
@@ -48,7 +49,7 @@ def serve(
         Path | None, typer.Option(help="JSONL rows that requests may quote.")
     ] = None,
     field: Annotated[str | None, typer.Option(help="The dataset's text field.")] = None,
-    key_file: Annotated[Path | None, typer.Option(help="One API key a line.")] = None,
+    key_file: Annotated[Path | None, typer.Option(help="API keys of apps; see `keys`.")] = None,
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Run the proxy: point an app's OPENAI_BASE_URL at it."""
@@ -67,7 +68,7 @@ def serve(
         }
         run_proxy(load(config, flags), until_stdin_closes=until_stdin_closes)
 
-    _guarded(run)
+    guarded(run)
 
 
 @app.command("check-hook")
@@ -99,7 +100,7 @@ def check_hook(
         if not report.ok:
             raise typer.Exit(1)
 
-    _guarded(run)
+    guarded(run)
 
 
 @app.command()
@@ -148,7 +149,7 @@ def replay(
         if not run_replay(settings):
             raise typer.Exit(1)
 
-    _guarded(run)
+    guarded(run)
 
 
 @app.command()
@@ -181,19 +182,7 @@ def demo(
         engines = Engines.named(backend, rollout, trainer)
         run_demo(DemoSettings(steps, seed, control, run_dir, json_file, engines))
 
-    _guarded(run)
-
-
-def _guarded(run: Callable[[], None]) -> None:
-    """A user's mistake is one line and exit code 2; Ctrl-C is no error."""
-    try:
-        run()
-    except UserError as error:
-        print(f"fakevllm: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        print("fakevllm: stopped", file=sys.stderr)
-        raise typer.Exit(130) from None
+    guarded(run)
 
 
 def main() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 from urllib.parse import urlsplit
@@ -12,17 +14,23 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.guard import LOOPBACK, is_loopback
-from fakevllm_adapters.keys import KeyRing, keys_in
+from fakevllm_adapters.keys import FollowedKeyRing
+from fakevllm_adapters.limits import NOT_FOR_CLIENTS, Limits
 from fakevllm_adapters.swarm import TrainJob
 
 DEFAULT_FILE = Path("fakevllm.toml")
+_LIMITS = Limits()
+
+log = logging.getLogger("fakevllm.config")
 
 
 def http_url(text: str) -> str:
-    """The same text. Raises ValueError for what is no http address."""
+    """The same text. Raises ValueError for what is no http address, or has a password in it:
+    addresses are logged."""
     try:
         parts = urlsplit(text)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_good = is_good and "@" not in parts.netloc
     except ValueError:
         is_good = False
     if not is_good:
@@ -40,14 +48,15 @@ class ProxySection(_Section):
     run_dir: Path = Path("runs/default")
     """The ledger lies here."""
     key_file: Path | None = None
-    """One API key a line; needed to listen beyond this machine."""
+    """API keys, one a line; needed to listen beyond this machine. Where none is named, `keys` in
+    the run directory counts as soon as it exists."""
     allowed_hosts: tuple[str, ...] = ()
     """Further names a request's `Host` may carry."""
 
 
 class SwarmSection(_Section):
     url: Annotated[str, AfterValidator(http_url)] = "http://127.0.0.1:10086"
-    key: str | None = None
+    key: str | None = Field(default=None, repr=False)
     """This proxy's key at the swarm server."""
 
 
@@ -71,12 +80,45 @@ class DatasetSection(_Section):
     field: str = "question"
 
 
+def _client_fields(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if name not in NOT_FOR_CLIENTS:
+            raise ValueError(f"{name} is never taken out: {', '.join(sorted(NOT_FOR_CLIENTS))} are")
+    return names
+
+
+class LimitsSection(_Section):
+    """What one request may ask for, and how many may be open."""
+
+    body_bytes: int = Field(default=_LIMITS.body_bytes, ge=1)
+    num_headers: int = Field(default=_LIMITS.num_headers, ge=1)
+    header_bytes: int = Field(default=_LIMITS.header_bytes, ge=1)
+    json_depth: int = Field(default=_LIMITS.json_depth, ge=1, le=200)
+    num_choices: int = Field(default=_LIMITS.num_choices, ge=1)
+    num_stop: int = Field(default=_LIMITS.num_stop, ge=0)
+    stop_chars: int = Field(default=_LIMITS.stop_chars, ge=1)
+    num_bad_words: int = Field(default=_LIMITS.num_bad_words, ge=0)
+    num_tools: int = Field(default=_LIMITS.num_tools, ge=0)
+    num_logit_bias: int = Field(default=_LIMITS.num_logit_bias, ge=0)
+    num_open: int = Field(default=4096, ge=0)
+    """Requests at a time; 0: no limit."""
+    num_open_per_key: int = Field(default=1024, ge=0)
+    allowed_fields: Annotated[tuple[str, ...], AfterValidator(_client_fields)] = ()
+    """Body fields that are let through although they are not for clients."""
+
+    @property
+    def per_request(self) -> Limits:
+        others = {"num_open", "num_open_per_key", "allowed_fields"}
+        return Limits(**self.model_dump(exclude=others))
+
+
 class Config(_Section):
     proxy: ProxySection = ProxySection()
     swarm: SwarmSection = SwarmSection()
     hooks: HooksSection = HooksSection()
     models: ModelsSection = ModelsSection()
     dataset: DatasetSection = DatasetSection()
+    limits: LimitsSection = LimitsSection()
     job: TrainJob = TrainJob()
 
     @property
@@ -87,26 +129,55 @@ class Config(_Section):
     def ledger_file(self) -> Path:
         return self.proxy.run_dir / "ledger.sqlite"
 
-    def keys(self) -> KeyRing:
-        """Raises ConfigError where they cannot be read, or are needed and missing."""
-        if self.proxy.key_file is None:
-            if not is_loopback(self.proxy.host):
-                raise ConfigError(
-                    f"--host {self.proxy.host} is reachable from outside: "
-                    "add --key-file FILE with one API key a line."
-                )
-            return KeyRing()
+    @property
+    def key_file(self) -> Path:
+        return self.proxy.key_file or self.proxy.run_dir / "keys"
+
+    def keys(self, clock: Callable[[], float] = time.monotonic) -> FollowedKeyRing:
+        """The keys that count now and, from the file's later changes, then. Raises ConfigError
+        where they cannot be read, or are needed and missing."""
+        file = self.key_file
         try:
-            keys = keys_in(self.proxy.key_file.read_text())
+            ring = FollowedKeyRing(
+                lambda: _stamp(file),
+                lambda: file.read_text(encoding="utf-8"),
+                clock,
+                lambda trouble: log.warning("the key file %s counts as before: %s", file, trouble),
+            )
         except OSError as error:
-            raise ConfigError(
-                f"The key file {self.proxy.key_file} cannot be read: {error.strerror}."
-            ) from None
+            raise ConfigError(f"The key file {file} cannot be read: {error.strerror}.") from None
         except UnicodeDecodeError:
-            raise ConfigError(f"The key file {self.proxy.key_file} is not UTF-8 text.") from None
-        if not keys:
-            raise ConfigError(f"The key file {self.proxy.key_file} holds no key: write one a line.")
-        return KeyRing(keys)
+            raise ConfigError(f"The key file {file} is not UTF-8 text.") from None
+        except ValueError as error:
+            raise ConfigError(f"The key file {file}: {error}.") from None
+        if ring.num_good == 0:
+            self._refuse_without_keys()
+        return ring
+
+    def _refuse_without_keys(self) -> None:
+        """A file of keys without a good one is a mistake; no file is one only where others can
+        reach us."""
+        mend = "make one with `fakevllm keys add NAME`"
+        if self.key_file.exists():
+            raise ConfigError(f"The key file {self.key_file} holds no key that is good: {mend}.")
+        if self.proxy.key_file is not None:
+            raise ConfigError(f"The key file {self.key_file} does not exist: {mend}.")
+        if not is_loopback(self.proxy.host):
+            raise ConfigError(
+                f"--host {self.proxy.host} is reachable from outside: "
+                f"{mend}, or add --key-file FILE with one API key a line."
+            )
+
+
+def _stamp(file: Path) -> object:
+    """Another one after each change of the file; None where there is none."""
+    try:
+        found = file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:  # reading it will say the same
+        return error.errno
+    return (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:
@@ -146,7 +217,9 @@ def _explained(error: ValidationError, file: Path | None) -> str:
     if problem["type"] == "model_type":
         return f"`{where}` in {source} is a section: write [{where}] and its keys below it."
     said = problem["msg"].removeprefix("Value error, ")
-    return f"`{where}` in {source}: {said} (got {problem['input']!r})."
+    is_secret = where == "swarm.key" or "@" in str(problem["input"])  # a password in an address
+    got = "" if is_secret else f" (got {problem['input']!r})"
+    return f"`{where}` in {source}: {said}{got}."
 
 
 def _known_keys(path: tuple[int | str, ...]) -> list[str]:

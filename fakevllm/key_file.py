@@ -21,7 +21,7 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser()
 
-    def keys(self) -> list[AppKey]:
+    def entries(self) -> list[AppKey]:
         with self._mistakes():
             return keys_in(self._read())
 

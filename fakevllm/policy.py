@@ -7,6 +7,9 @@ from typing import Any, cast
 Json = dict[str, Any]
 
 
+_NOT_A_SAMPLE = ("echo", "suffix", "use_beam_search", "prompt_logprobs")
+
+
 def why_only_served(body: Json, num_siblings: int) -> str | None:
     """The reason a request is served once and not trained, as the ledger shows it; None where it
     is fanned out."""
@@ -18,7 +21,7 @@ def why_only_served(body: Json, num_siblings: int) -> str | None:
         return "greedy_request"
     if body.get("n") not in (None, 1):
         return "several_choices_asked"
-    if body.get("echo") or body.get("use_beam_search") or body.get("prompt_logprobs"):
+    if any(body.get(name) for name in _NOT_A_SAMPLE) or body.get("prompt_logprobs") == 0:
         return "not_a_sample"
     if _limit(body) is not None and _limit(body) in (0, 1):
         return "at_most_one_token"

@@ -28,6 +28,11 @@ class Proxy:
     runner: Runner
 
     @property
+    def num_siblings(self) -> int:
+        """Bodies that are sampled of one request, as configured."""
+        return self.config.job.num_repeat if self.config.hooks.path is not None else 1
+
+    @property
     def metrics(self) -> Metrics:
         return self.runner.metrics
 

@@ -45,6 +45,11 @@ class TaskIndex:
             return task_key(task_id)
         return f"{task_key(task_id)}.{self._mac(self._secret, task_id)}"
 
+    @property
+    def is_signed(self) -> bool:
+        """Whether a task's key cannot be guessed from its id."""
+        return self._secret is not None
+
     def knows(self, key: str | None) -> bool:
         """Whether `key` names a registered task."""
         return self._of_key(key) is not None

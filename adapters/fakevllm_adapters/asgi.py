@@ -90,11 +90,15 @@ async def read_body(receive: Receive, limit: int = MAX_BODY_BYTES) -> bytes:
         chunk: bytes = message.get("body", b"")
         size += len(chunk)
         if size > limit:
-            text = f"The request body is larger than {limit} bytes."
-            raise WireError(413, error_body(text, "Request Entity Too Large", 413))
+            raise too_large(limit)
         chunks.append(chunk)
         more = message.get("more_body", False)
     return b"".join(chunks)
+
+
+def too_large(limit: int) -> WireError:
+    text = f"The request body is larger than {limit} bytes."
+    return WireError(413, error_body(text, "Request Entity Too Large", 413))
 
 
 async def until_disconnect(receive: Receive) -> None:

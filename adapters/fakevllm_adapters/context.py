@@ -1,23 +1,46 @@
-"""The context's length as a ceiling. Pure."""
+"""The context's length as a ceiling of what a chat request asks for. Pure.
+
+vLLM refuses a request for more tokens than its context holds. Apps mean the number as a ceiling and
+send one far above, so it is taken out: without one vLLM gives what room is left.
+"""
 
 from __future__ import annotations
 
 from fakevllm_adapters.base import Json
 
 _LIMITS = ("max_tokens", "max_completion_tokens")
+_TOLD = "maximum context length is"
 
 
 def within_context(body: Json, max_model_len: int) -> Json:
-    """The body with no more tokens asked for than the engine's context holds; the same object
-    where it asks for less. vLLM refuses such a request; apps mean it as a ceiling and send numbers
-    far above.
+    """The body without a limit that no prompt could leave room for; the same object where it has
+    none.
 
-    >>> within_context({"max_tokens": 32000, "n": 1}, 4096)
-    {'max_tokens': 4096, 'n': 1}
+    >>> within_context({"messages": [], "max_tokens": 32000}, 4096)
+    {'messages': []}
     """
-    above: Json = {
-        name: max_model_len
-        for name in _LIMITS
-        if isinstance(body.get(name), int) and body[name] > max_model_len
-    }
-    return body | above if above else body
+    above = [name for name in _limits(body) if body[name] > max_model_len]
+    return _without(body, above) if above else body
+
+
+def unlimited(body: Json) -> Json | None:
+    """The body without its limit, None where it has none."""
+    limits = _limits(body)
+    return _without(body, limits) if limits else None
+
+
+def is_over_context(status: int, body: Json) -> bool:
+    """Whether an engine's refusal says that prompt and limit together are too long."""
+    error: object = body.get("error")
+    return status == 400 and isinstance(error, dict) and _TOLD in str(body["error"].get("message"))
+
+
+def _limits(body: Json) -> list[str]:
+    """Of a chat: a completion without one has vLLM's default of 16 tokens."""
+    if "messages" not in body:
+        return []
+    return [name for name in _LIMITS if isinstance(body.get(name), int)]
+
+
+def _without(body: Json, names: list[str]) -> Json:
+    return {name: value for name, value in body.items() if name not in names}

@@ -1,22 +1,40 @@
-"""Who may talk to a local server: decided before any route runs.
+"""Who may talk to a local server, and how much at a time: decided before any route runs.
 
 A browser page on another site can make its visitor's browser POST to 127.0.0.1, and can point its
-own name at
-127.0.0.1 (DNS rebinding). Checking `Host` and `Origin` stops both. Keys guard every path but the
-open ones.
+own name at 127.0.0.1 (DNS rebinding). Checking `Host` and `Origin` stops both.
+
+Keys guard every path but the open ones, by the path that is routed: a URL put together from
+headers can be made to read differently.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Any
 from urllib.parse import urlsplit
 
-from fakevllm_adapters.asgi import AsgiApp, Receive, Scope, Send, header_map, key_of, send_error
+from fakevllm_adapters.asgi import (
+    AsgiApp,
+    Receive,
+    Scope,
+    Send,
+    header_map,
+    key_of,
+    send_error,
+    too_large,
+)
 from fakevllm_adapters.errors import WireError, error_body, unauthorized
 from fakevllm_adapters.keys import KeyRing
+from fakevllm_adapters.limits import Limits, OpenCalls
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+OPEN_PATHS = frozenset({"/health", "/ping"})
+"""What a load balancer asks without a key."""
+_HOST = re.compile(r"[\w.\-:\[\]]+", re.ASCII)
+"""What a `Host` is made of; with a slash or a question mark it would be more than a host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +44,31 @@ class Guard:
     keys: KeyRing = field(default_factory=KeyRing)
     hosts: Collection[str] = LOOPBACK
     """Names a request's `Host` may carry, without port."""
-    open_paths: Collection[str] = frozenset()
+    open_paths: Collection[str] = OPEN_PATHS
     """Paths that need no key."""
     own_keys: Callable[[str | None, str], bool] = lambda _key, _path: False
     """(key, path): further keys, good for some paths only, such as those of claimed episodes."""
+    limits: Limits = field(default_factory=Limits)
+    open_calls: OpenCalls = field(default_factory=OpenCalls)
 
     def refusal(
         self, method: str, path: str, host: str, origin: str | None, key: str | None
     ) -> WireError | None:
-        if _hostname_of(f"//{host}") not in self.hosts:
-            return _forbidden(f"Host {host!r} is not served here: add it to the allowed hosts.")
+        if _HOST.fullmatch(host) is None or _hostname_of(f"//{host}") not in self.hosts:
+            return _forbidden(
+                f"Host {host[:200]!r} is not served here: add it to the allowed hosts."
+            )
+        if method == "OPTIONS":
+            return None  # a browser asks so without a key; no route of ours does anything for it
         if method not in ("GET", "HEAD") and origin is not None and not self._is_own(origin):
-            return _forbidden(f"Requests from the origin {origin!r} are not accepted.")
+            return _forbidden(f"Requests from the origin {origin[:200]!r} are not accepted.")
         if path in self.open_paths or self.keys.accepts(key) or self.own_keys(key, path):
             return None
         return unauthorized()
+
+    def is_counted(self, method: str, path: str) -> bool:
+        """Whether a request is one of those that an engine works for."""
+        return method == "POST" and path not in self.open_paths
 
     def _is_own(self, origin: str) -> bool:
         return _hostname_of(origin) in self.hosts
@@ -54,23 +82,57 @@ class GuardMiddleware:
         self._guard = guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "websocket":
+            return await send({"type": "websocket.close", "code": 1008})
+        if scope["type"] != "http":  # the server's own start and stop
             return await self._app(scope, receive, send)
-        headers = {name: value.decode("latin-1") for name, value in header_map(scope).items()}
-        refusal = self._guard.refusal(
-            scope["method"],
-            scope["path"],
-            headers.get(b"host", ""),
-            headers.get(b"origin"),
-            key_of(header_map(scope)),
+        guard, method, path = self._guard, scope["method"], scope["path"]
+        headers = header_map(scope)
+        key = key_of(headers)
+        refusal = guard.limits.headers_refusal(scope["headers"]) or guard.refusal(
+            method, path, _text(headers, b"host") or "", _text(headers, b"origin"), key
         )
         if refusal is not None:
             return await send_error(send, refusal)
-        await self._app(scope, receive, send)
+        receive = _bounded(receive, guard.limits.body_bytes)
+        if not guard.is_counted(method, path):
+            return await self._app(scope, receive, send)
+        refusal = guard.open_calls.enter(key)
+        if refusal is not None:
+            return await send_error(send, refusal)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            guard.open_calls.leave(key)
 
 
 def is_loopback(host: str) -> bool:
-    return host in LOOPBACK or host.startswith("127.")
+    """Whether an address to listen on is reachable from this machine alone. A name other than
+    `localhost` may mean anything."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bounded(receive: Receive, limit: int) -> Receive:
+    """Also for the routes that leave reading to their framework."""
+    size = 0
+
+    async def bounded() -> Any:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > limit:
+            raise too_large(limit)
+        return message
+
+    return bounded
+
+
+def _text(headers: dict[bytes, bytes], name: bytes) -> str | None:
+    value = headers.get(name)
+    return None if value is None else value.decode("latin-1")
 
 
 def _hostname_of(url: str) -> str:

@@ -1,19 +1,31 @@
 """API keys and ids: what they look like and what they say.
 
 A key is opaque to its bearer. Two kinds carry a meaning for us: `sk-task-<id>` names the task a
-replayed request
-belongs to, and an episode key opens one claimed episode.
+replayed request belongs to, and an episode key opens one claimed episode.
+
+A key file has one key a line, plain or as what `fakevllm keys add` keeps of it:
+
+    sha256:<64 hex digits> NAME <date> [revoked <date>]
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 TASK_KEY_PREFIX = "sk-task-"
 EPISODE_KEY_PREFIX = "sk-ajet-"
+_APP_KEY_PREFIX = "sk-"
+
+_KEPT = re.compile(
+    r"sha256:(?P<digest>[0-9a-f]{64}) (?P<name>\S+) (?P<created>\S+)( revoked (?P<revoked>\S+))?"
+)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LOOK_EVERY_S = 1.0
 
 
 def bearer(authorization: str | None) -> str | None:
@@ -49,10 +61,9 @@ def new_episode_key() -> str:
     return EPISODE_KEY_PREFIX + secrets.token_urlsafe(24)
 
 
-def keys_in(text: str) -> list[str]:
-    """The keys of a key file: one a line, `#` begins a comment line."""
-    lines = [line.strip() for line in text.splitlines()]
-    return [line for line in lines if line and not line.startswith("#")]
+def new_app_key() -> str:
+    """256 random bits: guessing is hopeless, and a plain SHA-256 is enough to keep it by."""
+    return _APP_KEY_PREFIX + secrets.token_urlsafe(32)
 
 
 def fingerprint(key: str) -> str:
@@ -60,18 +71,153 @@ def fingerprint(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
-class KeyRing:
-    """The keys a process accepts, held as hashes. An empty ring accepts everybody."""
+@dataclass(frozen=True, slots=True)
+class AppKey:
+    """One line of a key file."""
 
-    def __init__(self, keys: Iterable[str] = ()) -> None:
-        self._hashes = [hashlib.sha256(key.encode()).digest() for key in keys]
+    digest: bytes
+    """SHA-256 of the key."""
+    name: str | None = None
+    """Whose key it is; None for one that stands there in plain text."""
+    created: str | None = None
+    revoked: str | None = None
+    """Dates as they are shown; None: not known, not revoked."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The same as `fingerprint` makes of the key."""
+        return self.digest.hex()[:8]
+
+    @property
+    def line(self) -> str:
+        end = f" revoked {self.revoked}" if self.revoked else ""
+        return f"sha256:{self.digest.hex()} {self.name} {self.created}{end}"
+
+
+def named_key(key: str, name: str, created: str) -> AppKey:
+    """Raises ValueError for a name that a line of the file cannot hold."""
+    if _NAME.fullmatch(name) is None:
+        raise ValueError("a name is 1 to 64 letters, digits, '.', '_' and '-'")
+    return AppKey(_digest(key), name, created)
+
+
+def keys_in(text: str) -> list[AppKey]:
+    """The keys of a key file; `#` begins a comment line. Raises ValueError with the number of a
+    line that is no key."""
+    found: list[AppKey] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not (line := line.strip()) or line.startswith("#"):
+            continue
+        if (kept := _KEPT.fullmatch(line)) is not None:
+            digest = bytes.fromhex(kept["digest"])
+            found.append(AppKey(digest, kept["name"], kept["created"], kept["revoked"]))
+        elif line.startswith("sha256:"):  # taken for a plain key it would look like one and be none
+            raise ValueError(f"line {number} is not `sha256:<64 hex digits> NAME DATE`")
+        else:
+            found.append(AppKey(_digest(line)))
+    return found
+
+
+def with_key(text: str, key: AppKey) -> str:
+    """The key file with one more line. Raises ValueError where the name has a key already: one key
+    an app."""
+    if any(known.name == key.name and known.revoked is None for known in keys_in(text)):
+        raise ValueError(f"{key.name} has a key already")
+    return text + ("\n" if text and not text.endswith("\n") else "") + key.line + "\n"
+
+
+def with_revoked(text: str, name: str, when: str) -> str:
+    """The key file with that app's key marked; everything else stays as it is. Raises LookupError
+    where it has none, ValueError as `keys_in`."""
+    keys_in(text)
+    lines = text.splitlines(keepends=True)
+    for at, line in enumerate(lines):
+        for key in keys_in(line):
+            if key.name == name and key.revoked is None:
+                lines[at] = replace(key, revoked=when).line + "\n"
+                return "".join(lines)
+    raise LookupError(name)
+
+
+class KeyRing:
+    """The keys a process accepts, held as hashes. Made of no key at all it accepts everybody; once
+    its keys are revoked it accepts nobody."""
+
+    def __init__(self, keys: Iterable[str | AppKey] = ()) -> None:
+        self._digests: list[bytes] = []
+        self._is_asked = False
+        self._take([AppKey(_digest(key)) if isinstance(key, str) else key for key in keys])
 
     def __bool__(self) -> bool:
-        return bool(self._hashes)
+        """Whether keys are asked for."""
+        return self._is_asked
 
     def accepts(self, key: str | None) -> bool:
-        if not self._hashes:
+        if not self._is_asked:
             return True
-        given = hashlib.sha256((key or "").encode()).digest()
+        given = _digest(key or "")
         # every hash is compared, so that the time taken does not tell which one matched
-        return any([hmac.compare_digest(given, known) for known in self._hashes])
+        return any([hmac.compare_digest(given, known) for known in self._digests])
+
+    def _take(self, keys: Iterable[AppKey]) -> None:
+        """A ring that has ever asked for keys goes on asking: an emptied file opens nothing."""
+        keys = list(keys)
+        revoked = {key.digest for key in keys if key.revoked is not None}
+        self._digests = [key.digest for key in keys if key.digest not in revoked]
+        self._is_asked = self._is_asked or bool(keys)
+
+
+class FollowedKeyRing(KeyRing):
+    """The keys of a file that may change while we run; looked at once a second at most.
+
+    A file that cannot be read, or holds a line that is no key, changes nothing: the keys known
+    before stay good.
+    """
+
+    def __init__(
+        self,
+        stamp: Callable[[], object],
+        read: Callable[[], str],
+        clock: Callable[[], float],
+        on_trouble: Callable[[str], None],
+    ) -> None:
+        """`stamp` changes when the file does, and is None while there is none. Raises what `read`
+        raises, and ValueError for what is no key file."""
+        self._stamp = stamp
+        self._read = read
+        self._clock = clock
+        self._on_trouble = on_trouble
+        self._looked_at = clock()
+        self._seen = stamp()
+        super().__init__(keys_in(read()) if self._seen is not None else ())
+
+    @property
+    def num_good(self) -> int:
+        """Keys that are not revoked."""
+        return len(self._digests)
+
+    def accepts(self, key: str | None) -> bool:
+        now = self._clock()
+        if now - self._looked_at >= _LOOK_EVERY_S:
+            self._looked_at = now
+            self._look()
+        return super().accepts(key)
+
+    def _look(self) -> None:
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return
+        self._seen = stamp
+        if stamp is None:
+            return self._on_trouble("it is gone")
+        try:
+            self._take(keys_in(self._read()))
+        except OSError as error:
+            self._on_trouble(error.strerror or type(error).__name__)
+        except ValueError as error:  # not UTF-8 is one too, and would quote the file
+            is_text = not isinstance(error, UnicodeDecodeError)
+            self._on_trouble(str(error) if is_text else "it is not UTF-8 text")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

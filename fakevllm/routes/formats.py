@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import orjson
 
@@ -17,7 +18,6 @@ from fakevllm_adapters.asgi import (
     Send,
     engine_headers,
     header_map,
-    json_object,
     key_of,
     read_body,
     send_error,
@@ -25,7 +25,10 @@ from fakevllm_adapters.asgi import (
 from fakevllm_adapters.base import Adapter, Earlier, Json, Untranslated
 from fakevllm_adapters.errors import WireError
 from fakevllm_adapters.keys import fingerprint, new_id
+from fakevllm_adapters.limits import Admitted, admitted
 from fakevllm_adapters.swarm import Task
+
+log = logging.getLogger("fakevllm.requests")
 
 LONGEST_HISTORY = 1000
 """Answers a chain of `previous_response_id` may name."""
@@ -34,15 +37,17 @@ LONGEST_HISTORY = 1000
 def door(proxy: Proxy, adapter: Adapter) -> AsgiApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = header_map(scope)
+        limits = proxy.config.limits
         try:
-            raw = await read_body(receive)
+            raw = await read_body(receive, limits.body_bytes)
+            found = admitted(raw, limits.per_request, proxy.num_siblings, limits.allowed_fields)
         except WireError as error:
             return await send_error(send, error)
         except ClientLeft:
             return
         key = key_of(headers)
         app_key = fingerprint(key) if key else None
-        request = await _decode(proxy, adapter, raw, engine_headers(headers), app_key)
+        request = await _decode(proxy, adapter, found, engine_headers(headers), app_key)
         task = proxy.tasks.find(key, adapter.opening(request.body)) or Task(
             main_query=adapter.question(request.body)
         )
@@ -53,9 +58,11 @@ def door(proxy: Proxy, adapter: Adapter) -> AsgiApp:
 
 
 async def _decode(
-    proxy: Proxy, adapter: Adapter, raw: bytes, headers: dict[str, str], app_key: str | None
+    proxy: Proxy, adapter: Adapter, found: Admitted, headers: dict[str, str], app_key: str | None
 ) -> Request:
-    body = json_object(raw)
+    raw, body = found.raw, found.body
+    if found.removed:
+        log.info("taken out of a request: %s", ", ".join(found.removed))
     if body is None:
         return Request(new_id(), adapter, raw, raw, None, headers, "invalid_json")
     if _rename(proxy, body):

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fakevllm.proxy import Proxy
 from fakevllm_adapters.asgi import engine_headers
 from fakevllm_adapters.errors import WireError
+from fakevllm_adapters.limits import admitted
 from fakevllm_adapters.passthrough import PASSTHROUGH
 
 
@@ -17,7 +18,14 @@ def router(proxy: Proxy) -> APIRouter:
     async def relay(request: Request) -> Response:
         headers = engine_headers(dict(request.scope["headers"]))
         path: str = request.scope["path"]
-        return await relayed(proxy, request.method, path, await request.body(), headers)
+        limits = proxy.config.limits
+        try:
+            found = admitted(
+                await request.body(), limits.per_request, allowed=limits.allowed_fields
+            )
+        except WireError as error:
+            return _worded(error)
+        return await relayed(proxy, request.method, path, found.raw, headers)
 
     for path, methods in PASSTHROUGH.items():
         routes.add_api_route(path, relay, methods=list(methods))
@@ -32,8 +40,12 @@ async def relayed(
         async with proxy.upstream.live(method, path, body, headers) as live:
             whole = b"".join([chunk async for chunk in live.chunks])
     except WireError as error:
-        retry = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-        return Response(orjson.dumps(error.body), error.status, retry, "application/json")
+        return _worded(error)
     response = Response(whole, live.status)
     response.raw_headers = [*live.headers, (b"content-length", b"%d" % len(whole))]
     return response
+
+
+def _worded(error: WireError) -> Response:
+    retry = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+    return Response(orjson.dumps(error.body), error.status, retry, "application/json")

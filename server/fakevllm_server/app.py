@@ -33,7 +33,6 @@ def create_app(config: ServerConfig) -> FastAPI:
     guard = Guard(
         config.keys,
         hosts=config.hosts,
-        open_paths={"/health"},
         own_keys=lambda key, path: (
             path.startswith(("/v1/", "/e/")) and swarm.episodes.of_key(key) is not None
         ),

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from fakevllm_adapters.guard import LOOPBACK, is_loopback
-from fakevllm_adapters.keys import KeyRing, keys_in
+from fakevllm_adapters.keys import FollowedKeyRing, KeyRing
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.table import PAIRS, ROLLOUTS, TRAINERS
 from fakevllm_server.backends.vllm.command import REFUSED, given_flags
 
 DEFAULT_PORT = 10086
+
+log = logging.getLogger("fakevllm.server.config")
 
 
 class ConfigError(Exception):
@@ -35,7 +39,7 @@ class ServerConfig:
     """Model folder, or `demo` for the shipped one; wins over the job's."""
     served_model_name: str | None = None
     key_file: Path | None = None
-    """One API key a line. Without it everybody on this machine is served."""
+    """API keys, one a line. Without it everybody on this machine is served."""
     allowed_hosts: Sequence[str] = ()
     allow_hub: bool = False
     seed: int = 0
@@ -155,16 +159,40 @@ def _check_folder(model: Path) -> None:
             )
 
 
-def read_keys(key_file: Path | None) -> KeyRing:
+def read_keys(key_file: Path | None, clock: Callable[[], float] = time.monotonic) -> KeyRing:
+    """The keys that count now and, from the file's later changes, then. Raises ConfigError."""
     if key_file is None:
         return KeyRing()
     try:
-        keys = keys_in(key_file.read_text())
+        ring = FollowedKeyRing(
+            lambda: _stamp(key_file),
+            lambda: key_file.read_text(encoding="utf-8"),
+            clock,
+            lambda trouble: log.warning("the key file %s counts as before: %s", key_file, trouble),
+        )
     except OSError as error:
         raise ConfigError(f"The key file {key_file} cannot be read: {error.strerror}.") from None
-    if not keys:
-        raise ConfigError(f"The key file {key_file} holds no key: write one a line.")
-    return KeyRing(keys)
+    except UnicodeDecodeError:
+        raise ConfigError(f"The key file {key_file} is not UTF-8 text.") from None
+    except ValueError as error:
+        raise ConfigError(f"The key file {key_file}: {error}.") from None
+    if ring.num_good == 0:
+        raise ConfigError(
+            f"The key file {key_file} holds no key that is good: "
+            f"make one with `fakevllm keys add NAME --key-file {key_file}`."
+        )
+    return ring
+
+
+def _stamp(file: Path) -> object:
+    """Another one after each change of the file; None where there is none."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:  # reading it will say the same
+        return error.errno
+    return (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 def read_key(key_file: Path | None) -> str | None:

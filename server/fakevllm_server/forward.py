@@ -3,6 +3,7 @@ episode."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -32,7 +33,12 @@ HEALTH_TIMEOUT_S = 5
 IDLE_CONNECTION_S = 3
 """Below the five seconds after which vLLM closes an idle connection, so that none is reused while
 it closes."""
+log = logging.getLogger("fakevllm.server")
+
 REFUSED = 400
+_JSON: Headers = [(b"content-type", b"application/json")]
+Refuses = Callable[[int, Json], bool]
+"""(status, error body): whether the caller asks another way instead of passing that on."""
 _TROUBLE = (500, 502, 503)
 """What an engine answers while it dies, and sometimes while it lives."""
 
@@ -113,33 +119,13 @@ class EngineClient:
         body: bytes,
         headers: dict[str, str],
         send: Send,
+        refuses: Refuses | None = None,
         exchange: Exchange | None = None,
     ) -> None:
         """The engine's answer as it is, or as `exchange` words it. Raises EngineFailed while
-        nothing has been sent; Refused where it is an error and there is an exchange."""
+        nothing has been sent; Refused for an error that `refuses`."""
         async with self._answer(method, path, body, headers) as answer:
-            if exchange is not None and answer.status != 200:
-                raise await _refused(answer)
-            await self._relay(answer, send, exchange)
-
-    async def relay_unless(
-        self,
-        refuses: Callable[[int, Any], bool],
-        method: str,
-        path: str,
-        body: bytes,
-        headers: dict[str, str],
-        send: Send,
-    ) -> None:
-        """The engine's answer as it is. Raises Refused where `refuses` its status and error
-        body, EngineFailed while nothing has been sent."""
-        async with self._answer(method, path, body, headers) as answer:
-            if answer.status < 400:
-                return await self._relay(answer, send)
-            refused = await _refused(answer)
-            if refuses(refused.status, refused.body):
-                raise refused
-            await send_bytes(send, refused.status, refused.raw, refused.headers)
+            await self._relay(answer, send, refuses, exchange)
 
     async def capture(
         self,
@@ -148,29 +134,38 @@ class EngineClient:
         headers: dict[str, str],
         send: Send,
         on_finished: Callable[[], None],
+        refuses: Refuses | None = None,
         exchange: Exchange | None = None,
     ) -> None:
         """The engine's answer as the app may see it. `on_finished` runs before its last byte goes
         out, so that a client that acts on the answer at once finds the call recorded. Raises
-        EngineFailed while nothing has been sent; Refused where it is an error and there is an
-        exchange."""
+        EngineFailed while nothing has been sent; Refused for an error that `refuses`."""
         body = orjson.dumps(capture.upstream_body())
         async with self._answer("POST", path, body, headers) as answer:
-            if exchange is not None and answer.status != 200:
-                raise await _refused(answer)
-            if answer.status != REFUSED:
+            if answer.status == 200:
                 return await self._capture(answer, capture, send, on_finished, exchange)
+            if answer.status != REFUSED:
+                return await self._relay(answer, send, refuses)
         # A refusal repeats what was asked, so the app's own words must be what is refused.
         async with self._answer("POST", path, orjson.dumps(capture.body), headers) as answer:
             if answer.status == 200:
                 capture.gave_up()
                 on_finished()
-            await self._relay(answer, send)
+            await self._relay(answer, send, refuses, exchange)
 
     async def _relay(
-        self, answer: aiohttp.ClientResponse, send: Send, exchange: Exchange | None = None
+        self,
+        answer: aiohttp.ClientResponse,
+        send: Send,
+        refuses: Refuses | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         shown = relayed_headers(answer.headers.items())
+        if answer.status >= REFUSED:
+            refused = Refused(answer.status, await _whole(answer), shown)
+            if refuses is not None and refuses(refused.status, refused.body):
+                raise refused
+            return await send_bytes(send, refused.status, refused.raw, refused.headers)
         if answer.content_type == "text/event-stream":
             chunks = await self._begun(answer)
             return await _stream(send, answer.status, shown, chunks, exchange)
@@ -188,10 +183,8 @@ class EngineClient:
         if answer.content_type == "text/event-stream":
             events = _captured(await self._begun(answer), capture, on_finished)
             return await _stream(send, answer.status, shown, events, exchange)
-        raw = await _whole(answer)
-        if answer.status == 200:
-            raw = _worded(capture.answer(raw), exchange)
-            on_finished()
+        raw = _worded(capture.answer(await _whole(answer)), exchange)
+        on_finished()
         await send_bytes(send, answer.status, raw, shown)
 
     @asynccontextmanager
@@ -291,13 +284,10 @@ async def _stream(
 
 
 def _worded(raw: bytes, exchange: Exchange | None) -> bytes:
-    """Raises EngineFailed for an answer that is none."""
+    """Raises Refused for an answer that cannot be told in the client's format: nothing was sent,
+    and asked again it would be sampled again."""
     try:
         return raw if exchange is None else exchange.answer(raw)
     except ValueError as error:
-        raise EngineFailed(f"its answer cannot be read: {error}") from error
-
-
-async def _refused(answer: aiohttp.ClientResponse) -> Refused:
-    headers = relayed_headers(answer.headers.items())
-    return Refused(answer.status, await _whole(answer), headers)
+        log.warning("an answer cannot be told in the client's format: %s", error)
+        raise Refused(500, orjson.dumps(internal_error().body), _JSON) from error

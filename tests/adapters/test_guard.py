@@ -1,18 +1,60 @@
+"""Who may talk to a local server: the rules, and the shell that applies them to every request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, MutableMapping
+from typing import Any
+
+import httpx
 import pytest
+from fastapi import FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse
 
-from fakevllm_adapters.guard import Guard
-from fakevllm_adapters.keys import KeyRing, bearer, keys_in, task_id_of, task_key
+from fakevllm_adapters.asgi import (
+    MAX_BODY_BYTES,
+    AsgiApp,
+    ClientLeft,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    send_json,
+)
+from fakevllm_adapters.errors import WireError
+from fakevllm_adapters.guard import OPEN_PATHS, Guard, GuardMiddleware, is_loopback
+from fakevllm_adapters.keys import KeyRing
+from fakevllm_adapters.limits import Limits, OpenCalls
 
-OPEN = Guard(open_paths={"/health"})
-KEYED = Guard(KeyRing(["sk-one"]), open_paths={"/health"})
+OPEN = Guard()
+KEYED = Guard(KeyRing(["sk-one"]))
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost", "[::1]:8000"])
+def asked(app: AsgiApp, **defaults: Any) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=app)  # pyright: ignore[reportArgumentType]
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", **defaults)
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    body = await read_body(receive)
+    await send_json(send, 200, {"path": scope["path"], "bytes": len(body)})
+
+
+# --- Host and Origin
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost", "LOCALHOST", "[::1]:8000"])
 def test_loopback_names_are_served(host: str) -> None:
     assert OPEN.refusal("POST", "/v1/x", host, None, None) is None
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[", "[::1"])
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "127.0.0.1.evil.example", "", "[", "[::1", "x@localhost", "localhost/v1?"],
+)
 def test_a_rebound_name_is_refused(host: str) -> None:
     refusal = OPEN.refusal("GET", "/v1/x", host, None, None)
     assert refusal is not None and refusal.status == 403
@@ -26,13 +68,43 @@ def test_a_post_from_another_origin_is_refused_and_one_from_our_own_is_not() -> 
         assert OPEN.refusal("POST", "/x", "localhost", odd, None) is not None
 
 
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_whatever_stands_in_host_and_origin_it_is_judged(host: str, origin: str) -> None:
+    refusal = OPEN.refusal("POST", "/v1/x", host, origin, None)
+    assert refusal is None or (refusal.status == 403 and len(refusal.message) < 1000)
+
+
+def test_only_addresses_of_this_machine_are_loopback() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.9.1", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "", "127.evil.example", "10.0.0.1")))
+
+
+# --- keys
+
+
 def test_with_keys_everything_but_the_open_paths_needs_one() -> None:
-    assert KEYED.refusal("GET", "/health", "localhost", None, None) is None
-    assert KEYED.refusal("GET", "/v1/models", "localhost", None, "sk-one") is None
-    for key in (None, "sk-two", ""):
-        refusal = KEYED.refusal("GET", "/v1/models", "localhost", None, key)
-        assert refusal is not None and refusal.status == 401
-        assert refusal.body == {"error": "Unauthorized"}
+    for path in OPEN_PATHS:
+        assert KEYED.refusal("GET", path, "localhost", None, None) is None
+    for path in ("/v1/models", "/version", "/metrics", "/tokenize", "/nothing", "/", ""):
+        assert KEYED.refusal("GET", path, "localhost", None, "sk-one") is None
+        for key in (None, "sk-two", ""):
+            refusal = KEYED.refusal("GET", path, "localhost", None, key)
+            assert refusal is not None and refusal.status == 401
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/health/", "//health", "/health/../v1/models", "/v1/models?/health", "/HEALTH", "/pin"],
+)
+def test_a_path_that_only_resembles_an_open_one_needs_a_key(path: str) -> None:
+    refusal = KEYED.refusal("GET", path, "localhost", None, None)
+    assert refusal is not None and refusal.status == 401
+
+
+@given(st.text(max_size=20), st.sampled_from(["GET", "POST", "PUT", "DELETE", "HEAD", "BREW"]))
+def test_no_path_or_method_gets_around_the_keys(path: str, method: str) -> None:
+    refusal = KEYED.refusal(method, path, "localhost", None, None)
+    assert path in OPEN_PATHS or (refusal is not None and refusal.status == 401)
 
 
 def test_keys_of_claimed_episodes_open_the_paths_they_are_for_and_no_other() -> None:
@@ -45,9 +117,204 @@ def test_keys_of_claimed_episodes_open_the_paths_they_are_for_and_no_other() -> 
     assert refusal is not None and refusal.status == 401
 
 
-def test_keys_and_their_meanings() -> None:
-    assert bearer("Bearer sk-1") == bearer("bearer sk-1") == "sk-1"
-    assert bearer("Basic abc") is None and bearer(None) is None
-    assert task_id_of(task_key("row-1")) == "row-1"
-    assert task_id_of("sk-other") is None and task_id_of("sk-task-") is None
-    assert keys_in("# one\n a \n\nb") == ["a", "b"]
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"authorization": "Bearer sk-one"}, 200),
+        ({"authorization": "bearer sk-one"}, 200),
+        ({"x-api-key": "sk-one"}, 200),
+        ({"authorization": "Basic sk-one", "x-api-key": "sk-one"}, 200),
+        ({}, 401),
+        ({"authorization": "sk-one"}, 401),
+        ({"authorization": "Bearer"}, 401),
+        ({"authorization": "Bearer sk-on"}, 401),
+        ({"authorization": "Bearer sk-one2"}, 401),
+        ({"x-api-key": ""}, 401),
+        ({"authorization": b"Bearer \xff\xfe"}, 401),
+        ({"api-key": "sk-one"}, 401),
+        ({"cookie": "x-api-key=sk-one"}, 401),
+    ],
+)
+async def test_a_key_comes_as_a_bearer_token_or_as_x_api_key(
+    headers: dict[str, Any], status: int
+) -> None:
+    async with asked(GuardMiddleware(echo, KEYED)) as app:
+        answer = await app.post("/v1/chat/completions", headers=headers, content=b"{}")
+    assert answer.status_code == status
+
+
+async def test_the_401_is_vllms_to_the_byte_and_comes_before_the_body_is_read() -> None:
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        raise AssertionError("nobody may make us read")
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/x",
+        "headers": [(b"host", b"localhost")],
+    }
+    await GuardMiddleware(echo, KEYED)(scope, receive, send)
+    assert sent[0]["status"] == 401 and sent[1]["body"] == b'{"error":"Unauthorized"}'
+    headers = dict(sent[0]["headers"])
+    assert headers == {b"content-type": b"application/json", b"content-length": b"24"}
+
+
+async def test_the_path_that_is_routed_decides_and_no_header_that_names_another() -> None:
+    headers = {
+        "x-original-url": "/health",
+        "x-forwarded-prefix": "/health",
+        "x-rewrite-url": "/ping",
+    }
+    async with asked(GuardMiddleware(echo, KEYED), headers=headers) as app:
+        assert (await app.get("/v1/models")).status_code == 401
+        host = {"host": "localhost/health?"}
+        assert (await app.get("/v1/models", headers=host)).status_code == 403
+
+
+async def test_a_websocket_is_closed_and_start_and_stop_go_through() -> None:
+    sent: list[MutableMapping[str, Any]] = []
+    reached: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        reached.append(scope["type"])
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    for kind in ("websocket", "lifespan"):
+        await GuardMiddleware(app, OPEN)({"type": kind, "headers": []}, receive, send)
+    assert sent == [{"type": "websocket.close", "code": 1008}] and reached == ["lifespan"]
+
+
+# --- OPTIONS, as a browser asks before it sends
+
+
+def preflighted() -> AsgiApp:
+    """As vLLM is put together: keys outside, CORS inside, without an allowed origin."""
+    routes = FastAPI()
+
+    @routes.get("/health")
+    def health() -> JSONResponse:  # pyright: ignore[reportUnusedFunction]
+        return JSONResponse({})
+
+    cors = CORSMiddleware(routes, allow_origins=[], allow_methods=["*"], allow_headers=["*"])
+    return GuardMiddleware(cors, KEYED)  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_preflight_needs_no_key_and_is_refused_as_vllm_refuses_it() -> None:
+    ask = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+    async with asked(preflighted()) as app:
+        answer = await app.options("/v1/chat/completions", headers=ask)
+        plain = await app.options("/health")
+        unknown = await app.options("/v1/nothing")
+    assert (answer.status_code, answer.text) == (400, "Disallowed CORS origin")
+    assert answer.headers["vary"].startswith("Origin, Access-Control-Request-Method")
+    assert "access-control-allow-origin" not in answer.headers
+    assert (plain.status_code, plain.json()) == (405, {"detail": "Method Not Allowed"})
+    assert (unknown.status_code, unknown.json()) == (404, {"detail": "Not Found"})
+    assert plain.headers["vary"] == "Origin"
+
+
+async def test_inside_vllms_cors_only_the_401_lacks_vary() -> None:
+    async with asked(preflighted()) as app:
+        assert "vary" not in (await app.get("/v1/models")).headers
+        assert (await app.get("/health")).headers["vary"] == "Origin"
+
+
+# --- limits
+
+
+async def test_too_many_headers_are_a_400_also_for_those_without_a_key() -> None:
+    many = [("x-a", "b")] * 300
+    async with asked(GuardMiddleware(echo, KEYED)) as app:
+        answer = await app.get("/health", headers=many)
+    assert answer.status_code == 400
+    assert "more than 256 headers" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("num_chunks", [1, 7])
+async def test_a_body_is_read_up_to_the_limit_and_refused_with_413_beyond(num_chunks: int) -> None:
+    async def chunks(size: int) -> AsyncGenerator[bytes]:
+        for at in range(num_chunks):
+            yield b"x" * (size * (at + 1) // num_chunks - size * at // num_chunks)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await echo(scope, receive, send)
+        except WireError as error:
+            await send_json(send, error.status, error.body)
+
+    guard = Guard(limits=Limits(body_bytes=100))
+    async with asked(GuardMiddleware(app, guard)) as client:
+        assert (await client.post("/v1/x", content=chunks(100))).json()["bytes"] == 100
+        answer = await client.post("/v1/x", content=chunks(101))
+    assert answer.status_code == 413
+    assert answer.json()["error"]["message"] == "The request body is larger than 100 bytes."
+
+
+async def test_a_body_that_a_framework_reads_is_bounded_too() -> None:
+    routes = FastAPI()
+
+    @routes.post("/tasks")
+    def tasks(body: dict[str, str]) -> int:  # pyright: ignore[reportUnusedFunction]
+        return len(body)
+
+    guard = Guard(limits=Limits(body_bytes=100))
+    async with asked(GuardMiddleware(routes, guard)) as client:  # pyright: ignore[reportArgumentType]
+        assert (await client.post("/tasks", json={"a": "x"})).json() == 1
+        assert (await client.post("/tasks", json={"a": "x" * 100})).status_code == 400
+
+
+async def test_the_default_limit_is_that_of_vllms_rust_frontend() -> None:
+    assert Limits().body_bytes == MAX_BODY_BYTES == 32 * 2**20
+
+
+async def test_who_leaves_before_the_body_is_whole_is_gone() -> None:
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(ClientLeft):
+        await read_body(receive)
+
+
+async def test_calls_are_counted_while_they_are_open_and_again_free_after_an_error() -> None:
+    entered, release = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/v1/broken":
+            raise RuntimeError("broken")
+        if scope["path"] == "/v1/slow":
+            entered.set()
+            await release.wait()
+        await echo(scope, receive, send)
+
+    guard = Guard(open_calls=OpenCalls(most=1))
+    async with asked(GuardMiddleware(app, guard)) as client:
+        slow = asyncio.create_task(client.post("/v1/slow"))
+        await entered.wait()
+        answer = await client.post("/v1/fast")
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+        assert answer.json()["error"]["type"] == "Too Many Requests"
+        assert (await client.get("/v1/models")).status_code == 200
+        release.set()
+        assert (await slow).status_code == 200
+        with pytest.raises(RuntimeError):
+            await client.post("/v1/broken")
+        assert guard.open_calls.num == 0
+        assert (await client.post("/v1/fast")).status_code == 200
+
+
+async def test_who_has_no_key_takes_no_place() -> None:
+    guard = Guard(KeyRing(["sk-one"]), open_calls=OpenCalls(most=1))
+    async with asked(GuardMiddleware(echo, guard)) as client:
+        for _ in range(3):
+            assert (await client.post("/v1/x")).status_code == 401
+    assert guard.open_calls.num == 0

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
+import openai
 import pytest
 
+from fakevllm_adapters.keys import fingerprint
 from tests.e2e.hook_files import write_hooks
 from tests.e2e.ledgers import rows, wait_for_groups
-from tests.e2e.processes import Processes
+from tests.e2e.processes import Processes, wait_until
 
 PROXY = ("-m", "fakevllm")
 SERVER = ("-m", "fakevllm_server")
+KEYS_TIMEOUT_S = 10.0
 
 
 def run(folder: Path, *arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
@@ -42,6 +47,12 @@ def assert_mistake(done: subprocess.CompletedProcess[str], mend: str) -> None:
         ((*PROXY, "serve", "--port", "0", "--hooks", "nowhere"), "nowhere"),
         ((*PROXY, "serve", "--config", "nowhere.toml"), "nowhere.toml cannot be read"),
         ((*PROXY, "serve", "--host", "0.0.0.0"), "--key-file"),
+        ((*PROXY, "serve", "--host", "0.0.0.0"), "fakevllm keys add NAME"),
+        ((*PROXY, "serve", "--host", "0.0.0.0", "--key-file", "revoked"), "no key that is good"),
+        ((*PROXY, "serve", "--key-file", "nowhere"), "nowhere does not exist"),
+        ((*PROXY, "keys", "add", "two words"), "a name is 1 to 64 letters"),
+        ((*PROXY, "keys", "revoke", "app", "--key-file", "revoked"), "app has no key in revoked"),
+        ((*PROXY, "keys", "list", "--config", "nowhere.toml"), "nowhere.toml cannot be read"),
         ((*PROXY, "serve", "--n", "0"), "`job.num_repeat`"),
         ((*PROXY, "serve", "--swarm", "localhost:10086"), "http://HOST:PORT"),
         ((*PROXY, "serve", "--port", "0", "--run-dir", "taken"), "taken"),
@@ -52,12 +63,14 @@ def assert_mistake(done: subprocess.CompletedProcess[str], mend: str) -> None:
         ((*SERVER, "start", "--model", "nowhere"), "'nowhere' does not exist"),
         ((*SERVER, "start", "--backend", "magic"), "fake, embedded"),
         ((*SERVER, "start", "--backend", "fake", "--host", "0.0.0.0"), "--key-file"),
+        ((*SERVER, "start", "--backend", "fake", "--key-file", "revoked"), "no key that is good"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_mend(
     tmp_path: Path, arguments: tuple[str, ...], mend: str
 ) -> None:
     (tmp_path / "taken").write_text('{"question": "a file where a folder is wanted"}')
+    (tmp_path / "revoked").write_text(f"sha256:{'0' * 64} app 2026-01-01 revoked 2026-01-02\n")
     assert_mistake(run(tmp_path, *arguments), mend)
 
 
@@ -156,3 +169,53 @@ def test_a_row_the_model_refuses_is_counted_and_the_others_are_played(
     assert "1 failed" in done.stdout and "maximum context length is 64 tokens" in done.stdout
     ends = [(group["state"], group["reason"]) for group in wait_for_groups(proxy, 2)]
     assert sorted(ends) == [("failed", "upstream_400"), ("served", "one_sibling")]
+
+
+def test_a_key_is_shown_once_listed_by_its_fingerprint_and_revoked_for_good(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "fakevllm.toml").write_text("[proxy]\nrun_dir = 'run'\n")
+    key = run(tmp_path, *PROXY, "keys", "add", "my-app").stdout.strip()
+    assert key.startswith("sk-") and len(key.splitlines()) == 1
+    assert_mistake(run(tmp_path, *PROXY, "keys", "add", "my-app"), "my-app has a key already")
+    listed = run(tmp_path, *PROXY, "keys", "list").stdout
+    assert "my-app" in listed and fingerprint(key) in listed and key not in listed
+    kept = (tmp_path / "run" / "keys").read_text()
+    assert key not in kept and hashlib.sha256(key.encode()).hexdigest() in kept
+    assert run(tmp_path, *PROXY, "keys", "revoke", "my-app").returncode == 0
+    assert_mistake(run(tmp_path, *PROXY, "serve", "--port", "0"), "holds no key that is good")
+    again = run(tmp_path, *PROXY, "keys", "add", "my-app")
+    assert again.returncode == 0 and again.stdout.strip() != key
+
+
+def test_keys_made_and_revoked_count_in_a_running_proxy(
+    processes: Processes, yes_hooks: Path
+) -> None:
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2")
+    flags = ("--run-dir", str(proxy.folder))
+
+    def status(**headers: str) -> int:
+        return httpx.get(f"{proxy.url}/v1/models", headers=headers, timeout=30).status_code
+
+    assert status() == 200
+    key = run(processes.folder, *PROXY, "keys", "add", "my-app", *flags).stdout.strip()
+    wait_until(lambda: status() == 401, KEYS_TIMEOUT_S, "keys to be asked for")
+    assert status(authorization=f"Bearer {key}") == 200
+    assert status(**{"x-api-key": key}) == 200
+    assert status(authorization=f"Bearer {key}x") == 401
+    with openai.OpenAI(base_url=f"{proxy.url}/v1", api_key=key) as app:
+        said = app.chat.completions.create(
+            model="fake", messages=[{"role": "user", "content": "?"}]
+        )
+    assert said.choices[0].message.content
+    (group,) = wait_for_groups(proxy, 1)
+    assert group["app_key"] == fingerprint(key)
+    assert run(processes.folder, *PROXY, "keys", "revoke", "my-app", *flags).returncode == 0
+    wait_until(
+        lambda: status(authorization=f"Bearer {key}") == 401, KEYS_TIMEOUT_S, "the key to be ended"
+    )
+    assert status() == 401
+    refused = httpx.get(f"{proxy.url}/v1/models")
+    assert refused.content == b'{"error":"Unauthorized"}' and "vary" not in refused.headers
+    assert httpx.get(f"{proxy.url}/health").status_code == 200

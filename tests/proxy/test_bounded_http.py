@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator
 import pytest
 import uvicorn
 
-from fakevllm.bounded_http import MAX_HEAD_BYTES, bounded_http
 from fakevllm_adapters.asgi import Receive, Scope, Send, read_body, send_json
+from fakevllm_adapters.bounded_http import MAX_HEAD_BYTES, bounded_http
 from fakevllm_adapters.guard import Guard, GuardMiddleware
 
 HEAD = b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\n"

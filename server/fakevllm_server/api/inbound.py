@@ -8,24 +8,22 @@ the client's own words must be what is refused.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
 from fakevllm_adapters.asgi import Send, send_bytes, send_json
 from fakevllm_adapters.base import Adapter, Exchange, Json, Untranslated
 from fakevllm_adapters.body import object_of
-from fakevllm_adapters.context import within_context
+from fakevllm_adapters.context import is_over_context, unlimited, within_context
 from fakevllm_adapters.errors import WireError, not_served
 from fakevllm_server.calls import RecordedCall
 from fakevllm_server.captures import CAPTURES
-from fakevllm_server.forward import EngineClient, Refused
+from fakevllm_server.forward import EngineClient, Refused, Refuses
 from fakevllm_server.weight_gate import CallStamp
 
 Attempt = Callable[[EngineClient, CallStamp], Awaitable[None]]
-
-_NO_ROUTE = {"detail": "Not Found"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +39,13 @@ class Inbound:
         exchange = self._open(upstream)
         if isinstance(exchange, WireError):
             return await self._native(upstream, exchange)
-        asked = self._asked(exchange)
-        try:
-            await upstream.relay(
-                "POST",
-                self.adapter.upstream_path,
-                asked,
-                self.headers,
-                self.send,
-                self._shown(exchange),
-            )
-        except Refused as refused:
-            await self._refused(upstream, refused)
+
+        async def ask(refuses: Refuses) -> None:
+            asked, path = self._asked(exchange), self.adapter.upstream_path
+            shown = self._shown(exchange)
+            await upstream.relay("POST", path, asked, self.headers, self.send, refuses, shown)
+
+        await self._ask(upstream, exchange, ask)
 
     def captured(self, keep: Callable[[RecordedCall], None]) -> Attempt:
         """Each attempt is captured anew; one that is whole goes to `keep`."""
@@ -61,25 +54,46 @@ class Inbound:
             exchange = self._open(upstream)
             if isinstance(exchange, WireError):
                 return await self._native(upstream, exchange)
-            engine = upstream.endpoint
-            kind = CAPTURES[self.adapter.upstream_path]
-            if kind.refuses(exchange.body):
+            path, engine = self.adapter.upstream_path, upstream.endpoint
+            if CAPTURES[path].refuses(exchange.body):
                 return await self.relay(upstream)
-            capture = kind(exchange.body, engine.default_sampling, engine.refusal)
 
-            def finished() -> None:
-                call = capture.record(stamp)
-                if call is not None:
-                    keep(call)
+            async def ask(refuses: Refuses) -> None:
+                capture = CAPTURES[path](exchange.body, engine.default_sampling, engine.refusal)
 
-            path = self.adapter.upstream_path
-            shown = self._shown(exchange)
-            try:
-                await upstream.capture(path, capture, self.headers, self.send, finished, shown)
-            except Refused as refused:
-                await self._refused(upstream, refused)
+                def finished() -> None:
+                    call = capture.record(stamp)
+                    if call is not None:
+                        keep(call)
+
+                shown = self._shown(exchange)
+                await upstream.capture(
+                    path, capture, self.headers, self.send, finished, refuses, shown
+                )
+
+            await self._ask(upstream, exchange, ask)
 
         return attempt
+
+    async def _ask(
+        self, upstream: EngineClient, exchange: Exchange, ask: Callable[[Refuses], Awaitable[None]]
+    ) -> None:
+        """Once more without a limit where prompt and limit together are too long for the context.
+        What is refused then is told of the first."""
+        free = unlimited(exchange.body)
+
+        def refuses(status: int, body: Json) -> bool:
+            return self._is_translated or (free is not None and is_over_context(status, body))
+
+        try:
+            return await ask(refuses)
+        except Refused as refused:
+            first = refused
+        if free is not None and is_over_context(first.status, first.body):
+            exchange.body = free
+            with suppress(Refused):
+                return await ask(_any)
+        await self._refused(upstream, first)
 
     def _open(self, upstream: EngineClient) -> Exchange | WireError:
         """The exchange, or what to answer where the engine has no route of its own."""
@@ -105,6 +119,8 @@ class Inbound:
         return self.raw if exchange.body is self.parsed else orjson.dumps(exchange.body)
 
     async def _refused(self, upstream: EngineClient, refused: Refused) -> None:
+        if not self._is_translated:
+            return await send_bytes(self.send, refused.status, refused.raw, refused.headers)
         if refused.status < 500 and await self._has_native(upstream):
             return
         worded = self.adapter.refusal(refused.status, refused.body)
@@ -116,14 +132,17 @@ class Inbound:
 
     async def _has_native(self, upstream: EngineClient) -> bool:
         """Whether the engine has a route for the client's format, which then has answered."""
+        path = self.adapter.path
         try:
-            await upstream.relay_unless(
-                _is_missing, "POST", self.adapter.path, self.raw, self.headers, self.send
-            )
+            await upstream.relay("POST", path, self.raw, self.headers, self.send, _has_no_route)
         except Refused:
             return False
         return True
 
 
-def _is_missing(status: int, body: Any) -> bool:
-    return status == 404 and body == _NO_ROUTE
+def _has_no_route(status: int, body: Json) -> bool:
+    return status == 404 and body == {"detail": "Not Found"}
+
+
+def _any(status: int, body: Json) -> bool:
+    return True

@@ -16,7 +16,6 @@ from fakevllm_adapters.asgi import (
     Send,
     engine_headers,
     header_map,
-    json_object,
     key_of,
     read_body,
     send_error,
@@ -25,6 +24,7 @@ from fakevllm_adapters.asgi import (
 from fakevllm_adapters.base import Adapter
 from fakevllm_adapters.errors import WireError, bad_request, error_body, unavailable
 from fakevllm_adapters.keys import EPISODE_KEY_PREFIX
+from fakevllm_adapters.limits import Limits, admitted
 from fakevllm_adapters.swarm import SIBLING_HEADER, SiblingRef, parse_sibling
 from fakevllm_server.api.inbound import Attempt, Inbound
 from fakevllm_server.calls import RecordedCall
@@ -33,6 +33,7 @@ from fakevllm_server.forward import EngineClient, EngineFailed
 from fakevllm_server.swarm import Swarm
 from fakevllm_server.weight_gate import CallStamp, GateAbandoned
 
+LIMITS = Limits()
 HOLD_S = 300.0
 """How long a call waits for an engine that is being started again, or given new weights."""
 _SIBLING = SIBLING_HEADER.lower().encode()
@@ -72,7 +73,8 @@ async def _relayed(swarm: Swarm, scope: Scope, body: bytes, send: Send) -> None:
 
 async def _answer(swarm: Swarm, scope: Scope, adapter: Adapter, body: bytes, send: Send) -> None:
     headers = header_map(scope)
-    call = Inbound(adapter, body, json_object(body), engine_headers(headers), send)
+    found = admitted(body, LIMITS)
+    call = Inbound(adapter, found.raw, found.body, engine_headers(headers), send)
     sibling = _sibling(headers)
     episode = _episode(swarm, scope, headers)
     if sibling is not None and episode is not None:

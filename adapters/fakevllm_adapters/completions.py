@@ -1,0 +1,79 @@
+"""/v1/completions from the reader's side: what the app asked, what the engine answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from fakevllm_adapters.base import Answer, Earlier, Engine, Exchange, Json
+from fakevllm_adapters.chat import ChatAdapter, SameFormat
+from fakevllm_adapters.sse import json_of
+
+PATH = "/v1/completions"
+_CHAT = ChatAdapter()
+
+
+class CompletionsAdapter:
+    name = "completions"
+    path = PATH
+    upstream_path = PATH
+
+    def open(self, body: Json, engine: Engine, earlier: Earlier | None = None) -> Exchange:
+        return SameFormat(body)
+
+    def refusal(self, status: int, body: Json) -> Json:
+        return body
+
+    def question(self, body: Json) -> str:
+        return _prompt_text(body)
+
+    def opening(self, body: Json) -> str:
+        return _prompt_text(body)
+
+    def sibling(self, body: Json, index: int, temperature: float) -> Json:
+        return _CHAT.sibling(body, index, temperature)  # sampling is asked for alike
+
+    def read_json(self, body: Json) -> Answer:
+        choice = next(_firsts(body), None)
+        if choice is None:
+            raise ValueError("the answer has no choices")
+        message = {"role": "assistant", "content": _text(choice)}
+        return Answer(message, choice.get("finish_reason"), body.get("usage") or {})
+
+    def read_events(self, events: Sequence[bytes]) -> Answer:
+        text = ""
+        finish_reason: str | None = None
+        usage: Json = {}
+        for chunk in filter(None, map(json_of, events)):
+            if "error" in chunk:
+                raise ValueError(f"the stream ended in an error: {chunk['error']}")
+            usage = chunk.get("usage") or usage
+            for choice in _firsts(chunk):
+                text += _text(choice)
+                finish_reason = choice.get("finish_reason") or finish_reason
+        if finish_reason is None:
+            raise ValueError("the stream ended without a finish_reason")
+        return Answer({"role": "assistant", "content": text}, finish_reason, usage)
+
+
+def _firsts(body: Json) -> Iterator[Json]:
+    """The choices with index 0."""
+    choices = body.get("choices")
+    if not isinstance(choices, list):
+        return
+    for choice in cast(list[Any], choices):
+        if isinstance(choice, dict) and cast(Json, choice).get("index", 0) == 0:
+            yield cast(Json, choice)
+
+
+def _text(choice: Json) -> str:
+    text = choice.get("text")
+    return text if isinstance(text, str) else ""
+
+
+def _prompt_text(body: Json) -> str:
+    """Of several prompts the first; "" where it is given in token ids."""
+    prompt: object = body.get("prompt")
+    if isinstance(prompt, list) and prompt:
+        prompt = cast(list[object], prompt)[0]
+    return prompt if isinstance(prompt, str) else ""

@@ -1,0 +1,111 @@
+"""`fakevllm keys`: the API keys of apps, one an app. Nothing heavy is imported before a command
+runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fakevllm.errors import ConfigError
+from fakevllm.exits import guarded
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fakevllm.key_file import KeyFile
+    from fakevllm_adapters.keys import AppKey
+
+app = typer.Typer(
+    name="keys",
+    help="API keys of apps. A running proxy follows within a second.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Name = Annotated[str, typer.Argument(help="Whose key it is, in the list.")]
+File = Annotated[
+    Path | None, typer.Option("--key-file", help="Default: `keys` in the run directory.")
+]
+RunDir = Annotated[Path | None, typer.Option("--run-dir", help="The proxy's.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="Default: fakevllm.toml, where it exists.")
+]
+
+
+@app.command()
+def add(
+    name: Name, key_file: File = None, run_dir: RunDir = None, config: ConfigFile = None
+) -> None:
+    """Make a key. It is shown this once: only its SHA-256 is kept."""
+
+    def run() -> None:
+        import sys
+
+        from fakevllm_adapters.keys import named_key, new_app_key
+
+        file = _file(key_file, run_dir, config)
+        secret = new_app_key()
+        try:
+            key = named_key(secret, name, _now())
+        except ValueError as error:
+            raise ConfigError(f"{name!r} cannot be used: {error}.") from None
+        file.add(key)
+        print(secret)
+        print(f"The key of {name}, shown this once; {file.path} keeps its hash.", file=sys.stderr)
+
+    guarded(run)
+
+
+@app.command("list")
+def list_keys(key_file: File = None, run_dir: RunDir = None, config: ConfigFile = None) -> None:
+    """Show whose keys there are, with the fingerprints that the ledger has."""
+
+    def run() -> None:
+        from rich.console import Console
+
+        file = _file(key_file, run_dir, config)
+        Console().print(_table(file.entries(), str(file.path)))
+
+    guarded(run)
+
+
+@app.command()
+def revoke(
+    name: Name, key_file: File = None, run_dir: RunDir = None, config: ConfigFile = None
+) -> None:
+    """End an app's key, for good."""
+
+    def run() -> None:
+        file = _file(key_file, run_dir, config)
+        file.revoke(name, _now())
+        print(f"The key of {name} is revoked.")
+
+    guarded(run)
+
+
+def _file(key_file: Path | None, run_dir: Path | None, config: Path | None) -> KeyFile:
+    """That of the proxy with the same flags."""
+    from fakevllm.config import load
+    from fakevllm.key_file import KeyFile
+
+    flags = {"proxy": {"key_file": key_file, "run_dir": run_dir}}
+    return KeyFile(load(config, flags).key_file)
+
+
+def _table(keys: Sequence[AppKey], title: str) -> Table:
+    from rich.table import Table
+
+    table = Table("name", "fingerprint", "created", "revoked", title=title)
+    for key in keys:
+        name = key.name or "(in plain text)"
+        table.add_row(name, key.fingerprint, key.created or "", key.revoked or "")
+    return table
+
+
+def _now() -> str:
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
