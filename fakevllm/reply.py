@@ -26,6 +26,7 @@ from fakevllm_adapters.asgi import (
 )
 from fakevllm_adapters.base import Adapter, Exchange, Json
 from fakevllm_adapters.errors import WireError, bad_request, internal_error
+from fakevllm_adapters.sse import DONE
 
 GRACE_S = 1.5
 """Clients retry errors inside a stream without end; most permanent ones are known by then."""
@@ -100,7 +101,9 @@ class AppReply:
         if reply.streamed != self._streamed:
             return await self.refuse(_NOT_VLLM)
         if reply.streamed:
-            shown = b"".join(map(self._exchange.event, reply.events))
+            events = reply.events
+            ends = [] if events[-1:] == [DONE] else [DONE]
+            shown = b"".join(map(self._exchange.event, [*events, *ends]))
             await self.open(reply.headers)
             return await self.write(shown, last=True)
         try:

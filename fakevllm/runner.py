@@ -30,6 +30,8 @@ from fakevllm_adapters.swarm import Task
 
 log = logging.getLogger("fakevllm.runner")
 
+LINGER_S = 0.25
+"""How long an answer may still come to its end after its app has left."""
 CLOSE_GRACE_S = 2.0
 """For telling apps whose requests are cut off by the proxy's stop."""
 
@@ -138,6 +140,8 @@ class Runner:
     ) -> None:
         work = asyncio.create_task(relay(self._upstream, request, app))
         await _first_of(work, left, ending=[work])
+        # Some clients hang up at the event that ends the answer, before its last byte.
+        await asyncio.wait({work}, timeout=LINGER_S)
         if not work.done():
             await _ended(work)
             return self._record(draft.failed("client_disconnected", 499))

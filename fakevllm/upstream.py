@@ -9,18 +9,20 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any, cast
 
 import aiohttp
 
 from fakevllm_adapters.asgi import Headers, relayed_headers
 from fakevllm_adapters.errors import WireError, unavailable
 from fakevllm_adapters.keys import bearer_header
-from fakevllm_adapters.sse import DONE, SseDecoder
+from fakevllm_adapters.sse import SseDecoder, data_of, json_of
 
 CALL_TIMEOUT_S = 3600
 IDLE_CONNECTION_S = 30
 """Below the server's own keep-alive, so that no connection is reused while it closes."""
 EVENT_STREAM = "text/event-stream"
+JSON: Headers = [(b"content-type", b"application/json")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,23 @@ class Reply:
     body: bytes
     streamed: bool
     latency_s: float
+    is_late: bool = False
+    """An error that came as the first event of a stream, told as a status."""
 
     @property
     def events(self) -> list[bytes]:
         return SseDecoder().feed(self.body) if self.streamed else []
+
+    @property
+    def timely(self) -> Reply:
+        """A stream that begins with an error that will not heal, as a status: clients ask again
+        without end for what fails inside a stream, and take a status for final."""
+        first = next(iter(self.events), b"") if self.streamed else b""
+        code = _lasting(first)
+        if code is None:
+            return self
+        body = data_of(first) or b""
+        return Reply(code, JSON, body, False, self.latency_s, is_late=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +86,8 @@ class Upstream:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise unreachable(error) from error
         streamed = answer.content_type == EVENT_STREAM
-        if streamed and not raw.endswith(DONE):
-            raise unreachable(EOFError("the stream broke off"))
         shown = relayed_headers(answer.headers.items())
-        return Reply(answer.status, shown, raw, streamed, time.monotonic() - started)
+        return Reply(answer.status, shown, raw, streamed, time.monotonic() - started).timely
 
     @asynccontextmanager
     async def live(
@@ -91,6 +104,18 @@ class Upstream:
                 yield LiveReply(answer.status, shown, streamed, answer.content.iter_any())
         except (aiohttp.ClientError, TimeoutError) as error:
             raise unreachable(error) from error
+
+
+def _lasting(event: bytes) -> int | None:
+    """The code of the error in an event, where it is one of 4xx."""
+    if b'"error"' not in event:
+        return None
+    try:
+        error: Any = (json_of(event) or {}).get("error")
+    except ValueError:
+        return None
+    code: Any = cast(dict[str, Any], error).get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and 400 <= code < 500 else None
 
 
 def unreachable(error: Exception) -> WireError:

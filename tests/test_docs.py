@@ -90,14 +90,14 @@ def test_every_config_key_is_documented() -> None:
     assert config_keys() - named == set()
 
 
-def test_the_readmes_configuration_holds_the_defaults(tmp_path: Path) -> None:
+def test_the_shown_configuration_holds_the_defaults(tmp_path: Path) -> None:
     file = tmp_path / "fakevllm.toml"
-    file.write_text(blocks(README, "toml")[0])
+    file.write_text(blocks(CONFIGURATION, "toml")[0])
     assert load(file, {}) == Config()
 
 
-def test_the_readmes_configuration_has_every_key(tmp_path: Path) -> None:
-    whole = re.sub(r"^# (?=\w+ = )", "", blocks(README, "toml")[0], flags=re.MULTILINE)
+def test_the_shown_configuration_has_every_key(tmp_path: Path) -> None:
+    whole = re.sub(r"^# (?=\w+ = )", "", blocks(CONFIGURATION, "toml")[0], flags=re.MULTILINE)
     file = tmp_path / "fakevllm.toml"
     file.write_text(whole)
     load(file, {})

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
+import orjson
+
 from fakevllm_adapters.base import Answer, Earlier, Engine, Exchange, Json
 from fakevllm_adapters.errors import internal_error
 from fakevllm_adapters.sse import DONE, KEEP_ALIVE, encode, json_of
@@ -32,31 +34,43 @@ PATH = "/v1/chat/completions"
 
 _ENDING = re.compile(rb'"finish_reason":\s*"|"error":\s*[{"]')
 """In a string these quotes would be escaped."""
+_OBJECT = re.compile(rb"data: ?\{.*\}\s+", re.DOTALL)
 
 
 class SameFormat:
-    """The exchange of a format the upstream speaks itself: bytes are passed on. Only an end that
-    gives no reason becomes an error: clients ask again without end where neither comes."""
+    """The exchange of a format the upstream speaks itself: bytes are passed on. Only what no client
+    can read becomes an error, and an end that gives no reason: clients ask again without end where
+    neither comes."""
 
     def __init__(self, body: Json) -> None:
         self.body = body
         self.streamed = bool(body.get("stream"))
         self._has_end = False
+        self._is_over = False
 
     def answer(self, raw: bytes) -> bytes:
+        body: Any = orjson.loads(raw)
+        if not (isinstance(body, dict) and cast(Json, body).get("choices")):
+            raise ValueError("the answer has no choices")
         return raw
 
     def event(self, event: bytes) -> bytes:
-        if not self._has_end:
-            self._has_end = _ENDING.search(event) is not None
-            if event == DONE:
+        if self._is_over:
+            return b""
+        if event == DONE:
+            self._is_over = True
+            return event if self._has_end else self.broken(internal_error().body)
+        if not event.startswith(b":"):
+            if not _OBJECT.fullmatch(event):
                 return self.broken(internal_error().body)
+            self._has_end = self._has_end or _ENDING.search(event) is not None
         return event
 
     def keep_alive(self) -> bytes:
         return KEEP_ALIVE
 
     def broken(self, error: Json) -> bytes:
+        self._is_over = True
         return encode(error) + DONE
 
 
@@ -94,11 +108,12 @@ class ChatAdapter:
         if not isinstance(choices, list) or not choices:
             raise ValueError("the answer has no choices")
         choice = cast(Json, choices[0])
-        message = {key: value for key, value in choice["message"].items() if value is not None}
+        said = choice["message"].items()
+        message = {key: value for key, value in said if value is not None or key == "content"}
         return Answer(message, choice.get("finish_reason"), body.get("usage") or {})
 
     def read_events(self, events: Sequence[bytes]) -> Answer:
-        message: Json = {"role": "assistant"}
+        message: Json = {"role": "assistant", "content": None}
         finish_reason: str | None = None
         usage: Json = {}
         for chunk in filter(None, map(json_of, events)):
@@ -119,7 +134,7 @@ def _extend(message: Json, delta: Json) -> None:
     for key in ("content", "reasoning", "reasoning_content"):
         piece = delta.get(key)
         if isinstance(piece, str):
-            message[key] = message.get(key, "") + piece
+            message[key] = (message.get(key) or "") + piece
     pieces: list[Json] = delta.get("tool_calls") or []
     for call in pieces:
         _extend_tool_call(cast(list[Json], message.setdefault("tool_calls", [])), call)

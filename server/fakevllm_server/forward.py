@@ -136,10 +136,13 @@ class EngineClient:
         on_finished: Callable[[], None],
         refuses: Refuses | None = None,
         exchange: Exchange | None = None,
+        plain: bytes | None = None,
     ) -> None:
-        """The engine's answer as the app may see it. `on_finished` runs before its last byte goes
-        out, so that a client that acts on the answer at once finds the call recorded. Raises
-        EngineFailed while nothing has been sent; Refused for an error that `refuses`."""
+        """The engine's answer as the app may see it. `plain`: the call as the client wrote it.
+
+        `on_finished` runs before the last byte goes out, so that a client that acts on the answer
+        at once finds the call recorded. Raises EngineFailed while nothing has been sent; Refused
+        for an error that `refuses`."""
         body = orjson.dumps(capture.upstream_body())
         async with self._answer("POST", path, body, headers) as answer:
             if answer.status == 200:
@@ -147,7 +150,8 @@ class EngineClient:
             if answer.status != REFUSED:
                 return await self._relay(answer, send, refuses)
         # A refusal repeats what was asked, so the app's own words must be what is refused.
-        async with self._answer("POST", path, orjson.dumps(capture.body), headers) as answer:
+        own = plain if plain is not None else orjson.dumps(capture.body)
+        async with self._answer("POST", path, own, headers) as answer:
             if answer.status == 200:
                 capture.gave_up()
                 on_finished()

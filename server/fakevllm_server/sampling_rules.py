@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from fakevllm_server.backends.base import used_temperature
+from fakevllm_server.backends.sampling import used_temperature
 
 Json = dict[str, Any]
 
@@ -23,6 +23,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (None,),
     "allowed_token_ids": (None,),
     "bad_words": (None, []),
+    "logits_processors": (None, []),
     "min_tokens": (None, 0),
     "thinking_token_budget": (None, -1),
     "use_beam_search": (None, False),

@@ -2,8 +2,10 @@ import orjson
 import pytest
 
 from fakevllm_adapters.errors import Json, WireError
-from fakevllm_adapters.vllm_chat import check_length, parse_chat_request
+from fakevllm_adapters.vllm_chat import ChatRequest, check_length, parse_chat_request, truncated
+from fakevllm_adapters.vllm_grammar import Grammar
 
+TOOL: Json = {"type": "function", "function": {"name": "add", "parameters": {"$defs": {"X": {}}}}}
 ASKED: Json = {"messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -65,7 +67,7 @@ REFUSALS: list[tuple[object, str]] = [
         "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)",
     ),
     (
-        ASKED | {"stream_options": {}},
+        ASKED | {"stream_options": {"include_usage": True}},
         "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
     ),
     (
@@ -78,12 +80,70 @@ REFUSALS: list[tuple[object, str]] = [
     ),
     (
         ASKED | {"logprobs": True, "top_logprobs": 21},
-        "Requested sample logprobs of 21, which is greater than max allowed: 20",
+        "Requested sample logprobs of 21, which is greater than max allowed: 20 "
+        "(parameter=logprobs, value=21)",
     ),
     (
         ASKED | {"logprobs": False, "top_logprobs": 2},
         "when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)",
     ),
+    (
+        ASKED | {"logit_bias": {"abc": 1, "5": 1}},
+        "logit_bias contains key(s) that cannot be converted to integer token IDs: ['abc'] "
+        "(parameter=logit_bias, value=['abc'])",
+    ),
+    (
+        ASKED | {"stop": ["a", "b", "c", "d", "e"]},
+        "2 validation errors:\n  {'type': 'string_type', 'loc': 'body.stop', 'msg': 'Input should "
+        "be a valid string', 'input': '<list of 5 items>'}\n  {'type': 'too_long', 'loc': "
+        "'body.stop', 'msg': 'List should have at most 4 items after validation, not 5', 'input': "
+        "'<list of 5 items>', 'ctx': {'field_type': 'List', 'max_length': '4', "
+        "'actual_length': '5'}}",
+    ),
+    (
+        ASKED | {"tools": [TOOL], "tool_choice": "any"},
+        'Invalid value for `tool_choice`: any! Only named tools, "none", "auto" or "required" '
+        "are supported. (parameter=tool_choice)",
+    ),
+    (
+        ASKED | {"tools": [TOOL], "tool_choice": {"function": {"name": "other"}}},
+        "The tool specified in `tool_choice` does not match any of the specified `tools` "
+        "(parameter=tool_choice)",
+    ),
+    (
+        ASKED | {"tools": [{"type": "function"}]},
+        "1 validation error:\n  {'type': 'missing', 'loc': 'body.tools.0.function', 'msg': 'Field "
+        "required', 'input': '<dict of 1 items>'}",
+    ),
+    (
+        ASKED | {"stream": True, "prompt_logprobs": 1},
+        "`prompt_logprobs` are not available when `stream=True`. (parameter=prompt_logprobs)",
+    ),
+    (
+        ASKED | {"response_format": {"type": "json_schema"}},
+        "When response_format type is 'json_schema', the 'json_schema' field must be provided. "
+        "(parameter=response_format)",
+    ),
+    (
+        ASKED | {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+        "You can only use one kind of constraints for structured outputs "
+        "('json', 'regex' or 'choice').",
+    ),
+    (
+        ASKED | {"structured_outputs": {"choice": []}},
+        "Choice '[]' cannot be an empty list",
+    ),
+    (
+        ASKED | {"continue_final_message": True, "add_generation_prompt": True},
+        "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+    ),
+    (ASKED | {"presence_penalty": 3}, "presence_penalty must be in [-2, 2], got 3.0."),
+    (
+        ASKED | {"repetition_penalty": 0},
+        "repetition_penalty must be greater than zero, got 0.0.",
+    ),
+    (ASKED | {"stop": ""}, "stop cannot contain an empty string."),
+    (ASKED | {"min_tokens": -1}, "min_tokens must be greater than or equal to 0, got -1."),
 ]
 
 
@@ -93,13 +153,10 @@ def test_refusals_are_worded_as_vllm_words_them(raw: object, message: str) -> No
 
 
 UNSUPPORTED: list[tuple[Json, str]] = [
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"tools": [{}], "tool_choice": "required"}, "tool_choice"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty"),
-    ({"logit_bias": {"1": 2}}, "logit_bias"),
-    ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
-    ({"stop_token_ids": [5]}, "stop_token_ids"),
     ({"use_beam_search": True}, "use_beam_search"),
+    ({"echo": True}, "echo"),
+    ({"prompt_logprobs": 0}, "prompt_logprobs"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget"),
 ]
 
 
@@ -124,3 +181,65 @@ def test_a_prompt_that_fills_the_context_is_refused_and_a_long_answer_is_clipped
         check_length(10, 1000, 256)
     assert check_length(200, 100, 256) == 56
     assert check_length(10, None, 256) == 246
+
+
+def asked(**fields: object) -> ChatRequest:
+    return parse_chat_request(orjson.dumps(ASKED | fields))
+
+
+GRAMMARS: list[tuple[Json, Grammar | None]] = [
+    ({}, None),
+    ({"response_format": {"type": "text"}}, None),
+    ({"response_format": {"type": "json_object"}}, Grammar("json", '{"type": "object"}')),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": {"type": "null"}},
+            }
+        },
+        Grammar("json", '{"type": "null"}'),
+    ),
+    ({"structured_outputs": {"choice": ["a"]}}, Grammar("choice", '["a"]')),
+    (
+        {"structured_outputs": {"json": "{}", "disable_any_whitespace": True}},
+        Grammar("json", "{}", any_whitespace=False),
+    ),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}},
+        Grammar("arguments", '{"$defs": {"X": {}}}', any_whitespace=False),
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "grammar"), GRAMMARS)
+def test_each_way_to_hold_an_answer_gives_its_grammar(fields: Json, grammar: Grammar) -> None:
+    assert asked(**fields).grammar == grammar
+
+
+def test_a_required_tool_takes_the_place_of_a_response_format() -> None:
+    request = asked(tools=[TOOL], tool_choice="required", response_format={"type": "json_object"})
+    assert request.grammar is not None and request.grammar.kind == "calls"
+    schema = orjson.loads(request.grammar.text)
+    assert schema["minItems"] == 1 and schema["$defs"] == {"X": {}}
+    assert schema["items"]["anyOf"][0]["properties"] == {
+        "name": {"type": "string", "enum": ["add"]},
+        "parameters": {},
+    }
+
+
+def test_tools_that_define_a_name_in_two_ways_are_refused() -> None:
+    other = {"function": {"name": "b", "parameters": {"$defs": {"X": {"type": "null"}}}}}
+    error = refused(ASKED | {"tools": [TOOL, other], "tool_choice": "required"})
+    assert error["message"] == ("Tool definition 'X' has multiple schemas, which is not supported.")
+
+
+def test_a_prompt_is_truncated_at_the_side_asked_for() -> None:
+    prompt = [1, 2, 3, 4]
+    assert truncated(prompt, asked(), 10) == prompt
+    assert truncated(prompt, asked(truncate_prompt_tokens=2), 10) == [3, 4]
+    right = asked(truncate_prompt_tokens=2, truncation_side="right")
+    assert truncated(prompt, right, 10) == [1, 2]
+    assert truncated(prompt, asked(truncate_prompt_tokens=-1, max_tokens=7), 10) == [2, 3, 4]
+    with pytest.raises(WireError, match="truncate_prompt_tokens=11 cannot be greater"):
+        truncated(prompt, asked(truncate_prompt_tokens=11), 10)

@@ -7,9 +7,9 @@ import pytest
 
 from fakevllm_adapters.errors import WireError, unavailable
 from fakevllm_adapters.vllm_chat import parse_chat_request
-from fakevllm_server.backends.base import Sampling, Token
 from fakevllm_server.backends.completion import Completion
 from fakevllm_server.backends.fake import FakeEngine
+from fakevllm_server.backends.sampling import Sampling, Token
 
 
 class OneFails(FakeEngine):

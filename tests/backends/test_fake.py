@@ -1,10 +1,58 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import orjson
+import pytest
+
+from fakevllm_adapters.errors import WireError
 from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.vllm_chat import parse_chat_request
 from fakevllm_server.backends.base import Batch, Call, LossSpec
+from fakevllm_server.backends.completion import Completion
 from fakevllm_server.backends.fake import EOS, FakeEngine
+from fakevllm_server.backends.smallest import smallest
+
+Json = dict[str, Any]
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "minimum": 2}},
+            "required": ["a"],
+        },
+    },
+}
+LOOK = {"type": "function", "function": {"name": "look"}}
+
+
+def user(text: str) -> Json:
+    return {"role": "user", "content": text}
+
+
+async def choice(messages: list[Json], **fields: Any) -> Json:
+    raw = orjson.dumps({"messages": messages} | fields)
+    completion = Completion(FakeEngine(), parse_chat_request(raw), None)
+    return (await completion.answer())["choices"][0]
+
+
+async def content(text: str, **fields: Any) -> str:
+    return (await choice([user(text)], **fields))["message"]["content"]
+
+
+def called(told: Json) -> list[tuple[str, Any]]:
+    functions = [call["function"] for call in told["message"].get("tool_calls", ())]
+    return [(each["name"], orjson.loads(each["arguments"])) for each in functions]
+
+
+def answered(told: Json) -> list[Json]:
+    """The assistant's message, and one result for each of its calls."""
+    calls = told["message"]["tool_calls"]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "5"} for call in calls]
+    return [told["message"], *results]
 
 
 async def test_an_answer_that_begins_with_the_end_token_can_be_trained() -> None:
@@ -14,3 +62,121 @@ async def test_an_answer_that_begins_with_the_end_token_can_be_trained() -> None
     calls = [Call("g", [1], [EOS], [-0.5], 0, temperature=0.01, advantage=1.0, weight=1.0)]
     metrics = await engine.step(Batch(1, calls), LossSpec.of(job))
     assert math.isfinite(metrics["theta"])
+
+
+async def test_scripted_calls_come_one_per_turn_and_then_the_text() -> None:
+    messages = [user('[[call add {"a": [[1]]}]] then [[call look]] [[say all done]]')]
+    heard: list[Any] = []
+    for _ in range(2):
+        told = await choice(messages, tools=[ADD, LOOK])
+        assert told["finish_reason"] == "tool_calls"
+        heard += called(told)
+        messages += answered(told)
+    last = await choice(messages, tools=[ADD, LOOK])
+
+    assert heard == [("add", {"a": [[1]]}), ("look", {})]
+    assert (last["message"]["content"], last["finish_reason"]) == ("all done", "stop")
+
+
+async def test_scripted_calls_joined_by_an_ampersand_come_in_one_turn() -> None:
+    messages = [user('[[call add {"a": 1} & look {}]]')]
+    told = await choice(messages, tools=[ADD, LOOK])
+    assert called(told) == [("add", {"a": 1}), ("look", {})]
+
+    first = await choice(messages, tools=[ADD, LOOK], parallel_tool_calls=False)
+    assert called(first) == [("add", {"a": 1})]
+
+    after = await choice([*messages, *answered(told)], tools=[ADD, LOOK])
+    assert after["message"]["content"] == "done"
+
+
+async def test_a_script_holds_through_a_reminder_and_ends_with_its_answer() -> None:
+    script, reminder = user("[[say blue]]"), user("be brief")
+    assert (await choice([script, reminder]))["message"]["content"] == "blue"
+    over = [script, {"role": "assistant", "content": "blue"}, reminder]
+    assert (await choice(over))["message"]["content"] in ("yes.", "no.")
+
+
+async def test_a_forced_tool_is_called_with_the_scripts_or_the_smallest_arguments() -> None:
+    named = {"type": "function", "function": {"name": "add"}}
+    told = await choice([user("hi")], tools=[LOOK, ADD], tool_choice=named)
+    assert called(told) == [("add", {"a": 2})]
+    assert (told["finish_reason"], told["message"]["content"]) == ("stop", "")
+
+    told = await choice([user("hi")], tools=[ADD, LOOK], tool_choice="required")
+    assert called(told) == [("add", {"a": 2})]
+    assert (told["finish_reason"], told["message"]["content"]) == ("tool_calls", "")
+
+    scripted = [user('[[call add {"a": 7}]]')]
+    told = await choice(scripted, tools=[ADD, LOOK], tool_choice="required")
+    assert called(told) == [("add", {"a": 7})]
+
+
+async def test_a_schema_or_a_choice_is_kept() -> None:
+    schema = {"name": "s", "schema": ADD["function"]["parameters"]}
+    format = {"type": "json_schema", "json_schema": schema}
+    assert await content("hi", response_format=format) == '{"a": 2}'
+    assert await content('[[say {"a": 9}]]', response_format=format) == '{"a": 9}'
+    assert await content("hi", response_format={"type": "json_object"}) == "{}"
+    choices = {"choice": ["red", "blue"]}
+    assert await content("hi", structured_outputs=choices) == "red"
+    assert await content("[[say blue]]", structured_outputs=choices) == "blue"
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"structured_outputs": {"regex": "a+"}}, "regex"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"min_tokens": 3}, "min_tokens"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+    ],
+)
+async def test_what_the_fake_cannot_do_is_refused_by_name(fields: Json, name: str) -> None:
+    with pytest.raises(WireError, match=f"`.*{name}` is not supported"):
+        await content("hi", **fields)
+
+
+async def test_a_bias_bends_the_choice_and_its_logprob() -> None:
+    biased = {"logit_bias": {str(ord("y")): 500}, "logprobs": True}
+    told = await choice([user("hi")], **biased)
+    assert told["message"]["content"] == "yes."
+    assert told["logprobs"]["content"][0]["logprob"] == pytest.approx(0.0)
+
+
+async def test_a_stop_id_ends_the_answer_and_is_told() -> None:
+    told = await choice([user("[[say abc]]")], stop_token_ids=[ord("b")])
+    assert (told["message"]["content"], told["stop_reason"]) == ("a", ord("b"))
+    shown = {"stop_token_ids": [ord("b")], "include_stop_str_in_output": True}
+    assert await content("[[say abc]]", **shown) == "ab"
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"enum": ["x", "y"]}, "x"),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"const": 4}}}, 4),
+        ({"anyOf": [{"type": "string", "minLength": 2}, {"type": "null"}]}, "xx"),
+        ({"type": "array", "minItems": 2, "items": {"type": "boolean"}}, [False, False]),
+        ({"type": ["integer", "null"], "exclusiveMinimum": 3, "multipleOf": 5}, 10),
+        ({"type": "number", "maximum": -1.5}, -1.5),
+        ({"allOf": [{"type": "object"}, {"required": ["k"]}]}, {"k": None}),
+    ],
+)
+def test_the_smallest_value_of_a_schema(schema: Json, value: Any) -> None:
+    assert smallest(schema) == value
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "foo"},
+        {"$ref": "#"},
+        {"type": "integer", "minimum": 3, "maximum": 2},
+        False,
+        {"type": "string", "pattern": "^a$"},
+    ],
+)
+def test_a_schema_without_a_readable_value_is_an_error(schema: Any) -> None:
+    with pytest.raises(ValueError):
+        smallest(schema)

@@ -130,7 +130,26 @@ async def test_a_stream_that_begins_with_a_passing_error_is_relayed_as_it_is() -
     assert (got.status, got.body) == (200, b"".join(events))
 
 
-@pytest.mark.parametrize("events", [[ROLE], [ROLE, DONE], [ROLE, END]])
+async def test_a_stream_that_ended_but_for_its_done_gets_one() -> None:
+    server = Answers({CHAT: (200, [ROLE, END])})
+    got = await relayed(server, request("chat", {"messages": [USER], "stream": True}))
+    assert got.body == ROLE + END + DONE
+
+
+async def test_an_event_that_is_no_json_ends_the_stream_with_an_error() -> None:
+    server = Answers({CHAT: (200, [ROLE, b"data: {bad\n\n", END, DONE])})
+    got = await relayed(server, request("chat", {"messages": [USER], "stream": True}))
+    assert got.body == ROLE + encode(internal_error().body) + DONE
+
+
+@pytest.mark.parametrize("whole", [b"", b'{"id":"c","cho', b"[]", b'{"error":{"code":500}}'])
+async def test_a_whole_answer_that_is_none_is_a_500(whole: bytes) -> None:
+    server = Answers({CHAT: (200, whole)})
+    got = await relayed(server, request("chat", {"messages": [USER]}))
+    assert (got.status, orjson.loads(got.body)) == (500, internal_error().body)
+
+
+@pytest.mark.parametrize("events", [[], [ROLE], [ROLE, DONE]])
 async def test_a_stream_cut_short_ends_in_an_error(events: list[bytes]) -> None:
     server = Answers({CHAT: (200, events)})
     got = await relayed(server, request("chat", {"messages": [USER], "stream": True}))

@@ -18,7 +18,7 @@ from fakevllm_adapters.sse import DONE, KEEP_ALIVE
 
 ENDED = b'data: {"choices":[{"finish_reason":"stop"}]}\n\n' + DONE
 STREAM = Reply(200, [(b"content-type", b"text/event-stream")], ENDED, True, 0.1)
-WHOLE = Reply(200, [(b"content-type", b"application/json")], b'{"choices": []}', False, 0.1)
+WHOLE = Reply(200, [(b"content-type", b"application/json")], b'{"choices": [{}]}', False, 0.1)
 REFUSED = Reply(400, [(b"content-type", b"application/json")], b'{"error": {}}', False, 0.1)
 
 
@@ -91,7 +91,7 @@ async def test_a_slow_whole_answer_is_kept_alive_with_white_space(
     async with reply_to(sent, streamed=False) as app:
         await sent.has(2)
         await app.answer(WHOLE)
-    assert (sent.status, orjson.loads(sent.body)) == (200, {"choices": []})
+    assert (sent.status, orjson.loads(sent.body)) == (200, {"choices": [{}]})
     assert sent.body.startswith(b" ") and dict(sent.messages[0]["headers"]) == {
         b"content-type": b"application/json"
     }

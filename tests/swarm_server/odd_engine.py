@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from fakevllm_adapters.sse import DONE, encode
 from fakevllm_adapters.registry import ADAPTERS
+from fakevllm_adapters.sse import DONE, encode
 from fakevllm_adapters.swarm import EngineStatus
 from fakevllm_server.api import inference
 from fakevllm_server.backends.base import Endpoint

@@ -18,6 +18,7 @@ from fakevllm_adapters.base import Adapter, Exchange, Json, Untranslated
 from fakevllm_adapters.body import object_of
 from fakevllm_adapters.context import is_over_context, unlimited, within_context
 from fakevllm_adapters.errors import WireError, not_served
+from fakevllm_adapters.registry import COUNTERS
 from fakevllm_server.calls import RecordedCall
 from fakevllm_server.captures import CAPTURES
 from fakevllm_server.forward import EngineClient, Refused, Refuses
@@ -36,6 +37,8 @@ class Inbound:
     send: Send
 
     async def relay(self, upstream: EngineClient, stamp: CallStamp | None = None) -> None:
+        if self.adapter.name in COUNTERS and await self._has_native(upstream):
+            return
         exchange = self._open(upstream)
         if isinstance(exchange, WireError):
             return await self._native(upstream, exchange)
@@ -68,7 +71,14 @@ class Inbound:
 
                 shown = self._shown(exchange)
                 await upstream.capture(
-                    path, capture, self.headers, self.send, finished, refuses, shown
+                    path,
+                    capture,
+                    self.headers,
+                    self.send,
+                    finished,
+                    refuses,
+                    shown,
+                    self._asked(exchange),
                 )
 
             await self._ask(upstream, exchange, ask)

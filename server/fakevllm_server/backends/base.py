@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from fakevllm_adapters.swarm import TrainJob, pack_floats, pack_ids, unpack_floats, unpack_ids
 from fakevllm_adapters.vllm_chat import ChatRequest
+from fakevllm_server.backends.sampling import Sampling, Token
 from fakevllm_server.weight_gate import WeightGate
 
 StepMetrics = dict[str, float]
@@ -195,41 +196,6 @@ class Backend(Protocol):
 # --- inside an engine's process
 
 
-class Token(NamedTuple):
-    """One sampled token."""
-
-    id: int
-    logprob: float
-    version: int
-    top: list[tuple[int, float]]
-    """The likeliest (id, logprob), best first, as many as were asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How one completion is sampled. Temperature 0 is greedy; top_k 0 and min_p 0 are off."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    max_tokens: int = 16
-    seed: int | None = None
-    top_logprobs: int = 0
-    ignore_eos: bool = False
-    live: bool = False
-    """Tokens are wanted as they come; otherwise the engine may hand them over all at once."""
-
-
-def used_temperature(asked: float) -> float:
-    """What an engine samples with: below LEAST_TEMPERATURE, logits overflow."""
-    return 0.0 if asked == 0 else max(asked, LEAST_TEMPERATURE)
-
-
-LEAST_TEMPERATURE = 0.01
-"""vLLM's floor (`SamplingParams`); 0 means greedy and stays."""
-
-
 class TokenEngine(Protocol):
     """Token ids in, sampled tokens out. Knows the tokenizer and the chat template, not HTTP."""
 
@@ -242,6 +208,11 @@ class TokenEngine(Protocol):
         """The prompt of a conversation, by the model's chat template. Raises WireError (400)."""
         ...
 
+    def check(self, sampling: Sampling) -> None:
+        """Raises WireError (400) for what this engine cannot sample so; `generate` would too, but
+        then the first byte of a stream may be out."""
+        ...
+
     def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[list[Token]]:
@@ -249,7 +220,20 @@ class TokenEngine(Protocol):
         cancels."""
         ...
 
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """With or without those a tokenizer sets around a text of its own accord."""
+        ...
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """As the vocabulary spells them."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests nothing is sampled for yet."""
+        ...
 
 
 class TrainEngine(Protocol):

@@ -7,9 +7,9 @@ what follows is settled by it. Training moves theta by REINFORCE, so a reward fo
 mean reward rise.
 The same seed and the same order of requests give the same answers.
 
-For tests, the last user message may steer one answer: `[[say TEXT]]` answers TEXT, `[[slow
-SECONDS]]` waits before
-each token, `[[crash]]` ends the process.
+A user message may steer answers: see `fake_script`. Under a forced tool, a JSON schema or a choice
+it answers what the script says where that fits, else the smallest value. Penalties and logit_bias
+bend its one choice as they would bend a model's; every other token is certain, and stays so.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import json
 import math
 import os
 import random
-import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
@@ -29,19 +29,22 @@ from typing import Any
 import orjson
 
 from fakevllm_adapters.chat import text_of
+from fakevllm_adapters.errors import bad_request, not_supported
 from fakevllm_adapters.swarm import TrainJob
 from fakevllm_adapters.vllm_chat import ChatRequest
-from fakevllm_server.backends.base import Batch, LossSpec, Sampling, StepMetrics, Token
+from fakevllm_adapters.vllm_grammar import Grammar
+from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics
 from fakevllm_server.backends.door import serve
+from fakevllm_server.backends.fake_script import Script, Turn, script_of
+from fakevllm_server.backends.sampling import Sampling, Token
+from fakevllm_server.backends.smallest import smallest
 
 BYTES = 256
-EOS, TURN = 256, 257
+EOS, TURN, CALLED = 256, 257, 258
 MAX_MODEL_LEN = 131072
 START_THETA = -1.0
 MAX_ODDS = 700.0
 """exp() of more overflows."""
-
-_DIRECTIVE = re.compile(r"\[\[(say|slow|crash)\s*(.*?)\]\]", re.DOTALL)
 
 
 class FakeEngine:
@@ -65,45 +68,75 @@ class FakeEngine:
     def render(self, request: ChatRequest) -> list[int]:
         ids: list[int] = []
         for message in request.messages:
-            said = text_of(message.get("content")) + orjson.dumps(
-                message.get("tool_calls", "")
-            ).decode().strip('"')
-            ids += [TURN, *f"{message.get('role')}\n{said}\n".encode()]
-        return [*ids, TURN, *b"assistant\n"]
+            said = text_of(message.get("content"))
+            ids += [TURN, *f"{message.get('role')}\n{said}".encode(errors="replace")]
+            if message.get("tool_calls"):
+                ids += [CALLED, *orjson.dumps(message["tool_calls"])]
+            ids += b"\n"
+        if request.continue_final_message:
+            return ids[:-1]
+        return [*ids, TURN, *b"assistant\n"] if request.add_generation_prompt else ids
+
+    def check(self, sampling: Sampling) -> None:
+        for name, asked in (
+            ("allowed_token_ids", sampling.allowed_ids is not None),
+            ("bad_words", sampling.bad_words),
+            ("min_tokens", sampling.min_tokens),
+        ):
+            if asked:
+                raise not_supported(name)
+        if sampling.grammar is not None:
+            _held_text(sampling.grammar, Script())
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[list[Token]]:
-        directives = dict(_DIRECTIVE.findall(_last_user_text(self.decode(prompt_ids))))
-        if "crash" in directives:
+        self.check(sampling)
+        script = script_of(_turns(prompt_ids))
+        if script.crashes:
             os._exit(70)
-        tokens = self._sample(prompt_ids, sampling, directives.get("say"))[: sampling.max_tokens]
-        delay = float(directives.get("slow", 0))
-        if not (sampling.live or delay):
+        said = script.text
+        if sampling.grammar is not None:
+            said = _held_text(sampling.grammar, script)
+        tokens = self._sample(prompt_ids, sampling, said)[: sampling.max_tokens]
+        if not (sampling.live or script.delay_s):
             yield tokens
             return
         for token in tokens:
-            await asyncio.sleep(delay)
+            await asyncio.sleep(script.delay_s)
             yield [token]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         special = (
             {EOS: b"", TURN: b""} if skip_special_tokens else {EOS: b"<|end|>", TURN: b"<|turn|>"}
         )
-        return b"".join(special[id] if id >= BYTES else bytes([id]) for id in ids).decode(
+        return b"".join(special.get(id, b"") if id >= BYTES else bytes([id]) for id in ids).decode(
             errors="replace"
         )
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(text.encode(errors="replace"))
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        return [self.decode([id], skip_special_tokens=False) for id in ids]
+
+    @property
+    def num_waiting(self) -> int:
+        return 0
 
     def _sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, said: str | None
     ) -> list[Token]:
-        p = _p_yes(self._sampler_theta, sampling.temperature)
+        theta = _bent(self._sampler_theta, sampling, prompt_ids)
+        p = _p_yes(theta, sampling.temperature)
         yes = self._random(prompt_ids, sampling.seed).random() < p
         word, probability = ("yes", p) if yes else ("no", 1 - p)
         text, logprob = (
             (f"{word}.", math.log(max(probability, 1e-30))) if said is None else (said, 0.0)
         )
-        ids = [*text.encode(), EOS]
+        ids = [*text.encode(errors="replace"), EOS]
+        stop = next((at for at, id in enumerate(ids) if id in sampling.stop_ids), len(ids))
+        ids = ids[: stop + 1]
         logprobs = [logprob] + [0.0] * (len(ids) - 1)
         shown = min(sampling.top_logprobs, 1)
         return [
@@ -164,8 +197,65 @@ def _p_yes(theta: float, temperature: float) -> float:
     return 1 / (1 + math.exp(-min(max(odds, -MAX_ODDS), MAX_ODDS)))
 
 
-def _last_user_text(prompt: str) -> str:
-    return prompt.rpartition("user\n")[2]
+def _bent(theta: float, sampling: Sampling, prompt_ids: Sequence[int]) -> float:
+    """Nothing is sampled yet, so that only the prompt can be repeated."""
+    logits = {ord("y"): theta, ord("n"): 0.0}
+    for id in logits:
+        logits[id] += sampling.logit_bias.get(id, 0.0)
+        if id in prompt_ids:
+            repetition = sampling.repetition_penalty
+            logits[id] *= 1 / repetition if logits[id] > 0 else repetition
+    return logits[ord("y")] - logits[ord("n")]
+
+
+def _held_text(grammar: Grammar, script: Script) -> str:
+    """Raises WireError (400)."""
+    if grammar.kind in ("regex", "ebnf", "structural_tag"):
+        raise not_supported(f"structured_outputs.{grammar.kind}")
+    if grammar.kind == "arguments" and script.calls:
+        return _json(script.calls[0].arguments)
+    if grammar.kind == "calls" and script.calls:
+        return _json([{"name": name, "parameters": given} for name, given in script.calls])
+    schema = orjson.loads(grammar.text)
+    if grammar.kind == "choice":
+        return next((each for each in schema if each == script.said), schema[0])
+    if grammar.kind == "json" and script.said is not None and _is_json(script.said):
+        return script.said
+    try:
+        return _json(smallest(schema))
+    # A schema may be any JSON.
+    except (ValueError, TypeError, AttributeError) as error:
+        raise bad_request(f"Failed to transform json schema into a grammar: {error}") from None
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+def _turns(prompt_ids: Sequence[int]) -> list[Turn]:
+    """Up to the one to be answered. A prompt that no chat made is one turn of the user's."""
+    if TURN not in prompt_ids:
+        return [Turn("user", _text(prompt_ids), False)]
+    ids = list(prompt_ids)
+    starts = [at for at, id in enumerate(ids) if id == TURN]
+    turns: list[Turn] = []
+    for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
+        said = ids[start + 1 : end]
+        role, _, text = _text(said).partition("\n")
+        turns.append(Turn(role, text, CALLED in said))
+    return turns[:-1] if turns[-1].role == "assistant" else turns
+
+
+def _text(ids: Sequence[int]) -> str:
+    return bytes(id for id in ids if id < BYTES).decode(errors="replace")
 
 
 def main() -> None:

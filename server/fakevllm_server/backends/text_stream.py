@@ -3,6 +3,7 @@ Pure."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -50,18 +51,24 @@ class StopScanner:
     ('ab', 'cE', 'Nd')
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, shows_stop: bool = False) -> None:
+        """`shows_stop`: the text ends with the stop string instead of before it."""
         self._stops = [stop for stop in stops if stop]
+        self._shows_stop = shows_stop
         self._hold = max((len(stop) for stop in self._stops), default=1) - 1
         self._pending = ""
         self.hit: str | None = None
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, *, is_armed: bool = True) -> str:
+        """Not `is_armed`: this text passes, whatever it holds."""
         self._pending += text
+        if not is_armed:
+            return self.flush()
         found = [(at, stop) for stop in self._stops if (at := self._pending.find(stop)) >= 0]
         if found:
             at, self.hit = min(found)
-            out, self._pending = self._pending[:at], ""
+            end = at + len(self.hit) if self._shows_stop else at
+            out, self._pending = self._pending[:end], ""
             return out
         keep = len(self._pending) - self._hold
         if keep <= 0:
@@ -107,7 +114,7 @@ def split_tool_calls(text: str) -> tuple[str | None, list[Json]]:
 
 def _tool_call(parsed: Json) -> Json:
     arguments = parsed.get("arguments", {})
-    text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     function = {"name": str(parsed["name"]), "arguments": text}
     return {"id": new_tool_call_id(), "type": "function", "function": function}
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from fakevllm_adapters.swarm import TrainJob
 from fakevllm_adapters.vllm_chat import ChatRequest
-from fakevllm_server.backends.base import Batch, Call, LossSpec, Sampling, StepMetrics, Token
+from fakevllm_server.backends.base import Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.cache import RowCache
 from fakevllm_server.backends.embedded.decoder import cache_shape
 from fakevllm_server.backends.embedded.draft import Draft
@@ -20,6 +20,7 @@ from fakevllm_server.backends.embedded.engine import EmbeddedEngine
 from fakevllm_server.backends.embedded.folder import load_weights
 from fakevllm_server.backends.embedded.sampling_state import SamplingState
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
+from fakevllm_server.backends.sampling import Sampling, Token
 
 EngineMaker = Callable[..., EmbeddedEngine]
 SPEC = LossSpec.of(TrainJob())

@@ -23,9 +23,10 @@ from backends.embedded.learning import success, train_on_sums
 
 from fakevllm_adapters.errors import WireError
 from fakevllm_adapters.swarm import TrainJob
-from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec, Sampling
+from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec
 from fakevllm_server.backends.embedded.draft import Draft
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
+from fakevllm_server.backends.sampling import Sampling
 
 ENDLESS = Sampling(max_tokens=250, ignore_eos=True, live=True)
 

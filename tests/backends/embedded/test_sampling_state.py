@@ -8,9 +8,10 @@ import torch
 from backends.embedded.driving import draft, load, plain_logprobs, run_dry, sampling_state
 from transformers import PreTrainedModel
 
-from fakevllm_server.backends.base import BackendError, Sampling
+from fakevllm_server.backends.base import BackendError
 from fakevllm_server.backends.embedded.draft import Draft
 from fakevllm_server.backends.embedded.sampling_state import SamplingState
+from fakevllm_server.backends.sampling import Sampling
 
 
 @pytest.fixture

@@ -19,9 +19,10 @@ from backends.embedded.driving import (
 )
 
 from fakevllm_adapters.swarm import TrainJob
-from fakevllm_server.backends.base import Batch, Call, LossSpec, Sampling, StepMetrics
+from fakevllm_server.backends.base import Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.micro_batches import collate, cut, num_tokens
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
+from fakevllm_server.backends.sampling import Sampling
 
 
 @pytest.fixture

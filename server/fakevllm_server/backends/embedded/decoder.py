@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from fakevllm_server.backends.base import Token
+from fakevllm_server.backends.embedded.bending import Bend, bent
 from fakevllm_server.backends.embedded.cache import CacheShape, Prefix, RowCache
 from fakevllm_server.backends.embedded.draft import Draft
 from fakevllm_server.backends.embedded.sampler import SamplingRows, sample
+from fakevllm_server.backends.sampling import Token
 
 
 class Decoder:
@@ -25,6 +26,8 @@ class Decoder:
         self._eos_ids = eos_ids
         self._sampling: SamplingRows | None = None
         """Of the present rows; None when they have changed."""
+        self._bends: list[tuple[int, Bend]] = []
+        """By row, of those that have one; renewed with the former."""
 
     def join(self, draft: Draft, prefix: Prefix | None) -> None:
         """`prefix` covers all of the draft's ids but the last."""
@@ -36,15 +39,20 @@ class Decoder:
         """One token for every row; returns the rows that took one. Finished rows have left."""
         assert self.rows, "nothing to decode"
         rows = list(self.rows)
-        sampling = self._sampling or SamplingRows.of(
-            [row.sampling for row in rows], self.cache.shape.device
-        )
-        self._sampling = sampling
-        sampled = sample(self.logits(), sampling, [row.rng.random() for row in rows])
+        sampling = self._sampling or self._settings(rows)
+        logits = self.logits()
+        if self._bends:
+            logits = bent(logits, self._bends)
+        sampled = sample(logits, sampling, [row.rng.random() for row in rows])
         for row, token_id, logprob, top in zip(rows, *sampled, strict=True):
             row.take(Token(token_id, logprob, version, top), self._eos_ids)
         self.drop([index for index, row in enumerate(rows) if row.finished])
         return rows
+
+    def _settings(self, rows: list[Draft]) -> SamplingRows:
+        self._bends = [(at, row.bend) for at, row in enumerate(rows) if row.bend is not None]
+        self._sampling = SamplingRows.of([row.sampling for row in rows], self.cache.shape.device)
+        return self._sampling
 
     def logits(self) -> Tensor:
         """[rows, vocabulary] after each row's last id; stores its keys and values on the way."""

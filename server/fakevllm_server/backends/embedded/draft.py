@@ -9,7 +9,8 @@ import random
 from array import array
 from dataclasses import dataclass, field
 
-from fakevllm_server.backends.base import Sampling, Token
+from fakevllm_server.backends.embedded.bending import Bend
+from fakevllm_server.backends.sampling import Sampling, Token
 
 
 class Stream:
@@ -51,6 +52,8 @@ class Draft:
     rng: random.Random
     """Its own when seeded, else the engine's."""
     stream: Stream | None
+    bend: Bend | None = None
+    """None: sampled from the model's own distribution, but for temperature and cuts."""
     num_sampled: int = 0
     undelivered: list[Token] = field(default_factory=list[Token])
     finished: bool = False
@@ -66,5 +69,8 @@ class Draft:
         self.ids.append(token.id)
         self.num_sampled += 1
         self.undelivered.append(token)
+        if self.bend is not None:
+            self.bend.take(token.id)
         ended = token.id in eos_ids and not self.sampling.ignore_eos
-        self.finished = ended or self.num_sampled >= self.limit
+        stopped = token.id in self.sampling.stop_ids
+        self.finished = ended or stopped or self.num_sampled >= self.limit

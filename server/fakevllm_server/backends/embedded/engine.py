@@ -19,18 +19,22 @@ from transformers import PreTrainedModel
 from fakevllm_adapters.errors import bad_request, unavailable
 from fakevllm_adapters.swarm import TrainJob
 from fakevllm_adapters.vllm_chat import ChatRequest, check_length
-from fakevllm_server.backends.base import Batch, LossSpec, Sampling, StepMetrics, Token
+from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded import checkpoint
+from fakevllm_server.backends.embedded.bending import Bend, is_bent
 from fakevllm_server.backends.embedded.cache import CacheShape, RowCache
 from fakevllm_server.backends.embedded.chat import ChatRenderer
 from fakevllm_server.backends.embedded.decoder import cache_shape
 from fakevllm_server.backends.embedded.draft import Draft, Stream
 from fakevllm_server.backends.embedded.folder import open_folder
+from fakevllm_server.backends.embedded.grammar import Grammars
 from fakevllm_server.backends.embedded.loop import EngineLoop
 from fakevllm_server.backends.embedded.placement import device_named, served_dtype
 from fakevllm_server.backends.embedded.sampling_state import SamplingState
 from fakevllm_server.backends.embedded.selfcheck import check_decoding
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
+from fakevllm_server.backends.embedded.vocabulary import bad_word_ids, check_ids
+from fakevllm_server.backends.sampling import Sampling, Token
 
 MAX_WAITING = 4096
 """More than any client of one engine keeps open; beyond it, a 503 is kinder than a queue nobody
@@ -79,6 +83,7 @@ class EmbeddedEngine:
         self.eos_ids = self._folder.eos_ids
         self._vocab_size: int = model.config.get_text_config().vocab_size
         self._tokenizer: Any = self._folder.tokenizer
+        self._grammars = Grammars(self._tokenizer, self._vocab_size, self.eos_ids)
         self._renderer = ChatRenderer(self._folder.tokenizer, self.model_name)
         self._rng = random.Random(config.seed)
         shape = cache_shape(model)
@@ -101,10 +106,29 @@ class EmbeddedEngine:
             list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
 
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # A lone surrogate is valid JSON but no text.
+        clean = text.encode("utf-8", errors="replace").decode()
+        return self._tokenizer.encode(clean, add_special_tokens=add_special_tokens)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        return self._tokenizer.convert_ids_to_tokens(list(ids))
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._state.scheduler.waiting)
+
+    def check(self, sampling: Sampling) -> None:
+        check_ids(sampling, self._vocab_size)
+        if sampling.grammar is not None:
+            self._grammars.check(sampling.grammar)
+
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[list[Token]]:
         draft = self._draft(list(prompt_ids), sampling)
+        if is_bent(sampling):
+            draft.bend = await self._bend(prompt_ids, sampling)
         stream = draft.stream = Stream()
         self._loop.submit(draft)
         try:
@@ -127,6 +151,13 @@ class EmbeddedEngine:
             raise unavailable("Too many requests are waiting.")
         rng = self._rng if sampling.seed is None else random.Random(sampling.seed)
         return Draft(ids, limit, sampling, rng, stream=None)
+
+    async def _bend(self, prompt_ids: Sequence[int], sampling: Sampling) -> Bend:
+        check_ids(sampling, self._vocab_size)
+        grammar = sampling.grammar
+        matcher = None if grammar is None else await self._grammars.matcher(grammar)
+        words = bad_word_ids(self._tokenizer, sampling.bad_words)
+        return Bend(sampling, prompt_ids, self.eos_ids, words, matcher)
 
     # TrainEngine
 

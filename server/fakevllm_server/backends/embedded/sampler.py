@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fakevllm_server.backends.base import Sampling, used_temperature
+from fakevllm_server.backends.sampling import Sampling, used_temperature
 
 LEAST_LOGPROB = -9999.0
 """vLLM prints this for tokens that cannot be sampled; JSON has no -inf."""

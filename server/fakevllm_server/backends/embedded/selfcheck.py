@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from fakevllm_server.backends.base import BackendError, Sampling
+from fakevllm_server.backends.base import BackendError
 from fakevllm_server.backends.embedded.cache import RowCache
 from fakevllm_server.backends.embedded.decoder import Decoder, Prefill, cache_shape
 from fakevllm_server.backends.embedded.draft import Draft
+from fakevllm_server.backends.sampling import Sampling
 
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
 """Of the largest logit: above the rounding of a deep model, far below a wrong position or mask."""

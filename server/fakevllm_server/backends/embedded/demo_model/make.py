@@ -23,9 +23,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from fakevllm_adapters.vllm_chat import ChatRequest
-from fakevllm_server.backends.base import Sampling
 from fakevllm_server.backends.embedded.demo_model.sums import Sum, prompt_text, random_sum
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfig
+from fakevllm_server.backends.sampling import Sampling
 
 NUM_STEPS = 1000
 """Counted in steps, not seconds: a slow machine must make the same model. With fewer, greedy

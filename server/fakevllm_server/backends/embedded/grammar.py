@@ -1,0 +1,224 @@
+"""Grammars that hold an answer to a JSON schema, a regular expression and the like, by xgrammar.
+
+xgrammar is loaded when the first one is asked for. Checking is quick and happens before an answer
+begins; compiling depends on the vocabulary and happens beside the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fakevllm_adapters.errors import WireError, bad_request
+from fakevllm_adapters.vllm_grammar import Grammar
+
+MAX_REMEMBERED = 256
+"""Grammars known to be sound: siblings and retries bring the same one within seconds."""
+CACHE_BYTES = 64 << 20
+"""Of compiled grammars, kept for the next request."""
+MAX_CHARACTERS = 200_000
+MAX_DEPTH = 100
+"""Of nested JSON: xgrammar's time grows with its cube, about half a second here."""
+MAX_WHITESPACE = 10
+"""In a row, between the parts of a JSON text. Without a bound a small model may write nothing
+else."""
+COMPILE_TIMEOUT_S = 30.0
+WORD_BITS = 32
+_IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
+"""Where in its source a complaint was raised."""
+
+
+class Grammars:
+    """For one tokenizer."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._compiler: Any = None
+        self._sound: OrderedDict[Grammar, None] = OrderedDict()
+
+    def check(self, grammar: Grammar) -> None:
+        """Raises WireError (400), worded as vLLM words it."""
+        if grammar not in self._sound:
+            _check(grammar)
+            self._sound[grammar] = None
+            if len(self._sound) > MAX_REMEMBERED:
+                self._sound.popitem(last=False)
+
+    async def matcher(self, grammar: Grammar) -> Matcher:
+        """For one draft. Raises WireError (400)."""
+        import xgrammar
+
+        self.check(grammar)
+        compiling = asyncio.to_thread(self._compiled, grammar)
+        try:
+            compiled = await asyncio.wait_for(compiling, COMPILE_TIMEOUT_S)
+        except TimeoutError:
+            raise bad_request(
+                f"The grammar took longer than {COMPILE_TIMEOUT_S:.0f} s to compile: make it "
+                "smaller."
+            ) from None
+        except RuntimeError as error:
+            raise bad_request(f"Invalid grammar specification. {_reason(error)}") from None
+        return Matcher(xgrammar.GrammarMatcher(compiled), self._vocab_size)
+
+    def _compiled(self, grammar: Grammar) -> Any:
+        compiler = self._ready_compiler()
+        match grammar.kind:
+            case "json" | "calls" | "arguments":
+                return compiler.compile_json_schema(grammar.text, **_whitespace(grammar))
+            case "regex":
+                return compiler.compile_regex(grammar.text)
+            case "structural_tag":
+                return compiler.compile_grammar(_structural_tag(grammar.text))
+            case "choice" | "ebnf":
+                return compiler.compile_grammar(_ebnf(grammar))
+
+    def _ready_compiler(self) -> Any:
+        """Two threads may both make one; the second is then the one kept."""
+        if self._compiler is None:
+            import xgrammar
+
+            vocabulary = xgrammar.TokenizerInfo.from_huggingface(
+                self._tokenizer,
+                vocab_size=self._vocab_size,
+                stop_token_ids=sorted(self._eos_ids),
+            )
+            self._compiler = xgrammar.GrammarCompiler(
+                vocabulary, max_threads=os.cpu_count() or 1, cache_limit_bytes=CACHE_BYTES
+            )
+        return self._compiler
+
+
+class Matcher:
+    """Where one draft stands in its grammar. On the engine thread."""
+
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._words = torch.full((-(-vocab_size // WORD_BITS),), -1, dtype=torch.int32)
+        self._is_over = False
+
+    def allowed(self) -> Tensor | None:
+        """[vocabulary], true for what may come next; None where everything may."""
+        if self._is_over or not self._matcher.fill_next_token_bitmask(self._words[None]):
+            return None
+        bits = self._words[:, None] >> torch.arange(WORD_BITS, dtype=torch.int32)
+        return (bits & 1).flatten()[: self._vocab_size].bool()
+
+    def take(self, token_id: int) -> None:
+        if self._is_over:
+            return
+        accepted = self._matcher.accept_token(token_id)
+        self._is_over = not accepted or self._matcher.is_terminated()
+
+
+def _check(grammar: Grammar) -> None:
+    if len(grammar.text) > MAX_CHARACTERS:
+        raise bad_request(
+            f"The grammar has {len(grammar.text)} characters: this engine takes at most "
+            f"{MAX_CHARACTERS}."
+        )
+    import xgrammar
+
+    try:
+        match grammar.kind:
+            case "json" | "calls" | "arguments":
+                _check_schema(grammar)
+                xgrammar.Grammar.from_json_schema(grammar.text, **_whitespace(grammar))
+            case "regex":
+                xgrammar.Grammar.from_regex(grammar.text)
+            case "structural_tag":
+                _structural_tag(grammar.text)
+            case "choice" | "ebnf":
+                xgrammar.Grammar.from_ebnf(_ebnf(grammar))
+    # xgrammar raises RuntimeError; its Python parts what the reading of odd JSON raises.
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise _refusal(grammar, _reason(error)) from None
+
+
+def _refusal(grammar: Grammar, reason: str) -> WireError:
+    match grammar.kind:
+        case "json" | "calls" | "arguments":
+            return bad_request(f"Failed to transform json schema into a grammar: {reason}")
+        case "regex":
+            return bad_request(f"Failed to transform regex into a grammar: {reason}")
+        case "choice":
+            return bad_request(f"Failed to transform choices into a grammar: {reason}")
+        case "structural_tag":
+            return bad_request(f"Invalid structural tag specification. {reason}")
+        case "ebnf":
+            return bad_request(f"Invalid grammar specification. {reason}")
+
+
+def _check_schema(grammar: Grammar) -> None:
+    """Raises ValueError for what would take too long, WireError for a promise not kept. A tool's
+    parameters are guided as far as may be, for there the schema is no promise of the answer's."""
+    schema: Any = json.loads(grammar.text)
+    level: list[Any] = [schema]
+    depth = 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+        if grammar.kind == "json" and any(map(_is_unheld, level)):
+            raise bad_request(
+                "The provided JSON schema contains features not supported by xgrammar."
+            )
+        level = [inner for value in level for inner in _inner(value)]
+
+
+def _inner(value: Any) -> list[Any]:
+    inner = value.values() if isinstance(value, dict) else value
+    return [each for each in inner if isinstance(each, dict | list)]
+
+
+def _is_unheld(schema: Any) -> bool:
+    """What xgrammar reads over."""
+    unheld = ("uniqueItems", "contains", "minContains", "maxContains")
+    is_array = isinstance(schema, dict) and schema.get("type") == "array"
+    return is_array and any(schema.get(key) for key in unheld)
+
+
+def _whitespace(grammar: Grammar) -> dict[str, Any]:
+    if grammar.any_whitespace:
+        return {"any_whitespace": True, "max_whitespace_cnt": MAX_WHITESPACE}
+    return {"any_whitespace": False}
+
+
+def _ebnf(grammar: Grammar) -> str:
+    if grammar.kind == "choice":
+        choices: list[str] = json.loads(grammar.text)
+        # JSON's escapes are EBNF's too, but for halves of a character.
+        return "root ::= " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+    if "::=" not in grammar.text:
+        raise ValueError("This engine reads EBNF (`root ::= …`), not Lark.")
+    return grammar.text
+
+
+def _structural_tag(text: str) -> Any:
+    """Two shapes: `structures` with `triggers`, and `format`."""
+    import xgrammar
+
+    tag = json.loads(text)
+    if "structures" not in tag:
+        return xgrammar.Grammar.from_structural_tag(text)
+    items = [
+        xgrammar.StructuralTagItem(
+            begin=each["begin"], schema=json.dumps(each.get("schema") or {}), end=each["end"]
+        )
+        for each in tag["structures"]
+    ]
+    return xgrammar.Grammar.from_structural_tag(items, tag["triggers"])
+
+
+def _reason(error: Exception) -> str:
+    return _IN_XGRAMMAR.sub("", str(error)).strip()

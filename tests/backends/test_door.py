@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families
+
+from fakevllm_adapters.sse import DONE, SseDecoder, json_of
+from fakevllm_server.backends.door import create_app
+from fakevllm_server.backends.fake import EOS, FakeEngine
+from fakevllm_server.backends.sampling import Sampling, Token
+
+Json = dict[str, Any]
+
+
+def client_of(engine: FakeEngine | None) -> httpx.AsyncClient:
+    app = create_app(engine, FakeEngine())
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://engine")
+
+
+@pytest_asyncio.fixture
+async def http() -> AsyncGenerator[httpx.AsyncClient]:
+    async with client_of(FakeEngine()) as client:
+        yield client
+
+
+async def metrics_of(http: httpx.AsyncClient) -> dict[str, float]:
+    """Samples of the model by name, and by finish reason where they have one."""
+    page = (await http.get("/metrics")).text
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.labels.get("model_name") == "fake" and "le" not in sample.labels:
+                assert sample.labels["engine"] == "0"
+                reason = sample.labels.get("finished_reason")
+                found[f"{sample.name} {reason}" if reason else sample.name] = sample.value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/health", b""),
+        ("GET", "/ping", b""),
+        ("POST", "/ping", b""),
+        ("GET", "/load", b'{"server_load":0}'),
+        ("GET", "/version", b'{"version":"0.33.0+fakevllm"}'),
+    ],
+)
+async def test_the_small_routes_answer_as_vllms(
+    http: httpx.AsyncClient, method: str, path: str, body: bytes
+) -> None:
+    answer = await http.request(method, path)
+    assert (answer.status_code, answer.content) == (200, body)
+    assert answer.headers.get("content-type") == ("application/json" if body else None)
+
+
+async def test_the_model_is_listed_as_vllm_lists_it(http: httpx.AsyncClient) -> None:
+    (card,) = (await http.get("/v1/models")).json()["data"]
+    assert list(card) == [
+        *("id", "object", "created", "owned_by", "root", "parent", "max_model_len", "permission"),
+    ]
+    assert (card["id"], card["max_model_len"]) == ("fake", 131072)
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models/fake", "/nothing", "/v1/embeddings"])
+async def test_a_path_that_is_not_there_is_said_so_in_vllms_words(
+    http: httpx.AsyncClient, path: str
+) -> None:
+    answer = await http.get(path)
+    assert (answer.status_code, answer.content) == (404, b'{"detail":"Not Found"}')
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/chat/completions", "POST"),
+        ("GET", "/v1/completions", "POST"),
+        ("DELETE", "/tokenize", "POST"),
+        ("HEAD", "/health", "GET"),
+        ("HEAD", "/v1/models", "GET"),
+        ("POST", "/version", "GET"),
+    ],
+)
+async def test_a_method_that_is_not_allowed_is_told_which_is(
+    http: httpx.AsyncClient, method: str, path: str, allowed: str
+) -> None:
+    answer = await http.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert answer.headers["content-type"] == "application/json"
+    assert method == "HEAD" or answer.content == b'{"detail":"Method Not Allowed"}'
+
+
+async def test_a_trainer_alone_is_well_and_serves_no_model() -> None:
+    async with client_of(None) as http:
+        assert (await http.get("/health")).status_code == 200
+        assert (await http.get("/v1/models")).status_code == 404
+        assert (await http.get("/control/info")).json()["model_name"] == ""
+
+
+async def test_completions_are_answered_and_streamed(http: httpx.AsyncClient) -> None:
+    asked: Json = {"prompt": "[[say Hi]]"}
+    answer = await http.post("/v1/completions", json=asked, headers={"X-Request-Id": "abc"})
+    assert (answer.json()["id"], answer.json()["choices"][0]["text"]) == ("cmpl-abc", "Hi")
+    streamed = await http.post("/v1/completions", json=asked | {"stream": True})
+    assert streamed.headers["content-type"] == "text/event-stream; charset=utf-8"
+    *events, last = SseDecoder().feed(streamed.content)
+    texts = [(json_of(event) or {})["choices"][0]["text"] for event in events]
+    assert (texts, last) == (["H", "i", ""], DONE)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+)
+async def test_what_is_no_json_is_refused_in_vllms_words(
+    http: httpx.AsyncClient, path: str
+) -> None:
+    broken = await http.post(path, content=b"{", headers={"content-type": "application/json"})
+    assert broken.status_code == 400 and "json_invalid" in broken.json()["error"]["message"]
+    text = await http.post(path, content=b"{}", headers={"content-type": "text/plain"})
+    assert text.status_code == 400
+    assert "Only 'application/json' is allowed" in text.json()["error"]["message"]
+
+
+async def test_a_text_is_tokenized_and_back(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/tokenize", json={"prompt": "Hi", "return_token_strs": True})
+    assert answer.content == (
+        b'{"count":2,"max_model_len":131072,"tokens":[72,105],"token_strs":["H","i"]}'
+    )
+    back = await http.post("/detokenize", json={"tokens": [72, 105, EOS]})
+    assert back.content == b'{"prompt":"Hi<|end|>"}'
+
+
+async def test_a_conversation_is_tokenized_as_chat_renders_it(http: httpx.AsyncClient) -> None:
+    messages: list[Json] = [{"role": "user", "content": "hi"}]
+    asked: Json = {"messages": messages, "chat_template_kwargs": {"a": 1}}
+    tokenized = (await http.post("/tokenize", json=asked)).json()
+    chat: Json = {"messages": messages, "return_token_ids": True}
+    ids = (await http.post("/v1/chat/completions", json=chat)).json()["prompt_token_ids"]
+    assert tokenized["tokens"] == ids and tokenized["count"] == len(ids)
+    assert tokenized["token_strs"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "status", "message"),
+    [
+        ("/tokenize", {}, 400, "body.prompt"),
+        ("/tokenize", {"prompt": "a", "model": "zz"}, 404, "does not exist"),
+        ("/tokenize", {"messages": []}, 400, "empty conversation"),
+        ("/tokenize", {"messages": [{"role": "user"}], "chat_template": "x"}, 400, "untrusted"),
+        (
+            "/tokenize",
+            {"messages": [], "continue_final_message": True, "add_generation_prompt": True},
+            400,
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+        ),
+        ("/detokenize", {}, 400, "body.tokens"),
+        ("/detokenize", {"tokens": [-1]}, 400, "greater_than_equal"),
+        ("/detokenize", {"tokens": [1], "model": "zz"}, 404, "does not exist"),
+    ],
+)
+async def test_what_cannot_be_tokenized_is_refused_in_vllms_shape(
+    http: httpx.AsyncClient, path: str, asked: Json, status: int, message: str
+) -> None:
+    answer = await http.post(path, json=asked)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (status, status)
+    assert message in error["message"]
+
+
+async def test_metrics_have_vllms_names_before_anything_was_asked(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    told = await metrics_of(http)
+    for name in (
+        *("vllm:num_requests_running", "vllm:num_requests_waiting"),
+        *("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
+        *("vllm:request_success_total stop", "vllm:request_success_total length"),
+        *("vllm:e2e_request_latency_seconds_count", "vllm:time_to_first_token_seconds_count"),
+    ):
+        assert told[name] == 0
+
+
+async def test_metrics_count_what_was_sampled(http: httpx.AsyncClient) -> None:
+    for extra in ({}, {"max_tokens": 1}, {"stop": "i"}, {"stream": True}):
+        await http.post("/v1/completions", json={"prompt": "[[say Hi]]"} | extra)
+    told = await metrics_of(http)
+    assert told["vllm:prompt_tokens_total"] == 40
+    assert told["vllm:generation_tokens_total"] == 3 + 1 + 2 + 3
+    assert told["vllm:request_success_total stop"] == 3
+    assert told["vllm:request_success_total length"] == 1
+    assert told["vllm:e2e_request_latency_seconds_count"] == 4
+    assert told["vllm:num_requests_running"] == 0
+
+
+async def test_a_call_is_running_while_it_is_sampled() -> None:
+    engine = Watched()
+    async with client_of(engine) as http:
+        engine.http = http
+        await http.post("/v1/chat/completions", json={"messages": [{"role": "user"}]})
+    assert engine.told["vllm:num_requests_running"] == 1
+
+
+class Watched(FakeEngine):
+    """Looks at the metrics while it samples."""
+
+    http: httpx.AsyncClient
+    told: dict[str, float]
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[list[Token]]:
+        self.told = await metrics_of(self.http)
+        async for tokens in super().generate(prompt_ids, sampling):
+            yield tokens

@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import orjson
+import pytest
+
+from fakevllm_adapters.errors import WireError, unavailable
+from fakevllm_adapters.vllm_completions import parse_completion_request
+from fakevllm_server.backends.fake import EOS, FakeEngine
+from fakevllm_server.backends.sampling import Sampling, Token
+from fakevllm_server.backends.text_completion import TextCompletion
+
+Json = dict[str, Any]
+
+
+def completion(
+    asked: Json, engine: FakeEngine | None = None, request_id: str | None = None
+) -> TextCompletion:
+    raw = orjson.dumps({"prompt": "[[say Hi]]"} | asked)
+    return TextCompletion(engine or FakeEngine(), parse_completion_request(raw), request_id)
+
+
+async def answer(asked: Json, engine: FakeEngine | None = None) -> Json:
+    return await completion(asked, engine).answer()
+
+
+async def streamed(asked: Json, engine: FakeEngine | None = None) -> list[Json]:
+    asked = asked | {"stream": True}
+    return [chunk async for chunk in completion(asked, engine).chunks()]
+
+
+def refusal(asked: Json) -> Json:
+    with pytest.raises(WireError) as refused:
+        completion(asked)
+    assert refused.value.status == refused.value.body["error"]["code"]
+    return refused.value.body["error"]
+
+
+ALL: Json = {"return_token_ids": True, "logprobs": 0, "return_weight_versions": True}
+
+
+async def test_an_answer_has_vllms_keys_in_its_order_with_their_nulls() -> None:
+    body = await answer({})
+    assert list(body) == [
+        *("id", "object", "created", "model", "choices", "service_tier", "system_fingerprint"),
+        *("usage", "kv_transfer_params", "ec_transfer_params", "metrics"),
+    ]
+    (choice,) = body["choices"]
+    assert list(choice) == [
+        *("index", "text", "logprobs", "finish_reason", "stop_reason", "token_ids"),
+        *("prompt_logprobs", "prompt_token_ids", "routed_experts", "weight_versions"),
+    ]
+    assert [key for key, value in choice.items() if value is not None] == [
+        *("index", "text", "finish_reason"),
+    ]
+    assert (choice["text"], choice["finish_reason"]) == ("Hi", "stop")
+    assert body["id"].startswith("cmpl-") and body["object"] == "text_completion"
+    assert list(body["usage"]) == [
+        *("prompt_tokens", "total_tokens", "completion_tokens"),
+        *("prompt_tokens_details", "completion_tokens_details"),
+    ]
+
+
+async def test_a_chunk_comes_for_each_token_and_the_last_says_why_it_ended() -> None:
+    chunks = await streamed({})
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["H", "i", ""]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, "stop"]
+    assert list(chunks[0]["choices"][0]) == [
+        *("index", "text", "logprobs", "finish_reason", "stop_reason"),
+        *("prompt_token_ids", "token_ids", "weight_versions"),
+    ]
+    plain = ["id", "object", "created", "model", "choices"]
+    assert list(chunks[0]) == [*plain, "kv_transfer_params"]
+    assert list(chunks[-1]) == [*plain, "system_fingerprint", "kv_transfer_params"]
+
+
+async def test_ids_logprobs_and_versions_are_told_to_those_who_ask() -> None:
+    (choice,) = (await answer(ALL))["choices"]
+    assert choice["token_ids"] == [*b"Hi", EOS]
+    assert choice["prompt_token_ids"] == list(b"[[say Hi]]")
+    assert choice["weight_versions"] == [{"version": 0, "start": 0, "end": 3}]
+    assert choice["logprobs"] == {
+        "text_offset": [0, 1, 2],
+        "token_logprobs": [0.0, 0.0, 0.0],
+        "tokens": ["H", "i", "<|end|>"],
+        "top_logprobs": [{"H": 0.0}, {"i": 0.0}, {"<|end|>": 0.0}],
+    }
+
+
+async def test_a_stream_tells_the_prompt_once_and_counts_the_text_on() -> None:
+    choices = [chunk["choices"][0] for chunk in await streamed(ALL)]
+    prompts = [choice["prompt_token_ids"] for choice in choices]
+    assert prompts == [list(b"[[say Hi]]"), None, None]
+    assert [choice["token_ids"] for choice in choices] == [[72], [105], [EOS]]
+    assert [choice["logprobs"]["text_offset"] for choice in choices] == [[0], [1], [2]]
+    spans = [choice["weight_versions"] for choice in choices]
+    assert spans == [None, None, [{"version": 0, "start": 0, "end": 3}]]
+
+
+async def test_tokens_may_be_named_by_their_ids() -> None:
+    (choice,) = (await answer({"logprobs": 1, "return_tokens_as_token_ids": True}))["choices"]
+    assert choice["logprobs"]["tokens"] == ["token_id:72", "token_id:105", f"token_id:{EOS}"]
+    assert choice["logprobs"]["top_logprobs"][0] == {"token_id:72": 0.0}
+
+
+PROMPTS: list[Any] = [
+    "[[say Hi]]",
+    ["[[say Hi]]"],
+    list(b"[[say Hi]]"),
+    [list(b"[[say Hi]]")],
+]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=["text", "texts", "ids", "lists of ids"])
+async def test_a_prompt_is_the_same_in_each_of_its_forms(prompt: Any) -> None:
+    body = await answer({"prompt": prompt, "return_token_ids": True})
+    (choice,) = body["choices"]
+    assert (choice["text"], choice["prompt_token_ids"]) == ("Hi", list(b"[[say Hi]]"))
+
+
+async def test_each_of_several_prompts_has_its_choices_and_usage_is_the_sum() -> None:
+    asked: Json = {"prompt": ["[[say a]]", "[[say b]]"], "n": 2, "return_token_ids": True}
+    body = await answer(asked)
+    shown = [(choice["index"], choice["text"]) for choice in body["choices"]]
+    assert shown == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (18, 8)
+    chunks = await streamed(asked)
+    texts = ["", "", "", ""]
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert texts == ["a", "a", "b", "b"]
+
+
+async def test_a_limit_that_is_not_asked_for_is_sixteen() -> None:
+    for asked in ({}, {"max_tokens": None}):
+        body = await answer({"prompt": f"[[say {'a' * 20}]]"} | asked)
+        (choice,) = body["choices"]
+        assert (choice["text"], choice["finish_reason"]) == ("a" * 16, "length")
+
+
+async def test_the_chunk_that_meets_the_limit_bears_its_text_and_the_reason() -> None:
+    chunks = await streamed({"max_tokens": 2})
+    ends = [(chunk["choices"][0]["text"], chunk["choices"][0]["finish_reason"]) for chunk in chunks]
+    assert ends == [("H", None), ("i", "length")]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_stop_string_ends_the_text_before_it_and_is_told(streams: bool) -> None:
+    asked: Json = {"prompt": "[[say one END two]]", "stop": "END", "max_tokens": 40}
+    if streams:
+        choices = [chunk["choices"][0] for chunk in await streamed(asked)]
+        text, last = "".join(choice["text"] for choice in choices), choices[-1]
+    else:
+        (last,) = (await answer(asked))["choices"]
+        text = last["text"]
+    assert (text, last["finish_reason"], last["stop_reason"]) == ("one ", "stop", "END")
+
+
+async def test_text_held_back_for_a_stop_string_is_not_lost_at_the_end() -> None:
+    choices = [c["choices"][0] for c in await streamed({"prompt": "[[say xEN]]", "stop": "END"})]
+    assert "".join(choice["text"] for choice in choices) == "xEN"
+    assert [choice["finish_reason"] for choice in choices] == [None, None, None, "stop"]
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+async def test_usage_comes_last_and_all_along_where_that_is_asked(continuous: bool) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": continuous}
+    chunks = await streamed({"stream_options": options})
+    last = chunks.pop()
+    usage = {"prompt_tokens": 10, "total_tokens": 13, "completion_tokens": 3}
+    assert (last["choices"], last["usage"]) == ([], usage)
+    assert last["system_fingerprint"] and "system_fingerprint" not in chunks[-1]
+    counted = [chunk.get("usage", {}).get("completion_tokens") for chunk in chunks]
+    assert counted == ([1, 2, 3] if continuous else [None] * 3)
+
+
+async def test_an_echo_precedes_the_text() -> None:
+    (choice,) = (await answer({"echo": True}))["choices"]
+    assert choice["text"] == "[[say Hi]]Hi"
+    (choice,) = (await answer({"echo": True, "prompt": list(b"[[say Hi]]")}))["choices"]
+    assert choice["text"] == "[[say Hi]]Hi"
+    chunks = await streamed({"echo": True})
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["[[say Hi]]H", "i", ""]
+
+
+async def test_an_echo_alone_shows_nothing_that_was_sampled() -> None:
+    asked: Json = {"echo": True, "max_tokens": 0}
+    (choice,) = (await answer(asked))["choices"]
+    assert choice["text"] == "[[say Hi]]"
+    assert [chunk["choices"][0]["text"] for chunk in await streamed(asked)] == ["[[say Hi]]"]
+
+
+async def test_the_request_id_becomes_the_answers() -> None:
+    assert (await completion({}, None, "abc").answer())["id"] == "cmpl-abc"
+    assert (await answer({"request_id": "mine"}))["id"] == "cmpl-mine"
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "param", "message"),
+    [
+        ({"prompt": None}, "BadRequestError", "prompt", "Either prompt or prompt_embeds"),
+        ({"prompt": ""}, "BadRequestError", "prompt", "Either prompt or prompt_embeds"),
+        ({"prompt": []}, "BadRequestError", None, "cannot be empty"),
+        ({"prompt": ["a"] * 1025}, "BadRequestError", "prompt", "exceeds the maximum allowed"),
+        ({"prompt": {"a": 1}}, "Bad Request", None, "validation error"),
+        ({"n": None}, "Bad Request", "body.n", "valid integer"),
+        ({"max_tokens": "x"}, "Bad Request", "body.max_tokens", "int_parsing"),
+        ({"suffix": "x"}, "BadRequestError", None, "suffix is not currently supported"),
+        ({"logprobs": -1}, "BadRequestError", "logprobs", "must be a positive value."),
+        ({"logprobs": "x"}, "BadRequestError", "logprobs", "must be an integer."),
+        ({"logprobs": 21}, "BadRequestError", None, "greater than max allowed: 20"),
+        ({"stream_options": {"a": 1}}, "BadRequestError", "stream_options", "`stream=True`"),
+        ({"temperature": -1}, "BadRequestError", "temperature", "must be non-negative"),
+        ({"n": 3, "temperature": 0}, "BadRequestError", None, "greedy sampling, got 3."),
+        ({"max_tokens": 0}, "BadRequestError", "max_tokens", "must be at least 1, got 0."),
+        ({"max_tokens": 10**7}, "BadRequestError", "max_tokens", "greater than max_model_len"),
+        ({"prompt": [1] * 131072}, "BadRequestError", "input_tokens", "maximum context length"),
+        ({"model": "zz"}, "NotFoundError", "model", "does not exist. Valid aliases: fake."),
+        ({"echo": True, "logprobs": 1}, "BadRequestError", "logprobs with echo", "not supported"),
+        ({"prompt_logprobs": 1}, "BadRequestError", "prompt_logprobs", "not supported"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_vllms_words(
+    asked: Json, kind: str, param: str | None, message: str
+) -> None:
+    error = refusal(asked)
+    assert error["type"] == kind and message in error["message"]
+    assert param is None or error["param"] == param
+
+
+def test_fields_of_chat_are_ignored_as_vllm_ignores_them() -> None:
+    asked: Json = {"messages": 3, "tools": [], "tool_choice": "odd", "top_logprobs": 5}
+    request = parse_completion_request(orjson.dumps({"prompt": "a", "frobnicate": 1} | asked))
+    assert request.prompts == ["a"] and not request.common.tools
+
+
+class Seeds(FakeEngine):
+    """Keeps what it was asked; the second of two fails, the first waits for ever."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__()
+        self.asked: list[Sampling] = []
+        self.num_cancelled = 0
+        self._fails = fails
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[list[Token]]:
+        self.asked.append(sampling)
+        if self._fails and len(self.asked) == 2:
+            raise unavailable("Too many requests are waiting.")
+        try:
+            if self._fails:
+                await asyncio.Event().wait()
+        finally:
+            self.num_cancelled += self._fails
+        yield [Token(EOS, 0.0, 0, [])]
+
+
+async def test_each_continuation_has_the_next_seed() -> None:
+    engine = Seeds()
+    await answer({"n": 3, "seed": 5, "prompt": ["a", "b"]}, engine)
+    assert [sampling.seed for sampling in engine.asked] == [5, 6, 7] * 2
+
+
+async def test_when_one_choice_fails_the_others_are_cancelled_and_its_error_is_told() -> None:
+    engine = Seeds(fails=True)
+    with pytest.raises(WireError) as refused:
+        await answer({"n": 2}, engine)
+    assert refused.value.status == 503 and engine.num_cancelled == 1
+
+
+class Endless(FakeEngine):
+    """One token, and then none; knows when it is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_left = False
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[list[Token]]:
+        try:
+            yield [Token(ord("a"), 0.0, 0, [])]
+            await asyncio.Event().wait()
+        finally:
+            self.was_left = True
+
+
+async def test_a_stream_that_is_left_cancels_what_is_sampled() -> None:
+    engine = Endless()
+    chunks = completion({"stream": True}, engine).chunks()
+    assert (await anext(chunks))["choices"][0]["text"] == "a"
+    assert not engine.was_left
+    await chunks.aclose()
+    assert engine.was_left

@@ -1,0 +1,150 @@
+"""The official Node client: chat completions, completions and responses."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.sessions import (
+    ADA,
+    CITY,
+    MODEL,
+    PERSON,
+    RESULT,
+    SESSION,
+    SUNNY,
+    Session,
+    call,
+    npm_folder,
+    num_tokens,
+    run,
+    say,
+)
+
+pytestmark = SESSION
+
+SCRIPT = Path(__file__).with_name("node_sessions.mjs")
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
+OSLO = ("get_weather", {"city": "Oslo"})
+ROME = ("get_weather", {"city": "Rome"})
+
+
+class Node:
+    def __init__(self, session: Session, folder: Path) -> None:
+        self._session = session
+        self._folder = folder
+
+    def __call__(self, name: str, **fields: Any) -> Any:
+        """What the script printed."""
+        asked = json.dumps({"model": MODEL, **fields})
+        command = ["node", str(SCRIPT), name, self._session.base_url, asked]
+        environment = {"FAKEVLLM_CLIENTS_NPM": str(npm_folder()), "PATH": os.environ["PATH"]}
+        code, out, err = run(command, self._folder, environment)
+        assert code == 0, err
+        return json.loads(out)
+
+    def answer(self, name: str, **fields: Any) -> Any:
+        told = self(name, **fields)
+        assert "answer" in told, told
+        return told["answer"]
+
+
+@pytest.fixture
+def node(session: Session, tmp_path: Path) -> Node:
+    return Node(session, tmp_path / "project")
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_the_model_is_listed(node: Node) -> None:
+    assert [card["id"] for card in node.answer("models")] == [MODEL]
+
+
+def test_an_answer_has_its_text_whole_streamed_and_gathered(node: Node, session: Session) -> None:
+    whole = node.answer("chat", messages=user(say(SUNNY)))
+    assert whole["choices"][0]["message"]["content"] == SUNNY
+    assert whole["usage"]["completion_tokens"] == num_tokens(SUNNY)
+    chunks = node.answer(
+        "chat_stream", messages=user(say(SUNNY)), stream_options={"include_usage": True}
+    )
+    *parts, last = chunks
+    deltas = [part["choices"][0]["delta"] for part in parts]
+    assert "".join(delta.get("content") or "" for delta in deltas) == SUNNY
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], num_tokens(SUNNY))
+    gathered = node.answer("chat_helper", messages=user(say(SUNNY)))
+    assert gathered["choices"][0]["message"]["content"] == SUNNY
+    assert gathered["choices"][0]["finish_reason"] == "stop"
+    session.groups(3)
+
+
+@pytest.mark.parametrize("name", ["chat", "chat_helper"])
+def test_tools_are_called_in_parallel(node: Node, session: Session, name: str) -> None:
+    answer = node.answer(name, messages=user(call(OSLO, ROME)), tools=[WEATHER])
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    calls = choice["message"]["tool_calls"]
+    assert len({made["id"] for made in calls}) == 2
+    assert [
+        (made["function"]["name"], json.loads(made["function"]["arguments"])) for made in calls
+    ] == [OSLO, ROME]
+    session.groups(1)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_tool_runner_calls_them_and_ends(node: Node, session: Session, streamed: bool) -> None:
+    told = node.answer("run_tools", messages=user(call(OSLO, ROME)), result=RESULT, stream=streamed)
+    assert sorted(told["asked"]) == ["Oslo", "Rome"]
+    assert told["content"] == SUNNY
+    session.groups(2)
+
+
+def test_an_answer_is_parsed_by_its_schema(node: Node, session: Session) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "Person", "schema": PERSON}}
+    answer = node.answer("chat", messages=user(say(ADA)), response_format=schema)
+    assert json.loads(answer["choices"][0]["message"]["content"]) == json.loads(ADA)
+    session.groups(1)
+
+
+def test_completions_are_answered(node: Node, session: Session) -> None:
+    answer = node.answer("completions", prompt=say(SUNNY), max_tokens=64)
+    assert [choice["text"] for choice in answer["choices"]] == [SUNNY]
+    session.groups(1)
+
+
+def test_a_response_has_its_text_whole_streamed_and_gathered(node: Node, session: Session) -> None:
+    whole = node.answer("responses", input=say(SUNNY))
+    assert (whole["output_text"], whole["status"]) == (SUNNY, "completed")
+    events = node.answer("responses_stream", input=say(SUNNY))
+    assert (events[0]["type"], events[-1]["type"]) == ("response.created", "response.completed")
+    texts = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+    assert "".join(texts) == SUNNY
+    gathered = node.answer("responses_helper", input=say(SUNNY))
+    assert gathered["output_text"] == SUNNY
+    session.groups(3)
+
+
+def test_a_response_calls_tools(node: Node, session: Session) -> None:
+    tool = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": True}
+    answer = node.answer("responses_helper", input=call(OSLO, ROME), tools=[tool])
+    calls = [item for item in answer["output"] if item["type"] == "function_call"]
+    assert [(made["name"], json.loads(made["arguments"])) for made in calls] == [OSLO, ROME]
+    assert len({made["call_id"] for made in calls}) == 2
+    session.groups(1)
+
+
+@pytest.mark.parametrize("name", ["chat", "chat_stream"])
+def test_errors_have_the_clients_own_types_and_are_final(
+    node: Node, session: Session, name: str
+) -> None:
+    told = node(name, messages=user("hi"), temperature=-1)
+    assert (told["error"], told["status"]) == ("BadRequestError", 400)
+    assert told["body"]["message"].startswith("temperature must be non-negative")
+    told = node(name, messages=user("hi"), model="other")
+    assert (told["error"], told["status"]) == ("NotFoundError", 404)
+    session.refused(400, 404)

@@ -1,0 +1,123 @@
+"""pydantic-ai, the strictest reader of them, over three of the four formats."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pydantic
+import pytest
+
+from tests.clients.sessions import (
+    ADA,
+    KEY,
+    MODEL,
+    RESULT,
+    SESSION,
+    SUNNY,
+    Session,
+    call,
+    library,
+    num_tokens,
+    say,
+)
+
+pytestmark = SESSION
+
+OSLO = ("get_weather", {"city": "Oslo"})
+ROME = ("get_weather", {"city": "Rome"})
+ROUTES = {
+    "chat": "/v1/chat/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+}
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+@pytest.fixture(params=ROUTES)
+def route(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def model(session: Session, route: str) -> Any:
+    maker = "anthropic" if route == "messages" else "openai"
+    models = library(f"pydantic_ai.models.{maker}")
+    providers = library(f"pydantic_ai.providers.{maker}")
+    if route == "messages":
+        provider = providers.AnthropicProvider(base_url=session.url, api_key=KEY)
+        return models.AnthropicModel(MODEL, provider=provider)
+    provider = providers.OpenAIProvider(base_url=session.base_url, api_key=KEY)
+    kind = models.OpenAIChatModel if route == "chat" else models.OpenAIResponsesModel
+    return kind(MODEL, provider=provider)
+
+
+def agent_of(model: Any, **fields: Any) -> Any:
+    return library("pydantic_ai").Agent(model, instructions="Help.", retries=0, **fields)
+
+
+def check(session: Session, route: str, count: int) -> None:
+    assert [group["route"] for group in session.groups(count)] == [ROUTES[route]] * count
+
+
+async def test_a_plain_answer_has_its_text_and_its_usage(
+    model: Any, session: Session, route: str
+) -> None:
+    result = await agent_of(model).run(say(SUNNY))
+    assert result.output == SUNNY
+    assert result.usage.output_tokens == num_tokens(SUNNY)
+    assert result.response.finish_reason == "stop"
+    check(session, route, 1)
+
+
+async def test_a_stream_adds_up(model: Any, session: Session, route: str) -> None:
+    async with agent_of(model).run_stream(say(SUNNY)) as result:
+        parts = [part async for part in result.stream_text(delta=True, debounce_by=None)]
+    assert "".join(parts) == SUNNY
+    assert result.usage.output_tokens == num_tokens(SUNNY)
+    check(session, route, 1)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_tools_are_called_and_the_run_ends(
+    model: Any, session: Session, route: str, streamed: bool
+) -> None:
+    asked: list[str] = []
+
+    def get_weather(city: str) -> str:
+        """Weather of a city"""
+        asked.append(city)
+        return RESULT
+
+    agent = agent_of(model, tools=[get_weather])
+    if streamed:
+        async with agent.run_stream(call(OSLO, ROME)) as result:
+            output = await result.get_output()
+    else:
+        output = (await agent.run(call(OSLO, ROME))).output
+    assert output == SUNNY
+    assert sorted(asked) == ["Oslo", "Rome"]
+    check(session, route, 2)
+
+
+async def test_a_structured_output_is_a_forced_call(
+    model: Any, session: Session, route: str
+) -> None:
+    result = await agent_of(model, output_type=Person).run(call(("final_result", json.loads(ADA))))
+    assert result.output == Person(name="Ada", age=36)
+    check(session, route, 1)
+
+
+async def test_a_structured_output_can_be_the_answer_itself(
+    model: Any, session: Session, route: str
+) -> None:
+    if route == "messages":
+        pytest.skip("of the models it knows by name only")
+    native = library("pydantic_ai").NativeOutput(Person)
+    result = await agent_of(model, output_type=native).run(say(ADA))
+    assert result.output == Person(name="Ada", age=36)
+    check(session, route, 1)

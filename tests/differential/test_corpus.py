@@ -1,0 +1,175 @@
+"""The corpus, the masks and the comparison by themselves, without any engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.differential.asking import Seen
+from tests.differential.comparison import differences
+from tests.differential.corpus import Request, corpus
+from tests.differential.engines import WAYS
+from tests.differential.known import KNOWN, Known, missing, unexplained
+from tests.differential.table import FILE, page
+
+
+def test_there_are_many_requests_in_all_four_formats() -> None:
+    counts = Counter(name.partition(":")[0] for name in corpus())
+    assert {"chat", "completions", "responses", "messages", "around", "keys"} == counts.keys()
+    assert counts.total() >= 150 and min(counts.values()) >= 30, counts
+
+
+def test_what_a_request_follows_is_there_and_follows_nothing_itself() -> None:
+    following = [request for request in corpus().values() if request.follows is not None]
+    assert following
+    assert all(corpus()[request.follows or ""].follows is None for request in following)
+
+
+def test_each_known_difference_is_of_requests_there_are() -> None:
+    for entry in KNOWN:
+        assert entry.differs and entry.why
+        for pattern in entry.requests:
+            alone = Known("", "", (pattern,), (), entry.ways)
+            assert any(alone.covers(name, way) for name in corpus() for way in WAYS), pattern
+
+
+def test_no_request_is_in_the_table_twice() -> None:
+    for way in WAYS:
+        for name in corpus():
+            assert sum(entry.covers(name, way) for entry in KNOWN) <= 1, name
+
+
+def test_the_page_is_that_of_the_table() -> None:
+    assert FILE.read_text() == page(), "write it anew: python -m tests.differential.table"
+
+
+JSON = [("content-type", "application/json"), ("vary", "Origin"), ("date", "now")]
+STREAM = [("content-type", "text/event-stream; charset=utf-8"), ("transfer-encoding", "chunked")]
+
+
+def seen(body: bytes, status: int = 200, headers: list[tuple[str, str]] = JSON) -> Seen:
+    return Seen(status, headers, body)
+
+
+def chunk(text: str, finish: str = "null", id: str = "a") -> bytes:
+    end = ',"stop_reason":null' if finish != "null" else ""
+    delta = f'{{"content":"{text}"}}' if text else "{}"
+    return (
+        f'data: {{"id":"chatcmpl-{id * 16}","choices":[{{"index":0,"delta":{delta},'
+        f'"logprobs":null,"finish_reason":{finish}{end},"token_ids":null}}]}}\n\n'
+    ).encode()
+
+
+DONE = b"data: [DONE]\n\n"
+STOP = '"stop"'
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (b'{"id":"chatcmpl-0123456789abcdef"}', b'{"id":"chatcmpl-fedcba9876543210"}'),
+        (b'{"created":1795277818}', b'{"created":1795277819}'),
+        (b'{"logprob":-0.5}', b'{"logprob":-0.25}'),
+    ],
+)
+def test_ids_times_and_logprobs_may_differ(one: bytes, other: bytes) -> None:
+    assert differences(seen(one), seen(other)) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (b'{"id":"chatcmpl-0123456789abcdef"}', b'{"id":"chatcmpl-01234567"}'),
+        (b'{"id":"chatcmpl-0123456789abcdef"}', b'{"id":"cmpl-0123456789abcdef"}'),
+        (b'{"created":1795277818}', b'{"created":1795277818.5}'),
+        (b'{"created":1795277818}', b'{"created":null}'),
+        (b'{"a":1,"b":2}', b'{"b":2,"a":1}'),
+        (b'{"a":null}', b"{}"),
+        (b'{"a":"x"}', b'{"a":"y"}'),
+        (b'{"a":1}', b'{"a":1.0}'),
+        (b'{"a":[1]}', b'{"a":[1,1]}'),
+        (b'{"a":1}', b'{"a": 1}'),
+        (b'{"a":1e-05}', b'{"a":1e-5}'),
+        (b'{"a":true}', b'{"a":1}'),
+        (b"", b"{}"),
+        (b"OK", b"ok"),
+    ],
+)
+def test_nothing_else_of_a_body_may(one: bytes, other: bytes) -> None:
+    assert differences(seen(one), seen(other))
+
+
+def test_status_and_headers_may_not() -> None:
+    assert differences(seen(b"{}"), seen(b"{}", 201))[0] == "status: 200 -> 201"
+    assert differences(seen(b"{}"), seen(b"{}", headers=[*JSON, ("x-more", "1")]))
+    assert differences(seen(b"{}"), seen(b"{}", headers=JSON[:1]))
+    assert not differences(seen(b"{}"), seen(b"{}", headers=[*JSON[:2], ("date", "later")]))
+
+
+WHOLE = [chunk("3"), chunk(" plus"), chunk(" 4"), chunk("", STOP), DONE]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [chunk("3 plus 4"), chunk("", STOP), DONE],
+        [chunk("3"), chunk(" plus 4", STOP), DONE],
+        [chunk("3", id="b"), b": keep-alive\n\n", chunk(" plus 4", STOP, id="b"), DONE],
+    ],
+)
+def test_how_a_stream_is_cut_into_chunks_may_differ(other: list[bytes]) -> None:
+    assert differences(streamed(WHOLE), streamed(other)) == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        WHOLE[:-1],
+        [*WHOLE[:3], DONE],
+        [chunk("3 plus 5"), chunk("", STOP), DONE],
+        [chunk("3"), chunk(""), chunk(" plus 4"), chunk("", STOP), DONE],
+        [chunk("3"), chunk(" plus 4", id="b"), chunk("", STOP), DONE],
+        [chunk("3 plus 4"), chunk("", '"length"'), DONE],
+        [DONE, *WHOLE[:-1]],
+        [part.replace(b'"token_ids":null', b'"token_ids":[]') for part in WHOLE],
+        [part.replace(b',"token_ids":null', b"") for part in WHOLE],
+        [part.replace(b"data: ", b"event: x\ndata: ") for part in WHOLE],
+    ],
+)
+def test_nothing_else_of_a_stream_may(other: list[bytes]) -> None:
+    assert differences(streamed(WHOLE), streamed(other))
+
+
+def streamed(events: list[bytes]) -> Seen:
+    return seen(b"".join(events), headers=STREAM)
+
+
+def test_texts_may_differ_where_they_are_free_and_shapes_may_not() -> None:
+    one: Any = b'{"choices":[{"text":"a","finish_reason":"stop"}]}'
+    other: Any = b'{"choices":[{"text":"b","finish_reason":"stop"}]}'
+    assert differences(seen(one), seen(other), is_free=True) == []
+    assert differences(seen(one), seen(other.replace(b'"stop"', b"null")), is_free=True)
+    assert differences(seen(one, 400), seen(other, 400), is_free=True)
+
+
+def test_a_known_difference_explains_itself_only_and_must_be_there() -> None:
+    entry = Known("", "", ("chat: *",), ("body.a: *",))
+    assert entry.covers("chat: a", "N=1") and not entry.covers("around: a", "N=1")
+    assert unexplained(["body.a: 1 -> 2", "header x: 1 -> 2"], entry) == ["header x: 1 -> 2"]
+    assert unexplained(["body.a: 1 -> 2"], None) and not missing(["body.a: 1 -> 2"], entry)
+    assert missing(["body.b: 1 -> 2"], entry) == ["body.a: *"]
+
+
+def test_another_status_explains_body_and_headers_too() -> None:
+    entry = Known("", "", ("chat: *",), ("status: * -> 404",))
+    found = ["status: 400 -> 404", "header x: 1 -> 2", "body: 1 -> 2"]
+    assert not unexplained(found, entry) and not missing(found, entry)
+    assert unexplained(["status: 400 -> 500", *found[1:]], entry) == ["status: 400 -> 500"]
+
+
+def test_a_request_that_follows_another_carries_its_id() -> None:
+    request = Request("x: y", "POST", "/v1/responses/{id}", {}, b'{"a":"{id}"}', follows="x: z")
+    after = request.after("resp_1")
+    assert (after.path, after.body) == ("/v1/responses/resp_1", b'{"a":"resp_1"}')
