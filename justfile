@@ -32,6 +32,10 @@ docs:
 long:
     .ci/live
 
+# SDKs and coding agents as PyPI and npm have them, in an environment that is made where it is not there yet
+clients folder=".venv-clients":
+    .ci/clients {{folder}}
+
 # vLLM, verl and Ray on the CPU, in an environment that is made where it is not there yet
 real folder=".venv-real":
     .ci/real {{folder}}

@@ -16,7 +16,7 @@ import threading
 import venv
 from pathlib import Path
 
-VERSION = "1.106.0"
+VERSION = "1.106.2"
 ENVIRONMENT = Path.home() / ".cache/fakevllm/litellm"
 _CONFIG = """
 model_list:
