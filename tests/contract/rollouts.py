@@ -37,12 +37,43 @@ TOOL: Json = {
         },
     },
 }
+NAMED_DIGIT: Json = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"left": {"enum": [1, 2]}},
+            "required": ["left"],
+            "additionalProperties": False,
+        },
+    },
+}
 CONSTRAINED: dict[str, Json] = {
     "response_format": {
-        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}
+        "max_tokens": 60,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {
+                "name": "n",
+                "schema": {
+                    "type": "object",
+                    "properties": {"n": {"enum": [7]}},
+                    "required": ["n"],
+                    "additionalProperties": False,
+                },
+            },
+        },
     },
-    "tool_choice": {"tools": [TOOL], "tool_choice": "required"},
+    "tool_choice": {
+        "max_tokens": 60,
+        "tools": [NAMED_DIGIT],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    },
     "structured_outputs": {"structured_outputs": {"choice": ["yes", "no"]}},
+    "logit_bias": {"logit_bias": {"40": -100}},
+    "frequency_penalty": {"frequency_penalty": 0.5},
     "min_tokens": {"min_tokens": 3},
     "prompt_logprobs": {"prompt_logprobs": 1},
 }
@@ -69,12 +100,12 @@ class Abilities:
 ABILITIES: dict[str, Abilities] = {
     "fake": Abilities(
         model=None,
-        refuses=frozenset(CONSTRAINED),
+        refuses=frozenset({"min_tokens", "prompt_logprobs"}),
         top_logprobs=1,
         endless=f"[[say {'a' * 200}]] [[slow 0.05]]",
         stop=("[[say one END two]]", "END", "one "),
     ),
-    "embedded": Abilities(model=str(DEMO_MODEL_DIR), refuses=frozenset(CONSTRAINED)),
+    "embedded": Abilities(model=str(DEMO_MODEL_DIR), refuses=frozenset({"prompt_logprobs"})),
     "vllm": Abilities(model=str(DEMO_MODEL_DIR), tells_spans=False),
 }
 

@@ -146,6 +146,7 @@ async def test_a_constraint_is_kept_or_refused_by_name(rig: Rig, field: str) -> 
         assert answer.status == 400 and field in answer.json["error"]["message"]
     else:
         assert answer.status == 200, answer.json
+        _keeps(CONSTRAINED[field], answer.json["choices"][0]["message"])
         captured = await rig.captured(CONSTRAINED[field])
         reason = captured.record.untrainable
         assert field == "prompt_logprobs" or (reason or "").startswith("sampling_not_trainable")
@@ -353,6 +354,16 @@ async def test_no_call_is_refused_while_weights_change(rig: Rig) -> None:
     records = [(await call).record for call in calls]
     assert all(record.untrainable is None for record in records)
     assert all(record.version == 12 for record in records[4:])
+
+
+def _keeps(asked: Json, message: Json) -> None:
+    if "response_format" in asked:
+        assert orjson.loads(message["content"]) == {"n": 7}
+    if "structured_outputs" in asked:
+        assert message["content"] in asked["structured_outputs"]["choice"]
+    if "tool_choice" in asked:
+        names = [call["function"]["name"] for call in message["tool_calls"]]
+        assert names and set(names) == {asked["tools"][0]["function"]["name"]}
 
 
 def _grammar(chunks: list[Json]) -> list[Any]:

@@ -150,10 +150,19 @@ KNOWN: tuple[Known, ...] = (
         ("grammar of stream*.call_id: *", "grammar of stream*.response.output*"),
     ),
     Known(
-        "`count_tokens` of a prompt longer than the context: vLLM 500, here the number.",
-        "Agents ask in order to shorten what is too long.",
-        ("messages: count of too long a prompt",),
-        ("status: 500 -> 200",),
+        "The type of a 500 in Messages: `internal_error` at vLLM 0.27, here `api_error`.",
+        "It is Anthropic's own word.",
+        ("messages: json_schema that is none",),
+        ("body.error.type: internal_error -> api_error",),
+    ),
+    Known(
+        "`reasoning: null` in the deltas of a stream with `include_reasoning: false`: not there "
+        "where the call is captured.",
+        "vLLM prints it where it has any parser, which an answer does not tell; no client reads "
+        "it.",
+        ("chat: stream, include_reasoning false",),
+        ("grammar of choice 0*.delta.reasoning: null -> (nothing)",),
+        ("N=4",),
     ),
     Known(
         "`previous_response_id` of a response that was given before: vLLM keeps none unless its "
