@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Any
 
 from fakevllm.config import Config
 from fakevllm.hooks.worker import HookWorker
@@ -26,6 +27,17 @@ class Proxy:
     link: SwarmLink
     tasks: TaskIndex
     runner: Runner
+
+    def rename(self, body: dict[str, Any]) -> bool:
+        """Puts the served model's name for an alias. Returns whether the body changed."""
+        asked, served = body.get("model"), self.link.model
+        aliases = self.config.models.aliases
+        if not isinstance(asked, str) or served is None or asked == served:
+            return False
+        if asked not in aliases and "*" not in aliases:
+            return False
+        body["model"] = served
+        return True
 
     @property
     def num_siblings(self) -> int:

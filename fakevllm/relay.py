@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 
-import orjson
-
 from fakevllm.reply import AppReply
 from fakevllm.siblings import Request
 from fakevllm.upstream import LiveReply, Reply, Upstream
 from fakevllm_adapters.asgi import Headers, json_object
-from fakevllm_adapters.errors import WireError
+from fakevllm_adapters.errors import WireError, internal_error
 from fakevllm_adapters.sse import DONE, SseDecoder, encode
 
 
@@ -34,8 +32,9 @@ async def pass_on(upstream: Upstream, request: Request, app: AppReply, reply: Re
         await app.answer(reply)
         return reply
     is_refused = 400 <= reply.status < 500 and not reply.is_late
-    if request.is_translated and is_refused:
+    if request.is_translated and is_refused and not app.is_begun:
         # A refusal repeats what was asked, so the app's own words must be what is refused.
+        app.fall_silent()
         return await relay_native(upstream, request, app)
     return await _refuse(request, app, reply)
 
@@ -84,10 +83,11 @@ async def _stream(live: LiveReply, request: Request, app: AppReply, started: flo
             shown = b"".join(map(request.exchange.event, events))
             if shown:
                 await app.open(live.headers)
-                await app.write(shown)
-        rest = b"" if taken[-1:] == [DONE] else request.exchange.event(DONE)
+                await app.write(shown, last=DONE in events)
+            if DONE in events:  # whatever comes behind it is nobody's
+                return Reply(200, [], b"".join(taken), True, time.monotonic() - started)
         await app.open(live.headers)
-        await app.write(rest, last=True)
+        await app.write(request.exchange.event(DONE), last=True)
     except WireError as error:
         if not app.is_begun:
             raise
@@ -97,9 +97,9 @@ async def _stream(live: LiveReply, request: Request, app: AppReply, started: flo
 
 
 async def _refuse(request: Request, app: AppReply, reply: Reply) -> Reply:
-    body = reply.body
     if request.is_translated:
-        worded = request.adapter.refusal(reply.status, json_object(body) or {})
-        body = orjson.dumps(worded)
-    await app.whole(reply.status, body, reply.headers)
+        told = json_object(reply.body) or internal_error().body
+        await app.refuse(WireError(reply.status, told))
+    else:
+        await app.whole(reply.status, reply.body, reply.headers)
     return reply

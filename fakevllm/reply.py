@@ -90,8 +90,7 @@ class AppReply:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        if self._beat is not None:
-            self._beat.cancel()
+        self.fall_silent()
 
     # --- what the app gets
 
@@ -126,7 +125,10 @@ class AppReply:
             self._is_sending = True
             worded = self._adapter.refusal(error.status, error.body)
             return await send_error(self._send, replace(error, body=worded))
-        await self.whole(error.status, orjson.dumps(error.body), [])
+        if self._streamed and self._exchange is not None:
+            return await self.write(self._exchange.broken(error.body), last=True)
+        worded = self._adapter.refusal(error.status, error.body)
+        await self.write(orjson.dumps(worded), last=True)
 
     async def open(self, headers: Headers) -> None:
         """Begins a stream, where it has not been begun to keep the app waiting."""
@@ -148,6 +150,11 @@ class AppReply:
             await self.refuse(error)
 
     # --- what keeps it waiting
+
+    def fall_silent(self) -> None:
+        """From now on nothing is sent but what the caller sends."""
+        if self._beat is not None:
+            self._beat.cancel()
 
     def _schedule(self, delay_s: float) -> None:
         self._beat = asyncio.get_running_loop().call_later(delay_s, self.on_beat)

@@ -141,16 +141,19 @@ class Runner:
         work = asyncio.create_task(relay(self._upstream, request, app))
         await _first_of(work, left, ending=[work])
         # Some clients hang up at the event that ends the answer, before its last byte.
-        await asyncio.wait({work}, timeout=LINGER_S)
+        await _first_of(work, asyncio.ensure_future(asyncio.sleep(LINGER_S)), ending=[work])
         if not work.done():
             await _ended(work)
             return self._record(draft.failed("client_disconnected", 499))
         try:
-            result = await work
+            self._record(draft.served_once(await work, reason))
         except WireError as error:
             await app.refuse(error)
-            return self._record(draft.failed("upstream_unreachable", error.status))
-        self._record(draft.served_once(result, reason))
+            self._record(draft.failed("upstream_unreachable", error.status))
+        except Exception:  # isolates: a defect of ours must not leave the app without an answer
+            log.exception("request %s failed", request.id)
+            await app.break_off(internal_error())
+            self._record(draft.failed("internal_error", 500))
 
     # --- several siblings: the best is returned
 
@@ -170,6 +173,9 @@ class Runner:
         try:
             scored = await work
             await self._answer(app, request, scored)
+        except WireError as error:
+            await app.refuse(error)
+            return self._give_up(draft, "upstream_unreachable", error.status)
         except Exception:  # isolates: a defect of ours must not leave the app without an answer
             log.exception("request %s failed", request.id)
             await app.break_off(internal_error())

@@ -137,7 +137,7 @@ def read_answer(adapter: Adapter, reply: Reply) -> Answer | None:
             if reply.streamed
             else adapter.read_json(orjson.loads(reply.body))
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -101,9 +101,18 @@ class Upstream:
             ) as answer:
                 streamed = answer.content_type == EVENT_STREAM
                 shown = relayed_headers(answer.headers.items())
-                yield LiveReply(answer.status, shown, streamed, answer.content.iter_any())
+                yield LiveReply(answer.status, shown, streamed, _chunks(answer))
         except (aiohttp.ClientError, TimeoutError) as error:
             raise unreachable(error) from error
+
+
+async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Raises WireError (503)."""
+    try:
+        async for chunk in answer.content.iter_any():
+            yield chunk
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise unreachable(error) from error
 
 
 def _lasting(event: bytes) -> int | None:

@@ -86,6 +86,8 @@ class Adapter(Protocol):
     name: str
     path: str
     upstream_path: str
+    names_answers: bool
+    """Whether its requests may stand on earlier answers by `previous_response_id`."""
 
     def open(self, body: Json, engine: Engine, earlier: Earlier | None = None) -> Exchange:
         """`earlier`: what the body's `previous_response_id` stands for; None where nobody knows.

@@ -44,7 +44,7 @@ class SameFormat:
 
     def __init__(self, body: Json) -> None:
         self.body = body
-        self.streamed = bool(body.get("stream"))
+        self.streamed = _is_true(body.get("stream"))
         self._has_end = False
         self._is_over = False
 
@@ -74,10 +74,18 @@ class SameFormat:
         return encode(error) + DONE
 
 
+def _is_true(value: object) -> bool:
+    """As vLLM reads a flag: "false" is false."""
+    if isinstance(value, str):
+        return value.lower() in ("true", "t", "1", "yes", "y", "on")
+    return value is True or value == 1
+
+
 class ChatAdapter:
     name = "chat"
     path = PATH
     upstream_path = PATH
+    names_answers = False
 
     def open(self, body: Json, engine: Engine, earlier: Earlier | None = None) -> Exchange:
         return SameFormat(body)
@@ -97,7 +105,7 @@ class ChatAdapter:
         changed = {key: value for key, value in body.items() if key not in _NOT_FOR_SIBLINGS}
         changed |= NEUTRAL_SAMPLING | {"temperature": temperature}
         seed = body.get("seed")
-        if isinstance(seed, int):
+        if isinstance(seed, int) and seed + index < 2**63:
             changed["seed"] = seed + index
         if body.get("request_id"):  # engines take an id for one request
             changed["request_id"] = f"{body['request_id']}-{index}"

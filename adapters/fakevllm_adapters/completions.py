@@ -17,6 +17,7 @@ class CompletionsAdapter:
     name = "completions"
     path = PATH
     upstream_path = PATH
+    names_answers = False
 
     def open(self, body: Json, engine: Engine, earlier: Earlier | None = None) -> Exchange:
         return SameFormat(body)

@@ -74,7 +74,7 @@ class Limits:
     def body_refusal(self, body: Json, num_siblings: int = 1) -> WireError | None:
         """The first field that asks for too much. A field of a wrong type is the engine's to
         refuse. `num_siblings`: bodies that will be sampled, each with `n` choices."""
-        n = _count(body.get("n"))
+        n = _count(body.get("n")) * _num_prompts(body.get("prompt"))
         # never below 1: how many siblings there are is ours to answer for, not the app's
         most = max(1, self.num_choices // num_siblings)
         if n > most:
@@ -213,6 +213,14 @@ class OpenCalls:
 
 def _who(key: str | None) -> str:
     return fingerprint(key) if key else ""
+
+
+def _num_prompts(prompt: object) -> int:
+    """A list of texts or of lists of ids is several prompts; one of ids is one."""
+    if not isinstance(prompt, list):
+        return 1
+    listed = cast(list[object], prompt)
+    return max(1, len(listed)) if not isinstance(next(iter(listed), 0), int) else 1
 
 
 def _count(value: object) -> int:

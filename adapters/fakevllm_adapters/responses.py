@@ -122,8 +122,6 @@ class ResponsesExchange:
                 logprobs = (logprobs_of(choice) or []) if self._with_logprobs else []
                 self._write(self._items.take(cast(Json, choice.get("delta") or {}), logprobs))
                 self._finish_reason = choice.get("finish_reason") or self._finish_reason
-        if not choices and self._finish_reason is not None:  # the closing usage
-            self._end()
 
     def _open(self) -> bool:
         """Whether this opened the stream."""
@@ -178,6 +176,7 @@ class ResponsesExchange:
 class ResponsesAdapter(ChatAdapter):
     name = "responses"
     path = "/v1/responses"
+    names_answers = True
 
     def open(self, body: Json, engine: Engine, earlier: Earlier | None = None) -> ResponsesExchange:
         previous = body.get("previous_response_id")

@@ -18,9 +18,10 @@ SCORED = """
     WHERE g.state = 'scored' ORDER BY g.received_at, g.group_id, s."index"
 """
 ANSWERED = """
-    SELECT g.app_key, g.request_json, s.message_json
+    SELECT g.request_json, s.message_json
     FROM groups AS g JOIN siblings AS s USING (group_id)
-    WHERE g.response_id = ? AND s.served AND s.message_json IS NOT NULL
+    WHERE g.response_id = ? AND g.app_key IS ? AND s.served AND s.message_json IS NOT NULL
+    ORDER BY g.received_at DESC LIMIT 1
 """
 LATEST = """
     SELECT group_id FROM groups AS g

@@ -98,7 +98,6 @@ class ScoredGroup:
 class AnsweredRequest:
     """A request and the message its app got."""
 
-    app_key: str | None
     request_json: str
     message_json: str
 

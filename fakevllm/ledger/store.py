@@ -183,10 +183,11 @@ class Ledger:
             siblings = [_sibling(one) for one in db.execute(query).mappings()]
         return None if row is None else GroupRecord(**row, siblings=siblings)
 
-    def answered(self, response_id: str) -> AnsweredRequest | None:
-        """The request whose answer is called that, with the message that was served."""
+    def answered(self, response_id: str, app_key: str | None) -> AnsweredRequest | None:
+        """That app's latest request whose answer is called so, with the message it got: an app may
+        choose the name, and choose it twice."""
         with self._reading.connect() as db:
-            row = db.exec_driver_sql(queries.ANSWERED, (response_id,)).one_or_none()
+            row = db.exec_driver_sql(queries.ANSWERED, (response_id, app_key)).one_or_none()
         return None if row is None else AnsweredRequest(*row)
 
     def latest_group(self) -> RecordedGroup | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import orjson
 
@@ -30,6 +31,8 @@ from fakevllm_adapters.swarm import Task
 
 log = logging.getLogger("fakevllm.requests")
 
+FLUSH_S = 2.0
+"""The answer that a request names may have been given an instant ago."""
 LONGEST_HISTORY = 1000
 """Answers a chain of `previous_response_id` may name."""
 
@@ -42,7 +45,8 @@ def door(proxy: Proxy, adapter: Adapter) -> AsgiApp:
             raw = await read_body(receive, limits.body_bytes)
             found = admitted(raw, limits.per_request, proxy.num_siblings, limits.allowed_fields)
         except WireError as error:
-            return await send_error(send, error)
+            worded = adapter.refusal(error.status, error.body)
+            return await send_error(send, replace(error, body=worded))
         except ClientLeft:
             return
         key = key_of(headers)
@@ -65,43 +69,33 @@ async def _decode(
         log.info("taken out of a request: %s", ", ".join(found.removed))
     if body is None:
         return Request(new_id(), adapter, raw, raw, None, headers, "invalid_json")
-    if _rename(proxy, body):
+    if proxy.rename(body):
         raw = orjson.dumps(body)
     try:
-        earlier = await _earlier(proxy, body, app_key)
+        earlier = await _earlier(proxy, adapter, body, app_key)
         exchange = adapter.open(body, proxy.link.engine, earlier)
-    except Untranslated as why:
+        is_same = adapter.path == adapter.upstream_path
+        asked = raw if is_same else orjson.dumps(exchange.body)
+    except (Untranslated, TypeError) as why:  # TypeError: numbers beyond 64 bits
         return Request(new_id(), adapter, raw, raw, None, headers, f"not_translated: {why}")
-    is_same = adapter.path == adapter.upstream_path
-    asked = raw if is_same else orjson.dumps(exchange.body)
     return Request(new_id(), adapter, raw, asked, exchange, headers)
 
 
-async def _earlier(proxy: Proxy, body: Json, app_key: str | None) -> Earlier | None:
+async def _earlier(
+    proxy: Proxy, adapter: Adapter, body: Json, app_key: str | None
+) -> Earlier | None:
     """The requests and answers a body only names; None where it names none, or one that this app
     never got."""
     name = body.get("previous_response_id")
     earlier: list[tuple[Json, Json]] = []
-    if not isinstance(name, str):
+    if not adapter.names_answers or not isinstance(name, str):
         return None
-    await proxy.ledger.flush()
-    while isinstance(name, str) and len(earlier) < LONGEST_HISTORY:
-        found = await asyncio.to_thread(proxy.ledger.answered, name)
-        if found is None or found.app_key != app_key:
+    await proxy.ledger.flush(FLUSH_S)
+    while isinstance(name, str):
+        found = await asyncio.to_thread(proxy.ledger.answered, name, app_key)
+        if found is None or len(earlier) == LONGEST_HISTORY:
             return None
         asked: Json = orjson.loads(found.request_json)
         earlier.insert(0, (asked, orjson.loads(found.message_json)))
         name = asked.get("previous_response_id")
     return earlier
-
-
-def _rename(proxy: Proxy, body: Json) -> bool:
-    """Put the served model's name for an alias. Returns whether the body changed."""
-    asked, served = body.get("model"), proxy.link.model
-    aliases = proxy.config.models.aliases
-    if not isinstance(asked, str) or served is None or asked == served:
-        return False
-    if asked not in aliases and "*" not in aliases:
-        return False
-    body["model"] = served
-    return True

@@ -9,7 +9,7 @@ from fakevllm.proxy import Proxy
 from fakevllm_adapters.asgi import engine_headers
 from fakevllm_adapters.errors import WireError
 from fakevllm_adapters.limits import admitted
-from fakevllm_adapters.passthrough import PASSTHROUGH
+from fakevllm_adapters.passthrough import PASSTHROUGH, whole_path
 
 
 def router(proxy: Proxy) -> APIRouter:
@@ -17,15 +17,18 @@ def router(proxy: Proxy) -> APIRouter:
 
     async def relay(request: Request) -> Response:
         headers = engine_headers(dict(request.scope["headers"]))
-        path: str = request.scope["path"]
         limits = proxy.config.limits
         try:
             found = admitted(
                 await request.body(), limits.per_request, allowed=limits.allowed_fields
             )
+            path = whole_path(request.scope["path"], request.scope["query_string"])
         except WireError as error:
             return _worded(error)
-        return await relayed(proxy, request.method, path, found.raw, headers)
+        body = found.raw
+        if found.body is not None and proxy.rename(found.body):
+            body = orjson.dumps(found.body)
+        return await relayed(proxy, request.method, path, body, headers)
 
     for path, methods in PASSTHROUGH.items():
         routes.add_api_route(path, relay, methods=list(methods))

@@ -152,10 +152,10 @@ class EngineClient:
         # A refusal repeats what was asked, so the app's own words must be what is refused.
         own = plain if plain is not None else orjson.dumps(capture.body)
         async with self._answer("POST", path, own, headers) as answer:
+            await self._relay(answer, send, refuses, exchange)
             if answer.status == 200:
                 capture.gave_up()
                 on_finished()
-            await self._relay(answer, send, refuses, exchange)
 
     async def _relay(
         self,

@@ -356,6 +356,8 @@ def test_odd_bodies_are_400_and_answered_as_the_server_answers_them(
     answer = post(stack.proxy(siblings), ODD[case])
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+    if case == "nested without end":
+        return  # the proxy's own limit: the server trusts its proxies
     direct = post(stack.server, ODD[case])
     assert (direct.status_code, direct.json()) == (400, answer.json())
 

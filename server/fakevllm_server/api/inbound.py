@@ -115,6 +115,10 @@ class Inbound:
         except Untranslated as why:
             return why.error or not_served(str(why))
         exchange.body = within_context(exchange.body, upstream.endpoint.max_model_len)
+        try:
+            orjson.dumps(exchange.body)
+        except TypeError as error:  # numbers beyond 64 bits
+            return not_served(str(error))
         return exchange
 
     @property

@@ -16,6 +16,7 @@ from fakevllm_adapters.asgi import (
     Send,
     engine_headers,
     header_map,
+    json_object,
     key_of,
     read_body,
     send_error,
@@ -24,7 +25,8 @@ from fakevllm_adapters.asgi import (
 from fakevllm_adapters.base import Adapter
 from fakevllm_adapters.errors import WireError, bad_request, error_body, unavailable
 from fakevllm_adapters.keys import EPISODE_KEY_PREFIX
-from fakevllm_adapters.limits import Limits, admitted
+from fakevllm_adapters.limits import Admitted, Limits, admitted
+from fakevllm_adapters.passthrough import whole_path
 from fakevllm_adapters.swarm import SIBLING_HEADER, SiblingRef, parse_sibling
 from fakevllm_server.api.inbound import Attempt, Inbound
 from fakevllm_server.calls import RecordedCall
@@ -68,17 +70,19 @@ async def _relayed(swarm: Swarm, scope: Scope, body: bytes, send: Send) -> None:
     headers = header_map(scope)
     _episode(swarm, scope, headers)  # refuses those that are gone
     path: str = scope["path"].removeprefix(f"/e/{scope['path_params'].get('episode_uuid')}")
+    path = whole_path(path, scope.get("query_string", b""))
     await swarm.serving_now().relay(scope["method"], path, body, engine_headers(headers), send)
 
 
 async def _answer(swarm: Swarm, scope: Scope, adapter: Adapter, body: bytes, send: Send) -> None:
     headers = header_map(scope)
-    found = admitted(body, LIMITS)
-    call = Inbound(adapter, found.raw, found.body, engine_headers(headers), send)
     sibling = _sibling(headers)
     episode = _episode(swarm, scope, headers)
     if sibling is not None and episode is not None:
         raise bad_request(f"{SIBLING_HEADER} is not for the key of an episode.")
+    # What comes from a proxy has been admitted there, by limits that its user may have set.
+    found = admitted(body, LIMITS) if episode is not None else Admitted(body, json_object(body))
+    call = Inbound(adapter, found.raw, found.body, engine_headers(headers), send)
     if sibling is None and episode is None:
         return await _twice(swarm, call.relay)
     if sibling is not None:
