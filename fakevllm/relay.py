@@ -8,6 +8,7 @@ from fakevllm.reply import AppReply
 from fakevllm.siblings import Request
 from fakevllm.upstream import LiveReply, Reply, Upstream
 from fakevllm_adapters.asgi import Headers, json_object
+from fakevllm_adapters.chat import end_of
 from fakevllm_adapters.errors import WireError, internal_error
 from fakevllm_adapters.sse import DONE, SseDecoder, encode
 
@@ -87,7 +88,7 @@ async def _stream(live: LiveReply, request: Request, app: AppReply, started: flo
             if DONE in events:  # whatever comes behind it is nobody's
                 return Reply(200, [], b"".join(taken), True, time.monotonic() - started)
         await app.open(live.headers)
-        await app.write(request.exchange.event(DONE), last=True)
+        await app.write(end_of(request.exchange, taken), last=True)
     except WireError as error:
         if not app.is_begun:
             raise

@@ -25,6 +25,7 @@ from fakevllm_adapters.asgi import (
     start_stream,
 )
 from fakevllm_adapters.base import Adapter, Exchange, Json
+from fakevllm_adapters.chat import end_of
 from fakevllm_adapters.errors import WireError, bad_request, internal_error
 from fakevllm_adapters.sse import DONE
 
@@ -101,8 +102,9 @@ class AppReply:
             return await self.refuse(_NOT_VLLM)
         if reply.streamed:
             events = reply.events
-            ends = [] if events[-1:] == [DONE] else [DONE]
-            shown = b"".join(map(self._exchange.event, [*events, *ends]))
+            shown = b"".join(map(self._exchange.event, events))
+            if DONE not in events:
+                shown += end_of(self._exchange, events)
             await self.open(reply.headers)
             return await self.write(shown, last=True)
         try:

@@ -37,6 +37,13 @@ _ENDING = re.compile(rb'"finish_reason":\s*"|"error":\s*[{"]')
 _OBJECT = re.compile(rb"data: ?\{.*\}\s+", re.DOTALL)
 
 
+def end_of(exchange: Exchange, events: Sequence[bytes]) -> bytes:
+    """What closes a stream of the upstream that broke off behind these events, without `[DONE]`:
+    an answer whose end was told is whole."""
+    is_whole = any(_ENDING.search(event) for event in events)
+    return exchange.event(DONE) if is_whole else exchange.broken(internal_error().body)
+
+
 class SameFormat:
     """The exchange of a format the upstream speaks itself: bytes are passed on. Only what no client
     can read becomes an error, and an end that gives no reason: clients ask again without end where
@@ -47,6 +54,7 @@ class SameFormat:
         self.streamed = _is_true(body.get("stream"))
         self._has_end = False
         self._is_over = False
+        self._last = b""
 
     def answer(self, raw: bytes) -> bytes:
         body: Any = orjson.loads(raw)
@@ -58,16 +66,32 @@ class SameFormat:
         if self._is_over:
             return b""
         if event == DONE:
-            self._is_over = True
-            return event if self._has_end else self.broken(internal_error().body)
+            return self._closed()
         if not event.startswith(b":"):
             if not _OBJECT.fullmatch(event):
                 return self.broken(internal_error().body)
             self._has_end = self._has_end or _ENDING.search(event) is not None
+            self._last = event
         return event
 
     def keep_alive(self) -> bytes:
         return KEEP_ALIVE
+
+    def _closed(self) -> bytes:
+        """The end; with a reason where the engine said that all has come, and gave none."""
+        self._is_over = True
+        if self._has_end:
+            return DONE
+        try:
+            last = json_of(self._last) or {}
+        except ValueError:
+            last = {}
+        if not last:
+            return self.broken(internal_error().body)
+        empty: Json = {"text": ""} if last.get("object") == "text_completion" else {"delta": {}}
+        choice = {"index": 0} | empty | {"logprobs": None, "finish_reason": "stop"}
+        kept = {key: last[key] for key in ("id", "object", "created", "model") if key in last}
+        return encode(kept | {"choices": [choice]}) + DONE
 
     def broken(self, error: Json) -> bytes:
         self._is_over = True

@@ -61,7 +61,8 @@ def _proxy(started: Processes, swarm: FaultySwarm, hooks: Path, number: int) -> 
 class Faulty:
     """One proxy, and the requests that reached it since the start of the test."""
 
-    def __init__(self, swarm: FaultySwarm, proxy: Process) -> None:
+    def __init__(self, swarm: FaultySwarm, proxy: Process, num_siblings: int) -> None:
+        self.num_siblings = num_siblings
         self.swarm = swarm
         self.proxy = proxy
         self._before = len(wait_for_groups(proxy, 0))
@@ -82,7 +83,7 @@ def faulty(
     request: pytest.FixtureRequest, swarm: FaultySwarm, proxies: dict[int, Process]
 ) -> Faulty:
     swarm.reset("none")
-    return Faulty(swarm, proxies[request.param])
+    return Faulty(swarm, proxies[request.param], request.param)
 
 
 EVERY_FAULT = pytest.mark.parametrize("fault", FAULTS)
@@ -198,7 +199,7 @@ def check(told: Told, fault: str, valid_ends: set[str]) -> None:
 def test_what_one_of_several_siblings_suffers_is_not_seen(
     swarm: FaultySwarm, proxies: dict[int, Process], fault: str
 ) -> None:
-    faulty = Faulty(swarm, proxies[4])
+    faulty = Faulty(swarm, proxies[4], 4)
     faulty.swarm.reset(fault, failing=1)
     with openai.OpenAI(base_url=f"{faulty.proxy.url}/v1", api_key=KEY, max_retries=0) as client:
         assert chat(client, streamed=True) == (TEXT, "stop")
@@ -229,14 +230,14 @@ def test_opencode_ends_its_turn(faulty: Faulty, fault: str, tmp_path: Path) -> N
 def test_opencode_recovers_with_the_model_server(
     faulty: Faulty, fault: str, tmp_path: Path
 ) -> None:
-    faulty.swarm.reset(fault, failing=8)
+    faulty.swarm.reset(fault, failing=2 * faulty.num_siblings)
     opencode = OpenCode(f"{faulty.proxy.url}/v1", tmp_path / "project")
     code, events = opencode("hi", *TITLED)
     assert code == 0 or [event["type"] for event in events] == ["error"], events
     assert faulty.swarm.num_calls <= 12, "it asked again and again"
 
 
-@pytest.mark.parametrize("fault", ["no finish_reason", "no [DONE]", "cut", "silent at first"])
+@pytest.mark.parametrize("fault", ["no finish_reason", "no [DONE]"])
 def test_codex_ends_its_turn(faulty: Faulty, fault: str, tmp_path: Path) -> None:
     faulty.swarm.reset(fault)
     code, events = Codex(f"{faulty.proxy.url}/v1", tmp_path / "project")("hi")
