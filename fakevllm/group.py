@@ -60,7 +60,9 @@ class GroupDraft:
         num_rewards = sum(reward is not None for reward in scored.rewards.values())
         state, reason = "scored", None
         if verdict.served is None:
-            state, reason = "failed", "no_answer"
+            lead = scored.results[0]
+            is_refused = lead.reply is not None and lead.status >= 400
+            state, reason = "failed", f"upstream_{lead.status}" if is_refused else "no_answer"
         elif num_rewards < 2:
             state, reason = "dropped", scored.reason or "fewer_than_two_rewards"
         status = scored.results[verdict.served or 0].status

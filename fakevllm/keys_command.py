@@ -55,6 +55,8 @@ def add(
         file.add(key)
         print(secret)
         print(f"The key of {name}, shown this once; {file.path} keeps its hash.", file=sys.stderr)
+        if len(file.entries()) == 1:
+            print("It is the first: from now on every app needs a key.", file=sys.stderr)
 
     guarded(run)
 

@@ -17,6 +17,7 @@ from fakevllm.settling import Settling
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.tasks import TaskIndex, read_tasks
 from fakevllm.upstream import Upstream
+from fakevllm_adapters.errors import unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,16 @@ class Proxy:
     runner: Runner
 
     def rename(self, body: dict[str, Any]) -> bool:
-        """Puts the served model's name for an alias. Returns whether the body changed."""
+        """Puts the served model's name for an alias. Returns whether the body changed. Raises
+        WireError (503) while that name is not known."""
         asked, served = body.get("model"), self.link.model
         aliases = self.config.models.aliases
-        if not isinstance(asked, str) or served is None or asked == served:
+        if not isinstance(asked, str) or asked == served:
             return False
         if asked not in aliases and "*" not in aliases:
             return False
+        if served is None:
+            raise unavailable("The model server has not told yet which model it serves.")
         body["model"] = served
         return True
 
@@ -58,7 +62,8 @@ async def open_proxy(config: Config) -> AsyncGenerator[Proxy]:
         ledger = Ledger.open(config.ledger_file)
         stack.callback(ledger.close)
         # Who may guess a task's id must not get past a proxy that asks for keys.
-        tasks = TaskIndex(ledger.task_secret() if config.keys() else None)
+        keys = config.keys()
+        tasks = TaskIndex(ledger.task_secret(), takes_unsigned=lambda: not keys)
         tasks.add(rows, by_text=True)
         tasks.add(ledger.tasks())
         hooks = await _start_hooks(config, stack)

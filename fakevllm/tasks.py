@@ -7,7 +7,7 @@ import hmac
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,8 +24,13 @@ _NUM_MAC_DIGITS = 16
 class TaskIndex:
     """Tasks by id, and optionally by their text. With a secret, task keys are signed by it."""
 
-    def __init__(self, secret: bytes | None = None) -> None:
+    def __init__(
+        self, secret: bytes | None = None, takes_unsigned: Callable[[], bool] | None = None
+    ) -> None:
+        """`takes_unsigned`: whether a task's bare id opens it, asked each time; without a secret it
+        does."""
         self._secret = secret
+        self._takes_unsigned = takes_unsigned or (lambda: secret is None)
         self._by_id: dict[str, Task] = {}
         self._by_text: defaultdict[str, list[Task]] = defaultdict(list)
         self._texts = TextIndex()
@@ -45,11 +50,6 @@ class TaskIndex:
             return task_key(task_id)
         return f"{task_key(task_id)}.{self._mac(self._secret, task_id)}"
 
-    @property
-    def is_signed(self) -> bool:
-        """Whether a task's key cannot be guessed from its id."""
-        return self._secret is not None
-
     def knows(self, key: str | None) -> bool:
         """Whether `key` names a registered task."""
         return self._of_key(key) is not None
@@ -65,10 +65,10 @@ class TaskIndex:
         if task_id is None:
             return None
         if self._secret is not None:
-            task_id, _, mac = task_id.rpartition(".")
-            if not hmac.compare_digest(mac.encode(), self._mac(self._secret, task_id).encode()):
-                return None
-        return self._by_id.get(task_id)
+            signed, _, mac = task_id.rpartition(".")
+            if hmac.compare_digest(mac.encode(), self._mac(self._secret, signed).encode()):
+                return self._by_id.get(signed)
+        return self._by_id.get(task_id) if self._takes_unsigned() else None
 
     @staticmethod
     def _mac(secret: bytes, task_id: str) -> str:

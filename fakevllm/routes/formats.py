@@ -51,7 +51,11 @@ def door(proxy: Proxy, adapter: Adapter) -> AsgiApp:
             return
         key = key_of(headers)
         app_key = fingerprint(key) if key else None
-        request = await _decode(proxy, adapter, found, engine_headers(headers), app_key)
+        try:
+            request = await _decode(proxy, adapter, found, engine_headers(headers), app_key)
+        except WireError as error:
+            worded = adapter.refusal(error.status, error.body)
+            return await send_error(send, replace(error, body=worded))
         task = proxy.tasks.find(key, adapter.opening(request.body)) or Task(
             main_query=adapter.question(request.body)
         )

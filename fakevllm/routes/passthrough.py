@@ -23,11 +23,10 @@ def router(proxy: Proxy) -> APIRouter:
                 await request.body(), limits.per_request, allowed=limits.allowed_fields
             )
             path = whole_path(request.scope["path"], request.scope["query_string"])
+            is_renamed = found.body is not None and proxy.rename(found.body)
         except WireError as error:
             return _worded(error)
-        body = found.raw
-        if found.body is not None and proxy.rename(found.body):
-            body = orjson.dumps(found.body)
+        body = orjson.dumps(found.body) if is_renamed else found.raw
         return await relayed(proxy, request.method, path, body, headers)
 
     for path, methods in PASSTHROUGH.items():

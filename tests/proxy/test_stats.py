@@ -42,18 +42,17 @@ async def test_writes_the_ledger_gave_up_are_shown(tmp_path: Path) -> None:
         assert stats["ledger_dropped"] == 1 and "not JSON serializable" in stats["ledger_error"]
 
 
-async def test_an_open_proxy_gives_plain_task_keys_and_a_guarded_one_signed_ones(
+async def test_task_keys_are_signed_and_an_open_proxy_takes_plain_ones_too(
     tmp_path: Path,
 ) -> None:
-    async with asked(tmp_path) as (proxy, client):
-        answer = await client.post("/fakevllm/tasks", json=TASKS)
-        assert answer.json() == {"keys": ["sk-task-t1"]}
-    key_file = tmp_path / "keys"
+    key_file = tmp_path / "of-apps"
     key_file.write_text("sk-one\n")
     given: set[str] = set()
-    for _ in range(2):  # the same after a restart
-        async with asked(tmp_path, key_file=key_file) as (proxy, client):
+    for keys in (None, key_file, key_file):  # the same after a restart
+        flags = {} if keys is None else {"key_file": keys}
+        async with asked(tmp_path, **flags) as (proxy, client):
             (key,) = (await client.post("/fakevllm/tasks", json=TASKS)).json()["keys"]
-            assert proxy.tasks.knows(key) and not proxy.tasks.knows("sk-task-t1")
+            assert proxy.tasks.knows(key)
+            assert proxy.tasks.knows("sk-task-t1") is (keys is None)
             given.add(key)
     assert len(given) == 1 and given.pop().startswith("sk-task-t1.")
