@@ -23,6 +23,7 @@ model_list:
   - model_name: fake
     litellm_params: {{model: openai/fake, api_base: "{upstream}/v1", api_key: none}}
 litellm_settings: {{telemetry: false, num_retries: 0}}
+general_settings: {{dangerously_permit_weak_or_unset_master_key: true}}
 """
 
 
