@@ -116,7 +116,9 @@ def _start(started: Processes, *, with_litellm: bool) -> list[Target]:
     proxy = started.proxy(server, "--n", "1")
     hook = started.folder / "hook.py"
     hook.write_text(HOOK)
-    fan = started.proxy(server, "--n", "8", "--hooks", str(hook), folder="proxy-8")
+    # A server of its own: the other proxy would read in its log what this one trains.
+    trained = started.server("--backend", "fake", folder="server-8")
+    fan = started.proxy(trained, "--n", "8", "--hooks", str(hook), folder="proxy-8")
     targets = [
         Target("server", server),
         Target("bare relay", _beside(started, server, RELAY)),
