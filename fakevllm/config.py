@@ -6,6 +6,7 @@ import logging
 import time
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, cast
 from urllib.parse import urlsplit
@@ -106,7 +107,7 @@ class LimitsSection(_Section):
     allowed_fields: Annotated[tuple[str, ...], AfterValidator(_client_fields)] = ()
     """Body fields that are let through although they are not for clients."""
 
-    @property
+    @cached_property
     def per_request(self) -> Limits:
         others = {"num_open", "num_open_per_key", "allowed_fields"}
         return Limits(**self.model_dump(exclude=others))

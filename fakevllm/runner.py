@@ -140,10 +140,7 @@ class Runner:
     ) -> None:
         work = asyncio.create_task(relay(self._upstream, request, app))
         await _first_of(work, left, ending=[work])
-        # Some clients hang up at the event that ends the answer, before its last byte.
-        await _first_of(work, asyncio.ensure_future(asyncio.sleep(LINGER_S)), ending=[work])
-        if not work.done():
-            await _ended(work)
+        if not work.done() and not await _ended_within(LINGER_S, work):
             return self._record(draft.failed("client_disconnected", 499))
         try:
             self._record(draft.served_once(await work, reason))
@@ -248,6 +245,17 @@ async def _first_of(
     except asyncio.CancelledError:
         await _ended(*ending)
         raise
+
+
+async def _ended_within(timeout_s: float, work: asyncio.Task[Any]) -> bool:
+    """Whether it came to its end; else it is cancelled. Some clients hang up at the event that ends
+    an answer, before its last byte."""
+    try:
+        await asyncio.wait({work}, timeout=timeout_s)
+    finally:
+        if not work.done():
+            await _ended(work)
+    return not work.cancelled()
 
 
 async def _ended(*tasks: asyncio.Task[Any]) -> None:
