@@ -43,7 +43,7 @@ def check_bookkeeping(done: Run) -> None:
     assert len(done.policy_mean) >= MIN_STEPS
     assert sum(done.groups.values()) == EPOCHS * (NUM_FITTING + len(TOO_LONG))
     failed = {reason: count for (state, reason), count in done.groups.items() if state == "failed"}
-    assert failed == {"no_answer": EPOCHS * len(TOO_LONG)}
+    assert failed == {"upstream_400": EPOCHS * len(TOO_LONG)}
     assert f"{EPOCHS * len(TOO_LONG)} failed" in done.replay_output
     assert done.replay_output.count(CONTEXT) == len(TOO_LONG)
 
