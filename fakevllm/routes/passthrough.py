@@ -30,7 +30,8 @@ def router(proxy: Proxy) -> APIRouter:
         return await relayed(proxy, request.method, path, body, headers)
 
     for path, methods in PASSTHROUGH.items():
-        routes.add_api_route(path, relay, methods=list(methods))
+        for method in methods:  # a route each, as vLLM has them: a 405 tells the first
+            routes.add_api_route(path, relay, methods=[method])
     return routes
 
 

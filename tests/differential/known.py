@@ -129,12 +129,6 @@ KNOWN: tuple[Known, ...] = (
         ("header vary: (nothing) -> Origin",),
     ),
     Known(
-        "`allow` at /ping: vLLM tells the first of its two routes, here both methods.",
-        "Both work, there as here.",
-        ("around: /ping HEAD", "around: /ping OPTIONS", "around: /ping DELETE"),
-        ("header allow: GET -> POST, GET",),
-    ),
-    Known(
         "Function calls in a streamed response: vLLM's `response.completed` names each call anew "
         "(another `id` and `call_id`, for forced calls other blanks in `arguments`), here it is "
         "the call that was streamed, with the id the engine gave it.",
