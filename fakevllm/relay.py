@@ -82,10 +82,11 @@ async def _stream(live: LiveReply, request: Request, app: AppReply, started: flo
                     return await _refuse(request, app, early)
             taken += events
             shown = b"".join(map(request.exchange.event, events))
-            if shown:
+            is_done = DONE in events  # whatever comes behind it is nobody's
+            if shown or is_done:
                 await app.open(live.headers)
-                await app.write(shown, last=DONE in events)
-            if DONE in events:  # whatever comes behind it is nobody's
+                await app.write(shown, last=is_done)
+            if is_done:
                 return Reply(200, [], b"".join(taken), True, time.monotonic() - started)
         await app.open(live.headers)
         await app.write(end_of(request.exchange, taken), last=True)

@@ -5,34 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from fakevllm_adapters.base import Answer, Earlier, Engine, Exchange, Json
-from fakevllm_adapters.chat import ChatAdapter, SameFormat
+from fakevllm_adapters.base import Answer, Json
+from fakevllm_adapters.chat import ChatAdapter
 from fakevllm_adapters.sse import json_of
 
 PATH = "/v1/completions"
-_CHAT = ChatAdapter()
 
 
-class CompletionsAdapter:
+class CompletionsAdapter(ChatAdapter):
+    """Sampling is asked for as in chat."""
+
     name = "completions"
     path = PATH
     upstream_path = PATH
-    names_answers = False
-
-    def open(self, body: Json, engine: Engine, earlier: Earlier | None = None) -> Exchange:
-        return SameFormat(body)
-
-    def refusal(self, status: int, body: Json) -> Json:
-        return body
 
     def question(self, body: Json) -> str:
         return _prompt_text(body)
 
     def opening(self, body: Json) -> str:
         return _prompt_text(body)
-
-    def sibling(self, body: Json, index: int, temperature: float) -> Json:
-        return _CHAT.sibling(body, index, temperature)  # sampling is asked for alike
 
     def read_json(self, body: Json) -> Answer:
         choice = next(_firsts(body), None)

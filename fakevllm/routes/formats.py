@@ -41,21 +41,17 @@ def door(proxy: Proxy, adapter: Adapter) -> AsgiApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = header_map(scope)
         limits = proxy.config.limits
+        key = key_of(headers)
+        app_key = fingerprint(key) if key else None
         try:
             raw = await read_body(receive, limits.body_bytes)
             found = admitted(raw, limits.per_request, proxy.num_siblings, limits.allowed_fields)
+            request = await _decode(proxy, adapter, found, engine_headers(headers), app_key)
         except WireError as error:
             worded = adapter.refusal(error.status, error.body)
             return await send_error(send, replace(error, body=worded))
         except ClientLeft:
             return
-        key = key_of(headers)
-        app_key = fingerprint(key) if key else None
-        try:
-            request = await _decode(proxy, adapter, found, engine_headers(headers), app_key)
-        except WireError as error:
-            worded = adapter.refusal(error.status, error.body)
-            return await send_error(send, replace(error, body=worded))
         task = proxy.tasks.find(key, adapter.opening(request.body)) or Task(
             main_query=adapter.question(request.body)
         )

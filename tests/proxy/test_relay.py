@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, MutableMapping
+from collections.abc import AsyncGenerator, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from aiohttp import web
 from fakevllm.relay import relay
 from fakevllm.reply import AppReply
 from fakevllm.siblings import Request, with_apps_id
-from fakevllm.upstream import Reply, Upstream
+from fakevllm.upstream import LiveReply, Reply, Upstream
 from fakevllm_adapters.base import Engine, Untranslated
 from fakevllm_adapters.errors import WireError, bad_request, internal_error
 from fakevllm_adapters.registry import ADAPTERS
@@ -73,14 +73,34 @@ def request(name: str, body: dict[str, Any]) -> Request:
     return Request("r", adapter, raw, asked, exchange, {})
 
 
+class Dripping(Upstream):
+    """Streams its chunks one by one, whatever is asked."""
+
+    def __init__(self, chunks: list[bytes]) -> None:
+        super().__init__("http://127.0.0.1:9", None)
+        self._chunks = chunks
+
+    @asynccontextmanager
+    async def live(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> AsyncGenerator[LiveReply]:
+        yield LiveReply(200, [], True, self._drip())
+
+    async def _drip(self) -> AsyncGenerator[bytes]:
+        for chunk in self._chunks:
+            yield chunk
+
+
 class Got:
     def __init__(self) -> None:
         self.status = 0
+        self.is_ended = False
         self.body = b""
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         self.status = message.get("status", self.status)
         self.body += message.get("body", b"")
+        self.is_ended = not message.get("more_body", message["type"] == "http.response.start")
 
 
 async def relayed(server: Answers, asked: Request) -> Got:
@@ -90,6 +110,7 @@ async def relayed(server: Answers, asked: Request) -> Got:
         AppReply(got, asked.adapter, asked.exchange) as app,
     ):
         await relay(upstream, asked, app)
+    assert got.is_ended
     return got
 
 
@@ -155,6 +176,17 @@ async def test_a_stream_cut_short_ends_in_an_error(events: list[bytes]) -> None:
     got = await relayed(server, request("chat", {"messages": [USER], "stream": True}))
     *_, error, done = got.body.split(b"\n\n")[:-1]
     assert error.startswith(b'data: {"error"') and done == b"data: [DONE]"
+
+
+@pytest.mark.parametrize("name", ["chat", "messages", "responses"])
+async def test_a_stream_with_an_error_in_it_ends_in_every_format(name: str) -> None:
+    upstream = Dripping([ROLE, encode(internal_error().body), DONE])
+    body = {"messages": MESSAGES, "chat": MESSAGES, "responses": {"input": "hi"}}[name]
+    asked, got = request(name, body | {"stream": True}), Got()
+    async with AppReply(got, asked.adapter, asked.exchange) as app:
+        await relay(upstream, asked, app)
+    await upstream.close()
+    assert got.is_ended and b"Internal server error" in got.body
 
 
 async def test_a_server_that_is_away_is_an_error_while_nothing_was_sent() -> None:
