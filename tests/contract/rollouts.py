@@ -25,6 +25,9 @@ from fakevllm_server.forward import EngineClient
 Json = dict[str, Any]
 
 CHAT = "/v1/chat/completions"
+TRIES = 20
+"""How often two streams of vLLM's are taken until they are alike: it joins the tokens that its
+reader has not taken yet, which is chance. What always differs, differs in each of them."""
 TOOL: Json = {
     "type": "function",
     "function": {

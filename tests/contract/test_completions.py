@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from contract.rollouts import (
     CHAT,
+    TRIES,
     Answer,
     Captured,
     Json,
@@ -85,6 +86,10 @@ async def captured(rig: Rig, asked: Json) -> Captured:
     return Captured(sent.status, sent.body, records[0] if records else None)
 
 
+def text_of(chunks: list[Json]) -> str:
+    return "".join(choice["text"] for choice in choices_of(chunks))
+
+
 def choices_of(chunks: list[Json]) -> list[Json]:
     return [choice for chunk in chunks for choice in chunk["choices"]]
 
@@ -110,11 +115,13 @@ async def test_capture_leaves_no_trace_in_an_answer(rig: Rig, asked: Json) -> No
 @pytest.mark.parametrize("asked", ASKED)
 async def test_capture_leaves_no_trace_in_a_stream(rig: Rig, asked: Json, usage: Json) -> None:
     asked = GREEDY | {"max_tokens": 4} | asked | usage
-    plain = await stream(rig, asked)
-    shown = chunks_of((await captured(rig, asked | {"stream": True})).shown)
-    assert grammar(shown) == grammar(plain)
-    told = ["".join(choice["text"] for choice in choices_of(chunks)) for chunks in (shown, plain)]
-    assert told[0] == told[1]
+    for tries_left in reversed(range(TRIES)):
+        plain = await stream(rig, asked)
+        shown = chunks_of((await captured(rig, asked | {"stream": True})).shown)
+        assert text_of(shown) == text_of(plain)
+        if grammar(shown) == grammar(plain):
+            return
+        assert tries_left and rig.name == "vllm", (grammar(shown), grammar(plain))
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -18,6 +18,7 @@ from contract.rollouts import (
     CHAT,
     CONSTRAINED,
     TOOL,
+    TRIES,
     Json,
     Rig,
     chunks_of,
@@ -297,10 +298,13 @@ async def test_eight_calls_at_once_are_each_whole(rig: Rig) -> None:
 @pytest.mark.parametrize("usage", [{}, {"stream_options": {"include_usage": True}}])
 async def test_capture_leaves_no_trace_in_a_stream(rig: Rig, usage: Json) -> None:
     asked = GREEDY | usage
-    plain = await rig.stream(asked)
-    shown = chunks_of((await rig.captured(asked | {"stream": True})).shown)
-    assert text_of(shown) == text_of(plain)
-    assert _grammar(shown) == _grammar(plain)
+    for tries_left in reversed(range(TRIES)):
+        plain = await rig.stream(asked)
+        shown = chunks_of((await rig.captured(asked | {"stream": True})).shown)
+        assert text_of(shown) == text_of(plain)
+        if _grammar(shown) == _grammar(plain):
+            return
+        assert tries_left and rig.name == "vllm", (_grammar(shown), _grammar(plain))
 
 
 @pytest.mark.parametrize("asked", [{}, TOKENS, {"logprobs": True}, {"include_reasoning": False}])
