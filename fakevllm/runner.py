@@ -15,6 +15,7 @@ from fakevllm.group import GroupDraft
 from fakevllm.hooks.outcomes import HookFailure, RewardOutcome
 from fakevllm.hooks.spec import Sibling
 from fakevllm.hooks.worker import HookWorker
+from fakevllm.leaving import WhileThere
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm.metrics import Metrics
@@ -24,14 +25,15 @@ from fakevllm.reply import AppReply
 from fakevllm.settling import Settling
 from fakevllm.siblings import Plan, Request, SiblingResult, sample, with_apps_id
 from fakevllm.upstream import Upstream
-from fakevllm_adapters.asgi import Receive, Send, until_disconnect
+from fakevllm_adapters.asgi import ClientLeft, Receive, Send
 from fakevllm_adapters.errors import WireError, internal_error, unavailable
 from fakevllm_adapters.swarm import Task
 
 log = logging.getLogger("fakevllm.runner")
 
 LINGER_S = 0.25
-"""How long an answer may still come to its end after its app has left."""
+"""How long an answer may still come to its end after its app has left: some clients hang up at the
+event that ends an answer, before its last byte."""
 CLOSE_GRACE_S = 2.0
 """For telling apps whose requests are cut off by the proxy's stop."""
 
@@ -101,14 +103,10 @@ class Runner:
     ) -> None:
         plan, reason = await self._plan(request, draft.task)
         draft.num_siblings = plan.num
-        left = asyncio.ensure_future(until_disconnect(receive))
-        try:
-            if reason is not None:
-                await self._serve_once(request, draft, reason, left, app)
-            else:
-                await self._serve_best(request, draft, plan, left, app)
-        finally:
-            left.cancel()
+        if reason is not None:
+            await self._serve_once(request, draft, reason, receive, app)
+        else:
+            await self._serve_best(request, draft, plan, receive, app)
 
     async def _plan(self, request: Request, task: Task) -> tuple[Plan, str | None]:
         """How the request is sampled, and why it is only served if it is."""
@@ -135,15 +133,15 @@ class Runner:
         request: Request,
         draft: GroupDraft,
         reason: str,
-        left: asyncio.Future[None],
+        receive: Receive,
         app: AppReply,
     ) -> None:
-        work = asyncio.create_task(relay(self._upstream, request, app))
-        await _first_of(work, left, ending=[work])
-        if not work.done() and not await _ended_within(LINGER_S, work):
-            return self._record(draft.failed("client_disconnected", 499))
         try:
-            self._record(draft.served_once(await work, reason))
+            async with WhileThere(receive, LINGER_S):
+                reply = await relay(self._upstream, request, app)
+            self._record(draft.served_once(reply, reason))
+        except ClientLeft:
+            self._record(draft.failed("client_disconnected", 499))
         except WireError as error:
             await app.refuse(error)
             self._record(draft.failed("upstream_unreachable", error.status))
@@ -159,17 +157,15 @@ class Runner:
         request: Request,
         draft: GroupDraft,
         plan: Plan,
-        left: asyncio.Future[None],
+        receive: Receive,
         app: AppReply,
     ) -> None:
-        work = asyncio.create_task(self._sample_and_score(request, draft.task, plan))
-        await _first_of(work, left, ending=[work])
-        if not work.done():
-            await _ended(work)
-            return self._give_up(draft, "client_disconnected", 499)
         try:
-            scored = await work
+            async with WhileThere(receive):
+                scored = await self._sample_and_score(request, draft.task, plan)
             await self._answer(app, request, scored)
+        except ClientLeft:
+            return self._give_up(draft, "client_disconnected", 499)
         except WireError as error:
             await app.refuse(error)
             return self._give_up(draft, "upstream_unreachable", error.status)
@@ -234,31 +230,3 @@ class Runner:
     def _settle(self, group: GroupRecord) -> None:
         self.metrics.ended(group)
         self._settling.settle(group)
-
-
-async def _first_of(
-    work: asyncio.Task[Any], left: asyncio.Future[None], *, ending: list[asyncio.Task[Any]]
-) -> None:
-    """Returns when one is done. Cancelled, it ends what it was told to before it passes that on."""
-    try:
-        await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
-    except asyncio.CancelledError:
-        await _ended(*ending)
-        raise
-
-
-async def _ended_within(timeout_s: float, work: asyncio.Task[Any]) -> bool:
-    """Whether it came to its end; else it is cancelled. Some clients hang up at the event that ends
-    an answer, before its last byte."""
-    try:
-        await asyncio.wait({work}, timeout=timeout_s)
-    finally:
-        if not work.done():
-            await _ended(work)
-    return not work.cancelled()
-
-
-async def _ended(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

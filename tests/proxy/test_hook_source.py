@@ -7,9 +7,10 @@ from pathlib import Path
 import httpx
 from starlette.routing import Route
 
-from fakevllm.app import create_app
+from fakevllm.app import create_app, create_routes
 from fakevllm.config import load
 from fakevllm.proxy import open_proxy
+from fakevllm_adapters.registry import ADAPTERS
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 
 SERVER_THAT_IS_NONE = "http://127.0.0.1:9"
@@ -29,7 +30,10 @@ async def test_no_route_takes_hook_code_or_the_name_of_a_file_with_it(tmp_path: 
     }
     async with open_proxy(load(None, flags)) as proxy:
         app = create_app(proxy)
-        paths = {route.path for route in app.routes if isinstance(route, Route)}
+        routes = create_routes(
+            proxy, dict.fromkeys((one.path for one in ADAPTERS.values()), app)
+        ).routes
+        paths = {route.path for route in routes if isinstance(route, Route)}
         assert "/v1/chat/completions" in paths and "/fakevllm/stats" in paths
         sent = {"hooks": {"path": str(theirs)}, "path": str(theirs), "hook": code, "code": code}
         task = {"task_id": "a", "main_query": "b", "metadata": sent}
