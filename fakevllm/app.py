@@ -9,10 +9,12 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.routing import Route
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from fakevllm.config import Config
 from fakevllm.errors import ConfigError
@@ -20,8 +22,8 @@ from fakevllm.graceful import GracefulServer
 from fakevllm.origins import NoOrigins
 from fakevllm.proxy import Proxy, open_proxy
 from fakevllm.routes import formats, groups, health, metrics, models, passthrough
-from fakevllm_adapters.asgi import Door
-from fakevllm_adapters.bounded_http import bounded_http
+from fakevllm_adapters.asgi import AsgiApp, Door, Receive, Scope, Send
+from fakevllm_adapters.bounded_http import bounded
 from fakevllm_adapters.guard import Guard, GuardMiddleware
 from fakevllm_adapters.limits import OpenCalls
 from fakevllm_adapters.registry import ADAPTERS
@@ -30,25 +32,43 @@ KEEP_ALIVE_S = 65
 """Longer than SDKs keep idle connections, so that it is they who close them."""
 
 
-def create_app(proxy: Proxy) -> FastAPI:
+def create_app(proxy: Proxy) -> AsgiApp:
+    doors = {adapter.path: formats.door(proxy, adapter) for adapter in ADAPTERS.values()}
+    return GuardMiddleware(NoOrigins(Doors(create_routes(proxy, doors), doors)), _guard(proxy))
+
+
+def create_routes(proxy: Proxy, doors: Mapping[str, AsgiApp]) -> FastAPI:
     app = FastAPI(title="fakevllm", docs_url=None, redoc_url=None, openapi_url=None)
     for module in (health, models, metrics, passthrough, groups):
         app.include_router(module.router(proxy))
-    for adapter in ADAPTERS.values():
-        app.router.routes.append(
-            Route(adapter.path, Door(formats.door(proxy, adapter)), methods=["POST"])
-        )
+    for path, door in doors.items():
+        app.router.routes.append(Route(path, Door(door), methods=["POST"]))
+    return app
+
+
+class Doors:
+    """The busy paths, without the way through the framework; the framework has them too, for what
+    is asked of them by another method."""
+
+    def __init__(self, app: AsgiApp, doors: Mapping[str, AsgiApp]) -> None:
+        self._app = app
+        self._doors = doors
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_posted = scope["type"] == "http" and scope["method"] == "POST"
+        door = self._doors.get(scope["path"]) if is_posted else None
+        await (door or self._app)(scope, receive, send)
+
+
+def _guard(proxy: Proxy) -> Guard:
     limits = proxy.config.limits
-    guard = Guard(
+    return Guard(
         proxy.config.keys(),
         hosts=proxy.config.hosts,
         own_keys=lambda key, path: path.startswith("/v1/") and proxy.tasks.knows(key),
         limits=limits.per_request,
         open_calls=OpenCalls(limits.num_open, limits.num_open_per_key),
     )
-    app.add_middleware(NoOrigins)
-    app.add_middleware(GuardMiddleware, guard=guard)
-    return app
 
 
 def serve(config: Config, *, until_stdin_closes: bool = False) -> None:
@@ -69,9 +89,10 @@ async def _serve(config: Config, listener: socket.socket) -> None:
         server = GracefulServer(
             uvicorn.Config(
                 create_app(proxy),
-                http=bounded_http(),  # pyright: ignore[reportArgumentType]
+                http=bounded(AutoHTTPProtocol),
                 log_level="warning",
                 access_log=False,
+                proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=5,
                 ws="none",

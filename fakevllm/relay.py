@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 
 from fakevllm.reply import AppReply
@@ -11,6 +13,9 @@ from fakevllm_adapters.asgi import Headers, json_object
 from fakevllm_adapters.chat import end_of
 from fakevllm_adapters.errors import WireError, internal_error
 from fakevllm_adapters.sse import DONE, SseDecoder, encode
+
+REST_S = 0.1
+"""Below the time an answer may linger for, so that what was served counts as that."""
 
 
 async def relay(upstream: Upstream, request: Request, app: AppReply) -> Reply:
@@ -87,15 +92,24 @@ async def _stream(live: LiveReply, request: Request, app: AppReply, started: flo
                 await app.open(live.headers)
                 await app.write(shown, last=is_done)
             if is_done:
-                return Reply(200, [], b"".join(taken), True, time.monotonic() - started)
+                await _take_rest(live)
+                return Reply.of_events(taken, time.monotonic() - started)
         await app.open(live.headers)
         await app.write(end_of(request.exchange, taken), last=True)
     except WireError as error:
         if not app.is_begun:
             raise
-        taken.append(encode(error.body) + DONE)
+        taken += [encode(error.body), DONE]
         await app.write(request.exchange.broken(error.body), last=True)
-    return Reply(200, [], b"".join(taken), True, time.monotonic() - started)
+    return Reply.of_events(taken, time.monotonic() - started)
+
+
+async def _take_rest(live: LiveReply) -> None:
+    """What is behind the end of a stream, so that its connection can be used again."""
+    with contextlib.suppress(TimeoutError, WireError):
+        async with asyncio.timeout(REST_S):
+            async for _ in live.chunks:
+                pass
 
 
 async def _refuse(request: Request, app: AppReply, reply: Reply) -> Reply:

@@ -6,9 +6,10 @@ aiohttp and not httpx: the same forwarded call costs a tenth of the CPU.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, cast
 
 import aiohttp
@@ -36,16 +37,26 @@ class Reply:
     latency_s: float
     is_late: bool = False
     """An error that came as the first event of a stream, told as a status."""
+    cut: list[bytes] | None = None
+    """The events, where they are known already."""
+
+    @staticmethod
+    def of_events(events: list[bytes], latency_s: float) -> Reply:
+        return Reply(200, [], b"".join(events), True, latency_s, cut=events)
 
     @property
     def events(self) -> list[bytes]:
+        if self.cut is not None:
+            return self.cut
         return SseDecoder().feed(self.body) if self.streamed else []
 
     @property
     def timely(self) -> Reply:
         """A stream that begins with an error that will not heal, as a status: clients ask again
         without end for what fails inside a stream, and take a status for final."""
-        first = next(iter(self.events), b"") if self.streamed else b""
+        if not self.streamed or b'"error"' not in self.body:
+            return self
+        first = next(iter(self.events), b"")
         code = _lasting(first)
         if code is None:
             return self
@@ -89,27 +100,44 @@ class Upstream:
         shown = relayed_headers(answer.headers.items())
         return Reply(answer.status, shown, raw, streamed, time.monotonic() - started).timely
 
-    @asynccontextmanager
-    async def live(
+    def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> AsyncGenerator[LiveReply]:
+    ) -> AbstractAsyncContextManager[LiveReply]:
         """One answer, while its connection is open. Trouble with it is a WireError (503), also
         inside the block."""
+        return _Live(self._http.request(method, path, data=body or None, headers=headers))
+
+
+class _Live(AbstractAsyncContextManager[LiveReply]):
+    """A class, for a generator would cost each call a tenth of what aiohttp costs."""
+
+    def __init__(self, asked: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> None:
+        self._asked = asked
+
+    async def __aenter__(self) -> LiveReply:
         try:
-            async with self._http.request(
-                method, path, data=body or None, headers=headers
-            ) as answer:
-                streamed = answer.content_type == EVENT_STREAM
-                shown = relayed_headers(answer.headers.items())
-                yield LiveReply(answer.status, shown, streamed, _chunks(answer))
+            answer = await self._asked.__aenter__()
         except (aiohttp.ClientError, TimeoutError) as error:
+            raise unreachable(error) from error
+        streamed = answer.content_type == EVENT_STREAM
+        shown = relayed_headers(answer.headers.items())
+        return LiveReply(answer.status, shown, streamed, _chunks(answer))
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        await self._asked.__aexit__(kind, error, at)
+        if isinstance(error, aiohttp.ClientError | TimeoutError):
             raise unreachable(error) from error
 
 
 async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Raises WireError (503)."""
     try:
-        async for chunk in answer.content.iter_any():
+        while chunk := await answer.content.readany():
             yield chunk
     except (aiohttp.ClientError, TimeoutError) as error:
         raise unreachable(error) from error

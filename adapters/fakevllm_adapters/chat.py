@@ -13,7 +13,7 @@ import orjson
 
 from fakevllm_adapters.base import Answer, Earlier, Engine, Exchange, Json
 from fakevllm_adapters.errors import internal_error
-from fakevllm_adapters.sse import DONE, KEEP_ALIVE, encode, json_of
+from fakevllm_adapters.sse import DONE, KEEP_ALIVE, encode, json_of, jsons_of
 
 NEUTRAL_SAMPLING: Json = {
     "top_p": 1.0,
@@ -62,13 +62,17 @@ class SameFormat:
             raise ValueError("the answer has no choices")
         return raw
 
+    def can_show(self, answer: Answer) -> bool:
+        return True
+
     def event(self, event: bytes) -> bytes:
         if self._is_over:
             return b""
         if event == DONE:
             return self._closed()
         if not event.startswith(b":"):
-            if not _OBJECT.fullmatch(event):
+            is_plain = event.startswith(b"data: {") and event.endswith(b"}\n\n")
+            if not is_plain and not _OBJECT.fullmatch(event):
                 return self.broken(internal_error().body)
             self._has_end = self._has_end or _ENDING.search(event) is not None
             self._last = event
@@ -148,7 +152,7 @@ class ChatAdapter:
         message: Json = {"role": "assistant", "content": None}
         finish_reason: str | None = None
         usage: Json = {}
-        for chunk in filter(None, map(json_of, events)):
+        for chunk in jsons_of(events):
             if "error" in chunk:
                 raise ValueError(f"the stream ended in an error: {chunk['error']}")
             usage = chunk.get("usage") or usage

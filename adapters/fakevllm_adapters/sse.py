@@ -6,6 +6,7 @@ Events keep their exact bytes, so that what was received can be relayed without 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, cast
 
 import orjson
@@ -31,6 +32,9 @@ class SseDecoder:
     def feed(self, chunk: bytes) -> list[bytes]:
         """The events completed by `chunk`, each with its separator."""
         self._buffer += chunk
+        if b"\r" not in self._buffer:  # nearly always, and several times as fast
+            *whole, self._buffer = self._buffer.split(b"\n\n")
+            return [event + b"\n\n" for event in whole]
         events: list[bytes] = []
         begin = 0
         for separator in _SEPARATOR.finditer(self._buffer):
@@ -46,6 +50,9 @@ class SseDecoder:
 
 def data_of(event: bytes) -> bytes | None:
     """The joined `data:` lines of one event; None for comments and for the closing `[DONE]`."""
+    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
+        data = event[6:-2]  # nearly always, and several times as fast
+        return data if data != b"[DONE]" else None
     lines = [
         line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")
     ]
@@ -60,6 +67,15 @@ def json_of(event: bytes) -> dict[str, Any] | None:
         return None
     value: Any = orjson.loads(data)
     return cast(dict[str, Any], value) if isinstance(value, dict) else None
+
+
+def jsons_of(events: Iterable[bytes]) -> list[dict[str, Any]]:
+    """The JSON objects of many events, read at once. Raises ValueError as `json_of`."""
+    data = [found for found in map(data_of, events) if found is not None]
+    values: list[Any] = orjson.loads(b"[" + b",".join(data) + b"]")
+    if len(values) != len(data):
+        raise ValueError("an event is no JSON by itself")
+    return [cast(dict[str, Any], value) for value in values if isinstance(value, dict)]
 
 
 def encode(value: object) -> bytes:

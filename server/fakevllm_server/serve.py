@@ -10,8 +10,9 @@ import sys
 import threading
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from fakevllm_adapters.bounded_http import bounded_http
+from fakevllm_adapters.bounded_http import bounded
 from fakevllm_server.app import create_app
 from fakevllm_server.config import ConfigError, ServerConfig
 
@@ -30,7 +31,7 @@ def serve(config: ServerConfig, *, until_stdin_closes: bool = False) -> None:
         server = uvicorn.Server(
             uvicorn.Config(
                 create_app(config),
-                http=bounded_http(),  # pyright: ignore[reportArgumentType]
+                http=bounded(AutoHTTPProtocol),
                 log_level="warning",
                 access_log=False,
                 timeout_keep_alive=KEEP_ALIVE_S,

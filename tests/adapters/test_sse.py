@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_adapters.sse import DONE, KEEP_ALIVE, SseDecoder, data_of, encode, json_of
+from fakevllm_adapters.sse import DONE, KEEP_ALIVE, SseDecoder, data_of, encode, json_of, jsons_of
 
 STREAM = [encode({"a": "ü\n"}), KEEP_ALIVE, b"event: x\r\ndata: 1\r\n\r\n", DONE]
 
@@ -32,6 +32,8 @@ def test_an_unfinished_event_is_kept_back() -> None:
         (b"data: x\n\n", b"x"),
         (b"data:x\n\n", b"x"),
         (b"data: a\ndata: b\n\n", b"a\nb"),
+        (b"data: a\rdata: b\n\n", b"a\nb"),
+        (b"data: a\r\n\r\n", b"a"),
         (KEEP_ALIVE, None),
         (DONE, None),
         (b"event: ping\n\n", None),
@@ -44,3 +46,18 @@ def test_the_data_of_an_event(event: bytes, data: bytes | None) -> None:
 def test_only_objects_are_json_of_an_event() -> None:
     assert json_of(encode({"a": 1})) == {"a": 1}
     assert json_of(encode([1])) is None
+
+
+def test_many_events_are_read_as_each_would_be() -> None:
+    events = [encode({"a": 1}), KEEP_ALIVE, encode([1]), encode({}), DONE]
+    assert jsons_of(events) == [{"a": 1}, {}]
+    assert jsons_of([]) == []
+
+
+@pytest.mark.parametrize("odd", [b'{"a":1', b'{"a":1},{"b":2}', b"", b"]["])
+def test_an_event_that_is_no_json_by_itself_is_none_among_others(odd: bytes) -> None:
+    rest = b'data: "b":2}\n\n'
+    with pytest.raises(ValueError):
+        jsons_of([encode({"a": 1}), b"data: " + odd + b"\n\n", rest])
+    with pytest.raises(ValueError):
+        jsons_of([b"data: " + odd + b"\n\n"])

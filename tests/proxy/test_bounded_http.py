@@ -9,9 +9,11 @@ from collections.abc import AsyncGenerator
 
 import pytest
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fakevllm_adapters.asgi import Receive, Scope, Send, read_body, send_json
-from fakevllm_adapters.bounded_http import MAX_HEAD_BYTES, bounded_http
+from fakevllm_adapters.bounded_http import MAX_HEAD_BYTES, bounded
 from fakevllm_adapters.guard import Guard, GuardMiddleware
 
 HEAD = b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\n"
@@ -31,7 +33,9 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 async def connected() -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         app = GuardMiddleware(echo, Guard())
-        settings = uvicorn.Config(app, http=bounded_http(), lifespan="off", log_level="critical")  # pyright: ignore[reportArgumentType]
+        settings = uvicorn.Config(
+            app, http=bounded(AutoHTTPProtocol), lifespan="off", log_level="critical"
+        )
         server = Served(settings)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
@@ -90,3 +94,7 @@ async def test_large_bodies_and_many_requests_on_one_connection_are_served() -> 
             said = await reader.readuntil(b"\r\n\r\n")
             assert said.startswith(b"HTTP/1.1 200")
             assert await reader.readexactly(len(str(size))) == b"%d" % size
+
+
+def test_a_protocol_that_bounds_itself_is_taken_as_it_is() -> None:
+    assert bounded(H11Protocol) is H11Protocol

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from fakevllm.ledger.store import Ledger
-from fakevllm.swarm.link import SwarmLink
+from fakevllm.swarm.link import SwarmLink, mend_of
 from fakevllm_adapters.swarm import TrainJob
 from tests.proxy.odd_swarm import ROLLING, OddSwarm, until
+
+
+def answered(status: int, message: str) -> aiohttp.ClientResponseError:
+    url = URL("http://localhost:10086/get_engine_status")
+    request = aiohttp.RequestInfo(url, "GET", CIMultiDictProxy(CIMultiDict[str]()), url)
+    return aiohttp.ClientResponseError(request, (), status=status, message=message)
 
 
 @pytest.fixture
@@ -53,6 +63,44 @@ async def test_an_odd_answer_is_reported_once_and_outlived(
     levels = [record.levelname for record in caplog.records]
     assert levels == ["INFO", "WARNING", "INFO"]
     assert all("\n" not in record.getMessage() for record in caplog.records)
+
+
+async def test_a_server_that_is_not_there_is_one_line_with_its_url_and_what_to_do(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # held and not listened on: refused
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        link = SwarmLink(url, None, TrainJob(), ledger)
+        task = asyncio.create_task(link.run())
+        await until(lambda: bool(told_of_link(caplog)))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await link.close()
+    assert told_of_link(caplog) == [
+        f"swarm server {url} cannot be reached (Connection refused): start it with "
+        "`fakevllm-server start`, or name another with --swarm; trying on"
+    ]
+
+
+def told_of_link(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name == "fakevllm.link"]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (answered(401, "Unauthorized"), "refuses our key (401): give the one it knows with"),
+        (answered(404, "Not Found"), "answers 404 Not Found: see its log, or name a"),
+        (aiohttp.ServerDisconnectedError(), "cannot be reached (Server disconnected): start it"),
+        (aiohttp.ServerTimeoutError("slow"), "does not answer within 10 s"),
+        (ValueError("a\n  b" * 200), "cannot be followed (ValueError: a b"),
+    ],
+)
+def test_whatever_is_wrong_with_the_server_is_told_in_one_line(error: Exception, told: str) -> None:
+    line = mend_of(error)
+    assert line.startswith(told)
+    assert "\n" not in line and "ConnectionKey" not in line and len(line) < 400
 
 
 class CountingLedger(Ledger):
