@@ -20,34 +20,50 @@ app = typer.Typer(
 )
 app.add_typer(keys_command.app)
 
+Hooks = Annotated[Path | None, typer.Option(help="Folder with the hook files, or one file.")]
+SwarmKey = Annotated[str | None, typer.Option(envvar="FAKEVLLM_SWARM_KEY", help="Our key there.")]
+Aliases = Annotated[list[str] | None, typer.Option(help="Further model names; '*' is any.")]
+Rows = Annotated[Path | None, typer.Option(help="JSONL rows that requests may quote.")]
+AppCommand = Annotated[
+    str | None,
+    typer.Option("--app", help="An app to run per row: {question} in its arguments, else stdin."),
+]
+State = Annotated[Path | None, typer.Option(help="Where done rows are noted, to resume.")]
+ProxyKey = Annotated[
+    str | None, typer.Option(envvar="FAKEVLLM_KEY", help="Our API key at the proxy.")
+]
+
+
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        print(f"fakevllm {version('fakevllm')}")
+        raise typer.Exit
+
 
 @app.callback()
-def about() -> None:
+def about(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_tell_version, help="Show the version."),
+    ] = False,
+) -> None:
     """Trains the model behind your app on the app's own traffic."""
 
 
 @app.command()
 def serve(
-    config: Annotated[
-        Path | None, typer.Option(help="Default: fakevllm.toml, where it exists.")
-    ] = None,
-    hooks: Annotated[
-        Path | None, typer.Option(help="Folder with the hook files, or one file.")
-    ] = None,
+    config: keys_command.ConfigFile = None,
+    hooks: Hooks = None,
     swarm: Annotated[str | None, typer.Option(help="URL of the swarm server.")] = None,
-    swarm_key: Annotated[
-        str | None, typer.Option(envvar="FAKEVLLM_SWARM_KEY", help="Our key there.")
-    ] = None,
+    swarm_key: SwarmKey = None,
     n: Annotated[int | None, typer.Option(help="Siblings per request.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where the ledger lies.")] = None,
-    alias: Annotated[
-        list[str] | None, typer.Option(help="Further model names; '*' is any.")
-    ] = None,
-    dataset: Annotated[
-        Path | None, typer.Option(help="JSONL rows that requests may quote.")
-    ] = None,
+    alias: Aliases = None,
+    dataset: Rows = None,
     field: Annotated[str | None, typer.Option(help="The dataset's text field.")] = None,
     key_file: Annotated[Path | None, typer.Option(help="API keys of apps; see `keys`.")] = None,
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
@@ -108,24 +124,15 @@ def replay(
     dataset: Annotated[Path, typer.Option(help="JSON Lines, one row a user.")],
     field: Annotated[str, typer.Option(help="The row's text field.")] = "question",
     url: Annotated[str, typer.Option(help="The proxy.")] = "http://127.0.0.1:8000/v1",
-    app_command: Annotated[
-        str | None,
-        typer.Option(
-            "--app", help="An app to run per row: {question} in its arguments, else stdin."
-        ),
-    ] = None,
+    app_command: AppCommand = None,
     model: Annotated[str | None, typer.Option(help="Default: the first the proxy lists.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Rows at a time.")] = 8,
     limit: Annotated[int | None, typer.Option(help="Only the first rows.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Times through the dataset.")] = 1,
     max_tokens: Annotated[int | None, typer.Option(help="Limit of one answer.")] = None,
-    state: Annotated[
-        Path | None, typer.Option(help="Where done rows are noted, to resume.")
-    ] = None,
+    state: State = None,
     fresh: Annotated[bool, typer.Option(help="Forget what was done before.")] = False,
-    key: Annotated[
-        str | None, typer.Option(envvar="FAKEVLLM_KEY", help="Our API key at the proxy.")
-    ] = None,
+    key: ProxyKey = None,
 ) -> None:
     """Play the user: send a dataset through the proxy, row by row."""
 

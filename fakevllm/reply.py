@@ -92,6 +92,9 @@ class AppReply:
         at: TracebackType | None,
     ) -> None:
         self.fall_silent()
+        if self._beating is not None and not self._beating.done():
+            self._beating.cancel()
+            await asyncio.wait({self._beating})
 
     # --- what the app gets
 

@@ -15,7 +15,7 @@ import aiohttp
 
 from fakevllm.ledger.records import GroupRecord, ScoredGroup
 from fakevllm.ledger.store import Ledger
-from fakevllm.swarm.link import SwarmLink, is_passing
+from fakevllm.swarm.link import SwarmLink, is_passing, mend_of
 from fakevllm_adapters.swarm import EndGroupRequest
 
 log = logging.getLogger("fakevllm.settling")
@@ -98,7 +98,7 @@ class Settling:
         )
 
     def _lose(self, group_id: str, error: Exception) -> None:
-        log.warning("group %s could not be ended: %r", group_id, error)
+        log.warning("group %s could not be ended: the swarm server %s", group_id, mend_of(error))
         self._ledger.settle(group_id, "lost", _reason(error), None, [])
 
     async def _abandon(self, record: GroupRecord) -> None:

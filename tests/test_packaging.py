@@ -74,3 +74,18 @@ def test_the_environment_without_a_gpu_has_one_version_of_vllm() -> None:
 def test_no_build_litter_lies_beside_the_environments_parts() -> None:
     found = {path.name for path in (ROOT / "server/cpu/vllm_name").iterdir()}
     assert found == {"pyproject.toml"}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("fakevllm", "fakevllm"), ("fakevllm_server", "fakevllm-server")]
+)
+def test_each_command_line_tells_its_version_and_ends(module: str, name: str) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", module, "--version"],
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=True,
+    )
+    assert answer.stdout == f"{name} {PROJECT['project']['version']}\n"
+    assert answer.stderr == ""

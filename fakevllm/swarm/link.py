@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import Any, TypeVar
 
 import aiohttp
@@ -47,6 +48,42 @@ def is_passing(error: BaseException) -> bool:
     """
     is_refusal = isinstance(error, aiohttp.ClientResponseError) and 400 <= error.status < 500
     return isinstance(error, _TROUBLE) and not is_refusal
+
+
+def mend_of(error: Exception) -> str:
+    """What is wrong with the server and what to do, in one line; the sentence begins with its URL.
+
+    >>> mend_of(TimeoutError())
+    'does not answer within 10 s: see its log'
+    """
+    match error:
+        case aiohttp.ClientResponseError(status=401):
+            return "refuses our key (401): give the one it knows with --swarm-key"
+        case aiohttp.ClientResponseError():
+            said = f"{error.status} {error.message}".strip()
+            return f"answers {_short(said)}: see its log, or name a fakevllm-server with --swarm"
+        case TimeoutError():
+            return f"does not answer within {CALL_TIMEOUT_S} s: see its log"
+        case aiohttp.ClientError():
+            return (
+                f"cannot be reached ({_cause(error)}): start it with `fakevllm-server start`, or "
+                "name another with --swarm"
+            )
+        case _:
+            return f"cannot be followed ({type(error).__name__}: {_short(str(error))})"
+
+
+def _cause(error: aiohttp.ClientError) -> str:
+    """Without aiohttp's key of the connection."""
+    errno = error.errno if isinstance(error, OSError) else None
+    if errno is not None and errno > 0:
+        return os.strerror(errno)
+    said = error.strerror if isinstance(error, OSError) else str(error)
+    return _short(said or type(error).__name__)
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:300]
 
 
 class SwarmLink:
@@ -112,7 +149,7 @@ class SwarmLink:
         try:
             await self._post("/abort_group", AbortGroupRequest(group_id=group_id), SuccessReply)
         except _TROUBLE as error:
-            log.debug("group %s could not be aborted: %r", group_id, error)
+            log.debug("group %s is not aborted: the server %s", group_id, mend_of(error))
 
     async def close(self) -> None:
         await self._http.close()
@@ -189,13 +226,8 @@ class SwarmLink:
         self._trouble = trouble
         if error is None:
             log.info("swarm server %s reached", self._url)
-        elif isinstance(error, _TROUBLE):
-            log.warning("swarm server %s cannot be reached (%r); trying on", self._url, error)
         else:
-            said = " ".join(str(error).split())[:300]
-            log.warning(
-                "swarm server %s cannot be followed (%s: %s); trying on", self._url, trouble, said
-            )
+            log.warning("swarm server %s %s; trying on", self._url, mend_of(error))
 
 
 _patiently = retry(

@@ -20,8 +20,21 @@ app = typer.Typer(
 NOT_IN_A_FILE = ("config", "until_stdin_closes")
 
 
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        print(f"fakevllm-server {version('fakevllm')}")
+        raise typer.Exit
+
+
 @app.callback()
-def about() -> None:
+def about(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_tell_version, help="Show the version."),
+    ] = False,
+) -> None:
     """The swarm server: owns the engine, captures every call, trains the model."""
 
 

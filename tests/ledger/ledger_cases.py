@@ -1,10 +1,13 @@
-"""Groups and log entries for the ledger's tests."""
+"""Groups and log entries for the ledger's tests, and what the ledger then says of them."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from pathlib import Path
 
 from fakevllm.ledger.records import GroupRecord, SiblingRecord
+from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.swarm import CapturedCall, LogEntry, TrainedGroup, pack_floats, pack_ids
 
 
@@ -79,3 +82,26 @@ def dropped(seq: int, **reasons: str) -> LogEntry:
 
 def restored(seq: int, *group_ids: str) -> LogEntry:
     return LogEntry(seq=seq, kind="restored", lost=list(group_ids))
+
+
+def rows(path: Path, query: str) -> list[tuple[object, ...]]:
+    """As another process would read it."""
+    other = sqlite3.connect(path)
+    try:
+        return other.execute(query).fetchall()
+    finally:
+        other.close()
+
+
+def state(ledger: Ledger, group_id: str = "g1") -> tuple[str, str | None]:
+    assert ledger.drain()
+    found = ledger.group(group_id)
+    assert found is not None
+    return found.state, found.reason
+
+
+def marks(ledger: Ledger, group_id: str = "g1") -> list[bool]:
+    assert ledger.drain()
+    found = ledger.group(group_id)
+    assert found is not None
+    return [one.trained for one in found.siblings]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -38,55 +38,68 @@ class EngineMetrics:
     """The numbers of one engine, in a registry of their own."""
 
     def __init__(self, engine: TokenEngine) -> None:
-        self._registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
-        own = (engine.model_name, "0")
         self.num_inside = 0
-        running = Gauge(
-            "vllm:num_requests_running",
+        self._series = series = _Series(engine.model_name)
+        series.gauge(
+            "num_requests_running",
             "Number of requests in model execution batches.",
-            LABELS,
-            registry=registry,
+            lambda: max(self.num_inside - engine.num_waiting, 0),
         )
-        running.labels(*own).set_function(lambda: max(self.num_inside - engine.num_waiting, 0))
-        waiting = Gauge(
-            "vllm:num_requests_waiting",
+        series.gauge(
+            "num_requests_waiting",
             "Number of requests waiting to be processed.",
-            LABELS,
-            registry=registry,
+            lambda: engine.num_waiting,
         )
-        waiting.labels(*own).set_function(lambda: engine.num_waiting)
-        self.prompt_tokens = Counter(
-            "vllm:prompt_tokens", "Number of prefill tokens processed.", LABELS, registry=registry
-        ).labels(*own)
-        self.generation_tokens = Counter(
-            "vllm:generation_tokens",
-            "Number of generation tokens processed.",
-            LABELS,
-            registry=registry,
-        ).labels(*own)
-        success = Counter(
-            "vllm:request_success",
-            "Count of successfully processed requests.",
-            (*LABELS, "finished_reason"),
-            registry=registry,
+        self.prompt_tokens = series.counter("prompt_tokens", "Number of prefill tokens processed.")
+        self.generation_tokens = series.counter(
+            "generation_tokens", "Number of generation tokens processed."
         )
-        self.success = {reason: success.labels(*own, reason) for reason in FINISH_REASONS}
-        self.first_token = Histogram(
-            "vllm:time_to_first_token_seconds",
+        self.success = series.finished(
+            "request_success", "Count of successfully processed requests."
+        )
+        self.first_token = series.histogram(
+            "time_to_first_token_seconds",
             "Histogram of time to first token in seconds.",
-            LABELS,
-            buckets=FIRST_TOKEN_BUCKETS,
-            registry=registry,
-        ).labels(*own)
-        self.latency = Histogram(
-            "vllm:e2e_request_latency_seconds",
+            FIRST_TOKEN_BUCKETS,
+        )
+        self.latency = series.histogram(
+            "e2e_request_latency_seconds",
             "Histogram of e2e request latency in seconds.",
-            LABELS,
-            buckets=LATENCY_BUCKETS,
-            registry=registry,
-        ).labels(*own)
+            LATENCY_BUCKETS,
+        )
+
+    def page(self) -> bytes:
+        return self._series.page()
+
+
+class _Series:
+    """Makes the series of one engine: vLLM's prefix, vLLM's labels."""
+
+    def __init__(self, model_name: str) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._labels = (model_name, "0")
+
+    def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
+        gauge = Gauge(f"vllm:{name}", help, LABELS, registry=self._registry)
+        gauge.labels(*self._labels).set_function(read)
+
+    def counter(self, name: str, help: str) -> Counter:
+        counter = Counter(f"vllm:{name}", help, LABELS, registry=self._registry)
+        return counter.labels(*self._labels)
+
+    def finished(self, name: str, help: str) -> dict[str, Counter]:
+        """One for each reason to finish."""
+        labels = (*LABELS, "finished_reason")
+        counter = Counter(f"vllm:{name}", help, labels, registry=self._registry)
+        return {reason: counter.labels(*self._labels, reason) for reason in FINISH_REASONS}
+
+    def histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
+        histogram = Histogram(
+            f"vllm:{name}", help, LABELS, buckets=buckets, registry=self._registry
+        )
+        return histogram.labels(*self._labels)
 
     def page(self) -> bytes:
         return generate_latest(self._registry)

@@ -13,6 +13,7 @@ import orjson
 import pytest
 import torch
 from backends.embedded.driving import ask, collect, load, plain_logprobs
+from transformers import AutoTokenizer
 
 from fakevllm_adapters.errors import WireError
 from fakevllm_adapters.vllm_chat import parse_chat_request
@@ -20,6 +21,7 @@ from fakevllm_adapters.vllm_grammar import Grammar
 from fakevllm_server.backends.completion import Completion
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
+from fakevllm_server.backends.embedded.grammar import MAX_WHITESPACE, Grammars
 from fakevllm_server.backends.sampling import Sampling
 
 Json = dict[str, Any]
@@ -43,6 +45,11 @@ REQUIRED: Json = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_cal
 def completion(engine: EmbeddedEngine, **fields: Any) -> Completion:
     body: Json = {"messages": [{"role": "user", "content": "How is it?"}], "max_tokens": 200}
     return Completion(engine, parse_chat_request(orjson.dumps(body | fields)), None)
+
+
+def grammars(engine: EmbeddedEngine) -> Grammars:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL_DIR)
+    return Grammars(tokenizer, len(tokenizer), engine.eos_ids)
 
 
 async def choice(engine: EmbeddedEngine, **fields: Any) -> Json:
@@ -92,6 +99,34 @@ async def test_other_grammars_are_kept(
 async def test_a_json_object_begins_as_one(demo_engine: EmbeddedEngine) -> None:
     told = await choice(demo_engine, response_format={"type": "json_object"}, seed=1)
     assert told["message"]["content"].startswith("{")
+
+
+@pytest.mark.parametrize("format", [SCHEMA, {"type": "json_object"}], ids=["schema", "any object"])
+async def test_a_model_that_likes_white_space_is_kept_from_writing_nothing_else(
+    demo_engine: EmbeddedEngine, format: Json
+) -> None:
+    (newline,) = demo_engine.encode("\n", False)
+    likes = {"logit_bias": {str(newline): 100}, "max_tokens": 40, "temperature": 0}
+    told = await choice(demo_engine, response_format=format, **likes)
+    text = told["message"]["content"]
+    runs = [len(run) for run in re.findall(r"\s+", text)]
+    assert runs[0] == MAX_WHITESPACE == max(runs)
+    assert len(text) > len("{") + MAX_WHITESPACE, "it goes on after the first run"
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("schema", [{"type": "object"}, {}], ids=["any object", "any value"])
+async def test_json_is_let_through_compact_and_on_indented_lines(
+    demo_engine: EmbeddedEngine, schema: Json, indent: int | None
+) -> None:
+    nested: Json = {"a": [{"b": {"c": [1, -2.5e3]}, "d": None}, "e\n", True], "f": {}, "g": []}
+    matcher = await grammars(demo_engine).matcher(Grammar("json", json.dumps(schema)))
+    for id in demo_engine.encode(json.dumps(nested, indent=indent), False):
+        allowed = matcher.allowed()
+        assert allowed is None or allowed[id]
+        matcher.take(id)
+    end = matcher.allowed()
+    assert end is None or all(end[id] for id in demo_engine.eos_ids)
 
 
 async def test_a_required_tool_is_called_in_vllms_shape(demo_engine: EmbeddedEngine) -> None:

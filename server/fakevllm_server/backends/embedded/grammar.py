@@ -26,9 +26,10 @@ CACHE_BYTES = 64 << 20
 MAX_CHARACTERS = 200_000
 MAX_DEPTH = 100
 """Of nested JSON: xgrammar's time grows with its cube, about half a second here."""
-MAX_WHITESPACE = 10
-"""In a row, between the parts of a JSON text. Without a bound a small model may write nothing
-else."""
+MAX_WHITESPACE = 13
+"""In a row, between the parts of a JSON text: a line break and an indent by two, six levels deep,
+or by four, three levels deep. vLLM has no bound, and a small model may then write nothing else
+until it is cut off. Structural tags have none here either: xgrammar takes none for them."""
 COMPILE_TIMEOUT_S = 30.0
 WORD_BITS = 32
 _IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")

@@ -1,0 +1,110 @@
+"""The hook process beside the proxy's: it ends with it, and prints nothing of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def is_gone(pid: int) -> bool:
+    """A zombie counts as gone: who its parent is depends on the machine's init."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+async def until_gone(pid: int) -> None:
+    async with asyncio.timeout(20):
+        while not is_gone(pid):
+            await asyncio.sleep(0.01)
+
+
+PROXY = """
+import asyncio, sys
+from pathlib import Path
+from fakevllm.hooks.spec import Sibling, Task
+from fakevllm.hooks.worker import HookWorker
+
+async def main():
+    worker = HookWorker(Path(sys.argv[1]), 60)
+    await worker.start()
+    print("started", flush=True)
+    outcome = await worker.reward([Sibling(0, Task(), "g/0", "stop")], [{"content": ""}], "q")
+    print(outcome.annotations[0]["pid"], flush=True)
+    await asyncio.Event().wait()
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:
+        pass
+"""
+PRINTING = """
+import os
+print("loading speaks")
+def on_compute_relative_reward(v, a, q):
+    print("calling speaks", flush=True)
+    os.system("echo children speak")
+    a[0]["pid"] = os.getpid()
+    return [1]
+"""
+
+
+def start_proxy(tmp_path: Path) -> subprocess.Popen[str]:
+    (tmp_path / "proxy.py").write_text(PROXY)
+    (tmp_path / "hook.py").write_text(PRINTING)
+    return subprocess.Popen(
+        [sys.executable, tmp_path / "proxy.py", tmp_path / "hook.py"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=True,
+    )
+
+
+async def test_the_process_dies_with_a_killed_proxy_and_prints_to_stderr(tmp_path: Path) -> None:
+    with start_proxy(tmp_path) as proxy:
+        assert proxy.stdout is not None and proxy.stderr is not None
+        assert proxy.stdout.readline() == "started\n"
+        pid = int(proxy.stdout.readline())
+        proxy.send_signal(signal.SIGKILL)
+        printed = proxy.stderr.read()
+    await until_gone(pid)
+    assert all(line in printed for line in ("loading speaks", "calling speaks", "children speak"))
+
+
+@pytest.mark.parametrize("awaited", ["", "started\n"], ids=["while starting", "while running"])
+async def test_ctrl_c_in_the_terminal_prints_nothing_from_the_worker(
+    tmp_path: Path, awaited: str
+) -> None:
+    with start_proxy(tmp_path) as proxy:
+        assert proxy.stdout is not None and proxy.stderr is not None
+        if awaited:
+            assert proxy.stdout.readline() == awaited
+            pid = int(proxy.stdout.readline())
+        else:
+            pid = await first_child(proxy.pid)
+        os.killpg(proxy.pid, signal.SIGINT)
+        printed = proxy.stderr.read()
+    await until_gone(pid)
+    assert "Traceback" not in printed
+
+
+async def first_child(parent: int) -> int:
+    """The hook process, as early as it exists: the one that is not the resource tracker."""
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    async with asyncio.timeout(20):
+        while True:
+            for pid in children.read_text().split():
+                command = Path(f"/proc/{pid}/cmdline").read_text()
+                if "spawn_main" in command:
+                    return int(pid)
+            await asyncio.sleep(0)

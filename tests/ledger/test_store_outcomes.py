@@ -1,0 +1,122 @@
+"""What became of a group: what settles it, what the server's log says of it, the curve."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+
+from fakevllm.ledger.records import ScoredGroup, StepRow
+from fakevllm.ledger.store import Ledger
+from tests.ledger.ledger_cases import (
+    call,
+    dropped,
+    group,
+    marks,
+    restored,
+    rows,
+    state,
+    trained,
+)
+
+
+def test_calls_are_stored_as_little_endian_blobs(ledger: Ledger, path: Path) -> None:
+    ledger.record(group())
+    ledger.settle("g1", "pooled", None, 4, [[call()], [call(logprobs=None), call(version=9)]])
+    assert state(ledger) == ("pooled", None)
+    found = rows(
+        path,
+        "SELECT sibling, seq, prompt_ids, response_ids, logprobs, weight_version,"
+        " weight_versions_json FROM calls ORDER BY sibling, seq",
+    )
+    ids, logprobs = array("i", [1, 2, 300]).tobytes(), array("f", [-0.5, -0.25]).tobytes()
+    response = array("i", [70000, 5]).tobytes()
+    assert found == [
+        (0, 0, ids, response, logprobs, 3, "[[3,0,1],[4,1,2]]"),
+        (1, 0, ids, response, None, 3, "[[3,0,1],[4,1,2]]"),
+        (1, 1, ids, response, logprobs, 9, "[[9,0,1],[10,1,2]]"),
+    ]
+    assert rows(path, "SELECT step FROM groups") == [(4,)]
+
+
+def test_settling_an_unrecorded_group_writes_nothing(ledger: Ledger, path: Path) -> None:
+    ledger.settle("nobody", "pooled", None, 1, [[call()]])
+    assert ledger.drain()
+    assert rows(path, "SELECT * FROM calls") == []
+    assert ledger.health.ok
+
+
+def test_a_step_in_the_log_trains_its_groups_and_siblings(ledger: Ledger) -> None:
+    ledger.record(group("g1", [0.0, 1.0, 0.5]))
+    ledger.record(group("g2"))
+    ledger.apply_log("run", [trained(1, "g1", step=7, siblings=[0, 2])])
+    assert state(ledger) == ("trained", None)
+    assert state(ledger, "g2") == ("scored", None)
+    assert marks(ledger) == [True, False, True]
+    found = ledger.group("g1")
+    assert found is not None and (found.trained_step, found.trained_version) == (7, 7)
+
+
+def test_a_late_settlement_does_not_undo_what_the_log_said(ledger: Ledger, path: Path) -> None:
+    for group_id in ("g1", "g2"):
+        ledger.record(group(group_id))
+    ledger.apply_log("run", [trained(1, "g1"), dropped(2, g2="stale")])
+    for group_id in ("g1", "g2"):
+        ledger.settle(group_id, "pooled", None, 3, [[call()]])
+    assert state(ledger, "g1") == ("trained", None)
+    assert state(ledger, "g2") == ("dropped", "stale")
+    assert rows(path, "SELECT COUNT(*), MIN(step) FROM calls JOIN groups USING (group_id)") == [
+        (2, 3)
+    ]
+
+
+def test_groups_a_crash_undid_are_lost_and_unmarked(ledger: Ledger) -> None:
+    ledger.record(group())
+    ledger.apply_log("run", [trained(1, "g1")])
+    ledger.apply_log("run", [trained(1, "g1"), restored(5, "g1")])
+    assert state(ledger) == ("lost", "server_crashed")
+    assert marks(ledger) == [False, False]
+    found = ledger.group("g1")
+    assert found is not None and (found.trained_step, found.trained_version) == (None, None)
+
+
+def test_each_run_has_its_own_cursor(ledger: Ledger) -> None:
+    ledger.apply_log("run-a", [trained(4)])
+    ledger.apply_log("run-b", [trained(2)])
+    assert ledger.drain()
+    cursors = [ledger.log_cursor(run) for run in ("run-a", "run-b", "run-c")]
+    assert cursors == [4, 2, 0]
+
+
+def test_the_curve_counts_ties_and_keeps_policy_and_service_apart(ledger: Ledger) -> None:
+    ledger.record(group("a", [0.0, 1.0], served=1, step=1))
+    ledger.record(group("b", [0.5, 0.5, None], served=0, step=1))
+    ledger.record(group("c", [0.25, 0.5], served=1, step=2))
+    ledger.record(group("d", [None, None], step=2))
+    ledger.record(group("e", [1.0, 1.0]))
+    ledger.record(group("f", [None, 0.75], served=0, step=3))
+    assert ledger.drain()
+    assert ledger.curve() == [
+        StepRow(1, 2, policy_mean=0.5, returned_best=0.75, without_signal=1),
+        StepRow(2, 1, policy_mean=0.375, returned_best=0.5, without_signal=0),
+        StepRow(3, 1, policy_mean=0.75, returned_best=None, without_signal=1),
+    ]
+
+
+def test_a_trained_group_whose_settling_was_cut_off_is_on_the_curve(ledger: Ledger) -> None:
+    ledger.record(group("g1", [0.0, 1.0], served=1, step=None))
+    ledger.apply_log("run", [trained(1, "g1", step=4)])
+    assert ledger.drain()
+    assert ledger.curve() == [
+        StepRow(4, 1, policy_mean=0.5, returned_best=1.0, without_signal=0),
+    ]
+
+
+def test_groups_that_wait_for_the_servers_word_are_found_oldest_first(ledger: Ledger) -> None:
+    ledger.record(group("b", [None, 1.0], received_at=2.0, task_id="t"))
+    ledger.record(group("a", [0.5, 0.0], received_at=1.0))
+    ledger.record(group("c", state="pooled"))
+    assert ledger.drain()
+    assert ledger.scored_groups() == [
+        ScoredGroup("a", None, "1+1?", [0.5, 0.0]),
+        ScoredGroup("b", "t", "1+1?", [None, 1.0]),
+    ]
