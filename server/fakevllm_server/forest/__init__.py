@@ -1,0 +1,9 @@
+"""Calls as a forest of tokens, so that what they share goes through the model once. Pure Python."""
+
+from __future__ import annotations
+
+from fakevllm_server.forest.edges import Edges
+from fakevllm_server.forest.packing import Piece, pack
+from fakevllm_server.forest.trie import CallTokens, Forest, Segment, plant
+
+__all__ = ["CallTokens", "Edges", "Forest", "Piece", "Segment", "pack", "plant"]

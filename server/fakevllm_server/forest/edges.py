@@ -1,0 +1,180 @@
+"""Which log-probabilities a forest has to give, each once, and which calls want them.
+
+An edge is one token predicted from one node at one temperature. Calls that share it share its
+log-probability, and each keeps its own term of the loss: l_it = l_edge(i,t), so the loss is the
+same function of the weights as the sum over calls, and the gradient of the gather adds the calls'
+coefficients. Merging terms instead (first one wins, advantages summed) is wrong for clipped losses.
+
+Reckoned in runs of nodes, so Python's own steps are per span and segment, not per token.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fakevllm_server.forest.slices import Slices
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Two levels: heads (rows of logits), and edges (one chosen token of a row).
+
+    Sorted by temperature, then predicting node, then the node predicted; so the edges of a run of
+    heads are a run of edges, and logits can be made a chunk of heads at a time.
+
+        logits = lm_head(hidden[head_node]) / head_temperature[:, None]     [heads, vocabulary]
+        edge_logp = log_softmax(logits, -1)[edge_head, edge_token]          [edges]
+        call_logp = edge_logp[per_call[i]]                                  [trained tokens of i]
+    """
+
+    head_node: array[int]
+    """[heads] The node whose hidden state predicts."""
+    head_temperature: array[float]
+    """[heads] Hidden states are the same at every temperature, so calls that differ in it share a
+    tree; only where both train on the same node has it two heads."""
+    head_start: array[int]
+    """[heads + 1] The edges of head h are head_start[h] to head_start[h + 1], never none."""
+    edge_head: array[int]
+    """[edges]"""
+    edge_token: array[int]
+    """[edges]"""
+    edge_node: array[int]
+    """[edges] The node that holds the token; its parent is the head's node."""
+    per_call: Sequence[array[int]]
+    """For each call the edge of each of its trained tokens, in order: the gather that gives the
+    calls their log-probabilities back."""
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.edge_head)
+
+    @property
+    def num_heads(self) -> int:
+        return len(self.head_node)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one call trains on: spans of positions along its path, at a temperature."""
+
+    path: Slices
+    spans: Sequence[tuple[int, int]]
+    temperature: float
+
+
+def edges_of(
+    wanted: Sequence[Wanted], ids: array[int], parent: array[int], segment_starts: Sequence[int]
+) -> Edges:
+    """`ids` and `parent` are by node. Every span must start behind the first position."""
+    growing = _Growing(ids)
+    nodes = [list(_nodes(call)) for call in wanted]
+    per_call = [array("q") for _ in wanted]
+    for temperature in sorted({call.temperature for call in wanted}):
+        own = [index for index, call in enumerate(wanted) if call.temperature == temperature]
+        runs = _merged(run for index in own for run in nodes[index])
+        links = sorted(_links(runs, parent, segment_starts))
+        edges = growing.add(links, temperature)
+        for index in own:
+            for start, end in nodes[index]:
+                edges.gather(start, end, per_call[index])
+    growing.head_start.append(len(growing.edge_head))
+    return Edges(
+        growing.head_node,
+        growing.head_temperature,
+        growing.head_start,
+        growing.edge_head,
+        growing.edge_token,
+        growing.edge_node,
+        per_call,
+    )
+
+
+_Link = tuple[int, int, int]
+"""(head, node, length): head + i predicts node + i. Longer than 1 only inside a segment, so no
+other link has a head in between."""
+
+
+class _Found:
+    """Edges by node, at one temperature."""
+
+    def __init__(self, runs: list[tuple[int, int, int]]) -> None:
+        """(first node, length, first edge) each."""
+        self._runs = sorted(runs)
+        self._firsts = [first for first, _, _ in self._runs]
+
+    def gather(self, start: int, end: int, into: array[int]) -> None:
+        index = bisect_right(self._firsts, start) - 1
+        while start < end:
+            first, length, edge = self._runs[index]
+            stop = min(end, first + length)
+            into.extend(range(edge + start - first, edge + stop - first))
+            start, index = stop, index + 1
+
+
+class _Growing:
+    """The arrays of Edges, while they grow."""
+
+    def __init__(self, ids: array[int]) -> None:
+        self._ids = ids
+        self.head_node, self.head_start = array("q"), array("q")
+        self.head_temperature = array("d")
+        self.edge_head, self.edge_token, self.edge_node = array("q"), array("q"), array("q")
+
+    def add(self, links: Sequence[_Link], temperature: float) -> _Found:
+        """`links` sorted, each node in one."""
+        found: list[tuple[int, int, int]] = []
+        last_head = -1
+        for head, node, length in links:
+            edge = len(self.edge_node)
+            found.append((node, length, edge))
+            if head != last_head:
+                self.head_start.extend(range(edge, edge + length))
+                self.head_node.extend(range(head, head + length))
+                self.head_temperature.extend(array("d", [temperature]) * length)
+            num_heads = len(self.head_node)
+            self.edge_head.extend(range(num_heads - length, num_heads))
+            self.edge_node.extend(range(node, node + length))
+            self.edge_token.extend(self._ids[node : node + length])
+            last_head = head + length - 1
+        return _Found(found)
+
+
+def _nodes(call: Wanted) -> Iterator[tuple[int, int]]:
+    """The runs of nodes at the call's spans, in order."""
+    for first, last in call.spans:
+        offset = 0
+        for start, end in call.path:
+            begin, stop = max(first - offset, 0), min(last - offset, end - start)
+            if begin < stop:
+                yield start + begin, start + stop
+            offset += end - start
+
+
+def _merged(runs: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+    union: list[tuple[int, int]] = []
+    for start, end in sorted(runs):
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
+        else:
+            union.append((start, end))
+    return union
+
+
+def _links(
+    runs: Sequence[tuple[int, int]], parent: array[int], segment_starts: Sequence[int]
+) -> Iterator[_Link]:
+    """A segment's first node is predicted by a node of another segment, the others by the node
+    before them."""
+    for start, end in runs:
+        index = bisect_left(segment_starts, start)
+        while start < end:
+            if index < len(segment_starts) and segment_starts[index] == start:
+                yield parent[start], start, 1
+                start, index = start + 1, index + 1
+                continue
+            stop = min(end, segment_starts[index]) if index < len(segment_starts) else end
+            yield start - 1, start, stop - start
+            start = stop
