@@ -1,25 +1,41 @@
 """Policy losses by verl's names, as pure functions of log-probabilities.
 
-    vanilla.py    PPO clip with dual clip
-    kl.py         distance to a reference policy
-    aggregate.py  from a loss per token to one number
+    step_loss.py   what a trainer calls: one micro-batch's part of a step's loss
+    tokens.py      the trained tokens of some calls, flat
+    vanilla.py     PPO clip with dual clip
+    gspo.py cispo.py sapo.py geo_mean.py gpg.py
+    policy_loss.py what they share
+    kl.py          distance to a reference policy
+    correction.py  trainer and engine that differ: weights, rejection
+    aggregate.py   from a number per token to one number
 
-A new loss is a new file and one entry in LOSSES. All take [rows, tokens] tensors and read
-`LossSpec` for settings.
+A new loss is a new file, one entry in LOSSES and one in `loss_spec.OWN`. All take [tokens] tensors
+and are nothing but a loss per token; what it is the mean of, `algorithms.loss_units` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
-from fakevllm_server.backends.base import LossSpec
-from fakevllm_server.backends.torch_losses.vanilla import PolicyLoss, vanilla
+from fakevllm_server.backends.torch_losses.cispo import cispo
+from fakevllm_server.backends.torch_losses.geo_mean import geo_mean
+from fakevllm_server.backends.torch_losses.gpg import gpg
+from fakevllm_server.backends.torch_losses.gspo import gspo
+from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss
+from fakevllm_server.backends.torch_losses.sapo import sapo
+from fakevllm_server.backends.torch_losses.vanilla import vanilla
 
-PolicyLossFn = Callable[[Tensor, Tensor, Tensor, Tensor, LossSpec], PolicyLoss]
-"""(log_prob, old_log_prob, advantages, mask, spec), each tensor [rows, tokens]."""
+PolicyLossFn = Callable[[Tensor, Tensor, Tensor, Tensor, Any], PolicyLoss]
+"""(log_prob, old_log_prob, advantages, units, spec), each tensor [tokens]."""
 
 LOSSES: dict[str, PolicyLossFn] = {
     "vanilla": vanilla,
+    "gspo": gspo,
+    "cispo": cispo,
+    "sapo": sapo,
+    "geo_mean": geo_mean,
+    "gpg": gpg,
 }

@@ -1,6 +1,18 @@
-"""Estimators of KL(policy || reference) from samples of the policy."""
+"""Estimators of KL(policy || reference) from samples of the policy.
+
+Schulman, "Approximating KL divergence" (2020), with d = log_prob - reference:
+
+    k1  d                    its gradient is not that of the KL: 0 on average
+    k2  d² / 2               biased, its gradient is right on average
+    k3  exp(-d) + d - 1      never negative, low variance; its gradient is not that of the KL
+    +   `k1+`, `k3+`: that value with k2's gradient
+
+verl also spells them kl, mse and low_var_kl.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,11 +22,35 @@ MAX_K3 = 10.0
 """Both bounds are verl's (`low_var_kl`): one impossible token must not own the batch."""
 
 
-def k3(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    """exp(d) - d - 1 with d = reference - policy: never negative, unbiased, low variance.
+def k1(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
+    return log_prob - reference_log_prob
 
-    Schulman, "Approximating KL divergence" (2020). Its gradient with respect to `log_prob` is 1 -
-    exp(d), which is not the gradient of the KL.
-    """
+
+def k2(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
+    return 0.5 * (log_prob - reference_log_prob).square()
+
+
+def k3(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
+    """Its gradient with respect to `log_prob` is 1 - exp(reference - log_prob)."""
     difference = torch.clamp(reference_log_prob - log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.clamp(torch.exp(difference) - difference - 1, -MAX_K3, MAX_K3)
+
+
+ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": k1,
+    "kl": k1,
+    "k2": k2,
+    "mse": k2,
+    "k3": k3,
+    "low_var_kl": k3,
+}
+
+
+def kl_loss(log_prob: Tensor, reference_log_prob: Tensor, name: str) -> Tensor:
+    """[tokens], by `kl_loss_type`; the reference gets no gradient."""
+    reference = reference_log_prob.detach()
+    value = ESTIMATORS[name.removesuffix("+")](log_prob, reference)
+    if not name.endswith("+"):
+        return value
+    straight = k2(log_prob, reference)
+    return straight - straight.detach() + value.detach()

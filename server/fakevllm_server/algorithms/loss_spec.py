@@ -1,0 +1,176 @@
+"""Which policy loss, with its settings, by verl's names. Wrong ones are told when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+AGGREGATIONS = (
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+)
+UNITS = ("call", "timeline", "episode")
+KL_TYPES = ("k1", "kl", "k2", "mse", "k3", "low_var_kl", "k1+", "kl+", "k3+", "low_var_kl+")
+REJECTIONS = (
+    "token_k1",
+    "token_k2",
+    "token_k3",
+    "seq_sum_k1",
+    "seq_sum_k2",
+    "seq_sum_k3",
+    "seq_mean_k1",
+    "seq_mean_k2",
+    "seq_mean_k3",
+    "seq_max_k2",
+    "seq_max_k3",
+)
+
+
+class Own(NamedTuple):
+    """What a loss takes where nothing is set."""
+
+    clip_ratio_low: float
+    clip_ratio_high: float
+    loss_agg_mode: str
+
+
+OWN: dict[str, Own] = {
+    "vanilla": Own(0.2, 0.28, "token-mean"),
+    "gspo": Own(3e-4, 4e-4, "seq-mean-token-mean"),
+    "cispo": Own(10.0, 0.2, "token-mean"),
+    "sapo": Own(0.0, 0.0, "seq-mean-token-mean"),
+    "geo_mean": Own(0.4, 0.4, "seq-mean-token-mean"),
+    "gpg": Own(0.0, 0.0, "token-mean"),
+}
+"""sapo and gpg do not clip."""
+COUPLED = frozenset({"gspo", "geo_mean"})
+"""One ratio for all tokens of a unit."""
+WITHOUT_RATIO = frozenset({"gpg"})
+
+
+class Bounds(NamedTuple):
+    """Of a probability ratio, or of a divergence (then without `low`)."""
+
+    low: float | None
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpec:
+    """Raises ValueError, in one line, for settings that contradict each other."""
+
+    name: str = "vanilla"
+    clip_ratio_low: float = 0.2
+    clip_ratio_high: float = 0.28
+    clip_ratio_c: float = 3.0
+    """Dual clip: bound of the ratio where the advantage is negative."""
+    kl_loss_coef: float = 0.0
+    kl_loss_type: str = "low_var_kl"
+    entropy_coeff: float = 0.0
+    """Weight of the entropy, which is to grow."""
+    loss_agg_mode: str = "token-mean"
+    loss_unit: str = "episode"
+    """What counts as one sequence."""
+    loss_scale_factor: float | None = None
+    """Divisor of `seq-mean-token-sum-norm`; None is the longest unit of the step."""
+    tau_pos: float = 1.0
+    tau_neg: float = 1.05
+    """sapo's temperatures, for advantages above 0 and for all others."""
+    bypass_mode: bool = True
+    """The engine's log-probabilities are the old policy's. Off, the trainer computes its own."""
+    rollout_is: str | None = None
+    """Weigh tokens by how far trainer and engine differ: `token` or `sequence`."""
+    rollout_is_threshold: str = "2.0"
+    """Largest weight; `low_high` makes weights outside 0 instead (IcePop)."""
+    rollout_rs: str | None = None
+    """Leave out tokens or sequences where trainer and engine differ too much: some of REJECTIONS,
+    with commas."""
+    rollout_rs_threshold: str | None = None
+    """One for all, or one for each, with commas: `low_high` for k1, the most for k2 and k3."""
+
+    def __post_init__(self) -> None:
+        _one_of("loss_agg_mode", self.loss_agg_mode, AGGREGATIONS)
+        _one_of("loss_unit", self.loss_unit, UNITS)
+        _one_of("kl_loss_type", self.kl_loss_type, KL_TYPES)
+        if self.rollout_is is not None:
+            _one_of("rollout_is", self.rollout_is, ("token", "sequence"))
+            self._check_weights()
+        if self.loss_scale_factor is not None and self.loss_scale_factor <= 0:
+            raise ValueError("loss_scale_factor must be above 0")
+        _ = self.is_bounds, self.rejections
+
+    def _check_weights(self) -> None:
+        if self.bypass_mode and self.name not in WITHOUT_RATIO:
+            raise ValueError(
+                f"rollout_is would weigh the ratio of {self.name} twice: set bypass_mode = false, "
+                "or loss = gpg, which has no ratio"
+            )
+        if self.name == "geo_mean" and self.rollout_is == "token":
+            raise ValueError("geo_mean has one ratio for a sequence: set rollout_is = sequence")
+
+    @property
+    def couples_tokens(self) -> bool:
+        """Whether a token's loss depends on others of its unit, which then has to be whole."""
+        is_sequence = "seq_" in (self.rollout_rs or "") or self.rollout_is == "sequence"
+        return self.name in COUPLED or is_sequence
+
+    @property
+    def is_bounds(self) -> Bounds:
+        return _bounds("rollout_is_threshold", self.rollout_is_threshold)
+
+    @property
+    def rejections(self) -> dict[str, Bounds]:
+        """Each of `rollout_rs` with its own threshold."""
+        if self.rollout_rs is None:
+            return {}
+        names = _parts(self.rollout_rs)
+        for name in names:
+            _one_of("rollout_rs", name, REJECTIONS)
+        thresholds = _parts(self.rollout_rs_threshold or "")
+        if len(thresholds) not in (1, len(names)):
+            raise ValueError("rollout_rs_threshold must be one number, or one for each rollout_rs")
+        thresholds *= len(names) // len(thresholds)
+        return {
+            name: _rejection_bounds(name, threshold)
+            for name, threshold in zip(names, thresholds, strict=True)
+        }
+
+
+def own_settings(name: str) -> Own:
+    """Raises ValueError for a loss nobody knows."""
+    _one_of("loss", name, OWN)
+    return OWN[name]
+
+
+def _rejection_bounds(name: str, text: str) -> Bounds:
+    bounds = _bounds("rollout_rs_threshold", text)
+    if name.endswith("k1"):
+        return bounds if bounds.low is not None else Bounds(1 / bounds.high, bounds.high)
+    if bounds.low is not None:
+        raise ValueError(f"rollout_rs_threshold of {name} is one number, got {text!r}")
+    return bounds
+
+
+def _bounds(setting: str, text: str) -> Bounds:
+    """From `high` or `low_high`."""
+    try:
+        numbers = [float(part) for part in str(text).split("_")]
+        low, high = (None, *numbers) if len(numbers) == 1 else numbers
+    except ValueError:
+        raise ValueError(f"{setting} must read HIGH or LOW_HIGH, got {text!r}") from None
+    if not 0 < (high if low is None else low) <= high:
+        raise ValueError(f"{setting} needs 0 < LOW <= HIGH, got {text!r}")
+    return Bounds(low, high)
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _one_of(setting: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{setting} must be one of {', '.join(known)}, got {value!r}")

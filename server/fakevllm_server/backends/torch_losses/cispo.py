@@ -1,0 +1,27 @@
+"""Clipped importance weights instead of a clipped update: no token loses its gradient.
+
+    L = -sg(clip(r, 1 - low, 1 + high)) A log_prob
+
+MiniMax-M1, arXiv 2506.13585, eq. 4; verl's `cispo`. With low 10 there is no lower bound.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.algorithms.loss_spec import LossSpec
+from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, ratio_of
+
+
+def cispo(
+    log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
+) -> PolicyLoss:
+    """[tokens] each. `clipped` tells where the weight is at a bound."""
+    ratio = ratio_of(log_prob, old_log_prob).detach()
+    weight = torch.clamp(ratio, 1 - spec.clip_ratio_low, 1 + spec.clip_ratio_high)
+    return PolicyLoss(
+        -weight * advantages * log_prob,
+        (ratio != weight).to(log_prob.dtype),
+        torch.zeros_like(log_prob),
+    )

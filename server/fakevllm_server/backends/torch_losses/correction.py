@@ -1,0 +1,74 @@
+"""Where trainer and engine do not see the same probability: weights, and what is left out.
+
+Both read log_ratio = trainer's log-probability - engine's, and neither has a gradient. Sequences
+are units of the loss. Formulas and names are verl's (`rollout_correction`); truncated importance
+sampling: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training"
+(2025); weights of 0 outside both bounds: IcePop.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.algorithms.loss_spec import Bounds, LossSpec
+from fakevllm_server.backends.torch_losses.policy_loss import (
+    MAX_LOG_RATIO,
+    unit_max,
+    unit_mean,
+    unit_sum,
+)
+
+
+def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
+    """[tokens]: min(exp(log_ratio), high), or exp of its sum over the sequence; all 1 where
+    `rollout_is` is not set."""
+    log_ratio = log_ratio.detach()
+    if spec.rollout_is is None:
+        return torch.ones_like(log_ratio)
+    if spec.rollout_is == "sequence":
+        log_ratio = unit_sum(log_ratio, units)
+    ratio = torch.exp(torch.clamp(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    bounds = spec.is_bounds
+    if bounds.low is None:
+        return torch.clamp(ratio, max=bounds.high)
+    is_inside = (ratio >= bounds.low) & (ratio <= bounds.high)
+    return torch.where(is_inside, ratio, torch.zeros_like(ratio))
+
+
+def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
+    """[tokens] of bool: what passes all of `rollout_rs`."""
+    log_ratio = torch.clamp(log_ratio.detach(), -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    kept = torch.ones_like(log_ratio, dtype=torch.bool)
+    for name, bounds in spec.rejections.items():
+        level, _, estimator = name.rpartition("_")
+        kept &= _is_within(_LEVELS[level](_divergence(log_ratio, estimator), units), bounds)
+    return kept
+
+
+def _divergence(log_ratio: Tensor, estimator: str) -> Tensor:
+    """Of the engine's policy from the trainer's, seen from the engine's samples."""
+    match estimator:
+        case "k1":
+            return -log_ratio
+        case "k2":
+            return 0.5 * log_ratio.square()
+        case _:
+            return torch.exp(log_ratio) - 1 - log_ratio
+
+
+def _is_within(divergence: Tensor, bounds: Bounds) -> Tensor:
+    """k1 is bounded as a ratio, from both sides; k2 and k3 by a number."""
+    if bounds.low is None:
+        return divergence <= bounds.high
+    return (divergence >= math.log(bounds.low)) & (divergence <= math.log(bounds.high))
+
+
+_LEVELS = {
+    "token": lambda values, units: values,
+    "seq_sum": unit_sum,
+    "seq_mean": unit_mean,
+    "seq_max": unit_max,
+}

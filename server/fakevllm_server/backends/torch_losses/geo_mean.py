@@ -1,0 +1,38 @@
+"""Geometric-mean policy optimisation (GMPO).
+
+    d = log_prob - old_log_prob, bounded by high where A > 0 and by -low where A < 0
+    L = -A exp(mean over the unit of d)              for each token of the unit
+
+Zhao et al., arXiv 2507.20673; verl's `geo_mean`. Bounds are of the log-ratio and of tokens. Meant
+for seq-mean-token-mean, which verl has built in.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.algorithms.loss_spec import LossSpec
+from fakevllm_server.backends.torch_losses.policy_loss import (
+    MAX_LOG_RATIO,
+    PolicyLoss,
+    unit_mean,
+)
+
+
+def geo_mean(
+    log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
+) -> PolicyLoss:
+    """[tokens] each; every unit has to be whole."""
+    # verl leaves this unbounded: one impossible token of a stale call then makes it infinite.
+    log_ratio = torch.clamp(log_prob - old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    bounded = torch.clamp(log_ratio, -spec.clip_ratio_low, spec.clip_ratio_high)
+    sign = torch.sign(advantages)
+    pessimistic = sign * torch.minimum(sign * log_ratio, sign * bounded)
+    ratio = torch.exp(unit_mean(pessimistic, units))
+    is_bounded = log_ratio != bounded
+    return PolicyLoss(
+        -advantages * ratio,
+        (is_bounded & (advantages > 0)).to(ratio.dtype),
+        (is_bounded & (advantages < 0)).to(ratio.dtype),
+    )

@@ -1,0 +1,21 @@
+"""The plain policy gradient.
+
+    L = -A log_prob
+
+REINFORCE, Williams 1992; GPG, arXiv 2504.02546; verl's `gpg`. It has no ratio: for samples of
+other weights set `rollout_is`, whose truncated weight is then π / π_engine.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fakevllm_server.algorithms.loss_spec import LossSpec
+from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, unclipped
+
+
+def gpg(
+    log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
+) -> PolicyLoss:
+    """[tokens] each."""
+    return unclipped(-advantages * log_prob)

@@ -1,0 +1,36 @@
+"""Sequence-level clip.
+
+    s = exp(mean over the unit of (log_prob - old_log_prob))
+    L = max(-A s, -A clip(s, 1 - low, 1 + high))     for each token of the unit
+
+with the gradient of the token form: s_t = sg(s) · π_t / sg(π_t), so that each token of a unit that
+is not clipped gets -A s. GSPO, arXiv 2507.18071, eq. 7 and 14; verl's `gspo`. The clip is narrow
+(3e-4, 4e-4), since s is a geometric mean. Meant for seq-mean-token-mean.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.algorithms.loss_spec import LossSpec
+from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, unit_mean
+
+MAX_LOG_UNIT_RATIO = 10.0
+"""verl's value."""
+
+
+def gspo(
+    log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
+) -> PolicyLoss:
+    """[tokens] each; every unit has to be whole."""
+    log_unit_ratio = unit_mean((log_prob - old_log_prob).detach(), units)
+    log_ratio = log_prob - log_prob.detach() + log_unit_ratio
+    ratio = torch.exp(torch.clamp(log_ratio, max=MAX_LOG_UNIT_RATIO))
+    plain = -advantages * ratio
+    clipped = -advantages * torch.clamp(ratio, 1 - spec.clip_ratio_low, 1 + spec.clip_ratio_high)
+    return PolicyLoss(
+        torch.maximum(plain, clipped),
+        (clipped > plain).to(ratio.dtype),
+        torch.zeros_like(ratio),
+    )

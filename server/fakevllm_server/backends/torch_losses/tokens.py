@@ -1,0 +1,114 @@
+"""The trained tokens of some whole calls, flat, as the loss takes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.algorithms.loss_units import CallShare
+
+
+class Trained(Protocol):
+    """A call of a batch."""
+
+    @property
+    def logprobs(self) -> Sequence[float]: ...
+    @property
+    def advantage(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """[tokens] each, one call after another. The loss is the same however calls are dealt to
+    micro-batches, as long as each is there once."""
+
+    sampled_log_prob: Tensor
+    """The engine's, under the distribution sampled from."""
+    advantages: Tensor
+    scale: Tensor
+    """What a token's loss is multiplied by; 0 where it does not count."""
+    token_share: Tensor
+    """Its part in means over the step's tokens."""
+    units: Tensor
+    """The number of its unit here; from 0 for those that have a counted token."""
+    has_whole_units: bool
+    """Whether no unit has tokens elsewhere."""
+    old_log_prob: Tensor | None = None
+    """The trainer's before the step's first update; without it the engine's are taken."""
+    reference_log_prob: Tensor | None = None
+
+    @property
+    def counted(self) -> Tensor:
+        return self.scale != 0
+
+    def only(self, chosen: Tensor) -> Tokens:
+        """Those where `chosen`, [tokens] of bool, holds."""
+        old, reference = self.old_log_prob, self.reference_log_prob
+        return Tokens(
+            sampled_log_prob=self.sampled_log_prob[chosen],
+            advantages=self.advantages[chosen],
+            scale=self.scale[chosen],
+            token_share=self.token_share[chosen],
+            units=self.units[chosen],
+            has_whole_units=self.has_whole_units,
+            old_log_prob=None if old is None else old[chosen],
+            reference_log_prob=None if reference is None else reference[chosen],
+        )
+
+    @staticmethod
+    def of(
+        calls: Sequence[Trained],
+        shares: Sequence[CallShare],
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        advantages: Sequence[Sequence[float]] | None = None,
+        old_log_prob: Tensor | None = None,
+        reference_log_prob: Tensor | None = None,
+    ) -> Tokens:
+        """`advantages`: one for each token of each call, instead of the calls' own."""
+        lengths = [len(call.logprobs) for call in calls]
+        counts = torch.tensor(lengths, dtype=torch.long)
+
+        def spread(values: Sequence[float], dtype: torch.dtype = dtype) -> Tensor:
+            """A number for each call -> the same for each of its tokens."""
+            return torch.tensor(values, dtype=dtype).repeat_interleave(counts).to(device)
+
+        def joined(rows: Sequence[Sequence[float]]) -> Tensor:
+            return torch.tensor(list(chain.from_iterable(rows)), dtype=dtype).to(device)
+
+        if advantages is None:
+            given = spread([call.advantage for call in calls])
+        else:
+            assert [len(row) for row in advantages] == lengths, "an advantage for each token"
+            given = joined(advantages)
+        return Tokens(
+            sampled_log_prob=joined([call.logprobs for call in calls]),
+            advantages=given,
+            scale=spread([share.scale for share in shares]),
+            token_share=spread([share.token_share for share in shares]),
+            units=spread(_numbered(shares), torch.long),
+            has_whole_units=_are_whole(shares, lengths),
+            old_log_prob=old_log_prob,
+            reference_log_prob=reference_log_prob,
+        )
+
+
+def _numbered(shares: Sequence[CallShare]) -> list[int]:
+    """No number is as large as there are counted tokens, and so none needs room beyond theirs."""
+    counted = dict.fromkeys(share.unit for share in shares if share.scale)
+    numbers = {unit: number for number, unit in enumerate(counted)}
+    return [numbers.get(share.unit, 0) for share in shares]
+
+
+def _are_whole(shares: Sequence[CallShare], lengths: Sequence[int]) -> bool:
+    here = Counter[int]()
+    for share, length in zip(shares, lengths, strict=True):
+        here[share.unit] += length if share.scale else 0
+    return all(here[share.unit] == share.unit_tokens for share in shares)

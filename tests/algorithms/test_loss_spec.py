@@ -1,0 +1,80 @@
+from typing import Any
+
+import pytest
+
+from fakevllm_server.algorithms.loss_spec import OWN, Bounds, LossSpec, own_settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"loss_agg_mode": "mean"}, "loss_agg_mode must be one of token-mean, token-sum"),
+        ({"loss_unit": "row"}, "loss_unit must be one of call, timeline, episode, got 'row'"),
+        ({"kl_loss_type": "k4"}, "kl_loss_type must be one of k1, "),
+        ({"loss_scale_factor": 0.0}, "loss_scale_factor must be above 0"),
+        ({"rollout_is": "token"}, "weigh the ratio of vanilla twice: set bypass_mode = false"),
+        ({"rollout_is": "row", "bypass_mode": False}, "rollout_is must be one of token, sequence"),
+        (
+            {"name": "geo_mean", "rollout_is": "token", "bypass_mode": False},
+            "one ratio for a sequence: set rollout_is = sequence",
+        ),
+        ({"rollout_is_threshold": "high"}, "must read HIGH or LOW_HIGH, got 'high'"),
+        ({"rollout_is_threshold": "1_2_3"}, "must read HIGH or LOW_HIGH, got '1_2_3'"),
+        ({"rollout_is_threshold": "5_0.5"}, "needs 0 < LOW <= HIGH, got '5_0.5'"),
+        ({"rollout_is_threshold": "-1"}, "needs 0 < LOW <= HIGH, got '-1'"),
+        ({"rollout_is_threshold": "nan"}, "needs 0 < LOW <= HIGH, got 'nan'"),
+        ({"rollout_rs": "token_k9", "rollout_rs_threshold": "1"}, "rollout_rs must be one of"),
+        ({"rollout_rs": "token_k1"}, "must be one number, or one for each rollout_rs"),
+        (
+            {"rollout_rs": "token_k1,seq_max_k2", "rollout_rs_threshold": "1,2,3"},
+            "must be one number, or one for each rollout_rs",
+        ),
+        (
+            {"rollout_rs": "token_k3", "rollout_rs_threshold": "0.5_2"},
+            "of token_k3 is one number, got '0.5_2'",
+        ),
+    ],
+)
+def test_settings_that_make_no_sense_are_told_in_one_line(
+    settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told) as raised:
+        LossSpec(**settings)
+    assert "\n" not in str(raised.value)
+
+
+def test_each_rejection_has_its_own_threshold() -> None:
+    spec = LossSpec(rollout_rs="token_k1, seq_mean_k3", rollout_rs_threshold="4, 0.1")
+    assert spec.rejections == {"token_k1": Bounds(0.25, 4.0), "seq_mean_k3": Bounds(None, 0.1)}
+
+
+def test_one_threshold_is_for_all_rejections() -> None:
+    spec = LossSpec(rollout_rs="token_k2,seq_max_k3", rollout_rs_threshold="0.1")
+    assert spec.rejections == dict.fromkeys(["token_k2", "seq_max_k3"], Bounds(None, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("spec", "couples"),
+    [
+        (LossSpec(), False),
+        (LossSpec(rollout_rs="token_k1", rollout_rs_threshold="2"), False),
+        (LossSpec("gpg", rollout_is="token"), False),
+        (LossSpec("gspo"), True),
+        (LossSpec("geo_mean"), True),
+        (LossSpec("gpg", rollout_is="sequence"), True),
+        (LossSpec(rollout_rs="token_k1,seq_sum_k1", rollout_rs_threshold="2"), True),
+    ],
+)
+def test_what_looks_at_whole_sequences_says_so(spec: LossSpec, couples: bool) -> None:
+    assert spec.couples_tokens is couples
+
+
+def test_every_loss_has_settings_of_its_own_that_make_a_spec() -> None:
+    for name in OWN:
+        own = own_settings(name)
+        assert LossSpec(name, own.clip_ratio_low, loss_agg_mode=own.loss_agg_mode).name == name
+
+
+def test_a_loss_nobody_knows_is_told() -> None:
+    with pytest.raises(ValueError, match=r"loss must be one of vanilla, gspo, .*, got 'ppo'"):
+        own_settings("ppo")

@@ -1,0 +1,114 @@
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakevllm_server.algorithms.loss_spec import AGGREGATIONS, LossSpec
+from fakevllm_server.algorithms.loss_units import Counted, call_shares, token_weight, unit_labels
+
+
+@dataclass(frozen=True)
+class Turn:
+    prompt_ids: list[int]
+    response_ids: list[int]
+
+
+FIRST = Turn([1], [2])
+SECOND = Turn([1, 2, 9], [3])
+RETRY = Turn([1, 2, 9], [4])
+THIRD = Turn([1, 2, 9, 4, 9], [5])
+ELSEWHERE = Turn([7], [8])
+
+
+def labels(*turns: Turn, loss_unit: str = "timeline") -> list[int]:
+    return unit_labels(turns, loss_unit)
+
+
+def test_calls_and_episodes_need_no_look_at_tokens() -> None:
+    assert labels(FIRST, SECOND, ELSEWHERE, loss_unit="call") == [0, 1, 2]
+    assert labels(FIRST, SECOND, ELSEWHERE, loss_unit="episode") == [0, 0, 0]
+
+
+def test_turns_that_go_on_are_one_timeline() -> None:
+    assert labels(FIRST, SECOND) == [0, 0]
+
+
+def test_a_prompt_that_drifted_begins_a_timeline() -> None:
+    assert labels(FIRST, Turn([1, 3, 9], [3])) == [0, 1]
+
+
+def test_of_two_calls_that_go_on_from_one_the_second_begins_a_timeline() -> None:
+    assert labels(FIRST, SECOND, RETRY) == [0, 0, 1]
+
+
+def test_a_call_goes_on_with_the_timeline_it_shares_most_with() -> None:
+    assert labels(FIRST, SECOND, RETRY, ELSEWHERE, THIRD) == [0, 0, 1, 2, 1]
+    assert labels(FIRST, Turn([1, 2], []), THIRD) == [0, 0, 0]
+
+
+def test_calls_of_an_episode_share_its_vote() -> None:
+    assert token_weight("episode", 4) == 0.25
+    assert token_weight("call", 4) == token_weight("timeline", 4) == 1.0
+
+
+CALLS = [Counted("a", 1.0, 3), Counted("b", 0.5, 2), Counted("b", 0.5, 4), Counted("c", 1.0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "scales"),
+    [
+        ("token-mean", [1 / 6, 0.5 / 6, 0.5 / 6, 0]),
+        ("token-sum", [1, 0.5, 0.5, 0]),
+        ("seq-mean-token-sum", [1 / 2, 0.5 / 2, 0.5 / 2, 0]),
+        ("seq-mean-token-mean", [1 / 2 / 3, 0.5 / 2 / 3, 0.5 / 2 / 3, 0]),
+        ("seq-mean-token-sum-norm", [1 / 2 / 6, 0.5 / 2 / 6, 0.5 / 2 / 6, 0]),
+    ],
+)
+def test_each_aggregation_scales_tokens_by_its_formula(mode: str, scales: list[float]) -> None:
+    shares = call_shares(CALLS, LossSpec(loss_agg_mode=mode))
+    assert [share.scale for share in shares] == pytest.approx(scales)
+    assert [share.token_share for share in shares] == pytest.approx([1 / 6, 1 / 12, 1 / 12, 0])
+
+
+def test_the_longest_unit_is_the_norm_where_none_is_set() -> None:
+    norm = LossSpec(loss_agg_mode="seq-mean-token-sum-norm")
+    default = call_shares(CALLS, norm)
+    assert default == call_shares(CALLS, replace(norm, loss_scale_factor=6.0))
+    assert default != call_shares(CALLS, replace(norm, loss_scale_factor=8.0))
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+def test_a_call_that_does_not_count_changes_no_share(mode: str) -> None:
+    spec = LossSpec(loss_agg_mode=mode)
+    masked = [Counted("b", 0.0, 7), *CALLS, Counted("d", 0.0, 9)]
+    shares = call_shares(masked, spec)
+    assert shares[0].scale == shares[-1].scale == 0.0
+    assert [s.scale for s in shares[1:-1]] == [s.scale for s in call_shares(CALLS, spec)]
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+def test_a_step_without_tokens_divides_by_nothing(mode: str) -> None:
+    spec = LossSpec(loss_agg_mode=mode)
+    assert call_shares([], spec) == []
+    assert [s.scale for s in call_shares([Counted("a", 1.0, 0), Counted("b", 0.0, 3)], spec)] == [
+        0.0,
+        0.0,
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from([0.5, 1.0]), st.integers(1, 5)), min_size=1
+    )
+)
+def test_means_have_shares_that_sum_to_one(calls: list[tuple[int, float, int]]) -> None:
+    counted = [Counted(*call) for call in calls]
+    for mode in ("token-mean", "seq-mean-token-mean"):
+        shares = call_shares(counted, LossSpec(loss_agg_mode=mode))
+        for kind in ("scale", "token_share"):
+            total = sum(
+                getattr(share, kind) * call.num_tokens
+                for share, call in zip(shares, counted, strict=True)
+            )
+            assert total == pytest.approx(1.0)

@@ -1,0 +1,81 @@
+"""Calls with numbers of their own for tests of the losses: no model, no tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.algorithms.loss_spec import LossSpec, own_settings
+from fakevllm_server.algorithms.loss_units import CallShare, Counted, call_shares
+from fakevllm_server.backends.torch_losses.step_loss import StepLoss, step_loss
+from fakevllm_server.backends.torch_losses.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What the engine, the trainer before the step and the trained policy think of one call."""
+
+    logprobs: Sequence[float]
+    new: Sequence[float]
+    advantage: float
+    unit: str
+    weight: float = 1.0
+    old: Sequence[float] | None = None
+    reference: Sequence[float] | None = None
+    entropy: Sequence[float] | None = None
+
+
+GOLDEN = [
+    Scored([-1, -2], [-0.7, -2.3], 1.0, "a"),
+    Scored([-0.5, -1.5, -0.2], [-0.9, -1, -0.2], -0.5, "b"),
+    Scored([-1.2], [-0.05], -2.0, "c"),
+]
+
+
+def spec_of(name: str, **settings: Any) -> LossSpec:
+    """With the loss's own settings where none are given."""
+    return LossSpec(**({"name": name, **own_settings(name)._asdict()} | settings))
+
+
+def shares_of(calls: Sequence[Scored], spec: LossSpec) -> list[CallShare]:
+    counted = [Counted(call.unit, call.weight, len(call.logprobs)) for call in calls]
+    return call_shares(counted, spec)
+
+
+def flat(rows: Sequence[Sequence[float] | None]) -> Tensor | None:
+    """None where calls have none."""
+    if any(row is None for row in rows):
+        return None
+    return torch.tensor([value for row in rows for value in row or ()], dtype=torch.float64)
+
+
+def new_of(calls: Sequence[Scored]) -> Tensor:
+    new = flat([call.new for call in calls])
+    assert new is not None
+    return new.requires_grad_()
+
+
+def part(
+    calls: Sequence[Scored], shares: Sequence[CallShare], spec: LossSpec, new: Tensor
+) -> StepLoss:
+    tokens = Tokens.of(
+        calls,
+        shares,
+        dtype=torch.float64,
+        old_log_prob=flat([call.old for call in calls]),
+        reference_log_prob=flat([call.reference for call in calls]),
+    )
+    return step_loss(new, tokens, spec, flat([call.entropy for call in calls]))
+
+
+def whole(calls: Sequence[Scored], spec: LossSpec) -> tuple[StepLoss, list[float]]:
+    """A step in one piece, and the gradient of each token."""
+    new = new_of(calls)
+    found = part(calls, shares_of(calls, spec), spec, new)
+    found.loss.backward()
+    assert new.grad is not None
+    return found, new.grad.tolist()

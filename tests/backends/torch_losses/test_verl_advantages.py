@@ -1,0 +1,126 @@
+"""Every estimator against verl's own function, in float64."""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+from itertools import chain
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from fakevllm_server.algorithms import ESTIMATORS
+from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
+from fakevllm_server.algorithms.shaping import kl_penalties
+
+pytestmark = pytest.mark.real
+
+FLOOR = 1e-9
+"""verl has none, and adds 1e-6 to the deviation."""
+
+
+def sampled_outcomes(seed: int, with_penalties: bool) -> list[Outcome]:
+    """Groups of more than one, whose rewards differ."""
+    random = Random(seed)
+    outcomes: list[Outcome] = []
+    for group, size in enumerate([2, 4, 5]):
+        for _ in range(size):
+            length = random.randint(1, 6)
+            penalties = [random.gauss(0, 0.1) for _ in range(length)] if with_penalties else ()
+            outcomes.append(
+                Outcome(f"g{group}", random.choice([0, random.gauss(1, 2)]), length, penalties)
+            )
+    random.shuffle(outcomes)
+    return outcomes
+
+
+def token_rewards(outcomes: list[Outcome]) -> Tensor:
+    rows: list[Tensor] = []
+    for outcome in outcomes:
+        penalties = list(outcome.penalties) or [0.0] * outcome.num_tokens
+        row = -torch.tensor(penalties, dtype=torch.float64)
+        row[-1] += outcome.reward
+        rows.append(row)
+    return pad_sequence(rows, True)
+
+
+class Config(SimpleNamespace):
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self, name, default)
+
+
+def verls(name: str, outcomes: list[Outcome], spec: AdvantageSpec, **more: Any) -> list[float]:
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    mask = pad_sequence([torch.ones(outcome.num_tokens).double() for outcome in outcomes], True)
+    with_std = spec.norm_adv_by_std_in_grpo
+    if name == "grpo":
+        more["norm_adv_by_std_in_grpo"] = with_std
+    if name != "remax" and name != "reinforce_plus_plus":
+        more["index"] = [outcome.group_id for outcome in outcomes]
+    advantages, _ = get_adv_estimator_fn(name)(
+        token_level_rewards=token_rewards(outcomes),
+        response_mask=mask,
+        config=Config(gamma=spec.gamma, norm_adv_by_std_in_grpo=with_std),
+        **more,
+    )
+    return advantages[mask.bool()].tolist()
+
+
+def ours(name: str, outcomes: list[Outcome], spec: AdvantageSpec) -> list[float]:
+    return list(chain.from_iterable(ESTIMATORS[name](outcomes, spec)))
+
+
+@pytest.mark.parametrize("with_penalties", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("grpo", AdvantageSpec(std_floor=FLOOR)),
+        ("grpo", AdvantageSpec(norm_adv_by_std_in_grpo=False)),
+        ("grpo_passk", AdvantageSpec(std_floor=FLOOR)),
+        ("grpo_passk", AdvantageSpec(norm_adv_by_std_in_grpo=False)),
+        ("rloo", AdvantageSpec()),
+        ("opo", AdvantageSpec()),
+        ("gpg", AdvantageSpec()),
+        ("reinforce_plus_plus", AdvantageSpec(std_floor=FLOOR)),
+        ("reinforce_plus_plus", AdvantageSpec(std_floor=FLOOR, gamma=0.9)),
+        ("reinforce_plus_plus_baseline", AdvantageSpec(std_floor=FLOOR)),
+    ],
+)
+def test_advantages_are_verls(
+    name: str, spec: AdvantageSpec, seed: int, with_penalties: bool
+) -> None:
+    outcomes = sampled_outcomes(seed, with_penalties)
+    expected = verls(name, outcomes, spec)
+    assert ours(name, outcomes, spec) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("with_penalties", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_remax_is_verls(seed: int, with_penalties: bool) -> None:
+    spec = AdvantageSpec()
+    outcomes = sampled_outcomes(seed, with_penalties)
+    baselines = {"g0": 0.5, "g1": -1.0, "g2": 2.0}
+    expected = verls(
+        "remax",
+        outcomes,
+        spec,
+        reward_baselines=torch.tensor([baselines[o.group_id] for o in outcomes]).double(),
+    )
+    greedy = [Outcome(name, reward, 0, is_greedy=True) for name, reward in baselines.items()]
+    assert ours("remax", greedy + outcomes, spec) == pytest.approx(expected, abs=1e-9)
+
+
+def test_kl_in_reward_is_verls() -> None:
+    from verl.trainer.ppo.core_algos import compute_rewards
+
+    log_probs, reference = [-1.0, -0.5, -2.0], [-1.2, -0.9, -1.5]
+    scores = torch.zeros(3, dtype=torch.float64)
+    expected = compute_rewards(scores, torch.tensor(log_probs), torch.tensor(reference), 0.1)
+    found = [-penalty for penalty in kl_penalties(log_probs, reference, 0.1)]
+    assert found == pytest.approx(expected.tolist())
