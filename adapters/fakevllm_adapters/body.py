@@ -9,11 +9,17 @@ import orjson
 
 from fakevllm_adapters.base import Json
 from fakevllm_adapters.errors import bad_json, schema_error
+from fakevllm_adapters.limits import is_deeper
+
+MAX_DEPTH = 250
+"""What orjson can write again, with room for what is wrapped around it."""
 
 
 def loads(raw: bytes) -> Any:
-    """What orjson refuses (NaN, half surrogates, endless nesting) is refused everywhere alike.
+    """What orjson refuses (NaN, half surrogates, numbers without end) is refused everywhere alike.
     Raises WireError."""
+    if is_deeper(raw, MAX_DEPTH):
+        raise bad_json(0, f"Nested deeper than {MAX_DEPTH} levels")
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -24,8 +30,8 @@ def loads(raw: bytes) -> Any:
         position, reason = error.pos, error.msg
     except UnicodeDecodeError:
         position, reason = 0, "Invalid UTF-8"
-    except RecursionError:
-        pass  # ours says it
+    except (ValueError, RecursionError):  # thousands of digits, endless nesting: ours says it
+        pass
     raise bad_json(position, reason)
 
 

@@ -44,6 +44,8 @@ class Guard:
     keys: KeyRing = field(default_factory=KeyRing)
     hosts: Collection[str] = LOOPBACK
     """Names a request's `Host` may carry, without port."""
+    hosts_setting: str = "the allowed hosts"
+    """What a further name is to be added to, as the user knows it."""
     open_paths: Collection[str] = OPEN_PATHS
     """Paths that need no key."""
     own_keys: Callable[[str | None, str], bool] = lambda _key, _path: False
@@ -56,7 +58,7 @@ class Guard:
     ) -> WireError | None:
         if _HOST.fullmatch(host) is None or _hostname_of(f"//{host}") not in self.hosts:
             return _forbidden(
-                f"Host {host[:200]!r} is not served here: add it to the allowed hosts."
+                f"Host {host[:200]!r} is not served here: add it to {self.hosts_setting}."
             )
         if method == "OPTIONS":
             return None  # a browser asks so without a key; no route of ours does anything for it

@@ -9,16 +9,16 @@ from typing import Any
 
 import orjson
 
-from fakevllm_adapters.base import Earlier, Engine, Exchange, Json
+from fakevllm_adapters.base import Answer, Earlier, Engine, Exchange, Json
 from fakevllm_adapters.chat import ChatAdapter
+from fakevllm_adapters.dialect import Dialect, dialect_of
 from fakevllm_adapters.messages_answer import (
-    Wording,
     as_object,
     dumped,
+    has_readable_calls,
     message_of,
     refusal_of,
     stream_error,
-    wording_of,
 )
 from fakevllm_adapters.messages_request import chat_body, tokenize_body
 from fakevllm_adapters.messages_schema import CountBody, MessagesBody, parse
@@ -35,20 +35,23 @@ class MessagesAdapter(ChatAdapter):
     def open(self, body: Json, engine: Engine, earlier: Earlier | None = None) -> Exchange:
         """Raises Malformed where vLLM refuses the body."""
         asked = parse(MessagesBody, body)
-        return MessagesExchange(chat_body(asked), bool(asked.stream), wording_of(engine.version))
+        return MessagesExchange(chat_body(asked), bool(asked.stream), dialect_of(engine.version))
 
     def refusal(self, status: int, body: Json) -> Json:
         return refusal_of(status, body)
 
 
 class MessagesExchange:
-    def __init__(self, body: Json, streamed: bool, wording: Wording) -> None:
+    def __init__(self, body: Json, streamed: bool, dialect: Dialect) -> None:
         self.body = body
         self.streamed = streamed
-        self._stream = MessageStream(wording)
+        self._stream = MessageStream(dialect)
 
     def answer(self, raw: bytes) -> bytes:
         return dumped(message_of(as_object(orjson.loads(raw))))
+
+    def can_show(self, answer: Answer) -> bool:
+        return self.streamed or has_readable_calls(answer.message)
 
     def event(self, event: bytes) -> bytes:
         return self._stream.event(event)
@@ -67,7 +70,7 @@ class CountTokensAdapter(ChatAdapter):
 
     def open(self, body: Json, engine: Engine, earlier: Earlier | None = None) -> Exchange:
         """Raises Malformed where vLLM refuses the body."""
-        return CountExchange(tokenize_body(parse(CountBody, body)), wording_of(engine.version))
+        return CountExchange(tokenize_body(parse(CountBody, body)), dialect_of(engine.version))
 
     def refusal(self, status: int, body: Json) -> Json:
         return refusal_of(status, body)
@@ -78,9 +81,9 @@ class CountExchange:
 
     streamed = False
 
-    def __init__(self, body: Json, wording: Wording) -> None:
+    def __init__(self, body: Json, dialect: Dialect) -> None:
         self.body = body
-        self._wording = wording
+        self._dialect = dialect
 
     def answer(self, raw: bytes) -> bytes:
         count: Any = as_object(orjson.loads(raw)).get("count")
@@ -89,6 +92,9 @@ class CountExchange:
         managed = {"original_input_tokens": count}
         return dumped({"input_tokens": count, "context_management": managed})
 
+    def can_show(self, answer: Answer) -> bool:
+        return True
+
     def event(self, event: bytes) -> bytes:
         return event
 
@@ -96,4 +102,4 @@ class CountExchange:
         return PING
 
     def broken(self, error: Json) -> bytes:
-        return encode(stream_error(error, self._wording))
+        return encode(stream_error(error, self._dialect))

@@ -6,12 +6,11 @@ Key order and left-out keys are those of vLLM's models, printed without what is 
 from __future__ import annotations
 
 import json
-import re
 import secrets
-from dataclasses import dataclass
 from typing import Any, cast
 
 from fakevllm_adapters.base import Json
+from fakevllm_adapters.dialect import Dialect
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 """What is not here has no stop_reason. A stop string that was hit is an `end_turn` too."""
@@ -25,29 +24,6 @@ _ERROR_TYPES = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
-_FIRST_NEW = (0, 28)
-"""Somewhere between 0.27.1 and 0.33."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wording:
-    """Where vLLM's versions word the same answer differently."""
-
-    tells_stop_sequence: bool = True
-    """`message_delta` carries `stop_sequence: null`."""
-    anthropic_errors: bool = True
-    """An error within a stream has one of Anthropic's types, not vLLM's `internal_error`."""
-
-
-def wording_of(version: str | None) -> Wording:
-    """`version` as /version tells it; None speaks as the newest.
-
-    >>> wording_of("0.27.1+cpu").tells_stop_sequence
-    False
-    """
-    found = re.match(r"(\d+)\.(\d+)", version or "")
-    is_old = found is not None and (int(found[1]), int(found[2])) < _FIRST_NEW
-    return Wording(not is_old, not is_old)
 
 
 def new_signature() -> str:
@@ -112,6 +88,16 @@ def message_of(completion: Json) -> Json:
     return message
 
 
+def has_readable_calls(message: Json) -> bool:
+    """Whether the arguments of its calls are JSON objects, as those of a call that was cut off are
+    not."""
+    try:
+        dumped({"content": _content(message)})
+    except ValueError:
+        return False
+    return True
+
+
 def dumped(value: Json) -> bytes:
     """As vLLM's web layer prints JSON; its numbers may be longer than orjson's. Raises ValueError
     for what JSON cannot say."""
@@ -131,13 +117,13 @@ def refusal_of(status: int, body: Json) -> Json:
     return _error(error_type(status), error)
 
 
-def stream_error(body: Json, wording: Wording) -> Json:
+def stream_error(body: Json, dialect: Dialect) -> Json:
     """`body` is vLLM's error body, of whatever layer."""
     told = body.get("error", body.get("detail"))
     error = as_object(told) or {"message": str(told)}
     code = error.get("code")
-    is_told = wording.anthropic_errors and isinstance(code, int)
-    return _error(error_type(cast(int, code)) if is_told else _unnamed(wording), error)
+    is_told = dialect.anthropic_errors and isinstance(code, int)
+    return _error(error_type(cast(int, code)) if is_told else _unnamed(dialect), error)
 
 
 def error_type(status: int) -> str:
@@ -145,8 +131,8 @@ def error_type(status: int) -> str:
     return known or ("invalid_request_error" if status < 500 else "api_error")
 
 
-def _unnamed(wording: Wording) -> str:
-    return "api_error" if wording.anthropic_errors else "internal_error"
+def _unnamed(dialect: Dialect) -> str:
+    return "api_error" if dialect.anthropic_errors else "internal_error"
 
 
 def _error(kind: str, error: Json) -> Json:

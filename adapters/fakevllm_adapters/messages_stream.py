@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import orjson
 
 from fakevllm_adapters.base import Json
+from fakevllm_adapters.dialect import Dialect
 from fakevllm_adapters.messages_answer import (
     STOP_REASONS,
-    Wording,
     as_list,
     as_object,
     new_signature,
@@ -104,8 +104,8 @@ class Blocks:
 class MessageStream:
     """One streamed answer: chat events in, Messages events out."""
 
-    def __init__(self, wording: Wording) -> None:
-        self._wording = wording
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
         self._blocks = Blocks()
         self._started = False
         self._finish_reason: str | None = None
@@ -134,7 +134,7 @@ class MessageStream:
         if self._ended:
             return b""
         self._ended = True
-        return encode(stream_error(error, self._wording))
+        return encode(stream_error(error, self._dialect))
 
     def _done(self) -> bytes:
         if self._finish_reason is None and not self._told_usage:
@@ -186,6 +186,6 @@ class MessageStream:
         self._told_usage = True
         yield from self._blocks.close()
         delta: Json = {"stop_reason": STOP_REASONS.get(self._finish_reason or "stop")}
-        if self._wording.tells_stop_sequence:
+        if self._dialect.tells_stop_sequence:
             delta["stop_sequence"] = None
         yield {"type": "message_delta", "delta": delta, "usage": usage_of(self._usage)}

@@ -13,10 +13,10 @@ from typing import Any, cast
 
 import orjson
 
-from fakevllm_adapters.base import Earlier, Engine, Json, Untranslated
+from fakevllm_adapters.base import Answer, Earlier, Engine, Json, Untranslated
 from fakevllm_adapters.chat import ChatAdapter
+from fakevllm_adapters.dialect import dialect_of
 from fakevllm_adapters.errors import WireError, error_body, internal_error
-from fakevllm_adapters.responses_dialect import dialect_of
 from fakevllm_adapters.responses_input import with_history
 from fakevllm_adapters.responses_items import (
     COMPLETED,
@@ -72,6 +72,9 @@ class ResponsesExchange:
             raise ValueError(f"the answer is no chat completion: {error!r}") from error
         # Numbers as vLLM writes them in whole answers: 1e-05, where orjson has 1e-5.
         return json.dumps(resource, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def can_show(self, answer: Answer) -> bool:
+        return True
 
     def event(self, event: bytes) -> bytes:
         try:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from fakevllm_adapters.base import Json
-from fakevllm_adapters.responses_dialect import Dialect
+from fakevllm_adapters.dialect import Dialect
 from fakevllm_adapters.responses_tools import CallName, Tools
 
 COMPLETED = "completed"

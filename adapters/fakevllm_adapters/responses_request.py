@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fakevllm_adapters.base import Json, Untranslated
-from fakevllm_adapters.responses_dialect import Dialect
+from fakevllm_adapters.dialect import Dialect
 from fakevllm_adapters.responses_input import Input, continues, messages_of
 from fakevllm_adapters.responses_tools import Tools, tools_of
 
@@ -151,6 +151,8 @@ def chat_request(asked: ResponsesRequest, body: Json, tools: Tools, dialect: Dia
     if asked.stream:
         options = {"include_usage": True, "continuous_usage_stats": True}
         chat |= {"stream": True, "stream_options": options}
+        if asked.with_logprobs and dialect.tells_all_logprobs:
+            chat["return_token_ids"] = True  # else logprobs of tokens that show nothing do not come
     return chat
 
 

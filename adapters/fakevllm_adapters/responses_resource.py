@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fakevllm_adapters.base import Engine, Json
-from fakevllm_adapters.responses_dialect import Dialect
+from fakevllm_adapters.dialect import Dialect
 from fakevllm_adapters.responses_items import INCOMPLETE
 from fakevllm_adapters.responses_request import ResponsesRequest
 from fakevllm_adapters.responses_tools import Tools

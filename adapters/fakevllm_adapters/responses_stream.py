@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import orjson
 
 from fakevllm_adapters.base import Json
-from fakevllm_adapters.responses_dialect import Dialect
+from fakevllm_adapters.dialect import Dialect
 from fakevllm_adapters.responses_items import (
     COMPLETED,
     IN_PROGRESS,
@@ -100,11 +100,6 @@ class _Text:
         item_id = self._id if self._dialect.names_streamed_ids else new_id("msg_")
         return message_item(item_id, [part] if self._text else [], self._status)
 
-    def note_silent(self, logprobs: Sequence[Json]) -> None:
-        """Tokens without text, as the closing one."""
-        if not self._dialect.tells_cut:
-            self._logprobs += logprobs
-
 
 class _Reasoning:
     def __init__(self, index: int, dialect: Dialect) -> None:
@@ -184,15 +179,23 @@ class ItemStream:
         self._dialect = dialect
         self._tools = tools
         self._items: list[_OpenItem] = []
+        self._logprobs: list[Json] = []
         self._open: _OpenItem | None = None
 
     @property
     def output(self) -> list[Json]:
         """The items as the closing resource holds them."""
-        return [item.in_resource() for item in self._items]
+        items = [item.in_resource() for item in self._items]
+        if self._dialect.tells_all_logprobs and self._logprobs:
+            for item in items:
+                if item["type"] == "message" and item["content"]:
+                    item["content"][0]["logprobs"] = self._logprobs
+                    break
+        return items
 
     def take(self, delta: Json, logprobs: Sequence[Json]) -> Iterator[Event]:
         """Of a delta that holds several things, reasoning comes first, then text, then calls."""
+        self._logprobs += logprobs
         reasoning = delta.get("reasoning")
         if reasoning is None:
             reasoning = delta.get("reasoning_content")
@@ -200,8 +203,6 @@ class ItemStream:
             yield from self._reason(reasoning)
         if delta.get("content"):
             yield from self._say(delta["content"], logprobs)
-        elif logprobs:
-            self._note_silent(logprobs)
         for piece in cast(list[Json], delta.get("tool_calls") or []):
             if piece.get("function") is not None:
                 yield from self._call(piece)
@@ -235,11 +236,6 @@ class ItemStream:
             item = _Call(index, self._dialect, piece.get("index", 0), call_id, name)
             yield from self._change_to(item)
         yield from item.extended(function.get("arguments") or "")
-
-    def _note_silent(self, logprobs: Sequence[Json]) -> None:
-        texts = [item for item in self._items if isinstance(item, _Text)]
-        if texts:
-            texts[-1].note_silent(logprobs)
 
     def _change_to(self, item: _OpenItem) -> Iterator[Event]:
         yield from self._close(COMPLETED)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, cast
 
 import orjson
@@ -16,6 +17,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 """A comment: every recorded client ignores it, and it resets their read time-outs."""
 
 _SEPARATOR = re.compile(rb"\n\n|\r\n\r\n|\r\r")
+_LONGEST = 4
 
 
 class SseDecoder:
@@ -27,25 +29,34 @@ class SseDecoder:
     """
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._begun: list[bytes] = []
+        """Chunks of an event that has no end yet; joined once, for an event may be long."""
+        self._seam = b""
+        """The last of these bytes, among which a separator may have begun."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The events completed by `chunk`, each with its separator."""
-        self._buffer += chunk
-        if b"\r" not in self._buffer:  # nearly always, and several times as fast
-            *whole, self._buffer = self._buffer.split(b"\n\n")
-            return [event + b"\n\n" for event in whole]
-        events: list[bytes] = []
-        begin = 0
-        for separator in _SEPARATOR.finditer(self._buffer):
-            events.append(self._buffer[begin : separator.end()])
-            begin = separator.end()
-        self._buffer = self._buffer[begin:]
+        seam = self._seam + chunk
+        if b"\n\n" not in seam and not (b"\r" in seam and _SEPARATOR.search(seam)):
+            self._begun.append(chunk)
+            self._seam = seam[-_LONGEST + 1 :]
+            return []
+        *events, rest = _cut(b"".join([*self._begun, chunk]))
+        self._begun, self._seam = [rest], rest[-_LONGEST + 1 :]
         return events
 
     def rest(self) -> bytes:
         """Bytes of an event that was never finished."""
-        return self._buffer
+        return b"".join(self._begun)
+
+
+def _cut(buffer: bytes) -> list[bytes]:
+    """The events in it, and what is left behind the last."""
+    if b"\r" not in buffer:  # nearly always, and several times as fast
+        *whole, rest = buffer.split(b"\n\n")
+        return [*(event + b"\n\n" for event in whole), rest]
+    ends = [0, *(separator.end() for separator in _SEPARATOR.finditer(buffer)), len(buffer)]
+    return [buffer[begin:end] for begin, end in pairwise(ends)]
 
 
 def data_of(event: bytes) -> bytes | None:

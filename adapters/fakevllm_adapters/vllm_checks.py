@@ -51,10 +51,7 @@ def check_before_types(body: Json) -> None:
         if body.get(name) is not None and not isinstance(body[name], int | float):
             raise bad_request(f"`{name}` must be an integer.", name, body[name])
     _check_tools(body)
-    if body.get("continue_final_message") and body.get("add_generation_prompt"):
-        raise bad_request(
-            "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
-        )
+    check_continuation(body)
     salt: object = body.get("cache_salt")
     if salt is not None and not (isinstance(salt, str) and salt):
         raise _refused(
@@ -125,8 +122,16 @@ def _name_of(tool: Any) -> object:
     return cast(Json, function).get("name") if isinstance(function, dict) else None
 
 
-def check(request: ChatRequest) -> None:
+def check_continuation(body: Json) -> None:
     """Raises WireError."""
+    if body.get("continue_final_message") and body.get("add_generation_prompt"):
+        raise bad_request(
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
+        )
+
+
+def check_conversation(request: ChatRequest) -> None:
+    """Raises WireError where it cannot become a prompt."""
     if request.chat_template is not None:
         raise bad_request(
             "Chat template is passed with request, but --trust-request-chat-template is not set. "
@@ -136,6 +141,11 @@ def check(request: ChatRequest) -> None:
         raise bad_request(
             "Cannot apply chat template to an empty conversation. Provide at least one message."
         )
+
+
+def check(request: ChatRequest) -> None:
+    """Raises WireError."""
+    check_conversation(request)
     _check_shape(request)
     _check_logprobs(request)
     _check_grammar(request)

@@ -26,7 +26,7 @@ from fakevllm_adapters.asgi import (
 from fakevllm_adapters.base import Adapter, Earlier, Json, Untranslated
 from fakevllm_adapters.errors import WireError
 from fakevllm_adapters.keys import fingerprint, new_id
-from fakevllm_adapters.limits import Admitted, admitted
+from fakevllm_adapters.limits import Admitted, admitted, rewritten
 from fakevllm_adapters.swarm import Task
 
 log = logging.getLogger("fakevllm.requests")
@@ -70,7 +70,7 @@ async def _decode(
     if body is None:
         return Request(new_id(), adapter, raw, raw, None, headers, "invalid_json")
     if proxy.rename(body):
-        raw = orjson.dumps(body)
+        raw = rewritten(raw, model=body["model"])
     try:
         earlier = await _earlier(proxy, adapter, body, app_key)
         exchange = adapter.open(body, proxy.link.engine, earlier)

@@ -5,10 +5,16 @@ from __future__ import annotations
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from fakevllm.leaving import WhileThere
 from fakevllm.proxy import Proxy
-from fakevllm_adapters.asgi import engine_headers
+from fakevllm_adapters.asgi import (
+    ClientLeft,
+    engine_headers,
+    header_map,
+    read_body,
+)
 from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.limits import admitted
+from fakevllm_adapters.limits import admitted, rewritten
 from fakevllm_adapters.passthrough import PASSTHROUGH, whole_path
 
 
@@ -16,18 +22,21 @@ def router(proxy: Proxy) -> APIRouter:
     routes = APIRouter()
 
     async def relay(request: Request) -> Response:
-        headers = engine_headers(dict(request.scope["headers"]))
+        headers = engine_headers(header_map(request.scope))
         limits = proxy.config.limits
         try:
-            found = admitted(
-                await request.body(), limits.per_request, allowed=limits.allowed_fields
-            )
+            raw = await read_body(request.receive, limits.body_bytes)
+            found = admitted(raw, limits.per_request, allowed=limits.allowed_fields)
             path = whole_path(request.scope["path"], request.scope["query_string"])
-            is_renamed = found.body is not None and proxy.rename(found.body)
+            body = found.raw
+            if found.body is not None and proxy.rename(found.body):
+                body = rewritten(body, model=found.body["model"])
+            async with WhileThere(request.receive):
+                return await relayed(proxy, request.method, path, body, headers)
         except WireError as error:
-            return _worded(error)
-        body = orjson.dumps(found.body) if is_renamed else found.raw
-        return await relayed(proxy, request.method, path, body, headers)
+            return worded(error)
+        except ClientLeft:
+            return Response()  # to nobody
 
     for path, methods in PASSTHROUGH.items():
         for method in methods:  # a route each, as vLLM has them: a 405 tells the first
@@ -43,12 +52,12 @@ async def relayed(
         async with proxy.upstream.live(method, path, body, headers) as live:
             whole = b"".join([chunk async for chunk in live.chunks])
     except WireError as error:
-        return _worded(error)
+        return worded(error)
     response = Response(whole, live.status)
     response.raw_headers = [*live.headers, (b"content-length", b"%d" % len(whole))]
     return response
 
 
-def _worded(error: WireError) -> Response:
+def worded(error: WireError) -> Response:
     retry = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     return Response(orjson.dumps(error.body), error.status, retry, "application/json")

@@ -7,9 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fakevllm_adapters.swarm import TrainedGroup, TrainJob
-from fakevllm_server.algorithms import ADVANTAGES
+from fakevllm_server.algorithms import ESTIMATORS
+from fakevllm_server.algorithms.loss_units import token_weight, unit_labels
+from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
 from fakevllm_server.backends.base import Batch, Call
-from fakevllm_server.calls import FinishedGroup
+from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
+
+COMPARES_GROUPS = frozenset({"reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax"})
+"""Algorithms whose advantages are not 0 where a group's rewards are equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +29,17 @@ class PlannedStep:
 
 
 def plan_step(step: int, groups: Sequence[FinishedGroup], job: TrainJob) -> PlannedStep:
+    """Raises ValueError where an algorithm lacks what it needs."""
+    advantages = _advantages(step, groups, job)
     calls: list[Call] = []
     trained: list[TrainedGroup] = []
     for group in groups:
-        own = list(_calls_of(group, job, step)) if _teaches(group, job) else []
+        teaches = _teaches(group, job)
+        own = [
+            (episode.index, call)
+            for episode in (_scored(group) if teaches else [])
+            for call in _calls_of(group, episode, advantages[group.group_id, episode.index], job)
+        ]
         calls.extend(call for _, call in own)
         trained.append(
             TrainedGroup(group_id=group.group_id, siblings=sorted({index for index, _ in own}))
@@ -36,36 +48,66 @@ def plan_step(step: int, groups: Sequence[FinishedGroup], job: TrainJob) -> Plan
 
 
 def _teaches(group: FinishedGroup, job: TrainJob) -> bool:
-    """The KL term pulls on every call, a tied group's too."""
-    return job.control != "frozen" and (group.has_signal or job.kl_loss_coef > 0)
+    """KL and entropy pull on every call, a tied group's too; some advantages of ties are not 0."""
+    pulls = job.kl_loss_coef > 0 or job.entropy_coeff > 0 or job.algorithm in COMPARES_GROUPS
+    return job.control != "frozen" and (group.has_signal or pulls)
 
 
-def _calls_of(group: FinishedGroup, job: TrainJob, step: int) -> Iterator[tuple[int, Call]]:
-    """Masked calls still count in their group's baseline, through their episode's reward.
+def _scored(group: FinishedGroup) -> list[ScoredEpisode]:
+    return [episode for episode in group.episodes if episode.reward is not None]
 
-    A call of advantage 0 stays: it is one of those the loss is the mean of.
-    """
-    scored = [episode for episode in group.episodes if episode.reward is not None]
-    rewards = group.rewards
-    if job.control == "shuffled":
-        random.Random(f"{job.seed} {step} {group.group_id}").shuffle(rewards)
-    advantages = ADVANTAGES[job.algorithm](rewards, job.std_floor)
-    for episode, advantage in zip(scored, advantages, strict=True):
-        for call in episode.calls:
-            if call.untrainable is None and call.logprobs is not None:
-                yield (
-                    episode.index,
-                    Call(
-                        group_id=group.group_id,
-                        prompt_ids=call.prompt_ids,
-                        response_ids=call.response_ids,
-                        logprobs=call.logprobs,
-                        version=call.version,
-                        temperature=call.temperature,
-                        advantage=advantage,
-                        weight=1 / len(episode.calls),
-                    ),
-                )
+
+def _trained(call: RecordedCall) -> bool:
+    return call.untrainable is None and call.logprobs is not None
+
+
+def _advantages(
+    step: int, groups: Sequence[FinishedGroup], job: TrainJob
+) -> dict[tuple[str, int], float]:
+    """Of each scored episode. Masked calls still count in their group's baseline, through their
+    episode's reward."""
+    places: list[tuple[str, int]] = []
+    outcomes: list[Outcome] = []
+    for group in groups:
+        rewards = group.rewards
+        if job.control == "shuffled":
+            random.Random(f"{job.seed} {step} {group.group_id}").shuffle(rewards)
+        for episode, reward in zip(_scored(group), rewards, strict=True):
+            places.append((group.group_id, episode.index))
+            outcomes.append(_outcome(group, episode, reward))
+    spec = AdvantageSpec(job.norm_adv_by_std_in_grpo, job.std_floor)
+    found = ESTIMATORS[job.algorithm](outcomes, spec)
+    # Without a discount and penalties all tokens of an episode have the same.
+    return {place: own[0] if own else 0.0 for place, own in zip(places, found, strict=True)}
+
+
+def _outcome(group: FinishedGroup, episode: ScoredEpisode, reward: float) -> Outcome:
+    return Outcome(
+        group.group_id,
+        reward,
+        sum(len(call.response_ids) for call in episode.calls if _trained(call)),
+        is_greedy={call.temperature for call in episode.calls} == {0.0},
+    )
+
+
+def _calls_of(
+    group: FinishedGroup, episode: ScoredEpisode, advantage: float, job: TrainJob
+) -> Iterator[Call]:
+    """A call of advantage 0 stays: it is one of those the loss is the mean of."""
+    labels = unit_labels(episode.calls, job.loss_unit)
+    for label, call in zip(labels, episode.calls, strict=True):
+        if _trained(call) and call.logprobs is not None:
+            yield Call(
+                group_id=group.group_id,
+                prompt_ids=call.prompt_ids,
+                response_ids=call.response_ids,
+                logprobs=call.logprobs,
+                version=call.version,
+                temperature=call.temperature,
+                advantage=advantage,
+                weight=token_weight(job.loss_unit, len(episode.calls)),
+                unit=f"{group.group_id} {episode.index} {label}",
+            )
 
 
 def _metrics(groups: Sequence[FinishedGroup], calls: Sequence[Call]) -> dict[str, float]:

@@ -29,8 +29,10 @@ _FLOOR = -9999.0
 """vLLM prints it where it has no number."""
 _CUT_OFF = ("abort", "error")
 """Finish reasons of answers that have no end."""
-_ODD_SHAPE = (ValueError, TypeError, KeyError, AttributeError)
+_ODD_SHAPE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """What reading an answer that is not vLLM's raises."""
+_MOST = 2**31 - 1
+"""Ids, positions and versions travel to the trainer in 32 bits."""
 
 
 class CallCapture(ABC):
@@ -197,17 +199,21 @@ class CallCapture(ABC):
     def _take_prompt(self, holder: Json) -> None:
         """From the whole answer or from a choice, as the format has it."""
         if holder.get("prompt_token_ids") is not None:
-            self._prompt_ids = [int(id) for id in holder["prompt_token_ids"]]
+            self._prompt_ids = [_whole(id) for id in holder["prompt_token_ids"]]
         if self._hides_ids and "prompt_token_ids" in holder:
             holder["prompt_token_ids"] = None
 
     def _take(self, choice: Json) -> None:
-        self._ids.extend(int(id) for id in choice.get("token_ids") or ())
+        self._ids.extend([_whole(id) for id in choice.get("token_ids") or ()])
         self._logprobs.extend(self._logprobs_in(choice))
-        self._finish_reason = choice.get("finish_reason") or self._finish_reason
+        reason: Any = choice.get("finish_reason")
+        if reason is not None and not isinstance(reason, str):
+            raise TypeError(f"a finish_reason is a word, not {reason!r:.100}")
+        self._finish_reason = reason or self._finish_reason
         for span in choice.get("weight_versions") or ():
             if str(span["version"]).isdecimal():  # vLLM's own may be any word
-                self._spans.append(VersionSpan(int(span["version"]), span["start"], span["end"]))
+                version = _whole(int(span["version"]))
+                self._spans.append(VersionSpan(version, _whole(span["start"]), _whole(span["end"])))
 
     def _hide(self, choice: Json) -> None:
         if self._hides_logprobs and "logprobs" in choice:
@@ -246,6 +252,13 @@ def _cover(spans: Sequence[VersionSpan], length: int) -> bool:
     begins = [span.start for span in spans]
     ends = [span.end for span in spans]
     return bool(spans) and begins == [0, *ends[:-1]] and ends[-1] == length
+
+
+def _whole(value: object) -> int:
+    """The same number. Raises ValueError for what is none that could be an id."""
+    if type(value) is not int or not 0 <= value <= _MOST:
+        raise ValueError(f"not an id: {value!r:.100}")
+    return value
 
 
 def _is_number(logprob: object) -> bool:

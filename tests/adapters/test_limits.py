@@ -19,6 +19,7 @@ from fakevllm_adapters.limits import (
     OpenCalls,
     admitted,
     is_deeper,
+    rewritten,
     stripped,
 )
 from fakevllm_adapters.swarm import SIBLING_HEADER
@@ -158,6 +159,12 @@ def test_a_body_without_them_goes_on_as_the_very_bytes_that_came() -> None:
     assert admitted(b'{"vllm_xargs":{}}', LIMITS, allowed=["vllm_xargs"]).removed == ()
 
 
+def test_numbers_keep_their_digits_where_another_field_is_taken_out() -> None:
+    raw = b'{"vllm_xargs":{},"seed":-9223372036854780917,"x":[100000000000000000000000,1e-5,-0.0]}'
+    kept = admitted(raw, LIMITS).raw
+    assert kept == b'{"seed":-9223372036854780917,"x":[100000000000000000000000,1e-05,-0.0]}'
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -235,3 +242,10 @@ def test_the_counts_are_those_of_the_calls_that_are_open(
             opened.remove(key)
             calls.leave(key)
         assert calls.num == len(opened)
+
+
+def test_a_body_written_anew_keeps_its_numbers_and_its_words() -> None:
+    raw = b'{"model": "a", "seed": 99999999999999999999, "text": "\\u00e9"}'
+    told = json.loads(rewritten(raw, without=["text"], model="b"))
+    assert told == {"model": "b", "seed": 99999999999999999999}
+    assert rewritten(raw, model="b").endswith('"text":"é"}'.encode())

@@ -1,28 +1,22 @@
 from typing import Any
 
-import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fakevllm_adapters.base import Engine, Json, Untranslated
-from fakevllm_adapters.responses import ResponsesAdapter
-from fakevllm_adapters.responses_input import items_of_answer, messages_of, with_history
-from fakevllm_adapters.responses_request import ResponsesRequest
+from fakevllm_adapters.responses_input import messages_of, with_history
 from fakevllm_adapters.responses_tools import CallName, tools_of
+from tests.adapters.responses_exchanges import (
+    NEW,
+    OLD,
+    RESPONSES,
+    text_item,
+)
 
-RESPONSES = ResponsesAdapter()
-OLD, NEW = Engine("demo", 256, "0.27.1"), Engine("demo", 256)
 LOOK: Json = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 
 
 def asked_of_chat(engine: Engine = NEW, **fields: Any) -> Json:
     return RESPONSES.open({"input": "hi", **fields}, engine).body
-
-
-def text_item(role: str, *texts: str) -> Json:
-    parts = [{"type": "input_text", "text": text} for text in texts]
-    return {"type": "message", "role": role, "content": parts}
 
 
 def said(text: str) -> Json:
@@ -277,61 +271,8 @@ def test_what_went_before_is_put_in_front() -> None:
     assert "previous_response_id" not in with_history(body, earlier)
 
 
-TEXTS = st.text(max_size=8)
-CALLS = st.lists(st.tuples(TEXTS, TEXTS, TEXTS), min_size=1, max_size=3)
-
-
-def answer_of(text: str, reasoning: str, calls: list[tuple[str, str, str]] | None) -> Json:
-    answer: Json = {"role": "assistant", "content": text}
-    if reasoning:
-        answer["reasoning"] = reasoning
-    if calls:
-        answer["tool_calls"] = [
-            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-            for call_id, name, arguments in calls
-        ]
-    return answer
-
-
-ANSWERS = st.builds(answer_of, TEXTS.filter(bool), TEXTS, st.none() | CALLS)
-
-
-@given(ANSWERS)
-def test_an_answer_that_is_sent_back_is_the_same_message(answer: Json) -> None:
-    assert messages_of(None, items_of_answer(answer)) == [answer]
-
-
-@given(st.lists(st.tuples(st.sampled_from(["user", "system", "developer"]), st.lists(TEXTS))))
-def test_no_text_of_the_input_is_lost(asked: list[tuple[str, list[str]]]) -> None:
-    messages = messages_of(None, [text_item(role, *texts) for role, texts in asked])
-    told = [(each["role"], [part["text"] for part in each["content"]]) for each in messages]
-    assert told == asked
-
-
-NAMES = st.sampled_from(
-    [
-        *ResponsesRequest.model_fields,
-        *("type", "role", "content", "text", "name", "tools", "output", "summary", "arguments"),
-    ]
-)
-WORDS = st.sampled_from(
-    [
-        *("message", "function_call", "function_call_output", "reasoning", "input_text"),
-        *("function", "namespace", "user", "assistant", "auto", "required", "json_schema"),
-    ]
-)
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | WORDS | st.text(max_size=4)
-JSON: st.SearchStrategy[Any] = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=5)
-)
-
-
-@given(st.dictionaries(NAMES, JSON), JSON, st.sampled_from([OLD, NEW]))
-def test_an_odd_body_is_translated_or_left_to_the_engine(
-    body: Json, odd: Any, engine: Engine
-) -> None:
-    try:
-        exchange = RESPONSES.open({"input": odd} | body, engine)
-    except Untranslated:
-        return
-    assert orjson.loads(orjson.dumps(exchange.body, default=str))["messages"] is not None
+def test_ids_are_asked_for_where_else_logprobs_would_not_come() -> None:
+    asked: Json = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    assert asked_of_chat(OLD, stream=True, **asked)["return_token_ids"] is True
+    for chat in (asked_of_chat(OLD, **asked), asked_of_chat(NEW, stream=True, **asked)):
+        assert "return_token_ids" not in chat

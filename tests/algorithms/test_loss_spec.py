@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from fakevllm_adapters.swarm import TrainJob
 from fakevllm_server.algorithms.loss_spec import OWN, Bounds, LossSpec, own_settings
 
 
@@ -78,3 +79,10 @@ def test_every_loss_has_settings_of_its_own_that_make_a_spec() -> None:
 def test_a_loss_nobody_knows_is_told() -> None:
     with pytest.raises(ValueError, match=r"loss must be one of vanilla, gspo, .*, got 'ppo'"):
         own_settings("ppo")
+
+
+def test_a_job_that_names_no_bounds_gets_the_losses_own() -> None:
+    spec = LossSpec.of(TrainJob(loss="gspo", clip_ratio_high=0.1))
+    assert (spec.clip_ratio_low, spec.clip_ratio_high) == (3e-4, 0.1)
+    assert spec.loss_agg_mode == "seq-mean-token-mean"
+    assert LossSpec.of(TrainJob()) == LossSpec()

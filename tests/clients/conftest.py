@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import openai
 import pytest
 
 from tests.clients.sessions import Session
+from tests.clients.words import KEY
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.processes import Process, Processes
 
@@ -34,3 +36,10 @@ def session(request: pytest.FixtureRequest, proxies: dict[int, Process]) -> Iter
     session = Session(proxies[request.param], request.param)
     yield session
     session.nothing_more()
+
+
+@pytest.fixture
+def client(session: Session) -> Iterator[openai.OpenAI]:
+    """OpenAI's own, with its retries on. Other clients' files have theirs."""
+    with openai.OpenAI(base_url=session.base_url, api_key=KEY) as client:
+        yield client

@@ -1,12 +1,12 @@
-// Sessions of OpenAI's official Node client: `node node_sessions.mjs NAME BASE_URL REQUEST_JSON`, where REQUEST_JSON
-// are the fields of the request. Prints what the client made of the answer, as JSON.
+// Sessions of OpenAI's official Node client: `node node_sessions.mjs NAME CLIENT_JSON REQUEST_JSON`: the options
+// of the client and the fields of the request. Prints what the client made of the answer, as JSON.
 // npm's folder is found by its path in $FAKEVLLM_CLIENTS_NPM: modules do not look at NODE_PATH.
 import { pathToFileURL } from "node:url";
 
-const [, , name, baseURL, request] = process.argv;
+const [, , name, options, request] = process.argv;
 const module = `${process.env.FAKEVLLM_CLIENTS_NPM}/node_modules/openai/index.mjs`;
 const { default: OpenAI } = await import(pathToFileURL(module));
-const client = new OpenAI({ baseURL, apiKey: "sk-test" });
+const client = new OpenAI(JSON.parse(options));
 const fields = JSON.parse(request);
 
 async function all(stream) {
@@ -50,7 +50,7 @@ let told;
 try {
   told = { answer: await sessions[name]() };
 } catch (error) {
-  if (!(error instanceof OpenAI.APIError)) throw error;
-  told = { error: error.constructor.name, status: error.status, body: error.error };
+  if (!(error instanceof OpenAI.OpenAIError)) throw error;
+  told = { error: error.constructor.name, message: error.message, status: error.status, body: error.error };
 }
 process.stdout.write(JSON.stringify(told));

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fakevllm import cli, reply
 
-reply.GRACE_S /= 10
 reply.KEEP_ALIVE_EVERY_S /= 10
 reply.PATIENCE_S /= 50
 

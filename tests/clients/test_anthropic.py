@@ -7,25 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.clients.sessions import (
-    CITY,
-    KEY,
-    MODEL,
-    RESULT,
-    SESSION,
-    SUNNY,
-    Session,
-    call,
-    library,
-    num_tokens,
-    say,
-)
+from tests.clients.sessions import SESSION, Session, library
+from tests.clients.tools import CITY, OSLO, RESULT, ROME, call
+from tests.clients.words import KEY, MODEL, SUNNY, num_tokens, say
 
 pytestmark = SESSION
 
 WEATHER = {"name": "get_weather", "description": "Weather of a city", "input_schema": CITY}
-OSLO = ("get_weather", {"city": "Oslo"})
-ROME = ("get_weather", {"city": "Rome"})
 
 
 @pytest.fixture(params=["api_key", "auth_token"])

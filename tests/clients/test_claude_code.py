@@ -4,53 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.clients.sessions import (
-    KEY,
-    MODEL,
-    RESULT,
-    SESSION,
-    SUNNY,
-    Session,
-    call,
-    npm_command,
-    num_tokens,
-    run,
-    say,
-)
+from tests.clients.programs import ClaudeCode
+from tests.clients.sessions import SESSION, Session
+from tests.clients.tools import RESULT, call
+from tests.clients.words import SUNNY, num_tokens, say
 
 pytestmark = SESSION
 
 ROUTE = "/v1/messages"
 
 
-class ClaudeCode:
-    def __init__(self, session: Session, folder: Path) -> None:
-        self.folder = folder
-        self._environment = {
-            "ANTHROPIC_BASE_URL": session.url,
-            "ANTHROPIC_API_KEY": KEY,
-            "ANTHROPIC_MODEL": MODEL,
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "DISABLE_AUTOUPDATER": "1",
-            "DISABLE_TELEMETRY": "1",
-        }
-
-    def __call__(self, prompt: str, *flags: str) -> tuple[int, Any]:
-        """Exit code and result of one turn."""
-        command = [npm_command("claude"), "-p", prompt, "--output-format", "json"]
-        command += ["--allowedTools", "Read", *flags]
-        code, out, err = run(command, self.folder, self._environment)
-        assert out, err
-        return code, json.loads(out)
-
-
 @pytest.fixture
 def claude(session: Session, tmp_path: Path) -> ClaudeCode:
-    return ClaudeCode(session, tmp_path / "project")
+    return ClaudeCode(session.url, tmp_path / "project")
 
 
 def test_a_turn_ends_with_its_text_and_the_next_goes_on(

@@ -2,69 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.clients.sessions import (
-    KEY,
-    MODEL,
-    RESULT,
-    SESSION,
-    SUNNY,
-    Session,
-    call,
-    npm_command,
-    num_tokens,
-    run,
-    say,
-)
+from tests.clients.programs import Codex, items
+from tests.clients.sessions import SESSION, Session
+from tests.clients.tools import RESULT, call
+from tests.clients.words import SUNNY, num_tokens, say
 
 pytestmark = SESSION
 
 ROUTE = "/v1/responses"
 
-CONFIG = """
-model = "{model}"
-model_provider = "fakevllm"
-approval_policy = "never"
-sandbox_mode = "danger-full-access"
-
-[model_providers.fakevllm]
-name = "fakevllm"
-base_url = "{base_url}"
-env_key = "FAKEVLLM_KEY"
-wire_api = "responses"
-"""
-
-
-class Codex:
-    def __init__(self, base_url: str, folder: Path, model: str = MODEL) -> None:
-        self.folder = folder
-        folder.mkdir()
-        home = folder.parent / "codex"
-        home.mkdir()
-        (home / "config.toml").write_text(CONFIG.format(model=model, base_url=base_url))
-        self._environment = {"CODEX_HOME": str(home), "FAKEVLLM_KEY": KEY}
-
-    def __call__(self, *words: str) -> tuple[int, list[Any]]:
-        """Exit code and events of one turn: `codex exec WORDS`."""
-        command = [npm_command("codex"), "exec", "--skip-git-repo-check", "--json", *words]
-        code, out, err = run(command, self.folder, self._environment)
-        assert out, err
-        return code, [json.loads(line) for line in out.splitlines()]
-
 
 @pytest.fixture
 def codex(session: Session, tmp_path: Path) -> Codex:
     return Codex(session.base_url, tmp_path / "project")
-
-
-def items(events: list[Any], kind: str) -> list[Any]:
-    done = [event["item"] for event in events if event["type"] == "item.completed"]
-    return [item for item in done if item["type"] == kind]
 
 
 def test_a_turn_ends_with_its_text_and_the_next_goes_on(codex: Codex, session: Session) -> None:

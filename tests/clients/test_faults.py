@@ -1,250 +1,211 @@
-"""What clients see of a model server that fails: an answer with a valid end, or one error.
+"""What clients make of a model server that fails: an answer with a valid end, or one error; never a
+loop, a hang or a lost request.
 
-A faulty swarm server stands behind two proxies, of one sibling and of four with a hook. Their
-clocks run ten times as fast, and so do the clients' limits.
+A faulty swarm server stands behind two proxies, of one sibling and of four with a hook. The clocks
+of proxies and clients are shortened. OpenAI's and Anthropic's own clients meet each fault at both;
+what is built on them, and the programs, at one or the other in turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
-import openai
 import pytest
 
-from tests.clients.faulty_swarm import FAULTS, TEXT, FaultySwarm
-from tests.clients.sessions import KEY, MODEL, SESSION, library
-from tests.clients.test_codex import Codex, items
-from tests.clients.test_opencode import TITLED, OpenCode, parts
+from tests.clients.asking_libraries import WITH_TOOLS
+from tests.clients.fault_cases import CLIENTS, NUM_SIBLINGS, Case, Ran, Runs, Stage
+from tests.clients.faults import FAULTS, SAME_ID, TEXT, TOOL_FAULTS, TROUBLE, WELL
+from tests.clients.faulty_swarm import FaultySwarm
+from tests.clients.sessions import SESSION
 from tests.e2e.hook_files import PREFER_YES, write_hooks
-from tests.e2e.ledgers import wait_for_groups
 from tests.e2e.processes import Process, Processes, free_port
 
 pytestmark = SESSION
 
-NUM_SIBLINGS = (1, 4)
-LIMIT_S = 2.0
-"""Between two bytes, of clients that are kept waiting."""
-VALID_ENDS = {"stop", "length", "tool_calls", "content_filter", "function_call"}
-STATUSES = {"404": 404, "400": 400, "429": 429, "500": 500, "503": 503}
-WELL = {"none", "slow", "silent at first"}
-CODEX_TRIES = 30
-"""Its own limit: six streams, of five requests each where it is answered a 500."""
-SAID: Any = [{"role": "user", "content": "hi"}]
+VALID_ENDS = {"stop", "end_turn", "completed", "turn.completed"}
+EARLY_S = 0.9
+"""Below the proxies' patience: an error can still be a status."""
+LEAST_PAUSE_S = 1.0
+"""Of a client that asks again without end; opencode's first is two seconds."""
+NUM_AT_ONCE = 16
+HEALING = ("429", "500", "503", "dropped at once")
+
+
+NOT_APPLICABLE = {
+    ("Node, chat gathered", "no role"): "its helper wants one, and every vLLM sends one",
+}
+KNOWN = {
+    "no finish_reason": "responses fail, the others are answered and their rows say failed",
+    "no choice": "an empty answer, and not an error",
+    "the other mode": "a stream for a whole answer is relayed as it is; rows say served",
+}
+"""Faults whose end is not what it should be yet, with what it is."""
+
+
+def everything() -> list[Any]:
+    cases: list[Case] = []
+    for at, (name, client) in enumerate(CLIENTS.items()):
+        for turn, (fault, found) in enumerate(FAULTS.items()):
+            if found.play(client.streamed) is None:
+                continue
+            one = NUM_SIBLINGS[(at + turn) % len(NUM_SIBLINGS)]
+            is_failing = found.comes_to(client.streamed) != WELL
+            failing = 2 if client.is_endless and is_failing else None
+            cases += [
+                Case(name, fault, number, failing)
+                for number in (NUM_SIBLINGS if client.is_official else [one])
+            ]
+    return [pytest.param(case, marks=marks_of(case)) for case in cases]
+
+
+def marks_of(case: Case) -> list[pytest.MarkDecorator]:
+    reason = NOT_APPLICABLE.get((case.client, case.fault))
+    if reason is not None:
+        return [pytest.mark.skip(reason)]
+    if case.fault in KNOWN:
+        return [pytest.mark.xfail(reason=KNOWN[case.fault], strict=False)]
+    return []
+
+
+def in_turn(fault: str, failing: int | None = None, *, is_away: bool = False) -> list[Case]:
+    """For every client, at one number of siblings or the other."""
+    return [
+        Case(name, fault, NUM_SIBLINGS[at % len(NUM_SIBLINGS)], failing, is_away=is_away)
+        for at, name in enumerate(CLIENTS)
+    ]
 
 
 @pytest.fixture(scope="module")
-def swarm() -> Iterator[FaultySwarm]:
-    with FaultySwarm() as swarm:
-        yield swarm
-
-
-@pytest.fixture(scope="module")
-def proxies(
-    swarm: FaultySwarm, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[int, Process]]:
+def runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Runs]:
+    """Of the cases that were chosen."""
     folder = tmp_path_factory.mktemp("faults")
-    hooks = write_hooks(folder / "hooks", PREFER_YES)
-    with Processes(folder) as started:
-        yield {number: _proxy(started, swarm, hooks, number) for number in NUM_SIBLINGS}
+    parameters = [getattr(item, "callspec", None) for item in request.session.items]
+    chosen: list[Any] = [found.params.get("case") for found in parameters if found is not None]
+    cases = {case for case in chosen if isinstance(case, Case)}
+    with (
+        ThreadPoolExecutor(NUM_AT_ONCE) as threads,
+        FaultySwarm() as swarm,
+        Processes(folder) as started,
+    ):
+        hooks = write_hooks(folder / "hooks", PREFER_YES)
+        proxies = {number: proxy(started, swarm, hooks, number) for number in NUM_SIBLINGS}
+        with FaultySwarm() as gone:
+            lonely = {number: proxy(started, gone, hooks, number) for number in NUM_SIBLINGS}
+        try:
+            yield Runs(Stage(swarm, proxies, lonely, folder), cases, threads)
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _proxy(started: Processes, swarm: FaultySwarm, hooks: Path, number: int) -> Process:
-    port, own = free_port(), started.folder / f"n{number}"
+def proxy(started: Processes, swarm: FaultySwarm, hooks: Path, number: int) -> Process:
+    port = free_port()
+    own = started.folder / f"n{number}-{port}"
     command = ["-m", "tests.clients.short_clocks", "serve", "--swarm", swarm.url, "--port"]
     command += [str(port), "--hooks", str(hooks), "--n", str(number), "--run-dir", str(own)]
     return started.adopt(Process("proxy", command, port, own)).wait_until_healthy()
 
 
-class Faulty:
-    """One proxy, and the requests that reached it since the start of the test."""
-
-    def __init__(self, swarm: FaultySwarm, proxy: Process, num_siblings: int) -> None:
-        self.num_siblings = num_siblings
-        self.swarm = swarm
-        self.proxy = proxy
-        self._before = len(wait_for_groups(proxy, 0))
-
-    @property
-    def num_requests(self) -> int:
-        return len(wait_for_groups(self.proxy, 0)) - self._before
-
-    def requests(self, count: int) -> list[Any]:
-        """Their groups, which must be so many."""
-        found = wait_for_groups(self.proxy, self._before + count)[self._before :]
-        assert len(found) == count
-        return found
-
-
-@pytest.fixture(params=NUM_SIBLINGS, ids=lambda number: f"N={number}")
-def faulty(
-    request: pytest.FixtureRequest, swarm: FaultySwarm, proxies: dict[int, Process]
-) -> Faulty:
-    swarm.reset("none")
-    return Faulty(swarm, proxies[request.param], request.param)
-
-
-EVERY_FAULT = pytest.mark.parametrize("fault", FAULTS)
-BOTH_MODES = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-
-
-@EVERY_FAULT
-@BOTH_MODES
-def test_a_chat_client_gets_an_answer_with_a_valid_end_or_one_error(
-    faulty: Faulty, fault: str, streamed: bool
-) -> None:
-    faulty.swarm.reset(fault)
-    with openai.OpenAI(
-        base_url=f"{faulty.proxy.url}/v1", api_key=KEY, max_retries=0, timeout=LIMIT_S
-    ) as client:
-        told = outcome(lambda: chat(client, streamed), openai.APIError)
-    check(told, fault, VALID_ENDS)
-    faulty.requests(1)
-
-
-def chat(client: openai.OpenAI, streamed: bool) -> tuple[str, str | None]:
-    """Text and reason."""
-    if not streamed:
-        (choice,) = client.chat.completions.create(model=MODEL, messages=SAID).choices
-        return choice.message.content or "", choice.finish_reason
-    stream = client.chat.completions.create(model=MODEL, messages=SAID, stream=True)
-    choices = [choice for chunk in stream for choice in chunk.choices]
-    ends = [choice.finish_reason for choice in choices if choice.finish_reason]
-    return "".join(choice.delta.content or "" for choice in choices), ends[-1] if ends else None
-
-
-@EVERY_FAULT
-@BOTH_MODES
-def test_a_responses_client_gets_an_answer_with_a_valid_end_or_one_error(
-    faulty: Faulty, fault: str, streamed: bool
-) -> None:
-    faulty.swarm.reset(fault)
-    with openai.OpenAI(
-        base_url=f"{faulty.proxy.url}/v1", api_key=KEY, max_retries=0, timeout=LIMIT_S
-    ) as client:
-        told = outcome(lambda: respond(client, streamed), openai.APIError)
-    check(told, fault, {"completed", "incomplete", "failed"})
-    faulty.requests(1)
-
-
-def respond(client: openai.OpenAI, streamed: bool) -> tuple[str, str | None]:
-    """Text and status."""
-    if not streamed:
-        response = client.responses.create(model=MODEL, input="hi")
-        return response.output_text, response.status
-    events = list(client.responses.create(model=MODEL, input="hi", stream=True))
-    texts = [event.delta for event in events if event.type == "response.output_text.delta"]
-    last: Any = events[-1]
-    assert last.type in ("response.completed", "response.incomplete", "response.failed", "error")
-    return "".join(texts), "failed" if last.type == "error" else last.response.status
-
-
-@EVERY_FAULT
-@BOTH_MODES
-def test_an_anthropic_client_gets_an_answer_with_a_valid_end_or_one_error(
-    faulty: Faulty, fault: str, streamed: bool
-) -> None:
-    faulty.swarm.reset(fault)
-    anthropic = library("anthropic")
-    with anthropic.Anthropic(
-        base_url=faulty.proxy.url, api_key=KEY, max_retries=0, timeout=LIMIT_S
-    ) as client:
-        told = outcome(lambda: message(client, streamed), anthropic.APIError)
-    check(told, fault, {"end_turn", "max_tokens", "tool_use"})
-    faulty.requests(1)
-
-
-def message(client: Any, streamed: bool) -> tuple[str, str | None]:
-    """Text and reason."""
-    asked: Any = {"model": MODEL, "max_tokens": 99, "messages": SAID}
-    if not streamed:
-        answer = client.messages.create(**asked)
+@pytest.mark.parametrize("case", everything(), ids=str)
+def test_a_client_gets_its_answer_or_an_error(case: Case, runs: Runs) -> None:
+    ran = runs[case]
+    outcome = FAULTS[case.fault].comes_to(case.streamed)
+    if outcome == WELL:
+        check_answer(ran, num_requests=1)
+    elif CLIENTS[case.client].is_endless:
+        check_heals(ran, outcome)
+    elif 400 <= outcome < 500 and outcome != 429:
+        check_refusal(ran, outcome)
     else:
-        with client.messages.stream(**asked) as stream:
-            answer = stream.get_final_message()
-    return "".join(block.text for block in answer.content), answer.stop_reason
+        check_trouble(ran)
 
 
-Told = tuple[str, str | None] | Exception
+def check_answer(ran: Ran, num_requests: int) -> None:
+    assert (ran.told.text, ran.told.error) == (TEXT, None)
+    assert ran.told.end in VALID_ENDS
+    *failed, answered = ran.rows
+    assert len(ran.rows) == num_requests
+    assert all(row["state"] == "failed" for row in failed)
+    assert (answered["status"], answered["text"]) == (200, TEXT)
 
 
-def outcome(ask: Callable[[], tuple[str, str | None]], error: type[Exception]) -> Told:
-    """Text and reason, or the client's own error. A broken stream is an error as well: what the
-    proxy itself sends must never be one."""
-    try:
-        return ask()
-    except error as told:
-        assert not isinstance(told.__cause__, httpx.TransportError), "hung or broken off"
-        return told
+def check_refusal(ran: Ran, status: int) -> None:
+    """Known in time it is a status, and final."""
+    assert ran.told.error
+    is_early = all(row["latency_s"] < EARLY_S for row in ran.rows)
+    client = CLIENTS[ran.case.client]
+    assert len(ran.rows) <= (client.most_when_refused if is_early else client.most_requests)
+    assert all(row["state"] == "failed" for row in ran.rows)
+    if is_early and client.tells_status:
+        assert ran.told.status == status
+        is_engines = ran.case.fault.isdigit()
+        assert not is_engines or f"The engine says {status}." in ran.told.error, "its own words"
 
 
-def check(told: Told, fault: str, valid_ends: set[str]) -> None:
-    if isinstance(told, Exception):
-        assert fault not in WELL, told
-        status = getattr(told, "status_code", None)
-        # None: it came so late that the stream had to be opened, and the error is inside.
-        assert status in (None, STATUSES.get(fault, status)), told
-        assert str(told)
+def check_trouble(ran: Ran) -> None:
+    assert ran.told.error
+    assert len(ran.rows) <= CLIENTS[ran.case.client].most_requests
+    assert all(row["state"] == "failed" for row in ran.rows)
+
+
+def check_heals(ran: Ran, outcome: int) -> None:
+    """A client without end asks until it is answered, but never in haste; a refusal is final, and
+    so is an error it takes for one."""
+    assert all(pause >= LEAST_PAUSE_S for pause in ran.pauses)
+    if ran.told.error:
+        assert len(ran.rows) == 1
+        assert all(row["state"] == "failed" for row in ran.rows)
         return
-    text, end = told
-    assert end in valid_ends, told
-    assert fault not in STATUSES or end == "failed"
-    if fault in WELL:
-        assert (text, end == "failed") == (TEXT, False)
+    assert ran.case.failing is not None
+    assert outcome in (TROUBLE, 429, 500, 503)
+    check_answer(ran, num_requests=ran.case.failing + 1)
 
 
-@pytest.mark.parametrize("fault", ["dropped", "cut", "an error in the stream", "500"])
-def test_what_one_of_several_siblings_suffers_is_not_seen(
-    swarm: FaultySwarm, proxies: dict[int, Process], fault: str
+@pytest.mark.parametrize(
+    "case", [case for fault in HEALING for case in in_turn(fault, failing=1)], ids=str
+)
+def test_a_client_that_asks_again_is_answered_once_the_fault_is_over(
+    case: Case, runs: Runs
 ) -> None:
-    faulty = Faulty(swarm, proxies[4], 4)
-    faulty.swarm.reset(fault, failing=1)
-    with openai.OpenAI(base_url=f"{faulty.proxy.url}/v1", api_key=KEY, max_retries=0) as client:
-        assert chat(client, streamed=True) == (TEXT, "stop")
-    faulty.requests(1)
+    check_answer(runs[case], num_requests=2)
 
 
-@pytest.mark.parametrize("fault", ["429", "503"])
-def test_a_client_that_is_told_to_come_back_does_and_is_answered(
-    faulty: Faulty, fault: str
-) -> None:
-    faulty.swarm.reset(fault, failing=4)
-    with openai.OpenAI(base_url=f"{faulty.proxy.url}/v1", api_key=KEY, max_retries=5) as client:
-        assert chat(client, streamed=True) == (TEXT, "stop")
+ONE_OF_FOUR = [
+    Case(name, fault, 4, failing_siblings=1)
+    for name, client in CLIENTS.items()
+    for fault in ("dropped", "cut", "an error in the middle", "500")
+    if client.is_official and FAULTS[fault].play(client.streamed) is not None
+]
 
 
-@pytest.mark.parametrize("fault", ["no finish_reason", "no [DONE]", "400"])
-def test_opencode_ends_its_turn(faulty: Faulty, fault: str, tmp_path: Path) -> None:
-    faulty.swarm.reset(fault)
-    opencode = OpenCode(f"{faulty.proxy.url}/v1", tmp_path / "project")
-    code, events = opencode("hi", *TITLED)
-    kinds = {event["type"] for event in events}
-    assert "error" in kinds or [part["reason"] for part in parts(events, "step_finish")] == ["stop"]
-    assert (code != 0) == ("error" in kinds)
-    faulty.requests(1)
+@pytest.mark.parametrize("case", ONE_OF_FOUR, ids=str)
+def test_what_one_of_several_siblings_suffers_is_not_seen(case: Case, runs: Runs) -> None:
+    check_answer(runs[case], num_requests=1)
 
 
-@pytest.mark.parametrize("fault", ["dropped", "an error in the stream", "cut", "JSON for a stream"])
-def test_opencode_recovers_with_the_model_server(
-    faulty: Faulty, fault: str, tmp_path: Path
-) -> None:
-    faulty.swarm.reset(fault, failing=2 * faulty.num_siblings)
-    opencode = OpenCode(f"{faulty.proxy.url}/v1", tmp_path / "project")
-    code, events = opencode("hi", *TITLED)
-    assert code == 0 or [event["type"] for event in events] == ["error"], events
-    assert faulty.swarm.num_calls <= 12, "it asked again and again"
-
-
-@pytest.mark.parametrize("fault", ["no finish_reason", "no [DONE]"])
-def test_codex_ends_its_turn(faulty: Faulty, fault: str, tmp_path: Path) -> None:
-    faulty.swarm.reset(fault)
-    code, events = Codex(f"{faulty.proxy.url}/v1", tmp_path / "project")("hi")
-    if code == 0:
-        assert events[-1]["type"] == "turn.completed"
-        assert [item["text"] for item in items(events, "agent_message")] == [TEXT]
+@pytest.mark.parametrize(
+    "case",
+    [Case(name, fault, n) for name in WITH_TOOLS for fault in TOOL_FAULTS for n in NUM_SIBLINGS],
+    ids=str,
+)
+def test_a_run_with_odd_tool_calls_ends(case: Case, runs: Runs) -> None:
+    told, rows = runs[case].told, runs[case].rows
+    if case.fault == SAME_ID:  # these clients refuse such calls, whoever made them
+        assert told.error or told.text == TEXT
+        assert len(rows) <= 2
     else:
-        assert events[-1]["type"] == "turn.failed"
-        assert fault not in WELL
-    assert faulty.num_requests <= CODEX_TRIES
+        assert (told.text, told.error) == (TEXT, None)
+        assert len(rows) == 2
+    assert all((row["state"] != "failed", row["status"]) == (True, 200) for row in rows)
+
+
+@pytest.mark.parametrize("case", in_turn("none", is_away=True), ids=str)
+def test_a_server_that_is_away_is_an_error(case: Case, runs: Runs) -> None:
+    if CLIENTS[case.client].is_endless:
+        pytest.skip("asks until the server is back")
+    check_trouble(runs[case])
+    assert {row["status"] for row in runs[case].rows} == {503}

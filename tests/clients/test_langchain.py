@@ -8,31 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.clients.sessions import (
-    ADA,
-    CITY,
-    KEY,
-    MODEL,
-    PERSON,
-    RESULT,
-    SESSION,
-    SUNNY,
-    Session,
-    call,
-    library,
-    num_tokens,
-    say,
-)
+from tests.clients.sessions import SESSION, Session, library
+from tests.clients.tools import OSLO, RESULT, ROME, WEATHER, call
+from tests.clients.words import ADA, KEY, MODEL, PERSON, SUNNY, num_tokens, say
 
 pytestmark = SESSION
 
-WEATHER = {
-    "type": "function",
-    "function": {"name": "get_weather", "description": "Weather of a city", "parameters": CITY},
-}
 PERSON_TITLED = {"title": "Person", "description": "A person.", **PERSON}
-OSLO = ("get_weather", {"city": "Oslo"})
-ROME = ("get_weather", {"city": "Rome"})
 
 
 @pytest.fixture

@@ -5,33 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import pydantic
 import pytest
 
-from tests.clients.sessions import (
-    ADA,
-    KEY,
-    MODEL,
-    RESULT,
-    SESSION,
-    SUNNY,
-    Session,
-    call,
-    library,
-    num_tokens,
-    say,
-)
+from tests.clients.sessions import SESSION, Session, library
+from tests.clients.tools import OSLO, RESULT, ROME, call
+from tests.clients.words import ADA, KEY, MODEL, SUNNY, Person, num_tokens, say
 
 pytestmark = SESSION
 
-OSLO = ("get_weather", {"city": "Oslo"})
-ROME = ("get_weather", {"city": "Rome"})
 APIS = {"responses": "/v1/responses", "chat_completions": "/v1/chat/completions"}
-
-
-class Person(pydantic.BaseModel):
-    name: str
-    age: int
 
 
 class Agents:

@@ -3,63 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.clients.sessions import (
-    ADA,
-    CITY,
-    MODEL,
-    PERSON,
-    RESULT,
-    SESSION,
-    SUNNY,
-    Session,
-    call,
-    npm_folder,
-    num_tokens,
-    run,
-    say,
-)
+from tests.clients.programs import Node
+from tests.clients.sessions import SESSION, Session
+from tests.clients.tools import CITY, OSLO, RESULT, ROME, WEATHER, call
+from tests.clients.words import ADA, MODEL, PERSON, SUNNY, num_tokens, say, user
 
 pytestmark = SESSION
-
-SCRIPT = Path(__file__).with_name("node_sessions.mjs")
-WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
-OSLO = ("get_weather", {"city": "Oslo"})
-ROME = ("get_weather", {"city": "Rome"})
-
-
-class Node:
-    def __init__(self, session: Session, folder: Path) -> None:
-        self._session = session
-        self._folder = folder
-
-    def __call__(self, name: str, **fields: Any) -> Any:
-        """What the script printed."""
-        asked = json.dumps({"model": MODEL, **fields})
-        command = ["node", str(SCRIPT), name, self._session.base_url, asked]
-        environment = {"FAKEVLLM_CLIENTS_NPM": str(npm_folder()), "PATH": os.environ["PATH"]}
-        code, out, err = run(command, self._folder, environment)
-        assert code == 0, err
-        return json.loads(out)
-
-    def answer(self, name: str, **fields: Any) -> Any:
-        told = self(name, **fields)
-        assert "answer" in told, told
-        return told["answer"]
 
 
 @pytest.fixture
 def node(session: Session, tmp_path: Path) -> Node:
-    return Node(session, tmp_path / "project")
-
-
-def user(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
+    return Node(session.base_url, tmp_path / "project")
 
 
 def test_the_model_is_listed(node: Node) -> None:

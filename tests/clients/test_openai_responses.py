@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
-import pydantic
 import pytest
 from openai.types.responses import Response
 
-from tests.clients.sessions import (
-    ADA,
-    CITY,
-    KEY,
-    MODEL,
-    RESULT,
-    SESSION,
-    SUNNY,
-    Session,
-    call,
-    num_tokens,
-    say,
-)
+from tests.clients.sessions import SESSION, Session
+from tests.clients.tools import CITY, OSLO, RESULT, ROME, call
+from tests.clients.words import ADA, MODEL, SUNNY, Person, num_tokens, say
 
 pytestmark = SESSION
 
 WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": True}
-OSLO = ("get_weather", {"city": "Oslo"})
-ROME = ("get_weather", {"city": "Rome"})
 HELLO = "Hello, wörld."
-
-
-class Person(pydantic.BaseModel):
-    name: str
-    age: int
-
-
-@pytest.fixture
-def client(session: Session) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=session.base_url, api_key=KEY) as client:
-        yield client
 
 
 def test_an_answer_is_complete_and_counted(client: openai.OpenAI, session: Session) -> None:

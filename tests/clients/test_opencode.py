@@ -4,74 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.clients.sessions import (
-    KEY,
-    MODEL,
-    RESULT,
-    SESSION,
-    SUNNY,
-    Session,
-    call,
-    npm_command,
-    num_tokens,
-    run,
-    say,
-)
+from tests.clients.programs import TITLED, OpenCode, parts
+from tests.clients.sessions import SESSION, Session
+from tests.clients.tools import RESULT, call
+from tests.clients.words import SUNNY, num_tokens, say
 
 pytestmark = SESSION
-
-NO_DOWNLOADS = ("MODELS_FETCH", "AUTOUPDATE", "LSP_DOWNLOAD", "SHARE")
-
-
-class OpenCode:
-    def __init__(self, base_url: str, folder: Path, model: str = MODEL) -> None:
-        self.folder = folder
-        self._environment = {
-            "OPENCODE_CONFIG_CONTENT": json.dumps(settings(base_url, model)),
-            **{f"OPENCODE_DISABLE_{name}": "1" for name in NO_DOWNLOADS},
-        }
-
-    def __call__(self, prompt: str, *flags: str) -> tuple[int, list[Any]]:
-        """Exit code and events of one turn."""
-        command = [npm_command("opencode"), "run", prompt, "--format", "json", *flags]
-        code, out, err = run(command, self.folder, self._environment)
-        assert out, err
-        return code, [json.loads(line) for line in out.splitlines()]
-
-
-def settings(base_url: str, name: str) -> dict[str, Any]:
-    model = {"tool_call": True, "limit": {"context": 131072, "output": 8192}}
-    return {
-        "autoupdate": False,
-        "share": "disabled",
-        "model": f"fakevllm/{name}",
-        "enabled_providers": ["fakevllm"],
-        "permission": {"edit": "deny", "bash": "deny", "webfetch": "deny"},
-        "provider": {
-            "fakevllm": {
-                "npm": "@ai-sdk/openai-compatible",
-                "options": {"baseURL": base_url, "apiKey": KEY},
-                "models": {name: model},
-            }
-        },
-    }
-
-
-TITLED = ("--title", "T")
-"""Without, opencode asks the model for a title, and does not wait for it."""
 
 
 @pytest.fixture
 def opencode(session: Session, tmp_path: Path) -> OpenCode:
     return OpenCode(session.base_url, tmp_path / "project")
-
-
-def parts(events: list[Any], kind: str) -> list[Any]:
-    return [event["part"] for event in events if event["type"] == kind]
 
 
 def test_a_turn_ends_with_its_text_and_the_next_goes_on(

@@ -5,37 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pydantic
 import pytest
 
-from tests.clients.sessions import (
-    ADA,
-    KEY,
-    MODEL,
-    RESULT,
-    SESSION,
-    SUNNY,
-    Session,
-    call,
-    library,
-    num_tokens,
-    say,
-)
+from tests.clients.sessions import SESSION, Session, library
+from tests.clients.tools import OSLO, RESULT, ROME, call
+from tests.clients.words import ADA, KEY, MODEL, SUNNY, Person, num_tokens, say
 
 pytestmark = SESSION
 
-OSLO = ("get_weather", {"city": "Oslo"})
-ROME = ("get_weather", {"city": "Rome"})
 ROUTES = {
     "chat": "/v1/chat/completions",
     "responses": "/v1/responses",
     "messages": "/v1/messages",
 }
-
-
-class Person(pydantic.BaseModel):
-    name: str
-    age: int
 
 
 @pytest.fixture(params=ROUTES)

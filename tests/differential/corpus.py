@@ -1,4 +1,5 @@
-"""The requests of the differential test, as they lie in `corpus/`: one file a format.
+"""The requests of the differential test, as they lie in `corpus/`: one file a format. What lies in
+`corpus/reasoning/` is asked of a model that thinks (thinking.py), the rest of one that does not.
 
 A file has `path`, `defaults` (fields of every body in it) and `requests`, each with a `name` and
 any of
@@ -10,14 +11,15 @@ any of
     key      false where no API key is shown; else the right one is, unless `headers` has another
     follows  name of a request of this file whose answer's id fills "{id}" in path and body
     text     "free" where what is sampled is not decided: the likeliest tokens are all but equally
-             likely, or the siblings are not told of a parameter of the app's. Only the answer's
-             shape is compared then
+             likely, the siblings are not told of a parameter of the app's, or what is told of the
+             tokens (offsets, logprobs of marks) depends on how vLLM joins them in a stream. Only
+             the answer's shape is compared then
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +27,7 @@ from typing import Any, cast
 Json = dict[str, Any]
 
 FOLDER = Path(__file__).parent / "corpus"
+THINKING = "reasoning"
 PLACE = "{id}"
 KEY = "sk-differential"
 """In `headers`, {key} stands for it."""
@@ -40,30 +43,33 @@ class Request:
     body: bytes = b""
     is_free: bool = False
     follows: str | None = None
+    thinks: bool = False
+    """The model that is asked."""
 
     def after(self, id: str) -> Request:
         """With the id of the answer it follows."""
         body = self.body.replace(PLACE.encode(), id.encode())
-        return Request(
-            self.name, self.method, self.path.replace(PLACE, id), self.headers, body, self.is_free
-        )
+        return replace(self, path=self.path.replace(PLACE, id), body=body, follows=None)
 
 
 @cache
 def corpus() -> dict[str, Request]:
     """By name."""
-    found = [request for file in sorted(FOLDER.glob("*.json")) for request in read(file)]
+    found = [request for file in sorted(FOLDER.rglob("*.json")) for request in read(file)]
     by_name = {request.name: request for request in found}
     assert len(by_name) == len(found), "two requests of one name"
     return by_name
 
 
 def read(file: Path) -> list[Request]:
+    thinks = file.parent.name == THINKING
+    format = f"{THINKING} {file.stem}" if thinks else file.stem
     told: Json = json.loads(file.read_text())
-    return [_request(file.stem, told, request) for request in cast(list[Json], told["requests"])]
+    asked: list[Json] = told["requests"]
+    return [_request(format, told, request, thinks=thinks) for request in asked]
 
 
-def _request(format: str, file: Json, told: Json) -> Request:
+def _request(format: str, file: Json, told: Json, *, thinks: bool) -> Request:
     method: str = told.get("method", "POST" if "defaults" in file else "GET")
     body = _body(file, told) if method == "POST" else told.get("raw", "").encode()
     headers = {"content-type": "application/json"} if body else {}
@@ -78,6 +84,7 @@ def _request(format: str, file: Json, told: Json) -> Request:
         body,
         told.get("text") == "free",
         f"{format}: {told['follows']}" if "follows" in told else None,
+        thinks,
     )
 
 

@@ -9,7 +9,7 @@ that is answered.
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,8 +68,18 @@ class Ways:
 
 
 @contextmanager
-def ways(folder: Path) -> Generator[Ways]:
-    with vllm(folder / "vllm") as direct, Processes(folder) as started:
+def ways(
+    folder: Path, model: Path = DEMO_MODEL_DIR, flags: Sequence[str] = EXTRA
+) -> Generator[Ways]:
+    """`flags`: vLLM's."""
+    with vllm(folder / "vllm", model, flags) as direct, behind(folder, direct, model) as asked:
+        yield asked
+
+
+@contextmanager
+def behind(folder: Path, direct: str, model: Path) -> Generator[Ways]:
+    """`direct`: the URL of a vLLM that serves `model`."""
+    with Processes(folder) as started:
         config = folder / "fakevllm.toml"
         config.write_text(CONFIG)
         hooks = folder / "hooks"
@@ -80,7 +90,7 @@ def ways(folder: Path) -> Generator[Ways]:
         (hooks / "on_compute_relative_reward.py").write_text(PREFER_THE_LAST)
         server = started.server(
             *("--rollout", "vllm", "--rollout-url", direct, "--trainer", "embedded"),
-            *("--model", "demo", "--served-model-name", MODEL),
+            *("--model", str(model), "--served-model-name", MODEL),
             *("--rollout-key-file", str(key_file)),
         )
         proxies: dict[str, Process] = {}
@@ -93,10 +103,12 @@ def ways(folder: Path) -> Generator[Ways]:
 
 
 @contextmanager
-def vllm(folder: Path) -> Generator[str]:
+def vllm(
+    folder: Path, model: Path = DEMO_MODEL_DIR, flags: Sequence[str] = EXTRA
+) -> Generator[str]:
     """`vllm serve` as the server would start it, but on a port. Yields its URL."""
     folder.mkdir()
-    spec = EngineSpec("vllm", folder, str(DEMO_MODEL_DIR), MODEL, extra_args=EXTRA)
+    spec = EngineSpec("vllm", folder, str(model), MODEL, extra_args=tuple(flags))
     install = find_install()
     socket, port = folder / "engine.sock", free_port()
     arguments = command(spec, install, socket, chat_template(spec.model, {}))

@@ -20,6 +20,7 @@ PING = "ping"
 NUMBERS = "sequence numbers"
 _SAID = frozenset({"content", "reasoning", "reasoning_content", "text", "arguments"})
 """Keys whose strings are pieces of something longer."""
+_OF_TOKENS = frozenset({"token_ids", "logprobs"})
 _ANTHROPIC = {
     "text_delta": "text",
     "thinking_delta": "thinking",
@@ -115,31 +116,66 @@ def _of_choices(chunk: Json, said: Json, mask: Mask) -> Iterator[tuple[str, Any]
     for part in _parted(chunk):
         (choice,) = part["choices"]
         shown = part | {"choices": [_spoken(choice, voice, said)]}
+        if _only_tokens(choice):
+            continue
         if isinstance(chunk.get("usage"), dict):
             shown["usage"] = {key: COUNT for key in chunk["usage"]}
         yield voice, mask(shown)
 
 
 def _parted(chunk: Json) -> Iterator[Json]:
-    """Text that comes with an answer's end, and the end."""
+    """Reasoning, what is said behind it, and the end, where they come together."""
     (choice,) = chunk["choices"]
+    has_end = bool(choice.get("finish_reason"))
+    nothing: Json = {"delta": {}} if "delta" in choice else {"text": EMPTY}
+    said = _sayings(choice)
+    parts = [*said, nothing] if has_end and said else said or [{}]
+    for index, part in enumerate(parts):
+        shown = choice | part
+        if index > 0:  # the tokens are the first part's
+            shown |= {key: _silent(shown[key]) for key in _OF_TOKENS & shown.keys()}
+        if not has_end or part is parts[-1]:
+            yield chunk | {"choices": [shown]}
+        else:
+            yield _unended(chunk) | {"choices": [_unended(shown)]}
+
+
+def _sayings(choice: Json) -> list[Json]:
+    """What is said, a thing each, as the fields of a choice."""
+    if choice.get("text"):
+        return [{"text": choice["text"]}]
     delta: Json = choice.get("delta") or {}
-    said = delta.get("content") or delta.get("tool_calls") or choice.get("text")
-    if not (choice.get("finish_reason") and said):
-        yield chunk
-        return
-    rest = choice | {"finish_reason": None}
-    end = choice | ({"delta": {}} if "delta" in choice else {"text": EMPTY})
-    if "delta" in choice:
-        del rest["stop_reason"]
-    else:
-        rest["stop_reason"] = None
-    first = {key: value for key, value in chunk.items() if key != "system_fingerprint"}
-    yield first | {"choices": [rest]}
-    silent = {"logprobs", "token_ids"}  # said by the first part already
-    yield chunk | {
-        "choices": [{key: _silent(end[key]) if key in silent else end[key] for key in end}]
-    }
+    calls: list[Json] = delta.get("tool_calls") or []
+    spoken = {key: value for key, value in delta.items() if key not in ("reasoning", "tool_calls")}
+    things: list[Json] = [{"reasoning": delta["reasoning"]}] if delta.get("reasoning") else []
+    things += [spoken] if any(spoken.values()) else []
+    things += [{"tool_calls": [call]} for call in calls]
+    if len(things) == 1:
+        return [{"delta": delta}]
+    nulls = {key for key, value in delta.items() if value is None}
+    return [
+        {"delta": {key: thing.get(key) for key in delta if key in thing or key in nulls}}
+        for thing in things
+    ]
+
+
+def _unended(part: Json) -> Json:
+    """A chunk or a choice without what only the last one of an answer has."""
+    kept = {key: value for key, value in part.items() if key != "system_fingerprint"}
+    if "finish_reason" in kept:
+        kept["finish_reason"] = None
+        if "delta" in kept:
+            del kept["stop_reason"]
+        else:
+            kept["stop_reason"] = None
+    return kept
+
+
+def _only_tokens(choice: Json) -> bool:
+    """Told where ids are asked for, of tokens that a parser takes out of the text, unless vLLM
+    joined them to the next."""
+    is_empty = choice.get("delta") == {} and not choice.get("finish_reason")
+    return is_empty and any(choice.get(key) for key in _OF_TOKENS)
 
 
 def _silent(value: Any) -> Any:
@@ -159,8 +195,11 @@ def _spoken(value: Any, path: str, said: Json) -> Any:
         if key in _SAID and isinstance(inner, str) and inner:
             said[where] = said.get(where, "") + inner
             shown[key] = TEXT
-        elif key in ("token_ids", "logprobs") and inner is not None:
+        elif key in _OF_TOKENS and inner is not None:
             shown[key] = _listed(inner, where, said)
+        elif key == "prompt_token_ids":  # of completions; the first chunk, whatever is joined to it
+            said.setdefault(where, []).extend(inner or [])
+            shown[key] = LIST
         elif key == "tool_calls" and isinstance(inner, list):
             calls = cast(list[Json], inner)
             shown[key] = [_spoken(call, f"{where} {call.get('index')}", said) for call in calls]

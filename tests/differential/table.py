@@ -17,15 +17,18 @@ FILE = Path(__file__).parents[2] / "docs" / "differences.md"
 HEAD = """# What differs from a vLLM
 
 `tests/differential` asks a real `vllm serve` {num} questions ({formats}), each three times:
-directly, through proxy and server with one sibling, and with four. Status, headers, the keys of
-bodies and their order, nulls, error bodies byte for byte and the grammar of streams are the same,
-and so are the sampled texts, but for what stands here. The test fails where something else differs,
-and where something that stands here does not.
+directly, through proxy and server with one sibling, and with four. The reasoning ones go to a model
+that thinks, behind `--reasoning-parser qwen3`. Status, headers, the keys of bodies and their order,
+nulls, error bodies byte for byte and the grammar of streams are the same, and so are the sampled
+texts, but for what stands here. The test fails where something else differs, and where something
+that stands here does not.
 
 Never compared: `date` and lengths; the hex digits of ids (their prefix, length and identity are);
 the values of times and logprobs; `cached_tokens`, which what was asked before decides (behind the
 proxy Responses tell 0 unless vLLM is started with `--enable-prompt-tokens-details`); how many
-tokens one chunk of a stream holds, which is chance at vLLM too; comments and pings in streams.
+tokens one chunk of a stream holds, which is chance at vLLM too, and with it whether the logprob of
+a token that a parser takes out (`</think>`) is told where no ids are asked for; comments and pings
+in streams.
 
 | what | why | requests |
 |---|---|---|

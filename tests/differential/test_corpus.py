@@ -9,16 +9,25 @@ import pytest
 
 from tests.differential.asking import Seen
 from tests.differential.comparison import differences
-from tests.differential.corpus import Request, corpus
+from tests.differential.corpus import THINKING, Request, corpus
 from tests.differential.engines import WAYS
 from tests.differential.known import KNOWN, Known, missing, unexplained
 from tests.differential.table import FILE, page
 
+FORMATS = ("chat", "completions", "responses", "messages")
+
 
 def test_there_are_many_requests_in_all_four_formats() -> None:
     counts = Counter(name.partition(":")[0] for name in corpus())
-    assert {"chat", "completions", "responses", "messages", "around", "keys"} == counts.keys()
+    thinking = {format: counts.pop(f"{THINKING} {format}") for format in FORMATS}
+    assert {*FORMATS, "around", "keys"} == counts.keys()
     assert counts.total() >= 150 and min(counts.values()) >= 30, counts
+    assert sum(thinking.values()) >= 30 and min(thinking.values()) >= 3, thinking
+
+
+def test_what_is_asked_of_the_model_that_thinks_says_so() -> None:
+    for name, request in corpus().items():
+        assert request.thinks == name.startswith(f"{THINKING} ")
 
 
 def test_what_a_request_follows_is_there_and_follows_nothing_itself() -> None:
@@ -33,12 +42,6 @@ def test_each_known_difference_is_of_requests_there_are() -> None:
         for pattern in entry.requests:
             alone = Known("", "", (pattern,), (), entry.ways)
             assert any(alone.covers(name, way) for name in corpus() for way in WAYS), pattern
-
-
-def test_no_request_is_in_the_table_twice() -> None:
-    for way in WAYS:
-        for name in corpus():
-            assert sum(entry.covers(name, way) for entry in KNOWN) <= 1, name
 
 
 def test_the_page_is_that_of_the_table() -> None:
@@ -142,6 +145,74 @@ def test_nothing_else_of_a_stream_may(other: list[bytes]) -> None:
     assert differences(streamed(WHOLE), streamed(other))
 
 
+def delta(delta: str, ids: str = "null", finish: str = "null") -> bytes:
+    end = ',"stop_reason":null' if finish != "null" else ""
+    return (
+        f'data: {{"id":"chatcmpl-{"a" * 16}","choices":[{{"index":0,"delta":{delta},'
+        f'"logprobs":null,"finish_reason":{finish}{end},"token_ids":{ids}}}]}}\n\n'
+    ).encode()
+
+
+THOUGHT = [
+    delta('{"reasoning":"hm"}', "[1]"),
+    delta("{}", "[2]"),
+    delta('{"content":"7"}', "[3]"),
+    delta("{}", "[4]", STOP),
+    DONE,
+]
+CALL = '{"id":"call_1","index":0,"function":{"name":"add"}}'
+REST = '{"index":0,"function":{"arguments":"{}"}}'
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [delta('{"reasoning":"hm","content":"7"}', "[1,2,3]"), *THOUGHT[3:]],
+        [delta('{"reasoning":"hm"}', "[1,2]"), *THOUGHT[2:]],
+        [delta('{"reasoning":"hm","content":"7"}', "[1,2,3,4]", STOP), DONE],
+        [*THOUGHT[:2], delta('{"content":"7"}', "[3,4]", STOP), DONE],
+    ],
+)
+def test_thoughts_may_come_together_with_what_is_behind_them(other: list[bytes]) -> None:
+    assert differences(streamed(THOUGHT), streamed(other)) == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [THOUGHT[0], *THOUGHT[2:]],
+        [delta('{"content":"7"}', "[1,2,3]"), *THOUGHT[3:]],
+        [delta('{"reasoning":"hm","content":null}', "[1,2]"), *THOUGHT[2:]],
+        [delta('{"content":"7"}', "[1]"), delta('{"reasoning":"hm"}', "[2,3]"), *THOUGHT[3:]],
+        [THOUGHT[0], delta("{}"), *THOUGHT[1:]],
+    ],
+)
+def test_nothing_else_of_thoughts_may(other: list[bytes]) -> None:
+    assert differences(streamed(THOUGHT), streamed(other))
+
+
+def test_the_prompts_ids_may_come_with_more_or_less_of_the_answer() -> None:
+    def piece(text: str, prompt: str, finish: str = "null") -> bytes:
+        return (
+            f'data: {{"id":"cmpl-{"a" * 16}","choices":[{{"index":0,"text":"{text}",'
+            f'"finish_reason":{finish},"stop_reason":null,"prompt_token_ids":{prompt}}}]}}\n\n'
+        ).encode()
+
+    end = [piece("", "null", STOP), DONE]
+    apart = [piece("a", "[1]"), piece("b", "null"), *end]
+    assert differences(streamed(apart), streamed([piece("ab", "[1]"), *end])) == []
+    assert differences(streamed(apart), streamed([piece("ab", "null"), *end]))
+
+
+@pytest.mark.parametrize("before", ["", '"reasoning":null,'])
+def test_the_pieces_of_a_call_may_come_together(before: str) -> None:
+    apart = [delta(f'{{{before}"tool_calls":[{piece}]}}') for piece in (CALL, REST)]
+    together = [delta(f'{{{before}"tool_calls":[{CALL},{REST}]}}')]
+    end = [delta("{}", finish=STOP), DONE]
+    assert differences(streamed([*apart, *end]), streamed([*together, *end])) == []
+    assert differences(streamed([*apart, *end]), streamed([*apart[:1], *end]))
+
+
 def streamed(events: list[bytes]) -> Seen:
     return seen(b"".join(events), headers=STREAM)
 
@@ -157,16 +228,23 @@ def test_texts_may_differ_where_they_are_free_and_shapes_may_not() -> None:
 def test_a_known_difference_explains_itself_only_and_must_be_there() -> None:
     entry = Known("", "", ("chat: *",), ("body.a: *",))
     assert entry.covers("chat: a", "N=1") and not entry.covers("around: a", "N=1")
-    assert unexplained(["body.a: 1 -> 2", "header x: 1 -> 2"], entry) == ["header x: 1 -> 2"]
-    assert unexplained(["body.a: 1 -> 2"], None) and not missing(["body.a: 1 -> 2"], entry)
-    assert missing(["body.b: 1 -> 2"], entry) == ["body.a: *"]
+    assert unexplained(["body.a: 1 -> 2", "header x: 1 -> 2"], [entry]) == ["header x: 1 -> 2"]
+    assert unexplained(["body.a: 1 -> 2"], []) and not missing(["body.a: 1 -> 2"], [entry])
+    assert missing(["body.b: 1 -> 2"], [entry]) == ["body.a: *"]
+
+
+def test_each_of_several_known_differences_of_a_request_must_be_there() -> None:
+    entries = [Known("", "", ("chat: *",), (f"body.{key}: *",)) for key in "ab"]
+    found = ["body.a: 1 -> 2", "body.b: 1 -> 2"]
+    assert not unexplained(found, entries) and not missing(found, entries)
+    assert missing(found[:1], entries) == ["body.b: *"]
 
 
 def test_another_status_explains_body_and_headers_too() -> None:
     entry = Known("", "", ("chat: *",), ("status: * -> 404",))
     found = ["status: 400 -> 404", "header x: 1 -> 2", "body: 1 -> 2"]
-    assert not unexplained(found, entry) and not missing(found, entry)
-    assert unexplained(["status: 400 -> 500", *found[1:]], entry) == ["status: 400 -> 500"]
+    assert not unexplained(found, [entry]) and not missing(found, [entry])
+    assert unexplained(["status: 400 -> 500", *found[1:]], [entry]) == ["status: 400 -> 500"]
 
 
 def test_a_request_that_follows_another_carries_its_id() -> None:

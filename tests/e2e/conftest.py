@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.processes import Processes
+from tests.e2e.stack import Stack, running_stack
 
 
 @pytest.fixture
@@ -21,3 +22,9 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 def yes_hooks(tmp_path: Path) -> Path:
     """Rewards the fake backend's "yes." with 1, all else with 0."""
     return write_hooks(tmp_path / "hooks", PREFER_YES)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("stack")) as stack:
+        yield stack

@@ -1,17 +1,13 @@
-"""Unmodified clients against the proxy: what they get is what the server itself would answer.
-
-One server, and two proxies before it: one that samples a single sibling, one that samples three.
-"""
+"""Unmodified clients against the proxy: what they get is what the server itself would answer, and
+what they asked is in the ledger."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, cast
 
 import httpx
@@ -20,46 +16,12 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from fakevllm_adapters.swarm import LogReply
-from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.ledgers import rows, wait_for_groups
-from tests.e2e.processes import Process, Processes, wait_until
+from tests.e2e.processes import Process, wait_until
+from tests.e2e.stack import ALIAS, BOTH, CHAT, HELLO, VALID, Stack, post
 
-ALIAS = "gpt-4o"
-HELLO = "[[say Hello, wörld.]]"
-CHAT = "/v1/chat/completions"
 UNIQUE = ("id", "created")
 """What no two answers share."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    server: Process
-    one: Process
-    """N=1; knows one alias."""
-    three: Process
-    """N=3 with a hook; any model name will do."""
-
-    def proxy(self, name: str) -> Process:
-        return self.one if name == "one" else self.three
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    folder = tmp_path_factory.mktemp("stack")
-    hooks = write_hooks(folder / "hooks", PREFER_YES)
-    job = folder / "fakevllm.toml"
-    job.write_text("[job]\nbatch_size = 2\nlr = 0.1\n")
-    with Processes(folder) as started:
-        server = started.server("--backend", "fake")
-        shared = ["--config", str(job), "--hooks", str(hooks)]
-        three = started.proxy(
-            server, *shared, "--n", "3", "--alias", "*", folder="three", wait=False
-        )
-        one = started.proxy(server, *shared, "--n", "1", "--alias", ALIAS, folder="one", wait=False)
-        yield Stack(server, one.wait_until_healthy(), three.wait_until_healthy())
-
-
-BOTH = pytest.mark.parametrize("siblings", ["one", "three"])
 
 
 def client_of(process: Process) -> openai.OpenAI:
@@ -194,194 +156,6 @@ def test_an_alias_is_answered_by_the_served_model(stack: Stack) -> None:
             )
         assert answer.model == "fake"
         assert answer.choices[0].message.content == "Hello, wörld."
-
-
-VALID: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": HELLO}]}
-JSON = "application/json"
-GOLDEN: dict[str, tuple[str, str | dict[str, Any], int, dict[str, Any]]] = {
-    "unknown model": (
-        JSON,
-        VALID | {"model": "zz"},
-        404,
-        {
-            "message": "The model `zz` does not exist. Valid aliases: fake.",
-            "type": "NotFoundError",
-            "param": "model",
-            "code": 404,
-        },
-    ),
-    "no messages": (
-        JSON,
-        {"model": "fake"},
-        400,
-        {
-            "message": "1 validation error:\n  {'type': 'missing', 'loc': 'body.messages', "
-            "'msg': 'Field required', 'input': '<dict of 1 items>'}",
-            "type": "Bad Request",
-            "param": "body.messages",
-            "code": 400,
-        },
-    ),
-    "malformed JSON": (
-        JSON,
-        "{bad",
-        400,
-        {
-            "message": "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.1', "
-            "'msg': 'JSON decode error', 'input': '<dict of 0 items>', "
-            "'ctx': {'error': 'Expecting property name enclosed in double quotes'}}",
-            "type": "Bad Request",
-            "param": "body.1",
-            "code": 400,
-        },
-    ),
-    "wrong content type": (
-        "text/plain",
-        VALID,
-        400,
-        {
-            "message": "1 validation error:\n"
-            "  Unsupported Media Type: Only 'application/json' is allowed",
-            "type": "Bad Request",
-            "param": None,
-            "code": 400,
-        },
-    ),
-    "empty messages": (
-        JSON,
-        VALID | {"messages": []},
-        400,
-        {
-            "message": "Cannot apply chat template to an empty conversation. "
-            "Provide at least one message.",
-            "type": "BadRequestError",
-            "param": None,
-            "code": 400,
-        },
-    ),
-    "a text for a number": (
-        JSON,
-        VALID | {"max_tokens": "x"},
-        400,
-        {
-            "message": "1 validation error:\n  {'type': 'int_parsing', 'loc': 'body.max_tokens', "
-            "'msg': 'Input should be a valid integer, unable to parse string as an integer', "
-            "'input': 'x'}",
-            "type": "Bad Request",
-            "param": "body.max_tokens",
-            "code": 400,
-        },
-    ),
-    "a value out of range": (
-        JSON,
-        VALID | {"temperature": -1},
-        400,
-        {
-            "message": "temperature must be non-negative, got -1.0. "
-            "(parameter=temperature, value=-1.0)",
-            "type": "BadRequestError",
-            "param": "temperature",
-            "code": 400,
-        },
-    ),
-    "several greedy choices": (
-        JSON,
-        VALID | {"temperature": 0, "n": 3},
-        400,
-        {
-            "message": "n must be 1 when using greedy sampling, got 3.",
-            "type": "BadRequestError",
-            "param": None,
-            "code": 400,
-        },
-    ),
-}
-"""Content type, body, status and error, as vLLM 0.33.0 has them word for word."""
-
-
-def post(
-    process: Process, body: str | bytes | dict[str, Any], content_type: str = JSON
-) -> httpx.Response:
-    content = body if isinstance(body, str | bytes) else json.dumps(body)
-    headers = {"Content-Type": content_type}
-    return httpx.post(f"{process.url}{CHAT}", content=content, headers=headers, timeout=20)
-
-
-@pytest.mark.parametrize(
-    ("case", "siblings"),
-    [
-        (case, siblings)
-        for case in GOLDEN
-        for siblings in ("one", "three")
-        if (case, siblings) != ("unknown model", "three")  # where any name will do
-    ],
-)
-def test_a_bad_request_is_refused_in_vllms_words(stack: Stack, siblings: str, case: str) -> None:
-    content_type, body, status, error = GOLDEN[case]
-    answer = post(stack.proxy(siblings), body, content_type)
-    assert (answer.status_code, answer.json()) == (status, {"error": error})
-    assert answer.headers["content-type"] == JSON
-    assert post(stack.server, body, content_type).json() == answer.json()
-
-
-ODD: dict[str, str | bytes | dict[str, Any]] = {
-    "nothing": b"",
-    "not UTF-8": b"\xff\xfe{}",
-    "null": "null",
-    "a list": "[]",
-    "a number": "3",
-    "an unfinished text": '{"messages": "',
-    "nested without end": "[" * 100_000,
-    "half a surrogate pair": json.dumps(VALID | {"user": "\ud83d"}),
-    "a number that is none": json.dumps(VALID | {"temperature": math.nan}),
-    "messages as text": VALID | {"messages": "hello"},
-    "messages as object": VALID | {"messages": {"role": "user"}},
-    "a message that is none": VALID | {"messages": ["hello"]},
-    "a message that is null": VALID | {"messages": [None]},
-    "model as number": VALID | {"model": 3},
-    "model as object": VALID | {"model": {"a": 1}},
-    "model as list": VALID | {"model": ["fake"]},
-    "stream as text": VALID | {"stream": "perhaps"},
-    "n as text": VALID | {"n": "many"},
-    "temperature as list": VALID | {"temperature": [1]},
-    "max_tokens of zero": VALID | {"max_tokens": 0},
-}
-
-
-@BOTH
-@pytest.mark.parametrize("case", ODD)
-def test_odd_bodies_are_400_and_answered_as_the_server_answers_them(
-    stack: Stack, siblings: str, case: str
-) -> None:
-    answer = post(stack.proxy(siblings), ODD[case])
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
-    if case == "nested without end":
-        return  # the proxy's own limit: the server trusts its proxies
-    direct = post(stack.server, ODD[case])
-    assert (direct.status_code, direct.json()) == (400, answer.json())
-
-
-@BOTH
-def test_loose_input_is_taken_as_vllm_takes_it(stack: Stack, siblings: str) -> None:
-    strange = [{"role": "bogus", "content": "x"}, {"role": "user", "content": HELLO}]
-    for body in (
-        {"messages": VALID["messages"]},
-        VALID | {"surprise": {"a": 1}, "user": "u", "metadata": {"k": "v"}},
-        VALID | {"messages": strange},
-        VALID | {"max_tokens": 50, "max_completion_tokens": 50},
-    ):
-        answer = post(stack.proxy(siblings), body)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["choices"][0]["message"]["content"] == "Hello, wörld."
-
-
-def test_paths_and_methods_that_do_not_exist_are_refused_as_vllm_does(stack: Stack) -> None:
-    missing = httpx.get(f"{stack.one.url}/v1/nothing")
-    assert (missing.status_code, missing.json()) == (404, {"detail": "Not Found"})
-    wrong = httpx.get(f"{stack.one.url}{CHAT}")
-    assert (wrong.status_code, wrong.json()) == (405, {"detail": "Method Not Allowed"})
-    assert wrong.headers["allow"] == "POST"
 
 
 @BOTH

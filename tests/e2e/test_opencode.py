@@ -5,17 +5,17 @@ It is installed once by npm, into $FAKEVLLM_E2E_CACHE or pytest's cache folder.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.clients.programs import OpenCode, parts
+from tests.clients.words import num_tokens, say
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes
 
@@ -23,10 +23,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
 PACKAGE = "opencode-ai@1.18.33"
 INSTALL_TIMEOUT_S = 180.0
-RUN_TIMEOUT_S = 90.0
 ANSWER = "The answer is forty-two."
-
-_NO_DOWNLOADS = ("MODELS_FETCH", "AUTOUPDATE", "LSP_DOWNLOAD", "SHARE")
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +50,13 @@ def test_opencode_gets_its_answer_through_the_proxy_at_two_siblings(
     server = processes.server("--backend", "fake")
     proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2")
 
-    code, out, err = run_opencode(opencode, proxy, tmp_path, f"[[say {ANSWER}]] please")
+    client = OpenCode(f"{proxy.url}/v1", tmp_path / "project", command=str(opencode))
+    code, events = client(f"{say(ANSWER)} please")
 
-    assert code == 0, err
-    events = [json.loads(line) for line in out.splitlines()]
-    texts = [event["part"]["text"] for event in events if event["type"] == "text"]
-    assert texts == [ANSWER]
-    finishes = [event["part"] for event in events if event["type"] == "step_finish"]
-    assert [part["reason"] for part in finishes] == ["stop"]
-    assert finishes[0]["tokens"]["output"] == len(ANSWER) + 1, "the fake counts bytes and an end"
+    assert code == 0, events
+    assert [part["text"] for part in parts(events, "text")] == [ANSWER]
+    (finish,) = parts(events, "step_finish")
+    assert (finish["reason"], finish["tokens"]["output"]) == ("stop", num_tokens(ANSWER))
 
     main = the_main_call(proxy)
     assert (main["streamed"], main["num_siblings"], main["status"]) == (1, 2, 200)
@@ -78,52 +73,3 @@ def the_main_call(proxy: Process) -> Any:
     ]
     assert len(groups) == 1
     return groups[0]
-
-
-def run_opencode(command: Path, proxy: Process, folder: Path, prompt: str) -> tuple[int, str, str]:
-    """Exit code, standard output and error of one turn. Its home, its folder and its group of
-    processes are its own."""
-    home, project = folder / "home", folder / "project"
-    home.mkdir()
-    project.mkdir()
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(home),
-        "OPENCODE_CONFIG_CONTENT": json.dumps(settings(proxy)),
-        **{f"OPENCODE_DISABLE_{name}": "1" for name in _NO_DOWNLOADS},
-    }
-    running = subprocess.Popen(
-        [str(command), "run", prompt, "--format", "json"],
-        cwd=project,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    with running:
-        try:
-            out, err = running.communicate(timeout=RUN_TIMEOUT_S)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(running.pid, signal.SIGKILL)
-    return running.returncode, out, err
-
-
-def settings(proxy: Process) -> dict[str, Any]:
-    model = {"tool_call": True, "limit": {"context": 131072, "output": 8192}}
-    return {
-        "autoupdate": False,
-        "share": "disabled",
-        "model": "fakevllm/fake",
-        "enabled_providers": ["fakevllm"],
-        "permission": {"edit": "deny", "bash": "deny", "webfetch": "deny"},
-        "provider": {
-            "fakevllm": {
-                "npm": "@ai-sdk/openai-compatible",
-                "options": {"baseURL": f"{proxy.url}/v1", "apiKey": "sk-test"},
-                "models": {"fake": model},
-            }
-        },
-    }

@@ -29,3 +29,17 @@ def test_a_tied_group_is_in_the_loss_only_where_the_kl_term_is(
 def test_nothing_of_a_frozen_run_is_in_a_loss() -> None:
     plan = planned([1.0, 0.0], control="frozen", kl_loss_coef=0.1)
     assert (plan.batch.calls, plan.trained[0].siblings) == ([], [])
+
+
+def test_calls_of_an_episode_are_one_unit_of_the_loss_or_several() -> None:
+    episodes = [ScoredEpisode(index, float(index), [call(), call()]) for index in range(2)]
+    group = FinishedGroup("g", episodes)
+    for loss_unit, num_units, weight in (("episode", 2, 0.5), ("call", 4, 1.0)):
+        job = TrainJob.model_validate({"loss_unit": loss_unit})
+        calls = plan_step(1, [group], job).batch.calls
+        assert len({call.unit for call in calls}) == num_units
+        assert {call.weight for call in calls} == {weight}
+
+
+def test_an_algorithm_that_compares_with_the_whole_step_trains_tied_groups_too() -> None:
+    assert planned([1.0, 1.0], algorithm="reinforce_plus_plus").trained[0].siblings == [0, 1]

@@ -36,12 +36,3 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 """TrainJob.algorithm, as verl's `adv_estimator` spells it -> all scored episodes of a step ->
 an advantage for each trained token of each."""
-
-
-def _of_one_group(rewards: Sequence[float], std_floor: float) -> list[float]:
-    outcomes = [Outcome("", reward, 1) for reward in rewards]
-    return [tokens[0] for tokens in grpo(outcomes, AdvantageSpec(std_floor=std_floor))]
-
-
-ADVANTAGES: dict[str, Callable[[Sequence[float], float], list[float]]] = {"grpo": _of_one_group}
-"""Of one group's rewards."""

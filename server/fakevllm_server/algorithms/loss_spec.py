@@ -6,6 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fakevllm_adapters.swarm import TrainJob
+
 AGGREGATIONS = (
     "token-mean",
     "token-sum",
@@ -92,6 +94,29 @@ class LossSpec:
     rollout_rs_threshold: str | None = None
     """One for all, or one for each, with commas: `low_high` for k1, the most for k2 and k3."""
 
+    @staticmethod
+    def of(job: TrainJob) -> LossSpec:
+        own = own_settings(job.loss)
+        return LossSpec(
+            name=job.loss,
+            clip_ratio_low=_or(job.clip_ratio_low, own.clip_ratio_low),
+            clip_ratio_high=_or(job.clip_ratio_high, own.clip_ratio_high),
+            clip_ratio_c=job.clip_ratio_c,
+            kl_loss_coef=job.kl_loss_coef,
+            kl_loss_type=job.kl_loss_type,
+            entropy_coeff=job.entropy_coeff,
+            loss_agg_mode=job.loss_agg_mode or own.loss_agg_mode,
+            loss_unit=job.loss_unit,
+            loss_scale_factor=job.loss_scale_factor,
+            tau_pos=job.tau_pos,
+            tau_neg=job.tau_neg,
+            bypass_mode=job.bypass_mode,
+            rollout_is=job.rollout_is,
+            rollout_is_threshold=job.rollout_is_threshold,
+            rollout_rs=job.rollout_rs,
+            rollout_rs_threshold=job.rollout_rs_threshold,
+        )
+
     def __post_init__(self) -> None:
         _one_of("loss_agg_mode", self.loss_agg_mode, AGGREGATIONS)
         _one_of("loss_unit", self.loss_unit, UNITS)
@@ -144,6 +169,10 @@ def own_settings(name: str) -> Own:
     """Raises ValueError for a loss nobody knows."""
     _one_of("loss", name, OWN)
     return OWN[name]
+
+
+def _or(value: float | None, own: float) -> float:
+    return own if value is None else value
 
 
 def _rejection_bounds(name: str, text: str) -> Bounds:

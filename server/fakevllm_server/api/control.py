@@ -16,6 +16,8 @@ from fakevllm_adapters.swarm import (
     SyncTrainConfigRequest,
     TrainJob,
 )
+from fakevllm_server.algorithms.loss_spec import LossSpec
+from fakevllm_server.api.refusals import ClearRoute
 from fakevllm_server.config import ConfigError
 from fakevllm_server.swarm import Swarm
 
@@ -32,7 +34,7 @@ class SyncReply(BaseModel):
 
 
 def router(swarm: Swarm) -> APIRouter:
-    routes = APIRouter()
+    routes = APIRouter(route_class=ClearRoute)
 
     @routes.get("/health")
     async def health() -> dict[str, str]:
@@ -63,7 +65,9 @@ def router(swarm: Swarm) -> APIRouter:
                 "configuration.",
             )
         try:
-            swarm.job = TrainJob.from_yaml(request.yaml_as_string)
+            job = TrainJob.from_yaml(request.yaml_as_string)
+            LossSpec.of(job)  # settings that contradict each other are told here, not in a step
+            swarm.job = job
         except ValueError as error:
             return SyncReply(success=False, error=str(error))
         return SyncReply(success=True)

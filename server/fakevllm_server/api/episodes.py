@@ -13,6 +13,7 @@ from fakevllm_adapters.swarm import (
     EndEpisodeRequest,
     EngineStatus,
 )
+from fakevllm_server.api.refusals import ClearRoute
 from fakevllm_server.episodes import EpisodeRefused
 from fakevllm_server.swarm import Swarm
 
@@ -28,7 +29,7 @@ _NONE_FREE = "No available episodes to claim. Try again (maybe 1 minute) later."
 
 
 def router(swarm: Swarm) -> APIRouter:
-    routes = APIRouter()
+    routes = APIRouter(route_class=ClearRoute)
 
     @routes.post("/claim_episode")
     async def claim_episode(request: ClaimEpisodeRequest, http: Request) -> ClaimEpisodeReply:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from fakevllm_adapters.swarm import AbortGroupRequest, EndGroupReply, EndGroupRequest, SuccessReply
+from fakevllm_server.api.refusals import ClearRoute
 from fakevllm_server.swarm import Swarm
 
 
 def router(swarm: Swarm) -> APIRouter:
-    routes = APIRouter()
+    routes = APIRouter(route_class=ClearRoute)
 
     @routes.post("/end_group")
     async def end_group(request: EndGroupRequest) -> EndGroupReply:

@@ -54,6 +54,8 @@ class Inbound:
         """Each attempt is captured anew; one that is whole goes to `keep`."""
 
         async def attempt(upstream: EngineClient, stamp: CallStamp) -> None:
+            if self.adapter.upstream_path not in CAPTURES:  # nothing is sampled there
+                return await self.relay(upstream)
             exchange = self._open(upstream)
             if isinstance(exchange, WireError):
                 return await self._native(upstream, exchange)

@@ -1,17 +1,25 @@
-"""How one completion is to be sampled: the request over the engine's defaults."""
+"""What a request asks of an engine: its model, and how to sample, over the engine's defaults."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from fakevllm_adapters.errors import bad_request
+from fakevllm_adapters.errors import bad_request, unknown_model
 from fakevllm_adapters.vllm_chat import ChatRequest
+from fakevllm_server.backends.base import TokenEngine
 from fakevllm_server.backends.sampling import Sampling, used_temperature
 
 Json = dict[str, Any]
 
 MOST_BIAS = 100.0
 """A logit_bias beyond it is clamped, as vLLM does."""
+
+
+def check_model(engine: TokenEngine, name: str | None) -> None:
+    """Raises WireError (404)."""
+    if name not in (None, engine.model_name):
+        raise unknown_model(name or "", engine.model_name)
 
 
 def sampling_asked(request: ChatRequest, defaults: Json, max_tokens: int) -> Sampling:
@@ -50,3 +58,10 @@ def sampling_asked(request: ChatRequest, defaults: Json, max_tokens: int) -> Sam
         allowed_ids=None if allowed is None else tuple(allowed),
         grammar=request.grammar,
     )
+
+
+def seeded(sampling: Sampling, nth: int) -> Sampling:
+    """Of several continuations each has its own seed, counted up as vLLM counts."""
+    if sampling.seed is None or nth == 0:
+        return sampling
+    return replace(sampling, seed=sampling.seed + nth)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from fakevllm_adapters.swarm import TrainJob, pack_floats, pack_ids, unpack_floats, unpack_ids
 from fakevllm_adapters.vllm_chat import ChatRequest
+from fakevllm_server.algorithms.loss_spec import LossSpec as LossSpec
 from fakevllm_server.backends.sampling import Sampling, Token
 from fakevllm_server.weight_gate import WeightGate
 
@@ -54,7 +55,9 @@ class Call:
     temperature: float
     advantage: float
     weight: float
-    """Share of its episode: the calls of one episode sum to 1."""
+    """Of each of its tokens in the loss."""
+    unit: str | None = None
+    """Calls of the same unit are one sequence to the loss; None is a unit of its own."""
 
     def to_wire(self) -> dict[str, Any]:
         arrays = {
@@ -80,23 +83,6 @@ class Batch:
 
     step: int
     calls: Sequence[Call]
-
-
-@dataclass(frozen=True, slots=True)
-class LossSpec:
-    """Which loss, with its settings; `name` is looked up in torch_losses."""
-
-    name: str
-    clip_ratio_low: float
-    clip_ratio_high: float
-    clip_ratio_c: float
-    kl_loss_coef: float
-
-    @staticmethod
-    def of(job: TrainJob) -> LossSpec:
-        return LossSpec(
-            job.loss, job.clip_ratio_low, job.clip_ratio_high, job.clip_ratio_c, job.kl_loss_coef
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, cast
 
-from fakevllm_adapters.errors import unknown_model
 from fakevllm_adapters.vllm_answer import (
     ChatWriter,
     Choice,
@@ -18,18 +16,19 @@ from fakevllm_adapters.vllm_answer import (
     usage_of,
 )
 from fakevllm_adapters.vllm_chat import ChatRequest, check_length, truncated
-from fakevllm_server.backends.asked_sampling import sampling_asked
+from fakevllm_server.backends.asked_sampling import check_model, sampling_asked, seeded
 from fakevllm_server.backends.base import TokenEngine
 from fakevllm_server.backends.pieces import (
     Piece,
     Progress,
     drained,
-    merged,
     sampled,
+    shown_ids,
+    shown_spans,
+    streamed,
     together,
-    version_spans,
 )
-from fakevllm_server.backends.sampling import Sampling, Token
+from fakevllm_server.backends.sampling import Token
 from fakevllm_server.backends.tool_stream import reader_of
 
 Json = dict[str, Any]
@@ -42,8 +41,7 @@ class Completion:
     """The life of one request. Construction raises WireError for what vLLM would refuse."""
 
     def __init__(self, engine: TokenEngine, request: ChatRequest, request_id: str | None) -> None:
-        if request.model not in (None, engine.model_name):
-            raise unknown_model(request.model or "", engine.model_name)
+        check_model(engine, request.model)
         self._engine = engine
         self._request = request
         self._prompt_ids = truncated(engine.render(request), request, engine.max_model_len)
@@ -63,13 +61,9 @@ class Completion:
         choices = [self._finished(choice) for choice in self._choices]
         return self._writer.completion(choices, self._usage(), self._shown_prompt())
 
-    async def chunks(self) -> AsyncGenerator[Json]:
-        """Chunks of all choices as they come, the usage chunk last where it was asked for."""
-        async with aclosing(merged([self._chunks_of(choice) for choice in self._choices])) as all_:
-            async for chunk in all_:
-                yield chunk
-        if self._request.include_usage:
-            yield self._writer.usage_chunk(self._usage())
+    def chunks(self) -> AsyncGenerator[Json]:
+        choices = [self._chunks_of(choice) for choice in self._choices]
+        return streamed(choices, self._usage_chunk if self._request.include_usage else None)
 
     async def _chunks_of(self, choice: Progress) -> AsyncGenerator[Json]:
         reader = reader_of(self._request)
@@ -96,7 +90,7 @@ class Completion:
         yield self._with_usage(finish, len(choice.tokens))
 
     def _pieces(self, choice: Progress) -> AsyncGenerator[Piece]:
-        sampling = self._sampling_of(choice.index)
+        sampling = seeded(self._sampling, choice.index)
         return sampled(self._engine, self._request, self._prompt_ids, sampling, choice)
 
     def _finished(self, choice: Progress) -> Choice:
@@ -105,7 +99,7 @@ class Completion:
         closed = self._closing(choice)
         closed.message = assistant_message(content, calls)
         closed.logprobs = self._logprobs(choice.tokens)
-        closed.token_ids = self._shown_ids(choice.tokens)
+        closed.token_ids = shown_ids(self._request, choice.tokens)
         return closed
 
     def _call_for_tools(self, choice: Progress, called: bool) -> None:
@@ -114,18 +108,17 @@ class Completion:
             choice.finish_reason = "tool_calls"
 
     def _closing(self, choice: Progress) -> Choice:
-        spans = version_spans(choice.tokens) if self._request.return_weight_versions else None
         return Choice(
             choice.index,
             {},
             choice.finish_reason,
             stop_reason=cast(Any, choice.stop_reason),
-            weight_versions=spans,
+            weight_versions=shown_spans(self._request, choice.tokens),
         )
 
     def _delta(self, choice: Progress, delta: Json, tokens: Sequence[Token]) -> Json:
         chunk = self._writer.delta_chunk(
-            choice.index, delta, self._logprobs(tokens), self._shown_ids(tokens)
+            choice.index, delta, self._logprobs(tokens), shown_ids(self._request, tokens)
         )
         return self._with_usage(chunk, len(choice.tokens))
 
@@ -140,9 +133,6 @@ class Completion:
 
     def _shows_tokens(self) -> bool:
         return bool(self._request.logprobs or self._request.return_token_ids)
-
-    def _shown_ids(self, tokens: Sequence[Token]) -> list[int] | None:
-        return [token.id for token in tokens] if self._request.return_token_ids else None
 
     def _shown_prompt(self) -> list[int] | None:
         return self._prompt_ids if self._request.return_token_ids else None
@@ -160,13 +150,8 @@ class Completion:
         text = self._engine.decode([id], skip_special_tokens=False)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
-    def _sampling_of(self, index: int) -> Sampling:
-        seed = self._sampling.seed
-        return (
-            self._sampling
-            if seed is None or index == 0
-            else replace(self._sampling, seed=seed + index)
-        )
+    def _usage_chunk(self) -> Json:
+        return self._writer.usage_chunk(self._usage())
 
     def _usage(self) -> Json:
         return usage_of(len(self._prompt_ids), sum(len(choice.tokens) for choice in self._choices))

@@ -4,7 +4,7 @@ choices at once."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -77,7 +77,15 @@ async def sampled(
         yield Piece(rest, ())
 
 
-def version_spans(tokens: Sequence[Token]) -> list[Json]:
+def shown_ids(request: ChatRequest, tokens: Sequence[Token]) -> list[int] | None:
+    return [token.id for token in tokens] if request.return_token_ids else None
+
+
+def shown_spans(request: ChatRequest, tokens: Sequence[Token]) -> list[Json] | None:
+    return _version_spans(tokens) if request.return_weight_versions else None
+
+
+def _version_spans(tokens: Sequence[Token]) -> list[Json]:
     """Which weights sampled which tokens: `{version, start, end}` over the response."""
     spans: list[Json] = []
     for at, token in enumerate(tokens):
@@ -117,6 +125,17 @@ async def merged(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def streamed(
+    choices: Sequence[AsyncGenerator[Json]], usage_chunk: Callable[[], Json] | None
+) -> AsyncGenerator[Json]:
+    """Chunks of all choices as they come, the usage chunk last where there is to be one."""
+    async with aclosing(merged(choices)) as chunks:
+        async for chunk in chunks:
+            yield chunk
+    if usage_chunk is not None:
+        yield usage_chunk()
 
 
 async def _pump(stream: AsyncGenerator[T], queue: asyncio.Queue[tuple[T] | None]) -> None:

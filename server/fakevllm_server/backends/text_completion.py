@@ -7,10 +7,9 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from fakevllm_adapters.errors import unknown_model
 from fakevllm_adapters.vllm_answer import usage_of
 from fakevllm_adapters.vllm_chat import check_length, truncated
 from fakevllm_adapters.vllm_completions import (
@@ -20,17 +19,18 @@ from fakevllm_adapters.vllm_completions import (
     TextChoice,
     legacy_logprobs,
 )
-from fakevllm_server.backends.asked_sampling import sampling_asked
+from fakevllm_server.backends.asked_sampling import check_model, sampling_asked, seeded
 from fakevllm_server.backends.base import TokenEngine
 from fakevllm_server.backends.completion import FINGERPRINT
 from fakevllm_server.backends.pieces import (
     Piece,
     Progress,
     drained,
-    merged,
     sampled,
+    shown_ids,
+    shown_spans,
+    streamed,
     together,
-    version_spans,
 )
 from fakevllm_server.backends.sampling import Sampling, Token
 
@@ -68,8 +68,7 @@ class TextCompletion:
         self._engine = engine
         self._request = request
         self._common = common = request.common
-        if common.model not in (None, engine.model_name):
-            raise unknown_model(common.model or "", engine.model_name)
+        check_model(engine, common.model)
         self._prompts = [self._read(prompt) for prompt in request.prompts]
         self._choices = [choice for prompt in self._prompts for choice in self._begun(prompt)]
         for index, choice in enumerate(self._choices):
@@ -86,13 +85,9 @@ class TextCompletion:
         whole = [self._whole(choice) for choice in self._choices]
         return self._writer.completion(whole, self._usage(self._choices, self._prompts))
 
-    async def chunks(self) -> AsyncGenerator[Json]:
-        """Chunks of all choices as they come, the usage chunk last where it was asked for."""
-        async with aclosing(merged([self._chunks_of(choice) for choice in self._choices])) as all:
-            async for chunk in all:
-                yield chunk
-        if self._common.include_usage:
-            yield self._writer.usage_chunk(self._usage(self._choices, self._prompts))
+    def chunks(self) -> AsyncGenerator[Json]:
+        choices = [self._chunks_of(choice) for choice in self._choices]
+        return streamed(choices, self._usage_chunk if self._common.include_usage else None)
 
     def _read(self, prompt: Prompt) -> ReadPrompt:
         if isinstance(prompt, str):
@@ -110,7 +105,7 @@ class TextCompletion:
         sampling = sampling_asked(self._common, self._engine.default_sampling, limit)
         self._engine.check(sampling)
         return [
-            Choice(prompt, _seeded(sampling, nth), Progress(nth))
+            Choice(prompt, seeded(sampling, nth), Progress(nth))
             for nth in range(self._common.n or 1)
         ]
 
@@ -155,8 +150,8 @@ class TextCompletion:
             finish_reason=progress.finish_reason if is_last else None,
             stop_reason=progress.stop_reason if is_last else None,
             prompt_ids=choice.prompt.ids if shows_prompt else None,
-            token_ids=self._shown_ids(tokens),
-            weight_versions=self._spans(progress) if is_last else None,
+            token_ids=shown_ids(self._common, tokens),
+            weight_versions=shown_spans(self._common, progress.tokens) if is_last else None,
         )
         usage = self._usage([choice], [choice.prompt]) if self._common.usage_all_along else None
         return self._writer.chunk(piece, usage, closes_stream=not self._common.include_usage)
@@ -171,18 +166,12 @@ class TextCompletion:
             finish_reason=progress.finish_reason,
             stop_reason=progress.stop_reason,
             prompt_ids=choice.prompt.ids if shows_prompt else None,
-            token_ids=self._shown_ids(progress.tokens),
-            weight_versions=self._spans(progress),
+            token_ids=shown_ids(self._common, progress.tokens),
+            weight_versions=shown_spans(self._common, progress.tokens),
         )
 
     def _shown_text(self, choice: Choice, text: str) -> str:
         return choice.prompt.text + ("" if self._request.is_echo_alone else text)
-
-    def _shown_ids(self, tokens: Sequence[Token]) -> list[int] | None:
-        return [token.id for token in tokens] if self._common.return_token_ids else None
-
-    def _spans(self, progress: Progress) -> list[Json] | None:
-        return version_spans(progress.tokens) if self._common.return_weight_versions else None
 
     def _logprobs(self, tokens: Sequence[Token], num_chars: int) -> Json | None:
         if self._request.logprobs is None:
@@ -199,14 +188,11 @@ class TextCompletion:
             return f"token_id:{id}"
         return self._engine.decode([id], skip_special_tokens=False)
 
+    def _usage_chunk(self) -> Json:
+        return self._writer.usage_chunk(self._usage(self._choices, self._prompts))
+
     def _usage(self, choices: Sequence[Choice], prompts: Sequence[ReadPrompt]) -> Json:
         return usage_of(
             sum(len(prompt.ids) for prompt in prompts),
             sum(len(choice.progress.tokens) for choice in choices),
         )
-
-
-def _seeded(sampling: Sampling, nth: int) -> Sampling:
-    """Of several continuations each has its own seed, counted up as vLLM counts."""
-    is_same = sampling.seed is None or nth == 0
-    return sampling if is_same else replace(sampling, seed=(sampling.seed or 0) + nth)

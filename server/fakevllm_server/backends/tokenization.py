@@ -7,8 +7,10 @@ from typing import Annotated, Any, TypeVar, cast
 from pydantic import BaseModel, Field, ValidationError
 
 from fakevllm_adapters.body import loads
-from fakevllm_adapters.errors import bad_request, not_supported, unknown_model
+from fakevllm_adapters.errors import bad_request, not_supported
 from fakevllm_adapters.vllm_chat import ChatRequest, type_refusal
+from fakevllm_adapters.vllm_checks import check_continuation, check_conversation
+from fakevllm_server.backends.asked_sampling import check_model
 from fakevllm_server.backends.base import TokenEngine
 
 Json = dict[str, Any]
@@ -37,11 +39,11 @@ def tokenize(engine: TokenEngine, raw: bytes) -> Json:
     body: object = loads(raw)
     if isinstance(body, dict) and "messages" in body and "prompt" not in body:
         request = _read_chat(cast(Json, body))
-        _check_model(engine, request.model)
+        check_model(engine, request.model)
         ids = engine.render(request)
     else:
         request = _validated(_TokenizePrompt, cast(object, body))
-        _check_model(engine, request.model)
+        check_model(engine, request.model)
         ids = engine.encode(request.prompt, request.add_special_tokens)
     return {
         "count": len(ids),
@@ -54,7 +56,7 @@ def tokenize(engine: TokenEngine, raw: bytes) -> Json:
 def detokenize(engine: TokenEngine, raw: bytes) -> Json:
     """Raises WireError, worded as vLLM words it."""
     request = _validated(_Detokenize, loads(raw))
-    _check_model(engine, request.model)
+    check_model(engine, request.model)
     try:
         return {"prompt": engine.decode(request.tokens, skip_special_tokens=False)}
     except OverflowError as error:
@@ -62,20 +64,9 @@ def detokenize(engine: TokenEngine, raw: bytes) -> Json:
 
 
 def _read_chat(body: Json) -> _TokenizeChat:
-    if body.get("continue_final_message") and body.get("add_generation_prompt"):
-        raise bad_request(
-            "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
-        )
+    check_continuation(body)
     request = _validated(_TokenizeChat, body)
-    if request.chat_template is not None:
-        raise bad_request(
-            "Chat template is passed with request, but --trust-request-chat-template is not set. "
-            "Refused request with untrusted chat template."
-        )
-    if not request.messages:
-        raise bad_request(
-            "Cannot apply chat template to an empty conversation. Provide at least one message."
-        )
+    check_conversation(request)
     if request.add_special_tokens:
         raise not_supported("add_special_tokens")
     return request
@@ -86,8 +77,3 @@ def _validated(model: type[Model], body: object) -> Model:
         return model.model_validate(body)
     except ValidationError as error:
         raise type_refusal(error) from None
-
-
-def _check_model(engine: TokenEngine, name: str | None) -> None:
-    if name not in (None, engine.model_name):
-        raise unknown_model(name or "", engine.model_name)

@@ -20,7 +20,7 @@ from backends.embedded.driving import (
 
 from fakevllm_adapters.swarm import TrainJob
 from fakevllm_server.backends.base import Batch, Call, LossSpec, StepMetrics
-from fakevllm_server.backends.embedded.micro_batches import collate, cut, num_tokens
+from fakevllm_server.backends.embedded.micro_batches import collate, cut, num_tokens, shares_of
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
 from fakevllm_server.backends.sampling import Sampling
 
@@ -57,11 +57,12 @@ def test_a_collated_call_is_scored_where_its_response_is_predicted() -> None:
     call = Call("g", [11, 12, 13], [21, 22], [-0.5, -0.25], 0, 1.0, 2.0, 0.5)
     shorter_prompt = Call("g", [31], [41, 42, 43], [-1.0, -2.0, -3.0], 0, 1.0, -1.0, 1.0)
 
-    piece = collate([call, shorter_prompt], torch.device("cpu"))
+    shares = shares_of([call, shorter_prompt], SPEC)
+    piece = collate([call, shorter_prompt], list(shares.values()), torch.device("cpu"))
 
-    assert piece.targets[piece.mask.bool()].tolist() == [21, 22, 41, 42, 43]
-    assert piece.old_log_prob[piece.mask.bool()].tolist() == [-0.5, -0.25, -1.0, -2.0, -3.0]
-    assert piece.weights.sum(1).tolist() == [1.0, 3.0]
+    assert piece.targets[piece.mask].tolist() == [21, 22, 41, 42, 43]
+    assert piece.tokens.sampled_log_prob.tolist() == [-0.5, -0.25, -1.0, -2.0, -3.0]
+    assert piece.tokens.scale.tolist() == [0.125, 0.125, 0.25, 0.25, 0.25]
 
 
 def test_the_gradient_is_that_of_the_plain_sum_over_calls(trainer: PolicyTrainer) -> None:

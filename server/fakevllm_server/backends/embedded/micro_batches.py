@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fakevllm_server.backends.base import Call
+from fakevllm_server.algorithms.loss_units import CallShare, Counted, call_shares
+from fakevllm_server.backends.base import Call, LossSpec
+from fakevllm_server.backends.torch_losses.tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +24,9 @@ class MicroBatch:
     """[rows, tokens]"""
     first_scored: int
     """The first position whose logits anyone wants."""
-    old_log_prob: Tensor
-    """The engine's; 0 outside the mask."""
     mask: Tensor
-    """1 where a response token is predicted."""
-    weights: Tensor
-    """The mask times each call's weight."""
-    advantages: Tensor
-    """[rows, 1]"""
+    """Whether a response token is predicted; what it picks is in the order of `tokens`."""
+    tokens: Tokens
     temperature: Tensor
     """[rows, 1]"""
 
@@ -37,18 +35,34 @@ class MicroBatch:
         return self.ids[:, self.first_scored + 1 :]
 
 
-def cut(calls: Sequence[Call], max_tokens: int) -> list[list[Call]]:
-    """Longest first, at most `max_tokens` padded tokens a piece; a longer call goes alone.
+def unit_of(call: Call) -> Hashable:
+    return id(call) if call.unit is None else call.unit
+
+
+def shares_of(calls: Sequence[Call], spec: LossSpec) -> dict[int, CallShare]:
+    """By the calls' identity: each one's share of the step."""
+    counted = [Counted(unit_of(call), call.weight, len(call.response_ids)) for call in calls]
+    return dict(zip(map(id, calls), call_shares(counted, spec), strict=True))
+
+
+def cut(
+    calls: Sequence[Call], max_tokens: int, together: Callable[[Call], Hashable] = id
+) -> list[list[Call]]:
+    """Longest first, at most `max_tokens` padded tokens a piece; a longer call goes alone. Calls
+    that are the same `together` stay so.
 
     Like lengths meet, so little is padding; the dearest piece comes first, so a lack of memory
     shows at once.
     """
-    pieces: list[list[Call]] = []
+    bundles: defaultdict[Hashable, list[Call]] = defaultdict(list)
     for call in sorted(calls, key=num_tokens, reverse=True):
-        if pieces and num_tokens(pieces[-1][0]) * (len(pieces[-1]) + 1) <= max_tokens:
-            pieces[-1].append(call)
+        bundles[together(call)].append(call)
+    pieces: list[list[Call]] = []
+    for bundle in bundles.values():
+        if pieces and num_tokens(pieces[-1][0]) * (len(pieces[-1]) + len(bundle)) <= max_tokens:
+            pieces[-1].extend(bundle)
         else:
-            pieces.append([call])
+            pieces.append(bundle)
     return pieces
 
 
@@ -61,7 +75,7 @@ def total_weight(calls: Sequence[Call]) -> float:
     return sum(call.weight * len(call.response_ids) for call in calls)
 
 
-def collate(calls: Sequence[Call], device: torch.device) -> MicroBatch:
+def collate(calls: Sequence[Call], shares: Sequence[CallShare], device: torch.device) -> MicroBatch:
     longest = max(map(num_tokens, calls))
     first_scored = min(len(call.prompt_ids) for call in calls) - 1
     assert first_scored >= 0, "a call without prompt has no first token to predict from"
@@ -69,21 +83,15 @@ def collate(calls: Sequence[Call], device: torch.device) -> MicroBatch:
         "greedy calls have no log-probability to train on"
     )
     ids = torch.zeros(len(calls), longest, dtype=torch.long)
-    old = torch.zeros(len(calls), longest - 1 - first_scored)
-    mask = torch.zeros_like(old)
+    mask = torch.zeros(len(calls), longest - 1 - first_scored, dtype=torch.bool)
     for row, call in enumerate(calls):
         start = len(call.prompt_ids) - 1 - first_scored
-        scored = slice(start, start + len(call.response_ids))
         ids[row, : num_tokens(call)] = torch.tensor([*call.prompt_ids, *call.response_ids])
-        old[row, scored] = torch.tensor(list(call.logprobs))
-        mask[row, scored] = 1
-    weight = torch.tensor([call.weight for call in calls])[:, None]
+        mask[row, start : start + len(call.response_ids)] = True
     return MicroBatch(
         ids=ids.to(device),
         first_scored=first_scored,
-        old_log_prob=old.to(device),
         mask=mask.to(device),
-        weights=(mask * weight).to(device),
-        advantages=torch.tensor([call.advantage for call in calls])[:, None].to(device),
+        tokens=Tokens.of(calls, shares, device=device),
         temperature=torch.tensor([call.temperature for call in calls])[:, None].to(device),
     )

@@ -1,8 +1,8 @@
 """Policy-gradient updates of a model of its own, in float32.
 
 Pure torch: no thread, no event loop, no tokenizer. A step is a generator that pauses after every
-micro-batch, so that whoever drives it can do something else in between. The gradient is of the mean
-over all response tokens of the batch, weighted by each call's weight, however the batch is cut.
+micro-batch, so that whoever drives it can do something else in between. The gradient is that of the
+step's loss, however the batch is cut.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,11 +20,17 @@ from transformers import PreTrainedModel
 
 from fakevllm_adapters.swarm import TrainJob
 from fakevllm_server.backends.base import METRICS, Batch, LossSpec, StepMetrics
-from fakevllm_server.backends.embedded.micro_batches import MicroBatch, collate, cut, total_weight
+from fakevllm_server.backends.embedded.micro_batches import (
+    MicroBatch,
+    collate,
+    cut,
+    shares_of,
+    unit_of,
+)
 from fakevllm_server.backends.partial_step import Updates, telling_partial
-from fakevllm_server.backends.torch_losses import LOSSES
-from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.kl import k3
+from fakevllm_server.backends.torch_losses.step_loss import step_loss, token_means
+from fakevllm_server.backends.torch_losses.tokens import Tokens
 
 
 class PolicyTrainer:
@@ -51,16 +58,17 @@ class PolicyTrainer:
         update. Raises PartialStep for what fails after the first one.
         """
         started = time.perf_counter()
+        shares = shares_of(batch.calls, spec)
+        together = unit_of if spec.couples_tokens else id
         pieces = [
-            collate(calls, self.model.device)
-            for calls in cut(batch.calls, self._job.micro_batch_tokens)
+            collate(calls, [shares[id(call)] for call in calls], self.model.device)
+            for calls in cut(batch.calls, self._job.micro_batch_tokens, together)
         ]
         metrics = dict.fromkeys(METRICS, 0.0) | {"skipped": 0.0}
         try:
             if pieces:
                 with telling_partial() as updates:
-                    total = total_weight(batch.calls)
-                    metrics |= yield from self._update(pieces, spec, total, updates)
+                    metrics |= yield from self._update(pieces, spec, updates)
         finally:
             self.optimizer.zero_grad(set_to_none=True)
         metrics["tokens"] = float(sum(len(call.response_ids) for call in batch.calls))
@@ -69,16 +77,15 @@ class PolicyTrainer:
         return {name: value if math.isfinite(value) else 0.0 for name, value in metrics.items()}
 
     def _update(
-        self, pieces: Sequence[MicroBatch], spec: LossSpec, total: float, updates: Updates
+        self, pieces: Sequence[MicroBatch], spec: LossSpec, updates: Updates
     ) -> Generator[None, None, StepMetrics]:
-        references = yield from self._reference_log_probs(pieces, spec)
+        pieces = yield from self._with_other_policies(pieces, spec)
         sums: dict[str, float] = defaultdict(float)
         num_epochs = self._job.ppo_epochs
         for epoch in range(num_epochs):
-            for piece, reference in zip(pieces, references, strict=True):
-                for name, value in self._backward(
-                    piece, reference, spec, total, is_first=epoch == 0
-                ).items():
+            for piece in pieces:
+                shown = self._backward(piece, spec, is_first=epoch == 0)
+                for name, value in shown.items():
                     if name == LARGEST:
                         sums[name] = max(sums[name], value)
                     else:
@@ -95,56 +102,43 @@ class PolicyTrainer:
             self.optimizer.zero_grad(set_to_none=True)
         return dict(sums)
 
-    def _backward(
-        self,
-        piece: MicroBatch,
-        reference: Tensor | None,
-        spec: LossSpec,
-        total: float,
-        *,
-        is_first: bool,
-    ) -> dict[str, float]:
-        """Adds this piece's share of the batch's gradient; returns its shares of the metrics."""
+    def _backward(self, piece: MicroBatch, spec: LossSpec, *, is_first: bool) -> StepMetrics:
+        """Adds this piece's part of the step's gradient; returns its parts of the metrics."""
         logits = self._logits(self.model, piece)
-        log_prob = _chosen(logits, piece.targets)
-        # The engine's log-probabilities are the old policy: one forward less, and no mismatch goes
-        # unseen.
-        policy = LOSSES[spec.name](log_prob, piece.old_log_prob, piece.advantages, piece.mask, spec)
-        per_token = policy.per_token
-        shown = {"clip_fraction": policy.clipped, "clip_fraction_lower": policy.clipped_lower}
-        if reference is not None:
-            kl = k3(log_prob, reference)
-            per_token = per_token + spec.kl_loss_coef * kl
-            shown["kl"] = kl
-        loss = token_mean(per_token, piece.weights, total)
+        log_prob = _chosen(logits, piece.targets)[piece.mask]
+        entropy = None
+        if spec.entropy_coeff != 0 or is_first:
+            with torch.set_grad_enabled(spec.entropy_coeff != 0):
+                entropy = _entropy(logits)[piece.mask]
+        loss, shown = step_loss(log_prob, piece.tokens, spec, entropy)
         loss.backward()
-        with torch.no_grad():
-            if is_first:
-                shown["mismatch"] = (log_prob - piece.old_log_prob).abs()
-                shown["approx_kl"] = k3(piece.old_log_prob, log_prob)
-                shown["ppo_kl"] = piece.old_log_prob - log_prob
-                shown["entropy"] = _entropy(logits)
-            shares = {
-                name: token_mean(value.float(), piece.weights, total).item()
-                for name, value in shown.items()
-            }
-            if is_first:
-                shares[LARGEST] = _largest_difference(log_prob, piece)
+        shares = {name: value.item() for name, value in shown.items()}
+        if is_first and entropy is not None:
+            shares |= _first_look(log_prob.detach(), entropy, piece.tokens)
         return shares | {"loss": loss.item()}
 
-    def _reference_log_probs(
+    def _with_other_policies(
         self, pieces: Sequence[MicroBatch], spec: LossSpec
-    ) -> Generator[None, None, list[Tensor | None]]:
-        if spec.kl_loss_coef == 0:
-            return [None] * len(pieces)
-        if self._reference is None:
+    ) -> Generator[None, None, list[MicroBatch]]:
+        """The log-probabilities of the reference, and of the trainer before its first update."""
+        if spec.kl_loss_coef != 0 and self._reference is None:
             self._reference = self._load_reference()
-        log_probs: list[Tensor | None] = []
+        found: list[MicroBatch] = []
         for piece in pieces:
-            with torch.no_grad():
-                log_probs.append(_chosen(self._logits(self._reference, piece), piece.targets))
-            yield
-        return log_probs
+            tokens = piece.tokens
+            if spec.kl_loss_coef != 0 and self._reference is not None:
+                reference = self._log_probs(self._reference, piece)
+                tokens = replace(tokens, reference_log_prob=reference)
+                yield
+            if not spec.bypass_mode:
+                tokens = replace(tokens, old_log_prob=self._log_probs(self.model, piece))
+                yield
+            found.append(replace(piece, tokens=tokens))
+        return found
+
+    @torch.no_grad()
+    def _log_probs(self, model: PreTrainedModel, piece: MicroBatch) -> Tensor:
+        return _chosen(self._logits(model, piece), piece.targets)[piece.mask]
 
     def _logits(self, model: PreTrainedModel, piece: MicroBatch) -> Tensor:
         """[rows, scored, vocabulary], divided by each call's temperature."""
@@ -160,9 +154,18 @@ LARGEST = "prob_diff_max"
 """Of all tokens, before any update: how far apart engine and trainer see one probability."""
 
 
-def _largest_difference(log_prob: Tensor, piece: MicroBatch) -> float:
-    difference = (log_prob.exp() - piece.old_log_prob.exp()).abs() * piece.mask
-    return difference.max().item()
+def _first_look(log_prob: Tensor, entropy: Tensor, tokens: Tokens) -> StepMetrics:
+    """How trainer and engine differ: this piece's parts of the means, and the largest."""
+    sampled = tokens.sampled_log_prob
+    means = {
+        "mismatch": (log_prob - sampled).abs(),
+        "approx_kl": k3(sampled, log_prob),
+        "ppo_kl": sampled - log_prob,
+        "entropy": entropy,
+    }
+    difference = (log_prob.exp() - sampled.exp()).abs()[tokens.counted]
+    largest = difference.max().item() if difference.numel() else 0.0
+    return {k: v.item() for k, v in token_means(means, tokens).items()} | {LARGEST: largest}
 
 
 def _chosen(logits: Tensor, targets: Tensor) -> Tensor:

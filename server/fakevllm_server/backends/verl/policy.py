@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ class Policy:
     """The loss of a spec's name. Raises BackendError for a name that verl does not know."""
 
     def __init__(self, spec: LossSpec) -> None:
+        _refuse(spec)
         self.spec = spec
         try:
             self._loss: Callable[..., Any] = get_policy_loss_fn(spec.name)
@@ -53,6 +55,20 @@ class Policy:
             config=_config(self.spec),
         )
         return {ours: float(metrics.get(theirs, 0.0)) for theirs, ours in SHOWN.items()}
+
+
+def _refuse(spec: LossSpec) -> None:
+    """Rows carry weights of a mean over tokens, and nothing about other calls of their episode."""
+    own = LossSpec(spec.name, spec.clip_ratio_low, spec.clip_ratio_high, spec.clip_ratio_c)
+    asked = replace(
+        spec, kl_loss_coef=0.0, kl_loss_type=own.kl_loss_type, tau_pos=1.0, tau_neg=1.05
+    )
+    if spec.name in ("gspo", "sapo", "geo_mean") or asked != own:
+        raise BackendError(
+            f"the verl trainer trains vanilla, cispo and gpg as a mean over tokens, with loss_unit "
+            f"episode and no correction; it was asked for {spec.name}, {spec.loss_agg_mode}, "
+            f"{spec.loss_unit}: take --trainer embedded"
+        )
 
 
 def _config(spec: LossSpec) -> FSDPActorConfig:

@@ -1,4 +1,4 @@
-"""How vLLM's versions differ in what they answer at /v1/responses."""
+"""How vLLM's versions differ in what they answer at /v1/responses and /v1/messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One way of writing the same answers."""
+    """One way of writing the same answers. Of Responses, where a line does not say Messages."""
 
     has_prompt_cache_fields: bool
     """The resource repeats `prompt_cache_*` and `safety_identifier`, usage counts cache writes."""
@@ -22,6 +22,13 @@ class Dialect:
     """`parallel_tool_calls: false` keeps the first call only; else it is merely repeated."""
     calls_custom_tools: bool
     """A custom tool is offered to the model, in a way of vLLM's own; else it is merely repeated."""
+    tells_all_logprobs: bool
+    """The resource that closes a stream has, with its text, the logprobs of all tokens: of
+    reasoning and calls too, and of those a parser took out."""
+    tells_stop_sequence: bool
+    """Messages: `message_delta` carries `stop_sequence: null`."""
+    anthropic_errors: bool
+    """Messages: an error within a stream has one of Anthropic's types, not `internal_error`."""
 
 
 OLD = Dialect(
@@ -31,6 +38,9 @@ OLD = Dialect(
     reasoning_part="response.reasoning_part",
     honours_parallel=False,
     calls_custom_tools=False,
+    tells_all_logprobs=True,
+    tells_stop_sequence=False,
+    anthropic_errors=False,
 )
 NEW = Dialect(
     has_prompt_cache_fields=True,
@@ -39,6 +49,9 @@ NEW = Dialect(
     reasoning_part="response.content_part",
     honours_parallel=True,
     calls_custom_tools=True,
+    tells_all_logprobs=False,
+    tells_stop_sequence=True,
+    anthropic_errors=True,
 )
 LAST_OLD = (0, 27)
 """Observed: 0.27.1 is old, 0.33.0 new. What lies between is taken as new."""

@@ -1,0 +1,74 @@
+"""A server below whose answers are bytes of a test's own, head and framing included."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+
+from pydantic import BaseModel
+
+from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply, LogReply
+
+STATUS = EngineStatusReply(
+    engine_status=EngineStatus.ROLLING, server_id="s", run_id="r", model="fake", global_step=1
+)
+
+
+def http(body: bytes, head: bytes = b"", status: bytes = b"200 OK") -> bytes:
+    """A well-framed answer."""
+    head = head or b"Content-Type: application/json"
+    return b"HTTP/1.1 %s\r\n%s\r\nContent-Length: %d\r\n\r\n%s" % (status, head, len(body), body)
+
+
+def _json(reply: BaseModel) -> bytes:
+    return http(reply.model_dump_json().encode())
+
+
+class OddUpstream:
+    """Says what a link wants to hear, and `answer` to everything else; one answer a connection."""
+
+    def __init__(self) -> None:
+        self.answer: Sequence[bytes] = [http(b"{}")]
+        """Written one by one."""
+        self.known = {
+            b"/get_engine_status": _json(STATUS),
+            b"/get_train_config": http(b"null"),
+            b"/get_run_log": _json(LogReply(entries=[])),
+            b"/version": http(b'{"version":"0"}'),
+            b"/health": http(b""),
+            b"/end_group": http(b'{"success":true}'),
+            b"/abort_group": http(b'{"success":true}'),
+        }
+        self.url = ""
+        self.num_asked = 0
+        self.is_silent = False
+        """Answers nobody, and waits for them to leave."""
+        self.was_asked, self.was_left = asyncio.Event(), asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncGenerator[OddUpstream]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        async with server:
+            host, port = server.sockets[0].getsockname()[:2]
+            self.url = f"http://{host}:{port}"
+            yield self
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            path = head.split(b" ", 2)[1].split(b"?")[0]
+            lengths = [line for line in head.lower().split(b"\r\n") if b"content-length:" in line]
+            await reader.readexactly(int(lengths[0].split(b":")[1]) if lengths else 0)
+            self.num_asked += 1
+            known = self.known.get(path)
+            if self.is_silent and known is None:
+                self.was_asked.set()
+                await reader.read()
+                self.was_left.set()
+            for piece in [known] if known is not None else self.answer:
+                writer.write(piece)
+                await writer.drain()
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()

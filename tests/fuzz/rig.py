@@ -1,0 +1,155 @@
+"""Proxy, swarm server and fake engine in this process, each behind a socket; and what they log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import logging
+from collections.abc import AsyncGenerator, Generator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import uvicorn
+
+from fakevllm.app import create_app as proxy_app
+from fakevllm.config import Config
+from fakevllm.proxy import open_proxy
+from fakevllm_adapters.swarm import EngineStatus, TrainJob
+from fakevllm_server.app import create_app as server_app
+from fakevllm_server.backends.base import Endpoint
+from fakevllm_server.backends.door import create_app as engine_app
+from fakevllm_server.backends.fake import FakeEngine
+from fakevllm_server.config import ServerConfig
+from fakevllm_server.swarm import Swarm
+
+TIMEOUT_S = 30.0
+"""Of one question: what is not answered by then hangs."""
+
+
+class Troubles(logging.Handler):
+    """Tracebacks and errors, whoever logs them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info or record.levelno >= logging.ERROR:
+            self.told.append(logging.Formatter().format(record))
+
+
+@contextlib.contextmanager
+def no_traceback() -> Generator[None]:
+    """Raises AssertionError where one was logged or printed inside the block."""
+    troubles, printed = Troubles(), io.StringIO()
+    logging.getLogger().addHandler(troubles)
+    try:
+        with contextlib.redirect_stderr(printed):
+            yield
+    finally:
+        logging.getLogger().removeHandler(troubles)
+    assert not troubles.told, troubles.told[0]
+    assert "Traceback" not in printed.getvalue(), printed.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return orjson.loads(self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What is running, by address."""
+
+    http: aiohttp.ClientSession
+    engine: str
+    server: str
+    proxy: str
+    swarm: Swarm
+
+    async def ask(self, url: str, raw: bytes, headers: Mapping[str, str]) -> Got:
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            self.http.post(url, data=raw, headers=headers) as answer,
+        ):
+            return Got(answer.status, answer.headers, await answer.read())
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def listening(app: Any) -> AsyncGenerator[str]:
+    """The app behind a real HTTP server; yields its address."""
+    config = uvicorn.Config(
+        app, port=0, log_config=None, access_log=False, ws="none", lifespan="off"
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        host, port = server.servers[0].sockets[0].getsockname()[:2]
+        yield f"http://{host}:{port}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+@contextlib.asynccontextmanager
+async def swarm_over(folder: Path, engine: str) -> AsyncGenerator[tuple[str, Swarm]]:
+    """A swarm server whose engine has come up; its address and its state."""
+    app = server_app(ServerConfig("fake", folder / "server"))
+    swarm: Swarm = app.state.swarm
+    swarm.job = TrainJob(num_repeat=2)
+    swarm.engine.move(EngineStatus.BOOTING, 0.0)
+    await swarm.connect(Endpoint(None, engine, "fake", 4096))
+    swarm.engine.move(EngineStatus.ROLLING, 0.0)
+    try:
+        async with listening(app) as url:
+            yield url, swarm
+    finally:
+        await swarm.close()
+
+
+@contextlib.asynccontextmanager
+async def proxy_over(folder: Path, server: str, hooks: Path | None = None) -> AsyncGenerator[str]:
+    """A proxy that has reached its server. With hooks every request has two siblings."""
+    (folder / "proxy").mkdir()
+    sections: Any = {
+        "proxy": {"run_dir": folder / "proxy"},
+        "swarm": {"url": server},
+        "job": {"num_repeat": 2},
+        "hooks": {"path": hooks},
+    }
+    async with (
+        open_proxy(Config.model_validate(sections)) as parts,
+        listening(proxy_app(parts)) as url,
+    ):
+        await parts.link.reached.wait()
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, hooks: Path | None = None) -> AsyncGenerator[Stack]:
+    engine = engine_app(FakeEngine(max_model_len=4096), FakeEngine())
+    async with (
+        listening(engine) as engine_url,
+        swarm_over(folder, engine_url) as (server_url, swarm),
+        proxy_over(folder, server_url, hooks) as proxy_url,
+        aiohttp.ClientSession(skip_auto_headers=["Content-Type"]) as http,
+    ):
+        yield Stack(http, engine_url, server_url, proxy_url, swarm)

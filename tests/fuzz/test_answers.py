@@ -1,0 +1,181 @@
+"""Whatever an engine answers: the formats word it as an answer or as an error, and what is
+captured of it can be trained or says why not."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, cast
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakevllm_adapters.base import Engine, Exchange
+from fakevllm_adapters.chat import end_of
+from fakevllm_adapters.errors import internal_error
+from fakevllm_adapters.registry import ADAPTERS, COUNTERS
+from fakevllm_adapters.sse import DONE, SseDecoder, data_of, encode, json_of
+from fakevllm_server.captures import CAPTURES
+from fakevllm_server.weight_gate import CallStamp
+from tests.fuzz.bodies import CHAT_ANSWER, CHUNKS, ERROR, TEXT_ANSWER, TEXT_CHUNKS, USER, Json
+from tests.fuzz.garble import ODD_VALUES, garbled
+
+MANY = settings(max_examples=80)
+ASKED: dict[str, Json] = {
+    "chat": {"messages": [USER]},
+    "completions": {"prompt": "hi"},
+    "responses": {"input": "hi"},
+    "messages": {"model": "fake", "messages": [USER], "max_tokens": 5},
+    "count_tokens": {"model": "fake", "messages": [USER]},
+}
+STREAMING = ["chat", "completions", "responses", "messages"]
+COUNTED: Json = {"count": 2, "max_model_len": 9, "tokens": [1, 2], "token_strs": None}
+
+
+def opened(name: str, **more: Any) -> Exchange:
+    return (ADAPTERS | COUNTERS)[name].open(ASKED[name] | more, Engine("fake", 4096, "0"))
+
+
+def events_of(chunks: list[Json]) -> st.SearchStrategy[list[bytes]]:
+    """The stream with one event garbled, or bytes of no form in it, or cut off."""
+    valid = [encode(chunk) for chunk in chunks]
+    at = st.integers(0, len(chunks) - 1)
+    framed = garbled(*chunks, ERROR).map(lambda raw: b"data: " + raw + b"\n\n")
+    other = framed | st.binary(max_size=40).map(lambda raw: raw + b"\n\n")
+
+    def stream(index: int, odd: bytes, ends: list[bytes]) -> list[bytes]:
+        return [*valid[:index], odd, *valid[index + 1 :], *ends]
+
+    return st.builds(stream, at, other, st.sampled_from([[DONE], [], [DONE, DONE, valid[0]]]))
+
+
+def follows_the_form(stream: bytes, name: str) -> bool:
+    """Every event ends, and has an object for data, or is [DONE], or a comment. Where bytes are
+    passed on, the object is not read."""
+    decoder = SseDecoder()
+    data = [found for event in decoder.feed(stream) if (found := data_of(event)) is not None]
+    is_passed_on = name in ("chat", "completions")
+    return not decoder.rest() and all(
+        each.startswith(b"{") and (is_passed_on or isinstance(orjson.loads(each), dict))
+        for each in data
+    )
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("more", [{}, {"stream": False, "model": "fake"}])
+def test_a_garbled_answer_is_worded_or_refused(name: str, more: Json) -> None:
+    @MANY
+    @given(garbled(CHAT_ANSWER, TEXT_ANSWER, COUNTED, ERROR))
+    def each(raw: bytes) -> None:
+        try:
+            shown = opened(name, **more).answer(raw)
+        except ValueError:
+            return
+        assert isinstance(orjson.loads(shown), dict)
+
+    each()
+
+
+@pytest.mark.parametrize("name", STREAMING)
+def test_a_garbled_stream_stays_one_in_the_apps_format_and_ends(name: str) -> None:
+    chunks = TEXT_CHUNKS if name == "completions" else CHUNKS
+
+    @MANY
+    @given(events_of(chunks))
+    def each(events: list[bytes]) -> None:
+        exchange = opened(name, stream=True)
+        shown = exchange.keep_alive() + b"".join(map(exchange.event, events))
+        if DONE not in events:
+            shown += end_of(exchange, events)
+        assert follows_the_form(shown, name), shown[-400:]
+        assert shown.endswith(ENDS[name]) or b"error" in shown, shown[-400:]
+
+    each()
+
+
+ENDS = {
+    "chat": DONE,
+    "completions": DONE,
+    "responses": b"}\n\n",
+    "messages": b'{"type":"message_stop"}\n\n',
+}
+
+
+@pytest.mark.parametrize("name", STREAMING)
+@pytest.mark.parametrize("error", [internal_error().body, {}, {"error": "x"}, {"error": {"a": 1}}])
+def test_a_stream_broken_off_with_whatever_error_has_an_end(name: str, error: Json) -> None:
+    for begun in ([], [encode(CHUNKS[0])], list(map(encode, CHUNKS))):
+        exchange = opened(name, stream=True)
+        shown = b"".join(map(exchange.event, begun)) + exchange.broken(error)
+        assert follows_the_form(shown, name) and shown
+
+
+@pytest.mark.parametrize("path", CAPTURES)
+def test_a_garbled_answer_is_captured_or_says_why_not(path: str) -> None:
+    @MANY
+    @given(garbled(CHAT_ANSWER, TEXT_ANSWER), st.sampled_from([{}, {"include_reasoning": False}]))
+    def each(raw: bytes, more: Json) -> None:
+        capture = CAPTURES[path](more, {})
+        capture.answer(raw)
+        record = capture.record(CallStamp([3]))
+        assert record is None or record.to_wire().model_dump_json()
+
+    each()
+
+
+@pytest.mark.parametrize("path", CAPTURES)
+def test_a_garbled_stream_is_captured_or_says_why_not(path: str) -> None:
+    @MANY
+    @given(events_of(CHUNKS if "chat" in path else TEXT_CHUNKS))
+    def each(events: list[bytes]) -> None:
+        capture = CAPTURES[path]({"stream": True}, {})
+        shown = b"".join(map(capture.event, events))
+        assert shown.count(DONE) == events.count(DONE)
+        record = capture.record(CallStamp([3]))
+        assert record is None or record.to_wire().model_dump_json()
+
+    each()
+
+
+@pytest.mark.parametrize("path", CAPTURES)
+def test_a_call_that_asks_for_odd_things_can_be_captured_all_the_same(path: str) -> None:
+    fields: Json = {
+        **{"temperature": 1, "stream": True, "stream_options": {"include_usage": True}, "n": 1},
+        **{"logprobs": 1, "top_logprobs": 1, "tools": [{"function": {"strict": True}}]},
+        **{"response_format": {"type": "text"}, "tool_choice": "auto", "prompt": [[1], [2]]},
+    }
+
+    @MANY
+    @given(garbled(fields))
+    def each(raw: bytes) -> None:
+        try:
+            body: Any = orjson.loads(raw)
+        except ValueError:
+            return
+        asked: Json = cast(Json, body) if isinstance(body, dict) else {}
+        if asked and not CAPTURES[path].refuses(asked):
+            capture = CAPTURES[path](asked, {})
+            assert capture.upstream_body()["return_token_ids"] is True
+            capture.answer(orjson.dumps(CHAT_ANSWER))
+            record = capture.record(CallStamp([3]))
+            assert record is None or b"null" not in orjson.dumps(record.temperature)
+
+    each()
+
+
+@MANY
+@given(st.lists(st.sampled_from([b"data: 1", b"\n", b"\r", b"\r\n", b": c", b"\n\n", b"x"])))
+def test_a_stream_is_cut_alike_wherever_its_chunks_begin(parts: list[bytes]) -> None:
+    whole = b"".join(parts)
+    at_once, bytewise = SseDecoder(), SseDecoder()
+    events = at_once.feed(whole)
+    cut = [event for at in range(len(whole)) for event in bytewise.feed(whole[at : at + 1])]
+    assert b"".join(cut) + bytewise.rest() == b"".join(events) + at_once.rest() == whole
+    assert list(filter(None, map(data_of, cut))) == list(filter(None, map(data_of, events)))
+
+
+@pytest.mark.parametrize("odd", ODD_VALUES)
+def test_the_data_of_an_event_is_an_object_or_none_or_no_json(odd: bytes) -> None:
+    with suppress(ValueError):
+        assert isinstance(json_of(b"data: " + odd + b"\n\n"), dict | None)

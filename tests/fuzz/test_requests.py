@@ -1,0 +1,179 @@
+"""Whatever bytes a client sends to whatever route: an answer, or a refusal in the route's own
+shape; never a 500, never a traceback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from contextlib import AsyncExitStack
+from typing import Any, cast
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakevllm_adapters.swarm import SIBLING_HEADER
+from tests.fuzz.bodies import APPS, ENGINES, SWARM
+from tests.fuzz.garble import garbled
+from tests.fuzz.rig import Got, Stack, no_traceback, running
+
+Headers = dict[str, str]
+FEW = settings(max_examples=40)
+KINDS: list[Headers] = [
+    {"Content-Type": "application/json"},
+    {"Content-Type": "application/json; charset=utf-16"},
+    {"Content-Type": "text/plain"},
+    {"Content-Type": "multipart/form-data"},
+    {"Content-Type": "application/x-www-form-urlencoded"},
+    {"Content-Type": "é/☃"},
+    {"Content-Type": "application/json", "Content-Encoding": "gzip"},
+    {"Content-Type": "application/json", "Content-Encoding": "deflate, br"},
+    {"Content-Type": "application/json", "X-Request-Id": "é" * 300},
+    {},
+]
+HEADERS = st.sampled_from([KINDS[0]] * 10 + KINDS)
+
+
+@pytest.fixture(scope="module")
+def stack(loop: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
+    opened = AsyncExitStack()
+    yield loop.run(opened.enter_async_context(running(tmp_path_factory.mktemp("stack"))))
+    loop.run(opened.aclose())
+
+
+def fuzzed(
+    loop: asyncio.Runner, stack: Stack, url: str, valid: list[Any], **more: str
+) -> list[Got]:
+    """Every answer to garbled bodies; raises AssertionError for what nobody may be answered."""
+    taken: list[Got] = []
+
+    @FEW
+    @given(garbled(*valid), HEADERS)
+    def each(raw: bytes, headers: Headers) -> None:
+        with no_traceback():
+            got = loop.run(stack.ask(url, raw, headers | more))
+        assert got.status == 200 or 400 <= got.status < 500, (got.status, got.body[:500])
+        if got.status == 200 and "event-stream" in got.headers.get("Content-Type", ""):
+            assert got.body.endswith(b"\n\n"), got.body[-200:]
+        taken.append(got)
+
+    each()
+    return taken
+
+
+def is_vllms(got: Got) -> bool:
+    """Whether a refusal is worded as vLLM words it, in whatever format."""
+    told = got.json
+    error: Any = told.get("error")
+    is_error = isinstance(error, dict) and {"message", "type"} <= cast(dict[str, Any], error).keys()
+    return is_error or (got.status == 404 and told == {"detail": "Not Found"})
+
+
+def refused(answers: list[Got]) -> list[Got]:
+    found = [got for got in answers if got.status != 200]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("path", ENGINES)
+def test_an_engine_refuses_garbled_bodies_in_vllms_words(
+    loop: asyncio.Runner, stack: Stack, path: str
+) -> None:
+    assert all(map(is_vllms, refused(fuzzed(loop, stack, stack.engine + path, ENGINES[path]))))
+
+
+@pytest.mark.parametrize("path", APPS)
+def test_a_proxy_refuses_garbled_bodies_in_vllms_words(
+    loop: asyncio.Runner, stack: Stack, path: str
+) -> None:
+    assert all(map(is_vllms, refused(fuzzed(loop, stack, stack.proxy + path, APPS[path]))))
+
+
+ASKED = [path for path in APPS if "resp_1" not in path and path != "/ping"]
+
+
+@pytest.mark.parametrize("sibling", [None, "g/0", "g/9" + "9" * 50])
+@pytest.mark.parametrize(
+    "path", [path for path in APPS if "resp_1" not in path and path != "/ping"]
+)
+def test_a_server_refuses_garbled_calls_in_vllms_words(
+    loop: asyncio.Runner, stack: Stack, path: str, sibling: str | None
+) -> None:
+    more = {} if sibling is None else {SIBLING_HEADER: sibling}
+    assert all(map(is_vllms, refused(fuzzed(loop, stack, stack.server + path, APPS[path], **more))))
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in APPS if "resp_1" not in path and path != "/ping"]
+)
+def test_a_server_refuses_garbled_calls_of_episodes_in_vllms_words(
+    loop: asyncio.Runner, stack: Stack, path: str
+) -> None:
+    episode = stack.swarm.episodes.claim("c", "train", 1e9, 0.0)
+    url = f"{stack.server}/e/{episode.uuid}{path}"
+    key = {"Authorization": f"Bearer {episode.key}"}
+    answers = fuzzed(loop, stack, url, APPS[path], **key)
+    assert all(map(is_vllms, refused(answers)))
+
+
+@pytest.mark.parametrize("path", SWARM)
+def test_the_swarm_protocol_refuses_garbled_bodies_and_says_what_for(
+    loop: asyncio.Runner, stack: Stack, path: str
+) -> None:
+    for got in refused(fuzzed(loop, stack, stack.server + path, SWARM[path])):
+        assert got.status in (400, 404, 422) and got.json["detail"]
+        assert len(got.body) < 10_000
+
+
+NOISE = st.binary(max_size=30).map(lambda raw: raw.decode("latin-1"))
+ODD_NAMES = st.sampled_from(
+    [SIBLING_HEADER, "Authorization", "X-Api-Key", "X-Request-Id", "Content-Type", "Origin", "Host"]
+)
+ODD_WORDS = st.sampled_from(
+    ["g/", "/0", "/", "g/-1", "g/²", "g/1e3", "g/" + "7" * 5000, "Bearer sk-ajet-x", "Bearer "]
+)
+ODD_TEXTS = (NOISE | ODD_WORDS).map(lambda text: "".join(filter(str.isprintable, text)))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/e/x/v1/messages", "/e/%00/tokenize"])
+def test_odd_headers_are_a_refusal_or_do_not_count(
+    loop: asyncio.Runner, stack: Stack, path: str
+) -> None:
+    @FEW
+    @given(ODD_NAMES, ODD_TEXTS, st.sampled_from(["server", "proxy"]))
+    def each(name: str, text: str, where: str) -> None:
+        raw = orjson.dumps(APPS["/v1/chat/completions"][0])
+        with no_traceback():
+            got = loop.run(stack.ask(getattr(stack, where) + path, raw, {name: text}))
+        assert got.status == 200 or 400 <= got.status < 500
+
+    each()
+
+
+async def _query(stack: Stack, url: str) -> Got:
+    async with stack.http.get(url) as answer:
+        return Got(answer.status, answer.headers, await answer.read())
+
+
+ODD_NUMBERS = ["", "x", "NaN", "1e3", "-1", "9" * 30, "9" * 5000, "%00", "%FF", "1&after=x"]
+
+
+@pytest.mark.parametrize("text", ODD_NUMBERS)
+def test_an_odd_cursor_of_the_log_is_a_refusal_or_a_number(
+    loop: asyncio.Runner, stack: Stack, text: str
+) -> None:
+    with no_traceback():
+        got = loop.run(_query(stack, f"{stack.server}/get_run_log?after={text}"))
+    assert got.status == 200 or (got.status == 422 and got.json["detail"])
+
+
+@pytest.mark.parametrize("where", ["server", "proxy"])
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/version", "/v1/responses/resp_1"])
+@pytest.mark.parametrize("query", ["?x=%FF", "?starting_after=NaN&stream=true", "?" + "a" * 3000])
+def test_an_odd_query_of_a_relayed_route_breaks_nothing(
+    loop: asyncio.Runner, stack: Stack, where: str, path: str, query: str
+) -> None:
+    with no_traceback():
+        got = loop.run(_query(stack, getattr(stack, where) + path + query))
+    assert got.status in (200, 400, 404)
