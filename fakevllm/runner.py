@@ -184,7 +184,9 @@ class Runner:
         notes = {
             result.index: note for result, note in zip(answered, outcome.annotations, strict=False)
         }
-        verdict = decide([result.index for result in answered], rewards, self._chance)
+        showable = [result.index for result in answered if request.can_show(result)]
+        indices = [result.index for result in answered]
+        verdict = decide(indices, rewards, self._chance, showable)
         return Scored(results, rewards, notes, outcome.reason, outcome.hook_hash or None, verdict)
 
     async def _score(

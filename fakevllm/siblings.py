@@ -44,6 +44,12 @@ class Request:
     def streamed(self) -> bool:
         return self.exchange is not None and self.exchange.streamed
 
+    def can_show(self, result: SiblingResult) -> bool:
+        """Whether this sibling's answer can be told in the app's format."""
+        if self.exchange is None or result.answer is None:
+            return False
+        return self.exchange.can_show(result.answer)
+
     @property
     def is_translated(self) -> bool:
         return self.adapter.path != self.adapter.upstream_path

@@ -67,6 +67,10 @@ class Exchange(Protocol):
         none."""
         ...
 
+    def can_show(self, answer: Answer) -> bool:
+        """Whether a completion of the upstream can be worded in the app's format."""
+        ...
+
     def event(self, event: bytes) -> bytes:
         """One event of the upstream's stream (with its separator), as what the app gets for it:
         none, one or several events. The upstream's errors and its `[DONE]` come here too."""

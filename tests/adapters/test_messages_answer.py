@@ -4,6 +4,7 @@ from typing import Any
 import orjson
 import pytest
 
+from fakevllm_adapters.base import Answer
 from fakevllm_adapters.errors import error_body, schema_error, unauthorized, unknown_model
 from tests.adapters.messages_bodies import MESSAGES, Json, opened, text
 
@@ -81,6 +82,13 @@ def test_cached_tokens_are_told_beside_the_input() -> None:
 def test_what_is_no_answer_is_a_value_error(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         opened().answer(raw)
+
+
+def test_a_call_that_was_cut_off_cannot_be_shown_whole() -> None:
+    whole, cut = (Answer({"tool_calls": [call(told)]}, "stop") for told in ("{}", '{"left": '))
+    assert opened().can_show(whole) and not opened().can_show(cut)
+    assert opened(stream=True).can_show(cut)
+    assert opened().can_show(Answer({"content": None}, "length"))
 
 
 def test_an_engines_error_has_anthropics_shape_and_type() -> None:

@@ -27,6 +27,18 @@ def test_without_rewards_the_lead_is_served_and_nobody_is_best() -> None:
     assert decide([1, 2], {1: None, 2: None}, random.Random(0)).best is None
 
 
+def test_who_cannot_be_shown_is_not_served_but_may_be_the_best() -> None:
+    rewards = {0: 0.1, 1: 0.9, 2: 0.5}
+    verdict = decide([0, 1, 2], rewards, random.Random(0), showable=[0, 2])
+    assert (verdict.served, verdict.best) == (2, 1)
+    assert decide([0, 1], None, random.Random(0), showable=[1]).served == 1
+
+
+def test_where_nobody_can_be_shown_the_best_is_served_all_the_same() -> None:
+    verdict = decide([0, 1], {0: 0.1, 1: 0.9}, random.Random(0), showable=[])
+    assert (verdict.served, verdict.best) == (1, 1)
+
+
 def test_where_nobody_answered_nobody_is_served() -> None:
     verdict = decide([], None, random.Random(0))
     assert (verdict.served, verdict.best) == (None, None)
