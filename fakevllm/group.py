@@ -37,7 +37,7 @@ class GroupDraft:
 
     def served_once(self, reply: Reply, reason: str) -> GroupRecord:
         is_read = self.request.exchange is not None
-        answer = read_answer(self.request.adapter, reply) if is_read else None
+        answer = read_answer(self.request, reply) if is_read else None
         is_served = answer is not None or (reply.status == 200 and not is_read)
         sibling = _sibling(SiblingResult(0, reply, answer), None, {}, served=is_served)
         if not is_served:

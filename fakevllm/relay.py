@@ -25,10 +25,11 @@ async def relay(upstream: Upstream, request: Request, app: AppReply) -> Reply:
     started = time.monotonic()
     path, body = request.adapter.upstream_path, request.asked
     async with upstream.live("POST", path, body, request.headers) as live:
-        if live.streamed:
+        if live.streamed and request.streamed:
             return await _stream(live, request, app, started)
         raw = b"".join([chunk async for chunk in live.chunks])
-        reply = Reply(live.status, live.headers, raw, False, time.monotonic() - started)
+        took_s = time.monotonic() - started
+        reply = Reply(live.status, live.headers, raw, live.streamed, took_s)
     return await pass_on(upstream, request, app, reply)
 
 

@@ -130,13 +130,14 @@ async def _sibling(
         reply = await upstream.call(request.adapter.upstream_path, body, headers)
     except WireError as error:
         return SiblingResult(ref.index, error=error)
-    return SiblingResult(ref.index, reply, read_answer(request.adapter, reply))
+    return SiblingResult(ref.index, reply, read_answer(request, reply))
 
 
-def read_answer(adapter: Adapter, reply: Reply) -> Answer | None:
-    """The completion in a reply, or None where it holds none."""
-    if reply.status != 200:
+def read_answer(request: Request, reply: Reply) -> Answer | None:
+    """The completion in a reply, or None where it holds none that its app can read."""
+    if reply.status != 200 or reply.streamed != request.streamed:
         return None
+    adapter = request.adapter
     try:
         return (
             adapter.read_events(reply.events)

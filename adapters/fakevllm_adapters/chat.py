@@ -34,6 +34,7 @@ PATH = "/v1/chat/completions"
 
 _ENDING = re.compile(rb'"finish_reason":\s*"|"error":\s*[{"]')
 """In a string these quotes would be escaped."""
+_CHOICE = re.compile(rb'"choices":\s*\[\s*\{')
 _OBJECT = re.compile(rb"data: ?\{.*\}\s+", re.DOTALL)
 
 
@@ -44,6 +45,14 @@ def end_of(exchange: Exchange, events: Sequence[bytes]) -> bytes:
     return exchange.event(DONE) if is_whole else exchange.broken(internal_error().body)
 
 
+def end_of_done(events: Sequence[bytes], has_choice: bool) -> str:
+    """The reason of a stream that told none. Raises ValueError where it broke off, or was no
+    answer."""
+    if DONE not in events or not has_choice:
+        raise ValueError("the stream ended without a finish_reason")
+    return "stop"
+
+
 class SameFormat:
     """The exchange of a format the upstream speaks itself: bytes are passed on. Only what no client
     can read becomes an error, and an end that gives no reason: clients ask again without end where
@@ -52,6 +61,7 @@ class SameFormat:
     def __init__(self, body: Json) -> None:
         self.body = body
         self.streamed = _is_true(body.get("stream"))
+        self._has_choice = False
         self._has_end = False
         self._is_over = False
         self._last = b""
@@ -74,6 +84,7 @@ class SameFormat:
             is_plain = event.startswith(b"data: {") and event.endswith(b"}\n\n")
             if not is_plain and not _OBJECT.fullmatch(event):
                 return self.broken(internal_error().body)
+            self._has_choice = self._has_choice or _CHOICE.search(event) is not None
             self._has_end = self._has_end or _ENDING.search(event) is not None
             self._last = event
         return event
@@ -90,7 +101,7 @@ class SameFormat:
             last = json_of(self._last) or {}
         except ValueError:
             last = {}
-        if not last:
+        if not last or not self._has_choice:
             return self.broken(internal_error().body)
         empty: Json = {"text": ""} if last.get("object") == "text_completion" else {"delta": {}}
         choice = {"index": 0} | empty | {"logprobs": None, "finish_reason": "stop"}
@@ -152,17 +163,17 @@ class ChatAdapter:
         message: Json = {"role": "assistant", "content": None}
         finish_reason: str | None = None
         usage: Json = {}
+        has_choice = False
         for chunk in jsons_of(events):
             if "error" in chunk:
                 raise ValueError(f"the stream ended in an error: {chunk['error']}")
             usage = chunk.get("usage") or usage
             for choice in chunk.get("choices", []):
                 if choice.get("index", 0) == 0:
+                    has_choice = True
                     _extend(message, choice.get("delta") or {})
                     finish_reason = choice.get("finish_reason") or finish_reason
-        if finish_reason is None:
-            raise ValueError("the stream ended without a finish_reason")
-        return Answer(message, finish_reason, usage)
+        return Answer(message, finish_reason or end_of_done(events, has_choice), usage)
 
 
 def _extend(message: Json, delta: Json) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from fakevllm_adapters.base import Answer, Json
-from fakevllm_adapters.chat import ChatAdapter
+from fakevllm_adapters.chat import ChatAdapter, end_of_done
 from fakevllm_adapters.sse import json_of
 
 PATH = "/v1/completions"
@@ -36,15 +36,16 @@ class CompletionsAdapter(ChatAdapter):
         text = ""
         finish_reason: str | None = None
         usage: Json = {}
+        has_choice = False
         for chunk in filter(None, map(json_of, events)):
             if "error" in chunk:
                 raise ValueError(f"the stream ended in an error: {chunk['error']}")
             usage = chunk.get("usage") or usage
             for choice in _firsts(chunk):
+                has_choice = True
                 text += _text(choice)
                 finish_reason = choice.get("finish_reason") or finish_reason
-        if finish_reason is None:
-            raise ValueError("the stream ended without a finish_reason")
+        finish_reason = finish_reason or end_of_done(events, has_choice)
         return Answer({"role": "assistant", "content": text}, finish_reason, usage)
 
 

@@ -108,6 +108,7 @@ class MessageStream:
         self._dialect = dialect
         self._blocks = Blocks()
         self._started = False
+        self._has_choice = False
         self._finish_reason: str | None = None
         self._usage: object = None
         self._told_usage = False
@@ -137,7 +138,7 @@ class MessageStream:
         return encode(stream_error(error, self._dialect))
 
     def _done(self) -> bytes:
-        if self._finish_reason is None and not self._told_usage:
+        if not self._has_choice:
             return self.broken({"error": {"message": "The answer did not finish.", "code": 500}})
         self._ended = True
         return b"".join(map(encode, [*self._finish(), {"type": "message_stop"}]))
@@ -150,7 +151,7 @@ class MessageStream:
         choices = as_list(chunk.get("choices"))
         if choices:
             yield from self._choice(as_object(choices[0]))
-        elif chunk.get("usage"):
+        elif chunk.get("usage") and self._has_choice:
             yield from self._finish()
 
     def _start(self, chunk: Json) -> Json:
@@ -167,6 +168,7 @@ class MessageStream:
         return {"type": "message_start", "message": message}
 
     def _choice(self, choice: Json) -> Iterator[Json]:
+        self._has_choice = True
         finish_reason = choice.get("finish_reason")
         if finish_reason is not None:
             self._finish_reason = str(finish_reason)

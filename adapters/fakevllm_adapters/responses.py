@@ -60,6 +60,7 @@ class ResponsesExchange:
         self._waiting: list[bytes] = []
         self._items = ItemStream(self._dialect, tools)
         self._is_open, self._is_over = False, False
+        self._has_choice = False
         self._finish_reason: str | None = None
         self._usage: Json = {}
 
@@ -122,6 +123,7 @@ class ResponsesExchange:
         choices: list[Json] = chunk.get("choices") or []
         for choice in choices:
             if choice.get("index", 0) == 0:
+                self._has_choice = True
                 logprobs = (logprobs_of(choice) or []) if self._with_logprobs else []
                 self._write(self._items.take(cast(Json, choice.get("delta") or {}), logprobs))
                 self._finish_reason = choice.get("finish_reason") or self._finish_reason
@@ -136,7 +138,7 @@ class ResponsesExchange:
         return True
 
     def _end(self) -> None:
-        if self._finish_reason is None:
+        if not self._has_choice:
             return self._fail(internal_error().body)
         is_cut = self._is_cut(self._finish_reason, self._usage)
         usage = usage_of(self._usage, self._dialect)

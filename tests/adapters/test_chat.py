@@ -74,9 +74,15 @@ def test_a_stream_adds_up_to_the_message_it_streams() -> None:
     assert answer.usage == {"completion_tokens": 5}
 
 
-def test_a_stream_that_just_ends_is_no_answer() -> None:
-    with pytest.raises(ValueError, match="without a finish_reason"):
-        CHAT.read_events([chunk({"content": "He"}), DONE])
+def test_a_stream_that_breaks_off_or_says_nothing_is_no_answer() -> None:
+    for events in ([chunk({"content": "He"})], [encode({"choices": []}), DONE], [DONE]):
+        with pytest.raises(ValueError, match="without a finish_reason"):
+            CHAT.read_events(events)
+
+
+def test_a_stream_that_is_done_without_a_reason_stopped() -> None:
+    answer = CHAT.read_events([chunk({"content": "He"}), DONE])
+    assert (answer.text, answer.finish_reason) == ("He", "stop")
 
 
 def test_a_stream_with_an_error_is_no_answer() -> None:

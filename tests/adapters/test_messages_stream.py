@@ -155,8 +155,14 @@ def test_a_stream_without_a_usage_chunk_still_tells_why_it_stopped() -> None:
     assert stream[-2]["delta"]["stop_reason"] == "max_tokens"
 
 
-def test_a_stream_that_ends_unfinished_ends_in_an_error() -> None:
-    assert told(fed(FIRST, chunk({"content": "x"}), DONE))[-1]["type"] == "error"
+def test_a_stream_that_is_done_without_a_reason_ends_its_turn() -> None:
+    delta, stop = told(fed(FIRST, chunk({"content": "x"}), DONE))[-2:]
+    assert (delta["delta"]["stop_reason"], stop["type"]) == ("end_turn", "message_stop")
+
+
+def test_a_stream_without_a_choice_ends_in_an_error() -> None:
+    counted = encode({"id": "c", "choices": [], "usage": {"completion_tokens": 1}})
+    assert told(fed(counted, DONE))[-1]["type"] == "error"
     assert [event["type"] for event in told(fed(DONE))] == ["error"]
 
 

@@ -187,7 +187,6 @@ ENDS: list[tuple[list[bytes], str]] = [
     ([encode(error_body("too many logprobs", "BadRequestError", 400)), DONE], "invalid_prompt"),
     ([encode(error_body("slow down", "x", 429)), DONE], "rate_limit_exceeded"),
     ([encode({"error": "boom"})], "server_error"),
-    ([DONE], "server_error"),
     ([b"data: {\n\n"], "server_error"),
     ([encode({"choices": 3})], "server_error"),
     ([encode({"choices": [{"delta": {"content": 3}}]})], "server_error"),
@@ -205,6 +204,13 @@ def test_a_stream_that_cannot_go_on_fails_once_and_says_why(
     resource = events[-1]["response"]
     assert (resource["status"], resource["error"]["code"]) == ("failed", code)
     assert isinstance(resource["error"]["message"], str)
+
+
+def test_a_stream_that_is_done_without_a_reason_is_complete_where_it_said_anything() -> None:
+    said = [ROLE, chunk({"content": "Hel"}), DONE]
+    assert kinds(streamed(opened(stream=True), said))[-1] == "completed"
+    for unsaid in ([DONE], [encode({"choices": []}), DONE]):
+        assert kinds(streamed(opened(stream=True), unsaid))[-1] == "failed"
 
 
 def test_nothing_follows_the_end() -> None:

@@ -37,12 +37,6 @@ HEALING = ("429", "500", "503", "dropped at once")
 NOT_APPLICABLE = {
     ("Node, chat gathered", "no role"): "its helper wants one, and every vLLM sends one",
 }
-KNOWN = {
-    "no finish_reason": "responses fail, the others are answered and their rows say failed",
-    "no choice": "an empty answer, and not an error",
-    "the other mode": "a stream for a whole answer is relayed as it is; rows say served",
-}
-"""Faults whose end is not what it should be yet, with what it is."""
 
 
 def everything() -> list[Any]:
@@ -65,8 +59,6 @@ def marks_of(case: Case) -> list[pytest.MarkDecorator]:
     reason = NOT_APPLICABLE.get((case.client, case.fault))
     if reason is not None:
         return [pytest.mark.skip(reason)]
-    if case.fault in KNOWN:
-        return [pytest.mark.xfail(reason=KNOWN[case.fault], strict=False)]
     return []
 
 

@@ -130,10 +130,17 @@ async def test_a_stream_mixed_up_with_json_is_refused_for_good() -> None:
 async def test_a_stream_that_is_done_without_a_finish_reason_gets_one() -> None:
     sent = Sent()
     async with reply_to(sent) as app:
-        await app.answer(replace(STREAM, body=b'data: {"id":"c","choices":[]}\n\n' + DONE))
+        await app.answer(replace(STREAM, body=b'data: {"id":"c","choices":[{}]}\n\n' + DONE))
     *_, end, done, _ = sent.body.split(b"\n\n")
     assert orjson.loads(end[6:])["choices"][0]["finish_reason"] == "stop"
     assert (orjson.loads(end[6:])["id"], done) == ("c", b"data: [DONE]")
+
+
+async def test_a_stream_that_is_done_without_a_choice_ends_in_an_error() -> None:
+    sent = Sent()
+    async with reply_to(sent) as app:
+        await app.answer(replace(STREAM, body=b'data: {"id":"c","choices":[]}\n\n' + DONE))
+    assert b'"error"' in sent.body and sent.body.endswith(DONE)
 
 
 async def test_a_stream_that_breaks_off_ends_in_an_error() -> None:
