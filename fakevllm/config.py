@@ -198,13 +198,15 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text())
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"The configuration {file} cannot be read: {error.strerror}.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file} is not TOML: {error}.") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{file} is not UTF-8 text: save it as UTF-8.") from None
+    except ValueError as error:  # not TOML, or a number or date that is none
+        raise ConfigError(f"{file} is not TOML: {error}.") from None
+    except RecursionError:
+        raise ConfigError(f"{file} is nested too deep: it needs sections and lists only.") from None
 
 
 def _explained(error: ValidationError, file: Path | None) -> str:

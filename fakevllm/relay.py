@@ -9,7 +9,7 @@ import time
 from fakevllm.reply import AppReply
 from fakevllm.siblings import Request
 from fakevllm.upstream import LiveReply, Reply, Upstream
-from fakevllm_adapters.asgi import Headers, json_object
+from fakevllm_adapters.asgi import Headers, error_object
 from fakevllm_adapters.chat import end_of
 from fakevllm_adapters.errors import WireError, internal_error
 from fakevllm_adapters.sse import DONE, SseDecoder, encode
@@ -28,8 +28,8 @@ async def relay(upstream: Upstream, request: Request, app: AppReply) -> Reply:
         if live.streamed and request.streamed:
             return await _stream(live, request, app, started)
         raw = b"".join([chunk async for chunk in live.chunks])
-        took_s = time.monotonic() - started
-        reply = Reply(live.status, live.headers, raw, live.streamed, took_s)
+        latency_s = time.monotonic() - started
+        reply = Reply(live.status, live.headers, raw, live.streamed, latency_s)
     return await pass_on(upstream, request, app, reply)
 
 
@@ -115,7 +115,7 @@ async def _take_rest(live: LiveReply) -> None:
 
 async def _refuse(request: Request, app: AppReply, reply: Reply) -> Reply:
     if request.is_translated:
-        told = json_object(reply.body) or internal_error().body
+        told = error_object(reply.body) or internal_error().body
         await app.refuse(WireError(reply.status, told))
     else:
         await app.whole(reply.status, reply.body, reply.headers)

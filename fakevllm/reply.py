@@ -18,7 +18,7 @@ from fakevllm.upstream import Reply
 from fakevllm_adapters.asgi import (
     Headers,
     Send,
-    json_object,
+    error_object,
     send_bytes,
     send_chunk,
     send_error,
@@ -186,5 +186,5 @@ class AppReply:
 
 def _error_in(body: bytes) -> Json:
     """The error body of vLLM's in a refusal's bytes."""
-    found = json_object(body)
+    found = error_object(body)
     return found if found is not None and "error" in found else internal_error().body

@@ -144,7 +144,7 @@ def read_answer(request: Request, reply: Reply) -> Answer | None:
             if reply.streamed
             else adapter.read_json(orjson.loads(reply.body))
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return None
 
 

@@ -147,16 +147,31 @@ def read_tasks(file: Path, field: str) -> list[Task]:
 
 def _task(task_id: str, line: bytes, row: int, file: Path, field: str) -> Task:
     try:
-        record: Any = json.loads(line)
-    except ValueError:
+        record: Any = _strict_json(line)
+    except (ValueError, RecursionError) as error:
+        said = f" ({error})" if type(error) is ValueError else ""
         raise ConfigError(
-            f"{file}, line {row + 1}, is not JSON: the dataset must be JSON Lines."
+            f"{file}, line {row + 1}, is not JSON{said}: the dataset must be JSON Lines."
         ) from None
     fields = cast(dict[str, Any], record) if isinstance(record, dict) else {}
     text = fields.get(field)
     if not isinstance(text, str):
         raise ConfigError(
             f"{file}, line {row + 1}, has no text field {field!r} "
-            f"(its fields: {', '.join(fields)}): set --field."
+            f"(its fields: {', '.join(fields)[:300]}): set --field."
         )
     return Task(task_id=task_id, main_query=text, metadata=fields)
+
+
+def _strict_json(line: bytes) -> Any:
+    """What could not be sent on is refused here. Raises ValueError, RecursionError."""
+
+    def refuse(name: str) -> float:
+        raise ValueError(f"it holds {name}")
+
+    record: Any = json.loads(line, parse_constant=refuse)
+    try:
+        json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half a surrogate pair") from None
+    return record

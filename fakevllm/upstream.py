@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import aiohttp
 
-from fakevllm_adapters.asgi import Headers, relayed_headers
+from fakevllm_adapters.asgi import Headers, is_final, relayed_headers
 from fakevllm_adapters.errors import WireError, unavailable
 from fakevllm_adapters.keys import bearer_header
 from fakevllm_adapters.sse import SseDecoder, data_of, json_of
@@ -92,11 +92,15 @@ class Upstream:
         """Raises WireError (503) where the server cannot be reached or breaks off."""
         started = time.monotonic()
         try:
-            async with self._http.post(path, data=body, headers=headers) as answer:
+            async with self._http.post(
+                path, data=body, headers=headers, allow_redirects=False
+            ) as answer:
+                if not is_final(answer.status):
+                    raise _odd(answer)
                 raw = await answer.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise unreachable(error) from error
-        streamed = answer.content_type == EVENT_STREAM
+        streamed = answer.status == 200 and answer.content_type == EVENT_STREAM
         shown = relayed_headers(answer.headers.items())
         return Reply(answer.status, shown, raw, streamed, time.monotonic() - started).timely
 
@@ -105,7 +109,11 @@ class Upstream:
     ) -> AbstractAsyncContextManager[LiveReply]:
         """One answer, while its connection is open. Trouble with it is a WireError (503), also
         inside the block."""
-        return _Live(self._http.request(method, path, data=body or None, headers=headers))
+        return _Live(
+            self._http.request(
+                method, path, data=body or None, headers=headers, allow_redirects=False
+            )
+        )
 
 
 class _Live(AbstractAsyncContextManager[LiveReply]):
@@ -119,7 +127,10 @@ class _Live(AbstractAsyncContextManager[LiveReply]):
             answer = await self._asked.__aenter__()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise unreachable(error) from error
-        streamed = answer.content_type == EVENT_STREAM
+        if not is_final(answer.status):
+            answer.close()
+            raise unreachable(_odd(answer))
+        streamed = answer.status == 200 and answer.content_type == EVENT_STREAM
         shown = relayed_headers(answer.headers.items())
         return LiveReply(answer.status, shown, streamed, _chunks(answer))
 
@@ -132,6 +143,11 @@ class _Live(AbstractAsyncContextManager[LiveReply]):
         await self._asked.__aexit__(kind, error, at)
         if isinstance(error, aiohttp.ClientError | TimeoutError):
             raise unreachable(error) from error
+
+
+def _odd(answer: aiohttp.ClientResponse) -> aiohttp.ClientError:
+    """For what is no answer to pass on."""
+    return aiohttp.ClientPayloadError(f"status {answer.status}")
 
 
 async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

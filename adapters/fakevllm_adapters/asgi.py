@@ -77,6 +77,22 @@ def json_object(raw: bytes) -> dict[str, Any] | None:
     return cast(dict[str, Any], value) if isinstance(value, dict) else None
 
 
+def error_object(raw: bytes) -> dict[str, Any] | None:
+    """An upstream's error body, None where it is none that can be told again."""
+    found = json_object(raw)
+    try:
+        orjson.dumps(found)
+    except TypeError:  # nested deeper than orjson writes
+        return None
+    return found
+
+
+def is_final(status: int) -> bool:
+    """Whether an engine may answer a call with it: neither a redirect, nor a status that has no
+    body, nor one that HTTP does not know."""
+    return status in (200, 201, 202, 203) or 400 <= status < 600
+
+
 async def read_body(receive: Receive, limit: int = MAX_BODY_BYTES) -> bytes:
     """The whole request body. Raises WireError (413) beyond `limit` bytes, ClientLeft when
     the client left."""
@@ -133,9 +149,9 @@ async def send_chunk(send: Send, chunk: bytes, *, last: bool = False) -> None:
 
 
 def relayed_headers(headers: Iterable[tuple[str, str]]) -> Headers:
-    """An upstream's answer headers as they go on to the client."""
+    """An upstream's answer headers as they go on to the client, their bytes as they came."""
     return [
-        (name.lower().encode("latin-1"), value.encode("latin-1"))
+        (name.lower().encode("latin-1"), value.encode("utf-8", "surrogateescape"))
         for name, value in headers
         if name.lower() not in _NOT_RELAYED
     ]

@@ -27,6 +27,10 @@ NEUTRAL_SAMPLING: Json = {
 training."""
 
 _NOT_FOR_SIBLINGS = ("logit_bias", "n")
+MAX_CALLS = 4096
+"""Tool calls of one answer that are read; the index of a streamed one is a number like any."""
+_LEAST, _MOST = -(2**63), 2**63 - 1
+"""Of the numbers that vLLM takes and a ledger keeps."""
 
 
 PATH = "/v1/chat/completions"
@@ -143,9 +147,9 @@ class ChatAdapter:
             return body
         changed = {key: value for key, value in body.items() if key not in _NOT_FOR_SIBLINGS}
         changed |= NEUTRAL_SAMPLING | {"temperature": temperature}
-        seed = body.get("seed")
-        if isinstance(seed, int) and seed + index < 2**63:
-            changed["seed"] = seed + index
+        seed = _seed_in(body)
+        if seed is not None:
+            changed["seed"] = _counted_up(seed, index)
         if body.get("request_id"):  # engines take an id for one request
             changed["request_id"] = f"{body['request_id']}-{index}"
         return changed
@@ -157,7 +161,7 @@ class ChatAdapter:
         choice = cast(Json, choices[0])
         said = choice["message"].items()
         message = {key: value for key, value in said if value is not None or key == "content"}
-        return Answer(message, choice.get("finish_reason"), body.get("usage") or {})
+        return answer_of(message, choice.get("finish_reason"), body.get("usage"))
 
     def read_events(self, events: Sequence[bytes]) -> Answer:
         message: Json = {"role": "assistant", "content": None}
@@ -173,7 +177,45 @@ class ChatAdapter:
                     has_choice = True
                     _extend(message, choice.get("delta") or {})
                     finish_reason = choice.get("finish_reason") or finish_reason
-        return Answer(message, finish_reason or end_of_done(events, has_choice), usage)
+        finish_reason = finish_reason or end_of_done(events, has_choice)
+        return answer_of(message, finish_reason, usage)
+
+
+def answer_of(message: Json, finish_reason: object, usage: object) -> Answer:
+    """Raises ValueError, TypeError for what no engine says: it could not be kept."""
+    if not (finish_reason is None or isinstance(finish_reason, str)):
+        raise ValueError("a finish_reason is a word")
+    counts = cast(Json, usage) if isinstance(usage, dict) else {}
+    if any(not _is_count(counts.get(name)) for name in ("prompt_tokens", "completion_tokens")):
+        raise ValueError("usage does not count tokens")
+    orjson.dumps(message)
+    return Answer(message, finish_reason, counts)
+
+
+def _is_count(number: object) -> bool:
+    return number is None or (isinstance(number, int) and _LEAST <= number <= _MOST)
+
+
+def _seed_in(body: Json) -> int | None:
+    """As vLLM reads it, which takes 5.0 and "5" too; None for what it refuses."""
+    given: object = body.get("seed")
+    if isinstance(given, float) and not given.is_integer():
+        return None
+    try:
+        seed = int(given) if isinstance(given, int | float | str) else None
+    except ValueError:
+        return None
+    return seed if seed is not None and _LEAST <= seed <= _MOST else None
+
+
+def _counted_up(seed: int, index: int) -> int:
+    """From the highest seed on with the lowest. vLLM takes -1 for no seed at all, which already
+    differs from sibling to sibling.
+
+    >>> _counted_up(2**63 - 1, 1) == -(2**63), _counted_up(-1, 3)
+    (True, -1)
+    """
+    return seed if seed == -1 else (seed + index + 2**63) % 2**64 - 2**63
 
 
 def _extend(message: Json, delta: Json) -> None:
@@ -189,6 +231,8 @@ def _extend(message: Json, delta: Json) -> None:
 
 def _extend_tool_call(calls: list[Json], piece: Json) -> None:
     index: int = piece.get("index", len(calls))
+    if not 0 <= index < MAX_CALLS:
+        raise ValueError(f"no tool call has the index {index}")
     while len(calls) <= index:
         calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
     call: Json = calls[index]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from fakevllm_adapters.base import Answer, Json
-from fakevllm_adapters.chat import ChatAdapter, end_of_done
+from fakevllm_adapters.chat import ChatAdapter, answer_of, end_of_done
 from fakevllm_adapters.sse import json_of
 
 PATH = "/v1/completions"
@@ -30,7 +30,7 @@ class CompletionsAdapter(ChatAdapter):
         if choice is None:
             raise ValueError("the answer has no choices")
         message = {"role": "assistant", "content": _text(choice)}
-        return Answer(message, choice.get("finish_reason"), body.get("usage") or {})
+        return answer_of(message, choice.get("finish_reason"), body.get("usage"))
 
     def read_events(self, events: Sequence[bytes]) -> Answer:
         text = ""
@@ -46,7 +46,7 @@ class CompletionsAdapter(ChatAdapter):
                 text += _text(choice)
                 finish_reason = choice.get("finish_reason") or finish_reason
         finish_reason = finish_reason or end_of_done(events, has_choice)
-        return Answer({"role": "assistant", "content": text}, finish_reason, usage)
+        return answer_of({"role": "assistant", "content": text}, finish_reason, usage)
 
 
 def _firsts(body: Json) -> Iterator[Json]:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
+from fakevllm_adapters import plain_yaml
+
 Json = dict[str, Any]
 
 SIBLING_HEADER = "X-Fakevllm-Sibling"
@@ -19,6 +21,8 @@ SIBLING_HEADER = "X-Fakevllm-Sibling"
 episode."""
 
 
+MAX_JOB_CHARS = 100_000
+"""Of a job's YAML, which is read at a megabyte a second."""
 MAX_GROUP_SIZE = 256
 """Siblings of one group."""
 
@@ -52,7 +56,9 @@ def parse_sibling(header: str) -> SiblingRef:
 class TrainJob(BaseModel):
     """What to train and how. `[job]` in fakevllm.toml spells the same fields."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
     model: str | None = None
     """Model folder. The server's own --model wins."""
@@ -138,7 +144,7 @@ class TrainJob(BaseModel):
         """Raises ValueError (pydantic's ValidationError is one) for anything but a `job:`
         mapping."""
         try:
-            loaded: Any = yaml.safe_load(text)
+            loaded: Any = plain_yaml.loads(text)
         except yaml.YAMLError as error:
             raise ValueError(f"not YAML: {error}") from None
         if not isinstance(loaded, dict) or "job" not in loaded:
@@ -161,7 +167,7 @@ class Task(BaseModel):
 
 
 class SyncTrainConfigRequest(BaseModel):
-    yaml_as_string: str
+    yaml_as_string: str = Field(max_length=MAX_JOB_CHARS)
 
 
 class EngineStatusReply(BaseModel):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter
-from pydantic import BaseModel
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ValidationError
 
 from fakevllm.proxy import Proxy
+from fakevllm.routes.passthrough import worded
+from fakevllm_adapters.asgi import ClientLeft, read_body
+from fakevllm_adapters.body import loads
+from fakevllm_adapters.errors import WireError, schema_error
 from fakevllm_adapters.swarm import EngineStatusReply, Task
 
 
@@ -45,12 +49,18 @@ class Stats(BaseModel):
 def router(proxy: Proxy) -> APIRouter:
     routes = APIRouter(prefix="/fakevllm")
 
-    @routes.post("/tasks")
-    async def put_tasks(request: PutTasks) -> TaskKeys:
-        proxy.tasks.add(request.tasks)
-        proxy.ledger.put_tasks(request.tasks)
+    @routes.post("/tasks", response_model=TaskKeys)
+    async def put_tasks(request: Request) -> TaskKeys | Response:
+        try:
+            tasks = _tasks_in(await read_body(request.receive, proxy.config.limits.body_bytes))
+        except WireError as error:
+            return worded(error)
+        except ClientLeft:
+            return Response()  # to nobody
+        proxy.tasks.add(tasks)
+        proxy.ledger.put_tasks(tasks)
         await proxy.ledger.flush()
-        return TaskKeys(keys=[proxy.tasks.key(task.task_id) for task in request.tasks])
+        return TaskKeys(keys=[proxy.tasks.key(task.task_id) for task in tasks])
 
     @routes.get("/engine")
     async def engine() -> EngineStatusReply | None:
@@ -73,3 +83,12 @@ def router(proxy: Proxy) -> APIRouter:
         )
 
     return routes
+
+
+def _tasks_in(raw: bytes) -> list[Task]:
+    """Raises WireError (400). What cannot be written again (NaN, half a surrogate) is refused: the
+    ledger would not take it."""
+    try:
+        return PutTasks.model_validate(loads(raw)).tasks
+    except ValidationError as error:
+        raise schema_error([dict(problem) for problem in error.errors(include_url=False)]) from None

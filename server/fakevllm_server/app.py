@@ -33,6 +33,7 @@ def create_app(config: ServerConfig) -> FastAPI:
     guard = Guard(
         config.keys,
         hosts=config.hosts,
+        hosts_setting="those of --allow-host",
         own_keys=lambda key, path: (
             path.startswith(("/v1/", "/e/")) and swarm.episodes.of_key(key) is not None
         ),

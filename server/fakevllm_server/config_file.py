@@ -41,11 +41,13 @@ def read(file: Path, flags: Mapping[str, Kind]) -> dict[str, Any]:
     ConfigError."""
     import yaml
 
+    from fakevllm_adapters import plain_yaml
+
     try:
-        document: object = yaml.safe_load(file.read_text())
+        document: object = plain_yaml.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"The file {file} cannot be read: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f" (line {mark.line + 1})" if mark is not None else ""
         raise ConfigError(f"{file} is not YAML{place}: write one `flag: value` a line.") from None

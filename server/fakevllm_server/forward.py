@@ -14,7 +14,8 @@ import orjson
 from fakevllm_adapters.asgi import (
     Headers,
     Send,
-    json_object,
+    error_object,
+    is_final,
     relayed_headers,
     send_bytes,
     send_chunk,
@@ -25,6 +26,7 @@ from fakevllm_adapters.errors import internal_error
 from fakevllm_adapters.sse import DONE, SseDecoder, encode, json_of
 from fakevllm_server.backends.base import Endpoint
 from fakevllm_server.capture_base import CallCapture
+from fakevllm_server.told import told
 
 Json = dict[str, Any]
 
@@ -59,7 +61,7 @@ class Refused(Exception):
     @property
     def body(self) -> Json:
         """vLLM's error body, or what stands for it."""
-        return json_object(self.raw) or internal_error().body
+        return error_object(self.raw) or internal_error().body
 
 
 class EngineClient:
@@ -201,6 +203,8 @@ class EngineClient:
             async with self._http.request(
                 method, path, data=body or None, headers=headers, allow_redirects=False
             ) as answer:
+                if not is_final(answer.status):
+                    raise EngineFailed(f"it answered {answer.status}")
                 if answer.status in _TROUBLE and not await self.is_well():
                     raise EngineFailed(f"it answered {answer.status} and is not well")
                 yield answer
@@ -274,12 +278,9 @@ async def _stream(
     """Once the status is out a broken engine can only be told of inside the stream, and it is:
     never a bare end."""
     await start_stream(send, status, headers)
-    decoder = SseDecoder()
     error = internal_error().body
     try:
-        async for chunk in chunks:
-            if exchange is not None:
-                chunk = b"".join(map(exchange.event, decoder.feed(chunk)))
+        async for chunk in chunks if exchange is None else told(chunks, exchange):
             if chunk:
                 await send_chunk(send, chunk)
     except (aiohttp.ClientError, TimeoutError):

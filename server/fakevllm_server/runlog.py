@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from fakevllm_adapters.swarm import LogEntry, TrainedGroup
+from fakevllm_server.config import ConfigError
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ class RunLog:
     """The file, and its standing in memory. One writer: the server's event loop."""
 
     def __init__(self, path: Path) -> None:
+        """Raises ConfigError where a whole line of the file is no entry."""
         self.standing = Standing()
         self._told: list[LogEntry] = []
         self._seq = 0
@@ -132,10 +134,17 @@ def _read(path: Path, learn: Callable[[LogEntry], None]) -> int | None:
         return None
     at = 0
     with path.open("rb") as file:
-        for line in file:
+        for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return at
-            learn(_entry(line))
+            try:
+                entry = _entry(line)
+            except (ValueError, AttributeError):
+                raise ConfigError(
+                    f"{path}, line {number}, is no entry of a run's log: "
+                    "mend the line, or choose another --run-dir."
+                ) from None
+            learn(entry)
             at += len(line)
     return None
 

@@ -6,6 +6,7 @@ A token drawn from a cut or bent distribution has another probability than the t
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 from fakevllm_server.backends.sampling import used_temperature
@@ -37,9 +38,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 def temperature_of(sampling: Json) -> float:
     """What the engine samples with; 0 for what it will refuse anyway."""
     try:
-        return used_temperature(float(sampling.get("temperature", 1.0)))
+        asked = float(sampling.get("temperature", 1.0))
     except (TypeError, ValueError):
         return 0.0
+    return used_temperature(asked) if math.isfinite(asked) else 0.0
 
 
 def why_not_trainable(sampling: Json) -> str | None:

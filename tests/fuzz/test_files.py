@@ -1,0 +1,206 @@
+"""Whatever bytes a file of the user's holds: it is read, or one line says what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from fakevllm.config import load
+from fakevllm.errors import ConfigError
+from fakevllm.key_file import KeyFile
+from fakevllm.replay.progress import Progress
+from fakevllm.tasks import read_tasks
+from fakevllm_adapters.keys import named_key, new_app_key
+from fakevllm_adapters.swarm import TrainJob
+from fakevllm_server import config as server_config
+from fakevllm_server import config_file
+from fakevllm_server.runlog import RunLog
+from tests.fuzz.garble import DEEP, SOME_CHANGES, changed, garbled
+
+SOME = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+TOML = b"""
+[proxy]
+port = 0
+run_dir = "runs/x"
+allowed_hosts = ["a.example"]
+[swarm]
+url = "http://127.0.0.1:1"
+[limits]
+num_open = 5
+allowed_fields = ["vllm_xargs"]
+[job]
+lr = 1e-6
+seed = 5
+"""
+ODD_TOML = [
+    *(b"a = " + b"[" * DEEP, b"[[[[a]]]]", b"[proxy]\nport = 1e999", b"[job]\nlr = nan"),
+    *(b"[job]\nseed = " + b"7" * 5000, b"[job]\nlr = inf", b"[proxy]\nport = 07:61:99"),
+    *(b"a = 2001-99-99", b"\xef\xbb\xbf[proxy]", b"[proxy]\x00", b'[hooks]\npath = "\\u0000"'),
+    *(b'[proxy]\nrun_dir = "\\ud800"', b"proxy = 5", b"[proxy.x]\ny = 1", b"[job]\n1 = 1"),
+]
+
+
+def one_line(read: Callable[[], Any], error: type[Exception] = ConfigError) -> None:
+    try:
+        read()
+    except error as told:
+        assert str(told).strip() and len(str(told)) < 2000
+
+
+def texts(valid: bytes, odd: list[bytes]) -> st.SearchStrategy[bytes]:
+    mangled = st.builds(changed, st.just(valid), SOME_CHANGES)
+    lines = st.permutations(valid.splitlines()).map(b"\n".join)
+    return st.one_of(mangled, lines, st.sampled_from(odd), st.binary(max_size=60))
+
+
+@SOME
+@given(raw=texts(TOML, ODD_TOML))
+def test_a_configuration_is_read_or_refused_in_one_line(tmp_path: Path, raw: bytes) -> None:
+    file = tmp_path / "fakevllm.toml"
+    file.write_bytes(raw)
+    flags = {"proxy": {"run_dir": tmp_path / "run"}}
+    one_line(lambda: load(file, flags).keys())
+
+
+@pytest.mark.parametrize("raw", ODD_TOML)
+def test_an_odd_configuration_is_refused_in_one_line(tmp_path: Path, raw: bytes) -> None:
+    file = tmp_path / "fakevllm.toml"
+    file.write_bytes(raw)
+    one_line(lambda: load(file, {}))
+
+
+KEYS = b"# ours\nsk-plain\n" + named_key("sk-x", "app", "2026-01-01").line.encode() + b"\n"
+ODD_KEYS = [
+    b"sha256:",
+    b"sha256:" + b"0" * 64,
+    b"\xff\n",
+    b"a\x00b",
+    b"\xe2\x80\xa8",
+    b"\r\r",
+    b"#",
+]
+
+
+@SOME
+@given(raw=texts(KEYS, ODD_KEYS))
+def test_a_key_file_is_read_and_written_or_refused_in_one_line(tmp_path: Path, raw: bytes) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(raw)
+    keys = KeyFile(file)
+    one_line(keys.entries)
+    one_line(lambda: keys.add(named_key(new_app_key(), "other", "2026-01-01")))
+    one_line(lambda: keys.revoke("app", "2026-01-02"))
+    one_line(lambda: server_config.read_keys(file), server_config.ConfigError)
+
+
+ENTRIES: list[Any] = [
+    {"seq": 1, "kind": "acked", "step": 1, "groups": [{"group_id": "g", "siblings": []}]},
+    {"seq": 2, "kind": "step", "step": 1, "version": 1, "metrics": {"loss": 1.5, "x": None}},
+    {"seq": 3, "kind": "dropped", "step": 1, "reasons": {"g": "stale"}},
+    {"seq": 4, "kind": "restored", "step": 0, "lost": ["g"]},
+]
+
+
+@SOME
+@given(raw=garbled(*ENTRIES))
+def test_a_runs_log_is_read_or_refused_in_one_line(tmp_path: Path, raw: bytes) -> None:
+    file = tmp_path / "runlog.jsonl"
+    known = [json.dumps(entry).encode() for entry in ENTRIES]
+    file.write_bytes(b"\n".join([*known[:2], raw, *known[2:], b'{"seq": 5'])[: 2**20])
+
+    def read() -> None:
+        log = RunLog(file)
+        log.after(0)
+        log.close()
+
+    one_line(read, server_config.ConfigError)
+
+
+def laughing(levels: int) -> str:
+    """A kilobyte of YAML that would be a gigabyte written out."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    for level in range(1, levels):
+        lines.append(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]")
+    return "\n".join([*lines, f"job: *a{levels - 1}"])
+
+
+ODD_YAML = [
+    *("job: " + tag for tag in ("!!bool x", "!!int ''", "!!float ''", "!!timestamp x", "!!set x")),
+    *("job: {lr: .inf}", "job: {lr: .nan}", "job: {kl_loss_coef: .inf}", "job: 2001-99-99"),
+    *("job: " + "[" * 2000, "job: &a {x: *a}", "? [a]\n: b", "job: {1: 2}", "%YAML 9", "\x00"),
+    *('job: {model: "\\ud800"}', "job: {seed: " + "7" * 5000 + "}", "job: {<<: 1}", "- job"),
+    *("job: !!python/object:os.system x", laughing(12), "", "job", "job:", "\ud800"),
+]
+JOB = TrainJob(model="m").as_yaml()
+
+
+def job_of(text: str) -> None:
+    assert json.loads(TrainJob.from_yaml(text).model_dump_json())
+
+
+@pytest.mark.parametrize("text", ODD_YAML)
+def test_an_odd_job_is_refused_or_can_be_told_again(text: str) -> None:
+    one_line(lambda: job_of(text), ValueError)
+
+
+@SOME
+@given(raw=texts(JOB.encode(), [b"{}"]))
+def test_a_garbled_job_is_refused_or_can_be_told_again(raw: bytes) -> None:
+    one_line(lambda: job_of(raw.decode("utf-8", "surrogateescape")), ValueError)
+
+
+FLAGS = {"backend": config_file.Kind.TEXT, "port": config_file.Kind.NUMBER}
+
+
+@SOME
+@given(
+    raw=texts(b"backend: fake\nport: 5\n", [text.encode("utf-8", "replace") for text in ODD_YAML])
+)
+def test_a_servers_flags_are_read_from_a_file_or_refused_in_one_line(
+    tmp_path: Path, raw: bytes
+) -> None:
+    file = tmp_path / "flags.yaml"
+    file.write_bytes(raw)
+    one_line(lambda: config_file.read(file, FLAGS), server_config.ConfigError)
+
+
+ROW = {"question": "1 + 1?", "answer": {"value": [2]}}
+
+
+@SOME
+@given(raw=garbled(ROW))
+@example(raw=b'{"question": "a", "x": NaN}')
+@example(raw=b'{"question": "a", "\\ud800": 1}')
+def test_a_dataset_is_read_and_can_be_sent_or_is_refused_in_one_line(
+    tmp_path: Path, raw: bytes
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(json.dumps(ROW).encode() + b"\n" + raw + b"\n")
+
+    def read() -> None:
+        for task in read_tasks(file, "question"):
+            json.dumps(task.model_dump(), allow_nan=False, ensure_ascii=False).encode()
+
+    one_line(read)
+
+
+@SOME
+@given(raw=garbled({"epoch": 0, "task_id": "t"}))
+def test_the_state_of_a_replay_is_read_or_refused_in_one_line(tmp_path: Path, raw: bytes) -> None:
+    file = tmp_path / "state.jsonl"
+    file.write_bytes(b'{"epoch":0,"task_id":"a"}\n' + raw + b"\n")
+    one_line(lambda: Progress(file, fresh=False).close())
+
+
+def test_a_job_of_many_aliases_is_refused_before_they_are_written_out() -> None:
+    with pytest.raises(ValueError, match="aliases"):
+        TrainJob.from_yaml(laughing(40))
+    assert yaml.safe_load(laughing(3))["job"]
