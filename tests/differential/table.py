@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.differential.corpus import corpus
 from tests.differential.engines import WAYS
 from tests.differential.known import KNOWN, Known
+from tests.openapi import known as generated
 
 FILE = Path(__file__).parents[2] / "docs" / "differences.md"
 
@@ -33,6 +34,13 @@ in streams.
 | what | why | requests |
 |---|---|---|
 """
+GENERATED = """
+`tests/openapi` asks the same three whatever vLLM's own OpenAPI document lets schemathesis make up.
+Statuses, media types and error bodies are the same there, but for these:
+
+| what | why |
+|---|---|
+"""
 FOOT = """
 This page is written by `python -m tests.differential.table`.
 """
@@ -42,7 +50,8 @@ def page() -> str:
     counts = Counter(name.partition(":")[0] for name in corpus())
     formats = ", ".join(f"{count} {format}" for format, count in sorted(counts.items()))
     head = HEAD.format(num=len(corpus()), formats=formats)
-    return head + "".join(map(_row, KNOWN)) + FOOT
+    found = "".join(f"| {_cell(one.what)} | {_cell(one.why)} |\n" for one in generated.KNOWN)
+    return head + "".join(map(_row, KNOWN)) + GENERATED + found + FOOT
 
 
 def _row(entry: Known) -> str:
