@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -17,10 +17,20 @@ from fakevllm.errors import ConfigError
 from fakevllm_adapters.guard import LOOPBACK, is_loopback
 from fakevllm_adapters.keys import FollowedKeyRing
 from fakevllm_adapters.limits import NOT_FOR_CLIENTS, Limits
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 
 DEFAULT_FILE = Path("fakevllm.toml")
 _LIMITS = Limits()
+_FLAGS = {
+    "swarm.url": "--swarm",
+    "swarm.key": "--swarm-key",
+    "hooks.path": "--hooks",
+    "models.aliases": "--alias",
+    "dataset.file": "--dataset",
+    "dataset.field": "--field",
+    "job.num_repeat": "--n",
+}
+"""Of `fakevllm serve`. Those of `proxy` are called as their keys."""
 
 log = logging.getLogger("fakevllm.config")
 
@@ -186,14 +196,16 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:
     names the mend."""
     found = file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
     merged = _read(found) if found is not None else {}
+    by_flag: set[str] = set()
     for section, values in flags.items():
         given = {key: value for key, value in values.items() if value is not None}
+        by_flag.update(f"{section}.{key}" for key in given)
         if given and isinstance(merged.get(section, {}), dict):  # else refused just below
             merged[section] = {**merged.get(section, {}), **given}
     try:
         return Config.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError(_explained(error, found)) from None
+        raise ConfigError(_explained(error, found, by_flag)) from None
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -209,7 +221,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is nested too deep: it needs sections and lists only.") from None
 
 
-def _explained(error: ValidationError, file: Path | None) -> str:
+def _explained(error: ValidationError, file: Path | None, by_flag: Set[str]) -> str:
     """The first problem, with what would be right."""
     problem = error.errors(include_url=False)[0]
     where = ".".join(map(str, problem["loc"]))
@@ -222,7 +234,18 @@ def _explained(error: ValidationError, file: Path | None) -> str:
     said = problem["msg"].removeprefix("Value error, ")
     is_secret = where == "swarm.key" or "@" in str(problem["input"])  # a password in an address
     got = "" if is_secret else f" (got {problem['input']!r})"
+    key = ".".join(map(str, problem["loc"][:2]))  # of the list that an entry is in
+    if key in by_flag:
+        return f"`{_flag(key)}` (`{where}`): {said}{got}."
     return f"`{where}` in {source}: {said}{got}."
+
+
+def _flag(key: str) -> str:
+    """
+    >>> _flag("job.num_repeat"), _flag("proxy.run_dir")
+    ('--n', '--run-dir')
+    """
+    return _FLAGS.get(key) or "--" + key.partition(".")[2].replace("_", "-")
 
 
 def _known_keys(path: tuple[int | str, ...]) -> list[str]:

@@ -36,14 +36,17 @@ def decide(
     scored = {
         index: reward for index in answered if (reward := (rewards or {}).get(index)) is not None
     }
-    best = _top(scored, chance)
+    best = _top(scored, chance, shown)
     if best in shown:
         return Verdict(served=best, best=best)
-    served = _top({index: scored[index] for index in shown if index in scored}, chance)
+    served = _top({index: scored[index] for index in shown if index in scored}, chance, shown)
     return Verdict(served=min(shown, default=None) if served is None else served, best=best)
 
 
-def _top(scored: Mapping[int, float], chance: random.Random) -> int | None:
+def _top(
+    scored: Mapping[int, float], chance: random.Random, preferred: Collection[int]
+) -> int | None:
     top = max(scored.values(), default=None)
     tied = [index for index, reward in scored.items() if reward == top]
+    tied = [index for index in tied if index in preferred] or tied
     return chance.choice(tied) if tied else None

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from fakevllm.runner import Scored
     from fakevllm.upstream import Reply
 
+NOT_SHOWN = "not_told_in_the_apps_format"
+"""An answer was there, and no way to say it: a call that was cut off, in Messages."""
+
 
 @dataclass(slots=True)
 class GroupDraft:
@@ -38,8 +41,11 @@ class GroupDraft:
     def served_once(self, reply: Reply, reason: str) -> GroupRecord:
         is_read = self.request.exchange is not None
         answer = read_answer(self.request, reply) if is_read else None
+        result = SiblingResult(0, reply, answer)
+        if answer is not None and not self.request.can_show(result):
+            return self._record("failed", NOT_SHOWN, 500, [_sibling(result, None, {})])
         is_served = answer is not None or (reply.status == 200 and not is_read)
-        sibling = _sibling(SiblingResult(0, reply, answer), None, {}, served=is_served)
+        sibling = _sibling(result, None, {}, served=is_served)
         if not is_served:
             reason = "no_answer" if reply.status == 200 else f"upstream_{reply.status}"
         state, served = ("served", 0) if is_served else ("failed", None)
@@ -65,7 +71,9 @@ class GroupDraft:
             state, reason = "failed", f"upstream_{lead.status}" if is_refused else "no_answer"
         elif num_rewards < 2:
             state, reason = "dropped", scored.reason or "fewer_than_two_rewards"
-        status = scored.results[verdict.served or 0].status
+        shown = scored.results[verdict.served or 0]
+        is_lost = shown.answer is not None and not self.request.can_show(shown)
+        status = 500 if is_lost else shown.status
         return self._record(
             state, reason, status, rows, verdict.served, verdict.best, scored.hook_hash
         )

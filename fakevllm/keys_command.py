@@ -34,6 +34,13 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="Default: fakevllm.toml, where it exists.")
 ]
 
+# A proxy that runs keeps its keys when their file goes: it must be started again.
+_NOBODY = (
+    "It was the last: no app has a key now, and all get 401. Make one with `fakevllm keys add "
+    "NAME`; or, to serve without keys again, delete {path}, name no key file, and restart "
+    "`fakevllm serve`."
+)
+
 
 @app.command()
 def add(
@@ -81,9 +88,13 @@ def revoke(
     """End an app's key, for good."""
 
     def run() -> None:
+        import sys
+
         file = _file(key_file, run_dir, config)
         file.revoke(name, _now())
         print(f"The key of {name} is revoked.")
+        if all(key.revoked is not None for key in file.entries()):
+            print(_NOBODY.format(path=file.path), file=sys.stderr)
 
     guarded(run)
 

@@ -19,6 +19,7 @@ class WhileThere:
         self._receive = receive
         self._linger_s = linger_s
         self._is_ending = False
+        self._is_over = False
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
@@ -36,6 +37,7 @@ class WhileThere:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        self._is_over = True  # a callback that is scheduled already can no longer be removed
         self._watch.remove_done_callback(self._on_left)
         self._watch.cancel()
         if self._timer is not None:
@@ -46,6 +48,8 @@ class WhileThere:
                 raise ClientLeft("the app has left") from error
 
     def _on_left(self, watch: asyncio.Task[None]) -> None:
+        if self._is_over:
+            return
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._linger_s, self._end)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fakevllm.config import Config
 from fakevllm.hooks.worker import HookWorker
+from fakevllm.ledger.lock import LedgerLock
 from fakevllm.ledger.store import Ledger
 from fakevllm.metrics import Metrics
 from fakevllm.runner import Runner
@@ -59,6 +60,7 @@ async def open_proxy(config: Config) -> AsyncGenerator[Proxy]:
     async with contextlib.AsyncExitStack() as stack:
         dataset = config.dataset
         rows = read_tasks(dataset.file, dataset.field) if dataset.file is not None else []
+        stack.callback(LedgerLock(config.ledger_file).close)
         ledger = Ledger.open(config.ledger_file)
         stack.callback(ledger.close)
         # Who may guess a task's id must not get past a proxy that asks for keys.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 
 from fakevllm.reply import AppReply
@@ -13,9 +11,6 @@ from fakevllm_adapters.asgi import Headers, error_object
 from fakevllm_adapters.chat import end_of
 from fakevllm_adapters.errors import WireError, internal_error
 from fakevllm_adapters.sse import DONE, SseDecoder, encode
-
-REST_S = 0.1
-"""Below the time an answer may linger for, so that what was served counts as that."""
 
 
 async def relay(upstream: Upstream, request: Request, app: AppReply) -> Reply:
@@ -93,7 +88,6 @@ async def _stream(live: LiveReply, request: Request, app: AppReply, started: flo
                 await app.open(live.headers)
                 await app.write(shown, last=is_done)
             if is_done:
-                await _take_rest(live)
                 return Reply.of_events(taken, time.monotonic() - started)
         await app.open(live.headers)
         await app.write(end_of(request.exchange, taken), last=True)
@@ -103,14 +97,6 @@ async def _stream(live: LiveReply, request: Request, app: AppReply, started: flo
         taken += [encode(error.body), DONE]
         await app.write(request.exchange.broken(error.body), last=True)
     return Reply.of_events(taken, time.monotonic() - started)
-
-
-async def _take_rest(live: LiveReply) -> None:
-    """What is behind the end of a stream, so that its connection can be used again."""
-    with contextlib.suppress(TimeoutError, WireError):
-        async with asyncio.timeout(REST_S):
-            async for _ in live.chunks:
-                pass
 
 
 async def _refuse(request: Request, app: AppReply, reply: Reply) -> Reply:

@@ -18,7 +18,7 @@ from fakevllm import cli
 from fakevllm.config import Config, load
 from fakevllm.hooks.check import check
 from fakevllm.ledger.store import Ledger
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server import cli as server_cli
 
 ROOT = Path(__file__).parent.parent

@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
-
-from fakevllm_adapters import plain_yaml
+from pydantic import BaseModel, Field, FiniteFloat
 
 Json = dict[str, Any]
 
@@ -51,105 +48,6 @@ def parse_sibling(header: str) -> SiblingRef:
     if not group_id or not index.isdecimal():
         raise ValueError(f"{SIBLING_HEADER} must read <group id>/<index>, got {header!r}")
     return SiblingRef(group_id, int(index))
-
-
-class TrainJob(BaseModel):
-    """What to train and how. `[job]` in fakevllm.toml spells the same fields."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False
-    )
-
-    model: str | None = None
-    """Model folder. The server's own --model wins."""
-    num_repeat: int = Field(default=4, ge=1, le=256)
-    """Siblings per request (N)."""
-    batch_size: int = Field(default=8, ge=1)
-    """Groups per step."""
-    temperature: float = Field(default=1.0, gt=0)
-    """At which siblings are sampled. The lead keeps the app's own."""
-    algorithm: Literal[
-        "grpo",
-        "rloo",
-        "opo",
-        "grpo_passk",
-        "gpg",
-        "reinforce_plus_plus",
-        "reinforce_plus_plus_baseline",
-        "remax",
-    ] = "grpo"
-    """How rewards become advantages: fakevllm_server.algorithms."""
-    norm_adv_by_std_in_grpo: bool = True
-    """False is Dr. GRPO."""
-    std_floor: float = Field(default=0.05, gt=0)
-    """Least divisor of a group's centred rewards, so that judge noise is not blown up."""
-    loss: Literal["vanilla", "gspo", "cispo", "sapo", "geo_mean", "gpg"] = "vanilla"
-    loss_agg_mode: (
-        Literal[
-            "token-mean",
-            "token-sum",
-            "seq-mean-token-sum",
-            "seq-mean-token-mean",
-            "seq-mean-token-sum-norm",
-        ]
-        | None
-    ) = None
-    """From a loss per token to one number; None is the loss's own way."""
-    loss_unit: Literal["call", "timeline", "episode"] = "episode"
-    """What counts as one sequence."""
-    loss_scale_factor: float | None = Field(default=None, gt=0)
-    """Divisor of seq-mean-token-sum-norm; None is the longest unit of the step."""
-    lr: float = Field(default=1e-6, gt=0)
-    ppo_epochs: int = Field(default=1, ge=1)
-    """Optimiser updates per step, each over the whole batch."""
-    micro_batch_tokens: int = Field(default=4096, ge=1)
-    """Most padded tokens in one forward pass."""
-    clip_ratio_low: float | None = Field(default=None, gt=0)
-    clip_ratio_high: float | None = Field(default=None, gt=0)
-    """None is the loss's own bound."""
-    clip_ratio_c: float = Field(default=3.0, gt=1)
-    """Dual clip: bound of the ratio where the advantage is negative."""
-    grad_clip: float = Field(default=1.0, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    kl_loss_coef: float = Field(default=0.0, ge=0)
-    """Weight of the KL to the starting weights."""
-    kl_loss_type: Literal[
-        "k1", "kl", "k2", "mse", "k3", "low_var_kl", "k1+", "kl+", "k3+", "low_var_kl+"
-    ] = "low_var_kl"
-    entropy_coeff: float = Field(default=0.0, ge=0)
-    """Weight of the entropy bonus."""
-    tau_pos: float = Field(default=1.0, gt=0)
-    tau_neg: float = Field(default=1.05, gt=0)
-    bypass_mode: bool = True
-    """The engine's log-probabilities are the old policy's; False: the trainer computes its own."""
-    rollout_is: Literal["token", "sequence"] | None = None
-    rollout_is_threshold: str = "2.0"
-    rollout_rs: str | None = None
-    rollout_rs_threshold: str | None = None
-    max_staleness: int = Field(default=4, ge=0)
-    """Oldest weights a group may come from, in versions; older groups are dropped and counted."""
-    save_freq: int = Field(default=10, ge=1)
-    """Steps between checkpoints."""
-    total_training_steps: int | None = Field(default=None, ge=1)
-    """After this step the server keeps serving and stops training."""
-    seed: int = 0
-    control: Literal["none", "frozen", "shuffled"] = "none"
-    """Experiments that must not learn: no updates, or rewards shuffled inside each group."""
-
-    def as_yaml(self) -> str:
-        return yaml.safe_dump({"job": self.model_dump()}, sort_keys=False)
-
-    @staticmethod
-    def from_yaml(text: str) -> TrainJob:
-        """Raises ValueError (pydantic's ValidationError is one) for anything but a `job:`
-        mapping."""
-        try:
-            loaded: Any = plain_yaml.loads(text)
-        except yaml.YAMLError as error:
-            raise ValueError(f"not YAML: {error}") from None
-        if not isinstance(loaded, dict) or "job" not in loaded:
-            raise ValueError("expected a YAML mapping with the key `job`")
-        return TrainJob.model_validate(loaded["job"])
 
 
 class Task(BaseModel):

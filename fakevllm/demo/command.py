@@ -30,7 +30,7 @@ from fakevllm.replay.pace import room_at
 from fakevllm.replay.play import play
 from fakevllm.replay.players import EndpointPlayer
 from fakevllm.replay.proxy import register
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 
 HOOKS = Path(__file__).parent / "hooks"
 CONCURRENCY = 8

@@ -65,6 +65,8 @@ class HookProcess:
         writer: asyncio.StreamWriter,
     ) -> None:
         self.is_dead = False
+        self.end = ""
+        """Why it ended, once it has."""
         self._process = process
         self._holder = holder
         self._reader = reader
@@ -128,7 +130,8 @@ class HookProcess:
         if not answer.done():
             culprit = call_id if self._sync_id == call_id else self._holder.value or call_id
             self._process.kill()
-            self._lose(f"hook_timeout: {timeout_s:g} s", {culprit})
+            self.end = f"hook_timeout: {timeout_s:g} s"
+            self._lose(self.end, {culprit})
         self._sync_id = None if self._sync_id == call_id else self._sync_id
         return answer.result()
 
@@ -158,7 +161,9 @@ class HookProcess:
         suspects = (self._holder.value, self._sync_id)
         self.is_dead = True
         await asyncio.to_thread(self._process.join, EXIT_TIMEOUT_S)
-        self._lose(f"hook_crashed: the hook {self._how_it_ended()}", suspects)
+        crash = f"hook_crashed: the hook {self._how_it_ended()}"
+        self.end = self.end or crash
+        self._lose(crash, suspects)
 
     async def _read(self) -> Json:
         (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))

@@ -8,6 +8,7 @@ killed and started again, and the other calls that were in flight are made once 
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 from fakevllm.errors import HookError
@@ -19,6 +20,9 @@ ANSWER_GRACE_S = 1.0
 """After an async hook's time-out, for the process to say so before it counts as hung."""
 MAX_BACKOFF_S = 1.0
 """Between two starts of a process that keeps dying; longer would hold up the app."""
+
+
+log = logging.getLogger("fakevllm.hooks")
 
 
 class HookWorker:
@@ -115,13 +119,22 @@ class HookWorker:
             if self._is_closed:
                 raise HookError("the proxy is stopping")
             if self._process is None or self._process.is_dead:
-                if self._process is not None:
-                    await self._process.close()
+                before = self._process
+                if before is not None:
+                    await before.close()
                     if self._deaths:
                         await asyncio.sleep(min(MAX_BACKOFF_S, 0.1 * 2**self._deaths))
                     self._deaths += 1
                 self._process = await HookProcess.start(self._path, self._timeout_s)
+                if before is not None:
+                    log.warning("%s", _restarted(before, self._process))
             return self._process
+
+
+def _restarted(before: HookProcess, now: HookProcess) -> str:
+    told = f"hook process ended ({before.end}), started again"
+    old, new = before.info.content_hash, now.info.content_hash
+    return told if old == new else f"{told}; the hooks changed on disk: {old} -> {new}"
 
 
 def _packed(sibling: Sibling) -> Json:

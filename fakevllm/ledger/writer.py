@@ -24,9 +24,9 @@ Taken = TypeVar("Taken", contravariant=True)
 QUEUE_BOUND = 5_000
 """Some seconds of the busiest traffic, while another process holds the file's lock."""
 MAX_BATCH = 1_000
-GATHER_S = 0.05
-"""A change waits this long for company: a transaction costs more than a group. Who
-cannot wait drains."""
+GATHER_S = 0.01
+"""A change waits this long for company: a transaction costs more than a group. What a
+kill -9 finds waiting is in no ledger, so it is not long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from fakevllm_adapters.swarm import (
     LogReply,
     SuccessReply,
     SyncTrainConfigRequest,
-    TrainJob,
 )
+from fakevllm_adapters.train_job import TrainJob
 
 log = logging.getLogger("fakevllm.link")
 M = TypeVar("M", bound=BaseModel)

@@ -6,14 +6,15 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fakevllm_adapters.swarm import TrainedGroup, TrainJob
+from fakevllm_adapters.swarm import TrainedGroup
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.algorithms import ESTIMATORS
 from fakevllm_server.algorithms.loss_units import token_weight, unit_labels
 from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
 from fakevllm_server.backends.base import Batch, Call
 from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
-COMPARES_GROUPS = frozenset({"reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax"})
+TEACHES_TIES = frozenset({"reinforce_plus_plus", "reinforce_plus_plus_baseline"})
 """Algorithms whose advantages are not 0 where a group's rewards are equal."""
 
 
@@ -49,7 +50,7 @@ def plan_step(step: int, groups: Sequence[FinishedGroup], job: TrainJob) -> Plan
 
 def _teaches(group: FinishedGroup, job: TrainJob) -> bool:
     """KL and entropy pull on every call, a tied group's too; some advantages of ties are not 0."""
-    pulls = job.kl_loss_coef > 0 or job.entropy_coeff > 0 or job.algorithm in COMPARES_GROUPS
+    pulls = job.kl_loss_coef > 0 or job.entropy_coeff > 0 or job.algorithm in TEACHES_TIES
     return job.control != "frozen" and (group.has_signal or pulls)
 
 
@@ -86,7 +87,7 @@ def _outcome(group: FinishedGroup, episode: ScoredEpisode, reward: float) -> Out
         group.group_id,
         reward,
         sum(len(call.response_ids) for call in episode.calls if _trained(call)),
-        is_greedy={call.temperature for call in episode.calls} == {0.0},
+        is_greedy=episode.is_greedy,
     )
 
 

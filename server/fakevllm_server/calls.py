@@ -59,6 +59,10 @@ class ScoredEpisode:
     def trains(self) -> bool:
         return self.reward is not None and any(call.untrainable is None for call in self.calls)
 
+    @property
+    def is_greedy(self) -> bool:
+        return {call.temperature for call in self.calls} == {0.0}
+
 
 @dataclass(frozen=True, slots=True)
 class FinishedGroup:

@@ -45,8 +45,16 @@ class Taken:
 
 
 class Pool:
-    def __init__(self, num_repeat: int, refused: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        num_repeat: int,
+        refused: dict[str, str] | None = None,
+        *,
+        needs_greedy: bool = False,
+    ) -> None:
+        """`needs_greedy`: only a group with a scored greedy answer can be trained."""
         self._num_repeat = num_repeat
+        self._needs_greedy = needs_greedy
         self._open: OrderedDict[str, OpenGroup] = OrderedDict()  # by their last call
         self._finished: OrderedDict[str, FinishedGroup] = OrderedDict()
         self._by_task: OrderedDict[str, list[ScoredEpisode]] = OrderedDict()
@@ -106,7 +114,7 @@ class Pool:
             ScoredEpisode(i, reward, opened.calls.get(i, [])) for i, reward in enumerate(rewards)
         ]
         group = FinishedGroup(group_id, episodes)
-        reason = _why_not_pooled(group) if trains else "training_finished"
+        reason = self._why_not_pooled(group) if trains else "training_finished"
         if reason is None:
             self._keep(group)
         reply = EndGroupReply(
@@ -138,7 +146,7 @@ class Pool:
             return None
         del self._by_task[task_id]
         group = FinishedGroup(self._completion_id(task_id), episodes)
-        reason = _why_not_pooled(group)
+        reason = self._why_not_pooled(group)
         self._refused[group.group_id] = reason or "already_ended"
         if reason is not None:
             self.dropped[group.group_id] = reason
@@ -196,8 +204,13 @@ class Pool:
         if len(self._replies) > MAX_REPLIES:
             self._replies.popitem(last=False)
 
+    def _why_not_pooled(self, group: FinishedGroup) -> str | None:
+        scored = [episode for episode in group.episodes if episode.reward is not None]
+        lacks_greedy = self._needs_greedy and not any(episode.is_greedy for episode in scored)
+        return _why_untrainable(group) or ("no_greedy_answer" if lacks_greedy else None)
 
-def _why_not_pooled(group: FinishedGroup) -> str | None:
+
+def _why_untrainable(group: FinishedGroup) -> str | None:
     if len(group.rewards) < 2:
         return "fewer_than_two_rewards"
     if not any(episode.trains for episode in group.episodes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import ActionFailed, LossSpec, StepMetrics, Trainer
 from fakevllm_server.batch import PlannedStep, plan_step
 from fakevllm_server.calls import FinishedGroup

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from fakevllm_adapters.errors import WireError, unavailable
 from fakevllm_adapters.keys import new_id
-from fakevllm_adapters.swarm import EngineStatus, TrainJob
+from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server.algorithms import NEEDS_GREEDY
 from fakevllm_server.backends.base import Endpoint
 from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.backends.table import open_backend
@@ -81,7 +83,7 @@ class Swarm:
         assert self.job is not None, "sync a job first"
         rollout, trainer = self._specs(self.config.model or self.job.model)
         backend = open_backend(rollout, trainer, self.config.weights_dir)
-        self.pool = Pool(self.job.num_repeat)
+        self.pool = Pool(self.job.num_repeat, needs_greedy=self.job.algorithm in NEEDS_GREEDY)
         self.engine.move(EngineStatus.BOOTING, time.monotonic())
         self._loop = TrainLoop(
             self.job,

@@ -1,13 +1,13 @@
 import math
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fakevllm_adapters.swarm import (
     EndGroupRequest,
-    TrainJob,
     WorkflowOutput,
     pack_floats,
     pack_ids,
@@ -15,6 +15,7 @@ from fakevllm_adapters.swarm import (
     unpack_floats,
     unpack_ids,
 )
+from fakevllm_adapters.train_job import TrainJob
 
 
 def test_a_job_survives_its_yaml() -> None:
@@ -22,7 +23,25 @@ def test_a_job_survives_its_yaml() -> None:
     assert TrainJob.from_yaml(job.as_yaml()) == job
 
 
-@pytest.mark.parametrize("text", ["", "a: [", "[1]", "ajet: {}", "job: {frobnicate: 1}"])
+def test_a_job_sends_only_what_it_sets_so_that_older_servers_know_every_field() -> None:
+    sent = yaml.safe_load(TrainJob(lr=3e-5, clip_ratio_high=0.3, seed=0).as_yaml())
+    assert sent == {"job": {"lr": 3e-5, "clip_ratio_high": 0.3}}
+    assert TrainJob.from_yaml(TrainJob().as_yaml()) == TrainJob()
+
+
+@pytest.mark.parametrize(
+    ("written", "threshold"), [("2", "2"), ("2.5", "2.5"), ('"0.5_2"', "0.5_2")]
+)
+def test_a_threshold_may_be_a_plain_number(written: str, threshold: str) -> None:
+    text = f"job: {{rollout_is_threshold: {written}, rollout_rs_threshold: {written}}}"
+    job = TrainJob.from_yaml(text)
+    assert (job.rollout_is_threshold, job.rollout_rs_threshold) == (threshold, threshold)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a: [", "[1]", "ajet: {}", "job: {frobnicate: 1}", "job: {rollout_is_threshold: true}"],
+)
 def test_what_is_no_job_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
         TrainJob.from_yaml(text)

@@ -1,8 +1,9 @@
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server.algorithms import ESTIMATORS, NEEDS_GREEDY
 from fakevllm_server.algorithms.loss_spec import OWN, Bounds, LossSpec, own_settings
 
 
@@ -34,6 +35,10 @@ from fakevllm_server.algorithms.loss_spec import OWN, Bounds, LossSpec, own_sett
             {"rollout_rs": "token_k3", "rollout_rs_threshold": "0.5_2"},
             "of token_k3 is one number, got '0.5_2'",
         ),
+        (
+            {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.5"},
+            "of seq_mean_k1 needs HIGH >= 1, or LOW_HIGH, got '0.5'",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_told_in_one_line(
@@ -47,6 +52,16 @@ def test_settings_that_make_no_sense_are_told_in_one_line(
 def test_each_rejection_has_its_own_threshold() -> None:
     spec = LossSpec(rollout_rs="token_k1, seq_mean_k3", rollout_rs_threshold="4, 0.1")
     assert spec.rejections == {"token_k1": Bounds(0.25, 4.0), "seq_mean_k3": Bounds(None, 0.1)}
+
+
+@pytest.mark.parametrize("nothing", ["", ",", " , "])
+def test_a_list_of_no_rejections_rejects_nothing(nothing: str) -> None:
+    assert LossSpec.of(TrainJob(rollout_rs=nothing)).rejections == {}
+
+
+def test_a_k1_may_have_bounds_that_are_both_below_one() -> None:
+    spec = LossSpec(rollout_rs="token_k1", rollout_rs_threshold="0.5_0.9")
+    assert spec.rejections == {"token_k1": Bounds(0.5, 0.9)}
 
 
 def test_one_threshold_is_for_all_rejections() -> None:
@@ -86,3 +101,50 @@ def test_a_job_that_names_no_bounds_gets_the_losses_own() -> None:
     assert (spec.clip_ratio_low, spec.clip_ratio_high) == (3e-4, 0.1)
     assert spec.loss_agg_mode == "seq-mean-token-mean"
     assert LossSpec.of(TrainJob()) == LossSpec()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"loss": "sapo", "clip_ratio_low": 0.1}, "clip_ratio_low .* loss = sapo does not clip"),
+        ({"loss": "gpg", "clip_ratio_high": 0.1}, "clip_ratio_high .* loss = gpg does not clip"),
+        ({"loss": "gspo", "clip_ratio_c": 5.0}, "clip_ratio_c .* for loss = vanilla"),
+        ({"tau_pos": 2.0}, "tau_pos .* for loss = sapo"),
+        ({"loss": "gspo", "tau_neg": 2.0}, "tau_neg .* for loss = sapo"),
+        ({"loss_scale_factor": 8.0}, "loss_scale_factor .* = seq-mean-token-sum-norm"),
+        ({"rollout_is_threshold": "3"}, "rollout_is_threshold .* for rollout_is: take it out"),
+        ({"rollout_rs_threshold": "3"}, "rollout_rs_threshold .* for rollout_rs: take it out"),
+        ({"rollout_rs": ",", "rollout_rs_threshold": "3"}, "rollout_rs_threshold .* for rollout"),
+    ],
+)
+def test_a_setting_that_nothing_would_read_is_told_in_one_line(
+    settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{told}") as raised:
+        LossSpec.of(TrainJob(**settings))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loss": "sapo", "tau_pos": 2.0, "tau_neg": 3.0},
+        {"loss": "cispo", "clip_ratio_low": 1.0, "clip_ratio_high": 0.3},
+        {"clip_ratio_c": 5.0},
+        {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 8.0},
+        {"loss": "gpg", "rollout_is": "token", "rollout_is_threshold": "3"},
+        {"rollout_rs": "token_k1", "rollout_rs_threshold": "3"},
+    ],
+)
+def test_a_setting_that_is_read_is_in_the_spec(settings: dict[str, Any]) -> None:
+    spec = LossSpec.of(TrainJob(**settings))
+    assert {name: getattr(spec, name) for name in settings if name != "loss"} == {
+        name: value for name, value in settings.items() if name != "loss"
+    }
+
+
+def test_a_job_may_name_every_loss_and_algorithm_there_is_and_no_other() -> None:
+    fields = TrainJob.model_fields
+    assert set(get_args(fields["loss"].annotation)) == set(OWN)
+    assert set(get_args(fields["algorithm"].annotation)) == set(ESTIMATORS)
+    assert set(ESTIMATORS) >= NEEDS_GREEDY

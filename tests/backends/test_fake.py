@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_adapters.vllm_chat import parse_chat_request
 from fakevllm_server.backends.base import Batch, Call, LossSpec
 from fakevllm_server.backends.completion import Completion

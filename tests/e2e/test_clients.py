@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
 import httpx
@@ -16,7 +16,7 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from fakevllm_adapters.swarm import LogReply
-from tests.e2e.ledgers import rows, wait_for_groups
+from tests.e2e.ledgers import rows
 from tests.e2e.processes import Process, wait_until
 from tests.e2e.stack import ALIAS, BOTH, CHAT, HELLO, VALID, Stack, post
 
@@ -26,6 +26,18 @@ UNIQUE = ("id", "created")
 
 def client_of(process: Process) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{process.url}/v1", api_key="sk-test", max_retries=0)
+
+
+def groups_of(proxy: Process, questions: Collection[str]) -> list[Any]:
+    """Those that asked them, oldest first, once there are so many: the ledger is written a moment
+    after the app has been answered."""
+
+    def found() -> list[Any]:
+        groups = rows(proxy, "select * from groups order by received_at")
+        return [group for group in groups if group["question"] in questions]
+
+    wait_until(lambda: len(found()) >= len(questions), 20, "the groups of these questions")
+    return found()
 
 
 def comparable(answer: Any) -> Any:
@@ -165,15 +177,15 @@ def test_every_request_has_one_group_its_siblings_and_exactly_one_served(
 ) -> None:
     proxy = stack.proxy(siblings)
     num_siblings = 1 if siblings == "one" else 3
-    before = len(rows(proxy, "select * from groups"))
-    questions = [f"[[say number {number}]]" for number in range(5)]
-    for question in questions:
+    mode = "streamed" if streamed else "whole"
+    texts = {f"[[say {mode} number {number}]]": f"{mode} number {number}" for number in range(5)}
+    for question in texts:
         message = {"role": "user", "content": question}
         assert post(proxy, VALID | {"messages": [message], "stream": streamed}).status_code == 200
 
-    groups = wait_for_groups(proxy, before + len(questions))[before:]
-    assert [group["question"] for group in groups] == questions
-    for number, group in enumerate(groups):
+    groups = groups_of(proxy, texts)
+    assert [group["question"] for group in groups] == list(texts)
+    for text, group in zip(texts.values(), groups, strict=True):
         assert (group["num_siblings"], group["streamed"]) == (num_siblings, streamed)
         assert (group["status"], group["route"]) == (200, CHAT)
         found = rows(
@@ -182,16 +194,17 @@ def test_every_request_has_one_group_its_siblings_and_exactly_one_served(
             group["group_id"],
         )
         assert [sibling["index"] for sibling in found] == list(range(num_siblings))
-        assert [sibling["text"] for sibling in found] == [f"number {number}"] * num_siblings
+        assert [sibling["text"] for sibling in found] == [text] * num_siblings
         served = [sibling["index"] for sibling in found if sibling["served"]]
         assert served == [group["served_index"]]
 
 
 def test_a_refused_request_is_one_failed_group_with_none_served(stack: Stack) -> None:
     for proxy in (stack.one, stack.three):
-        before = len(rows(proxy, "select * from groups"))
-        assert post(proxy, VALID | {"max_tokens": -3}).status_code == 400
-        (group,) = wait_for_groups(proxy, before + 1)[before:]
+        messages = [{"role": "user", "content": "refuse me"}]
+        refused = VALID | {"max_tokens": -3, "messages": messages}
+        assert post(proxy, refused).status_code == 400
+        (group,) = groups_of(proxy, ["refuse me"])
         assert (group["state"], group["status"], group["served_index"]) == ("failed", 400, None)
 
 

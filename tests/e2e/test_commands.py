@@ -53,7 +53,7 @@ def assert_mistake(done: subprocess.CompletedProcess[str], mend: str) -> None:
         ((*PROXY, "keys", "add", "two words"), "a name is 1 to 64 letters"),
         ((*PROXY, "keys", "revoke", "app", "--key-file", "revoked"), "app has no key in revoked"),
         ((*PROXY, "keys", "list", "--config", "nowhere.toml"), "nowhere.toml cannot be read"),
-        ((*PROXY, "serve", "--n", "0"), "`job.num_repeat`"),
+        ((*PROXY, "serve", "--n", "0"), "`--n` (`job.num_repeat`)"),
         ((*PROXY, "serve", "--swarm", "localhost:10086"), "http://HOST:PORT"),
         ((*PROXY, "serve", "--port", "0", "--run-dir", "taken"), "taken"),
         ((*PROXY, "demo", "--backend", "fake", "--run-dir", "taken"), "another --run-dir"),
@@ -96,6 +96,24 @@ def test_a_port_in_use_is_refused_with_the_mend(tmp_path: Path, command: tuple[s
         taken.listen()
         port = str(taken.getsockname()[1])
         assert_mistake(run(tmp_path, *command, "--port", port), "choose another --port")
+
+
+def test_a_second_proxy_on_a_run_directory_is_refused_and_a_reader_is_not(
+    processes: Processes, yes_hooks: Path
+) -> None:
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2")
+    second = (*PROXY, "serve", "--port", "0", "--run-dir", str(proxy.folder))
+    assert_mistake(run(processes.folder, *second), "is used by another proxy: choose another")
+    with openai.OpenAI(base_url=f"{proxy.url}/v1", api_key="any") as app:
+        app.chat.completions.create(model="fake", messages=[{"role": "user", "content": "well?"}])
+    wait_for_groups(proxy, 1)
+    ledger = str(proxy.folder / "ledger.sqlite")
+    read = run(processes.folder, *PROXY, "check-hook", str(yes_hooks), "--ledger", ledger)
+    assert read.returncode == 0 and "question: well?" in read.stdout, read.stdout + read.stderr
+    assert proxy.kill() < 0
+    proxy.start()
+    proxy.wait_until_healthy()
 
 
 def test_check_hook_shows_a_table_and_fails_for_a_hook_that_raises(tmp_path: Path) -> None:
@@ -182,7 +200,12 @@ def test_a_key_is_shown_once_listed_by_its_fingerprint_and_revoked_for_good(
     assert "my-app" in listed and fingerprint(key) in listed and key not in listed
     kept = (tmp_path / "run" / "keys").read_text()
     assert key not in kept and hashlib.sha256(key.encode()).hexdigest() in kept
-    assert run(tmp_path, *PROXY, "keys", "revoke", "my-app").returncode == 0
+    assert run(tmp_path, *PROXY, "keys", "add", "other").returncode == 0
+    revoked = run(tmp_path, *PROXY, "keys", "revoke", "my-app")
+    assert revoked.returncode == 0 and not revoked.stderr
+    last = run(tmp_path, *PROXY, "keys", "revoke", "other")
+    assert last.returncode == 0 and "no app has a key now, and all get 401" in last.stderr
+    assert "without keys again, delete run/keys" in last.stderr
     assert_mistake(run(tmp_path, *PROXY, "serve", "--port", "0"), "holds no key that is good")
     again = run(tmp_path, *PROXY, "keys", "add", "my-app")
     assert again.returncode == 0 and again.stdout.strip() != key

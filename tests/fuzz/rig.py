@@ -18,7 +18,8 @@ import uvicorn
 from fakevllm.app import create_app as proxy_app
 from fakevllm.config import Config
 from fakevllm.proxy import open_proxy
-from fakevllm_adapters.swarm import EngineStatus, TrainJob
+from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.app import create_app as server_app
 from fakevllm_server.backends.base import Endpoint
 from fakevllm_server.backends.door import create_app as engine_app

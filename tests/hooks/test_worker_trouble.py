@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,48 @@ def on_compute_relative_reward(v, a, q):
     await worker.close()
     for outcome in (await during, await reward(worker, "a")):
         assert outcome.reason is not None and "the proxy is stopping" in outcome.reason
+
+
+DIES_ON_REQUEST = """
+import os
+def on_compute_relative_reward(v, a, q):
+    if q == "die":
+        os._exit(3)
+    return [1]
+"""
+
+
+async def test_a_restarted_hook_process_is_told_and_so_are_hooks_that_changed_meanwhile(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fakevllm.hooks")
+    worker = await start(DIES_ON_REQUEST)
+    first = worker.info.content_hash
+    await reward(worker, "a", question="die")
+    await reward(worker, "a")
+    (tmp_path / "hook.py").write_text(DIES_ON_REQUEST.replace("[1]", "[2]"))
+    assert (await reward(worker, "a")).rewards == [1.0]
+    await reward(worker, "a", question="die")
+    assert (await reward(worker, "a")).rewards == [2.0]
+    crash = "hook_crashed: the hook ended its process with exit code 3"
+    told = f"hook process ended ({crash}), started again"
+    changed = f"{told}; the hooks changed on disk: {first} -> {worker.info.content_hash}"
+    assert caplog.messages == [told, changed]
+
+
+async def test_a_hang_is_told_as_the_end_of_the_process(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = await start(
+        """
+import threading
+def on_compute_relative_reward(v, a, q):
+    if q == "hang":
+        threading.Event().wait(600)
+    return [1]
+""",
+        timeout_s=0.4,
+    )
+    await reward(worker, "a", question="hang")
+    await reward(worker, "a")
+    assert caplog.messages == ["hook process ended (hook_timeout: 0.4 s), started again"]

@@ -43,6 +43,29 @@ def test_a_bad_key_is_named_with_what_would_be_right(
         load(written(tmp_path, text), {})
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"job": {"num_repeat": 0}}, r"^`--n` \(`job.num_repeat`\): .*\(got 0\)\.$"),
+        ({"proxy": {"port": 70000}}, r"^`--port` \(`proxy.port`\): .*\(got 70000\)\.$"),
+        ({"swarm": {"url": "x:1"}}, r"^`--swarm` \(`swarm.url`\): write it as http://HOST:PORT"),
+        ({"models": {"aliases": [5]}}, r"^`--alias` \(`models.aliases.0`\): "),
+    ],
+)
+def test_a_bad_flag_is_named_as_it_was_written(
+    tmp_path: Path, flags: dict[str, dict[str, object]], message: str
+) -> None:
+    for file in (None, written(tmp_path, "[job]\nlr = 1e-4\n")):
+        with pytest.raises(ConfigError, match=message):
+            load(file, flags)
+
+
+def test_a_bad_value_of_the_file_is_not_blamed_on_a_flag(tmp_path: Path) -> None:
+    file = written(tmp_path, "[job]\nnum_repeat = 0\n")
+    with pytest.raises(ConfigError, match=r"^`job.num_repeat` in .*fakevllm.toml: "):
+        load(file, {"job": {"num_repeat": None}, "proxy": {"port": 1}})
+
+
 def test_listening_to_the_world_needs_a_key(tmp_path: Path) -> None:
     flags = {"host": "0.0.0.0", "run_dir": tmp_path}
     with pytest.raises(ConfigError, match=r"reachable from outside.*keys add.*--key-file"):

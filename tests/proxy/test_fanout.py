@@ -58,3 +58,9 @@ def test_the_served_sibling_has_answered_and_none_beats_it(
         best = rewards[verdict.best]
         assert best is not None
         assert all(reward is None or reward <= best for reward in rewards.values())
+
+
+def test_of_equal_bests_one_that_can_be_shown_is_drawn() -> None:
+    for seed in range(20):
+        verdict = decide([0, 1, 2], {0: 1.0, 1: 1.0, 2: 0.0}, random.Random(seed), showable=[1, 2])
+        assert (verdict.served, verdict.best) == (1, 1)

@@ -93,3 +93,24 @@ async def test_a_block_that_ends_in_an_error_of_its_own_as_the_app_leaves_keeps_
                 raise KeyError
     own = asyncio.current_task()
     assert own is not None and own.cancelling() == 0
+
+
+@pytest.mark.parametrize("linger_s", [0.0, 0.01])
+async def test_an_app_that_leaves_as_its_block_ends_cancels_nothing_behind_it(
+    linger_s: float,
+) -> None:
+    app, work, waiting = App(), asyncio.Event(), asyncio.Event()
+
+    async def block() -> str:
+        async with WhileThere(app.receive, linger_s):
+            waiting.set()
+            await work.wait()
+        await asyncio.sleep(0.05)
+        return "went on"
+
+    task = asyncio.create_task(block())
+    await waiting.wait()
+    await asyncio.sleep(0)
+    app.left.set()
+    work.set()
+    assert await task == "went on"

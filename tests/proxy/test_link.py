@@ -16,7 +16,7 @@ from yarl import URL
 
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.link import SwarmLink, mend_of
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 from tests.proxy.odd_swarm import ROLLING, OddSwarm, until
 
 

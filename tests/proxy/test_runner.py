@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from fakevllm.config import Config
-from fakevllm.group import GroupDraft
+from fakevllm.group import NOT_SHOWN, GroupDraft
 from fakevllm.ledger.store import Ledger
 from fakevllm.runner import Runner
 from fakevllm.settling import Settling
@@ -21,7 +22,8 @@ from fakevllm.upstream import LiveReply, Reply, Upstream
 from fakevllm_adapters.base import Engine
 from fakevllm_adapters.registry import ADAPTERS
 from fakevllm_adapters.sse import DONE
-from fakevllm_adapters.swarm import Task, TrainJob
+from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.train_job import TrainJob
 
 ADAPTER = ADAPTERS["chat"]
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -133,3 +135,40 @@ async def test_each_sibling_has_a_request_id_of_its_own() -> None:
     ids = sorted(headers["X-Request-Id"] for headers in upstream.headers)
     assert ids == ["abc", "abc-1", "abc-2"]
     await upstream.close()
+
+
+class Whole(Scripted):
+    """Answers one body that is no stream."""
+
+    @asynccontextmanager
+    async def live(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> AsyncGenerator[LiveReply]:
+        yield LiveReply(200, [(b"content-type", b"application/json")], False, self._drip())
+
+
+async def test_an_answer_the_apps_format_cannot_tell_is_no_served_one_in_the_ledger(
+    ledger: Ledger,
+) -> None:
+    call: dict[str, Any] = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "f", "arguments": '{"a": '},
+    }
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    choice = {"index": 0, "message": message, "finish_reason": "length"}
+    answer = {"id": "x", "object": "chat.completion", "model": "m", "choices": [choice]}
+    adapter = ADAPTERS["messages"]
+    asked = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+    cut = Request("r1", adapter, b"{}", b"{}", adapter.open(asked, Engine()), {})
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    async with running(Whole([orjson.dumps(answer)]), ledger) as runner:
+        await runner.handle(cut, GroupDraft(cut, Task(), None), stays, send)
+    assert sent[0]["status"] == 500 and ledger.drain()
+    found = ledger.group("r1")
+    assert found is not None
+    assert (found.state, found.reason, found.status) == ("failed", NOT_SHOWN, 500)

@@ -13,7 +13,8 @@ import pytest
 from fakevllm.ledger.store import Ledger
 from fakevllm.settling import Settling
 from fakevllm.swarm.link import SwarmLink
-from fakevllm_adapters.swarm import EndGroupReply, SuccessReply, TrainJob
+from fakevllm_adapters.swarm import EndGroupReply, SuccessReply
+from fakevllm_adapters.train_job import TrainJob
 from tests.ledger.ledger_cases import group
 from tests.proxy.odd_swarm import OddSwarm, until
 

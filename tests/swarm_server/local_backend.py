@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from pathlib import Path
 
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import Batch, Endpoint, LossSpec, Started, StepMetrics
 from fakevllm_server.backends.fake import FakeEngine
 

@@ -9,7 +9,8 @@ from typing import Generic, TypeVar
 
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import EngineStatus, SiblingRef, TrainJob
+from fakevllm_adapters.swarm import EngineStatus, SiblingRef
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server import trainer
 from fakevllm_server.backends.base import Backend, Endpoint
 from fakevllm_server.checkpoints import Checkpoints

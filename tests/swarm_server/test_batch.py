@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.batch import PlannedStep, plan_step
 from fakevllm_server.calls import FinishedGroup, ScoredEpisode
 
@@ -43,3 +45,13 @@ def test_calls_of_an_episode_are_one_unit_of_the_loss_or_several() -> None:
 
 def test_an_algorithm_that_compares_with_the_whole_step_trains_tied_groups_too() -> None:
     assert planned([1.0, 1.0], algorithm="reinforce_plus_plus").trained[0].siblings == [0, 1]
+
+
+def test_remax_trains_what_differs_from_the_greedy_answer_and_no_ties() -> None:
+    greedy = replace(call(), temperature=0.0, logprobs=None, untrainable="greedy")
+    for sampled, siblings in ((1.0, [1]), (0.5, [])):
+        episodes = [ScoredEpisode(0, 0.5, [greedy]), ScoredEpisode(1, sampled, [call()])]
+        job = TrainJob(algorithm="remax")
+        plan = plan_step(1, [FinishedGroup("g", episodes)], job)
+        assert plan.trained[0].siblings == siblings
+        assert [call.advantage for call in plan.batch.calls] == [0.5] * len(siblings)

@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -61,6 +62,21 @@ def test_a_group_without_any_trainable_call_says_why() -> None:
         pool.add_call(SiblingRef("g", index), call(untrainable="missing_logprob"), now=0.0)
     reply = pool.end_group("g", [1.0, 0.0], step=1)
     assert reply.failure_reason == "no_trainable_call: missing_logprob"
+
+
+def test_a_group_without_a_greedy_answer_is_not_pooled_where_one_is_needed() -> None:
+    pool = Pool(num_repeat=2, needs_greedy=True)
+    captured(pool, "g")
+    reply = pool.end_group("g", [1.0, 0.0], step=1)
+    assert (reply.success, reply.pooled, reply.failure_reason) == (True, False, "no_greedy_answer")
+
+    pool.add_episode("sampled", 1.0, [call()])
+    assert pool.add_episode("sampled", 0.0, [call()]) is None
+    assert list(pool.take_dropped().values()) == ["no_greedy_answer"]
+
+    greedy = replace(call(), temperature=0.0, logprobs=None, untrainable="greedy")
+    pool.add_episode("with greedy", 1.0, [greedy])
+    assert pool.add_episode("with greedy", 0.0, [call()]) is not None
 
 
 def test_after_the_last_step_groups_are_answered_and_not_pooled() -> None:

@@ -8,7 +8,8 @@ from swarm_server.local_backend import LocalBackend
 from swarm_server.loops import JOB, Run
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import EngineStatus, SiblingRef, TrainedGroup, TrainJob
+from fakevllm_adapters.swarm import EngineStatus, SiblingRef, TrainedGroup
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server import back_off, steps, trainer
 from fakevllm_server.backends.base import (
     ActionFailed,

@@ -10,7 +10,8 @@ from swarm_server import local_parts
 from swarm_server.local_parts import LocalRollout, LocalTrainer
 from swarm_server.loops import JOB, Run
 
-from fakevllm_adapters.swarm import EngineStatus, TrainJob
+from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server import back_off, steps, trainer
 from fakevllm_server.backends import pair
 from fakevllm_server.backends.base import ActionFailed, BackendError

@@ -36,3 +36,5 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 """TrainJob.algorithm, as verl's `adv_estimator` spells it -> all scored episodes of a step ->
 an advantage for each trained token of each."""
+NEEDS_GREEDY = frozenset({"remax"})
+"""Algorithms that compare with an answer sampled at temperature 0."""

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import Aggregation, KlType, LossUnit, TrainJob
 
-AGGREGATIONS = (
-    "token-mean",
-    "token-sum",
-    "seq-mean-token-sum",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum-norm",
-)
-UNITS = ("call", "timeline", "episode")
-KL_TYPES = ("k1", "kl", "k2", "mse", "k3", "low_var_kl", "k1+", "kl+", "k3+", "low_var_kl+")
+AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
+UNITS: tuple[str, ...] = get_args(LossUnit)
+KL_TYPES: tuple[str, ...] = get_args(KlType)
 REJECTIONS = (
     "token_k1",
     "token_k2",
@@ -48,10 +42,10 @@ OWN: dict[str, Own] = {
     "geo_mean": Own(0.4, 0.4, "seq-mean-token-mean"),
     "gpg": Own(0.0, 0.0, "token-mean"),
 }
-"""sapo and gpg do not clip."""
 COUPLED = frozenset({"gspo", "geo_mean"})
 """One ratio for all tokens of a unit."""
 WITHOUT_RATIO = frozenset({"gpg"})
+WITHOUT_CLIP = frozenset({"sapo", "gpg"})
 
 
 class Bounds(NamedTuple):
@@ -96,7 +90,9 @@ class LossSpec:
 
     @staticmethod
     def of(job: TrainJob) -> LossSpec:
+        """Refuses settings that nothing would read, too."""
         own = own_settings(job.loss)
+        _refuse_unread(job, job.loss_agg_mode or own.loss_agg_mode)
         return LossSpec(
             name=job.loss,
             clip_ratio_low=_or(job.clip_ratio_low, own.clip_ratio_low),
@@ -150,9 +146,9 @@ class LossSpec:
     @property
     def rejections(self) -> dict[str, Bounds]:
         """Each of `rollout_rs` with its own threshold."""
-        if self.rollout_rs is None:
+        names = _parts(self.rollout_rs or "")
+        if not names:
             return {}
-        names = _parts(self.rollout_rs)
         for name in names:
             _one_of("rollout_rs", name, REJECTIONS)
         thresholds = _parts(self.rollout_rs_threshold or "")
@@ -171,6 +167,28 @@ def own_settings(name: str) -> Own:
     return OWN[name]
 
 
+def _refuse_unread(job: TrainJob, loss_agg_mode: str) -> None:
+    """Raises ValueError for a setting that differs from its default and would change nothing."""
+    clips = (job.loss not in WITHOUT_CLIP, f"loss = {job.loss} does not clip")
+    is_sapo = (job.loss == "sapo", "it is for loss = sapo")
+    read = {
+        "clip_ratio_low": clips,
+        "clip_ratio_high": clips,
+        "clip_ratio_c": (job.loss == "vanilla", "it is for loss = vanilla"),
+        "tau_pos": is_sapo,
+        "tau_neg": is_sapo,
+        "loss_scale_factor": (
+            loss_agg_mode == "seq-mean-token-sum-norm",
+            "it is for loss_agg_mode = seq-mean-token-sum-norm",
+        ),
+        "rollout_is_threshold": (job.rollout_is is not None, "it is for rollout_is"),
+        "rollout_rs_threshold": (bool(_parts(job.rollout_rs or "")), "it is for rollout_rs"),
+    }
+    for setting, (is_read, why) in read.items():
+        if not is_read and getattr(job, setting) != TrainJob.model_fields[setting].default:
+            raise ValueError(f"{setting} would change nothing, {why}: take it out")
+
+
 def _or(value: float | None, own: float) -> float:
     return own if value is None else value
 
@@ -178,7 +196,13 @@ def _or(value: float | None, own: float) -> float:
 def _rejection_bounds(name: str, text: str) -> Bounds:
     bounds = _bounds("rollout_rs_threshold", text)
     if name.endswith("k1"):
-        return bounds if bounds.low is not None else Bounds(1 / bounds.high, bounds.high)
+        if bounds.low is not None:
+            return bounds
+        if bounds.high < 1:
+            raise ValueError(
+                f"rollout_rs_threshold of {name} needs HIGH >= 1, or LOW_HIGH, got {text!r}"
+            )
+        return Bounds(1 / bounds.high, bounds.high)
     if bounds.low is not None:
         raise ValueError(f"rollout_rs_threshold of {name} is one number, got {text!r}")
     return bounds

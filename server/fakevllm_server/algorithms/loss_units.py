@@ -95,40 +95,53 @@ def call_shares(calls: Sequence[Counted], spec: LossSpec) -> list[CallShare]:
     >>> [share.scale for share in shares]
     [0.25, 0.25]
     """
-    numbers: dict[Hashable, int] = {}
-    weights: defaultdict[Hashable, float] = defaultdict(float)
-    lengths: defaultdict[Hashable, int] = defaultdict(int)
-    for call in calls:
-        numbers.setdefault(call.unit, len(numbers))
-        if call.weight > 0:
-            weights[call.unit] += call.weight * call.num_tokens
-            lengths[call.unit] += call.num_tokens
-    total = sum(weights.values())
-    num_units = sum(weight > 0 for weight in weights.values())
-    longest = spec.loss_scale_factor or max(lengths.values(), default=0)
-
-    def divisor(unit: Hashable) -> float:
-        match spec.loss_agg_mode:
-            case "token-mean":
-                return total
-            case "token-sum":
-                return 1.0
-            case "seq-mean-token-sum":
-                return num_units
-            case "seq-mean-token-mean":
-                return num_units * weights[unit]
-            case _:
-                return num_units * longest
-
+    totals = _Totals.of(calls)
+    numbers = {unit: number for number, unit in enumerate(totals.lengths)}
     return [
         CallShare(
             unit=numbers[call.unit],
-            unit_tokens=lengths[call.unit],
-            scale=_share(call, divisor(call.unit)),
-            token_share=_share(call, total),
+            unit_tokens=totals.lengths[call.unit],
+            scale=_share(call, totals.divisor(call.unit, spec)),
+            token_share=_share(call, totals.weight),
         )
         for call in calls
     ]
+
+
+class _Totals(NamedTuple):
+    """Of all tokens of a step that are in the loss."""
+
+    weights: dict[Hashable, float]
+    """By unit."""
+    lengths: dict[Hashable, int]
+    weight: float
+    num_units: int
+    longest: int
+
+    @staticmethod
+    def of(calls: Sequence[Counted]) -> _Totals:
+        weights: defaultdict[Hashable, float] = defaultdict(float)
+        lengths: defaultdict[Hashable, int] = defaultdict(int)
+        for call in calls:
+            is_counted = call.weight > 0
+            weights[call.unit] += call.weight * call.num_tokens if is_counted else 0.0
+            lengths[call.unit] += call.num_tokens if is_counted else 0
+        num_units = sum(weight > 0 for weight in weights.values())
+        longest = max(lengths.values(), default=0)
+        return _Totals(weights, lengths, sum(weights.values()), num_units, longest)
+
+    def divisor(self, unit: Hashable, spec: LossSpec) -> float:
+        match spec.loss_agg_mode:
+            case "token-mean":
+                return self.weight
+            case "token-sum":
+                return 1.0
+            case "seq-mean-token-sum":
+                return self.num_units
+            case "seq-mean-token-mean":
+                return self.num_units * self.weights[unit]
+            case _:
+                return self.num_units * (spec.loss_scale_factor or self.longest)
 
 
 def _share(call: Counted, divisor: float) -> float:

@@ -14,8 +14,8 @@ from fakevllm_adapters.swarm import (
     LogReply,
     SuccessReply,
     SyncTrainConfigRequest,
-    TrainJob,
 )
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.algorithms.loss_spec import LossSpec
 from fakevllm_server.api.refusals import ClearRoute
 from fakevllm_server.config import ConfigError

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from fakevllm_adapters.swarm import TrainJob, pack_floats, pack_ids, unpack_floats, unpack_ids
+from fakevllm_adapters.swarm import pack_floats, pack_ids, unpack_floats, unpack_ids
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_adapters.vllm_chat import ChatRequest
 from fakevllm_server.algorithms.loss_spec import LossSpec as LossSpec
 from fakevllm_server.backends.sampling import Sampling, Token

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import (
     ActionFailed,
     BackendError,

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import Batch, Call, LossSpec, TokenEngine, TrainEngine
 from fakevllm_server.backends.partial_step import PartialStep
 

@@ -30,7 +30,7 @@ import orjson
 
 from fakevllm_adapters.chat import text_of
 from fakevllm_adapters.errors import bad_request, not_supported
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_adapters.vllm_chat import ChatRequest
 from fakevllm_adapters.vllm_grammar import Grammar
 from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics

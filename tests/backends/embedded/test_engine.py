@@ -22,7 +22,7 @@ from backends.embedded.driving import (
 from backends.embedded.learning import success, train_on_sums
 
 from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec
 from fakevllm_server.backends.embedded.draft import Draft
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine

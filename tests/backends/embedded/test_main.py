@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 from backends.embedded.driving import SPEC, random_calls
 
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import Batch
 from fakevllm_server.backends.child import ChildEngine
 from fakevllm_server.backends.spec import EngineSpec

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fakevllm_server.backends.base import BackendError, Call
-from fakevllm_server.backends.embedded.micro_batches import num_tokens
+from fakevllm_server.backends.embedded.pieces import num_tokens
 from fakevllm_server.backends.verl.seen import seen
 from fakevllm_server.backends.verl.shares import PADDING, deal
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec
 from fakevllm_server.backends.partial_step import PartialStep
+
+if TYPE_CHECKING:
+    from fakevllm_server.backends.verl.engine import VerlTrainer
 
 JOB = TrainJob(ppo_epochs=2)
 BATCH = Batch(1, [Call("g", [5, 6], [7], [-1.0], 0, 1.0, 1.0, 1.0)])
@@ -47,6 +50,13 @@ class WorkersThatFail:
             raise BackendError("out of memory")
 
 
+def _trainer(workers: Any) -> VerlTrainer:
+    from fakevllm_server.backends.verl.engine import VerlTrainer
+
+    cluster: Any = SimpleNamespace(close=lambda: None)
+    return VerlTrainer(cluster, workers, Path("nowhere"), torch.float32, None)
+
+
 @pytest.mark.real
 # Importing verl and Ray warns of their own code.
 @pytest.mark.filterwarnings("ignore")
@@ -61,11 +71,8 @@ class WorkersThatFail:
 async def test_a_step_that_failed_tells_whether_anything_moved(
     asked: list[str], is_partial: bool
 ) -> None:
-    from fakevllm_server.backends.verl.engine import VerlTrainer
-
-    workers: Any = WorkersThatFail(at=len(asked))
-    cluster: Any = SimpleNamespace(close=lambda: None)
-    trainer = VerlTrainer(cluster, workers, Path("nowhere"), torch.float32, None)
+    workers = WorkersThatFail(at=len(asked))
+    trainer = _trainer(workers)
     await trainer.boot(JOB)
 
     with pytest.raises(BackendError, match="out of memory") as failed:
@@ -73,3 +80,31 @@ async def test_a_step_that_failed_tells_whether_anything_moved(
 
     assert isinstance(failed.value, PartialStep) is is_partial
     assert workers.asked == asked
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"loss": "gspo"}, "loss = gspo, loss_agg_mode = seq-mean-token-mean: take --trainer emb"),
+        ({"loss_unit": "call"}, "asked for loss_unit = call: take"),
+        ({"entropy_coeff": 0.01}, "asked for entropy_coeff = 0.01: take"),
+        ({"bypass_mode": False, "rollout_is": "token"}, "bypass_mode = false, rollout_is = token"),
+        ({"rollout_rs": "token_k1", "rollout_rs_threshold": 2}, "rollout_rs = token_k1"),
+    ],
+)
+async def test_what_its_rows_cannot_carry_is_told_by_name_before_any_step(
+    settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(BackendError, match=told):
+        await _trainer(WorkersThatFail(at=1)).boot(TrainJob(**settings))
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("loss", ["vanilla", "cispo", "gpg"])
+async def test_the_losses_it_carries_boot(loss: str) -> None:
+    workers = WorkersThatFail(at=1)
+    await _trainer(workers).boot(TrainJob.model_validate({"loss": loss}))
+    assert workers.asked == []

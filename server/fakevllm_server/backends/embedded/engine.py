@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from fakevllm_adapters.errors import bad_request, unavailable
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_adapters.vllm_chat import ChatRequest, check_length
 from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded import checkpoint

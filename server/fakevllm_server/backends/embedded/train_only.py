@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import BackendError, Batch, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded import checkpoint
 from fakevllm_server.backends.embedded.folder import load_weights, read_config

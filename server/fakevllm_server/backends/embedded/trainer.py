@@ -1,36 +1,34 @@
 """Policy-gradient updates of a model of its own, in float32.
 
 Pure torch: no thread, no event loop, no tokenizer. A step is a generator that pauses after every
-micro-batch, so that whoever drives it can do something else in between. The gradient is that of the
-step's loss, however the batch is cut.
+pass of a piece, so that whoever drives it can do something else in between. The gradient is that of
+the step's loss, however the batch is cut and whether or not calls share their prefixes.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Generator
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import METRICS, Batch, LossSpec, StepMetrics
-from fakevllm_server.backends.embedded.micro_batches import (
-    MicroBatch,
-    collate,
-    cut,
-    shares_of,
-    unit_of,
-)
+from fakevllm_server.backends.embedded.passes import FIRST_EPOCH_METRICS, Passes
+from fakevllm_server.backends.embedded.pieces import StepPieces, pieces_of
 from fakevllm_server.backends.partial_step import Updates, telling_partial
-from fakevllm_server.backends.torch_losses.kl import k3
-from fakevllm_server.backends.torch_losses.step_loss import step_loss, token_means
-from fakevllm_server.backends.torch_losses.tokens import Tokens
+from fakevllm_server.backends.torch_forest.attentions import default_attention
+from fakevllm_server.backends.torch_forest.self_check import Verdict, check
+
+log = logging.getLogger("fakevllm.trainer")
+
+ROWS = "rows"
+"""Calls one by one."""
 
 
 class PolicyTrainer:
@@ -43,6 +41,8 @@ class PolicyTrainer:
         self._job = TrainJob()
         self._load_reference = load_reference
         self._reference: PreTrainedModel | None = None
+        self._verdict: Verdict | None = None
+        """Whether this model's calls may share prefixes; None before the first step."""
 
     def boot(self, job: TrainJob) -> None:
         """Takes the job's settings. Weights and the optimiser's moments stay, so it may come after
@@ -58,39 +58,48 @@ class PolicyTrainer:
         update. Raises PartialStep for what fails after the first one.
         """
         started = time.perf_counter()
-        shares = shares_of(batch.calls, spec)
-        together = unit_of if spec.couples_tokens else id
-        pieces = [
-            collate(calls, [shares[id(call)] for call in calls], self.model.device)
-            for calls in cut(batch.calls, self._job.micro_batch_tokens, together)
-        ]
+        attention = self._attention()
+        step = pieces_of(
+            batch.calls,
+            spec,
+            self._job.micro_batch_tokens,
+            self.model.device,
+            shares_prefixes=attention != ROWS,
+        )
+        through = Passes(self.model, attention)
         metrics = dict.fromkeys(METRICS, 0.0) | {"skipped": 0.0}
         try:
-            if pieces:
+            if step.pieces:
                 with telling_partial() as updates:
-                    metrics |= yield from self._update(pieces, spec, updates)
+                    metrics |= yield from self._update(step, through, spec, updates)
         finally:
             self.optimizer.zero_grad(set_to_none=True)
         metrics["tokens"] = float(sum(len(call.response_ids) for call in batch.calls))
+        metrics |= step.metrics
         metrics["lr"] = self._job.lr
         metrics["seconds"] = time.perf_counter() - started
         return {name: value if math.isfinite(value) else 0.0 for name, value in metrics.items()}
 
+    def _attention(self) -> str:
+        """Prefixes are shared where the job wants it and this model is shown to take it."""
+        if not self._job.forest:
+            return ROWS
+        if self._verdict is None:
+            self._verdict = check(self.model, default_attention(self.model.device))
+            if self._verdict.fault is not None:
+                log.warning("calls share no prefixes in training: %s", self._verdict.fault)
+        return ROWS if self._verdict.fault is not None else default_attention(self.model.device)
+
     def _update(
-        self, pieces: Sequence[MicroBatch], spec: LossSpec, updates: Updates
+        self, step: StepPieces, through: Passes, spec: LossSpec, updates: Updates
     ) -> Generator[None, None, StepMetrics]:
-        pieces = yield from self._with_other_policies(pieces, spec)
+        step = yield from self._with_other_policies(step, through, spec)
         sums: dict[str, float] = defaultdict(float)
         num_epochs = self._job.ppo_epochs
         for epoch in range(num_epochs):
-            for piece in pieces:
-                shown = self._backward(piece, spec, is_first=epoch == 0)
-                for name, value in shown.items():
-                    if name == LARGEST:
-                        sums[name] = max(sums[name], value)
-                    else:
-                        sums[name] += value if name in FIRST_EPOCH_METRICS else value / num_epochs
-                yield
+            shown = yield from through.backward(step, spec, is_first=epoch == 0)
+            for name, value in shown.items():
+                sums[name] += value if name in FIRST_EPOCH_METRICS else value / num_epochs
             grad_norm = torch.nn.utils.clip_grad_norm_(
                 self.model.parameters(), self._job.grad_clip
             ).item()
@@ -102,78 +111,16 @@ class PolicyTrainer:
             self.optimizer.zero_grad(set_to_none=True)
         return dict(sums)
 
-    def _backward(self, piece: MicroBatch, spec: LossSpec, *, is_first: bool) -> StepMetrics:
-        """Adds this piece's part of the step's gradient; returns its parts of the metrics."""
-        logits = self._logits(self.model, piece)
-        log_prob = _chosen(logits, piece.targets)[piece.mask]
-        entropy = None
-        if spec.entropy_coeff != 0 or is_first:
-            with torch.set_grad_enabled(spec.entropy_coeff != 0):
-                entropy = _entropy(logits)[piece.mask]
-        loss, shown = step_loss(log_prob, piece.tokens, spec, entropy)
-        loss.backward()
-        shares = {name: value.item() for name, value in shown.items()}
-        if is_first and entropy is not None:
-            shares |= _first_look(log_prob.detach(), entropy, piece.tokens)
-        return shares | {"loss": loss.item()}
-
     def _with_other_policies(
-        self, pieces: Sequence[MicroBatch], spec: LossSpec
-    ) -> Generator[None, None, list[MicroBatch]]:
+        self, step: StepPieces, through: Passes, spec: LossSpec
+    ) -> Generator[None, None, StepPieces]:
         """The log-probabilities of the reference, and of the trainer before its first update."""
-        if spec.kl_loss_coef != 0 and self._reference is None:
-            self._reference = self._load_reference()
-        found: list[MicroBatch] = []
-        for piece in pieces:
-            tokens = piece.tokens
-            if spec.kl_loss_coef != 0 and self._reference is not None:
-                reference = self._log_probs(self._reference, piece)
-                tokens = replace(tokens, reference_log_prob=reference)
-                yield
-            if not spec.bypass_mode:
-                tokens = replace(tokens, old_log_prob=self._log_probs(self.model, piece))
-                yield
-            found.append(replace(piece, tokens=tokens))
-        return found
-
-    @torch.no_grad()
-    def _log_probs(self, model: PreTrainedModel, piece: MicroBatch) -> Tensor:
-        return _chosen(self._logits(model, piece), piece.targets)[piece.mask]
-
-    def _logits(self, model: PreTrainedModel, piece: MicroBatch) -> Tensor:
-        """[rows, scored, vocabulary], divided by each call's temperature."""
-        network: Any = model
-        kept = piece.ids.shape[1] - piece.first_scored
-        output = network(input_ids=piece.ids, use_cache=False, logits_to_keep=kept)
-        return output.logits[:, :-1] / piece.temperature[:, :, None]
-
-
-FIRST_EPOCH_METRICS = frozenset({"mismatch", "approx_kl", "ppo_kl", "entropy"})
-"""About the policy that sampled, so measured before any update."""
-LARGEST = "prob_diff_max"
-"""Of all tokens, before any update: how far apart engine and trainer see one probability."""
-
-
-def _first_look(log_prob: Tensor, entropy: Tensor, tokens: Tokens) -> StepMetrics:
-    """How trainer and engine differ: this piece's parts of the means, and the largest."""
-    sampled = tokens.sampled_log_prob
-    means = {
-        "mismatch": (log_prob - sampled).abs(),
-        "approx_kl": k3(sampled, log_prob),
-        "ppo_kl": sampled - log_prob,
-        "entropy": entropy,
-    }
-    difference = (log_prob.exp() - sampled.exp()).abs()[tokens.counted]
-    largest = difference.max().item() if difference.numel() else 0.0
-    return {k: v.item() for k, v in token_means(means, tokens).items()} | {LARGEST: largest}
-
-
-def _chosen(logits: Tensor, targets: Tensor) -> Tensor:
-    """Log-probability of each target: [rows, scored]."""
-    return logits.gather(2, targets[:, :, None])[:, :, 0] - logits.logsumexp(-1)
-
-
-def _entropy(logits: Tensor) -> Tensor:
-    """nats, [rows, scored]"""
-    log_probs = torch.log_softmax(logits, dim=-1)
-    return -(log_probs.exp() * log_probs).sum(-1)
+        reference: list[Tensor] | None = None
+        old: list[Tensor] | None = None
+        if spec.kl_loss_coef != 0:
+            if self._reference is None:
+                self._reference = self._load_reference()
+            reference = yield from Passes(self._reference, through.attention).log_probs(step)
+        if not spec.bypass_mode:
+            old = yield from through.log_probs(step)
+        return step.beside(old, reference)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from fakevllm_adapters.swarm import TrainJob
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import METRICS, BackendError, Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.checkpoint import copy_own_files
 from fakevllm_server.backends.one_thread import OneThread
@@ -85,6 +85,7 @@ class VerlTrainer:
     def _boot(self, job: TrainJob) -> None:
         """Takes the job's settings; weights and moments stay, so it may come after a restore."""
         _refuse_reference(job.kl_loss_coef)
+        Policy(LossSpec.of(job))  # what it cannot carry is told here, not in a step
         self._workers.set_grad_clip(job.grad_clip)
         self._job = job
 

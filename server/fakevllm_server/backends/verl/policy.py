@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,9 @@ SHOWN = {
     "actor/ppo_kl": "ppo_kl",
 }
 """verl's name -> ours. Its means are over tokens and do not weigh calls."""
+UNCARRIED = ("gspo", "sapo", "geo_mean")
+OF_OTHERS = ("kl_loss_coef", "kl_loss_type", "tau_pos", "tau_neg")
+"""The KL is refused by the engine; the others do nothing without it, or without sapo."""
 
 
 class Policy:
@@ -59,15 +62,20 @@ class Policy:
 
 def _refuse(spec: LossSpec) -> None:
     """Rows carry weights of a mean over tokens, and nothing about other calls of their episode."""
-    own = LossSpec(spec.name, spec.clip_ratio_low, spec.clip_ratio_high, spec.clip_ratio_c)
-    asked = replace(
-        spec, kl_loss_coef=0.0, kl_loss_type=own.kl_loss_type, tau_pos=1.0, tau_neg=1.05
-    )
-    if spec.name in ("gspo", "sapo", "geo_mean") or asked != own:
+    carried = {"name", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", *OF_OTHERS}
+    plain = LossSpec()
+    asked = [
+        f"{field.name} = {str(getattr(spec, field.name)).lower()}"
+        for field in fields(spec)
+        if field.name not in carried and getattr(spec, field.name) != getattr(plain, field.name)
+    ]
+    if spec.name in UNCARRIED:
+        asked.insert(0, f"loss = {spec.name}")
+    if asked:
         raise BackendError(
-            f"the verl trainer trains vanilla, cispo and gpg as a mean over tokens, with loss_unit "
-            f"episode and no correction; it was asked for {spec.name}, {spec.loss_agg_mode}, "
-            f"{spec.loss_unit}: take --trainer embedded"
+            "the verl trainer trains vanilla, cispo and gpg as a mean over tokens, with loss_unit "
+            "episode, no entropy and no correction; it was asked for "
+            f"{', '.join(asked)}: take --trainer embedded"
         )
 
 

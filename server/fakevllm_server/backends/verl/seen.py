@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fakevllm_server.backends.base import Call, StepMetrics
-from fakevllm_server.backends.embedded.micro_batches import total_weight
+from fakevllm_server.backends.embedded.pieces import total_weight
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.kl import k3
 

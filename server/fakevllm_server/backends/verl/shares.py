@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fakevllm_server.backends.base import BackendError, Call
-from fakevllm_server.backends.embedded.micro_batches import num_tokens
+from fakevllm_server.backends.embedded.pieces import num_tokens
 
 PADDING = Call("", [0], [0], [0.0], version=0, temperature=1.0, advantage=0.0, weight=0.0)
 """A row that only makes the number of rows divisible: nothing is learned from it."""

@@ -1,0 +1,150 @@
+"""A step's pieces through a model: log-probabilities, the loss, and its gradient.
+
+Each function pauses after every pass of a piece.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.backends.base import LossSpec, StepMetrics
+from fakevllm_server.backends.embedded.pieces import StepPiece, StepPieces
+from fakevllm_server.backends.torch_forest.attentions import quickest
+from fakevllm_server.backends.torch_forest.forward import EdgeValues, edge_values
+from fakevllm_server.backends.torch_forest.two_pass import coefficients_of, first_pass, second_pass
+from fakevllm_server.backends.torch_losses.kl import k3
+from fakevllm_server.backends.torch_losses.step_loss import step_loss, token_means
+from fakevllm_server.backends.torch_losses.tokens import Tokens
+
+MAX_LOGITS = 2**26
+"""Held at a time: 256 MB in float32."""
+FIRST_EPOCH_METRICS = frozenset({"mismatch", "approx_kl", "ppo_kl", "entropy", "prob_diff_max"})
+"""About the policy that sampled, so measured before any update."""
+LARGEST = "prob_diff_max"
+"""Of all tokens: how far apart engine and trainer see one probability."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    model: Any
+    attention: str
+    """A name in `torch_forest.ATTENTIONS`."""
+
+    def _way(self, piece: StepPiece) -> str:
+        return quickest(piece.plan, self.attention)
+
+    def log_probs(self, step: StepPieces) -> Generator[None, None, list[Tensor]]:
+        """Of each piece's tokens, without a graph."""
+        found: list[Tensor] = []
+        for piece in step.pieces:
+            values = first_pass(self.model, piece.plan, self._way(piece), max_logits=MAX_LOGITS)
+            found.append(piece.plan.flat(values.log_prob))
+            yield
+        return found
+
+    def backward(
+        self, step: StepPieces, spec: LossSpec, *, is_first: bool
+    ) -> Generator[None, None, StepMetrics]:
+        """Adds the step's gradient to the model's."""
+        if step.whole is not None:
+            return (yield from self._backward_twice(step, step.whole, spec, is_first=is_first))
+        shown: list[StepMetrics] = []
+        for piece in step.pieces:
+            values = edge_values(
+                self.model,
+                piece.plan,
+                self._way(piece),
+                with_entropy=is_first or spec.entropy_coeff != 0,
+                max_logits=MAX_LOGITS,
+            )
+            loss, told = _scored([values], [piece], piece.tokens, spec, is_first=is_first)
+            if loss.requires_grad:
+                loss.backward()
+            shown.append(told)
+            yield
+        return _joined(shown)
+
+    def _backward_twice(
+        self, step: StepPieces, whole: Tokens, spec: LossSpec, *, is_first: bool
+    ) -> Generator[None, None, StepMetrics]:
+        """For a loss that couples tokens of different pieces: all values first, then what each
+        piece adds to the gradient."""
+        first: list[EdgeValues] = []
+        for piece in step.pieces:
+            values = first_pass(
+                self.model,
+                piece.plan,
+                self._way(piece),
+                with_entropy=is_first or spec.entropy_coeff != 0,
+                max_logits=MAX_LOGITS,
+            )
+            first.append(values)
+            yield
+        shown: list[StepMetrics] = []
+
+        def loss_of(values: Sequence[EdgeValues]) -> Tensor:
+            loss, told = _scored(values, step.pieces, whole, spec, is_first=is_first)
+            shown.append(told)
+            return loss
+
+        _, coefficients = coefficients_of(loss_of, first)
+        for piece, coefficient in zip(step.pieces, coefficients, strict=True):
+            second_pass(
+                self.model, piece.plan, self._way(piece), coefficient, max_logits=MAX_LOGITS
+            )
+            yield
+        return _joined(shown)
+
+
+def _scored(
+    values: Sequence[EdgeValues],
+    pieces: Sequence[StepPiece],
+    tokens: Tokens,
+    spec: LossSpec,
+    *,
+    is_first: bool,
+) -> tuple[Tensor, StepMetrics]:
+    """The loss of some pieces, whose tokens follow one another, and their parts of the metrics."""
+    log_prob = _flat(pieces, [one.log_prob for one in values])
+    entropies = [one.entropy for one in values if one.entropy is not None]
+    entropy = _flat(pieces, entropies) if entropies else None
+    loss, parts = step_loss(log_prob, tokens, spec, entropy if spec.entropy_coeff != 0 else None)
+    shown = {name: value.item() for name, value in parts.items()}
+    if is_first and entropy is not None:
+        shown |= _first_look(log_prob.detach(), entropy.detach(), tokens)
+    return loss, shown | {"loss": loss.item()}
+
+
+def _flat(pieces: Sequence[StepPiece], of_edges: Sequence[Tensor]) -> Tensor:
+    """[edges] of each piece -> [tokens]"""
+    pairs = zip(pieces, of_edges, strict=True)
+    return torch.cat([piece.plan.flat(found) for piece, found in pairs])
+
+
+def _first_look(log_prob: Tensor, entropy: Tensor, tokens: Tokens) -> StepMetrics:
+    """How trainer and engine differ: these tokens' parts of the means, and the largest."""
+    sampled = tokens.sampled_log_prob
+    means = {
+        "mismatch": (log_prob - sampled).abs(),
+        "approx_kl": k3(sampled, log_prob),
+        "ppo_kl": sampled - log_prob,
+        "entropy": entropy,
+    }
+    difference = (log_prob.exp() - sampled.exp()).abs()[tokens.counted]
+    largest = difference.max().item() if difference.numel() else 0.0
+    return {k: v.item() for k, v in token_means(means, tokens).items()} | {LARGEST: largest}
+
+
+def _joined(shown: Iterable[StepMetrics]) -> StepMetrics:
+    """Of all pieces: parts of means add up."""
+    found: dict[str, float] = defaultdict(float)
+    for one in shown:
+        for name, value in one.items():
+            found[name] = max(found[name], value) if name == LARGEST else found[name] + value
+    return dict(found)

@@ -1,0 +1,1 @@
+"""Forests of calls through a torch model: each token computed once, each trained exactly."""

@@ -1,0 +1,46 @@
+"""Attention under one mask of nodes times nodes: the oracle of the tests, and quick for tiny trees.
+
+It pays for every masked pair, in time and memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fakevllm_server.backends.torch_forest.attending import forest_hidden, shared_by_heads
+from fakevllm_server.backends.torch_forest.plan import Plan, as_tensor
+
+
+class DenseLayout:
+    def __init__(self, plan: Plan) -> None:
+        self._pos = plan.pos
+        node = torch.arange(len(plan.ids), device=plan.device)
+        tout = as_tensor(plan.forest.tout, plan.device)
+        self._visible = (node[None, :] <= node[:, None]) & (node[:, None] < tout[None, :])
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        return F.scaled_dot_product_attention(
+            query,
+            shared_by_heads(key, query),
+            shared_by_heads(value, query),
+            # One mask for the whole model would lose the windows of single layers.
+            attn_mask=self.visible(window)[None, None],
+            scale=scale,
+        )
+
+    def visible(self, window: int | None) -> Tensor:
+        """[nodes, nodes] of bool: may the first see the second?"""
+        if window is None:
+            return self._visible
+        return self._visible & (self._pos[:, None] - self._pos[None, :] < window)
+
+
+def dense(model: Any, plan: Plan) -> Tensor:
+    """[heads, hidden]"""
+    return forest_hidden(model, plan, DenseLayout(plan))

@@ -1,0 +1,102 @@
+"""From a model and a planned piece to the log-probability of every edge.
+
+    log_prob[e] = log_softmax(logits[head of e] / temperature of e)[token of e]
+
+Each edge once; `plan.flat` and `plan.per_call` give the calls theirs back, with multiplicity.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from fakevllm_server.backends.torch_forest.attending import causal_model
+from fakevllm_server.backends.torch_forest.attentions import ATTENTIONS
+from fakevllm_server.backends.torch_forest.plan import Plan
+
+
+class EdgeValues(NamedTuple):
+    log_prob: Tensor
+    """[edges], at least float32"""
+    entropy: Tensor | None
+    """[edges] In nats, of the distribution an edge's token was chosen from; None if not asked
+    for."""
+
+
+def edge_values(
+    model: Any,
+    plan: Plan,
+    attention: str,
+    *,
+    with_entropy: bool = False,
+    max_logits: int | None = None,
+) -> EdgeValues:
+    """One forward pass; `attention` is a name in ATTENTIONS. At most `max_logits` logits (heads
+    times vocabulary) are held at a time, for which each is computed once more in the backward.
+
+    A piece that trains nothing costs nothing, and its empty tensors have no gradient.
+    """
+    if not plan.num_edges:
+        empty = torch.zeros(0, device=plan.device)
+        return EdgeValues(empty, empty if with_entropy else None)
+    hidden = ATTENTIONS[attention](model, plan)
+    lm_head = causal_model(model).get_output_embeddings()
+    log_probs: list[Tensor] = []
+    entropies: list[Tensor] = []
+    for first, last in _chunks(model, len(hidden), max_logits):
+        begin, end = plan.forest.edges.head_start[first], plan.forest.edges.head_start[last]
+        given = (
+            lm_head,
+            hidden[first:last],
+            plan.head_temperature[first:last],
+            plan.edge_head[begin:end] - first,
+            plan.edge_token[begin:end],
+            with_entropy,
+        )
+        is_whole = (first, last) == (0, len(hidden))
+        values = (
+            _of_heads(*given) if is_whole else checkpoint(_of_heads, *given, use_reentrant=False)
+        )
+        assert values is not None
+        log_probs.append(values[0])
+        entropies.append(values[1])
+    return EdgeValues(torch.cat(log_probs), torch.cat(entropies) if with_entropy else None)
+
+
+def edge_log_probs(
+    model: Any, plan: Plan, attention: str, *, max_logits: int | None = None
+) -> Tensor:
+    """[edges]"""
+    return edge_values(model, plan, attention, max_logits=max_logits).log_prob
+
+
+def _chunks(model: Any, num_heads: int, max_logits: int | None) -> list[tuple[int, int]]:
+    """Runs of heads [first, last)."""
+    size = num_heads
+    if max_logits is not None:
+        size = max(1, max_logits // causal_model(model).config.get_text_config().vocab_size)
+    return [(first, min(first + size, num_heads)) for first in range(0, num_heads, size)]
+
+
+def _of_heads(
+    lm_head: Any,
+    hidden: Tensor,
+    temperature: Tensor,
+    edge_head: Tensor,
+    edge_token: Tensor,
+    with_entropy: bool,
+) -> tuple[Tensor, Tensor]:
+    """[edges] log-probabilities and entropies, these empty if not asked for."""
+    logits = lm_head(hidden)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if (temperature != 1).any():
+        logits = logits / temperature.to(logits)[:, None]
+    total = logits.logsumexp(-1)
+    log_prob = logits[edge_head, edge_token] - total.index_select(0, edge_head)
+    if not with_entropy:
+        return log_prob, log_prob.new_zeros(0)
+    entropy = total - ((logits - total[:, None]).exp() * logits).sum(-1)
+    return log_prob, entropy.index_select(0, edge_head)

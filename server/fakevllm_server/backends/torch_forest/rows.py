@@ -1,0 +1,53 @@
+"""Calls laid out one by one, padded on the right: right for every causal model, and the fallback.
+
+Nothing is shared, and nothing is asked of transformers but a plain forward pass. The LM head still
+runs on each predicting node once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.backends.torch_forest.attending import body_of
+from fakevllm_server.backends.torch_forest.plan import Plan, as_tensor
+
+MAX_PADDING = 1.1
+"""Rows of one forward pass are at most so many times as long as each other."""
+
+
+def rows(model: Any, plan: Plan) -> Tensor:
+    """[heads, hidden]"""
+    body = body_of(model)
+    flat: list[Tensor] = []
+    place = torch.zeros(len(plan.ids), dtype=torch.long, device=plan.device)
+    num_before = 0
+    for calls in _together(plan):
+        nodes = [as_tensor(plan.forest.row(call), plan.device) for call in calls]
+        longest = max(map(len, nodes))
+        ids = torch.zeros(len(nodes), longest, dtype=torch.long, device=plan.device)
+        for index, own in enumerate(nodes):
+            ids[index, : len(own)] = plan.ids[own]
+            first = num_before + index * longest
+            place[own] = torch.arange(first, first + len(own), device=plan.device)
+        # Under the causal mask nothing real ever sees the padding.
+        states = body(input_ids=ids, use_cache=False).last_hidden_state
+        flat.append(states.flatten(0, 1))
+        num_before += len(nodes) * longest
+    return torch.cat(flat).index_select(0, place[plan.head_node])
+
+
+def _together(plan: Plan) -> Sequence[Sequence[int]]:
+    """The calls that train, those of like lengths together."""
+    trained = [call for call, number in enumerate(plan.num_trained) if number]
+    lengths = {call: sum(end - start for start, end in plan.forest.paths[call]) for call in trained}
+    batches: list[list[int]] = []
+    for call in sorted(trained, key=lambda call: -lengths[call]):
+        if batches and lengths[batches[-1][0]] <= MAX_PADDING * lengths[call]:
+            batches[-1].append(call)
+        else:
+            batches.append([call])
+    return batches

@@ -1,0 +1,113 @@
+"""Does sharing prefixes give what the model itself gives? Asked at start-up, so that no step trains
+on something else.
+
+A few random calls with siblings, a twin and a next turn go through the forest, and one by one
+through the model as it is. Log-probabilities and a gradient through all layers must agree.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.backends.torch_forest.attending import causal_model
+from fakevllm_server.backends.torch_forest.forward import edge_log_probs
+from fakevllm_server.backends.torch_forest.mergeable import refusal
+from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.forest import CallTokens, plant
+
+TOLERANCE = {
+    torch.float64: 1e-6,
+    torch.float32: 5e-4,
+    torch.bfloat16: 5e-2,
+    torch.float16: 1e-2,
+}
+"""Of the largest log-probability, and of the gradient's norm: above the rounding of a deep model,
+below a wrong position or mask. Layers norm in float32 even where the model is float64."""
+MAX_WINDOW = 64
+"""Tokens. A longer window is not outgrown here, for that would take a step's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    log_prob: float = 0.0
+    """The largest difference, relative to the largest log-probability."""
+    gradient: float = 0.0
+    """The norm of the difference, relative to the gradient's; 0 where nothing is trained."""
+    fault: str | None = None
+    """Why prefixes must not be shared, as one clause; None if they may."""
+
+
+def check(model: Any, attention: str) -> Verdict:
+    """Costs some passes over a hundred tokens."""
+    reason = refusal(model)
+    if reason is not None:
+        return Verdict(fault=reason)
+    try:
+        log_prob, gradient = differences(model, attention)
+    # A model or kernel that does not fit fails in its own code, with any exception.
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Verdict(fault=f"attention {attention} fails on this model ({told})")
+    limit = TOLERANCE[causal_model(model).dtype]
+    for what, found in (("log-probabilities", log_prob), ("gradients", gradient)):
+        # Written so that what is not a number fails too.
+        if not found <= limit:
+            fault = f"attention {attention} gives wrong {what} (off by {found:.1e}, limit {limit})"
+            return Verdict(log_prob, gradient, fault)
+    return Verdict(log_prob, gradient)
+
+
+def differences(model: Any, attention: str) -> tuple[float, float]:
+    """Of the log-probabilities and of a gradient, relative."""
+    causal = causal_model(model)
+    calls = _calls(causal.config.get_text_config())
+    with torch.enable_grad():
+        # First, while the model still has the attention it came with.
+        plain = torch.cat([_plain(causal, call) for call in calls])
+        plan = Plan.of(plant(calls), causal.device)
+        ours = plan.flat(edge_log_probs(model, plan, attention))
+    log_prob = (ours - plain).abs().max() / plain.abs().max()
+    watched = next((p for p in causal.parameters() if p.requires_grad), None)
+    if watched is None:
+        return log_prob.item(), 0.0
+    random_weights = torch.Generator().manual_seed(0)
+    weights = torch.randn(len(plain), generator=random_weights).to(plain)
+    (of_ours,) = torch.autograd.grad((weights * ours).sum(), watched)
+    (of_plain,) = torch.autograd.grad((weights * plain).sum(), watched)
+    gradient = (of_ours - of_plain).double().norm() / of_plain.double().norm()
+    return log_prob.item(), gradient.item()
+
+
+def _calls(config: Any) -> list[CallTokens]:
+    rng = random.Random(0)
+    window = getattr(config, "sliding_window", None) or 0
+    length = window + 3 if window <= MAX_WINDOW else 9
+
+    def some(number: int) -> list[int]:
+        return [rng.randrange(config.vocab_size) for _ in range(number)]
+
+    prompt, answer = some(length), some(5)
+    second_prompt = [*prompt, *answer, *some(3)]
+    other, drifted = [*answer[:2], *some(4)], [*prompt, *answer[:3], *some(4)]
+    return [
+        CallTokens.of(prompt, answer),
+        CallTokens.of(prompt, other),
+        CallTokens.of(prompt, answer),
+        CallTokens.of(second_prompt, some(4)),
+        CallTokens.of(second_prompt, some(6)),
+        CallTokens.of(drifted, some(2)),
+    ]
+
+
+def _plain(causal: Any, call: CallTokens) -> Tensor:
+    """The log-probabilities of its trained tokens."""
+    ids = torch.tensor([list(call.ids)], device=causal.device)
+    logits = causal(input_ids=ids, use_cache=False).logits[0, :-1]
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / call.temperature
+    found = wide.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    return torch.cat([found[start - 1 : end - 1] for start, end in call.trained])

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from backends.torch_forest.tiny_models import MODELS, llama, mistral
+from torch import Tensor, nn
+
+from fakevllm_server.backends.torch_forest.attending import forest_hidden
+from fakevllm_server.backends.torch_forest.attentions import (
+    ATTENTIONS,
+    default_attention,
+    quickest,
+)
+from fakevllm_server.backends.torch_forest.chains import ChainLayout
+from fakevllm_server.backends.torch_forest.dense import DenseLayout
+from fakevllm_server.backends.torch_forest.mergeable import refusal
+from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.self_check import TOLERANCE, check
+from fakevllm_server.forest import CallTokens, plant
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("attention", ["chains", "segments", "dense"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_passes(name: str, attention: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]().to(dtype).eval()
+    verdict = check(model, attention)
+    assert verdict.fault is None
+    assert 0 < verdict.gradient < TOLERANCE[dtype]
+
+
+def too_much(model: Any, plan: Plan) -> Tensor:
+    """All that comes before in the order of nodes, siblings too."""
+    layout = DenseLayout(plan)
+    layout._visible = torch.ones_like(layout._visible).tril()
+    return forest_hidden(model, plan, layout)
+
+
+class _NoGradient(ChainLayout):
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        return super().attend(query, key.detach(), value, scale, window)
+
+
+def no_gradient(model: Any, plan: Plan) -> Tensor:
+    return forest_hidden(model, plan, _NoGradient(plan))
+
+
+def raising(model: Any, plan: Plan) -> Tensor:
+    raise RuntimeError("no such kernel\nand a stack")
+
+
+def not_a_number(model: Any, plan: Plan) -> Tensor:
+    return ATTENTIONS["chains"](model, plan) * float("nan")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [
+        (too_much, "gives wrong log-probabilities (off by "),
+        (no_gradient, "gives wrong gradients (off by "),
+        (not_a_number, "gives wrong log-probabilities (off by nan"),
+        (raising, "fails on this model (RuntimeError: no such kernel)"),
+    ],
+)
+def test_a_way_that_is_wrong_is_named(
+    way: Any, told: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setitem(ATTENTIONS, "wrong", way)
+    fault = check(llama().to(dtype).eval(), "wrong").fault
+    assert fault is not None and f"attention wrong {told}" in fault
+
+
+def test_a_model_that_is_not_trained_is_checked_by_its_log_probs() -> None:
+    model = llama().eval().requires_grad_(False)
+    verdict = check(model, "chains")
+    assert verdict.fault is None and verdict.gradient == 0
+
+
+def test_a_lost_window_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Windowless(DenseLayout):
+        def visible(self, window: int | None) -> Tensor:
+            return super().visible(None)
+
+    def way(model: Any, plan: Plan) -> Tensor:
+        return forest_hidden(model, plan, Windowless(plan))
+
+    monkeypatch.setitem(ATTENTIONS, "wrong", way)
+    assert "wrong log-probabilities" in (check(mistral().eval(), "wrong").fault or "")
+
+
+def test_the_default_on_a_cpu_is_the_quickest() -> None:
+    assert default_attention(torch.device("cpu")) == "chains"
+
+
+def test_a_piece_that_shares_next_to_nothing_is_laid_out_in_rows() -> None:
+    apart = [CallTokens.of([0, *[first] * 20], [1]) for first in range(1, 9)]
+    together = [CallTokens.of([0] * 20, [last]) for last in range(1, 9)]
+    assert quickest(Plan.of(plant(apart)), "chains") == "rows"
+    assert quickest(Plan.of(plant(together)), "chains") == "chains"
+
+
+def test_dropout_and_unknown_layers_are_refused() -> None:
+    dropping = llama(attention_dropout=0.1)
+    assert refusal(dropping.eval()) is None
+    assert "dropout" in (refusal(dropping.train()) or "")
+    odd = llama()
+    odd.config.layer_types = ["full_attention", "conv"]
+    assert refusal(odd) == "layers of type conv cannot share prefixes"
+    both = llama()
+    both.config.is_causal = False
+    assert refusal(both) == "its attention is not causal"
+
+
+def test_a_prompt_adapter_is_refused() -> None:
+    class Adapted(nn.Module):
+        def __init__(self, kind: str, dropout: float) -> None:
+            super().__init__()
+            settings = {"peft_type": kind, "lora_dropout": dropout}
+            self.peft_config = {"default": type("Config", (), settings)()}
+            self.config = llama().config
+
+    assert "PREFIX_TUNING" in (refusal(Adapted("PREFIX_TUNING", 0.0).eval()) or "")
+    assert "dropout" in (refusal(Adapted("LORA", 0.1).train()) or "")
+    assert refusal(Adapted("LORA", 0.0).train()) is None

@@ -1,0 +1,124 @@
+"""Models of a few thousand random weights in float64, and what they say of calls one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from fakevllm_server.forest import CallTokens
+
+VOCAB = 11
+WINDOW = 3
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    # Far from the usual 0.02: attention must be sharp, so that a wrong one is seen.
+    "initializer_range": 0.4,
+}
+SLIDING: dict[str, Any] = {"sliding_window": WINDOW}
+
+
+def llama(**settings: Any) -> Any:
+    return LlamaForCausalLM(LlamaConfig(**(SIZES | settings)))
+
+
+def mistral() -> Any:
+    """A window in every layer."""
+    return MistralForCausalLM(MistralConfig(**SIZES, **SLIDING))
+
+
+def qwen2() -> Any:
+    return Qwen2ForCausalLM(Qwen2Config(**SIZES))
+
+
+def qwen3() -> Any:
+    """A window in the second layer only."""
+    hybrid = {"use_sliding_window": True, "max_window_layers": 1, **SLIDING}
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, **hybrid, head_dim=4))
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "llama": llama,
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+}
+
+
+def made(make: Callable[[], Any]) -> Any:
+    """In float64 throughout."""
+    torch.manual_seed(0)
+    model = make().double().eval()
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            # transformers' own rounds to float32, which is all a gradient would then agree to.
+            module.forward = _exact_norm(module)
+    return model
+
+
+def _exact_norm(module: Any) -> Callable[[Tensor], Tensor]:
+    def forward(hidden: Tensor) -> Tensor:
+        variance = hidden.pow(2).mean(-1, keepdim=True)
+        return module.weight * hidden * torch.rsqrt(variance + module.variance_epsilon)
+
+    return forward
+
+
+def naive(model: Any, call: CallTokens) -> Tensor:
+    """[trained tokens]: the call alone, through the model as it is."""
+    if not call.trained:
+        return torch.zeros(0, dtype=torch.float64)
+    ids = torch.tensor([list(call.ids)])
+    logits = model(input_ids=ids, use_cache=False).logits[0, :-1] / call.temperature
+    chosen = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    return torch.cat([chosen[start - 1 : end - 1] for start, end in call.trained])
+
+
+def coupled_loss(log_probs: Sequence[Tensor]) -> Tensor:
+    """As GSPO's: a ratio of the whole sequence, clipped, with an advantage for each call."""
+    terms: list[Tensor] = []
+    for index, log_prob in enumerate(log_probs):
+        if not len(log_prob):
+            continue
+        advantage = (-1.0, 0.5, 2.0)[index % 3]
+        behaviour = torch.linspace(-2.2, -1.6, len(log_prob), dtype=torch.float64)
+        ratio = (log_prob - behaviour).mean().exp()
+        terms.append(-torch.minimum(ratio * advantage, ratio.clamp(0.5, 1.5) * advantage))
+    return torch.stack(terms).mean() if terms else torch.zeros((), dtype=torch.float64)
+
+
+def gradient_of(model: Any, loss: Tensor) -> Tensor:
+    """Of all weights, flat; zeros where the loss has none."""
+    weights = list(model.parameters())
+    if not loss.requires_grad:
+        return torch.cat([torch.zeros_like(weight).flatten() for weight in weights])
+    found = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+    return torch.cat([grad.flatten() for grad in found])
+
+
+def gathered_gradient(model: Any) -> Tensor:
+    """What backward passes have left in the weights."""
+    found = [
+        torch.zeros_like(weight) if weight.grad is None else weight.grad
+        for weight in model.parameters()
+    ]
+    model.zero_grad()
+    return torch.cat([grad.flatten() for grad in found])

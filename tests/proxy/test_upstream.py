@@ -1,0 +1,87 @@
+"""The client to the model: what a call leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from fakevllm.upstream import Upstream
+from fakevllm_adapters.sse import DONE
+
+
+@dataclass
+class Streaming:
+    """Streams `[DONE]` and holds the end of its answers back."""
+
+    connections: list[object] = field(default_factory=list[object])
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.connections.append(request.transport)
+        shown = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await shown.prepare(request)
+        await shown.write(DONE)
+        await self.may_end.wait()
+        return shown
+
+
+@pytest.fixture
+async def streaming() -> AsyncGenerator[tuple[Streaming, Upstream]]:
+    engine = Streaming()
+    app = web.Application()
+    app.router.add_post("/", engine.answer)
+    async with TestServer(app) as server:
+        upstream = Upstream(str(server.make_url("")), None)
+        try:
+            yield engine, upstream
+        finally:
+            engine.may_end.set()
+            await upstream.close()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        await asyncio.sleep(0.001)
+
+
+async def read_to_done(upstream: Upstream) -> None:
+    async with upstream.live("POST", "/", b"{}", {}) as live:
+        async for chunk in live.chunks:
+            if chunk == DONE:
+                return
+
+
+async def test_a_call_is_over_at_done_and_its_connection_is_used_again(
+    streaming: tuple[Streaming, Upstream],
+) -> None:
+    engine, upstream = streaming
+    await read_to_done(upstream)
+    assert not engine.may_end.is_set(), "the call did not wait for the end behind it"
+    engine.may_end.set()
+    await until(lambda: not upstream.num_resting)
+    await read_to_done(upstream)
+    assert len(engine.connections) == 2 and len(set(engine.connections)) == 1
+
+
+async def test_an_end_that_does_not_come_gives_the_connection_up(
+    streaming: tuple[Streaming, Upstream],
+) -> None:
+    engine, upstream = streaming
+    await read_to_done(upstream)
+    await until(lambda: not upstream.num_resting)
+    await read_to_done(upstream)
+    assert len(set(engine.connections)) == 2
+
+
+async def test_closing_does_not_wait_for_ends_that_do_not_come(
+    streaming: tuple[Streaming, Upstream],
+) -> None:
+    engine, upstream = streaming
+    await read_to_done(upstream)
+    await upstream.close()
+    assert not upstream.num_resting and not engine.may_end.is_set()
