@@ -20,7 +20,7 @@ from backends.embedded.driving import (
 )
 
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.backends.base import Batch, Call, LossSpec, StepMetrics
+from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.pieces import StepPieces, pieces_of
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
 from fakevllm_server.backends.sampling import Sampling
@@ -291,3 +291,31 @@ def test_a_model_that_cannot_share_prefixes_trains_without_and_says_so(
         assert metrics["rho"] == 1.0 and metrics["grad_norm"] > 0
     (told,) = caplog.messages
     assert "dynamic" in told
+
+
+def test_a_model_whose_log_probabilities_come_out_wrong_is_not_trained(
+    trainer: PolicyTrainer, tiny_folder: Path
+) -> None:
+    network: Any = trainer.model
+    plain = network.forward
+
+    def doubled(*given: Any, **named: Any) -> Any:
+        output = plain(*given, **named)
+        output.logits = output.logits * 2
+        return output
+
+    network.forward = doubled
+    before = weights(trainer)
+    with pytest.raises(BackendError, match="cannot be trained here"):
+        train(trainer, siblings(tiny_folder))
+    assert torch.equal(weights(trainer), before)
+
+
+def test_an_update_before_a_skipped_one_is_told(trainer: PolicyTrainer, tiny_folder: Path) -> None:
+    """At this rate the second epoch's ratios overflow."""
+    calls = siblings(tiny_folder)
+    before = weights(trainer)
+    metrics = train(trainer, calls, LossSpec("cispo", 10.0, 0.2), lr=1e30, ppo_epochs=2)
+    assert metrics["skipped"] == 1 and metrics["tokens"] > 0
+    assert metrics["grad_norm"] > 0
+    assert not torch.equal(weights(trainer), before)

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from backends.torch_forest.tiny_models import MODELS, llama, mistral
+from backends.torch_forest.tiny_models import MODELS, SIZES, llama, mistral
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
 
 from fakevllm_server.backends.torch_forest.attending import forest_hidden
 from fakevllm_server.backends.torch_forest.attentions import (
@@ -15,9 +16,10 @@ from fakevllm_server.backends.torch_forest.attentions import (
 )
 from fakevllm_server.backends.torch_forest.chains import ChainLayout
 from fakevllm_server.backends.torch_forest.dense import DenseLayout
+from fakevllm_server.backends.torch_forest.forward import edge_values
 from fakevllm_server.backends.torch_forest.mergeable import refusal
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.backends.torch_forest.self_check import TOLERANCE, check
+from fakevllm_server.backends.torch_forest.self_check import TOLERANCE, check, compare
 from fakevllm_server.forest import CallTokens, plant
 
 
@@ -129,3 +131,40 @@ def test_a_prompt_adapter_is_refused() -> None:
     assert "PREFIX_TUNING" in (refusal(Adapted("PREFIX_TUNING", 0.0).eval()) or "")
     assert "dropout" in (refusal(Adapted("LORA", 0.1).train()) or "")
     assert refusal(Adapted("LORA", 0.0).train()) is None
+
+
+BEHIND_THE_HEAD: list[Any] = [
+    GraniteConfig(**SIZES, logits_scaling=8.0),
+    Gemma2Config(**SIZES, head_dim=4, final_logit_softcapping=1.0),
+    CohereConfig(**SIZES, logit_scale=0.0625),
+]
+
+
+@pytest.mark.parametrize("config", BEHIND_THE_HEAD, ids=lambda config: config.model_type)
+def test_what_a_model_does_to_its_logits_is_done_without_sharing_too(config: Any) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    assert check(model, "chains").fault is not None
+    assert compare(model, "rows").fault is None
+
+
+def test_a_head_nobody_knows_is_found_out() -> None:
+    model = llama().float().eval()
+    model.forward = lambda *given, **named: _doubled(type(model).forward(model, *given, **named))
+    found = compare(model, "rows").fault
+    assert found is not None and "wrong log-probabilities" in found
+
+
+def _doubled(output: Any) -> Any:
+    output.logits = output.logits * 2
+    return output
+
+
+def test_an_entropy_that_does_not_train_holds_no_graph() -> None:
+    plan = Plan.of(plant([CallTokens.of([1, 2], [3, 4])]))
+    model = llama()
+    told = edge_values(model, plan, "rows", with_entropy=True, entropy_trains=False)
+    trained = edge_values(model, plan, "rows", with_entropy=True)
+    assert told.entropy is not None and not told.entropy.requires_grad
+    assert trained.entropy is not None and trained.entropy.requires_grad
+    assert torch.equal(told.entropy, trained.entropy) and told.log_prob.requires_grad

@@ -20,6 +20,16 @@ def test_a_long_prompt_stays_shared() -> None:
     assert worth_sharing(calls) == calls
 
 
+def test_a_session_whose_thoughts_are_stripped_keeps_its_trunk() -> None:
+    """Each turn ends in a branch of its own: the thought, which later prompts do not have."""
+    trunk, calls = [1] * 100, list[CallTokens]()
+    for turn in range(30):
+        thought, answer = [2 + turn] * 60, [3 + turn] * 30
+        calls.append(CallTokens.of(trunk, [*thought, *answer]))
+        trunk = [*trunk, *answer, *[4 + turn] * 30]
+    assert worth_sharing(calls) == calls
+
+
 @given(calls=call_sets(max_calls=8))
 def test_calls_stay_what_they_are_and_roots_that_differed_still_do(
     calls: list[CallTokens],
@@ -30,7 +40,9 @@ def test_calls_stay_what_they_are_and_roots_that_differed_still_do(
         assert one.temperature == other.temperature
     roots = {other.root: one.root for one, other in zip(calls, kept, strict=True)}
     assert all(roots[other.root] == one.root for one, other in zip(calls, kept, strict=True))
-    for top in plant(kept).segments:
+    forest = plant(kept)
+    for top in forest.segments:
         if top.parent < 0 and top.children:
             saved = (top.end - top.start) * (len(top.children) - 1)
-            assert saved >= SHARE_OF_A_TOKEN * (top.tout - top.end)
+            lighter = forest.segments[top.children[1]].start
+            assert saved >= SHARE_OF_A_TOKEN * (top.tout - lighter)

@@ -61,12 +61,14 @@ class Passes:
                 piece.plan,
                 self._way(piece),
                 with_entropy=is_first or spec.entropy_coeff != 0,
+                entropy_trains=spec.entropy_coeff != 0,
                 max_logits=MAX_LOGITS,
             )
             loss, told = _scored([values], [piece], piece.tokens, spec, is_first=is_first)
             if loss.requires_grad:
                 loss.backward()
             shown.append(told)
+            del values, loss  # what they hold is the piece's, not for the pause
             yield
         return _joined(shown)
 
@@ -94,6 +96,8 @@ class Passes:
             return loss
 
         _, coefficients = coefficients_of(loss_of, first)
+        if spec.entropy_coeff == 0:
+            coefficients = [one._replace(entropy=None) for one in coefficients]
         for piece, coefficient in zip(step.pieces, coefficients, strict=True):
             second_pass(
                 self.model, piece.plan, self._way(piece), coefficient, max_logits=MAX_LOGITS

@@ -12,23 +12,26 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.backends.base import METRICS, Batch, LossSpec, StepMetrics
+from fakevllm_server.backends.base import METRICS, BackendError, Batch, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.passes import FIRST_EPOCH_METRICS, Passes
 from fakevllm_server.backends.embedded.pieces import StepPieces, pieces_of
 from fakevllm_server.backends.partial_step import Updates, telling_partial
 from fakevllm_server.backends.torch_forest.attentions import default_attention
-from fakevllm_server.backends.torch_forest.self_check import Verdict, check
+from fakevllm_server.backends.torch_forest.self_check import Verdict, check, compare
 
 log = logging.getLogger("fakevllm.trainer")
 
 ROWS = "rows"
 """Calls one by one."""
+NOT_SHARED = "calls share no prefixes in training"
+NOT_RIGHT = "this model cannot be trained"
 
 
 class PolicyTrainer:
@@ -41,8 +44,8 @@ class PolicyTrainer:
         self._job = TrainJob()
         self._load_reference = load_reference
         self._reference: PreTrainedModel | None = None
-        self._verdict: Verdict | None = None
-        """Whether this model's calls may share prefixes; None before the first step."""
+        self._verdicts: dict[str, Verdict] = {}
+        """By way through the model: whether it gives what the model itself gives."""
 
     def boot(self, job: TrainJob) -> None:
         """Takes the job's settings. Weights and the optimiser's moments stay, so it may come after
@@ -54,8 +57,8 @@ class PolicyTrainer:
             group["weight_decay"] = job.weight_decay
 
     def step(self, batch: Batch, spec: LossSpec) -> Generator[None, None, StepMetrics]:
-        """`ppo_epochs` updates. A loss or gradient that is not finite ends the step without an
-        update. Raises PartialStep for what fails after the first one.
+        """`ppo_epochs` updates. A loss or gradient that is not finite ends the step without a
+        further update. Raises PartialStep for what fails after the first one.
         """
         started = time.perf_counter()
         attention = self._attention()
@@ -81,14 +84,25 @@ class PolicyTrainer:
         return {name: value if math.isfinite(value) else 0.0 for name, value in metrics.items()}
 
     def _attention(self) -> str:
-        """Prefixes are shared where the job wants it and this model is shown to take it."""
-        if not self._job.forest:
-            return ROWS
-        if self._verdict is None:
-            self._verdict = check(self.model, default_attention(self.model.device))
-            if self._verdict.fault is not None:
-                log.warning("calls share no prefixes in training: %s", self._verdict.fault)
-        return ROWS if self._verdict.fault is not None else default_attention(self.model.device)
+        """Prefixes are shared where the job wants it and this model is shown to take it. Raises
+        BackendError for a model whose log-probabilities come out wrong even without."""
+        wanted = default_attention(self.model.device)
+        if self._job.forest and self._fault(wanted, check) is None:
+            return wanted
+        fault = self._fault(ROWS, compare)
+        if fault is not None:
+            raise BackendError(
+                f"this model cannot be trained here: {fault}; choose another --model"
+            )
+        return ROWS
+
+    def _fault(self, attention: str, asked: Callable[[Any, str], Verdict]) -> str | None:
+        """Asked once."""
+        if attention not in self._verdicts:
+            verdict = self._verdicts[attention] = asked(self.model, attention)
+            if verdict.fault is not None:
+                log.warning("%s: %s", NOT_SHARED if attention != ROWS else NOT_RIGHT, verdict.fault)
+        return self._verdicts[attention].fault
 
     def _update(
         self, step: StepPieces, through: Passes, spec: LossSpec, updates: Updates
@@ -104,7 +118,7 @@ class PolicyTrainer:
                 self.model.parameters(), self._job.grad_clip
             ).item()
             if not (math.isfinite(grad_norm) and math.isfinite(sums["loss"])):
-                return {"skipped": 1.0}
+                return ({} if epoch == 0 else dict(sums)) | {"skipped": 1.0}
             sums["grad_norm"] += grad_norm / num_epochs
             updates.begin()
             self.optimizer.step()

@@ -61,9 +61,7 @@ class Crossing:
 
 
 def is_available(device: torch.device) -> bool:
-    return device.type == "cpu" and hasattr(
-        torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward"
-    )
+    return device.type == "cpu" and _forward is not None and _backward is not None
 
 
 def chains_of(forest: Forest) -> tuple[list[tuple[int, int]], list[Crossing]]:
@@ -129,8 +127,9 @@ def _stretch(chains: Sequence[tuple[int, int]]) -> Stretch:
     return Stretch(nodes, None, ordered[0][0] if len(list(runs)) == 1 else None)
 
 
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_OP = "_scaled_dot_product_flash_attention_for_cpu"
+_forward: Any = getattr(torch.ops.aten, _OP, None)
+_backward: Any = getattr(torch.ops.aten, f"{_OP}_backward", None)
 
 
 class _ChainAttention(torch.autograd.Function):

@@ -32,9 +32,11 @@ def edge_values(
     attention: str,
     *,
     with_entropy: bool = False,
+    entropy_trains: bool = True,
     max_logits: int | None = None,
 ) -> EdgeValues:
-    """One forward pass; `attention` is a name in ATTENTIONS. At most `max_logits` logits (heads
+    """One forward pass; `attention` is a name in ATTENTIONS. Where no gradient goes through the
+    entropy, say so: it would hold logits that nothing frees. At most `max_logits` logits (heads
     times vocabulary) are held at a time, for which each is computed once more in the backward.
 
     A piece that trains nothing costs nothing, and its empty tensors have no gradient.
@@ -44,17 +46,20 @@ def edge_values(
         return EdgeValues(empty, empty if with_entropy else None)
     hidden = ATTENTIONS[attention](model, plan)
     lm_head = causal_model(model).get_output_embeddings()
+    config = causal_model(model).config.get_text_config()
     log_probs: list[Tensor] = []
     entropies: list[Tensor] = []
     for first, last in _chunks(model, len(hidden), max_logits):
         begin, end = plan.forest.edges.head_start[first], plan.forest.edges.head_start[last]
         given = (
             lm_head,
+            config,
             hidden[first:last],
             plan.head_temperature[first:last],
             plan.edge_head[begin:end] - first,
             plan.edge_token[begin:end],
             with_entropy,
+            entropy_trains,
         )
         is_whole = (first, last) == (0, len(hidden))
         values = (
@@ -83,14 +88,16 @@ def _chunks(model: Any, num_heads: int, max_logits: int | None) -> list[tuple[in
 
 def _of_heads(
     lm_head: Any,
+    config: Any,
     hidden: Tensor,
     temperature: Tensor,
     edge_head: Tensor,
     edge_token: Tensor,
     with_entropy: bool,
+    entropy_trains: bool,
 ) -> tuple[Tensor, Tensor]:
     """[edges] log-probabilities and entropies, these empty if not asked for."""
-    logits = lm_head(hidden)
+    logits = _finished(config, lm_head(hidden))
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if (temperature != 1).any():
         logits = logits / temperature.to(logits)[:, None]
@@ -98,5 +105,19 @@ def _of_heads(
     log_prob = logits[edge_head, edge_token] - total.index_select(0, edge_head)
     if not with_entropy:
         return log_prob, log_prob.new_zeros(0)
-    entropy = total - ((logits - total[:, None]).exp() * logits).sum(-1)
-    return log_prob, entropy.index_select(0, edge_head)
+    with torch.set_grad_enabled(entropy_trains and torch.is_grad_enabled()):
+        entropy = total - ((logits - total[:, None]).exp() * logits).sum(-1)
+        entropy = entropy.index_select(0, edge_head)
+    return log_prob, entropy
+
+
+def _finished(config: Any, logits: Tensor) -> Tensor:
+    """What models do to logits behind their LM head, by their configs' own names. Others are found
+    out by the self-check."""
+    if divisor := getattr(config, "logits_scaling", None):
+        logits = logits / divisor
+    if (factor := getattr(config, "logit_scale", None)) is not None:
+        logits = logits * factor
+    if cap := getattr(config, "final_logit_softcapping", None):
+        logits = cap * torch.tanh(logits / cap)
+    return logits

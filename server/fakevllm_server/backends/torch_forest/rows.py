@@ -1,4 +1,4 @@
-"""Calls laid out one by one, padded on the right: right for every causal model, and the fallback.
+"""Calls laid out one by one, padded on the right: the fallback, for every causal model.
 
 Nothing is shared, and nothing is asked of transformers but a plain forward pass. The LM head still
 runs on each predicting node once.

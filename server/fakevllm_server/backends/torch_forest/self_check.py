@@ -45,8 +45,11 @@ class Verdict:
 def check(model: Any, attention: str) -> Verdict:
     """Costs some passes over a hundred tokens."""
     reason = refusal(model)
-    if reason is not None:
-        return Verdict(fault=reason)
+    return compare(model, attention) if reason is None else Verdict(fault=reason)
+
+
+def compare(model: Any, attention: str) -> Verdict:
+    """Also for a way that shares nothing."""
     try:
         log_prob, gradient = differences(model, attention)
     # A model or kernel that does not fit fails in its own code, with any exception.

@@ -1,7 +1,8 @@
 """Which trees are worth their sharing. Pure.
 
 A token shared by all calls, such as the one that begins every prompt, saves next to nothing, while
-every node below it pays for another partial attention, and pieces cannot be cut there for free.
+every node below all but its heaviest child pays for another partial attention, and pieces cannot be
+cut there for free.
 Trees whose top saves less than that come apart: their calls get root keys of their own. Any choice
 trains the same.
 """
@@ -18,11 +19,18 @@ SHARE_OF_A_TOKEN = 0.1
 """What another partial attention costs a node, as a part of all it costs, at most: on a CPU and
 small models, where it is dearest."""
 
+MAX_PEELS = 8
+"""Each plants all calls again; what is left shared costs a little, and trains the same."""
+
 
 def worth_sharing(calls: Sequence[CallTokens]) -> list[CallTokens]:
     """The same calls, with other root keys where that is cheaper. Call it before `pack`."""
     kept = list(calls)
-    while tops := _not_worth(forest := plant(kept)):
+    for _ in range(MAX_PEELS):
+        forest = plant(kept)
+        tops = _not_worth(forest)
+        if not tops:
+            break
         kept = [
             replace(call, root=(call.root, _branch(path, tops)))
             if path and path[0][0] in tops
@@ -40,7 +48,7 @@ def _not_worth(forest: Forest) -> dict[int, Segment]:
         if top.parent < 0
         and top.children
         and (top.end - top.start) * (len(top.children) - 1)
-        < SHARE_OF_A_TOKEN * (top.tout - top.end)
+        < SHARE_OF_A_TOKEN * (top.tout - forest.segments[top.children[1]].start)
     }
 
 

@@ -88,7 +88,7 @@ def second_pass(
     """Adds this piece's share of the gradient to the model's."""
     if not plan.num_edges:
         return
-    with_entropy = coefficient.entropy is not None
+    with_entropy = coefficient.entropy is not None  # drop it where the loss has none: it costs
     values = edge_values(model, plan, attention, with_entropy=with_entropy, max_logits=max_logits)
     surrogate = (coefficient.log_prob * values.log_prob).sum()
     if coefficient.entropy is not None and values.entropy is not None:
