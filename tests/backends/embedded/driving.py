@@ -18,6 +18,7 @@ from fakevllm_server.backends.embedded.decoder import cache_shape
 from fakevllm_server.backends.embedded.draft import Draft
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
 from fakevllm_server.backends.embedded.folder import load_weights
+from fakevllm_server.backends.embedded.pieces import StepPieces, pieces_of
 from fakevllm_server.backends.embedded.sampling_state import SamplingState
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
 from fakevllm_server.backends.sampling import Sampling, Token
@@ -114,3 +115,7 @@ def random_calls(count: int, seed: int = 0) -> list[Call]:
             Call(f"g{index}", prompt, response, logprobs, 0, temperature, advantage, weight)
         )
     return calls
+
+
+def pieces(calls: list[Call], max_tokens: int, spec: LossSpec = SPEC) -> StepPieces:
+    return pieces_of(calls, spec, max_tokens, torch.device("cpu"), shares_prefixes=True)

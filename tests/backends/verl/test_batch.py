@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from fakevllm_server.backends.base import BackendError, Call
-from fakevllm_server.backends.embedded.pieces import num_tokens
 from fakevllm_server.backends.verl.seen import seen
-from fakevllm_server.backends.verl.shares import PADDING, deal
+from fakevllm_server.backends.verl.shares import PADDING, deal, num_tokens
 
 
 def call(num_prompt: int, num_response: int, weight: float = 1.0) -> Call:

@@ -16,8 +16,8 @@ from torch import Tensor
 from fakevllm_server.backends.base import LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.pieces import StepPiece, StepPieces
 from fakevllm_server.backends.torch_forest.attentions import quickest
-from fakevllm_server.backends.torch_forest.forward import EdgeValues, edge_values
-from fakevllm_server.backends.torch_forest.two_pass import coefficients_of, first_pass, second_pass
+from fakevllm_server.backends.torch_forest.forward import EdgeValues, edge_log_probs, edge_values
+from fakevllm_server.backends.torch_forest.two_pass import coefficients_of, second_pass
 from fakevllm_server.backends.torch_losses.kl import k3
 from fakevllm_server.backends.torch_losses.step_loss import step_loss, token_means
 from fakevllm_server.backends.torch_losses.tokens import Tokens
@@ -39,12 +39,24 @@ class Passes:
     def _way(self, piece: StepPiece) -> str:
         return quickest(piece.plan, self.attention)
 
+    def _values(self, piece: StepPiece, spec: LossSpec, *, is_first: bool) -> EdgeValues:
+        return edge_values(
+            self.model,
+            piece.plan,
+            self._way(piece),
+            with_entropy=is_first or spec.entropy_coeff != 0,
+            entropy_trains=spec.entropy_coeff != 0,
+            max_logits=MAX_LOGITS,
+        )
+
     def log_probs(self, step: StepPieces) -> Generator[None, None, list[Tensor]]:
         """Of each piece's tokens, without a graph."""
         found: list[Tensor] = []
         for piece in step.pieces:
-            values = first_pass(self.model, piece.plan, self._way(piece), max_logits=MAX_LOGITS)
-            found.append(piece.plan.flat(values.log_prob))
+            with torch.no_grad():
+                way = self._way(piece)
+                values = edge_log_probs(self.model, piece.plan, way, max_logits=MAX_LOGITS)
+            found.append(piece.plan.flat(values))
             yield
         return found
 
@@ -56,14 +68,7 @@ class Passes:
             return (yield from self._backward_twice(step, step.whole, spec, is_first=is_first))
         shown: list[StepMetrics] = []
         for piece in step.pieces:
-            values = edge_values(
-                self.model,
-                piece.plan,
-                self._way(piece),
-                with_entropy=is_first or spec.entropy_coeff != 0,
-                entropy_trains=spec.entropy_coeff != 0,
-                max_logits=MAX_LOGITS,
-            )
+            values = self._values(piece, spec, is_first=is_first)
             loss, told = _scored([values], [piece], piece.tokens, spec, is_first=is_first)
             if loss.requires_grad:
                 loss.backward()
@@ -79,14 +84,8 @@ class Passes:
         piece adds to the gradient."""
         first: list[EdgeValues] = []
         for piece in step.pieces:
-            values = first_pass(
-                self.model,
-                piece.plan,
-                self._way(piece),
-                with_entropy=is_first or spec.entropy_coeff != 0,
-                max_logits=MAX_LOGITS,
-            )
-            first.append(values)
+            with torch.no_grad():
+                first.append(self._values(piece, spec, is_first=is_first))
             yield
         shown: list[StepMetrics] = []
 

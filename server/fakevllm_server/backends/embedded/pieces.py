@@ -91,15 +91,6 @@ def unit_of(call: Call) -> Hashable:
     return id(call) if call.unit is None else call.unit
 
 
-def num_tokens(call: Call) -> int:
-    return len(call.prompt_ids) + len(call.response_ids)
-
-
-def total_weight(calls: Sequence[Call]) -> float:
-    """Of all response tokens: what the loss of the whole batch is divided by."""
-    return sum(call.weight * len(call.response_ids) for call in calls)
-
-
 def _wanted(calls: Sequence[Call], *, shares_prefixes: bool) -> list[CallTokens]:
     if any(call.temperature <= 0 for call in calls):
         raise ValueError("greedy calls have no log-probability to train on")

@@ -34,26 +34,15 @@ def backward_in_two_passes(
     max_logits: int | None = None,
 ) -> Tensor:
     """Adds the gradient of `loss_of` to the model's; returns the loss, without a graph."""
-    first = [
-        first_pass(model, plan, attention, with_entropy=with_entropy, max_logits=max_logits)
-        for plan in plans
-    ]
+    with torch.no_grad():
+        first = [
+            edge_values(model, plan, attention, with_entropy=with_entropy, max_logits=max_logits)
+            for plan in plans
+        ]
     loss, coefficients = coefficients_of(loss_of, first)
     for plan, coefficient in zip(plans, coefficients, strict=True):
         second_pass(model, plan, attention, coefficient, max_logits=max_logits)
     return loss
-
-
-@torch.no_grad()
-def first_pass(
-    model: Any,
-    plan: Plan,
-    attention: str,
-    *,
-    with_entropy: bool = False,
-    max_logits: int | None = None,
-) -> EdgeValues:
-    return edge_values(model, plan, attention, with_entropy=with_entropy, max_logits=max_logits)
 
 
 def coefficients_of(

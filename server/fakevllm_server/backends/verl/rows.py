@@ -13,8 +13,7 @@ from verl.utils import tensordict_utils
 from verl.utils.dataset.dataset_utils import DatasetPadMode
 
 from fakevllm_server.backends.base import Call
-from fakevllm_server.backends.embedded.pieces import num_tokens, total_weight
-from fakevllm_server.backends.verl.shares import PADDING
+from fakevllm_server.backends.verl.shares import PADDING, num_tokens, total_weight
 
 
 def as_tensordict(rows: Sequence[Call], max_tokens: int) -> TensorDict:

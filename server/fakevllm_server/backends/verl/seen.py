@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fakevllm_server.backends.base import Call, StepMetrics
-from fakevllm_server.backends.embedded.pieces import total_weight
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.kl import k3
+from fakevllm_server.backends.verl.shares import total_weight
 
 
 def seen(

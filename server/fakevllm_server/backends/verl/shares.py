@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fakevllm_server.backends.base import BackendError, Call
-from fakevllm_server.backends.embedded.pieces import num_tokens
 
 PADDING = Call("", [0], [0], [0.0], version=0, temperature=1.0, advantage=0.0, weight=0.0)
 """A row that only makes the number of rows divisible: nothing is learned from it."""
@@ -26,3 +25,12 @@ def deal(calls: Sequence[Call], num_workers: int) -> list[Call]:
     rows = sorted((call for call in calls if call.response_ids), key=num_tokens, reverse=True)
     rows += [PADDING] * (-len(rows) % num_workers)
     return [call for share in range(num_workers) for call in rows[share::num_workers]]
+
+
+def num_tokens(call: Call) -> int:
+    return len(call.prompt_ids) + len(call.response_ids)
+
+
+def total_weight(calls: Sequence[Call]) -> float:
+    """Of all response tokens: what the loss of the whole batch is divided by."""
+    return sum(call.weight * len(call.response_ids) for call in calls)

@@ -1,0 +1,155 @@
+"""Calls through the model as a forest: in pieces, shared or not, and models that cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from backends.embedded.driving import (
+    SPEC,
+    call_of,
+    draft,
+    load,
+    pieces,
+    random_calls,
+    run_dry,
+    sampling_state,
+    train,
+    weights,
+)
+
+from fakevllm_server.backends.base import BackendError, Call, LossSpec, StepMetrics
+from fakevllm_server.backends.embedded.trainer import PolicyTrainer
+from fakevllm_server.backends.sampling import Sampling
+
+
+@pytest.fixture
+def trainer(tiny_folder: Path) -> PolicyTrainer:
+    return PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
+
+
+def test_every_piece_fits_and_every_token_is_in_one_piece() -> None:
+    calls = random_calls(40)
+    step = pieces(calls, 60)
+    sampled = [value for one in step.pieces for value in one.tokens.sampled_log_prob.tolist()]
+    expected = torch.tensor([value for call in calls for value in call.logprobs])
+    assert sorted(sampled) == sorted(expected.tolist())
+    assert all(
+        one.plan.forest.num_nodes <= 60 or len(one.plan.num_trained) == 1 for one in step.pieces
+    )
+
+
+def test_tokens_stand_in_the_order_their_log_probabilities_come_in() -> None:
+    call = Call("g", [11, 12, 13], [21, 22], [-0.5, -0.25], 0, 1.0, 2.0, 0.5)
+    shorter_prompt = Call("g", [31], [41, 42, 43], [-1.0, -2.0, -3.0], 0, 1.0, -1.0, 1.0)
+
+    (piece,) = pieces([call, shorter_prompt], 1000).pieces
+
+    chosen = piece.plan.edge_token[piece.plan.gather]
+    assert chosen.tolist() == [21, 22, 41, 42, 43]
+    assert piece.tokens.sampled_log_prob.tolist() == [-0.5, -0.25, -1.0, -2.0, -3.0]
+    assert piece.tokens.scale.tolist() == [0.125, 0.125, 0.25, 0.25, 0.25]
+
+
+def siblings(folder: Path) -> list[Call]:
+    """Two groups of sampled siblings, one of them with a next turn each."""
+    state = sampling_state(load(folder))
+    sampling = Sampling(temperature=1.0, ignore_eos=True)
+    drafts = [
+        draft(range(7 + group, 40), 6, sampling, seed=i) for group in (0, 9) for i in range(4)
+    ]
+    for one in drafts:
+        state.scheduler.add(one)
+    run_dry(state)
+    calls = [
+        call_of(one.ids[:-6], one.undelivered, sampling, (-1.0) ** i)
+        for i, one in enumerate(drafts)
+    ]
+    turns = [
+        Call(
+            "g",
+            [*call.prompt_ids, *call.response_ids, 5, 6],
+            [8, 9],
+            [-3.0, -4.0],
+            0,
+            1.0,
+            1.0,
+            0.5,
+        )
+        for call in calls[:4]
+    ]
+    return [*calls, *turns]
+
+
+@pytest.mark.parametrize("spec", [SPEC, LossSpec("gspo", 3e-4, 4e-4, kl_loss_coef=0.1)])
+def test_sharing_prefixes_trains_the_same_weights(tiny_folder: Path, spec: LossSpec) -> None:
+    moved: list[torch.Tensor] = []
+    for forest in (True, False):
+        trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
+        before = weights(trainer)
+        for _ in range(10):
+            rho = train(trainer, siblings(tiny_folder), spec, forest=forest, lr=1e-3)["rho"]
+            assert rho > 2 if forest else rho == 1
+        moved.append(weights(trainer) - before)
+    assert moved[0].norm() > 0
+    assert (moved[0] - moved[1]).norm() < 1e-2 * moved[0].norm()
+
+
+def test_a_sequence_in_several_pieces_trains_as_in_one(tiny_folder: Path) -> None:
+    """Calls of one episode are one ratio to gspo, wherever they go through the model."""
+    calls = [replace(call, unit=f"episode {i % 4}") for i, call in enumerate(siblings(tiny_folder))]
+    spec = LossSpec("gspo", 3e-4, 4e-4, entropy_coeff=0.01, kl_loss_coef=0.1, bypass_mode=False)
+    assert pieces(calls, 60, spec).whole is not None and pieces(calls, 10_000, spec).whole is None
+    results: list[StepMetrics] = []
+    for micro_batch_tokens in (60, 10_000):
+        trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
+        results.append(
+            train(trainer, calls, spec, micro_batch_tokens=micro_batch_tokens, ppo_epochs=2)
+        )
+    for name in results[0].keys() - {"seconds", "rho", "tokens_computed"}:
+        values = [metrics[name] for metrics in results]
+        assert values[0] == pytest.approx(values[1], rel=1e-3, abs=1e-5), name
+    assert results[0]["grad_norm"] > 0 and results[0]["kl"] != 0
+
+
+def test_a_model_that_cannot_share_prefixes_trains_without_and_says_so(
+    tiny_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
+    trainer.model.config.rope_parameters["rope_type"] = "dynamic"
+    for _ in range(2):
+        metrics = train(trainer, siblings(tiny_folder))
+        assert metrics["rho"] == 1.0 and metrics["grad_norm"] > 0
+    (told,) = caplog.messages
+    assert "dynamic" in told
+
+
+def test_a_model_whose_log_probabilities_come_out_wrong_is_not_trained(
+    trainer: PolicyTrainer, tiny_folder: Path
+) -> None:
+    network: Any = trainer.model
+    plain = network.forward
+
+    def doubled(*given: Any, **named: Any) -> Any:
+        output = plain(*given, **named)
+        output.logits = output.logits * 2
+        return output
+
+    network.forward = doubled
+    before = weights(trainer)
+    with pytest.raises(BackendError, match="cannot be trained here"):
+        train(trainer, siblings(tiny_folder))
+    assert torch.equal(weights(trainer), before)
+
+
+def test_an_update_before_a_skipped_one_is_told(trainer: PolicyTrainer, tiny_folder: Path) -> None:
+    """At this rate the second epoch's ratios overflow."""
+    calls = siblings(tiny_folder)
+    before = weights(trainer)
+    metrics = train(trainer, calls, LossSpec("cispo", 10.0, 0.2), lr=1e30, ppo_epochs=2)
+    assert metrics["skipped"] == 1 and metrics["tokens"] > 0
+    assert metrics["grad_norm"] > 0
+    assert not torch.equal(weights(trainer), before)
