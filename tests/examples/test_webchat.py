@@ -1,0 +1,174 @@
+"""The web chat before our own proxy: what its users see, and what of it becomes a group."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from examples.webchat.hooks import on_compute_relative_reward as hook
+from examples.webchat.mock_user_request import play
+from tests.e2e.ledgers import rows
+from tests.e2e.processes import wait_until
+from tests.e2e.stack import Stack, running_stack
+from tests.examples.webchats import running_webchat
+
+SLOW = "[[slow 0.2]][[say one two three four five six seven eight nine ten]]"
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("stack")) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def http(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    with (
+        running_webchat(stack.three.url, tmp_path_factory.mktemp("webchat")) as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
+        yield client
+
+
+def new_chat(http: httpx.Client) -> int:
+    return http.post("/api/chats").json()["id"]
+
+
+def events_of(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    return (json.loads(line.removeprefix("data: ")) for line in lines if line)
+
+
+def said(http: httpx.Client, path: str, text: str | None = None) -> list[dict[str, Any]]:
+    body = None if text is None else {"text": text}
+    with http.stream("POST", f"/api/chats/{path}", json=body) as stream:
+        assert stream.status_code == 200
+        return list(events_of(stream.iter_lines()))
+
+
+def shown(http: httpx.Client, chat: int) -> list[tuple[str, str]]:
+    messages = http.get(f"/api/chats/{chat}").json()["messages"]
+    return [(message["role"], message["text"]) for message in messages]
+
+
+def test_an_answer_comes_in_pieces_and_stays(http: httpx.Client) -> None:
+    chat = new_chat(http)
+    *pieces, done = said(http, f"{chat}/messages", "[[say Hello, wörld.]]")
+    assert "".join(piece["text"] for piece in pieces) == "Hello, wörld."
+    assert done["message"]["response_id"].startswith("chatcmpl-")
+    assert shown(http, chat) == [("user", "[[say Hello, wörld.]]"), ("assistant", "Hello, wörld.")]
+
+
+def test_the_model_is_asked_with_the_whole_history(http: httpx.Client, stack: Stack) -> None:
+    chat = new_chat(http)
+    for word in ("first", "second"):
+        said(http, f"{chat}/messages", f"[[say {word} of history]]")
+    wanted = "[[say second of history]]"
+
+    def asked() -> list[Any]:
+        found = rows(stack.three, "select * from groups order by received_at")
+        return [json.loads(group["request_json"]) for group in found if group["question"] == wanted]
+
+    wait_until(lambda: bool(asked()), 20, "the group")
+    (body,) = asked()
+    assert [(one["role"], one["content"]) for one in body["messages"]] == [
+        ("user", "[[say first of history]]"),
+        ("assistant", "first of history"),
+        ("user", wanted),
+    ]
+
+
+def test_a_regenerated_answer_takes_the_place_of_the_last(http: httpx.Client) -> None:
+    chat = new_chat(http)
+    first = said(http, f"{chat}/messages", "[[say again]]")[-1]["message"]
+    second = said(http, f"{chat}/regenerate")[-1]["message"]
+    assert second["id"] != first["id"] and second["response_id"] != first["response_id"]
+    assert shown(http, chat) == [("user", "[[say again]]"), ("assistant", "again")]
+
+
+def test_what_had_come_before_a_stop_is_kept_and_the_chat_goes_on(
+    stack: Stack, tmp_path: Path
+) -> None:
+    with running_webchat(stack.server.url, tmp_path) as url, httpx.Client(base_url=url) as http:
+        chat = new_chat(http)
+        with http.stream("POST", f"/api/chats/{chat}/messages", json={"text": SLOW}) as stream:
+            events = events_of(stream.iter_lines())
+            first = next(events)
+            busy = httpx.post(f"{url}/api/chats/{chat}/regenerate")
+            httpx.post(f"{url}/api/chats/{chat}/stop")
+            *_, done = events
+        assert busy.status_code == 409
+        kept = done["message"]["text"]
+        assert kept.startswith(first["text"]) and "ten" not in kept
+        assert shown(http, chat)[-1] == ("assistant", kept)
+        assert said(http, f"{chat}/messages", "[[say on]]")[-1]["message"]["text"] == "on"
+
+
+def test_an_answer_that_is_left_ends_and_what_came_is_kept(stack: Stack, tmp_path: Path) -> None:
+    with running_webchat(stack.server.url, tmp_path) as url, httpx.Client(base_url=url) as http:
+        chat = new_chat(http)
+        with http.stream("POST", f"/api/chats/{chat}/messages", json={"text": SLOW}) as stream:
+            first = next(events_of(stream.iter_lines()))
+        wait_until(lambda: shown(http, chat)[-1][0] == "assistant", 20, "the kept answer")
+        kept = shown(http, chat)[-1][1]
+        assert kept.startswith(first["text"]) and "ten" not in kept
+
+
+def test_chats_are_listed_by_their_first_question_and_can_be_deleted(http: httpx.Client) -> None:
+    chat = new_chat(http)
+    said(http, f"{chat}/messages", "[[say x]] " + "long " * 30)
+    titles = {one["id"]: one["title"] for one in http.get("/api/chats").json()}
+    assert titles[chat].startswith("[[say x]] long") and len(titles[chat]) == 60
+    http.delete(f"/api/chats/{chat}").raise_for_status()
+    assert http.get(f"/api/chats/{chat}").status_code == 404
+    assert http.post(f"/api/chats/{chat}/messages", json={"text": "x"}).status_code == 404
+
+
+def test_thumbs_are_kept_whether_or_not_the_model_server_takes_feedback(http: httpx.Client) -> None:
+    chat = new_chat(http)
+    message = said(http, f"{chat}/messages", "[[say x]]")[-1]["message"]
+    for thumbs in (1, -1, 0):
+        path = f"/api/messages/{message['id']}/thumbs"
+        assert http.post(path, json={"thumbs": thumbs}).json()["thumbs"] == thumbs
+    assert http.post("/api/messages/0/thumbs", json={"thumbs": 1}).status_code == 404
+    assert http.post(path, json={"thumbs": 2}).status_code == 422
+
+
+def test_a_model_that_cannot_be_reached_is_told_and_the_question_stays(tmp_path: Path) -> None:
+    with running_webchat("http://127.0.0.1:9", tmp_path) as url, httpx.Client(base_url=url) as http:
+        chat = new_chat(http)
+        (only,) = said(http, f"{chat}/messages", "hello")
+        assert only == {
+            "type": "error",
+            "text": "The model cannot be reached. Try again in a moment.",
+        }
+        assert shown(http, chat) == [("user", "hello")]
+
+
+def test_a_page_from_elsewhere_cannot_read_the_chats(http: httpx.Client) -> None:
+    assert http.get("/api/chats", headers={"Host": "elsewhere.example"}).status_code == 400
+
+
+async def test_mock_users_ask_and_regenerate_and_end(http: httpx.Client) -> None:
+    ended: list[int] = []
+    seen = await play(str(http.base_url), 6, 3, 0, lambda: ended.append(threading.get_ident()))
+    assert len(ended) == 6 and seen.answers >= 6 and seen.failed == 0
+    assert seen.regenerated > 0  # the fake model cannot add
+
+
+def test_the_hook_pays_for_the_right_sum_and_a_little_for_brevity() -> None:
+    answers: list[dict[str, Any]] = [
+        {"content": "It is 7.", "finish_reason": "stop"},
+        {"content": "The answer is 7.", "finish_reason": "stop"},
+        {"content": "It is 8.", "finish_reason": "stop"},
+        {"content": "It is 7", "finish_reason": "length"},
+        {"content": None, "finish_reason": "stop"},
+    ]
+    scores = hook.on_compute_relative_reward([], answers, "What is 3 plus 4?")
+    assert scores == [1.0, 0.98, 0.0, 0.0, 0.0]
+    assert hook.on_compute_relative_reward([], answers, "Who are you?") == [None] * 5
