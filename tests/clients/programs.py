@@ -23,18 +23,9 @@ TITLED = ("--title", "T")
 """Without, opencode asks the model for a title, and does not wait for it."""
 _NO_DOWNLOADS = ("MODELS_FETCH", "AUTOUPDATE", "LSP_DOWNLOAD", "SHARE")
 
-_CODEX_CONFIG = """
-model = "{model}"
-model_provider = "fakevllm"
-approval_policy = "never"
-sandbox_mode = "danger-full-access"
-
-[model_providers.fakevllm]
-name = "fakevllm"
-base_url = "{base_url}"
-env_key = "FAKEVLLM_KEY"
-wire_api = "responses"
-"""
+APPS = Path(__file__).parents[2] / "adapters/apps"
+"""What users copy."""
+SHIPPED_URL = "http://127.0.0.1:8000/v1"
 
 
 class OpenCode:
@@ -52,9 +43,10 @@ class OpenCode:
         """`command` where it is not npm's of $FAKEVLLM_CLIENTS_NPM; `options` of the provider."""
         self.folder = folder
         self._command = command
-        given = {"baseURL": base_url, "apiKey": KEY, **(options or {})}
         self._environment = {
-            "OPENCODE_CONFIG_CONTENT": json.dumps(_opencode_settings(model, given)),
+            "OPENAI_BASE_URL": base_url,
+            "OPENAI_API_KEY": KEY,
+            "OPENCODE_CONFIG_CONTENT": json.dumps(_opencode_settings(model, options or {})),
             **{f"OPENCODE_DISABLE_{name}": "1" for name in _NO_DOWNLOADS},
         }
 
@@ -67,20 +59,12 @@ class OpenCode:
 
 
 def _opencode_settings(name: str, options: Mapping[str, Any]) -> Json:
-    model = {"tool_call": True, "limit": {"context": 131072, "output": 8192}}
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "options": dict(options),
-        "models": {name: model},
-    }
-    return {
-        "autoupdate": False,
-        "share": "disabled",
-        "model": f"fakevllm/{name}",
-        "enabled_providers": ["fakevllm"],
-        "permission": {"edit": "deny", "bash": "deny", "webfetch": "deny"},
-        "provider": {"fakevllm": provider},
-    }
+    shipped: Json = json.loads((APPS / "opencode/opencode.json").read_text())
+    provider = shipped["provider"]["fakevllm"]
+    provider["options"] |= options
+    provider["models"] = {name: provider["models"]["app-model"]}
+    nothing = {"edit": "deny", "bash": "deny", "webfetch": "deny"}
+    return shipped | {"model": f"fakevllm/{name}", "permission": nothing}
 
 
 def parts(events: Sequence[Any], kind: str) -> list[Any]:
@@ -97,10 +81,12 @@ class Codex:
         folder.mkdir()
         home = folder.parent / "codex"
         home.mkdir()
-        config = _CODEX_CONFIG.format(model=model, base_url=base_url)
+        shipped = (APPS / "codex/config.toml").read_text()
+        config = shipped.replace("app-model", model).replace(SHIPPED_URL, base_url)
         config += "".join(f"{name} = {value}\n" for name, value in limits.items())
-        (home / "config.toml").write_text(config)
-        self._environment = {"CODEX_HOME": str(home), "FAKEVLLM_KEY": KEY}
+        allowed = 'approval_policy = "never"\nsandbox_mode = "danger-full-access"\n'
+        (home / "config.toml").write_text(allowed + config)
+        self._environment = {"CODEX_HOME": str(home), "OPENAI_API_KEY": KEY}
 
     def __call__(self, *words: str) -> tuple[int, list[Any]]:
         """Exit code and events of one turn: `codex exec WORDS`."""
@@ -121,15 +107,8 @@ class ClaudeCode:
 
     def __init__(self, url: str, folder: Path, **environment: str) -> None:
         self.folder = folder
-        self._environment = {
-            "ANTHROPIC_BASE_URL": url,
-            "ANTHROPIC_API_KEY": KEY,
-            "ANTHROPIC_MODEL": MODEL,
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "DISABLE_AUTOUPDATER": "1",
-            "DISABLE_TELEMETRY": "1",
-            **environment,
-        }
+        own = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": KEY, "ANTHROPIC_MODEL": MODEL}
+        self._environment = shipped_variables("claude-code") | own | environment
 
     def __call__(self, prompt: str, *flags: str) -> tuple[int, Any]:
         """Exit code and result of one turn."""
@@ -138,6 +117,25 @@ class ClaudeCode:
         code, out, err = run(command, self.folder, self._environment)
         assert out, err
         return code, json.loads(out)
+
+
+class QwenCode:
+    """Over chat completions."""
+
+    def __init__(self, base_url: str, folder: Path) -> None:
+        self.folder = folder
+        settings = folder.parent / "home/.qwen/settings.json"
+        settings.parent.mkdir(parents=True)
+        settings.write_text((APPS / "qwen-code/settings.json").read_text())
+        own = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": KEY, "OPENAI_MODEL": MODEL}
+        self._environment = shipped_variables("qwen-code") | own
+
+    def __call__(self, prompt: str, *flags: str) -> tuple[int, str]:
+        """Exit code and answer of one turn."""
+        command = [npm_command("qwen"), "-y", "-p", prompt, *flags]
+        code, out, err = run(command, self.folder, self._environment)
+        assert out, err
+        return code, out
 
 
 class Node:
@@ -163,6 +161,12 @@ class Node:
         told = self(name, **fields)
         assert "answer" in told, told
         return told["answer"]
+
+
+def shipped_variables(app: str) -> dict[str, str]:
+    """Of its .env file."""
+    lines = (APPS / app / f"{app}.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines)
 
 
 def npm_command(name: str) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.ledgers import rows, wait_for_groups
-from tests.e2e.processes import Process
+from tests.e2e.processes import Process, wait_until
 
 SESSION = [
     pytest.mark.clients,
@@ -33,6 +34,7 @@ class Session:
     def __init__(self, proxy: Process, num_siblings: int) -> None:
         self.proxy = proxy
         self.num_siblings = num_siblings
+        self._asks_beside = False
         self._seen = len(self._all())
 
     @property
@@ -56,6 +58,18 @@ class Session:
             assert [row["index"] for row in found if row["served"]] == [group["served_index"]]
         return groups
 
+    def asked(self, question: str, count: int) -> list[Any]:
+        """The groups of this question, once there are `count`, of a client that asks for other
+        things beside, as it pleases."""
+        query = "select * from groups where question = ? order by received_at"
+
+        def found() -> list[Any]:
+            return rows(self.proxy, query, question)
+
+        wait_until(lambda: len(found()) >= count, 20, f"{count} groups of {question!r}")
+        self._asks_beside = True
+        return found()
+
     def refused(self, *statuses: int) -> list[Any]:
         """The groups since the last look, which must be failed ones with exactly these."""
         groups = self._new(len(statuses))
@@ -66,6 +80,11 @@ class Session:
 
     def nothing_more(self) -> None:
         """Every request was looked at."""
+        if self._asks_beside:
+            # What the client left open when it ended must not come up in another's session.
+            open_now = "\nfakevllm_requests_open 0.0\n"
+            metrics = f"{self.url}/metrics"
+            return wait_until(lambda: open_now in httpx.get(metrics).text, 20, "its requests' end")
         assert len(self._all()) == self._seen, "a session must look at all its groups"
 
     def _new(self, count: int) -> list[Any]:
