@@ -24,11 +24,15 @@ bench:
 bench-rollout *arguments:
     python -m benchmarks.rollout {{arguments}}
 
+# what sharing prefixes saves a training step, beside naive rows and TRL
+bench-forest *arguments:
+    python -m benchmarks.forest {{arguments}}
+
 # docs agree with the code
 docs:
     pytest -q tests/test_docs.py
 
-# real apps and data that a machine may lack
+# real apps, data and peers that a machine may lack, and how fast the forest is
 long:
     .ci/live
 

@@ -19,7 +19,11 @@ def main(folder: Path) -> None:
             f"{run['steps']} steps, {run['wall_s']:.0f} s, groups {run['groups']}"
         )
         print(" policy mean", *(f"{mean:.2f}" for mean in run["policy_mean"]))
+        print(" ", truth(steps_of(folder / name)))
     failures = [claim for claim, holds in claims(runs) if not holds]
+    for name in runs:
+        measured = steps_of(folder / name)
+        failures += [f"{name}: {claim}" for claim, holds in truths(measured) if not holds]
     if failures:
         sys.exit("the demo does not show: " + "; ".join(failures))
 
@@ -35,6 +39,37 @@ def claims(runs: dict[str, dict[str, Any]]) -> list[tuple[str, bool]]:
         ("shuffled rises by at most 0.1", rise["shuffled"] <= 0.1),
         ("no process had to be restarted", not any(run["restarts"] for run in runs.values())),
     ]
+
+
+def steps_of(run_dir: Path) -> list[dict[str, float]]:
+    """What each step of the run log measured."""
+    lines = (run_dir / "runlog.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    return [entry["metrics"] for entry in entries if entry["kind"] == "step"]
+
+
+def truths(measured: list[dict[str, float]]) -> list[tuple[str, bool]]:
+    return [
+        ("steps were made", bool(measured)),
+        (
+            "token_fidelity is 1.0 in every step",
+            all(metrics["token_fidelity"] == 1.0 for metrics in measured),
+        ),
+        ("no step was too far from its engine", not any("too_far" in one for one in measured)),
+    ]
+
+
+def truth(measured: list[dict[str, float]]) -> str:
+    def least(name: str) -> float:
+        return min((metrics[name] for metrics in measured), default=0.0)
+
+    largest = max((metrics["mismatch_k3"] for metrics in measured), default=0.0)
+    last = measured[-1] if measured else {}
+    return (
+        f"token_fidelity {least('token_fidelity'):g}, mismatch_k3 at most {largest:.2g}, "
+        f"ess at least {least('ess'):.3f}, rho {last.get('rho', 0):.2f}, "
+        f"forest_speedup {last.get('forest_speedup', 0):.2f}"
+    )
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ async def _measure(
     engine: str, proxy: Process, socket: Path, num_groups: int
 ) -> dict[tuple[str, str], Sample]:
     samples = {(engine, way): Sample() for way in ("directly", "through")}
-    prompts = _prompts()
+    texts = prompts()
     async with (
         aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket), limit=0)) as direct,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as app,
@@ -148,7 +148,7 @@ async def _measure(
             bar = progress.add_task(engine, total=(ROUNDS + 1) * len(ways) * num_groups)
             for round_ in range(ROUNDS + 1):
                 for way, group in ways.items():
-                    sample = await _round(group, prompts, num_groups, lambda: progress.advance(bar))
+                    sample = await _round(group, texts, num_groups, lambda: progress.advance(bar))
                     if round_ > 0:  # the first warms up caches and connections
                         samples[engine, way].rates += sample.rates
                         samples[engine, way].latencies_s += sample.latencies_s
@@ -203,7 +203,7 @@ async def _ask(http: aiohttp.ClientSession, url: str, prompt: str) -> int:
     return num_tokens
 
 
-def _prompts() -> Iterator[str]:
+def prompts() -> Iterator[str]:
     """Each differs from its first line on, so that no prefix is shared between groups."""
     for number in itertools.count():
         lines = (f"{number + line} plus {line} is what?" for line in range(PROMPT_SUMS))

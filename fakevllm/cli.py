@@ -24,14 +24,22 @@ Hooks = Annotated[Path | None, typer.Option(help="Folder with the hook files, or
 SwarmKey = Annotated[str | None, typer.Option(envvar="FAKEVLLM_SWARM_KEY", help="Our key there.")]
 Aliases = Annotated[list[str] | None, typer.Option(help="Further model names; '*' is any.")]
 Rows = Annotated[Path | None, typer.Option(help="JSONL rows that requests may quote.")]
+FallbackKey = Annotated[
+    str | None, typer.Option(envvar="FAKEVLLM_FALLBACK_KEY", help="Our key there.")
+]
 AppCommand = Annotated[
     str | None,
     typer.Option("--app", help="An app to run per row: {question} in its arguments, else stdin."),
+]
+ServePolicy = Annotated[
+    Literal["best", "lead", "greedy"] | None, typer.Option(help="Which sibling the app gets.")
 ]
 State = Annotated[Path | None, typer.Option(help="Where done rows are noted, to resume.")]
 ProxyKey = Annotated[
     str | None, typer.Option(envvar="FAKEVLLM_KEY", help="Our API key at the proxy.")
 ]
+ProxyUrl = Annotated[str, typer.Option(help="The proxy, with or without /v1.")]
+LOCAL = "http://127.0.0.1:8000"
 
 
 def _tell_version(is_asked: bool) -> None:
@@ -65,7 +73,12 @@ def serve(
     alias: Aliases = None,
     dataset: Rows = None,
     field: Annotated[str | None, typer.Option(help="The dataset's text field.")] = None,
+    serve_policy: ServePolicy = None,
     key_file: Annotated[Path | None, typer.Option(help="API keys of apps; see `keys`.")] = None,
+    fallback: Annotated[
+        str | None, typer.Option(help="URL of a server that answers while ours is away.")
+    ] = None,
+    fallback_key: FallbackKey = None,
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Run the proxy: point an app's OPENAI_BASE_URL at it."""
@@ -80,6 +93,8 @@ def serve(
             "hooks": {"path": hooks},
             "models": {"aliases": alias},
             "dataset": {"file": dataset, "field": field},
+            "fallback": {"url": fallback, "key": fallback_key},
+            "serve": {"policy": serve_policy},
             "job": {"num_repeat": n},
         }
         run_proxy(load(config, flags), until_stdin_closes=until_stdin_closes)
@@ -120,6 +135,32 @@ def check_hook(
 
 
 @app.command()
+def sessions(
+    session: Annotated[
+        str | None, typer.Argument(help="One session's tree: the beginning of its id.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Of the latest sessions.")] = 30,
+    run_dir: Annotated[Path | None, typer.Option(help="The proxy's.")] = None,
+    config: keys_command.ConfigFile = None,
+) -> None:
+    """Show the conversations behind the requests, and which turn each request is."""
+
+    def run() -> None:
+        from rich.console import Console
+
+        from fakevllm.config import load
+        from fakevllm.key_file import KeyFile
+        from fakevllm.sessions_command import show
+
+        settings = load(config, {"proxy": {"run_dir": run_dir}})
+        keys = KeyFile(settings.key_file).entries() if settings.key_file.exists() else []
+        names = {key.fingerprint: key.name for key in keys if key.name}
+        Console().print(show(settings.ledger_file, session, limit, names))
+
+    guarded(run)
+
+
+@app.command()
 def replay(
     dataset: Annotated[Path, typer.Option(help="JSON Lines, one row a user.")],
     field: Annotated[str, typer.Option(help="The row's text field.")] = "question",
@@ -155,6 +196,41 @@ def replay(
         )
         if not run_replay(settings):
             raise typer.Exit(1)
+
+    guarded(run)
+
+
+@app.command()
+def pause(url: ProxyUrl = LOCAL, key: ProxyKey = None) -> None:
+    """Stop fanning out, at once: a running proxy serves every request once until `resume`."""
+    _say_to_proxy(url, key, paused=True)
+
+
+@app.command()
+def resume(url: ProxyUrl = LOCAL, key: ProxyKey = None) -> None:
+    """Fan out again."""
+    _say_to_proxy(url, key, paused=False)
+
+
+def _say_to_proxy(url: str, key: str | None, *, paused: bool) -> None:
+    def run() -> None:
+        from fakevllm.running_proxy import set_paused
+
+        print(set_paused(url, key, paused=paused))
+
+    guarded(run)
+
+
+@app.command()
+def status(url: ProxyUrl = LOCAL, key: ProxyKey = None) -> None:
+    """Show what a running proxy does: fan-out, engine, groups, and why some were not trained."""
+
+    def run() -> None:
+        from rich.console import Console
+
+        from fakevllm.running_proxy import status as status_of
+
+        Console().print(status_of(url, key))
 
     guarded(run)
 

@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping, Set
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, cast
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from fakevllm.errors import ConfigError
+from fakevllm.outage_settings import FallbackSection, UpstreamSection, http_url
+from fakevllm.policy_settings import PolicySection, SkipRule
+from fakevllm.section import Section
+from fakevllm.serve_policy import ServeSection
 from fakevllm_adapters.guard import LOOPBACK, is_loopback
 from fakevllm_adapters.keys import FollowedKeyRing
 from fakevllm_adapters.limits import NOT_FOR_CLIENTS, Limits
@@ -28,32 +31,26 @@ _FLAGS = {
     "models.aliases": "--alias",
     "dataset.file": "--dataset",
     "dataset.field": "--field",
+    "fallback.url": "--fallback",
+    "fallback.key": "--fallback-key",
+    "serve.policy": "--serve-policy",
     "job.num_repeat": "--n",
 }
 """Of `fakevllm serve`. Those of `proxy` are called as their keys."""
+_SECRETS = ("swarm.key", "fallback.key", "fallback")
+"""Shown by no message. A section is shown whole where its keys do not fit together."""
+_TO_WRITE = {
+    "tuple_type": 'write a list, such as ["..."]',
+    "dict_type": 'write a table, such as {"..." = 4}',
+    "bool_parsing": "write true or false",
+    "bool_type": "write true or false",
+}
+"""Where pydantic's words are Python's."""
 
 log = logging.getLogger("fakevllm.config")
 
 
-def http_url(text: str) -> str:
-    """The same text. Raises ValueError for what is no http address, or has a password in it:
-    addresses are logged."""
-    try:
-        parts = urlsplit(text)
-        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        is_good = is_good and "@" not in parts.netloc
-    except ValueError:
-        is_good = False
-    if not is_good:
-        raise ValueError("write it as http://HOST:PORT")
-    return text
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ProxySection(_Section):
+class ProxySection(Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     run_dir: Path = Path("runs/default")
@@ -65,25 +62,25 @@ class ProxySection(_Section):
     """Further names a request's `Host` may carry."""
 
 
-class SwarmSection(_Section):
+class SwarmSection(Section):
     url: Annotated[str, AfterValidator(http_url)] = "http://127.0.0.1:10086"
     key: str | None = Field(default=None, repr=False)
     """This proxy's key at the swarm server."""
 
 
-class HooksSection(_Section):
+class HooksSection(Section):
     path: Path | None = None
     """Folder with the two hook files, or one file. Without it every request is served once and
     none is trained."""
     timeout_s: float = Field(default=30.0, gt=0)
 
 
-class ModelsSection(_Section):
+class ModelsSection(Section):
     aliases: tuple[str, ...] = ()
     """Names an app may use for the served model; "*" stands for any."""
 
 
-class DatasetSection(_Section):
+class DatasetSection(Section):
     """Rows whose reference answers belong to requests that quote them, for an app that is already
     running."""
 
@@ -98,7 +95,7 @@ def _client_fields(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-class LimitsSection(_Section):
+class LimitsSection(Section):
     """What one request may ask for, and how many may be open."""
 
     body_bytes: int = Field(default=_LIMITS.body_bytes, ge=1)
@@ -123,12 +120,16 @@ class LimitsSection(_Section):
         return Limits(**self.model_dump(exclude=others))
 
 
-class Config(_Section):
+class Config(Section):
     proxy: ProxySection = ProxySection()
     swarm: SwarmSection = SwarmSection()
     hooks: HooksSection = HooksSection()
     models: ModelsSection = ModelsSection()
     dataset: DatasetSection = DatasetSection()
+    policy: PolicySection = PolicySection()
+    serve: ServeSection = ServeSection()
+    upstream: UpstreamSection = UpstreamSection()
+    fallback: FallbackSection = FallbackSection()
     limits: LimitsSection = LimitsSection()
     job: TrainJob = TrainJob()
 
@@ -230,9 +231,10 @@ def _explained(error: ValidationError, file: Path | None, by_flag: Set[str]) -> 
         known = ", ".join(_known_keys(problem["loc"][:-1]))
         return f"Unknown key `{where}` in {source}: known here are {known}."
     if problem["type"] == "model_type":
-        return f"`{where}` in {source} is a section: write [{where}] and its keys below it."
-    said = problem["msg"].removeprefix("Value error, ")
-    is_secret = where == "swarm.key" or "@" in str(problem["input"])  # a password in an address
+        head = "[[policy.skip]]" if where.startswith("policy.skip") else f"[{where}]"
+        return f"`{where}` in {source} is a section: write {head} and its keys below it."
+    said = _TO_WRITE.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
+    is_secret = where in _SECRETS or "@" in str(problem["input"])  # a password in an address
     got = "" if is_secret else f" (got {problem['input']!r})"
     key = ".".join(map(str, problem["loc"][:2]))  # of the list that an entry is in
     if key in by_flag:
@@ -249,6 +251,8 @@ def _flag(key: str) -> str:
 
 
 def _known_keys(path: tuple[int | str, ...]) -> list[str]:
+    if path[:2] == ("policy", "skip"):
+        return list(SkipRule.model_fields)
     model: type[BaseModel] = Config
     for part in path:
         model = cast(type[BaseModel], model.model_fields[str(part)].annotation)

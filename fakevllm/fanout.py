@@ -1,52 +1,268 @@
-"""Which sibling the app gets, from what the siblings and the hook said. Pure; chance is passed
-in."""
+"""What happens next to a request with several siblings: events in, decisions out. Pure; chance is
+passed in.
+
+Two things go on side by side. The app gets one answer: a sibling's, the lead's trouble, or what
+breaks it off. And the group ends once, settled or aborted; nothing is started behind that. Who
+executes the decisions tells of the end of every sibling that was started and not cancelled, of
+every scoring, and of the end of the app's answer; each event may come at any time, and late ones
+change nothing.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from fakevllm.serve_policy import ServeRules
+from fakevllm.verdict import Verdict, best_of, decide
+
+
+class Came(StrEnum):
+    """What became of a sibling."""
+
+    ANSWERED = "answered"
+    HIDDEN = "hidden"
+    """An answer that cannot be told in the app's format: it can be trained, not served."""
+    REFUSED = "refused"
+    """For what is asked, whoever asks."""
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Sibling indices; None where no sibling answered, or none was ranked."""
-
-    served: int | None
-    best: int | None
+class Start:
+    indices: tuple[int, ...]
 
 
-def decide(
-    answered: Sequence[int],
-    rewards: Mapping[int, float | None] | None,
-    chance: random.Random,
-    showable: Collection[int] | None = None,
-) -> Verdict:
-    """The sibling with the highest reward, ties broken at random; without rewards the lead, or who
-    comes first. `showable`: who can be served, all by default; the best may be none of them.
-
-    >>> decide([0, 1, 2], {0: 0.1, 1: 0.9, 2: None}, random.Random(0))
-    Verdict(served=1, best=1)
-    >>> decide([1, 2], None, random.Random(0))
-    Verdict(served=1, best=None)
-    >>> decide([0, 1], {0: 0.1, 1: 0.9}, random.Random(0), showable=[0])
-    Verdict(served=0, best=1)
-    """
-    shown = [index for index in answered if showable is None or index in showable] or answered
-    scored = {
-        index: reward for index in answered if (reward := (rewards or {}).get(index)) is not None
-    }
-    best = _top(scored, chance, shown)
-    if best in shown:
-        return Verdict(served=best, best=best)
-    served = _top({index: scored[index] for index in shown if index in scored}, chance, shown)
-    return Verdict(served=min(shown, default=None) if served is None else served, best=best)
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """Start the lead; the app gets its answer as it comes."""
 
 
-def _top(
-    scored: Mapping[int, float], chance: random.Random, preferred: Collection[int]
-) -> int | None:
-    top = max(scored.values(), default=None)
-    tied = [index for index, reward in scored.items() if reward == top]
-    tied = [index for index in tied if index in preferred] or tied
-    return chance.choice(tied) if tied else None
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    indices: tuple[int, ...]
+    """At least two, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The app gets the lead's trouble."""
+
+
+@dataclass(frozen=True, slots=True)
+class BreakOff:
+    """The app's answer ends with an error, wherever it is."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The group is over, with the scores of the last scoring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The group is given up."""
+
+    reason: str
+
+
+Decision = Start | Relay | Cancel | Score | Serve | Refuse | BreakOff | Settle | Abort
+
+
+class AppState(StrEnum):
+    WAITING = "waiting"
+    RELAYED = "relayed"
+    """It gets the lead's answer as it comes."""
+    CHOSEN = "chosen"
+    """Its answer is known and on its way."""
+    ANSWERED = "answered"
+    LEFT = "left"
+
+
+class FanOut:
+    """One request. `verdict` is final once the group is settled."""
+
+    def __init__(
+        self, num: int, rules: ServeRules, chance: random.Random, *, streamed: bool
+    ) -> None:
+        assert num >= 2, "one sibling is no group"
+        self._rules = rules
+        self._chance = chance
+        self._is_relayed = rules.streams_lead and streamed
+        self._waiting = set(range(num))
+        """Not started."""
+        self._running: set[int] = set()
+        self._answered: set[int] = set()
+        self._showable: set[int] = set()
+        self._scoring: frozenset[int] | None = None
+        self._scored: frozenset[int] = frozenset()
+        self._rewards: Mapping[int, float | None] = {}
+        self._quorum = num if rules.quorum is None else min(rules.quorum, num)
+        self.app = AppState.WAITING
+        self.verdict = Verdict(None, None)
+        self.is_over = False
+
+    @property
+    def num_unstarted(self) -> int:
+        return len(self._waiting)
+
+    # --- events
+
+    def begin(self) -> list[Decision]:
+        if self._is_relayed:
+            self.app = AppState.RELAYED
+            self._waiting.discard(0)
+            self._running.add(0)
+            return [Relay()]
+        return self._start()
+
+    def lead_began(self) -> list[Decision]:
+        """Its first token: its prompt is in the engine's cache."""
+        return self._start() if self._is_relayed and not self.is_over else []
+
+    def finished(self, index: int, came: Came) -> list[Decision]:
+        if self.is_over or index not in self._running:
+            return []
+        self._running.remove(index)
+        if came in (Came.ANSWERED, Came.HIDDEN):
+            self._answered.add(index)
+        if came is Came.ANSWERED:
+            self._showable.add(index)
+        if index == 0 and self._is_relayed:
+            return self._relayed(came)
+        if index == 0 and came is Came.REFUSED:
+            return self._refused()
+        return self._go_on()
+
+    def scored(self, rewards: Mapping[int, float | None]) -> list[Decision]:
+        """By index; what is missing has none."""
+        if self.is_over or self._scoring is None:
+            return []
+        self._scored, self._scoring = self._scoring, None
+        self._rewards = dict(rewards)
+        return self._go_on()
+
+    def deadline_passed(self) -> list[Decision]:
+        """From now on one answer is enough."""
+        self._quorum = 1
+        return self._go_on()
+
+    def answer_ended(self) -> list[Decision]:
+        """The last byte of a chosen answer is out."""
+        if self.is_over or self.app is not AppState.CHOSEN:
+            return []
+        self.app = AppState.ANSWERED
+        return self._go_on()
+
+    def app_left(self) -> list[Decision]:
+        """Before its answer was there. One that is on its way goes out, to nobody."""
+        if self.is_over or self.app not in (AppState.WAITING, AppState.RELAYED):
+            return []
+        was_relayed = self.app is AppState.RELAYED
+        self.app = AppState.LEFT
+        if self._rules.on_disconnect == "cancel":
+            return self._abort("client_disconnected")
+        return self._start() if was_relayed else self._go_on()
+
+    def give_up(self, reason: str) -> list[Decision]:
+        """The proxy stops, or has a defect."""
+        if self.is_over:
+            return []
+        is_done = self.app in (AppState.ANSWERED, AppState.LEFT)
+        told: list[Decision] = [] if is_done else [BreakOff(reason)]
+        return [*told, *self._abort(reason)]
+
+    # --- what follows from them
+
+    def _start(self) -> list[Decision]:
+        indices = tuple(sorted(self._waiting))
+        self._running |= self._waiting
+        self._waiting.clear()
+        return [Start(indices)] if indices else []
+
+    def _cancel(self) -> list[Decision]:
+        indices = tuple(sorted(self._running))
+        self._running.clear()
+        self._waiting.clear()
+        return [Cancel(indices)] if indices else []
+
+    def _abort(self, reason: str) -> list[Decision]:
+        cancelled = self._cancel()
+        self.is_over = True
+        return [*cancelled, Abort(reason)]
+
+    def _settle(self) -> list[Decision]:
+        served = self.verdict.served
+        best = best_of(sorted(self._scored), self._rewards, self._chance, served)
+        self.verdict = replace(self.verdict, best=best)
+        self.is_over = True
+        return [Settle()]
+
+    def _relayed(self, came: Came) -> list[Decision]:
+        """The lead's end, which is the end of the app's answer if the app is there."""
+        if self.app is AppState.LEFT:
+            return self._refused() if came is Came.REFUSED else self._go_on()
+        self.app = AppState.ANSWERED
+        if came is Came.ANSWERED:
+            self.verdict = Verdict(0, None, 1.0)
+            return [*self._start(), *self._go_on()]
+        return [*self._cancel(), *self._settle()]
+
+    def _refused(self) -> list[Decision]:
+        """What one engine refuses one sibling it refuses all: the others are not waited for."""
+        self._answered.clear()
+        self._showable.clear()
+        self._scoring, self._scored, self._rewards = None, frozenset(), {}
+        told: list[Decision] = []
+        if self.app is AppState.WAITING:
+            self.app = AppState.CHOSEN
+            told = [Refuse()]
+        return [*self._cancel(), *told, *self._go_on()]
+
+    def _go_on(self) -> list[Decision]:
+        if self.is_over or self._scoring is not None:
+            return []
+        is_all = not self._running and not self._waiting
+        unscored = len(self._answered) >= 2 and not self._answered <= self._scored
+        if self.app is AppState.WAITING and (is_all or self._is_enough()):
+            # What came in while some were scored does not hold up the app.
+            if self._scored or not unscored or self._rules.streams_lead:
+                return [self._choose(), *self._go_on()]
+        elif not is_all:
+            return []
+        if unscored:
+            self._scoring = frozenset(self._answered)
+            return [Score(tuple(sorted(self._scoring)))]
+        is_told = self.app in (AppState.ANSWERED, AppState.LEFT)
+        return self._settle() if is_all and is_told else []
+
+    def _is_enough(self) -> bool:
+        if self._rules.streams_lead:
+            return 0 in self._showable or (not self._is_lead_awaited() and bool(self._showable))
+        return len(self._showable) >= self._quorum
+
+    def _is_lead_awaited(self) -> bool:
+        return 0 in self._running or 0 in self._waiting
+
+    def _choose(self) -> Decision:
+        self.app = AppState.CHOSEN
+        rules, rewards, fraction = self._rules, self._rewards, self._rules.random_fraction
+        among = sorted(self._scored or self._answered)
+        if rules.streams_lead:
+            among, rewards, fraction = sorted(self._answered), None, 0.0
+        self.verdict = decide(among, rewards, self._chance, self._showable, fraction)
+        return Refuse() if self.verdict.served is None else Serve(self.verdict.served)

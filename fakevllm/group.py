@@ -5,22 +5,44 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from fakevllm.conversation.place import Place
+from fakevllm.conversation.visit import Visit
 from fakevllm.ledger.records import GroupRecord, SiblingRecord
+from fakevllm.policy import ServeOnly
 from fakevllm.siblings import Request, SiblingResult, read_answer
+from fakevllm.verdict import Verdict
 from fakevllm_adapters.base import Answer
 from fakevllm_adapters.swarm import Task
 
 if TYPE_CHECKING:
-    from fakevllm.runner import Scored
     from fakevllm.upstream import Reply
 
 NOT_SHOWN = "not_told_in_the_apps_format"
 """An answer was there, and no way to say it: a call that was cut off, in Messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A sampled group with what the hook made of it."""
+
+    results: list[SiblingResult]
+    rewards: Mapping[int, float | None]
+    annotations: Mapping[int, Mapping[str, Any]]
+    reason: str | None
+    """Why there are no rewards, or why they count for nothing."""
+    hook_hash: str | None
+    verdict: Verdict
+    policy: str
+    """By which the served one was chosen."""
+    has_left: bool = False
+    """The app was not there to be served."""
+    is_dropped: bool = False
+    """It will not be trained, whatever its rewards."""
 
 
 @dataclass(slots=True)
@@ -32,8 +54,33 @@ class GroupDraft:
     app_key: str | None
     """Fingerprint of the app's key."""
     num_siblings: int = 1
+    cut: str | None = None
+    """Why there are fewer than asked for."""
+    visit: Visit | None = None
+    """In the tree of conversations."""
     received_at: float = field(default_factory=time.time)
     _started: float = field(default_factory=time.monotonic)
+    _answered: float | None = None
+
+    def is_answered(self) -> None:
+        """Now; what the group still does is no time of the app's."""
+        self._answered = self._answered or time.monotonic()
+
+    def place(self) -> Place | None:
+        """Where the request stands in its session. As soon as anybody wants to know; at the latest
+        for the record, when the app has its answer."""
+        if self.visit is None:
+            return None
+        ruling = self.request.ruling
+        is_side = isinstance(ruling, ServeOnly) and ruling.is_side_call
+        return self.visit.place(is_side=is_side)
+
+    def gets(self, result: SiblingResult) -> None:
+        """The app is given this sibling's answer: what it asks next may hold it. To be called
+        before the answer's last byte leaves, where the group ends later than that."""
+        self.place()
+        if self.visit is not None and result.answer is not None:
+            self.visit.served(result.answer.message, time.time(), self.request.response_id)
 
     def failed(self, reason: str, status: int) -> GroupRecord:
         return self._record("failed", reason, status, [])
@@ -49,6 +96,8 @@ class GroupDraft:
         if not is_served:
             reason = "no_answer" if reply.status == 200 else f"upstream_{reply.status}"
         state, served = ("served", 0) if is_served else ("failed", None)
+        if is_served:
+            self.gets(result)
         return self._record(state, reason, reply.status, [sibling], served=served)
 
     def scored(self, scored: Scored) -> GroupRecord:
@@ -65,18 +114,31 @@ class GroupDraft:
         ]
         num_rewards = sum(reward is not None for reward in scored.rewards.values())
         state, reason = "scored", None
-        if verdict.served is None:
-            lead = scored.results[0]
-            is_refused = lead.reply is not None and lead.status >= 400
-            state, reason = "failed", f"upstream_{lead.status}" if is_refused else "no_answer"
-        elif num_rewards < 2:
+        if verdict.served is None and not scored.has_left:
+            state, reason = "failed", _why_not_served(scored.results[0])
+        elif num_rewards < 2 or scored.is_dropped:
             state, reason = "dropped", scored.reason or "fewer_than_two_rewards"
-        shown = scored.results[verdict.served or 0]
-        is_lost = shown.answer is not None and not self.request.can_show(shown)
-        status = 500 if is_lost else shown.status
-        return self._record(
-            state, reason, status, rows, verdict.served, verdict.best, scored.hook_hash
+        for result in scored.results:
+            if result.index == verdict.served:
+                self.gets(result)
+        record = self._record(
+            state, reason, self._status(scored), rows, verdict.served, verdict.best
         )
+        how = "random" if verdict.is_random else scored.policy
+        return replace(
+            record,
+            hook_hash=scored.hook_hash,
+            served_by=None if verdict.served is None else how,
+            propensity=verdict.propensity,
+        )
+
+    def _status(self, scored: Scored) -> int:
+        """As the app saw it."""
+        if scored.has_left:
+            return 499
+        shown = scored.results[scored.verdict.served or 0]
+        is_lost = shown.answer is not None and not self.request.can_show(shown)
+        return 500 if is_lost else shown.status
 
     def _record(
         self,
@@ -86,9 +148,10 @@ class GroupDraft:
         siblings: list[SiblingRecord],
         served: int | None = None,
         best: int | None = None,
-        hook_hash: str | None = None,
     ) -> GroupRecord:
-        request = self.request
+        request, place = self.request, self.place()
+        if self.visit is not None:
+            self.visit.failed(time.time())  # where it was not served
         return GroupRecord(
             group_id=request.id,
             received_at=self.received_at,
@@ -102,14 +165,30 @@ class GroupDraft:
             question=request.adapter.question(request.body),
             num_siblings=self.num_siblings,
             status=status,
-            latency_s=time.monotonic() - self._started,
+            latency_s=(self._answered or time.monotonic()) - self._started,
             served_index=served,
             best_index=best,
             state=state,
             reason=reason,
-            hook_hash=hook_hash,
+            hook_hash=None,
             siblings=siblings,
+            cut=self.cut,
+            **_columns(place),
         )
+
+
+def _columns(place: Place | None) -> dict[str, Any]:
+    if place is None:
+        return {}
+    return {
+        "session_id": place.session_id,
+        "parent_session_id": place.parent_session_id,
+        "parent_id": place.parent_id,
+        "turn": place.turn,
+        "kind": place.kind.value,
+        "evidence": place.evidence.value,
+        "asked_key": place.asked_key or None,
+    }
 
 
 def _sibling(
@@ -137,6 +216,13 @@ def _sibling(
         annotations_json=orjson.dumps(dict(annotations)).decode() if annotations else None,
         error=None if result.answer else _trouble(result),
     )
+
+
+def _why_not_served(lead: SiblingResult) -> str:
+    if lead.answer is not None:
+        return NOT_SHOWN
+    is_refused = lead.reply is not None and lead.status >= 400
+    return f"upstream_{lead.status}" if is_refused else "no_answer"
 
 
 def _trouble(result: SiblingResult) -> str:

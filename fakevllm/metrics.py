@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 
-from fakevllm.ledger.records import GroupRecord
+from fakevllm.ledger.records import GroupRecord, SiblingRecord
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 
 
 class Metrics:
-    def __init__(self, open_requests: Callable[[], float], dropped: Callable[[], float]) -> None:
-        """`open_requests`: requests not yet answered; `dropped`: writes the ledger gave up."""
+    def __init__(
+        self,
+        open_requests: Callable[[], float],
+        dropped: Callable[[], float],
+        siblings_in_flight: Callable[[], float],
+    ) -> None:
+        """`open_requests`: requests not yet answered; `dropped`: writes the ledger gave up;
+        `siblings_in_flight`: beside the leads, of all requests."""
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "fakevllm_requests",
@@ -34,17 +40,46 @@ class Metrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
+        self._cut = Counter(
+            "fakevllm_groups_cut",
+            "Groups with fewer siblings than asked for, by the reason.",
+            ["route", "reason"],
+            registry=self._registry,
+        )
+        self._rewards = Summary(
+            "fakevllm_reward",
+            "Rewards of all siblings (policy), and of what apps got: the best, any (random), the "
+            "lead, or a greedy answer.",
+            ["route", "series"],
+            registry=self._registry,
+        )
         for name, told, value in (
             ("fakevllm_requests_open", "Requests being answered.", open_requests),
+            ("fakevllm_siblings_in_flight", "Siblings beside the leads.", siblings_in_flight),
             ("fakevllm_ledger_dropped", "Writes the ledger gave up.", dropped),
         ):
             Gauge(name, told, registry=self._registry).set_function(value)
+
+    def gauge(self, name: str, told: str, value: Callable[[], float]) -> None:
+        """One more number, asked for whenever somebody looks."""
+        Gauge(name, told, registry=self._registry).set_function(value)
 
     def ended(self, group: GroupRecord) -> None:
         reason = (group.reason or "").partition(":")[0]
         self._requests.labels(group.route, group.state, reason).inc()
         self._siblings.labels(group.route).inc(len(group.siblings))
         self._latency.labels(group.route).observe(group.latency_s)
+        if group.cut is not None:
+            self._cut.labels(group.route, group.cut.partition(":")[0]).inc()
+        for sibling in group.siblings:
+            if sibling.reward is not None:
+                self._rewarded(group, sibling, sibling.reward)
+
+    def _rewarded(self, group: GroupRecord, sibling: SiblingRecord, reward: float) -> None:
+        if not (group.served_by == "greedy" and sibling.index == 0):  # no sample of the policy
+            self._rewards.labels(group.route, "policy").observe(reward)
+        if sibling.served and group.served_by is not None:
+            self._rewards.labels(group.route, group.served_by).observe(reward)
 
     def text(self) -> bytes:
         """In Prometheus' text format."""

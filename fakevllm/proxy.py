@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fakevllm.config import Config
+from fakevllm.conversation.conversations import Conversations
+from fakevllm.conversation.memory import NUM_RESTORED
+from fakevllm.fallback import Fallback
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.lock import LedgerLock
 from fakevllm.ledger.store import Ledger
+from fakevllm.lifeline import Lifeline
 from fakevllm.metrics import Metrics
+from fakevllm.outage import NOT_READY
+from fakevllm.pause import Pause, pause_file
 from fakevllm.runner import Runner
 from fakevllm.settling import Settling
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.tasks import TaskIndex, read_tasks
+from fakevllm.traffic import Traffic
 from fakevllm.upstream import Upstream
 from fakevllm_adapters.errors import unavailable
+
+_NO_NAME = f"{NOT_READY}: it has not told yet which model it serves."
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,29 +38,41 @@ class Proxy:
     link: SwarmLink
     tasks: TaskIndex
     runner: Runner
+    conversations: Conversations
+    traffic: Traffic
 
     def rename(self, body: dict[str, Any]) -> bool:
         """Puts the served model's name for an alias. Returns whether the body changed. Raises
         WireError (503) while that name is not known."""
         asked, served = body.get("model"), self.link.model
-        aliases = self.config.models.aliases
-        if not isinstance(asked, str) or asked == served:
-            return False
-        if asked not in aliases and "*" not in aliases:
+        if not isinstance(asked, str) or asked == served or not self._is_alias(asked):
             return False
         if served is None:
-            raise unavailable("The model server has not told yet which model it serves.")
+            raise unavailable(_NO_NAME)
         body["model"] = served
         return True
+
+    def served_name(self, asked: str) -> str | None:
+        """What to ask for instead of an alias; None where it is none, or that is not known yet."""
+        served = self.link.model
+        return served if asked != served and self._is_alias(asked) else None
+
+    def _is_alias(self, name: str) -> bool:
+        return is_alias(name, self.config.models.aliases)
 
     @property
     def num_siblings(self) -> int:
         """Bodies that are sampled of one request, as configured."""
-        return self.config.job.num_repeat if self.config.hooks.path is not None else 1
+        most = max(self.config.job.num_repeat, self.config.policy.most_siblings)
+        return most if self.config.hooks.path is not None else 1
 
     @property
     def metrics(self) -> Metrics:
         return self.runner.metrics
+
+
+def is_alias(name: str, aliases: Sequence[str]) -> bool:
+    return name in aliases or ("*" in aliases and name != "")
 
 
 @contextlib.asynccontextmanager
@@ -78,9 +99,33 @@ async def open_proxy(config: Config) -> AsyncGenerator[Proxy]:
         settling = Settling(ledger, link)
         stack.push_async_callback(settling.close)
         settling.resend(ledger.scored_groups())
-        runner = Runner(config, upstream, hooks, ledger, settling)
+        lifeline = await _lifeline(config, upstream, link, stack)
+        runner = Runner(config, upstream, hooks, ledger, settling, lifeline)
         stack.push_async_callback(runner.close)
-        yield Proxy(config, ledger, upstream, link, tasks, runner)
+        pause = Pause(pause_file(config.proxy.run_dir))
+        traffic = Traffic(config.policy, pause, keys.name_of, trains=config.hooks.path is not None)
+        told = "1 while nothing is fanned out."
+        runner.metrics.gauge("fakevllm_paused", told, lambda: pause.is_on)
+        conversations = Conversations()
+        conversations.restore(ledger.sessions.kept(NUM_RESTORED))
+        yield Proxy(config, ledger, upstream, link, tasks, runner, conversations, traffic)
+
+
+async def _lifeline(
+    config: Config, upstream: Upstream, link: SwarmLink, stack: contextlib.AsyncExitStack
+) -> Lifeline:
+    fallback = Fallback.of(config.fallback)
+    if fallback is not None:
+        stack.push_async_callback(fallback.close)
+
+    def served_name(asked: str) -> str | None:
+        if asked == link.model or not is_alias(asked, config.models.aliases):
+            return None
+        if link.model is None:
+            raise unavailable(_NO_NAME)
+        return link.model
+
+    return Lifeline(upstream, link, config.upstream.hold_s, fallback, served_name)
 
 
 async def _start_hooks(config: Config, stack: contextlib.AsyncExitStack) -> HookWorker | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from fakevllm.outage import OUTAGES, outage_of
 from fakevllm.reply import AppReply
 from fakevllm.siblings import Request
 from fakevllm.upstream import LiveReply, Reply, Upstream
@@ -13,15 +16,28 @@ from fakevllm_adapters.errors import WireError, internal_error
 from fakevllm_adapters.sse import DONE, SseDecoder, encode
 
 
-async def relay(upstream: Upstream, request: Request, app: AppReply) -> Reply:
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """How the lead of several siblings is asked."""
+
+    body: bytes
+    headers: Mapping[str, str]
+    on_first_token: Callable[[], None]
+
+
+async def relay(
+    upstream: Upstream, request: Request, app: AppReply, lead: Lead | None = None
+) -> Reply:
     """Returns what the upstream answered. Raises WireError while the app has got nothing."""
     if request.exchange is None:
         return await relay_native(upstream, request, app)
     started = time.monotonic()
-    path, body = request.adapter.upstream_path, request.asked
-    async with upstream.live("POST", path, body, request.headers) as live:
+    path = request.adapter.upstream_path
+    body, headers = (request.asked, request.headers) if lead is None else (lead.body, lead.headers)
+    async with upstream.live("POST", path, body, headers) as live:
+        await raise_outage(live)
         if live.streamed and request.streamed:
-            return await _stream(live, request, app, started)
+            return await _stream(live, request, app, started, lead)
         raw = b"".join([chunk async for chunk in live.chunks])
         latency_s = time.monotonic() - started
         reply = Reply(live.status, live.headers, raw, live.streamed, latency_s)
@@ -51,6 +67,7 @@ async def relay_native(upstream: Upstream, request: Request, app: AppReply) -> R
         async with upstream.live(
             "POST", request.adapter.path, request.raw, request.headers
         ) as live:
+            await raise_outage(live)
             status, headers, is_streamed = live.status, live.headers, live.streamed
             if is_streamed:
                 await app.open(headers)
@@ -70,8 +87,11 @@ async def relay_native(upstream: Upstream, request: Request, app: AppReply) -> R
     return Reply(status, headers, b"".join(taken), is_streamed, latency_s)
 
 
-async def _stream(live: LiveReply, request: Request, app: AppReply, started: float) -> Reply:
+async def _stream(
+    live: LiveReply, request: Request, app: AppReply, started: float, lead: Lead | None
+) -> Reply:
     assert request.exchange is not None
+    is_waited_for = lead is not None
     taken: list[bytes] = []
     decoder = SseDecoder()
     try:
@@ -87,16 +107,32 @@ async def _stream(live: LiveReply, request: Request, app: AppReply, started: flo
             if shown or is_done:
                 await app.open(live.headers)
                 await app.write(shown, last=is_done)
+            # Behind the write: the app's first token waits for nothing.
+            if is_waited_for and lead is not None and _has_token(taken):
+                is_waited_for = False
+                lead.on_first_token()
             if is_done:
                 return Reply.of_events(taken, time.monotonic() - started)
         await app.open(live.headers)
         await app.write(end_of(request.exchange, taken), last=True)
     except WireError as error:
-        if not app.is_begun:
+        if not app.is_told:
             raise
         taken += [encode(error.body), DONE]
         await app.write(request.exchange.broken(error.body), last=True)
     return Reply.of_events(taken, time.monotonic() - started)
+
+
+def _has_token(events: Sequence[bytes]) -> bool:
+    """The first event may but tell the role, before the engine has looked at the prompt."""
+    return sum(not event.startswith(b":") for event in events) >= 2
+
+
+async def raise_outage(live: LiveReply) -> None:
+    """Raises WireError for a status by which a server says that it has no answer now."""
+    if live.status in OUTAGES:
+        raw = b"".join([chunk async for chunk in live.chunks])
+        raise outage_of(live.status, raw, live.headers)
 
 
 async def _refuse(request: Request, app: AppReply, reply: Reply) -> Reply:

@@ -73,14 +73,19 @@ class AppReply:
         self._streamed = exchange is not None and exchange.streamed
         self._is_sending = False
         self._wrote_at = 0.0
+        self._began_at = 0.0
+        self.is_told = False
+        """Whether the app has got anything of an answer, and not only what keeps it waiting."""
         self._beat: asyncio.TimerHandle | None = None
         self._beating: asyncio.Task[None] | None = None
+        self._is_held = False
 
     @property
     def is_begun(self) -> bool:
         return self._send.is_begun
 
     async def __aenter__(self) -> Self:
+        self._began_at = asyncio.get_running_loop().time()
         if self._exchange is not None:
             self._schedule(GRACE_S if self._streamed else PATIENCE_S)
         return self
@@ -118,6 +123,7 @@ class AppReply:
 
     async def whole(self, status: int, body: bytes, headers: Headers) -> None:
         """One body in the app's format, with its status where that is still open."""
+        self.is_told = True
         if not self.is_begun:
             self._is_sending = True
             return await send_bytes(self._send, status, body, headers)
@@ -126,6 +132,7 @@ class AppReply:
         await self.write(body, last=True)
 
     async def refuse(self, error: WireError) -> None:
+        self.is_told = True
         if not self.is_begun:
             self._is_sending = True
             worded = self._adapter.refusal(error.status, error.body)
@@ -141,6 +148,10 @@ class AppReply:
             await start_stream(self._send, 200, headers)
 
     async def write(self, chunk: bytes, *, last: bool = False) -> None:
+        self.is_told = self.is_told or bool(chunk) or last
+        await self._write(chunk, last=last)
+
+    async def _write(self, chunk: bytes, *, last: bool = False) -> None:
         self._is_sending = True
         try:
             if chunk or last:
@@ -160,6 +171,16 @@ class AppReply:
         """From now on nothing is sent but what the caller sends."""
         if self._beat is not None:
             self._beat.cancel()
+
+    def hold_back(self) -> None:
+        """What has not begun waits for a while: an error that clients get as a status they ask
+        again for by themselves, and none that comes inside a stream."""
+        if self._exchange is None or self.is_begun or self._is_held:
+            return
+        self.fall_silent()
+        self._is_held = True
+        waited_s = asyncio.get_running_loop().time() - self._began_at
+        self._schedule(max(PATIENCE_S - waited_s, 0.0))
 
     def _schedule(self, delay_s: float) -> None:
         self._beat = asyncio.get_running_loop().call_later(delay_s, self.on_beat)
@@ -181,7 +202,7 @@ class AppReply:
         assert self._exchange is not None
         shown = self._exchange.keep_alive() if self._streamed else _SPACE
         await self.open(_EVENT_STREAM if self._streamed else _JSON)
-        await self.write(shown)
+        await self._write(shown)
 
 
 def _error_in(body: bytes) -> Json:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
+from fakevllm.fanout import Came
+from fakevllm.outage import OUTAGES, outage_of
+from fakevllm.policy import TRAIN, Ruling
 from fakevllm.upstream import Reply, Upstream
 from fakevllm_adapters.base import Adapter, Answer, Exchange, Json
 from fakevllm_adapters.errors import WireError
+from fakevllm_adapters.limits import rewritten
 from fakevllm_adapters.swarm import SIBLING_HEADER, SiblingRef
 
 _REQUEST_ID = "X-Request-Id"
@@ -34,6 +37,11 @@ class Request:
     """Those the engine may see."""
     reason: str | None = None
     """Why there is no exchange."""
+    model: str = ""
+    """As the app names it."""
+    apps_headers: Mapping[bytes, bytes] = field(default_factory=dict[bytes, bytes])
+    """All of the app's, names in lower case."""
+    ruling: Ruling = TRAIN
 
     @property
     def body(self) -> Json:
@@ -76,6 +84,18 @@ class SiblingResult:
         return self.error.status if self.error is not None else 499
 
     @property
+    def outage(self) -> WireError | None:
+        """Where the model was not there: what the app is told if it stays away."""
+        if self.reply is not None and self.reply.status in OUTAGES:
+            return outage_of(self.reply.status, self.reply.body, self.reply.headers)
+        return self.error
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether the engine had too much to do for it: another one may well be answered."""
+        return self.reply is not None and self.reply.status in (429, 503)
+
+    @property
     def shown_message(self) -> Json:
         """What the reward hook sees."""
         assert self.answer is not None
@@ -88,49 +108,49 @@ class Plan:
 
     num: int
     overrides: Sequence[Json] = field(default_factory=list[dict[str, Any]])
+    is_greedy: bool = False
+    """The lead is sampled at temperature 0."""
 
-    def bodies(self, request: Request, temperature: float) -> list[bytes]:
-        bodies = [request.asked]
-        for index in range(1, self.num):
+    def body(self, request: Request, index: int, temperature: float) -> bytes:
+        """Of one sibling, as it goes upstream."""
+        if index > 0:
             changed = request.adapter.sibling(request.body, index, temperature)
-            override = self.overrides[index] if self.overrides else {}
-            bodies.append(orjson.dumps(changed | override))
-        return bodies
+            return orjson.dumps(changed | (self.overrides[index] if self.overrides else {}))
+        own: object = request.body.get("temperature")
+        # What the engine would refuse it is to refuse.
+        if not self.is_greedy or not (own is None or (isinstance(own, int | float) and own >= 0)):
+            return request.asked
+        return rewritten(request.asked, temperature=0)
+
+
+def sibling_headers(request: Request, index: int) -> dict[str, str]:
+    """The app's that an engine may see, and which sibling it is."""
+    headers = request.headers | {SIBLING_HEADER: SiblingRef(request.id, index).episode_id}
+    if index > 0 and _REQUEST_ID in headers:
+        # Engines take an id for one request: a second one of that name may be refused.
+        headers[_REQUEST_ID] += f"-{index}"
+    return headers
 
 
 async def sample(
-    upstream: Upstream, request: Request, plan: Plan, temperature: float
-) -> list[SiblingResult]:
-    """All siblings, in order. A request the engine refuses is refused once: the others are not
-    waited for."""
-    bodies = plan.bodies(request, temperature)
-    tasks = [
-        asyncio.create_task(_sibling(upstream, request, SiblingRef(request.id, index), body))
-        for index, body in enumerate(bodies)
-    ]
-    try:
-        lead = await tasks[0]
-        if 400 <= lead.status < 500:
-            return [lead]
-        return [lead, *await asyncio.gather(*tasks[1:])]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _sibling(
-    upstream: Upstream, request: Request, ref: SiblingRef, body: bytes
+    upstream: Upstream, request: Request, plan: Plan, index: int, temperature: float
 ) -> SiblingResult:
-    headers = request.headers | {SIBLING_HEADER: ref.episode_id}
-    if ref.index > 0 and _REQUEST_ID in headers:
-        # Engines take an id for one request: a second one of that name may be refused.
-        headers[_REQUEST_ID] += f"-{ref.index}"
+    """One sibling, whatever becomes of it."""
+    body = plan.body(request, index, temperature)
     try:
-        reply = await upstream.call(request.adapter.upstream_path, body, headers)
+        reply = await upstream.call(
+            request.adapter.upstream_path, body, sibling_headers(request, index)
+        )
     except WireError as error:
-        return SiblingResult(ref.index, error=error)
-    return SiblingResult(ref.index, reply, read_answer(request, reply))
+        return SiblingResult(index, error=error)
+    return SiblingResult(index, reply, read_answer(request, reply))
+
+
+def came_of(request: Request, result: SiblingResult) -> Came:
+    if result.answer is not None:
+        return Came.ANSWERED if request.can_show(result) else Came.HIDDEN
+    is_refused = 400 <= result.status < 500 and not result.is_too_much
+    return Came.REFUSED if is_refused else Came.FAILED
 
 
 def read_answer(request: Request, reply: Reply) -> Answer | None:

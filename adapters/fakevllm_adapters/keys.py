@@ -145,6 +145,7 @@ class KeyRing:
 
     def __init__(self, keys: Iterable[str | AppKey] = ()) -> None:
         self._digests: list[bytes] = []
+        self._names: dict[bytes, str] = {}
         self._is_asked = False
         self._take([AppKey(_digest(key)) if isinstance(key, str) else key for key in keys])
 
@@ -159,11 +160,16 @@ class KeyRing:
         # every hash is compared, so that the time taken does not tell which one matched
         return any([hmac.compare_digest(given, known) for known in self._digests])
 
+    def name_of(self, key: str | None) -> str | None:
+        """Whose key it is, where the file tells."""
+        return self._names.get(_digest(key or ""))
+
     def _take(self, keys: Iterable[AppKey]) -> None:
         """A ring that has ever asked for keys goes on asking: an emptied file opens nothing."""
         keys = list(keys)
         revoked = {key.digest for key in keys if key.revoked is not None}
         self._digests = [key.digest for key in keys if key.digest not in revoked]
+        self._names = {key.digest: key.name for key in keys if key.name is not None}
         self._is_asked = self._is_asked or bool(keys)
 
 
@@ -197,13 +203,18 @@ class FollowedKeyRing(KeyRing):
         return len(self._digests)
 
     def accepts(self, key: str | None) -> bool:
-        now = self._clock()
-        if now - self._looked_at >= _LOOK_EVERY_S:
-            self._looked_at = now
-            self._look()
+        self._look()
         return super().accepts(key)
 
+    def name_of(self, key: str | None) -> str | None:
+        self._look()
+        return super().name_of(key)
+
     def _look(self) -> None:
+        now = self._clock()
+        if now - self._looked_at < _LOOK_EVERY_S:
+            return
+        self._looked_at = now
         stamp = self._stamp()
         if stamp == self._seen:
             return

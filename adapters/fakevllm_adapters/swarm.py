@@ -80,6 +80,9 @@ class EngineStatusReply(BaseModel):
     weight_version: int = 0
     backlog: float = 0.0
     """Finished groups that wait to be trained, in batches."""
+    totals: dict[str, float] = {}
+    """Of all steps of the run: tokens sampled, eligible, trained, untrainable by reason, branches
+    by cause, and the shares they make."""
     model: str | None = None
     """The name the engine serves."""
     max_model_len: int | None = None
@@ -143,7 +146,7 @@ class LogEntry(BaseModel):
     """One line of the run's log; numbers grow."""
 
     seq: int
-    kind: Literal["acked", "step", "dropped", "restored"]
+    kind: Literal["acked", "step", "dropped", "restored", "stopped"]
     step: int = 0
     version: int = 0
     groups: list[TrainedGroup] = []
@@ -152,6 +155,8 @@ class LogEntry(BaseModel):
     """kind restored: groups whose training died with the process."""
     reasons: dict[str, str] = {}
     """kind dropped: group id to reason."""
+    reason: str = ""
+    """kind stopped: why no more steps are taken."""
     metrics: dict[str, float] = {}
 
 

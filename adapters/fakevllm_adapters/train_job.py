@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -23,6 +23,10 @@ KlType = Literal["k1", "kl", "k2", "mse", "k3", "low_var_kl", "k1+", "kl+", "k3+
 def _number_as_text(value: object) -> object:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value) if is_number else value
+
+
+def _list_as_text(value: object) -> object:
+    return ",".join(map(str, cast("list[object]", value))) if isinstance(value, list) else value
 
 
 Threshold = Annotated[str, BeforeValidator(_number_as_text)]
@@ -59,6 +63,21 @@ class TrainJob(BaseModel):
     """False is Dr. GRPO."""
     std_floor: float = Field(default=0.05, gt=0)
     """Least divisor of a group's centred rewards, so that judge noise is not blown up."""
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount from token to token."""
+    use_kl_in_reward: bool = False
+    """Each token's reward is less kl_coef times its log-ratio to the starting weights."""
+    kl_coef: float = Field(default=0.001, gt=0)
+    max_response_length: int | None = Field(default=None, ge=1)
+    """Tokens an answer may have before overlong_penalty_factor is taken from its reward in full."""
+    overlong_buffer_len: int | None = Field(default=None, ge=1)
+    """The last tokens before max_response_length, over which that penalty grows; None is no
+    penalty."""
+    overlong_penalty_factor: float = Field(default=1.0, gt=0)
+    filter_groups: bool = False
+    """Groups whose rewards are all equal do not count to batch_size, and are dropped."""
+    max_num_gen_batches: int = Field(default=10, ge=1)
+    """Batches of groups after which a step is made of those with signal there are."""
     loss: Literal["vanilla", "gspo", "cispo", "sapo", "geo_mean", "gpg"] = "vanilla"
     loss_agg_mode: Aggregation | None = None
     """From a loss per token to one number; None is the loss's own way."""
@@ -70,7 +89,17 @@ class TrainJob(BaseModel):
     ppo_epochs: int = Field(default=1, ge=1)
     """Optimiser updates per step, each over the whole batch."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
-    """Most tokens in one forward pass."""
+    """Most tokens in one forward pass; beside a call that is longer, so many more."""
+    gradient_checkpointing: bool = False
+    """Layers are computed again in the backward pass and keep no activations (the embedded
+    trainer)."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Above 0 the weights stay as they are, and adapters of this rank train (the embedded
+    trainer)."""
+    lora_alpha: int = Field(default=16, gt=0)
+    """What an adapter adds is multiplied by lora_alpha / lora_rank."""
+    target_modules: Annotated[str, BeforeValidator(_list_as_text)] = "all-linear"
+    """Which linear layers get an adapter: all but the LM head, or their names, with commas."""
     forest: bool = True
     """Whether what calls share goes through the model once (the embedded trainer). The weights are
     the same either way, but for rounding."""
@@ -92,10 +121,15 @@ class TrainJob(BaseModel):
     """The engine's log-probabilities are the old policy's; False: the trainer computes its own."""
     rollout_is: Literal["token", "sequence"] | None = None
     rollout_is_threshold: Threshold = "2.0"
+    rollout_is_batch_normalize: bool = False
+    """Those weights are divided by their mean over the step."""
     rollout_rs: str | None = None
     rollout_rs_threshold: Threshold | None = None
+    max_mismatch_k3: float | None = Field(default=1.0, gt=0, lt=10)
+    """A step in which trainer and engine are further apart (KL, k3) makes no update, and after some
+    in a row training stops. A token's part ends at 10; None is no limit."""
     max_staleness: int = Field(default=4, ge=0)
-    """Oldest weights a group may come from, in versions; older groups are dropped and counted."""
+    """Oldest weights a call may come from, in versions; older calls are dropped and counted."""
     save_freq: int = Field(default=10, ge=1)
     """Steps between checkpoints."""
     total_training_steps: int | None = Field(default=None, ge=1)

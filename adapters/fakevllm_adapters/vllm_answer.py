@@ -31,6 +31,8 @@ class Choice:
     stop_reason: str | None = None
     token_ids: list[int] | None = None
     weight_versions: list[Json] | None = None
+    allowed_tokens: Json | None = None
+    """No key of vLLM's: printed where it was asked for."""
 
     def as_json(self) -> Json:
         return {
@@ -42,7 +44,11 @@ class Choice:
             "token_ids": self.token_ids,
             "routed_experts": None,
             "weight_versions": self.weight_versions,
-        }
+        } | allowed_key(self.allowed_tokens)
+
+
+def allowed_key(allowed_tokens: Json | None) -> Json:
+    return {} if allowed_tokens is None else {"allowed_tokens": allowed_tokens}
 
 
 def assistant_message(content: str | None, tool_calls: Sequence[Json] = ()) -> Json:
@@ -120,7 +126,7 @@ class ChatWriter:
             "stop_reason": choice.stop_reason,
             "token_ids": choice.token_ids,
             "weight_versions": choice.weight_versions,
-        }
+        } | allowed_key(choice.allowed_tokens)
         fingerprint: Json = {"system_fingerprint": self.fingerprint} if closes_stream else {}
         return self._chunk([last]) | fingerprint | {"kv_transfer_params": None}
 

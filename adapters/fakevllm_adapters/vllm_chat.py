@@ -79,6 +79,8 @@ class ChatRequest(BaseModel):
     continue_final_message: bool = False
     return_token_ids: bool | None = None
     return_weight_versions: bool | None = None
+    return_allowed_tokens: Any = None
+    """Ours alone: vLLM has no such field, and whatever an app sends by that name is none of it."""
     request_id: str | None = None
 
     @property
@@ -105,6 +107,11 @@ class ChatRequest(BaseModel):
         """vLLM tells the usage so far in every chunk only beside the one at the end."""
         options = self.stream_options or {}
         return self.include_usage and bool(options.get("continuous_usage_stats"))
+
+    @property
+    def tells_allowed(self) -> bool:
+        """Whether each token comes with the set it was chosen from."""
+        return self.return_allowed_tokens is True
 
     @property
     def offers_tools(self) -> bool:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from fakevllm_adapters.body import loads
 from fakevllm_adapters.errors import Json, bad_request, not_supported
+from fakevllm_adapters.vllm_answer import allowed_key
 from fakevllm_adapters.vllm_chat import ChatRequest, parse_chat_request, type_refusal
 
 MAX_PROMPTS = 1024
@@ -200,6 +201,7 @@ class TextChoice:
     prompt_ids: list[int] | None
     token_ids: list[int] | None
     weight_versions: list[Json] | None
+    allowed_tokens: Json | None = None
 
     def whole(self) -> Json:
         return {
@@ -213,7 +215,7 @@ class TextChoice:
             "prompt_token_ids": self.prompt_ids,
             "routed_experts": None,
             "weight_versions": self.weight_versions,
-        }
+        } | allowed_key(self.allowed_tokens)
 
     def streamed(self) -> Json:
         return {
@@ -225,7 +227,7 @@ class TextChoice:
             "prompt_token_ids": self.prompt_ids,
             "token_ids": self.token_ids,
             "weight_versions": self.weight_versions,
-        }
+        } | allowed_key(self.allowed_tokens)
 
 
 def legacy_logprobs(entries: Sequence[tuple[str, float, dict[str, float]]], offset: int) -> Json:

@@ -170,7 +170,7 @@ async def _train(run: Run, model: str) -> None:
     http = openai.DefaultAioHttpClient()
     player = EndpointPlayer(f"{run.proxy_url}/v1", model, http, MAX_TOKENS)
     try:
-        wanted = itertools.takewhile(lambda _: run.step <= run.settings.steps, rows)
+        wanted = itertools.takewhile(lambda _: run.wants_more, rows)
         async with room_at(run.proxy_url) as room:
             async for _ in play(wanted, player, lambda task: keys[task.task_id], CONCURRENCY, room):
                 pass

@@ -56,6 +56,16 @@ class Run:
         """The step being collected, as far as is known."""
         return self.stats.engine.global_step or 1 if self.stats and self.stats.engine else 1
 
+    @property
+    def wants_more(self) -> bool:
+        """Whether steps are missing. Raises FakevllmError where no more will come."""
+        engine = self.stats.engine if self.stats is not None else None
+        if self.step > self.settings.steps:
+            return False
+        if engine and engine.engine_status is EngineStatus.ROLLING and engine.engine_status_detail:
+            raise FakevllmError(f"Nothing is trained: {engine.engine_status_detail}")
+        return True
+
     def snapshot(self) -> Snapshot:
         shot = Snapshot(self.phase, self.step, self.settings.steps, notes=tuple(self.notes))
         if self.stats is None:

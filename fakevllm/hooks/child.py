@@ -173,7 +173,8 @@ class _Work:
             assert self._hooks.submit is not None
             return self._hooks.submit(call["request_id"], Task.model_validate(call["task"]))
         task = Task.model_validate(call["task"])
-        siblings = [Sibling(task=task, **sibling) for sibling in call["siblings"]]
+        shared = {"task": task, "messages": call["messages"]}
+        siblings = [Sibling(**shared, **sibling) for sibling in call["siblings"]]
         arguments = (siblings, list(self._answers), call["question"])
         return self._hooks.reward(*arguments[: self._hooks.reward_arity])
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from fakevllm.hooks.outcomes import Json
 from fakevllm.hooks.spec import Sibling, Task
@@ -23,12 +25,15 @@ class RecordedGroup:
     """Assistant messages plus `finish_reason`."""
     usages: list[Json] = field(default_factory=list[Json])
     """By answer; empty where unknown."""
+    messages: Sequence[Json] = ()
+    """The conversation before the answers."""
 
     def siblings(self) -> list[Sibling]:
         usages = self.usages or [{} for _ in self.answers]
+        finishes = [answer.get("finish_reason") for answer in self.answers]
         return [
-            Sibling(i, self.task, f"{self.request_id}/{i}", answer.get("finish_reason"), usage)
-            for i, (answer, usage) in enumerate(zip(self.answers, usages, strict=True))
+            Sibling(i, self.task, f"{self.request_id}/{i}", finish, usage, self.messages)
+            for i, (finish, usage) in enumerate(zip(finishes, usages, strict=True))
         ]
 
 
@@ -45,4 +50,15 @@ def made_up_group() -> RecordedGroup:
     ]
     counts = (17, 1, 24, 32)
     usages: list[Json] = [{"prompt_tokens": 14, "completion_tokens": count} for count in counts]
-    return RecordedGroup("made-up-group", task, task.main_query, answers, usages)
+    asked: Json = {"role": "user", "content": task.main_query}
+    return RecordedGroup("made-up-group", task, task.main_query, answers, usages, [asked])
+
+
+def messages_of(body: Json) -> list[Json]:
+    """Of a chat request.
+
+    >>> messages_of({"messages": [{"role": "user"}]}), messages_of({"prompt": "Once"})
+    ([{'role': 'user'}], [])
+    """
+    messages: object = body.get("messages")
+    return cast(list[Json], messages) if isinstance(messages, list) else []

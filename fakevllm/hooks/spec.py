@@ -8,6 +8,7 @@ with the reason and does not train. Try yours with `fakevllm check-hook PATH`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,9 @@ class Sibling:
     finish_reason: str | None
     """"stop", "length" (cut off), "tool_calls"."""
     usage: Json = field(default_factory=dict[str, Any])
+    messages: Sequence[Json] = ()
+    """The conversation before this answer, as chat messages; the same for all siblings of a group.
+    Empty where the app gave a bare prompt."""
 
 
 def on_user_submit_new_requests(request_id: str, task: Task) -> int | list[Json] | None:

@@ -67,6 +67,7 @@ class HookWorker:
         call: Json = {
             "kind": "reward",
             "task": siblings[0].task.model_dump(),
+            "messages": siblings[0].messages,
             "siblings": [_packed(sibling) for sibling in siblings],
             "answers": answers,
             "question": question,

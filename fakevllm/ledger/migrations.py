@@ -20,9 +20,28 @@ def m002_response_id(db: Connection) -> None:
     db.exec_driver_sql("CREATE INDEX ix_groups_response_id ON groups (response_id)")
 
 
+def m003_how_served(db: Connection) -> None:
+    for column in ("served_by VARCHAR", "propensity FLOAT", "cut VARCHAR"):
+        db.exec_driver_sql(f"ALTER TABLE groups ADD COLUMN {column}")
+
+
+def m004_place(db: Connection) -> None:
+    names = ("session_id", "parent_session_id", "parent_id", "kind", "evidence", "asked_key")
+    for column in (*(f"{name} VARCHAR" for name in names), "turn INTEGER"):
+        db.exec_driver_sql(f"ALTER TABLE groups ADD COLUMN {column}")
+    db.exec_driver_sql("CREATE INDEX ix_groups_session_id ON groups (session_id)")
+    # Holds all that a proxy reads at its start: a row's own columns lie behind a whole request.
+    db.exec_driver_sql(
+        "CREATE INDEX ix_groups_place ON groups (received_at, group_id, app_key, session_id, "
+        "parent_session_id, parent_id, turn, kind, evidence, asked_key, response_id)"
+    )
+
+
 MIGRATIONS: list[Callable[[Connection], None]] = [
     m001_tables,
     m002_response_id,
+    m003_how_served,
+    m004_place,
 ]
 
 

@@ -1,16 +1,26 @@
 """What is read from the ledger, in SQL."""
 
 CURVE = """
-    WITH scored AS (
-        SELECT COALESCE(g.trained_step, g.step) AS at, COUNT(*) AS num, SUM(s.reward) AS total,
-               MIN(s.reward) = MAX(s.reward) AS is_flat,
-               SUM(s.served) AS num_served, SUM(CASE WHEN s.served THEN s.reward END) AS served
+    WITH rewarded AS (
+        SELECT g.group_id, COALESCE(g.trained_step, g.step) AS at, s.reward, s.served,
+               g.served_by IS 'random' AS is_random,
+               NOT (g.served_by IS 'greedy' AND s."index" = 0) AS is_sample
         FROM groups AS g JOIN siblings AS s USING (group_id)
         WHERE COALESCE(g.trained_step, g.step) IS NOT NULL AND s.reward IS NOT NULL
-        GROUP BY g.group_id
+    ), scored AS (
+        SELECT at, SUM(is_sample) AS num, SUM(CASE WHEN is_sample THEN reward END) AS total,
+               MIN(reward) = MAX(reward) AS is_flat,
+               AVG(CASE WHEN served AND NOT is_random THEN reward END) AS returned,
+               AVG(CASE WHEN served AND is_random THEN reward END) AS random
+        FROM rewarded GROUP BY group_id
     )
-    SELECT at, COUNT(*), SUM(total) / SUM(num), SUM(served) / SUM(num_served), SUM(is_flat)
+    SELECT at, COUNT(*), SUM(total) / SUM(num), AVG(returned), SUM(is_flat), AVG(random)
     FROM scored GROUP BY at ORDER BY at
+"""
+UNTRAINED = """
+    SELECT CASE instr(reason, ':') WHEN 0 THEN reason
+           ELSE substr(reason, 1, instr(reason, ':') - 1) END AS word, COUNT(*)
+    FROM groups WHERE reason IS NOT NULL GROUP BY word ORDER BY word
 """
 SCORED = """
     SELECT g.group_id, g.task_id, g.question, s.reward

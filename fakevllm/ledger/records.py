@@ -77,6 +77,16 @@ class GroupRecord:
     trained_step: int | None = None
     trained_version: int | None = None
     response_id: str | None = None
+    served_by: str | None = None
+    propensity: float | None = None
+    cut: str | None = None
+    session_id: str | None = None
+    parent_session_id: str | None = None
+    parent_id: str | None = None
+    turn: int | None = None
+    kind: str | None = None
+    evidence: str | None = None
+    asked_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +124,14 @@ class StepRow:
     groups: int
     """With at least one reward."""
     policy_mean: float
-    """Mean reward of all scored siblings: what the policy is worth."""
+    """Mean reward of all scored siblings but greedy ones: what the policy is worth."""
     returned_best: float | None
-    """Mean reward of what the apps got; None where no served sibling was scored."""
+    """Mean reward of what the apps got, but for those who got any sibling; None where no served
+    sibling was scored."""
     without_signal: int
     """Groups whose rewards are all equal."""
+    returned_random: float | None = None
+    """Mean reward of what apps got that got any sibling: `serve.random_fraction`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ def _apply(db: Connection, entry: LogEntry) -> None:
             rows = [(State.LOST, "server_crashed", group_id) for group_id in entry.lost]
             _many(db, _UNTRAINED, rows)
             _unmark(db, entry.lost)
-        case "acked":
+        case "acked" | "stopped":
             pass
 
 

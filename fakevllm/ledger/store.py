@@ -13,14 +13,14 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event, select
 from sqlalchemy.exc import DatabaseError
 
 from fakevllm.errors import LedgerError
-from fakevllm.hooks.recorded import RecordedGroup
+from fakevllm.hooks.recorded import RecordedGroup, messages_of
 from fakevllm.ledger import queries, statements
 from fakevllm.ledger.migrations import migrate
 from fakevllm.ledger.records import (
@@ -31,6 +31,7 @@ from fakevllm.ledger.records import (
     SiblingRecord,
     StepRow,
 )
+from fakevllm.ledger.session_reads import SessionReads
 from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
 from fakevllm.ledger.writer import Writer
 from fakevllm_adapters.swarm import CapturedCall, LogEntry, Task
@@ -49,6 +50,7 @@ class Ledger:
         self._writing = writing
         self._reading = reading
         self._writer: Writer[_Change] = Writer(self._transact)
+        self.sessions = SessionReads(reading)
 
     @staticmethod
     def open(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Ledger:
@@ -168,6 +170,12 @@ class Ledger:
         with self._reading.connect() as db:
             return {state: count for state, count in db.exec_driver_sql(query)}
 
+    def untrained(self) -> dict[str, int]:
+        """Groups that were not trained, by the reason's first word: what is behind a colon tells
+        one from the other."""
+        with self._reading.connect() as db:
+            return {reason: count for reason, count in db.exec_driver_sql(queries.UNTRAINED)}
+
     def sampled_tokens(self) -> int:
         """Of all siblings, as the engine counted them."""
         with self._reading.connect() as db:
@@ -209,15 +217,23 @@ class Ledger:
             group.question,
             [_message(one) for one in answered],
             [_usage(one) for one in answered],
+            messages_of(orjson.loads(group.request_json)),
         )
 
-    def _transact(self, changes: Sequence[_Change]) -> None:
+    def _transact(self, changes: Sequence[_Change]) -> bool:
         with self._writing.begin() as db:
+            before = _num_changes(db)
             for is_record, run in itertools.groupby(changes, lambda c: isinstance(c, GroupRecord)):
                 if is_record:
                     statements.put_groups(db, [one for one in run if isinstance(one, GroupRecord)])
                 else:
                     _make(db, run)
+            return _num_changes(db) > before
+
+
+def _num_changes(db: Connection) -> int:
+    """Rows changed by this connection so far."""
+    return int(cast(sqlite3.Connection, db.connection.dbapi_connection).total_changes)
 
 
 def _make(db: Connection, changes: Iterable[_Change]) -> None:

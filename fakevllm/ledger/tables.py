@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, ForeignKey, LargeBinary, MetaData, String, Table
+from sqlalchemy import Column, ForeignKey, Index, LargeBinary, MetaData, String, Table
 from sqlmodel import Field, SQLModel
 
 
@@ -15,8 +15,16 @@ def _group_id() -> Column[str]:
     return Column(String, key, primary_key=True, nullable=False)
 
 
+_PLACE = (
+    *("received_at", "group_id", "app_key", "session_id", "parent_session_id", "parent_id"),
+    *("turn", "kind", "evidence", "asked_key", "response_id"),
+)
+
+
 class Groups(_Row, table=True):
     """One request of the app."""
+
+    __table_args__ = (Index("ix_groups_place", *_PLACE),)
 
     group_id: str = Field(primary_key=True)
     received_at: float
@@ -47,6 +55,26 @@ class Groups(_Row, table=True):
     trained_version: int | None = None
     response_id: str | None = Field(default=None, index=True)
     """What later requests may call its answer by."""
+    served_by: str | None = None
+    """How the served sibling was chosen: best, random, lead, greedy; NULL where there was no
+    choice."""
+    propensity: float | None = None
+    """With which chance that one would have been served, of the same answers and rewards."""
+    cut: str | None = None
+    """Why there were fewer siblings than asked for."""
+    session_id: str | None = Field(default=None, index=True)
+    parent_session_id: str | None = None
+    """The session that started this one."""
+    parent_id: str | None = None
+    """The group whose served answer the request went on from."""
+    kind: str | None = None
+    """What the request is to its session: a `Kind` of conversation/place.py."""
+    evidence: str | None = None
+    """How the session was found: an `Evidence` of conversation/place.py."""
+    asked_key: str | None = None
+    """Of the history, in hex: by it a proxy that was started again knows what continues it."""
+    turn: int | None = None
+    """From 1; a tool's result begins none."""
 
 
 class Siblings(_Row, table=True):

@@ -38,8 +38,9 @@ class Mark:
 
 
 class Transact(Protocol[Taken]):
-    def __call__(self, changes: Sequence[Taken], /) -> None:
-        """All of them or none, in order. Raises OperationalError where the file is the trouble."""
+    def __call__(self, changes: Sequence[Taken], /) -> bool:
+        """All of them or none, in order. Whether anything had to be written: what changes no row
+        goes well on a full disk too. Raises OperationalError where the file is the trouble."""
         ...
 
 
@@ -118,7 +119,7 @@ class Writer(Generic[Change]):
         if not changes:
             return
         try:
-            self._transact(changes)
+            is_written = self._transact(changes)
         except (
             OperationalError,
             sqlite3.OperationalError,
@@ -130,6 +131,8 @@ class Writer(Generic[Change]):
             for change in changes:
                 self._write([change])
         else:
+            if not is_written:
+                return
             if self._error is not None:
                 log.warning("the ledger is written again; %d writes were dropped", self.dropped)
             self._error = None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import replace
 
 import orjson
 
+from fakevllm.conversation.hints import hints_of
+from fakevllm.conversation.visit import Visit
 from fakevllm.group import GroupDraft
 from fakevllm.proxy import Proxy
 from fakevllm.siblings import Request
@@ -46,7 +49,7 @@ def door(proxy: Proxy, adapter: Adapter) -> AsgiApp:
         try:
             raw = await read_body(receive, limits.body_bytes)
             found = admitted(raw, limits.per_request, proxy.num_siblings, limits.allowed_fields)
-            request = await _decode(proxy, adapter, found, engine_headers(headers), app_key)
+            request = await _decode(proxy, adapter, found, headers, app_key)
         except WireError as error:
             worded = adapter.refusal(error.status, error.body)
             return await send_error(send, replace(error, body=worded))
@@ -55,30 +58,53 @@ def door(proxy: Proxy, adapter: Adapter) -> AsgiApp:
         task = proxy.tasks.find(key, adapter.opening(request.body)) or Task(
             main_query=adapter.question(request.body)
         )
-        draft = GroupDraft(request, task, app_key)
+        received_at = time.time()
+        visit = Visit(
+            proxy.conversations,
+            request.id,
+            app_key or "",
+            request.body,
+            "" if "messages" in request.body else adapter.question(request.body),
+            hints_of(headers, found.body),
+            received_at,
+            len(raw),
+        )
+        request = replace(request, ruling=proxy.traffic.ruling(request, visit, key, app_key))
+        draft = GroupDraft(request, task, app_key, visit=visit, received_at=received_at)
         await proxy.runner.handle(request, draft, receive, send)
 
     return app
 
 
 async def _decode(
-    proxy: Proxy, adapter: Adapter, found: Admitted, headers: dict[str, str], app_key: str | None
+    proxy: Proxy,
+    adapter: Adapter,
+    found: Admitted,
+    apps_headers: dict[bytes, bytes],
+    app_key: str | None,
 ) -> Request:
-    raw, body = found.raw, found.body
+    raw, body, headers = found.raw, found.body, engine_headers(apps_headers)
     if found.removed:
         log.info("taken out of a request: %s", ", ".join(found.removed))
+    model: object = body.get("model") if body is not None else None
+    named = model if isinstance(model, str) else ""
+    served = proxy.served_name(named)
+    if body is not None and served is not None:
+        body["model"] = served
+        raw = rewritten(raw, model=served)
+    request = Request(
+        new_id(), adapter, raw, raw, None, headers, model=named, apps_headers=apps_headers
+    )
     if body is None:
-        return Request(new_id(), adapter, raw, raw, None, headers, "invalid_json")
-    if proxy.rename(body):
-        raw = rewritten(raw, model=body["model"])
+        return replace(request, reason="invalid_json")
     try:
         earlier = await _earlier(proxy, adapter, body, app_key)
         exchange = adapter.open(body, proxy.link.engine, earlier)
         is_same = adapter.path == adapter.upstream_path
         asked = raw if is_same else orjson.dumps(exchange.body)
     except (Untranslated, TypeError) as why:  # TypeError: numbers beyond 64 bits
-        return Request(new_id(), adapter, raw, raw, None, headers, f"not_translated: {why}")
-    return Request(new_id(), adapter, raw, asked, exchange, headers)
+        return replace(request, reason=f"not_translated: {why}")
+    return replace(request, asked=asked, exchange=exchange)
 
 
 async def _earlier(

@@ -11,7 +11,7 @@ from fakevllm.proxy import Proxy
 from fakevllm.routes.passthrough import worded
 from fakevllm_adapters.asgi import ClientLeft, read_body
 from fakevllm_adapters.body import loads
-from fakevllm_adapters.errors import WireError, schema_error
+from fakevllm_adapters.errors import WireError, error_body, schema_error
 from fakevllm_adapters.swarm import EngineStatusReply, Task
 
 
@@ -30,12 +30,48 @@ class StepStats(BaseModel):
     policy_mean: float
     returned_best: float | None
     without_signal: int
+    returned_random: float | None = None
+
+
+class NextGroup(BaseModel):
+    group_id: str
+    kind: str
+    is_new_turn: bool
+
+
+class GroupReply(BaseModel):
+    """No texts: any key may ask."""
+
+    group_id: str
+    session_id: str | None
+    parent_session_id: str | None
+    parent_id: str | None
+    turn: int | None
+    kind: str | None
+    evidence: str | None
+    state: str
+    reason: str | None
+    rewards: list[float | None]
+    """By sibling."""
+    served_index: int | None
+    followed: list[NextGroup]
+    """What went on from its answer, or asked for another one."""
+
+
+class PauseReply(BaseModel):
+    paused: bool
+    trouble: str | None = None
+    """Why a restart of the proxy will not know."""
 
 
 class Stats(BaseModel):
     engine: EngineStatusReply | None
+    paused: bool = False
+    """Requests are served once until `fakevllm resume`."""
     counts: dict[str, int]
     """Groups by state."""
+    untrained: dict[str, int] = {}
+    """Groups that were not trained, by the reason's first word."""
     curve: list[StepStats]
     sampled_tokens: int
     lookups: dict[str, int]
@@ -62,6 +98,34 @@ def router(proxy: Proxy) -> APIRouter:
         await proxy.ledger.flush()
         return TaskKeys(keys=[proxy.tasks.key(task.task_id) for task in tasks])
 
+    @routes.post("/pause")
+    async def pause() -> PauseReply:
+        return PauseReply(trouble=proxy.traffic.pause.set(True), paused=True)
+
+    @routes.post("/resume")
+    async def resume() -> PauseReply:
+        return PauseReply(trouble=proxy.traffic.pause.set(False), paused=False)
+
+    @routes.get("/groups/{group_id}", response_model=GroupReply)
+    async def group(group_id: str) -> GroupReply | Response:
+        ledger = proxy.ledger
+        found, followed = await asyncio.to_thread(
+            lambda: (ledger.group(group_id), ledger.sessions.followed(group_id))
+        )
+        if found is None:
+            message = f"No group {group_id} is in the ledger."
+            return worded(WireError(404, error_body(message, "NotFoundError", 404)))
+        shown = {name: getattr(found, name, None) for name in GroupReply.model_fields}
+        return GroupReply.model_validate(
+            shown
+            | {"rewards": [sibling.reward for sibling in found.siblings]}
+            | {
+                "followed": [
+                    NextGroup.model_validate(one, from_attributes=True) for one in followed
+                ]
+            }
+        )
+
     @routes.get("/engine")
     async def engine() -> EngineStatusReply | None:
         return proxy.link.status
@@ -69,12 +133,14 @@ def router(proxy: Proxy) -> APIRouter:
     @routes.get("/stats")
     async def stats() -> Stats:
         ledger = proxy.ledger
-        counts, curve, tokens = await asyncio.to_thread(
-            lambda: (ledger.counts(), ledger.curve(), ledger.sampled_tokens())
+        counts, untrained, curve, tokens = await asyncio.to_thread(
+            lambda: (ledger.counts(), ledger.untrained(), ledger.curve(), ledger.sampled_tokens())
         )
         return Stats(
             engine=proxy.link.status,
+            paused=proxy.traffic.pause.is_on,
             counts=counts,
+            untrained=untrained,
             curve=[StepStats.model_validate(row, from_attributes=True) for row in curve],
             sampled_tokens=tokens,
             lookups=dict(proxy.tasks.counts),

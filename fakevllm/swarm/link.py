@@ -4,6 +4,7 @@ home its log."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from typing import Any, TypeVar
@@ -104,6 +105,7 @@ class SwarmLink:
         """(run id, number of its last applied log entry) where known."""
         self.reached = asyncio.Event()
         """Set while the server answers."""
+        self._serving = asyncio.Event()
         self.status: EngineStatusReply | None = None
         """As last heard; None while the server cannot be reached."""
 
@@ -126,6 +128,22 @@ class SwarmLink:
             EngineStatus.BOOTING,
         )
 
+    @property
+    def is_coming(self) -> bool:
+        """Whether an engine that does not answer may yet: not one that was stopped, or that could
+        not be started."""
+        status = self.status
+        is_off = status is not None and status.engine_status is EngineStatus.OFFLINE
+        return not is_off or status is None or status.server_id != self._started_on
+
+    async def until_serving(self, limit_s: float) -> None:
+        """Returns when an engine begins to answer, or after `limit_s`; where one is thought to
+        answer already, after all of it."""
+        if self.is_serving:
+            return await asyncio.sleep(limit_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._serving.wait(), limit_s)
+
     async def run(self) -> None:
         """Until cancelled. Trouble with the server is reported once, and over when it is over."""
         while True:
@@ -137,6 +155,7 @@ class SwarmLink:
                 self.status = None
                 self.reached.clear()
                 self._report(error)
+            (self._serving.set if self.is_serving else self._serving.clear)()
             await asyncio.sleep(POLL_EVERY_S)
 
     async def end_group(self, request: EndGroupRequest) -> EndGroupReply:
@@ -162,12 +181,15 @@ class SwarmLink:
         if status.engine_status is EngineStatus.OFFLINE:
             # started once for each life of the server: somebody who stops the engine means it
             if status.server_id != self._started_on:
-                await self._start(status.server_id)
+                await self._start()
+                # Together: one that is thought to have been stopped is waited for by nobody.
+                self.status = await self._get("/get_engine_status", EngineStatusReply)
+                self._started_on = status.server_id
         elif status.server_id != self._started_on:
             await self._attach(status.server_id)
         await self._bring_log(status.run_id)
 
-    async def _start(self, server_id: str) -> None:
+    async def _start(self) -> None:
         config = SyncTrainConfigRequest(yaml_as_string=self._job.as_yaml())
         for path, request in (("/sync_train_config", config), ("/start_engine", None)):
             async with self._http.post(
@@ -177,7 +199,6 @@ class SwarmLink:
             if not reply.get("success"):
                 log.error("%s%s: %s", self._url, path, reply.get("error") or reply.get("detail"))
                 break
-        self._started_on = server_id
 
     async def _attach(self, server_id: str) -> None:
         """A running engine keeps its job; a differing one of ours is reported, not applied."""

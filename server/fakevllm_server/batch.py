@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from fakevllm_adapters.swarm import TrainedGroup
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.algorithms import ESTIMATORS
 from fakevllm_server.algorithms.loss_units import token_weight, unit_labels
 from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
+from fakevllm_server.algorithms.shaping import is_tied, overlong_penalties, shaped_rewards
 from fakevllm_server.backends.base import Batch, Call
 from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.coverage import why_untrainable
 
 TEACHES_TIES = frozenset({"reinforce_plus_plus", "reinforce_plus_plus_baseline"})
 """Algorithms whose advantages are not 0 where a group's rewards are equal."""
@@ -29,72 +32,94 @@ class PlannedStep:
     metrics: dict[str, float]
 
 
-def plan_step(step: int, groups: Sequence[FinishedGroup], job: TrainJob) -> PlannedStep:
-    """Raises ValueError where an algorithm lacks what it needs."""
-    advantages = _advantages(step, groups, job)
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A scored episode of a step."""
+
+    index: int
+    outcome: Outcome
+    calls: Sequence[Call]
+    """Those that may train; their advantage is not known yet."""
+
+
+def trainable_calls(groups: Sequence[FinishedGroup], job: TrainJob) -> list[Call]:
+    """All that a step of these groups may train on, in the order of `penalties` in `plan_step`."""
+    return [
+        call
+        for group in groups
+        for episode in group.scored
+        for call in _calls_of(group, episode, job)
+    ]
+
+
+def plan_step(
+    step: int,
+    groups: Sequence[FinishedGroup],
+    job: TrainJob,
+    penalties: Sequence[Sequence[float]] | None = None,
+) -> PlannedStep:
+    """`penalties`: what is taken from the reward of each trained token of each of
+    `trainable_calls`, if anything is. Raises ValueError where an algorithm lacks what it needs."""
+    rows = None if penalties is None else iter(penalties)
+    entries = [list(_entries(step, group, job, rows)) for group in groups]
+    outcomes = [entry.outcome for of_group in entries for entry in of_group]
+    spec = AdvantageSpec(job.norm_adv_by_std_in_grpo, job.std_floor, job.gamma)
+    advantages = iter(ESTIMATORS[job.algorithm](outcomes, spec))
     calls: list[Call] = []
     trained: list[TrainedGroup] = []
-    for group in groups:
-        teaches = _teaches(group, job)
-        own = [
-            (episode.index, call)
-            for episode in (_scored(group) if teaches else [])
-            for call in _calls_of(group, episode, advantages[group.group_id, episode.index], job)
-        ]
-        calls.extend(call for _, call in own)
-        trained.append(
-            TrainedGroup(group_id=group.group_id, siblings=sorted({index for index, _ in own}))
-        )
-    return PlannedStep(Batch(step, calls), trained, _metrics(groups, calls))
+    for group, of_group in zip(groups, entries, strict=True):
+        own = [(entry.index, list(_with(entry.calls, next(advantages)))) for entry in of_group]
+        teaches = _teaches([entry.outcome.score for entry in of_group], job)
+        siblings = sorted(index for index, given in own if given and teaches)
+        calls.extend(call for _, given in own for call in given if teaches)
+        trained.append(TrainedGroup(group_id=group.group_id, siblings=siblings))
+    metrics = _metrics(groups, calls, job)
+    if penalties is not None:
+        means = [_mean(row) for row in penalties if row]
+        metrics["reward_kl_penalty"] = _mean(means) / job.kl_coef
+    return PlannedStep(Batch(step, calls), trained, metrics)
 
 
-def _teaches(group: FinishedGroup, job: TrainJob) -> bool:
+def with_left_out(metrics: Mapping[str, float], left_out: Mapping[str, int]) -> dict[str, float]:
+    """A step's metrics with what the pool kept from it; the groups it left out as tied were ties
+    too."""
+    tied_before = left_out.get("tied_groups", 0)
+    num_groups = metrics["groups"] + tied_before
+    tied = num_groups - metrics["groups_with_signal"]
+    told = {name: float(number) for name, number in left_out.items()}
+    return {**metrics, **told, "tie_rate": tied / num_groups if num_groups else 0.0}
+
+
+def _teaches(scores: Sequence[float], job: TrainJob) -> bool:
     """KL and entropy pull on every call, a tied group's too; some advantages of ties are not 0."""
     pulls = job.kl_loss_coef > 0 or job.entropy_coeff > 0 or job.algorithm in TEACHES_TIES
-    return job.control != "frozen" and (group.has_signal or pulls)
+    return job.control != "frozen" and (pulls or not is_tied(scores))
 
 
-def _scored(group: FinishedGroup) -> list[ScoredEpisode]:
-    return [episode for episode in group.episodes if episode.reward is not None]
+def _entries(
+    step: int,
+    group: FinishedGroup,
+    job: TrainJob,
+    penalties: Iterator[Sequence[float]] | None,
+) -> Iterator[_Entry]:
+    """Masked calls still count in their group's baseline, through their episode's reward."""
+    rewards = shaped_rewards(group, job)
+    if job.control == "shuffled":
+        random.Random(f"{job.seed} {step} {group.group_id}").shuffle(rewards)
+    for episode, reward in zip(group.scored, rewards, strict=True):
+        calls = list(_calls_of(group, episode, job))
+        taken = () if penalties is None else [next(penalties) for _ in calls]
+        outcome = Outcome(
+            group.group_id,
+            reward,
+            sum(call.num_trained for call in calls),
+            list(chain.from_iterable(taken)),
+            is_greedy=episode.is_greedy,
+        )
+        yield _Entry(episode.index, outcome, calls)
 
 
-def _trained(call: RecordedCall) -> bool:
-    return call.untrainable is None and call.logprobs is not None
-
-
-def _advantages(
-    step: int, groups: Sequence[FinishedGroup], job: TrainJob
-) -> dict[tuple[str, int], float]:
-    """Of each scored episode. Masked calls still count in their group's baseline, through their
-    episode's reward."""
-    places: list[tuple[str, int]] = []
-    outcomes: list[Outcome] = []
-    for group in groups:
-        rewards = group.rewards
-        if job.control == "shuffled":
-            random.Random(f"{job.seed} {step} {group.group_id}").shuffle(rewards)
-        for episode, reward in zip(_scored(group), rewards, strict=True):
-            places.append((group.group_id, episode.index))
-            outcomes.append(_outcome(group, episode, reward))
-    spec = AdvantageSpec(job.norm_adv_by_std_in_grpo, job.std_floor)
-    found = ESTIMATORS[job.algorithm](outcomes, spec)
-    # Without a discount and penalties all tokens of an episode have the same.
-    return {place: own[0] if own else 0.0 for place, own in zip(places, found, strict=True)}
-
-
-def _outcome(group: FinishedGroup, episode: ScoredEpisode, reward: float) -> Outcome:
-    return Outcome(
-        group.group_id,
-        reward,
-        sum(len(call.response_ids) for call in episode.calls if _trained(call)),
-        is_greedy=episode.is_greedy,
-    )
-
-
-def _calls_of(
-    group: FinishedGroup, episode: ScoredEpisode, advantage: float, job: TrainJob
-) -> Iterator[Call]:
-    """A call of advantage 0 stays: it is one of those the loss is the mean of."""
+def _calls_of(group: FinishedGroup, episode: ScoredEpisode, job: TrainJob) -> Iterator[Call]:
     labels = unit_labels(episode.calls, job.loss_unit)
     for label, call in zip(labels, episode.calls, strict=True):
         if _trained(call) and call.logprobs is not None:
@@ -105,18 +130,54 @@ def _calls_of(
                 logprobs=call.logprobs,
                 version=call.version,
                 temperature=call.temperature,
-                advantage=advantage,
+                advantage=0.0,
                 weight=token_weight(job.loss_unit, len(episode.calls)),
                 unit=f"{group.group_id} {episode.index} {label}",
+                allowed=call.allowed,
             )
 
 
-def _metrics(groups: Sequence[FinishedGroup], calls: Sequence[Call]) -> dict[str, float]:
+def _trained(call: RecordedCall) -> bool:
+    return why_untrainable(call) is None
+
+
+def _with(calls: Sequence[Call], advantages: Sequence[float]) -> Iterator[Call]:
+    """Each with its own part of its episode's. A call of advantage 0 stays: it is one of those the
+    loss is the mean of."""
+    at = 0
+    for call in calls:
+        own = advantages[at : at + call.num_trained]
+        at += len(own)
+        yield replace(call, advantage=_one_or_each(own))
+
+
+def _one_or_each(advantages: Sequence[float]) -> float | Sequence[float]:
+    """Most algorithms give all tokens of an episode the same."""
+    if not advantages:
+        return 0.0
+    are_equal = advantages.count(advantages[0]) == len(advantages)
+    return advantages[0] if are_equal else advantages
+
+
+def _metrics(
+    groups: Sequence[FinishedGroup], calls: Sequence[Call], job: TrainJob
+) -> dict[str, float]:
     rewards = [reward for group in groups for reward in group.rewards]
-    return {
+    have_signal = [not is_tied(shaped_rewards(group, job)) for group in groups]
+    metrics = {
         "groups": float(len(groups)),
-        "groups_with_signal": float(sum(group.has_signal for group in groups)),
+        "groups_with_signal": float(sum(have_signal)),
         "calls": float(len(calls)),
-        "tokens_trained": float(sum(len(call.response_ids) for call in calls)),
-        "reward_mean": sum(rewards) / len(rewards) if rewards else 0.0,
+        "tokens_trained": float(sum(call.num_trained for call in calls)),
+        "tokens_forced": float(sum(len(call.response_ids) - call.num_trained for call in calls)),
+        "reward_mean": _mean(rewards),
     }
+    if job.overlong_buffer_len is not None:
+        overlong = [penalty for group in groups for penalty in overlong_penalties(group, job)]
+        metrics["overlong"] = float(sum(penalty < 0 for penalty in overlong))
+        metrics["overlong_penalty"] = _mean(overlong)
+    return metrics
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fakevllm_adapters.swarm import CapturedCall, pack_floats, pack_ids
+from fakevllm_server.allowed import Allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,14 @@ class RecordedCall:
     finish_reason: str | None
     untrainable: str | None
     """Why the loss must not see it; None where it trains."""
+    allowed: Allowed | None = None
+    """What each token was chosen from; None: all of the vocabulary. It goes to the trainer, and not
+    to the proxy: nothing in the ledger needs it, and it may be larger than the call."""
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens that could have been others."""
+        return len(self.response_ids) - (self.allowed.num_forced if self.allowed else 0)
 
     @property
     def version(self) -> int:
@@ -72,15 +81,10 @@ class FinishedGroup:
     episodes: Sequence[ScoredEpisode]
 
     @property
+    def scored(self) -> list[ScoredEpisode]:
+        return [episode for episode in self.episodes if episode.reward is not None]
+
+    @property
     def rewards(self) -> list[float]:
+        """Of those."""
         return [episode.reward for episode in self.episodes if episode.reward is not None]
-
-    @property
-    def has_signal(self) -> bool:
-        rewards = self.rewards
-        return bool(rewards) and min(rewards) != max(rewards)
-
-    @property
-    def version(self) -> int:
-        """Oldest weights any of its calls came from."""
-        return min((call.version for episode in self.episodes for call in episode.calls), default=0)

@@ -11,8 +11,15 @@ from fakevllm_server.reasoning import HiddenReasoning
 class Capture(CallCapture):
     """Follows one chat call from the app's body to its record."""
 
-    def __init__(self, body: Json, defaults: Json, refusal: str | None = None) -> None:
-        super().__init__(body, defaults, refusal)
+    def __init__(
+        self,
+        body: Json,
+        defaults: Json,
+        refusal: str | None = None,
+        *,
+        tells_allowed: bool = False,
+    ) -> None:
+        super().__init__(body, defaults, refusal, tells_allowed=tells_allowed)
         hidden = body.get("include_reasoning") is False and self._hides_all and self._bent is None
         self._reasoning = HiddenReasoning() if hidden else None
 

@@ -18,8 +18,9 @@ from typing import Any
 import orjson
 
 from fakevllm_adapters.sse import DONE, encode, json_of
+from fakevllm_server.allowed import Allowed
 from fakevllm_server.calls import RecordedCall, VersionSpan
-from fakevllm_server.sampling_rules import temperature_of, why_not_trainable
+from fakevllm_server.sampling_rules import cuts, temperature_of, why_not_trainable
 from fakevllm_server.weight_gate import CallStamp
 
 Json = dict[str, Any]
@@ -38,13 +39,22 @@ _MOST = 2**31 - 1
 class CallCapture(ABC):
     """Follows one call from the app's body to its record."""
 
-    def __init__(self, body: Json, defaults: Json, refusal: str | None = None) -> None:
-        """`defaults` are the engine's own; `refusal`, why nothing of this engine trains."""
+    def __init__(
+        self,
+        body: Json,
+        defaults: Json,
+        refusal: str | None = None,
+        *,
+        tells_allowed: bool = False,
+    ) -> None:
+        """`defaults` are the engine's own; `refusal`, why nothing of this engine trains;
+        `tells_allowed`, whether it says what tokens were chosen from."""
         sampling = defaults | {key: value for key, value in body.items() if value is not None}
         self.body = body
         self._temperature = temperature_of(sampling)
         self._refusal = refusal
-        self._bent = why_not_trainable(sampling)
+        self._bent = why_not_trainable(sampling, tells_allowed=tells_allowed)
+        self._asks_allowed = tells_allowed and self._bent is None and bool(cuts(sampling))
         self._hides_logprobs = self._hides_logprobs_of(body)
         self._hides_ids = not body.get("return_token_ids")
         self._hides_versions = not body.get("return_weight_versions")
@@ -53,6 +63,7 @@ class CallCapture(ABC):
         self._ids: list[int] = []
         self._logprobs: list[Any] = []
         self._spans: list[VersionSpan] = []
+        self._chosen_from: Any = None
         self._finish_reason: str | None = None
         self._completion_tokens: int | None = None
         self._held: Json | None = None
@@ -92,6 +103,8 @@ class CallCapture(ABC):
         """The app's body with the capture fields."""
         body: Json = self.body | {"return_token_ids": True, "return_weight_versions": True}
         self._ask_logprobs(body)
+        if self._asks_allowed:
+            body["return_allowed_tokens"] = True
         if self._hides_usage:
             asked: Json = body.get("stream_options") or {}
             body["stream_options"] = asked | {
@@ -138,6 +151,7 @@ class CallCapture(ABC):
             return None
         has_all = len(self._logprobs) == len(self._ids) and all(map(_is_number, self._logprobs))
         versions = self._spans if _cover(self._spans, len(self._ids)) else None
+        allowed = Allowed.read(self._chosen_from, self._ids) if self._asks_allowed else None
         return RecordedCall(
             prompt_ids=self._prompt_ids or [],
             response_ids=self._ids,
@@ -146,11 +160,14 @@ class CallCapture(ABC):
             temperature=self._temperature,
             finish_reason=self._finish_reason,
             untrainable=self._untrainable(
-                has_all, is_doubtful=versions is None and stamp.is_doubtful
+                has_all, allowed, is_doubtful=versions is None and stamp.is_doubtful
             ),
+            allowed=allowed,
         )
 
-    def _untrainable(self, has_logprobs: bool, *, is_doubtful: bool) -> str | None:
+    def _untrainable(
+        self, has_logprobs: bool, allowed: Allowed | None, *, is_doubtful: bool
+    ) -> str | None:
         told = self._refusal or self._trouble or self._bent
         if told is not None:
             return told
@@ -162,6 +179,10 @@ class CallCapture(ABC):
             return "missing_logprob"
         if self._completion_tokens != len(self._ids):
             return "missing_usage" if self._completion_tokens is None else "missing_token_ids"
+        if self._asks_allowed and allowed is None:
+            return "missing_allowed_tokens"
+        if allowed is not None and all(allowed.is_forced):
+            return "nothing_to_choose"
         return "unknown_weights" if is_doubtful else None
 
     def _chunk(self, chunk: Json) -> bytes:
@@ -210,6 +231,8 @@ class CallCapture(ABC):
         if reason is not None and not isinstance(reason, str):
             raise TypeError(f"a finish_reason is a word, not {reason!r:.100}")
         self._finish_reason = reason or self._finish_reason
+        if self._asks_allowed:
+            self._chosen_from = choice.get("allowed_tokens", self._chosen_from)
         for span in choice.get("weight_versions") or ():
             if str(span["version"]).isdecimal():  # vLLM's own may be any word
                 version = _whole(int(span["version"]))
@@ -222,6 +245,7 @@ class CallCapture(ABC):
             choice["token_ids"] = None
         if self._hides_versions and "weight_versions" in choice:
             choice["weight_versions"] = None
+        choice.pop("allowed_tokens", None)  # no vLLM has it, whoever asked
 
 
 def _as_vllm_writes(body: Json) -> bytes:

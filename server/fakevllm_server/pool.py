@@ -13,6 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fakevllm_adapters.swarm import EndGroupReply, SiblingRef
+from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server.algorithms import NEEDS_GREEDY
+from fakevllm_server.algorithms.shaping import is_tied, shaped_rewards
+from fakevllm_server.algorithms.staleness import keep_fresh
 from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
 MAX_OPEN_GROUPS = 10_000
@@ -23,6 +27,8 @@ MAX_OPEN_S = 3600.0
 MAX_REPLIES = 2_000
 """Remembered answers to ends, for clients that repeat them."""
 MAX_GROUP_SIZE = 256
+TIED = "tied"
+"""Why a group is not pooled whose rewards are all equal, where those do not count."""
 
 
 @dataclass(slots=True)
@@ -45,29 +51,34 @@ class Taken:
 
 
 class Pool:
-    def __init__(
-        self,
-        num_repeat: int,
-        refused: dict[str, str] | None = None,
-        *,
-        needs_greedy: bool = False,
-    ) -> None:
-        """`needs_greedy`: only a group with a scored greedy answer can be trained."""
-        self._num_repeat = num_repeat
-        self._needs_greedy = needs_greedy
+    def __init__(self, job: TrainJob | None = None) -> None:
+        self._job = job = job or TrainJob()
+        self._num_repeat = job.num_repeat
+        self._needs_greedy = job.algorithm in NEEDS_GREEDY
         self._open: OrderedDict[str, OpenGroup] = OrderedDict()  # by their last call
         self._finished: OrderedDict[str, FinishedGroup] = OrderedDict()
         self._by_task: OrderedDict[str, list[ScoredEpisode]] = OrderedDict()
         self._replies: OrderedDict[str, EndGroupReply] = OrderedDict()
-        self._refused = dict(refused or {})
+        self._refused: dict[str, str] = {}
         """Ids that may not come again, with the reason: every id that ended is one."""
         self._completions: Counter[str] = Counter()
         self.dropped: dict[str, str] = {}
         """Since the last look."""
+        self._left_out: Counter[str] = Counter()
 
     @property
     def num_finished(self) -> int:
         return len(self._finished)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there are groups enough for a step. Where ties do not count, a step is made of
+        fewer rather than never."""
+        batch_size = self._job.batch_size
+        num_seen = self.num_finished + self._left_out["tied_groups"]
+        waited_long = num_seen >= self._job.max_num_gen_batches * batch_size
+        is_short = self._job.filter_groups and waited_long and self.num_finished > 0
+        return self.num_finished >= batch_size or is_short
 
     @property
     def num_open(self) -> int:
@@ -113,10 +124,7 @@ class Pool:
         episodes = [
             ScoredEpisode(i, reward, opened.calls.get(i, [])) for i, reward in enumerate(rewards)
         ]
-        group = FinishedGroup(group_id, episodes)
-        reason = self._why_not_pooled(group) if trains else "training_finished"
-        if reason is None:
-            self._keep(group)
+        reason = self._keep(FinishedGroup(group_id, episodes)) if trains else "training_finished"
         reply = EndGroupReply(
             success=True,
             failure_reason=reason or "",
@@ -146,24 +154,30 @@ class Pool:
             return None
         del self._by_task[task_id]
         group = FinishedGroup(self._completion_id(task_id), episodes)
-        reason = self._why_not_pooled(group)
+        reason = self._keep(group)
         self._refused[group.group_id] = reason or "already_ended"
         if reason is not None:
             self.dropped[group.group_id] = reason
             return None
-        self._keep(group)
         return group.group_id
 
-    def take(self, num_groups: int, version: int, max_staleness: int) -> Taken:
-        """The newest `num_groups`, in the order they came: where more arrives than can be trained,
-        the freshest is the closest to the policy. What is too many versions back is dropped."""
-        dropped = self.take_dropped()
-        for group_id, group in list(self._finished.items()):
-            if version - group.version > max_staleness:
-                del self._finished[group_id]
-                dropped[group_id] = "stale"
-        newest = list(self._finished)[-num_groups:]
+    def take(self, version: int) -> Taken:
+        """The newest groups of a step, in the order they came: where more arrives than can be
+        trained, the freshest is the closest to the policy. Calls too many versions back are
+        dropped, and groups of which too little is left. There are none where that leaves too few
+        for a step."""
+        dropped = self.take_dropped() | self._drop_stale(version)
+        if not self.is_due:
+            return Taken([], dropped)
+        newest = list(self._finished)[-self._job.batch_size :]
         return Taken([self._finished.pop(group_id) for group_id in newest], dropped)
+
+    def take_left_out(self) -> dict[str, int]:
+        """How many calls were too old and, where ties do not count, how many groups were tied,
+        since the last look."""
+        left_out = {"stale_calls": 0} | dict(self._left_out)
+        self._left_out.clear()
+        return left_out
 
     def take_dropped(self) -> dict[str, str]:
         """Group id to reason, of those dropped since the last look."""
@@ -193,10 +207,29 @@ class Pool:
         group_id, _ = self._open.popitem(last=False)
         self._refused[group_id] = self.dropped[group_id] = "never_ended"
 
-    def _keep(self, group: FinishedGroup) -> None:
-        self._finished[group.group_id] = group
+    def _keep(self, group: FinishedGroup) -> str | None:
+        """Pools it, or says why not."""
+        reason = self._why_not_pooled(group)
+        if reason == TIED:
+            self._left_out["tied_groups"] += 1
+        if reason is None:
+            self._finished[group.group_id] = group
         if len(self._finished) > MAX_FINISHED_GROUPS:
             self.dropped[self._finished.popitem(last=False)[0]] = "pool_full"
+        return reason
+
+    def _drop_stale(self, version: int) -> dict[str, str]:
+        """From all that waits; group id to reason, of the groups that go."""
+        dropped: dict[str, str] = {}
+        for group in list(self._finished.values()):
+            fresh, num_stale = keep_fresh(group, version, self._job.max_staleness)
+            self._left_out["stale_calls"] += num_stale
+            if num_stale and self._why_not_pooled(fresh) is not None:
+                del self._finished[group.group_id]
+                dropped[group.group_id] = "stale"
+            elif num_stale:
+                self._finished[group.group_id] = fresh
+        return dropped
 
     def _remember(self, group_id: str, reply: EndGroupReply) -> None:
         self._refused[group_id] = reply.failure_reason or "already_ended"
@@ -205,9 +238,12 @@ class Pool:
             self._replies.popitem(last=False)
 
     def _why_not_pooled(self, group: FinishedGroup) -> str | None:
-        scored = [episode for episode in group.episodes if episode.reward is not None]
-        lacks_greedy = self._needs_greedy and not any(episode.is_greedy for episode in scored)
-        return _why_untrainable(group) or ("no_greedy_answer" if lacks_greedy else None)
+        reason = _why_untrainable(group)
+        if reason is None and self._needs_greedy and not any(one.is_greedy for one in group.scored):
+            reason = "no_greedy_answer"
+        if reason is None and self._job.filter_groups and is_tied(shaped_rewards(group, self._job)):
+            reason = TIED
+        return reason
 
 
 def _why_untrainable(group: FinishedGroup) -> str | None:

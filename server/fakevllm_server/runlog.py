@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ import orjson
 
 from fakevllm_adapters.swarm import LogEntry, TrainedGroup
 from fakevllm_server.config import ConfigError
+from fakevllm_server.coverage import totals
 
 
 @dataclass(slots=True)
@@ -35,6 +37,8 @@ class Standing:
     version: int = 0
     """Highest version ever published."""
     last_step: int = 0
+    totals: defaultdict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
+    """Counts of all steps by their metric's name, steps that were lost later among them."""
 
     def apply(self, entry: LogEntry) -> None:
         ids = [group.group_id for group in entry.groups]
@@ -46,6 +50,8 @@ class Standing:
                 self.pending.difference_update(ids)
                 self.trained |= dict.fromkeys(ids, entry.step)
                 self.last_step = entry.step
+                for name, value in totals(entry.metrics).items():
+                    self.totals[name] += value
             case "dropped":
                 self.pending.difference_update(entry.reasons)
                 self.gone |= entry.reasons
@@ -55,6 +61,8 @@ class Standing:
                 self.last_step = entry.step
                 for group_id in entry.lost:
                     self.trained.pop(group_id, None)
+            case "stopped":
+                pass
 
     def trained_after(self, step: int) -> set[str]:
         return {group_id for group_id, trained_in in self.trained.items() if trained_in > step}
@@ -97,6 +105,10 @@ class RunLog:
     def dropped(self, step: int, reasons: dict[str, str]) -> None:
         if reasons:
             self._append(LogEntry(seq=0, kind="dropped", step=step, reasons=reasons))
+
+    def stopped(self, step: int, reason: str) -> None:
+        """No more steps are taken until the engine is started again."""
+        self._append(LogEntry(seq=0, kind="stopped", step=step, reason=reason))
 
     def restored(self, step: int, version: int, lost: Iterable[str]) -> None:
         self._append(

@@ -1,7 +1,8 @@
-"""Whether a request samples from what training compares with: the whole softmax at its
-temperature. Pure.
+"""Whether a request samples from what training compares with: the softmax at its temperature, over
+the whole vocabulary, or over a part of it that the engine tells. Pure.
 
-A token drawn from a cut or bent distribution has another probability than the trainer computes.
+A token drawn from a bent distribution has another probability than the trainer computes; so has one
+drawn from a part that nobody knows.
 """
 
 from __future__ import annotations
@@ -13,26 +14,31 @@ from fakevllm_server.backends.sampling import used_temperature
 
 Json = dict[str, Any]
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+_Neutral = dict[str, tuple[Any, ...]]
+"""Names of fields, with the values under which they do nothing."""
+_CUTS: _Neutral = {
     "top_p": (None, 1),
     "top_k": (None, 0, -1),
     "min_p": (None, 0),
+    "structured_outputs": (None,),
+    "allowed_token_ids": (None,),
+    "bad_words": (None, []),
+    "min_tokens": (None, 0),
+    "tool_choice": (None, "none", "auto"),
+}
+"""They leave out tokens; what remains keeps its proportions."""
+_BENDS: _Neutral = {
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
     "repetition_penalty": (None, 1),
     "logit_bias": (None, {}),
-    "structured_outputs": (None,),
-    "allowed_token_ids": (None,),
-    "bad_words": (None, []),
     "logits_processors": (None, []),
-    "min_tokens": (None, 0),
     "thinking_token_budget": (None, -1),
     "use_beam_search": (None, False),
     "watermarking": (None, False),
     "n": (None, 1),
-    "tool_choice": (None, "none", "auto"),
 }
-"""Values under which every token comes from the whole softmax."""
+"""They change proportions, or are no plain sampling at all."""
 
 
 def temperature_of(sampling: Json) -> float:
@@ -44,16 +50,28 @@ def temperature_of(sampling: Json) -> float:
     return used_temperature(asked) if math.isfinite(asked) else 0.0
 
 
-def why_not_trainable(sampling: Json) -> str | None:
-    """`sampling` is the request over the engine's defaults, without nulls."""
+def why_not_trainable(sampling: Json, *, tells_allowed: bool = False) -> str | None:
+    """`sampling` is the request over the engine's defaults, without nulls; `tells_allowed`: the
+    engine says of each token what it was chosen from."""
     if temperature_of(sampling) == 0:
         return "sampling_not_trainable: temperature 0"
-    odd = [name for name, neutral in _NEUTRAL.items() if sampling.get(name) not in neutral]
-    if _object(sampling.get("response_format")).get("type", "text") != "text":
-        odd.append("response_format")
-    if sampling.get("tool_choice") != "none" and any(map(_is_strict, _list(sampling.get("tools")))):
-        odd.append("tools.strict")  # vLLM then holds the arguments to their schema
+    odd = [] if tells_allowed else cuts(sampling)
+    odd += _set(sampling, _BENDS)
     return f"sampling_not_trainable: {', '.join(odd)}" if odd else None
+
+
+def cuts(sampling: Json) -> list[str]:
+    """What leaves tokens out, by the names of the fields."""
+    found = _set(sampling, _CUTS)
+    if _object(sampling.get("response_format")).get("type", "text") != "text":
+        found.append("response_format")
+    if sampling.get("tool_choice") != "none" and any(map(_is_strict, _list(sampling.get("tools")))):
+        found.append("tools.strict")  # vLLM then holds the arguments to their schema
+    return found
+
+
+def _set(sampling: Json, neutral: _Neutral) -> list[str]:
+    return [name for name, values in neutral.items() if sampling.get(name) not in values]
 
 
 def _is_strict(tool: object) -> bool:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import ActionFailed, LossSpec, StepMetrics, Trainer
-from fakevllm_server.batch import PlannedStep, plan_step
+from fakevllm_server.batch import PlannedStep, plan_step, with_left_out
+from fakevllm_server.branches import branches
 from fakevllm_server.calls import FinishedGroup
+from fakevllm_server.coverage import coverage, nothing_trained
 from fakevllm_server.engine import Engine
+from fakevllm_server.forest.history import Vocabulary
 from fakevllm_server.pool import Pool
+from fakevllm_server.reward_kl import reward_penalties
 from fakevllm_server.runlog import RunLog
+from fakevllm_server.step_line import step_line
+from fakevllm_server.stop_limit import StopLimit
 
 log = logging.getLogger("fakevllm.server")
 
@@ -27,30 +36,42 @@ class StepFailed(Exception):
 
 class Steps:
     def __init__(
-        self, job: TrainJob, engine: Engine, pool: Pool, trainer: Trainer, runlog: RunLog
+        self,
+        job: TrainJob,
+        engine: Engine,
+        pool: Pool,
+        trainer: Trainer,
+        runlog: RunLog,
+        vocabulary: Callable[[], Vocabulary] = Vocabulary,
     ) -> None:
+        """`vocabulary` names why sessions branch; it may take its time and is asked in a thread."""
         self._job = job
         self._engine = engine
         self._pool = pool
         self._trainer = trainer
         self._log = runlog
+        self._vocabulary = vocabulary
+        self._limit = StopLimit()
         self._num_failed = 0
         self._retry_at = 0.0
         self.is_whole = False
         """Whether the trainer's weights are those of the steps in the log."""
 
+    @property
+    def stopped(self) -> str | None:
+        """Why no more steps will be taken; None while they will."""
+        return self._limit.reason
+
     def is_due(self, now: float) -> bool:
-        is_ready = self.is_whole and now >= self._retry_at
-        return is_ready and self._pool.num_finished >= self._job.batch_size
+        return self.is_whole and now >= self._retry_at and self._pool.is_due
 
     async def make(self) -> int | None:
         """The version of the new weights, which are not published yet; None where no step came
         about. Raises what the trainer raises when it is lost."""
         step = self._engine.global_step
-        taken = self._pool.take(self._job.batch_size, self._engine.version, self._job.max_staleness)
+        taken = self._pool.take(self._engine.version)
         self._log.dropped(step, taken.dropped)
-        if len(taken.groups) < self._job.batch_size:
-            self._pool.put_back(taken.groups)
+        if not taken.groups:
             return None
         try:
             version = await self._train(step, taken.groups)
@@ -67,24 +88,38 @@ class Steps:
 
     async def _train(self, step: int, groups: list[FinishedGroup]) -> int:
         """The log knows the version before any call can carry it."""
-        plan = self._plan(step, groups)
+        plan = self._plan(step, groups, await self._penalties(groups))
+        beside = await asyncio.to_thread(self._counts, groups, plan)
         self.is_whole = False
         metrics = await self._update(plan)
         version = self._engine.next_version()
-        self._record(plan, metrics, version)
+        self._record(plan, beside | metrics, version)
         self.is_whole = True
         return version
 
-    def _plan(self, step: int, groups: list[FinishedGroup]) -> PlannedStep:
+    def _counts(self, groups: list[FinishedGroup], plan: PlannedStep) -> StepMetrics:
+        return coverage(groups, plan.batch.calls) | branches(groups, self._vocabulary())
+
+    async def _penalties(self, groups: list[FinishedGroup]) -> list[list[float]] | None:
+        try:
+            return await reward_penalties(self._trainer, groups, self._job)
+        except ActionFailed as failure:
+            raise StepFailed(str(failure)) from failure
+
+    def _plan(
+        self, step: int, groups: list[FinishedGroup], penalties: list[list[float]] | None
+    ) -> PlannedStep:
         # Translated: rewards no arithmetic can take are these groups' trouble, not the engine's.
         try:
-            return plan_step(step, groups, self._job)
+            return plan_step(step, groups, self._job, penalties)
         except Exception as failure:
             raise StepFailed(f"its groups cannot be compared: {failure!r}") from failure
 
     async def _update(self, plan: PlannedStep) -> StepMetrics:
+        # What is served are the trainer's weights: nothing has been trained since the publish.
+        batch = replace(plan.batch, version=self._engine.version)
         try:
-            return await self._trainer.step(plan.batch, LossSpec.of(self._job))
+            return await self._trainer.step(batch, LossSpec.of(self._job))
         # Nothing was trained then: a step that fails half way is a plain BackendError.
         except ActionFailed as failure:
             self.is_whole = True
@@ -102,8 +137,23 @@ class Steps:
             self._num_failed = 0
             self._log.dropped(step, {group.group_id: "step_failed" for group in untrained})
 
-    def _record(self, plan: PlannedStep, metrics: StepMetrics, version: int) -> None:
+    def _record(self, plan: PlannedStep, measured: StepMetrics, version: int) -> None:
         step = plan.batch.step
-        self._log.trained(step, version, plan.trained, plan.metrics | metrics)
-        shown = " ".join(f"{key}={value:.4g}" for key, value in (plan.metrics | metrics).items())
-        log.info("step %d version %d %s", step, version, shown)
+        metrics = with_left_out(plan.metrics, self._pool.take_left_out()) | measured
+        trained = plan.trained
+        if metrics.get("too_far"):
+            metrics = nothing_trained(metrics, "too_far")
+            trained = [one.model_copy(update={"siblings": []}) for one in trained]
+        self._log.trained(step, version, trained, metrics)
+        log.info("%s", step_line(step, version, metrics))
+        self._watch(step, metrics)
+
+    def _watch(self, step: int, metrics: Mapping[str, float]) -> None:
+        limit = self._job.max_mismatch_k3
+        if metrics.get("too_far"):
+            told = (step, metrics.get("mismatch_k3", 0.0), limit)
+            log.error("step %d made no update: mismatch_k3 %.3g is above max_mismatch_k3 %s", *told)
+        self._limit.saw(step, metrics, limit)
+        if self.stopped is not None:
+            log.error("%s", self.stopped)
+            self._log.stopped(step, self.stopped)

@@ -8,13 +8,13 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from fakevllm_adapters.errors import WireError, unavailable
 from fakevllm_adapters.keys import new_id
 from fakevllm_adapters.swarm import EngineStatus
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.algorithms import NEEDS_GREEDY
 from fakevllm_server.backends.base import Endpoint
 from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.backends.table import open_backend
@@ -26,6 +26,7 @@ from fakevllm_server.forward import EngineClient
 from fakevllm_server.pool import Pool
 from fakevllm_server.run_folder import RunFolder
 from fakevllm_server.runlog import RunLog
+from fakevllm_server.spelling import vocabulary_of
 from fakevllm_server.trainer import TrainLoop
 
 log = logging.getLogger("fakevllm.server")
@@ -56,7 +57,7 @@ class Swarm:
     config: ServerConfig
     engine: WatchedEngine = field(default_factory=WatchedEngine)
     episodes: Episodes = field(default_factory=Episodes)
-    pool: Pool = field(default_factory=lambda: Pool(num_repeat=4))
+    pool: Pool = field(default_factory=Pool)
     job: TrainJob | None = None
     server_id: str = field(default_factory=new_id)
     upstream: EngineClient | None = None
@@ -83,7 +84,7 @@ class Swarm:
         assert self.job is not None, "sync a job first"
         rollout, trainer = self._specs(self.config.model or self.job.model)
         backend = open_backend(rollout, trainer, self.config.weights_dir)
-        self.pool = Pool(self.job.num_repeat, needs_greedy=self.job.algorithm in NEEDS_GREEDY)
+        self.pool = Pool(self.job)
         self.engine.move(EngineStatus.BOOTING, time.monotonic())
         self._loop = TrainLoop(
             self.job,
@@ -94,6 +95,7 @@ class Swarm:
             self.runlog,
             Checkpoints(self.config.run_dir / "checkpoints"),
             self.connect,
+            cache(lambda: vocabulary_of(self._model)),
         )
         self._running = asyncio.create_task(self._loop.run())
         self._running.add_done_callback(_report)

@@ -19,6 +19,7 @@ from fakevllm_server.backends.base import Backend, BackendError, BackendRefused,
 from fakevllm_server.checkpoints import Checkpoints
 from fakevllm_server.engine import Engine
 from fakevllm_server.episodes import Episodes
+from fakevllm_server.forest.history import Vocabulary
 from fakevllm_server.pool import Pool
 from fakevllm_server.runlog import RunLog
 from fakevllm_server.saves import Saves
@@ -50,6 +51,7 @@ class TrainLoop:
         runlog: RunLog,
         checkpoints: Checkpoints,
         on_endpoint: Callable[[Endpoint], Awaitable[None]],
+        vocabulary: Callable[[], Vocabulary] = Vocabulary,
     ) -> None:
         self._job = job
         self._engine = engine
@@ -57,7 +59,7 @@ class TrainLoop:
         self._episodes = episodes
         self._backend = backend
         self._log = runlog
-        self._steps = Steps(job, engine, pool, backend.trainer, runlog)
+        self._steps = Steps(job, engine, pool, backend.trainer, runlog, vocabulary)
         self._saves = Saves(backend.trainer, checkpoints, runlog, job.save_freq)
         self._on_endpoint = on_endpoint
         self._changed = asyncio.Event()
@@ -70,6 +72,8 @@ class TrainLoop:
     @property
     def is_training(self) -> bool:
         """Whether more steps will be taken."""
+        if self._steps.stopped is not None:
+            return False
         limit = self._job.total_training_steps
         return limit is None or self._engine.global_step <= limit
 
@@ -170,7 +174,7 @@ class TrainLoop:
             await self._on_endpoint(started.endpoint)
             self._connected = started.endpoint
         self._back_off.booted(time.monotonic())
-        self._move(EngineStatus.ROLLING, started.endpoint.refusal)
+        self._move(EngineStatus.ROLLING, started.endpoint.refusal or self._steps.stopped)
         name = started.endpoint.model_name
         log.info("ready: %s, weights of version %d", name, self._engine.version)
 
@@ -231,7 +235,7 @@ class TrainLoop:
                 return
             self._move(EngineStatus.WEIGHT_SYNCING)
             await self._train_step()
-            self._move(EngineStatus.ROLLING)
+            self._move(EngineStatus.ROLLING, self._steps.stopped)
 
     def _can_step(self) -> bool:
         return self.is_training and self._steps.is_due(time.monotonic())
@@ -250,7 +254,8 @@ class TrainLoop:
         version = self._engine.version
         await self._saves.save_if_due(step, version, is_last=not self.is_training)
         if not self.is_training:
-            self._log.dropped(step, self._pool.give_up("training_finished"))
+            reason = "training_stopped" if self._steps.stopped else "training_finished"
+            self._log.dropped(step, self._pool.give_up(reason))
 
     async def _publish(self, version: int) -> None:
         await self._backend.publish(version)

@@ -115,6 +115,11 @@ def test_a_job_that_names_no_bounds_gets_the_losses_own() -> None:
         ({"rollout_is_threshold": "3"}, "rollout_is_threshold .* for rollout_is: take it out"),
         ({"rollout_rs_threshold": "3"}, "rollout_rs_threshold .* for rollout_rs: take it out"),
         ({"rollout_rs": ",", "rollout_rs_threshold": "3"}, "rollout_rs_threshold .* for rollout"),
+        ({"gamma": 0.9}, "gamma .* for algorithm = reinforce_plus_plus: take it out"),
+        ({"kl_coef": 0.1}, "kl_coef .* for use_kl_in_reward: take it out"),
+        ({"max_response_length": 9}, "max_response_length .* for overlong_buffer_len: take it out"),
+        ({"overlong_penalty_factor": 2.0}, "overlong_penalty_factor .* for overlong_buffer_len"),
+        ({"max_num_gen_batches": 2}, "max_num_gen_batches .* for filter_groups: take it out"),
     ],
 )
 def test_a_setting_that_nothing_would_read_is_told_in_one_line(
@@ -141,6 +146,35 @@ def test_a_setting_that_is_read_is_in_the_spec(settings: dict[str, Any]) -> None
     assert {name: getattr(spec, name) for name in settings if name != "loss"} == {
         name: value for name, value in settings.items() if name != "loss"
     }
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm": "reinforce_plus_plus", "gamma": 0.9},
+        {"use_kl_in_reward": True, "kl_coef": 0.1},
+        {"overlong_buffer_len": 9, "max_response_length": 9, "overlong_penalty_factor": 2.0},
+        {"filter_groups": True, "max_num_gen_batches": 2},
+    ],
+)
+def test_settings_of_rewards_are_taken_where_they_are_read(settings: dict[str, Any]) -> None:
+    assert LossSpec.of(TrainJob(**settings)) == LossSpec()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"overlong_buffer_len": 9}, "overlong_buffer_len .*: set max_response_length too"),
+        (
+            {"overlong_buffer_len": 9, "max_response_length": 8},
+            "overlong_buffer_len must not be above max_response_length",
+        ),
+    ],
+)
+def test_an_overlong_buffer_without_an_end_is_told(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=f"^{told}") as raised:
+        LossSpec.of(TrainJob(**settings))
+    assert "\n" not in str(raised.value)
 
 
 def test_a_job_may_name_every_loss_and_algorithm_there_is_and_no_other() -> None:

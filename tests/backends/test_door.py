@@ -217,3 +217,15 @@ class Watched(FakeEngine):
         self.told = await metrics_of(self.http)
         async for tokens in super().generate(prompt_ids, sampling):
             yield tokens
+
+
+async def test_an_engine_that_does_not_know_what_tokens_were_chosen_from_says_nothing_of_it(
+    http: httpx.AsyncClient,
+) -> None:
+    assert (await http.get("/control/info")).json()["tells_allowed"] is False
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Yes or no?"}]}),
+        ("/v1/completions", {"prompt": "Yes or no?"}),
+    ):
+        told = await http.post(path, json=body | {"top_p": 0.5, "return_allowed_tokens": True})
+        assert told.status_code == 200 and b"allowed" not in told.content

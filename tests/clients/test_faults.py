@@ -97,6 +97,9 @@ def runs(
 def proxy(started: Processes, swarm: FaultySwarm, hooks: Path, number: int) -> Process:
     port = free_port()
     own = started.folder / f"n{number}-{port}"
+    own.mkdir()
+    # What the proxy would mend itself, clients would not see.
+    (own / "fakevllm.toml").write_text("[upstream]\nhold_s = 0\n")
     command = ["-m", "tests.clients.short_clocks", "serve", "--swarm", swarm.url, "--port"]
     command += [str(port), "--hooks", str(hooks), "--n", str(number), "--run-dir", str(own)]
     return started.adopt(Process("proxy", command, port, own)).wait_until_healthy()

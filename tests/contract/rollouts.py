@@ -81,6 +81,8 @@ CONSTRAINED: dict[str, Json] = {
     "prompt_logprobs": {"prompt_logprobs": 1},
 }
 """Requests an engine may refuse by design, by the field it then names."""
+CUTS = frozenset({"response_format", "tool_choice", "structured_outputs", "min_tokens"})
+"""Of them, those that leave tokens out: trained on where the engine tells what was left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,10 @@ class Rig:
         records: list[RecordedCall | None] = []
         async with self.endpoint.gate.call() as stamp:
             capture = Capture(
-                self.body(body), self.endpoint.default_sampling, self.endpoint.refusal
+                self.body(body),
+                self.endpoint.default_sampling,
+                self.endpoint.refusal,
+                tells_allowed=self.endpoint.tells_allowed,
             )
             await self.client.capture(
                 CHAT,

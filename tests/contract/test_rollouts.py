@@ -17,6 +17,7 @@ import pytest_asyncio
 from contract.rollouts import (
     CHAT,
     CONSTRAINED,
+    CUTS,
     TOOL,
     TRIES,
     Json,
@@ -152,7 +153,10 @@ async def test_a_constraint_is_kept_or_refused_by_name(rig: Rig, field: str) -> 
             _keeps(CONSTRAINED[field], choice["message"])
         captured = await rig.captured(CONSTRAINED[field])
         reason = captured.record.untrainable
-        assert field == "prompt_logprobs" or (reason or "").startswith("sampling_not_trainable")
+        if rig.endpoint.tells_allowed and field in CUTS:
+            assert reason is None and captured.record.allowed is not None
+        else:
+            assert field == "prompt_logprobs" or (reason or "").startswith("sampling_not_trainable")
 
 
 async def test_a_stream_says_the_same_as_the_whole_answer_in_vllms_grammar(rig: Rig) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from backends.embedded.driving import with_token_advantages
 from backends.verl.reference import (
     Reference,
     assert_transformers_load,
@@ -110,6 +111,11 @@ async def test_what_the_model_itself_sampled_is_on_policy(
         pytest.param(on_policy_calls(), {}, id="plain"),
         pytest.param(on_policy_calls(mixed=True), {}, id="temperatures-and-weights"),
         pytest.param(stale(on_policy_calls(mixed=True)), {"ppo_epochs": 3}, id="stale-epochs"),
+        pytest.param(
+            with_token_advantages(stale(on_policy_calls())),
+            {"ppo_epochs": 2},
+            id="token-advantages",
+        ),
         pytest.param(on_policy_calls(9), {"micro_batch_tokens": 20}, id="small-pieces"),
         pytest.param(
             stale(on_policy_calls(3)),
@@ -161,6 +167,25 @@ async def test_a_poisoned_call_leaves_the_weights_as_they_were(
     reference.step(on_policy_calls(2))
     await trainer.step(on_policy_calls(2))
     reference.assert_same_weights(await trainer.exported("after_antidote"))
+
+
+async def test_a_step_too_far_from_its_engine_makes_no_update_and_says_so(
+    trainer: Subject,
+) -> None:
+    trainer.needs("arithmetic")
+    limited = JOB.model_copy(update={"max_mismatch_k3": 0.1})
+    await trainer.engine.boot(limited)
+    calls = on_policy_calls()
+    far = [replace(call, logprobs=[value - 2 for value in call.logprobs]) for call in calls]
+    before = await trainer.exported("before_far")
+    told = await trainer.step(far, limited)
+    after = await trainer.exported("after_far")
+
+    assert told["too_far"] == told["skipped"] == 1
+    assert told["mismatch_k3"] == pytest.approx(math.exp(2) - 2 - 1, rel=1e-3)
+    assert have_same_weights(before, after)
+    near = await trainer.step(calls, limited)
+    assert near["skipped"] == 0 and near["ess"] == pytest.approx(1, abs=1e-5)
 
 
 async def test_a_loss_it_does_not_know_fails_the_action_by_name(trainer: Subject) -> None:
@@ -217,6 +242,28 @@ async def test_a_reference_model_is_held_to_or_refused_by_the_settings_name(
     else:
         await trainer.step([ONE_TOKEN], wanted)
         assert (await trainer.step([ONE_TOKEN], wanted))["kl"] > 0
+
+
+async def test_log_probabilities_are_told_of_both_policies_or_refused_by_the_settings_name(
+    trainer: Subject,
+) -> None:
+    calls = [ONE_TOKEN, *stale(on_policy_calls(3))]
+    wanted = JOB.model_copy(update={"use_kl_in_reward": True})
+    if trainer.kind == "verl":
+        for refused in (
+            trainer.engine.boot(wanted),
+            trainer.engine.log_probs(calls, "reference"),
+        ):
+            with pytest.raises(ActionFailed, match=r"use_kl_in_reward .*--trainer embedded"):
+                await refused
+        return
+    await trainer.engine.boot(wanted)
+    before = await trainer.engine.log_probs(calls, "trained")
+    assert [len(row) for row in before] == [len(call.response_ids) for call in calls]
+    await trainer.step(calls)
+
+    assert await trainer.engine.log_probs(calls, "reference") == before
+    assert await trainer.engine.log_probs(calls, "trained") != before
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

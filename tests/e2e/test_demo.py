@@ -71,3 +71,11 @@ def test_a_demo_whose_server_and_proxy_are_killed_finishes_and_trains_nothing_tw
     assert outcome["groups"]["trained"] == len(survived)
     assert step_of(run_dir) == STEPS
     assert outcome["after"] > outcome["before"]
+    measured = [entry["metrics"] for entry in log_entries if entry.get("metrics")]
+    assert len(measured) >= STEPS
+    assert {metrics["token_fidelity"] for metrics in measured} == {1.0}
+    assert all(metrics["untrainable_tokens"] == 0 for metrics in measured)
+    assert not any("too_far" in metrics for metrics in measured)
+    assert measured[-1]["forest_speedup"] > 0 and measured[-1]["rho"] > 1
+    steps_told = (run_dir / "server.log").read_text().count("fidelity 1,")
+    assert steps_told >= STEPS

@@ -83,7 +83,10 @@ def test_a_hook_that_fails_costs_the_training_and_not_the_answer(
 
 
 def test_without_a_server_the_app_is_told_to_come_back(processes: Processes) -> None:
-    proxy = processes.proxy(f"http://127.0.0.1:{free_port()}", wait=False)
+    config = processes.folder / "fakevllm.toml"
+    config.write_text("[upstream]\nhold_s = 0.5\n")
+    nobody = f"http://127.0.0.1:{free_port()}"
+    proxy = processes.proxy(nobody, "--config", str(config), wait=False)
     url = f"{proxy.url}/v1/chat/completions"
     wait_until(lambda: "listening" in proxy.log, 20)
     status, body, headers = post(url, {"model": "fake", "messages": HI})

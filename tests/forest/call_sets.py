@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
+from fakevllm_server.allowed import packed
 from fakevllm_server.forest import CallTokens
 
 tokens = st.integers(0, 2)
+SETS = [(0, 1, 2), (0, 1, 7, 10), (2, 3), (1, 2, 9), (1,)]
+"""Of a vocabulary of eleven."""
+
+
+def packed_set(*ids: int) -> bytes:
+    return packed(sum(1 << id for id in ids).to_bytes(2, "little"))
+
+
+@st.composite
+def chosen_from(draw: st.DrawFn, ids: list[int]) -> list[bytes | None] | None:
+    """As a grammar or top-p leaves them: for some calls none, for others a set at some tokens."""
+    if draw(st.sampled_from([False, False, True])):
+        holding = {id: [packed_set(*one) for one in SETS if id in one] for id in set(ids)}
+        return [draw(st.sampled_from([None, *holding[id]])) for id in ids]
+    return None
 
 
 @st.composite
@@ -16,12 +34,13 @@ def calls(draw: st.DrawFn) -> CallTokens:
     response = draw(st.lists(tokens, max_size=6))
     root = draw(st.sampled_from(["base", "base", "adapter"]))
     temperature = draw(st.sampled_from([1.0, 1.0, 8.0]))
-    if draw(st.booleans()):
-        return CallTokens.of(prompt, response, root, temperature)
     ids = [*prompt, *response]
+    sets = draw(chosen_from(ids))
+    if draw(st.booleans()):
+        return replace(CallTokens.of(prompt, response, root, temperature), chosen_from=sets)
     drawn = draw(st.sets(st.integers(1, 11)))
     marked = [at for at in sorted(drawn) if at < len(ids)]
-    return CallTokens(ids, [(at, at + 1) for at in marked], root, temperature)
+    return CallTokens(ids, [(at, at + 1) for at in marked], root, temperature, sets)
 
 
 @st.composite

@@ -6,11 +6,16 @@ import pytest
 from forest.call_sets import GOLDEN, call_sets
 from hypothesis import given
 
-from fakevllm_server.forest import CallTokens, Forest, plant
+from fakevllm_server.forest import CallTokens, Edges, Forest, plant
 
 
 def positions(call: CallTokens) -> list[int]:
     return [at for start, end in call.trained for at in range(start, end)]
+
+
+def set_of(edges: Edges, head: int) -> bytes | None:
+    number = edges.head_set[head]
+    return edges.sets[number] if number >= 0 else None
 
 
 def coefficients(forest: Forest, terms: list[list[float]]) -> list[float]:
@@ -46,15 +51,18 @@ def test_every_trained_position_has_its_edge(calls: list[CallTokens]) -> None:
             assert edges.edge_token[edge] == call.ids[at]
             assert edges.head_node[head] == row[at - 1]
             assert edges.head_temperature[head] == call.temperature
+            assert set_of(edges, head) == (call.chosen_from[at] if call.chosen_from else None)
 
 
 @given(call_sets())
 def test_edges_and_heads_are_unique_and_wanted(calls: list[CallTokens]) -> None:
     edges = plant(calls).edges
-    temperatures = [edges.head_temperature[head] for head in edges.edge_head]
-    assert len(set(zip(temperatures, edges.edge_node, strict=True))) == edges.num_edges
-    heads = list(zip(edges.head_temperature, edges.head_node, strict=True))
+    kinds = [(edges.head_temperature[head], edges.head_set[head]) for head in edges.edge_head]
+    assert len(set(zip(kinds, edges.edge_node, strict=True))) == edges.num_edges
+    sets = [set_of(edges, head) or b"" for head in range(edges.num_heads)]
+    heads = list(zip(edges.head_temperature, sets, edges.head_node, strict=True))
     assert heads == sorted(set(heads))
+    assert len(set(edges.sets)) == len(edges.sets) == len({one for one in sets if one})
     assert {edge for own in edges.per_call for edge in own} == set(range(edges.num_edges))
 
 

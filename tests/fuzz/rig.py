@@ -127,14 +127,18 @@ async def swarm_over(folder: Path, engine: str) -> AsyncGenerator[tuple[str, Swa
 
 
 @contextlib.asynccontextmanager
-async def proxy_over(folder: Path, server: str, hooks: Path | None = None) -> AsyncGenerator[str]:
-    """A proxy that has reached its server. With hooks every request has two siblings."""
+async def proxy_over(
+    folder: Path, server: str, hooks: Path | None = None, **more: Any
+) -> AsyncGenerator[str]:
+    """A proxy that has reached its server. With hooks every request has two siblings. `more`:
+    sections of its configuration."""
     (folder / "proxy").mkdir()
     sections: Any = {
         "proxy": {"run_dir": folder / "proxy"},
         "swarm": {"url": server},
         "job": {"num_repeat": 2},
         "hooks": {"path": hooks},
+        **more,
     }
     async with (
         open_proxy(Config.model_validate(sections)) as parts,
@@ -145,12 +149,12 @@ async def proxy_over(folder: Path, server: str, hooks: Path | None = None) -> As
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path, hooks: Path | None = None) -> AsyncGenerator[Stack]:
+async def running(folder: Path, hooks: Path | None = None, **more: Any) -> AsyncGenerator[Stack]:
     engine = engine_app(FakeEngine(max_model_len=4096), FakeEngine())
     async with (
         listening(engine) as engine_url,
         swarm_over(folder, engine_url) as (server_url, swarm),
-        proxy_over(folder, server_url, hooks) as proxy_url,
+        proxy_over(folder, server_url, hooks, **more) as proxy_url,
         aiohttp.ClientSession(skip_auto_headers=["Content-Type"]) as http,
     ):
         yield Stack(http, engine_url, server_url, proxy_url, swarm)

@@ -19,7 +19,8 @@ async def reward(worker: HookWorker, *contents: str, question: str = "q") -> Rew
     answers: list[dict[str, Any]] = [
         {"role": "assistant", "content": content, "finish_reason": "stop"} for content in contents
     ]
-    siblings = [Sibling(i, TASK, f"g/{i}", "stop", {"i": i}) for i in range(len(answers))]
+    before = [{"role": "user", "content": question}]
+    siblings = [Sibling(i, TASK, f"g/{i}", "stop", {"i": i}, before) for i in range(len(answers))]
     return await worker.reward(siblings, answers, question)
 
 

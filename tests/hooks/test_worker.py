@@ -31,6 +31,15 @@ async def test_a_hook_gets_siblings_answers_and_question(start: Start, kind: str
     assert outcome.hook_hash == worker.info.content_hash
 
 
+async def test_a_hook_gets_the_conversation_before_the_answers(start: Start) -> None:
+    worker = await start("""
+def on_compute_relative_reward(valid_results, all_answers):
+    return [float(sibling.messages == [{"role": "user", "content": "why?"}])
+            for sibling in valid_results]
+""")
+    assert (await reward(worker, "a", "b", question="why?")).rewards == [1.0, 1.0]
+
+
 async def test_the_two_argument_form_works(start: Start) -> None:
     worker = await start("def on_compute_relative_reward(v, a):\n    return [1, 0]")
     assert (await reward(worker, "a", "b")).rewards == [1.0, 0.0]

@@ -144,13 +144,15 @@ def test_another_process_reads_while_the_ledger_is_open(ledger: Ledger, path: Pa
 
 def test_the_queries_of_the_readme_run(ledger: Ledger, path: Path) -> None:
     ledger.record(group("a", [0.0, 1.0], served=1, step=1))
-    ledger.record(replace(group("b", state="dropped"), reason="hook_nan"))
+    placed = {"kind": "regenerates", "evidence": "prefix"}
+    ledger.record(replace(group("b", state="dropped"), reason="hook_nan", **placed))
     assert ledger.drain()
     readme = (Path(__file__).parents[2] / "fakevllm" / "ledger" / "README.md").read_text()
     indented = [line for line in readme.splitlines() if line.startswith("    ")]
-    why, learning, least = " ".join(indented).split(";")[:3]
+    why, learning, again, least = " ".join(indented).split(";")[:4]
     assert sorted(rows(path, why)) == [("dropped", "hook_nan", 1), ("scored", None, 1)]
     assert rows(path, learning) == [(1, 0.5, 1.0)]
+    assert rows(path, again) == [("1+1?", "regenerates", "prefix")]
     assert len(rows(path, least)) == 4
 
 

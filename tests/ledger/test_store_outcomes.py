@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 from fakevllm.ledger.records import ScoredGroup, StepRow
@@ -100,6 +101,18 @@ def test_the_curve_counts_ties_and_keeps_policy_and_service_apart(ledger: Ledger
         StepRow(2, 1, policy_mean=0.375, returned_best=0.5, without_signal=0),
         StepRow(3, 1, policy_mean=0.75, returned_best=None, without_signal=1),
     ]
+
+
+def test_on_the_curve_what_any_sibling_and_what_a_greedy_one_was_worth_stand_apart(
+    ledger: Ledger,
+) -> None:
+    ledger.record(replace(group("a", [0.0, 1.0], served=1, step=1), served_by="best"))
+    ledger.record(replace(group("b", [0.25, 1.0], served=0, step=1), served_by="random"))
+    ledger.record(replace(group("c", [0.75, 0.0, 1.0], served=0, step=2), served_by="greedy"))
+    assert ledger.drain()
+    one, two = ledger.curve()
+    assert (one.policy_mean, one.returned_best, one.returned_random) == (0.5625, 1.0, 0.25)
+    assert (two.policy_mean, two.returned_best, two.returned_random) == (0.5, 0.75, None)
 
 
 def test_a_trained_group_whose_settling_was_cut_off_is_on_the_curve(ledger: Ledger) -> None:

@@ -193,3 +193,48 @@ def test_files_that_are_not_utf_8_are_named(tmp_path: Path) -> None:
         load(file, {})
     with pytest.raises(ConfigError, match=r"key file .* is not UTF-8"):
         load(None, {"proxy": {"key_file": file}}).keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sample_fraction = 50", "`policy.sample_fraction`.*less than or equal to 1.*got 50"),
+        ("sample_fraction = nan", "`policy.sample_fraction`.*finite number"),
+        ("shadow = 'maybe'", "`policy.shadow`.*write true or false.*got 'maybe'"),
+        ("n = 5", "`policy.n`.*write a table"),
+        ("n = {chat = 0}", "`policy.n`.*'chat' is to have 1 to 256 siblings, not 0"),
+        ("side_markers = 'Name it'", "`policy.side_markers`.*write a list"),
+        ("side_markers = ['']", "`policy.side_markers.0`.*true of every request"),
+        ("side_headers = [': x']", "`policy.side_headers.0`.*'X-Name: value'"),
+        ("side_rules = ['words']", "`policy.side_rules.0`.*'no_tools', 'marker' or 'quoted'"),
+        ("skip = [{}]", "`policy.skip.0`.*every request: name one of route, model, header"),
+        ("skip = [{name = 'a'}]", "`policy.skip.0`.*every request: name one of"),
+        ("skip = ['a']", r"`policy.skip.0` in .* is a section: write \[\[policy.skip\]\]"),
+        ("skip = [{rout = 'a'}]", "Unknown key `policy.skip.0.rout`.*known here are name, route"),
+        ("skip = [{route = 'a'}]", "a is no route: write one of chat, completions"),
+        ("skip = [{first_message = '('}]", "is no regular expression.*write one, such as"),
+        ("skip = [{prompt_chars = -1}]", "`policy.skip.0.prompt_chars`.*greater than or equal"),
+        ("sampled = 1", "Unknown key `policy.sampled`.*known here are sample_fraction"),
+    ],
+)
+def test_a_wrong_policy_is_one_line_that_says_what_to_write(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as refusal:
+        load(written(tmp_path, f"[policy]\n{text}\n"), {})
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_fallback_is_a_server_and_its_key_is_shown_by_no_message(tmp_path: Path) -> None:
+    for text, message in (
+        ("[fallback]\nmodel = 'm'", "`fallback` in .*write its url too"),
+        ("[fallback]\nurl = 'gpt'", "`fallback.url`.*write it as http://HOST:PORT"),
+        ("[fallback]\nurl = 'http://a'\nkey = ['sesame']", "`fallback.key`.*valid string"),
+        ("[upstream]\nhold_s = -1", "`upstream.hold_s`.*greater than or equal to 0"),
+    ):
+        with pytest.raises(ConfigError, match=message) as refusal:
+            load(written(tmp_path, text), {})
+        assert "sesame" not in str(refusal.value)
+    with pytest.raises(ConfigError, match=r"^`--fallback` \(`fallback.url`\): write it as"):
+        load(None, {"fallback": {"url": "gpt"}})
+    assert "sesame" not in repr(load(None, {"fallback": {"key": "sesame"}}))

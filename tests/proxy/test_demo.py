@@ -38,6 +38,22 @@ async def test_an_engine_that_stays_offline_ends_the_demo_with_its_reason(tmp_pa
             await ready(run_at(proxy.url, tmp_path))
 
 
+def test_a_run_that_trains_no_more_ends_the_demo_with_its_reason(tmp_path: Path) -> None:
+    def at(step: int, detail: str | None) -> Run:
+        run = run_at("http://nowhere", tmp_path)
+        run.stats = stats(
+            EngineStatusReply(
+                engine_status=EngineStatus.ROLLING, engine_status_detail=detail, global_step=step
+            )
+        )
+        return run
+
+    assert at(2, None).wants_more and not at(3, None).wants_more
+    assert not at(3, "training stopped at step 2").wants_more
+    with pytest.raises(FakevllmError, match="training stopped at step 1"):
+        _ = at(2, "training stopped at step 1").wants_more
+
+
 async def test_an_engine_that_takes_too_long_ends_the_demo_with_a_line(tmp_path: Path) -> None:
     booting = EngineStatusReply(engine_status=EngineStatus.BOOTING, engine_status_detail="loading")
     async with OddSwarm() as proxy:

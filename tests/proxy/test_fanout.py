@@ -1,66 +1,198 @@
+"""What each policy does when; any order of it all is in test_fanout_any_order.py."""
+
+from __future__ import annotations
+
 import random
-from collections import Counter
+from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
-from fakevllm.fanout import decide
-
-
-def test_the_best_scored_sibling_is_served() -> None:
-    verdict = decide([0, 1, 2], {0: 0.1, 1: 0.9, 2: 0.5}, random.Random(0))
-    assert (verdict.served, verdict.best) == (1, 1)
-
-
-def test_ties_are_broken_at_random_and_not_by_order() -> None:
-    chance = random.Random(0)
-    winners = Counter(
-        decide([0, 1, 2], {0: 1.0, 1: 1.0, 2: 0.0}, chance).served for _ in range(200)
-    )
-    assert set(winners) == {0, 1}
-    assert min(winners.values()) > 60
-
-
-def test_without_rewards_the_lead_is_served_and_nobody_is_best() -> None:
-    assert decide([0, 1], None, random.Random(0)).served == 0
-    assert decide([1, 2], {1: None, 2: None}, random.Random(0)).served == 1
-    assert decide([1, 2], {1: None, 2: None}, random.Random(0)).best is None
-
-
-def test_who_cannot_be_shown_is_not_served_but_may_be_the_best() -> None:
-    rewards = {0: 0.1, 1: 0.9, 2: 0.5}
-    verdict = decide([0, 1, 2], rewards, random.Random(0), showable=[0, 2])
-    assert (verdict.served, verdict.best) == (2, 1)
-    assert decide([0, 1], None, random.Random(0), showable=[1]).served == 1
-
-
-def test_where_nobody_can_be_shown_the_best_is_served_all_the_same() -> None:
-    verdict = decide([0, 1], {0: 0.1, 1: 0.9}, random.Random(0), showable=[])
-    assert (verdict.served, verdict.best) == (1, 1)
-
-
-def test_where_nobody_answered_nobody_is_served() -> None:
-    verdict = decide([], None, random.Random(0))
-    assert (verdict.served, verdict.best) == (None, None)
-
-
-@given(
-    st.dictionaries(st.integers(0, 8), st.one_of(st.none(), st.floats(-1, 1)), min_size=1),
-    st.integers(),
+from fakevllm.fanout import (
+    Abort,
+    BreakOff,
+    Came,
+    Cancel,
+    FanOut,
+    Refuse,
+    Relay,
+    Score,
+    Serve,
+    Settle,
+    Start,
 )
-def test_the_served_sibling_has_answered_and_none_beats_it(
-    rewards: dict[int, float | None], seed: int
-) -> None:
-    answered = sorted(rewards)
-    verdict = decide(answered, rewards, random.Random(seed))
-    assert verdict.served in answered
-    if verdict.best is not None:
-        best = rewards[verdict.best]
-        assert best is not None
-        assert all(reward is None or reward <= best for reward in rewards.values())
+from fakevllm.serve_policy import ServeRules
+
+OK, FAILED, REFUSED, HIDDEN = Came.ANSWERED, Came.FAILED, Came.REFUSED, Came.HIDDEN
 
 
-def test_of_equal_bests_one_that_can_be_shown_is_drawn() -> None:
-    for seed in range(20):
-        verdict = decide([0, 1, 2], {0: 1.0, 1: 1.0, 2: 0.0}, random.Random(seed), showable=[1, 2])
-        assert (verdict.served, verdict.best) == (1, 1)
+def begun(num: int, *, streamed: bool = True, **rules: Any) -> FanOut:
+    fanout = FanOut(num, ServeRules(**rules), random.Random(0), streamed=streamed)
+    first = fanout.begin()
+    assert first == ([Relay()] if streamed and "policy" in rules else [Start(tuple(range(num)))])
+    return fanout
+
+
+def test_the_best_of_all_is_served_and_the_group_settled_once_the_app_has_it() -> None:
+    fanout = begun(3)
+    assert fanout.finished(1, OK) == fanout.finished(0, OK) == []
+    assert fanout.finished(2, OK) == [Score((0, 1, 2))]
+    assert fanout.scored({0: 0.0, 1: 1.0, 2: 0.5}) == [Serve(1)]
+    assert fanout.answer_ended() == [Settle()]
+    assert (fanout.verdict.served, fanout.verdict.best, fanout.verdict.propensity) == (1, 1, 1.0)
+
+
+def test_a_quorum_is_served_on_its_own_scores_and_the_late_one_is_scored_with_the_others() -> None:
+    fanout = begun(4, quorum=3)
+    assert fanout.finished(1, OK) == fanout.finished(0, OK) == []
+    assert fanout.finished(3, OK) == [Score((0, 1, 3))]
+    assert fanout.scored({0: 0.0, 1: 1.0, 3: 0.5}) == [Serve(1)]
+    assert fanout.answer_ended() == []
+    assert fanout.finished(2, OK) == [Score((0, 1, 2, 3))]
+    assert fanout.scored({0: 0.0, 1: 0.5, 2: 1.0, 3: 0.1}) == [Settle()]
+    assert (fanout.verdict.served, fanout.verdict.best) == (1, 2)
+
+
+def test_who_comes_while_the_quorum_is_scored_does_not_hold_up_the_app() -> None:
+    fanout = begun(3, quorum=2)
+    assert fanout.finished(0, OK) == []
+    assert fanout.finished(1, OK) == [Score((0, 1))]
+    assert fanout.finished(2, OK) == []
+    assert fanout.scored({0: 0.0, 1: 1.0}) == [Serve(1), Score((0, 1, 2))]
+
+
+def test_a_quorum_counts_only_who_can_be_shown_and_falls_back_to_all() -> None:
+    fanout = begun(3, quorum=2)
+    assert fanout.finished(0, HIDDEN) == fanout.finished(1, OK) == []
+    assert fanout.finished(2, FAILED) == [Score((0, 1))]
+    assert fanout.scored({0: 1.0, 1: 0.0}) == [Serve(1)]
+
+
+def test_a_late_sibling_that_fails_costs_no_second_scoring() -> None:
+    fanout = begun(3, quorum=2)
+    fanout.finished(0, OK)
+    fanout.finished(1, OK)
+    assert fanout.scored({0: 0.0, 1: 1.0}) == [Serve(1)]
+    assert fanout.answer_ended() == []
+    assert fanout.finished(2, FAILED) == [Settle()]
+
+
+def test_behind_the_deadline_what_there_is_is_served() -> None:
+    fanout = begun(4, deadline_s=1.0)
+    fanout.finished(0, OK)
+    fanout.finished(2, OK)
+    assert fanout.deadline_passed() == [Score((0, 2))]
+    assert fanout.scored({0: 1.0, 2: 0.0}) == [Serve(0)]
+
+
+def test_behind_a_deadline_without_an_answer_the_first_one_is_served() -> None:
+    fanout = begun(3, deadline_s=1.0)
+    assert fanout.finished(0, FAILED) == fanout.deadline_passed() == []
+    assert fanout.finished(2, OK) == [Serve(2)]
+    assert fanout.answer_ended() == []
+    assert fanout.finished(1, OK) == [Score((1, 2))]
+
+
+def test_a_refusal_of_the_lead_is_told_at_once_and_ends_the_others() -> None:
+    fanout = begun(3)
+    fanout.finished(2, OK)
+    assert fanout.finished(0, REFUSED) == [Cancel((1,)), Refuse()]
+    assert fanout.answer_ended() == [Settle()]
+    assert fanout.verdict.served is None
+
+
+def test_a_lead_that_fails_is_not_seen_while_others_answer() -> None:
+    fanout = begun(3)
+    fanout.finished(0, FAILED)
+    fanout.finished(1, OK)
+    assert fanout.finished(2, FAILED) == [Serve(1)]
+
+
+def test_where_nobody_answers_the_app_gets_the_leads_trouble() -> None:
+    fanout = begun(2)
+    fanout.finished(1, FAILED)
+    assert fanout.finished(0, FAILED) == [Refuse()]
+    assert fanout.answer_ended() == [Settle()]
+
+
+@pytest.mark.parametrize("policy", ["lead", "greedy"])
+def test_siblings_of_a_streaming_lead_start_at_its_first_token(policy: str) -> None:
+    fanout = begun(3, policy=policy)
+    assert fanout.lead_began() == [Start((1, 2))]
+    assert fanout.lead_began() == []
+    assert fanout.finished(1, OK) == fanout.finished(0, OK) == []
+    assert fanout.finished(2, OK) == [Score((0, 1, 2))]
+    assert fanout.scored({0: 0.0, 1: 1.0, 2: 0.5}) == [Settle()]
+    assert (fanout.verdict.served, fanout.verdict.best) == (0, 1)
+
+
+def test_a_lead_that_ends_with_its_first_token_still_has_siblings() -> None:
+    fanout = begun(3, policy="lead")
+    assert fanout.finished(0, OK) == [Start((1, 2))]
+
+
+def test_a_streaming_lead_that_breaks_ends_its_group() -> None:
+    fanout = begun(3, policy="lead")
+    fanout.lead_began()
+    fanout.finished(1, OK)
+    assert fanout.finished(0, FAILED) == [Cancel((2,)), Settle()]
+    assert fanout.verdict.served is None
+
+
+def test_a_streaming_lead_that_is_refused_starts_nobody() -> None:
+    fanout = begun(3, policy="lead")
+    assert fanout.finished(0, REFUSED) == [Settle()]
+    assert fanout.lead_began() == []
+
+
+def test_a_whole_lead_is_served_at_once_and_scored_behind_the_app() -> None:
+    fanout = begun(3, policy="lead", streamed=False)
+    assert fanout.finished(1, OK) == []
+    assert fanout.finished(0, OK) == [Serve(0)]
+    assert fanout.finished(2, OK) == [Score((0, 1, 2))]
+    assert fanout.scored({0: 0.0, 1: 1.0}) == []
+    assert fanout.answer_ended() == [Settle()]
+
+
+def test_a_whole_lead_that_fails_is_stood_in_for() -> None:
+    fanout = begun(3, policy="lead", streamed=False)
+    assert fanout.finished(0, FAILED) == []
+    assert fanout.finished(2, OK) == [Serve(2)]
+
+
+def test_an_app_that_leaves_cancels_its_group_where_the_policy_says_so() -> None:
+    fanout = begun(3)
+    fanout.finished(1, OK)
+    assert fanout.app_left() == [Cancel((0, 2)), Abort("client_disconnected")]
+    assert fanout.finished(0, OK) == []
+
+
+def test_an_app_that_leaves_a_group_to_be_finished_gets_no_answer_and_it_trains() -> None:
+    fanout = begun(2, on_disconnect="finish")
+    assert fanout.app_left() == fanout.finished(0, OK) == []
+    assert fanout.finished(1, OK) == [Score((0, 1))]
+    assert fanout.scored({0: 0.0, 1: 1.0}) == [Settle()]
+    assert (fanout.verdict.served, fanout.verdict.best) == (None, 1)
+
+
+def test_an_app_that_leaves_a_streaming_lead_to_be_finished_has_its_siblings_started() -> None:
+    fanout = begun(2, policy="lead", on_disconnect="finish")
+    assert fanout.app_left() == [Start((1,))]
+    assert fanout.finished(0, FAILED) == []
+    assert fanout.finished(1, OK) == [Settle()]
+
+
+def test_a_stop_breaks_off_an_answer_that_has_not_ended() -> None:
+    fanout = begun(2)
+    assert fanout.give_up("proxy_stopped") == [
+        BreakOff("proxy_stopped"),
+        Cancel((0, 1)),
+        Abort("proxy_stopped"),
+    ]
+    assert fanout.give_up("proxy_stopped") == []
+
+
+def test_a_stop_behind_the_answer_breaks_nothing_off() -> None:
+    fanout = begun(2, policy="lead", streamed=False)
+    fanout.finished(0, OK)
+    fanout.answer_ended()
+    assert fanout.give_up("proxy_stopped") == [Cancel((1,)), Abort("proxy_stopped")]

@@ -27,6 +27,7 @@ async def test_no_route_takes_hook_code_or_the_name_of_a_file_with_it(tmp_path: 
         "proxy": {"run_dir": tmp_path / "run"},
         "hooks": {"path": ours},
         "swarm": {"url": SERVER_THAT_IS_NONE},
+        "upstream": {"hold_s": 0},
     }
     async with open_proxy(load(None, flags)) as proxy:
         app = create_app(proxy)

@@ -132,7 +132,15 @@ async def test_what_cannot_be_translated_goes_to_the_engines_own_route() -> None
 
 async def test_trouble_of_the_server_is_worded_in_the_apps_format() -> None:
     server = Answers({CHAT: (503, orjson.dumps(internal_error().body))})
-    got = await relayed(server, request("messages", MESSAGES))
+    asked = request("messages", MESSAGES)
+    got = Got()
+    async with (
+        upstream_of(server) as upstream,
+        AppReply(got, asked.adapter, asked.exchange) as app,
+    ):
+        with pytest.raises(WireError) as trouble:
+            await relay(upstream, asked, app)
+        await app.refuse(trouble.value)
     assert got.status == 503 and orjson.loads(got.body)["type"] == "error"
     assert len(server.asked) == 1
 

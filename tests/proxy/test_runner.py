@@ -131,7 +131,9 @@ async def test_a_stop_ends_an_open_stream_with_an_error_and_a_row_in_the_ledger(
 
 async def test_each_sibling_has_a_request_id_of_its_own() -> None:
     upstream = Scripted([EVENT, DONE])
-    await sample(upstream, request(**{"X-Request-Id": "abc"}), Plan(3), 1.0)
+    asked = request(**{"X-Request-Id": "abc"})
+    for index in range(3):
+        await sample(upstream, asked, Plan(3), index, 1.0)
     ids = sorted(headers["X-Request-Id"] for headers in upstream.headers)
     assert ids == ["abc", "abc-1", "abc-2"]
     await upstream.close()

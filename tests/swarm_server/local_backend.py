@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.backends.base import Batch, Endpoint, LossSpec, Started, StepMetrics
+from fakevllm_server.backends.base import (
+    Batch,
+    Call,
+    Endpoint,
+    LossSpec,
+    PolicyName,
+    Started,
+    StepMetrics,
+)
 from fakevllm_server.backends.fake import FakeEngine
 
 
@@ -21,6 +30,8 @@ class LocalBackend(FakeEngine):
         self.num_launched = 0
         self._endpoint: Endpoint | None = None
         self.steps: list[int] = []
+        self.asked: list[PolicyName] = []
+        """For whose log-probabilities."""
         self.step_begun = asyncio.Event()
         self.may_step = asyncio.Event()
         self.may_step.set()
@@ -58,6 +69,11 @@ class LocalBackend(FakeEngine):
         self._trouble("step")
         self.steps.append(batch.step)
         return await super().step(batch, loss)
+
+    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
+        self._trouble("log_probs")
+        self.asked.append(policy)
+        return await super().log_probs(calls, policy)
 
     async def save(self, folder: Path) -> None:
         self._trouble("save")

@@ -5,10 +5,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.backends.base import BackendError, Batch, Endpoint, LossSpec, StepMetrics
+from fakevllm_server.backends.base import (
+    BackendError,
+    Batch,
+    Call,
+    Endpoint,
+    LossSpec,
+    PolicyName,
+    StepMetrics,
+)
 from fakevllm_server.backends.fake import FakeEngine
 
 SLOW_LOOK_S = 0.01
@@ -75,7 +84,10 @@ class LocalRollout(Part):
     async def launch(self) -> Endpoint:
         engine = await self._live()
         name, length = engine.model_name, engine.max_model_len
-        return Endpoint(None, "http://engine", name, length, refusal=self.refusal)
+        # As an embedded engine says it, whatever trains beside it.
+        return Endpoint(
+            None, "http://engine", name, length, refusal=self.refusal, tells_allowed=True
+        )
 
     async def load_weights(self, folder: Path, version: int) -> None:
         await self._alive("load_weights").load_weights(folder, version)
@@ -102,6 +114,9 @@ class LocalTrainer(Part):
         metrics = await self._alive("step").step(batch, loss)
         self.steps.append(batch.step)
         return metrics
+
+    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
+        return await self._alive("log_probs").log_probs(calls, policy)
 
     async def export(self, folder: Path) -> None:
         await self._alive("export").export(folder)

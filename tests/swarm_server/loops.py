@@ -27,7 +27,7 @@ class Run(Generic[AnyBackend]):
     def __init__(self, folder: Path, backend: AnyBackend, job: TrainJob = JOB) -> None:
         self.engine = Engine()
         self.endpoints: list[Endpoint] = []
-        self.pool = Pool(job.num_repeat)
+        self.pool = Pool(job)
         self.episodes = Episodes()
         self.backend = backend
         self.log = RunLog(folder / "log")
@@ -47,6 +47,9 @@ class Run(Generic[AnyBackend]):
 
     async def finish_group(self, name: str, *rewards: float) -> None:
         await self.rolling()
+        self.pool_group(name, *rewards)
+
+    def pool_group(self, name: str, *rewards: float) -> None:
         rewards = rewards or (1.0, 0.0)
         for index in range(len(rewards)):
             self.pool.add_call(SiblingRef(name, index), call(), now=0.0)

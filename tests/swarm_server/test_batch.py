@@ -1,11 +1,15 @@
+import statistics
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 from swarm_server.samples import call
 
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.batch import PlannedStep, plan_step
-from fakevllm_server.calls import FinishedGroup, ScoredEpisode
+from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
+from fakevllm_server.algorithms.whitened import reinforce_plus_plus
+from fakevllm_server.batch import PlannedStep, plan_step, trainable_calls, with_left_out
+from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
 
 def planned(rewards: list[float], **settings: object) -> PlannedStep:
@@ -55,3 +59,98 @@ def test_remax_trains_what_differs_from_the_greedy_answer_and_no_ties() -> None:
         plan = plan_step(1, [FinishedGroup("g", episodes)], job)
         assert plan.trained[0].siblings == siblings
         assert [call.advantage for call in plan.batch.calls] == [0.5] * len(siblings)
+
+
+def group_of(*episodes: tuple[float, list[RecordedCall]], name: str = "g") -> FinishedGroup:
+    scored = [ScoredEpisode(at, reward, calls) for at, (reward, calls) in enumerate(episodes)]
+    return FinishedGroup(name, scored)
+
+
+def advantages_of(plan: PlannedStep) -> list[float]:
+    return list(chain.from_iterable(call.advantages for call in plan.batch.calls))
+
+
+MASKED = call(untrainable="missing_logprob", ids=(9, 9, 9))
+
+
+def test_a_discount_counts_the_tokens_of_an_episode_call_after_call() -> None:
+    groups = [
+        group_of((1.0, [call(ids=(5, 6)), MASKED, call(ids=(7,))]), (0.0, [call(ids=(8,))])),
+    ]
+    job = TrainJob(algorithm="reinforce_plus_plus", gamma=0.5)
+
+    calls = plan_step(1, groups, job).batch.calls
+
+    assert [len(call.response_ids) for call in calls] == [2, 1, 1]
+    outcomes = [Outcome("g", 1.0, 3), Outcome("g", 0.0, 1)]
+    expected = reinforce_plus_plus(outcomes, AdvantageSpec(gamma=0.5))
+    assert [list(call.advantages) for call in calls] == [
+        expected[0][:2],
+        expected[0][2:],
+        expected[1],
+    ]
+    assert len(set(expected[0])) == 3
+
+
+def test_an_advantage_that_all_tokens_share_is_one_number() -> None:
+    calls = planned([1.0, 0.0], algorithm="reinforce_plus_plus").batch.calls
+    assert [type(call.advantage) for call in calls] == [float, float]
+    discounted = planned([1.0, 0.0], algorithm="reinforce_plus_plus", gamma=0.9).batch.calls
+    assert [type(call.advantage) for call in discounted] == [list, float]
+
+
+def test_penalties_of_tokens_are_taken_from_the_reward_their_group_is_compared_by() -> None:
+    """Nothing is asked for a call that does not train."""
+    groups = [
+        group_of((1.0, [call(ids=(5, 6)), MASKED]), (1.0, [call(ids=(7,)), call(ids=(8,))])),
+    ]
+    job = TrainJob(algorithm="rloo", use_kl_in_reward=True, kl_coef=0.1)
+    assert [list(call.response_ids) for call in trainable_calls(groups, job)] == [[5, 6], [7], [8]]
+
+    plan = plan_step(1, groups, job, [[0.25, 0.25], [0.25], [-0.5]])
+
+    assert advantages_of(plan) == pytest.approx([-0.75, -0.75, 0.75, 0.75])
+    assert plan.metrics["reward_kl_penalty"] == pytest.approx(0.0)
+    assert plan.metrics["groups_with_signal"] == 0, "that is what rewards tell"
+    assert plan.trained[0].siblings == [0, 1]
+    lopsided = plan_step(1, groups, job, [[0.25, 0.35], [0.3], [0.6]])
+    assert lopsided.metrics["reward_kl_penalty"] == pytest.approx(4.0)
+
+
+def test_overlong_answers_pay_before_anything_is_compared() -> None:
+    long, longer = call(ids=(1, 2, 3)), call(ids=(1, 2, 3, 4))
+    groups = [group_of((1.0, [call()]), (1.0, [call(), long]), (1.0, [longer]), name="g")]
+    settings = {"max_response_length": 4, "overlong_buffer_len": 2, "overlong_penalty_factor": 0.5}
+    for algorithm, expected in (
+        ("rloo", [0.375, 0.0, 0.0, -0.375]),
+        ("gpg", [0.25, 0.0, 0.0, -0.25]),
+    ):
+        job = TrainJob.model_validate(settings | {"algorithm": algorithm})
+        plan = plan_step(1, groups, job)
+        assert [call.advantages[0] for call in plan.batch.calls] == pytest.approx(expected)
+    assert (plan.metrics["overlong"], plan.metrics["overlong_penalty"]) == (2, -0.25)
+    assert (plan.metrics["reward_mean"], plan.metrics["groups_with_signal"]) == (1.0, 1)
+    assert "overlong" not in plan_step(1, groups, TrainJob()).metrics
+
+
+def test_where_rewards_are_shuffled_an_answers_length_teaches_nothing_either() -> None:
+    """The penalty goes with the reward it was taken from."""
+    groups = [
+        group_of((0.0, [call(ids=(1, 2, 3, 4))]), (0.0, [call()]), name=f"g{at}")
+        for at in range(200)
+    ]
+    job = TrainJob(
+        algorithm="rloo", control="shuffled", max_response_length=4, overlong_buffer_len=2
+    )
+    calls = plan_step(1, groups, job).batch.calls
+    of_long = [call.advantages[0] for call in calls if len(call.response_ids) == 4]
+    assert set(of_long) == {-1.0, 1.0}
+    assert abs(statistics.fmean(of_long)) < 0.3
+
+
+def test_ties_are_told_whether_they_were_in_the_step_or_kept_from_it() -> None:
+    metrics = {"groups": 3.0, "groups_with_signal": 2.0}
+    assert with_left_out(metrics, {"stale_calls": 2})["tie_rate"] == pytest.approx(1 / 3)
+    told = with_left_out(metrics, {"stale_calls": 0, "tied_groups": 5})
+    assert told["tie_rate"] == pytest.approx(6 / 8)
+    assert told["tied_groups"] == 5

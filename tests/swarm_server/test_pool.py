@@ -1,5 +1,6 @@
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -7,8 +8,14 @@ from hypothesis import strategies as st
 from swarm_server.samples import call
 
 from fakevllm_adapters.swarm import SiblingRef
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server import pool as pool_module
+from fakevllm_server.calls import RecordedCall
 from fakevllm_server.pool import Pool
+
+
+def pool_of(**settings: Any) -> Pool:
+    return Pool(TrainJob.model_validate({"batch_size": 1} | settings))
 
 
 def captured(
@@ -19,7 +26,7 @@ def captured(
 
 
 def test_a_group_with_two_rewards_is_pooled_with_its_calls_in_the_reply() -> None:
-    pool = Pool(num_repeat=4)
+    pool = pool_of()
     captured(pool, "g")
     reply = pool.end_group("g", [1.0, 0.0], step=3)
     assert reply.success and reply.pooled and reply.step == 3
@@ -28,7 +35,7 @@ def test_a_group_with_two_rewards_is_pooled_with_its_calls_in_the_reply() -> Non
 
 
 def test_ending_a_group_again_gives_the_same_reply_and_pools_nothing_more() -> None:
-    pool = Pool(num_repeat=4)
+    pool = pool_of()
     captured(pool, "g")
     first = pool.end_group("g", [1.0, 0.0], step=1)
     assert pool.end_group("g", [0.0, 1.0], step=2) == first
@@ -36,7 +43,7 @@ def test_ending_a_group_again_gives_the_same_reply_and_pools_nothing_more() -> N
 
 
 def test_a_late_call_of_an_ended_group_opens_nothing() -> None:
-    pool = Pool(num_repeat=4)
+    pool = pool_of()
     captured(pool, "g")
     pool.end_group("g", [1.0, 0.0], step=1)
     captured(pool, "g")
@@ -50,14 +57,14 @@ def test_a_late_call_of_an_ended_group_opens_nothing() -> None:
 def test_a_group_that_cannot_compare_is_not_pooled(
     rewards: list[float | None], reason: str
 ) -> None:
-    pool = Pool(num_repeat=4)
+    pool = pool_of()
     captured(pool, "g")
     reply = pool.end_group("g", rewards, step=1)
     assert reply.success and not reply.pooled and reply.failure_reason == reason
 
 
 def test_a_group_without_any_trainable_call_says_why() -> None:
-    pool = Pool(num_repeat=4)
+    pool = pool_of()
     for index in range(2):
         pool.add_call(SiblingRef("g", index), call(untrainable="missing_logprob"), now=0.0)
     reply = pool.end_group("g", [1.0, 0.0], step=1)
@@ -65,7 +72,7 @@ def test_a_group_without_any_trainable_call_says_why() -> None:
 
 
 def test_a_group_without_a_greedy_answer_is_not_pooled_where_one_is_needed() -> None:
-    pool = Pool(num_repeat=2, needs_greedy=True)
+    pool = pool_of(num_repeat=2, algorithm="remax")
     captured(pool, "g")
     reply = pool.end_group("g", [1.0, 0.0], step=1)
     assert (reply.success, reply.pooled, reply.failure_reason) == (True, False, "no_greedy_answer")
@@ -80,7 +87,7 @@ def test_a_group_without_a_greedy_answer_is_not_pooled_where_one_is_needed() -> 
 
 
 def test_after_the_last_step_groups_are_answered_and_not_pooled() -> None:
-    pool = Pool(num_repeat=4)
+    pool = pool_of()
     captured(pool, "g")
     reply = pool.end_group("g", [1.0, 0.0], step=9, trains=False)
     assert reply.success and not reply.pooled and reply.failure_reason == "training_finished"
@@ -88,7 +95,7 @@ def test_after_the_last_step_groups_are_answered_and_not_pooled() -> None:
 
 
 def test_an_unknown_group_and_a_refused_id_fail_by_name() -> None:
-    pool = Pool(num_repeat=4)
+    pool = pool_of()
     assert pool.end_group("never seen", [1.0, 0.0], step=1).failure_reason == "unknown_group"
     pool.refuse({"old": "lost_in_crash"})
     captured(pool, "old")
@@ -97,7 +104,7 @@ def test_an_unknown_group_and_a_refused_id_fail_by_name() -> None:
 
 
 def test_an_aborted_group_is_gone_for_good() -> None:
-    pool = Pool(num_repeat=4)
+    pool = pool_of()
     captured(pool, "g")
     pool.abort_group("g")
     captured(pool, "g")
@@ -106,40 +113,141 @@ def test_an_aborted_group_is_gone_for_good() -> None:
 
 
 def test_the_newest_groups_are_taken_in_their_order_and_the_others_stay() -> None:
-    pool = Pool(num_repeat=4)
+    pool = pool_of(batch_size=2)
     for name in "abc":
         captured(pool, name)
         pool.end_group(name, [1.0, 0.0], step=1)
-    taken = pool.take(2, version=0, max_staleness=4)
+    taken = pool.take(version=0)
     assert [group.group_id for group in taken.groups] == ["b", "c"]
     assert pool.num_finished == 1
 
 
 def test_groups_of_weights_too_many_versions_back_are_dropped_by_name() -> None:
-    pool = Pool(num_repeat=4)
+    pool = pool_of()
     for name, version in (("old", 0), ("fresh", 3)):
         captured(pool, name, version=version)
         pool.end_group(name, [1.0, 0.0], step=1)
-    taken = pool.take(2, version=5, max_staleness=4)
+    taken = pool.take(version=5)
     assert [group.group_id for group in taken.groups] == ["fresh"]
     assert taken.dropped == {"old": "stale"}
 
 
+def episode_of(pool: Pool, task: str, reward: float, *versions: int) -> None:
+    pool.add_episode(task, reward, [call(version) for version in versions])
+
+
+def test_of_a_group_of_several_versions_only_the_old_calls_are_dropped() -> None:
+    pool = pool_of(num_repeat=3)
+    for reward, versions in ((0.0, (0, 4, 5)), (1.0, (4, 5)), (2.0, (0, 0))):
+        episode_of(pool, "t", reward, *versions)
+
+    taken = pool.take(version=5)
+
+    (group,) = taken.groups
+    assert [[call.version for call in episode.calls] for episode in group.episodes] == [
+        [4, 5],
+        [4, 5],
+    ]
+    assert (group.rewards, taken.dropped) == ([0.0, 1.0], {})
+    assert pool.take_left_out() == {"stale_calls": 3}
+    assert pool.take_left_out() == {"stale_calls": 0}
+
+
+GREEDY = replace(call(), temperature=0.0, logprobs=None, untrainable="greedy")
+FRESH, MASKED = call(5), call(5, untrainable="missing_logprob")
+
+
+@pytest.mark.parametrize(
+    ("settings", "old", "fresh"),
+    [
+        ({}, call(), [(1.0, FRESH)]),
+        ({}, call(), [(0.0, MASKED), (1.0, MASKED)]),
+        ({"algorithm": "remax"}, GREEDY, [(0.0, FRESH), (1.0, FRESH)]),
+        ({"filter_groups": True}, call(), [(1.0, FRESH), (1.0, FRESH)]),
+    ],
+)
+def test_a_group_of_which_too_little_is_fresh_is_stale(
+    settings: dict[str, Any], old: RecordedCall, fresh: list[tuple[float, RecordedCall]]
+) -> None:
+    """One reward, no trainable call, no greedy answer, or nothing to compare."""
+    pool = pool_of(num_repeat=1 + len(fresh), **settings)
+    pool.add_episode("t", 0.5, [old])
+    for reward, one in fresh:
+        pool.add_episode("t", reward, [one])
+    assert pool.is_due
+
+    taken = pool.take(version=5)
+
+    assert (taken.groups, taken.dropped) == ([], {"task:t#1": "stale"})
+    assert pool.take_left_out() == {"stale_calls": 1}
+
+
+def test_what_is_left_of_a_batch_after_old_groups_are_dropped_waits_for_more() -> None:
+    pool = pool_of(batch_size=2)
+    for name, version in (("old", 0), ("fresh", 5)):
+        captured(pool, name, version=version)
+        pool.end_group(name, [1.0, 0.0], step=1)
+    assert pool.is_due
+    taken = pool.take(version=5)
+    assert (taken.groups, taken.dropped) == ([], {"old": "stale"})
+    assert not pool.is_due and pool.num_finished == 1
+
+
+def ended(pool: Pool, name: str, *rewards: float) -> str:
+    captured(pool, name, siblings=len(rewards))
+    return pool.end_group(name, rewards, step=1).failure_reason
+
+
+def test_a_tied_group_counts_unless_groups_are_filtered() -> None:
+    plain, filtering = pool_of(), pool_of(filter_groups=True)
+    assert (ended(plain, "g", 1.0, 1.0), plain.is_due) == ("", True)
+    assert (ended(filtering, "g", 1.0, 1.0), filtering.is_due) == ("tied", False)
+    assert filtering.take_left_out() == {"stale_calls": 0, "tied_groups": 1}
+
+
+def test_a_tied_task_of_an_active_client_is_dropped_by_name_where_groups_are_filtered() -> None:
+    pool = pool_of(num_repeat=2, filter_groups=True)
+    for _ in range(2):
+        episode_of(pool, "t", 1.0, 0)
+    assert pool.take_dropped() == {"task:t#1": "tied"}
+
+
+def test_rewards_are_tied_or_not_once_overlong_answers_have_paid() -> None:
+    pool = pool_of(filter_groups=True, max_response_length=4, overlong_buffer_len=2)
+    pool.add_call(SiblingRef("g", 0), call(ids=(5, 6)), now=0.0)
+    pool.add_call(SiblingRef("g", 1), call(ids=(5, 6, 7)), now=0.0)
+    assert pool.end_group("g", [1.0, 1.0], step=1).pooled
+    pool.add_call(SiblingRef("h", 0), call(ids=(5, 6)), now=0.0)
+    pool.add_call(SiblingRef("h", 1), call(ids=(5, 6, 7)), now=0.0)
+    assert pool.end_group("h", [0.5, 1.0], step=1).failure_reason == "tied"
+
+
+def test_ties_do_not_hold_a_step_up_for_ever() -> None:
+    pool = pool_of(batch_size=2, filter_groups=True, max_num_gen_batches=2)
+    for name in "abcd":
+        assert ended(pool, name, 0.0, 0.0) == "tied"
+    assert not pool.is_due, "there is nothing to train on"
+    assert ended(pool, "e", 1.0, 0.0) == ""
+    assert [group.group_id for group in pool.take(version=0).groups] == ["e"]
+    pool.take_left_out()
+    assert ended(pool, "f", 1.0, 0.0) == "" and not pool.is_due, "the count begins anew"
+
+
 def test_groups_given_back_are_the_next_to_be_taken() -> None:
-    pool = Pool(num_repeat=4)
+    pool = pool_of(batch_size=2)
     for name in "abc":
         captured(pool, name)
         pool.end_group(name, [1.0, 0.0], step=1)
-    pool.put_back(pool.take(2, version=0, max_staleness=4).groups)
-    assert [g.group_id for g in pool.take(2, version=0, max_staleness=4).groups] == ["b", "c"]
+    pool.put_back(pool.take(version=0).groups)
+    assert [group.group_id for group in pool.take(version=0).groups] == ["b", "c"]
 
 
 def test_episodes_of_a_task_make_a_group_when_there_are_enough() -> None:
-    pool = Pool(num_repeat=2)
+    pool = pool_of(num_repeat=2)
     pool.add_episode("t", 1.0, [call(), call()])
     assert pool.num_finished == 0
     assert pool.add_episode("t", 0.0, [call()]) == "task:t#1"
-    (group,) = pool.take(1, version=0, max_staleness=4).groups
+    (group,) = pool.take(version=0).groups
     assert [len(episode.calls) for episode in group.episodes] == [2, 1]
     assert group.rewards == [1.0, 0.0]
 
@@ -148,15 +256,15 @@ def test_open_groups_are_bounded_and_what_falls_out_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool_module, "MAX_OPEN_GROUPS", 2)
-    pool = Pool(num_repeat=4)
+    pool = pool_of()
     for name in "abc":
         captured(pool, name, siblings=1)
     assert pool.num_open == 2
-    assert pool.take(1, version=0, max_staleness=4).dropped == {"a": "never_ended"}
+    assert pool.take(version=0).dropped == {"a": "never_ended"}
 
 
 def test_every_completion_of_a_task_is_a_group_of_its_own_also_after_a_restart() -> None:
-    pool = Pool(num_repeat=2)
+    pool = pool_of(num_repeat=2)
     pool.refuse({"task:t#1": "already_trained"})
     ids = [pool.add_episode("t", reward, [call()]) for reward in (1.0, 0.0, 1.0, 0.0)]
     assert ids == [None, "task:t#2", None, "task:t#3"]
@@ -164,45 +272,43 @@ def test_every_completion_of_a_task_is_a_group_of_its_own_also_after_a_restart()
 
 
 def test_a_call_that_outlives_its_episode_changes_nothing() -> None:
-    pool = Pool(num_repeat=2)
+    pool = pool_of(num_repeat=2)
     calls = [call()]
     pool.add_episode("t", 1.0, calls)
     calls.append(call())
     pool.add_episode("t", 0.0, [call()])
-    (group,) = pool.take(1, version=0, max_staleness=4).groups
+    (group,) = pool.take(version=0).groups
     assert [len(episode.calls) for episode in group.episodes] == [1, 1]
 
 
 def test_a_task_without_any_trainable_call_is_dropped_by_name() -> None:
-    pool = Pool(num_repeat=2)
+    pool = pool_of(num_repeat=2)
     for reward in (1.0, 0.0):
         assert pool.add_episode("t", reward, [call(untrainable="temperature 0")]) is None
-    assert pool.take(1, version=0, max_staleness=4).dropped == {
-        "task:t#1": "no_trainable_call: temperature 0"
-    }
+    assert pool.take(version=0).dropped == {"task:t#1": "no_trainable_call: temperature 0"}
 
 
 def test_after_the_last_step_episodes_are_not_pooled() -> None:
-    pool = Pool(num_repeat=2)
+    pool = pool_of(num_repeat=2)
     for reward in (1.0, 0.0):
         assert pool.add_episode("t", reward, [call()], trains=False) is None
     assert pool.num_finished == 0
 
 
 def test_open_groups_that_nobody_ends_age_out_after_an_hour_without_a_call() -> None:
-    pool = Pool(num_repeat=4)
+    pool = pool_of()
     captured(pool, "left", now=0.0)
     captured(pool, "busy", now=0.0)
     captured(pool, "busy", now=3000.0)
     pool.sweep(now=3601.0)
     assert pool.num_open == 1
     assert pool.end_group("left", [1.0, 0.0], step=1).failure_reason == "never_ended"
-    assert pool.take(1, version=0, max_staleness=4).dropped == {"left": "never_ended"}
+    assert pool.take(version=0).dropped == {"left": "never_ended"}
 
 
 def test_an_id_stays_refused_when_its_reply_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "MAX_REPLIES", 1)
-    pool = Pool(num_repeat=4)
+    pool = pool_of()
     for name in "ab":
         captured(pool, name)
         pool.end_group(name, [1.0, 0.0], step=1)
@@ -223,7 +329,7 @@ def test_no_order_of_events_trains_a_group_twice(
 
 
 def trained_after(events: list[str], chance: random.Random) -> list[str]:
-    pool = Pool(num_repeat=4)
+    pool = pool_of()
     trained: list[str] = []
     for event in events:
         name = chance.choice("abc")
@@ -235,5 +341,7 @@ def trained_after(events: list[str], chance: random.Random) -> list[str]:
             case "abort":
                 pool.abort_group(name)
             case _:
-                trained += [group.group_id for group in pool.take(1, 0, 4).groups]
-    return trained + [group.group_id for group in pool.take(100, 0, 4).groups]
+                trained += [group.group_id for group in pool.take(0).groups]
+    while pool.is_due:
+        trained += [group.group_id for group in pool.take(0).groups]
+    return trained

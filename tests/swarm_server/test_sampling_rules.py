@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fakevllm_server.sampling_rules import why_not_trainable
+from fakevllm_server.sampling_rules import cuts, why_not_trainable
 
 Json = dict[str, Any]
 BENT: list[Json] = [
@@ -12,6 +12,13 @@ BENT: list[Json] = [
     {"frequency_penalty": -1},
     {"repetition_penalty": 1.1},
     {"logit_bias": {"5": 1}},
+    {"logits_processors": ["x"]},
+    {"n": 2},
+]
+CUT: list[Json] = [
+    {"top_p": 0.9},
+    {"top_k": 5},
+    {"min_p": 0.1},
     {"structured_outputs": {"regex": "a"}},
     {"allowed_token_ids": [1]},
     {"bad_words": ["x"]},
@@ -21,14 +28,35 @@ BENT: list[Json] = [
     {"response_format": {"type": "json_object"}},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}},
     {"response_format": {"type": "structural_tag", "format": {}}},
-    {"logits_processors": ["x"]},
+    {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
 ]
 
 
+@pytest.mark.parametrize("asked", [*BENT, *CUT])
+def test_what_is_not_drawn_from_the_whole_softmax_is_not_trained_on(asked: Json) -> None:
+    reason = why_not_trainable(asked)
+    assert reason is not None
+    assert reason.removesuffix(".strict") == f"sampling_not_trainable: {next(iter(asked))}"
+
+
+@pytest.mark.parametrize("cut", CUT)
+def test_what_leaves_tokens_out_is_trained_on_where_the_engine_tells_what_was_left(
+    cut: Json,
+) -> None:
+    assert why_not_trainable(cut, tells_allowed=True) is None
+    assert len(cuts(cut)) == 1
+
+
 @pytest.mark.parametrize("bent", BENT)
-def test_what_bends_the_distribution_is_not_trained_on(bent: Json) -> None:
-    reason = why_not_trainable(bent)
-    assert reason == f"sampling_not_trainable: {next(iter(bent))}"
+def test_what_changes_proportions_is_trained_on_nowhere(bent: Json) -> None:
+    reason = f"sampling_not_trainable: {next(iter(bent))}"
+    assert why_not_trainable(bent | {"top_p": 0.9}, tells_allowed=True) == reason
+    assert cuts(bent) == []
+
+
+def test_greedy_answers_are_trained_on_nowhere() -> None:
+    reason = why_not_trainable({"temperature": 0, "top_p": 0.9}, tells_allowed=True)
+    assert reason == "sampling_not_trainable: temperature 0"
 
 
 def test_what_only_ends_or_cuts_the_prompt_leaves_a_call_trainable() -> None:
@@ -43,4 +71,4 @@ def test_what_only_ends_or_cuts_the_prompt_leaves_a_call_trainable() -> None:
         "parallel_tool_calls": False,
         "response_format": {"type": "text"},
     }
-    assert why_not_trainable(plain) is None
+    assert why_not_trainable(plain) is None and cuts(plain) == []

@@ -1,6 +1,8 @@
 """The training loop against an engine that fails in every way it can."""
 
 import asyncio
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from fakevllm_server.backends.base import (
     LossSpec,
     StepMetrics,
 )
+from fakevllm_server.backends.fake import START_THETA
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +71,85 @@ async def test_a_step_the_engine_refuses_is_tried_again_without_a_restart(tmp_pa
     await run.finish_group("a")
     await run.trained("a")
     assert run.backend.num_launched == 1
+    await run.stop()
+
+
+def with_kl(**settings: object) -> TrainJob:
+    return JOB.model_copy(update={"use_kl_in_reward": True, "kl_coef": 0.5} | settings)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "told"),
+    [
+        (ActionFailed("no"), "step 1 failed, the engine goes on: no"),
+        (BackendError("gone"), "gone; starting it again in 0 s"),
+    ],
+)
+async def test_a_step_whose_reference_cannot_be_had_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, trouble: Exception, told: str
+) -> None:
+    run = start(tmp_path, with_kl())
+    run.backend.plan("log_probs", trouble)
+    await run.finish_group("a")
+    await run.trained("a")
+    assert run.backend.asked == ["reference"]
+    assert told in caplog.messages
+    await run.stop()
+
+
+@pytest.mark.parametrize(
+    ("bypass_mode", "asked"), [(True, ["reference"]), (False, ["trained", "reference"])]
+)
+async def test_kl_in_the_reward_pulls_towards_the_starting_weights(
+    tmp_path: Path, bypass_mode: bool, asked: list[str]
+) -> None:
+    """Rewards are tied, so nothing else pulls; a yes has become likelier than it was."""
+    run = start(tmp_path, with_kl(bypass_mode=bypass_mode))
+    await run.rolling()
+    run.backend._theta = START_THETA + 1.0  # pyright: ignore[reportPrivateUsage]
+    for index, token in enumerate("yn"):
+        said = replace(call(ids=(ord(token), 256)), logprobs=[math.log(0.5), 0.0])
+        run.pool.add_call(SiblingRef("a", index), said, now=0.0)
+    run.pool.end_group("a", [1.0, 1.0], step=1)
+    run.log.acked("a", step=1)
+    run.loop.notify()
+    await run.trained("a")
+    (entry,) = [one for one in run.log.after(0) if one.kind == "step"]
+    assert (entry.groups[0].siblings, run.backend.asked) == ([0, 1], asked)
+    # The two advantages are ∓1 / √2, and each answer's slope is ±1 / 2.
+    expected = START_THETA + 1.0 - JOB.lr * 0.5 / math.sqrt(2)
+    assert entry.metrics["theta"] == pytest.approx(expected)
+    await run.stop()
+
+
+@pytest.mark.parametrize("job", [JOB, with_kl(control="frozen")])
+async def test_no_reference_is_asked_for_where_nothing_is_taken_from_rewards(
+    tmp_path: Path, job: TrainJob
+) -> None:
+    run = start(tmp_path, job)
+    await run.finish_group("a")
+    await run.trained("a")
+    assert run.backend.asked == []
+    await run.stop()
+
+
+async def test_what_was_left_out_of_a_step_is_told_with_it(tmp_path: Path) -> None:
+    run = start(tmp_path, JOB.model_copy(update={"filter_groups": True, "max_staleness": 0}))
+    await run.finish_group("a")
+    await run.trained("a")
+    for index in range(2):
+        run.pool.add_call(SiblingRef("tied", index), call(version=1), now=0.0)
+    assert run.pool.end_group("tied", [1.0, 1.0], step=2).failure_reason == "tied"
+    for index, version in enumerate((0, 1, 1)):
+        run.pool.add_call(SiblingRef("b", index), call(version), now=0.0)
+    run.pool.end_group("b", [0.0, 1.0, 2.0], step=2)
+    run.log.acked("b", step=2)
+    run.loop.notify()
+    await run.trained("b")
+    told = [one for one in run.log.after(0) if one.kind == "step"][-1]
+    assert [group.siblings for group in told.groups] == [[1, 2]]
+    assert (told.metrics["stale_calls"], told.metrics["tied_groups"]) == (1, 1)
+    assert told.metrics["tie_rate"] == 0.5
     await run.stop()
 
 

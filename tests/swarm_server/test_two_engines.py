@@ -233,3 +233,10 @@ async def test_a_refusing_engine_serves_what_was_trained_before(tmp_path: Path) 
     assert run.engine.status is EngineStatus.ROLLING
     assert parts.rollout.loaded == [0, 1, 1]
     await run.stop()
+
+
+async def test_a_trainer_of_another_engine_is_handed_no_sets_of_tokens(tmp_path: Path) -> None:
+    """verl knows the whole vocabulary alone: calls that were held to a part are not trained."""
+    backend = TwoProcesses(LocalRollout(), LocalTrainer(), tmp_path / "weights")
+    assert (await backend.start()).endpoint.tells_allowed is False
+    await backend.close()

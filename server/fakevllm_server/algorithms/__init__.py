@@ -5,7 +5,8 @@ of.
     group_relative.py  grpo, rloo, opo, grpo_passk, gpg
     whitened.py        reinforce_plus_plus, reinforce_plus_plus_baseline
     remax.py           against a greedy answer
-    shaping.py         KL in reward, overlong answers
+    shaping.py         KL in reward, overlong answers, ties
+    reward_settings.py settings of these
     staleness.py       calls of old weights
     loss_spec.py       settings of a loss
     loss_units.py      what counts as one sequence, and each call's share of the step

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
 from fakevllm_adapters.train_job import Aggregation, KlType, LossUnit, TrainJob
+from fakevllm_server.algorithms.reward_settings import read_rewards
 
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
 UNITS: tuple[str, ...] = get_args(LossUnit)
@@ -82,6 +83,8 @@ class LossSpec:
     """Weigh tokens by how far trainer and engine differ: `token` or `sequence`."""
     rollout_is_threshold: str = "2.0"
     """Largest weight; `low_high` makes weights outside 0 instead (IcePop)."""
+    rollout_is_batch_normalize: bool = False
+    """Those weights are divided by their mean over the step."""
     rollout_rs: str | None = None
     """Leave out tokens or sequences where trainer and engine differ too much: some of REJECTIONS,
     with commas."""
@@ -109,6 +112,7 @@ class LossSpec:
             bypass_mode=job.bypass_mode,
             rollout_is=job.rollout_is,
             rollout_is_threshold=job.rollout_is_threshold,
+            rollout_is_batch_normalize=job.rollout_is_batch_normalize,
             rollout_rs=job.rollout_rs,
             rollout_rs_threshold=job.rollout_rs_threshold,
         )
@@ -138,6 +142,11 @@ class LossSpec:
         """Whether a token's loss depends on others of its unit, which then has to be whole."""
         is_sequence = "seq_" in (self.rollout_rs or "") or self.rollout_is == "sequence"
         return self.name in COUPLED or is_sequence
+
+    @property
+    def couples_step(self) -> bool:
+        """Whether a token's loss depends on all others of the step."""
+        return self.rollout_is is not None and self.rollout_is_batch_normalize
 
     @property
     def is_bounds(self) -> Bounds:
@@ -171,7 +180,8 @@ def _refuse_unread(job: TrainJob, loss_agg_mode: str) -> None:
     """Raises ValueError for a setting that differs from its default and would change nothing."""
     clips = (job.loss not in WITHOUT_CLIP, f"loss = {job.loss} does not clip")
     is_sapo = (job.loss == "sapo", "it is for loss = sapo")
-    read = {
+    is_lora = (job.lora_rank > 0, "it is for lora_rank above 0")
+    read = read_rewards(job) | {
         "clip_ratio_low": clips,
         "clip_ratio_high": clips,
         "clip_ratio_c": (job.loss == "vanilla", "it is for loss = vanilla"),
@@ -181,7 +191,10 @@ def _refuse_unread(job: TrainJob, loss_agg_mode: str) -> None:
             loss_agg_mode == "seq-mean-token-sum-norm",
             "it is for loss_agg_mode = seq-mean-token-sum-norm",
         ),
+        "lora_alpha": is_lora,
+        "target_modules": is_lora,
         "rollout_is_threshold": (job.rollout_is is not None, "it is for rollout_is"),
+        "rollout_is_batch_normalize": (job.rollout_is is not None, "it is for rollout_is"),
         "rollout_rs_threshold": (bool(_parts(job.rollout_rs or "")), "it is for rollout_rs"),
     }
     for setting, (is_read, why) in read.items():

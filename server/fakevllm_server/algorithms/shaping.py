@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server.calls import FinishedGroup, ScoredEpisode
+
 
 def kl_penalties(
     log_probs: Sequence[float], reference_log_probs: Sequence[float], coef: float
@@ -31,3 +34,28 @@ def overlong_penalty(num_tokens: int, max_tokens: int, buffer: int, factor: floa
     [0.0, -0.25, -1.0, -2.0]
     """
     return min(0.0, -(num_tokens - (max_tokens - buffer)) / buffer * factor)
+
+
+def overlong_penalties(group: FinishedGroup, job: TrainJob) -> list[float]:
+    """For each scored episode, to be added to its reward; an episode is as long as its longest
+    answer."""
+    buffer, longest = job.overlong_buffer_len, job.max_response_length
+    if buffer is None or longest is None:
+        return [0.0] * len(group.scored)
+    factor = job.overlong_penalty_factor
+    return [overlong_penalty(_length(one), longest, buffer, factor) for one in group.scored]
+
+
+def shaped_rewards(group: FinishedGroup, job: TrainJob) -> list[float]:
+    """Of each scored episode, without what a reference policy takes."""
+    penalties = overlong_penalties(group, job)
+    return [reward + penalty for reward, penalty in zip(group.rewards, penalties, strict=True)]
+
+
+def is_tied(rewards: Sequence[float]) -> bool:
+    """Whether nothing can be learned from comparing them."""
+    return not rewards or min(rewards) == max(rewards)
+
+
+def _length(episode: ScoredEpisode) -> int:
+    return max((len(call.response_ids) for call in episode.calls), default=0)

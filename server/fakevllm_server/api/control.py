@@ -19,6 +19,7 @@ from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.algorithms.loss_spec import LossSpec
 from fakevllm_server.api.refusals import ClearRoute
 from fakevllm_server.config import ConfigError
+from fakevllm_server.coverage import of_run
 from fakevllm_server.swarm import Swarm
 
 
@@ -51,6 +52,7 @@ def router(swarm: Swarm) -> APIRouter:
             run_id=swarm.run_id,
             weight_version=swarm.engine.version,
             backlog=swarm.backlog,
+            totals=of_run(swarm.runlog.standing.totals),
             model=facts.model,
             max_model_len=facts.max_model_len,
             engine_version=facts.version,

@@ -64,7 +64,12 @@ class Inbound:
                 return await self.relay(upstream)
 
             async def ask(refuses: Refuses) -> None:
-                capture = CAPTURES[path](exchange.body, engine.default_sampling, engine.refusal)
+                capture = CAPTURES[path](
+                    exchange.body,
+                    engine.default_sampling,
+                    engine.refusal,
+                    tells_allowed=engine.tells_allowed,
+                )
 
                 def finished() -> None:
                     call = capture.record(stamp)

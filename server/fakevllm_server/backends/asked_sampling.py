@@ -57,6 +57,7 @@ def sampling_asked(request: ChatRequest, defaults: Json, max_tokens: int) -> Sam
         bad_words=tuple(request.bad_words or ()),
         allowed_ids=None if allowed is None else tuple(allowed),
         grammar=request.grammar,
+        tells_allowed=request.tells_allowed,
     )
 
 

@@ -9,18 +9,21 @@ a TrainEngine.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from fakevllm_adapters.swarm import pack_floats, pack_ids, unpack_floats, unpack_ids
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_adapters.vllm_chat import ChatRequest
 from fakevllm_server.algorithms.loss_spec import LossSpec as LossSpec
+from fakevllm_server.allowed import Allowed
 from fakevllm_server.backends.sampling import Sampling, Token
 from fakevllm_server.weight_gate import WeightGate
 
 StepMetrics = dict[str, float]
+PolicyName = Literal["trained", "reference"]
+"""The trainer's weights as they stand, or the model's starting weights."""
 
 METRICS = (
     "loss",
@@ -29,6 +32,10 @@ METRICS = (
     "clip_fraction_lower",
     "approx_kl",
     "mismatch",
+    "mismatch_k3",
+    "mismatch_large",
+    "ess",
+    "equal_version",
     "prob_diff_max",
     "ppo_kl",
     "entropy",
@@ -54,19 +61,44 @@ class Call:
     version: int
     """Oldest weights that sampled a token of it."""
     temperature: float
-    advantage: float
+    advantage: float | Sequence[float]
+    """Of every trained token of the response, or one for each."""
     weight: float
     """Of each of its tokens in the loss."""
     unit: str | None = None
     """Calls of the same unit are one sequence to the loss; None is a unit of its own."""
+    allowed: Allowed | None = None
+    """What each token of the response was chosen from; None: all of the vocabulary."""
+
+    @property
+    def is_trained(self) -> Sequence[bool]:
+        """For each token of the response, whether it is in the loss and its denominators: not where
+        nothing else could have been sampled."""
+        if self.allowed is None:
+            return [True] * len(self.response_ids)
+        return [not forced for forced in self.allowed.is_forced]
+
+    @property
+    def num_trained(self) -> int:
+        return len(self.response_ids) - (self.allowed.num_forced if self.allowed else 0)
+
+    @property
+    def advantages(self) -> Sequence[float]:
+        """One for each trained token."""
+        if isinstance(self.advantage, int | float):
+            return [self.advantage] * self.num_trained
+        return self.advantage
 
     def to_wire(self) -> dict[str, Any]:
-        arrays = {
+        arrays: dict[str, Any] = {
             "prompt_ids": pack_ids(self.prompt_ids),
             "response_ids": pack_ids(self.response_ids),
             "logprobs": pack_floats(self.logprobs),
         }
-        return asdict(self) | arrays
+        if not isinstance(self.advantage, int | float):
+            arrays["advantage"] = pack_floats(self.advantage)
+        allowed = None if self.allowed is None else self.allowed.to_wire()
+        return asdict(replace(self, allowed=None)) | arrays | {"allowed": allowed}
 
     @staticmethod
     def from_wire(wire: dict[str, Any]) -> Call:
@@ -75,6 +107,10 @@ class Call:
             "response_ids": unpack_ids(wire["response_ids"]),
             "logprobs": unpack_floats(wire["logprobs"]),
         }
+        if isinstance(wire["advantage"], str):
+            arrays["advantage"] = unpack_floats(wire["advantage"])
+        if wire.get("allowed") is not None:
+            arrays["allowed"] = Allowed.from_wire(wire["allowed"])
         return Call(**(wire | arrays))
 
 
@@ -84,6 +120,9 @@ class Batch:
 
     step: int
     calls: Sequence[Call]
+    version: int | None = None
+    """Of the weights that are trained, as they stand before the step; None where it is not
+    known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +140,8 @@ class Endpoint:
     """Sent with every call, such as the key of an engine somebody else runs."""
     refusal: str | None = None
     """Why nothing may train on what this engine samples; it serves all the same."""
+    tells_allowed: bool = False
+    """Whether it knows `return_allowed_tokens`, and its trainer what to do with the answer."""
     gate: WeightGate = field(default_factory=WeightGate)
 
 
@@ -137,6 +178,12 @@ class Trainer(Protocol):
     async def launch(self) -> object: ...
     async def boot(self, job: TrainJob) -> None: ...
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics: ...
+
+    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
+        """Of each trained token of each response, as it was chosen. Only where a job needs it
+        (`use_kl_in_reward`): a trainer that has none refuses such a job when it boots."""
+        ...
+
     async def export(self, folder: Path) -> None: ...
     async def save(self, folder: Path) -> None: ...
     async def restore(self, folder: Path) -> None: ...
@@ -190,6 +237,8 @@ class TokenEngine(Protocol):
     max_model_len: int
     default_sampling: dict[str, Any]
     eos_ids: frozenset[int]
+    tells_allowed: bool
+    """Whether its tokens say what they were chosen from, where `Sampling` asks for it."""
 
     def render(self, request: ChatRequest) -> list[int]:
         """The prompt of a conversation, by the model's chat template. Raises WireError (400)."""
@@ -228,6 +277,7 @@ class TrainEngine(Protocol):
 
     async def boot(self, job: TrainJob) -> None: ...
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics: ...
+    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]: ...
 
     async def publish(self, version: int) -> None:
         """The trainer's weights become the sampler's, as `version`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ from typing import Any
 import aiohttp
 import orjson
 
+from fakevllm_adapters.swarm import unpack_floats
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import (
     ActionFailed,
     BackendError,
     Batch,
+    Call,
     Endpoint,
     LossSpec,
+    PolicyName,
     StepMetrics,
 )
 from fakevllm_server.backends.process import STOP_GRACE_S, ChildProcess
@@ -80,6 +84,7 @@ class ChildEngine:
             info["model_name"],
             info["max_model_len"],
             info["default_sampling"],
+            tells_allowed=info["tells_allowed"],
             gate=self._gate,
         )
 
@@ -88,9 +93,13 @@ class ChildEngine:
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         calls = [call.to_wire() for call in batch.calls]
-        return await self._call(
-            "POST", "step", {"step": batch.step, "calls": calls, "loss": asdict(loss)}
-        )
+        asked = {"step": batch.step, "calls": calls, "version": batch.version}
+        return await self._call("POST", "step", asked | {"loss": asdict(loss)})
+
+    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
+        asked = {"calls": [call.to_wire() for call in calls], "policy": policy}
+        told = await self._call("POST", "log_probs", asked)
+        return [unpack_floats(row) for row in told["log_probs"]]
 
     async def publish(self, version: int) -> None:
         await self._call("POST", "publish", {"version": version})

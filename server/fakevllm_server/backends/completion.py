@@ -23,6 +23,7 @@ from fakevllm_server.backends.pieces import (
     Progress,
     drained,
     sampled,
+    shown_allowed,
     shown_ids,
     shown_spans,
     streamed,
@@ -114,6 +115,7 @@ class Completion:
             choice.finish_reason,
             stop_reason=cast(Any, choice.stop_reason),
             weight_versions=shown_spans(self._request, choice.tokens),
+            allowed_tokens=shown_allowed(self._engine, self._request, choice.tokens),
         )
 
     def _delta(self, choice: Progress, delta: Json, tokens: Sequence[Token]) -> Json:

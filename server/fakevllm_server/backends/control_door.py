@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from fakevllm_adapters.swarm import pack_floats
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import Batch, Call, LossSpec, TokenEngine, TrainEngine
 from fakevllm_server.backends.partial_step import PartialStep
@@ -22,7 +23,12 @@ class Control:
     """What the server asks of its own engine."""
 
     def __init__(self, engine: TokenEngine | None, trainer: TrainEngine) -> None:
-        self._info: Json = {"model_name": "", "max_model_len": 0, "default_sampling": {}}
+        self._info: Json = {
+            "model_name": "",
+            "max_model_len": 0,
+            "default_sampling": {},
+            "tells_allowed": False,
+        }
         if engine is not None:
             self._info = {name: getattr(engine, name) for name in self._info}
         self._trainer = trainer
@@ -53,9 +59,12 @@ class Control:
                 await self._trainer.boot(TrainJob.model_validate(body["job"]))
             case "step":
                 calls = [Call.from_wire(call) for call in body["calls"]]
-                return dict(
-                    await self._trainer.step(Batch(body["step"], calls), LossSpec(**body["loss"]))
-                )
+                batch = Batch(body["step"], calls, body["version"])
+                return dict(await self._trainer.step(batch, LossSpec(**body["loss"])))
+            case "log_probs":
+                calls = [Call.from_wire(call) for call in body["calls"]]
+                found = await self._trainer.log_probs(calls, body["policy"])
+                return {"log_probs": [pack_floats(row) for row in found]}
             case "publish":
                 await self._trainer.publish(body["version"])
             case "load_weights":

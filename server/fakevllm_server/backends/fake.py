@@ -23,6 +23,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from fakevllm_adapters.errors import bad_request, not_supported
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_adapters.vllm_chat import ChatRequest
 from fakevllm_adapters.vllm_grammar import Grammar
-from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics
+from fakevllm_server.backends.base import Batch, Call, LossSpec, PolicyName, StepMetrics
 from fakevllm_server.backends.door import serve
 from fakevllm_server.backends.fake_script import Script, Turn, script_of
 from fakevllm_server.backends.sampling import Sampling, Token
@@ -45,6 +46,8 @@ MAX_MODEL_LEN = 131072
 START_THETA = -1.0
 MAX_ODDS = 700.0
 """exp() of more overflows."""
+LEAST = 1e-30
+"""A probability that has a logarithm."""
 
 
 class FakeEngine:
@@ -57,6 +60,7 @@ class FakeEngine:
         self.max_model_len = max_model_len
         self.default_sampling: dict[str, Any] = {}
         self.eos_ids = frozenset({EOS})
+        self.tells_allowed = False
         self._seed = seed
         self._asked: Counter[bytes] = Counter()
         self._sampler_theta = self._theta = START_THETA
@@ -132,7 +136,7 @@ class FakeEngine:
         yes = self._random(prompt_ids, sampling.seed).random() < p
         word, probability = ("yes", p) if yes else ("no", 1 - p)
         text, logprob = (
-            (f"{word}.", math.log(max(probability, 1e-30))) if said is None else (said, 0.0)
+            (f"{word}.", math.log(max(probability, LEAST))) if said is None else (said, 0.0)
         )
         ids = [*text.encode(errors="replace"), EOS]
         stop = next((at for at, id in enumerate(ids) if id in sampling.stop_ids), len(ids))
@@ -157,7 +161,7 @@ class FakeEngine:
         self._lr = job.lr
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
-        gradient = sum(call.advantage * self._slope(call) for call in batch.calls)
+        gradient = sum(call.advantages[0] * self._slope(call) for call in batch.calls)
         self._theta += self._lr * gradient / max(len(batch.calls), 1)
         return {
             "theta": self._theta,
@@ -168,6 +172,10 @@ class FakeEngine:
         """d log p(answer) / d theta."""
         p = _p_yes(self._theta, call.temperature)
         return (1 - p) if call.response_ids[0] == ord("y") else -p
+
+    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
+        theta = START_THETA if policy == "reference" else self._theta
+        return [_log_probs(theta, call) for call in calls]
 
     async def publish(self, version: int) -> None:
         self._sampler_theta, self._version = self._theta, version
@@ -184,6 +192,14 @@ class FakeEngine:
 
     async def restore(self, folder: Path) -> None:
         self._theta = _load(folder)
+
+
+def _log_probs(theta: float, call: Call) -> list[float]:
+    """What follows the first token is certain."""
+    p = _p_yes(theta, call.temperature)
+    first = p if call.response_ids[0] == ord("y") else 1 - p
+    found = [math.log(max(first, LEAST))] + [0.0] * (len(call.response_ids) - 1)
+    return list(compress(found, call.is_trained))
 
 
 def _load(folder: Path) -> float:

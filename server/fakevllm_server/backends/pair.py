@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable
+from dataclasses import replace
 from pathlib import Path
 
 from fakevllm_server.backends.base import BackendError, Endpoint, Rollout, Started, Trainer
@@ -76,7 +77,9 @@ class TwoProcesses:
         # that loads meanwhile would be counted as vLLM's own.
         if rollout_is_new:
             self._endpoint = None
-            self._endpoint = await self._rollout.launch()
+            endpoint = await self._rollout.launch()
+            # Only the trainer of the same engine renormalises over what was allowed.
+            self._endpoint = replace(endpoint, tells_allowed=False)
         if trainer_is_new:
             await self._trainer.launch()
         assert self._endpoint is not None

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fakevllm_adapters.vllm_chat import ChatRequest
+from fakevllm_server.allowed import Allowed
 from fakevllm_server.backends.base import TokenEngine
 from fakevllm_server.backends.sampling import Sampling, Token
 from fakevllm_server.backends.text_stream import Detokenizer, StopScanner
@@ -83,6 +84,15 @@ def shown_ids(request: ChatRequest, tokens: Sequence[Token]) -> list[int] | None
 
 def shown_spans(request: ChatRequest, tokens: Sequence[Token]) -> list[Json] | None:
     return _version_spans(tokens) if request.return_weight_versions else None
+
+
+def shown_allowed(
+    engine: TokenEngine, request: ChatRequest, tokens: Sequence[Token]
+) -> Json | None:
+    """What each token was chosen from, where the engine knows it."""
+    if not (engine.tells_allowed and request.tells_allowed):
+        return None
+    return Allowed.of([token.allowed for token in tokens]).to_wire()
 
 
 def _version_spans(tokens: Sequence[Token]) -> list[Json]:

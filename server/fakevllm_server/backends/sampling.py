@@ -17,6 +17,8 @@ class Token(NamedTuple):
     version: int
     top: list[tuple[int, float]]
     """The likeliest (id, logprob), best first, as many as were asked for."""
+    allowed: bytes | None = None
+    """The packed set (allowed.py) it was chosen from; None: all of the vocabulary, or not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Sampling:
     """None: all of the vocabulary."""
     grammar: Grammar | None = None
     """What the whole answer must be."""
+    tells_allowed: bool = False
+    """Each token is wanted with the set it was chosen from."""
 
 
 def used_temperature(asked: float) -> float:

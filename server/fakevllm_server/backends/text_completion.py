@@ -27,6 +27,7 @@ from fakevllm_server.backends.pieces import (
     Progress,
     drained,
     sampled,
+    shown_allowed,
     shown_ids,
     shown_spans,
     streamed,
@@ -152,6 +153,7 @@ class TextCompletion:
             prompt_ids=choice.prompt.ids if shows_prompt else None,
             token_ids=shown_ids(self._common, tokens),
             weight_versions=shown_spans(self._common, progress.tokens) if is_last else None,
+            allowed_tokens=self._allowed(progress.tokens) if is_last else None,
         )
         usage = self._usage([choice], [choice.prompt]) if self._common.usage_all_along else None
         return self._writer.chunk(piece, usage, closes_stream=not self._common.include_usage)
@@ -168,7 +170,11 @@ class TextCompletion:
             prompt_ids=choice.prompt.ids if shows_prompt else None,
             token_ids=shown_ids(self._common, progress.tokens),
             weight_versions=shown_spans(self._common, progress.tokens),
+            allowed_tokens=self._allowed(progress.tokens),
         )
+
+    def _allowed(self, tokens: Sequence[Token]) -> Json | None:
+        return shown_allowed(self._engine, self._common, tokens)
 
     def _shown_text(self, choice: Choice, text: str) -> str:
         return choice.prompt.text + ("" if self._request.is_echo_alone else text)

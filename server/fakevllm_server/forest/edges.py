@@ -1,17 +1,20 @@
 """Which log-probabilities a forest has to give, each once, and which calls want them.
 
-An edge is one token predicted from one node at one temperature. Calls that share it share its
-log-probability, and each keeps its own term of the loss: l_it = l_edge(i,t), so the loss is the
-same function of the weights as the sum over calls, and the gradient of the gather adds the calls'
-coefficients. Merging terms instead (first one wins, advantages summed) is wrong for clipped losses.
+An edge is one token predicted from one node at one temperature, out of one set of tokens. Calls
+that share it share its log-probability, and each keeps its own term of the loss: l_it =
+l_edge(i,t), so the loss is the same function of the weights as the sum over calls, and the gradient
+of the gather adds the calls' coefficients. Merging terms instead (first one wins, advantages
+summed) is wrong for clipped losses.
 
-Reckoned in runs of nodes, so Python's own steps are per span and segment, not per token.
+Reckoned in runs of nodes, so Python's own steps are per span and segment, and per token only where
+each is out of a set of its own.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,10 +25,11 @@ from fakevllm_server.forest.slices import Slices
 class Edges:
     """Two levels: heads (rows of logits), and edges (one chosen token of a row).
 
-    Sorted by temperature, then predicting node, then the node predicted; so the edges of a run of
-    heads are a run of edges, and logits can be made a chunk of heads at a time.
+    Sorted by temperature, then allowed set, then predicting node, then the node predicted; so the
+    edges of a run of heads are a run of edges, and logits can be made a chunk of heads at a time.
 
         logits = lm_head(hidden[head_node]) / head_temperature[:, None]     [heads, vocabulary]
+        logits[h] = -inf outside the set sets[head_set[h]]
         edge_logp = log_softmax(logits, -1)[edge_head, edge_token]          [edges]
         call_logp = edge_logp[per_call[i]]                                  [trained tokens of i]
     """
@@ -35,6 +39,11 @@ class Edges:
     head_temperature: array[float]
     """[heads] Hidden states are the same at every temperature, so calls that differ in it share a
     tree; only where both train on the same node has it two heads."""
+    head_set: array[int]
+    """[heads] Index of the set in `sets` that the token is one of, or -1 for all of the vocabulary.
+    As with the temperature: the states are shared, the head is not."""
+    sets: Sequence[bytes]
+    """As the calls named them, each once."""
     head_start: array[int]
     """[heads + 1] The edges of head h are head_start[h] to head_start[h + 1], never none."""
     edge_head: array[int]
@@ -63,6 +72,15 @@ class Wanted:
     path: Slices
     spans: Sequence[tuple[int, int]]
     temperature: float
+    chosen_from: Sequence[bytes | None] | None = None
+    """By position along the path; None for all of the vocabulary."""
+
+    def runs(self) -> Iterator[tuple[_Kind, int, int]]:
+        """Spans of nodes with one kind of head, in the order of positions."""
+        for first, last in self.spans:
+            for allowed, start, stop in _alike(self.chosen_from, first, last):
+                for begin, end in _nodes(self.path, start, stop):
+                    yield (self.temperature, allowed), begin, end
 
 
 def edges_of(
@@ -70,20 +88,25 @@ def edges_of(
 ) -> Edges:
     """`ids` and `parent` are by node. Every span must start behind the first position."""
     growing = _Growing(ids)
-    nodes = [list(_nodes(call)) for call in wanted]
-    per_call = [array("q") for _ in wanted]
-    for temperature in sorted({call.temperature for call in wanted}):
-        own = [index for index, call in enumerate(wanted) if call.temperature == temperature]
-        runs = _merged(run for index in own for run in nodes[index])
-        links = sorted(_links(runs, parent, segment_starts))
-        edges = growing.add(links, temperature)
-        for index in own:
-            for start, end in nodes[index]:
-                edges.gather(start, end, per_call[index])
+    runs = [list(call.runs()) for call in wanted]
+    by_kind: defaultdict[_Kind, list[tuple[int, int]]] = defaultdict(list)
+    for own in runs:
+        for kind, start, end in own:
+            by_kind[kind].append((start, end))
+    found: dict[_Kind, _Found] = {}
+    for kind in sorted(by_kind, key=_rank):
+        links = sorted(_links(_merged(by_kind[kind]), parent, segment_starts))
+        found[kind] = growing.add(links, kind)
     growing.head_start.append(len(growing.edge_head))
+    per_call = [array("q") for _ in wanted]
+    for own, into in zip(runs, per_call, strict=True):
+        for kind, start, end in own:
+            found[kind].gather(start, end, into)
     return Edges(
         growing.head_node,
         growing.head_temperature,
+        growing.head_set,
+        list(growing.sets),
         growing.head_start,
         growing.edge_head,
         growing.edge_token,
@@ -92,13 +115,15 @@ def edges_of(
     )
 
 
+_Kind = tuple[float, bytes | None]
+"""(temperature, allowed set) of a head."""
 _Link = tuple[int, int, int]
 """(head, node, length): head + i predicts node + i. Longer than 1 only inside a segment, so no
 other link has a head in between."""
 
 
 class _Found:
-    """Edges by node, at one temperature."""
+    """Edges by node, of one kind of head."""
 
     def __init__(self, runs: list[tuple[int, int, int]]) -> None:
         """(first node, length, first edge) each."""
@@ -121,10 +146,14 @@ class _Growing:
         self._ids = ids
         self.head_node, self.head_start = array("q"), array("q")
         self.head_temperature = array("d")
+        self.head_set = array("q")
+        self.sets: dict[bytes, int] = {}
         self.edge_head, self.edge_token, self.edge_node = array("q"), array("q"), array("q")
 
-    def add(self, links: Sequence[_Link], temperature: float) -> _Found:
+    def add(self, links: Sequence[_Link], kind: _Kind) -> _Found:
         """`links` sorted, each node in one."""
+        temperature, allowed = kind
+        number = -1 if allowed is None else self.sets.setdefault(allowed, len(self.sets))
         found: list[tuple[int, int, int]] = []
         last_head = -1
         for head, node, length in links:
@@ -134,6 +163,7 @@ class _Growing:
                 self.head_start.extend(range(edge, edge + length))
                 self.head_node.extend(range(head, head + length))
                 self.head_temperature.extend(array("d", [temperature]) * length)
+                self.head_set.extend(array("q", [number]) * length)
             num_heads = len(self.head_node)
             self.edge_head.extend(range(num_heads - length, num_heads))
             self.edge_node.extend(range(node, node + length))
@@ -142,18 +172,36 @@ class _Growing:
         return _Found(found)
 
 
-def _nodes(call: Wanted) -> Iterator[tuple[int, int]]:
-    """The runs of nodes at the call's spans, in order."""
-    for first, last in call.spans:
-        offset = 0
-        for start, end in call.path:
-            begin, stop = max(first - offset, 0), min(last - offset, end - start)
-            if begin < stop:
-                yield start + begin, start + stop
-            offset += end - start
+def _rank(kind: _Kind) -> tuple[float, bytes]:
+    temperature, allowed = kind
+    return temperature, allowed or b""
 
 
-def _merged(runs: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+def _alike(
+    chosen_from: Sequence[bytes | None] | None, first: int, last: int
+) -> Iterator[tuple[bytes | None, int, int]]:
+    """Positions [first, last) in runs of one set."""
+    if chosen_from is None:
+        yield None, first, last
+        return
+    start = first
+    for at in range(first + 1, last + 1):
+        if at == last or chosen_from[at] != chosen_from[start]:
+            yield chosen_from[start], start, at
+            start = at
+
+
+def _nodes(path: Slices, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """The runs of nodes at positions [first, last) of a path, in order."""
+    offset = 0
+    for start, end in path:
+        begin, stop = max(first - offset, 0), min(last - offset, end - start)
+        if begin < stop:
+            yield start + begin, start + stop
+        offset += end - start
+
+
+def _merged(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     union: list[tuple[int, int]] = []
     for start, end in sorted(runs):
         if union and start <= union[-1][1]:

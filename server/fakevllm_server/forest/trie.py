@@ -40,6 +40,10 @@ class CallTokens:
     nothing."""
     temperature: float = 1.0
     """Logits are divided by it; not part of the root, for hidden states do not depend on it."""
+    chosen_from: Sequence[bytes | None] | None = None
+    """The packed set (allowed.py) each of `ids` was chosen from, None for all of the vocabulary:
+    log-probabilities are of the distribution over it. Read where trained; no part of the root
+    either."""
 
     def __post_init__(self) -> None:
         end = 1
@@ -47,6 +51,8 @@ class CallTokens:
             if not end <= start < stop <= len(self.ids):
                 raise ValueError(f"cannot train on [{start}, {stop}) of {len(self.ids)} tokens")
             end = stop
+        if self.chosen_from is not None and len(self.chosen_from) != len(self.ids):
+            raise ValueError("a set for each token, or for none")
         if self.trained and not (self.temperature > 0 and math.isfinite(self.temperature)):
             raise ValueError(f"nothing trains at temperature {self.temperature}")
 
@@ -156,7 +162,7 @@ def plant(calls: Sequence[CallTokens]) -> Forest:
         tout.extend(array("q", [segment.tout]) * length)
     paths = [_path(roots[call.root], row, segments) for call, row in zip(calls, rows, strict=True)]
     wanted = [
-        Wanted(path, call.trained, call.temperature)
+        Wanted(path, call.trained, call.temperature, call.chosen_from)
         for call, path in zip(calls, paths, strict=True)
     ]
     return Forest(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -23,8 +24,11 @@ from fakevllm_server.backends.embedded.sampling_state import SamplingState
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
 from fakevllm_server.backends.sampling import Sampling, Token
 
+Result = TypeVar("Result")
 EngineMaker = Callable[..., EmbeddedEngine]
 SPEC = LossSpec.of(TrainJob())
+OF_THE_CUT = {"seconds", "rho", "tokens_computed", "tokens_saved", "forest_speedup"}
+"""Metrics that depend on how a batch is cut into pieces."""
 
 
 def ask(text: str) -> ChatRequest:
@@ -82,7 +86,7 @@ def plain_logprobs(
     return torch.log_softmax(logits / temperature, dim=-1)
 
 
-def finish(step: Generator[None, None, StepMetrics]) -> StepMetrics:
+def finish(step: Generator[None, None, Result]) -> Result:
     while True:
         try:
             next(step)
@@ -93,7 +97,8 @@ def finish(step: Generator[None, None, StepMetrics]) -> StepMetrics:
 def train(
     trainer: PolicyTrainer, calls: Sequence[Call], spec: LossSpec = SPEC, **job: Any
 ) -> StepMetrics:
-    trainer.boot(TrainJob(**job))
+    """Made-up calls are far from any model, so without a limit unless one is given."""
+    trainer.boot(TrainJob(**{"max_mismatch_k3": None, **job}))
     return finish(trainer.step(Batch(1, calls), spec))
 
 
@@ -117,5 +122,18 @@ def random_calls(count: int, seed: int = 0) -> list[Call]:
     return calls
 
 
-def pieces(calls: list[Call], max_tokens: int, spec: LossSpec = SPEC) -> StepPieces:
-    return pieces_of(calls, spec, max_tokens, torch.device("cpu"), shares_prefixes=True)
+def with_token_advantages(calls: Sequence[Call]) -> list[Call]:
+    """Every other call's advantage falls from token to token, and changes its sign."""
+    return [
+        replace(call, advantage=[value - at / 4 for at, value in enumerate(call.advantages)])
+        if index % 2
+        else call
+        for index, call in enumerate(calls)
+    ]
+
+
+def pieces(
+    calls: Sequence[Call], max_tokens: int, spec: LossSpec = SPEC, version: int | None = None
+) -> StepPieces:
+    cpu = torch.device("cpu")
+    return pieces_of(calls, spec, max_tokens, cpu, shares_prefixes=True, version=version)

@@ -83,12 +83,14 @@ async def _attempt(
 
 
 async def _report(options: argparse.Namespace, seed: int) -> None:
-    engine = EmbeddedEngine(EngineConfig(options.model, "demo", seed=seed))
+    engine = EmbeddedEngine(EngineConfig(options.model, "demo", seed=seed, dtype=options.dtype))
     job = TrainJob(
         lr=options.lr,
         ppo_epochs=options.epochs,
         batch_size=options.groups,
         clip_ratio_high=options.clip_high,
+        lora_rank=options.lora_rank,
+        gradient_checkpointing=options.gradient_checkpointing,
     )
     before = await success(engine, 1000)
     started = time.perf_counter()
@@ -121,6 +123,9 @@ def main() -> None:
     parser.add_argument("--siblings", type=int, default=8)
     parser.add_argument("--clip-high", type=float, default=0.28)
     parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--lora-rank", type=int, default=0)
+    parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--dtype", default="auto")
     options = parser.parse_args()
     for seed in options.seeds:
         asyncio.run(_report(options, seed))

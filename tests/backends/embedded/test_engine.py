@@ -176,7 +176,7 @@ async def test_a_reply_gets_its_share_of_the_thread_while_a_step_trains(
     make_engine: EngineMaker,
 ) -> None:
     engine = make_engine()
-    await engine.boot(TrainJob(micro_batch_tokens=1))
+    await engine.boot(TrainJob(micro_batch_tokens=1, max_mismatch_k3=None))
     reply = engine.generate([9, 10], ENDLESS)
     await anext(reply)
     draft = running_draft(engine)
@@ -325,12 +325,17 @@ def test_a_crash_fails_running_requests_and_ends_the_process(tiny_folder: Path) 
     assert "Traceback" in done.stderr
 
 
-async def test_training_raises_the_reward(make_engine: EngineMaker, demo_folder: Path) -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("settings", [{"lr": 4e-4}, {"lr": 1e-3, "lora_rank": 8}])
+async def test_training_raises_the_reward(
+    make_engine: EngineMaker, demo_folder: Path, settings: dict[str, Any]
+) -> None:
     """Twenty-five steps of the demo's task; the README has the full curve."""
     engine = make_engine(demo_folder, seed=0)
     before = await success(engine, 300)
+    job = TrainJob(ppo_epochs=2, **settings)
 
-    await train_on_sums(engine, TrainJob(lr=4e-4, ppo_epochs=2), num_steps=25, num_siblings=8)
+    await train_on_sums(engine, job, num_steps=25, num_siblings=8)
 
     assert await success(engine, 300) > before + 0.15
 

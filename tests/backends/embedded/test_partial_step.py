@@ -25,7 +25,7 @@ from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.backends.torch_losses import LOSSES
 
 CALLS = random_calls(2)
-JOB = TrainJob(lr=1e-3, ppo_epochs=2, micro_batch_tokens=100_000)
+JOB = TrainJob(lr=1e-3, ppo_epochs=2, micro_batch_tokens=100_000, max_mismatch_k3=None)
 
 Plant = Callable[[int], None]
 

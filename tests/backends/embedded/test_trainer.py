@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from backends.embedded.driving import (
+    OF_THE_CUT,
     SPEC,
     call_of,
     draft,
@@ -17,10 +19,12 @@ from backends.embedded.driving import (
     sampling_state,
     train,
     weights,
+    with_token_advantages,
 )
 
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import Batch, Call, LossSpec, StepMetrics
+from fakevllm_server.backends.embedded.pieces import pieces_of
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
 from fakevllm_server.backends.sampling import Sampling
 
@@ -45,7 +49,7 @@ def sampled_calls(folder: Path, temperature: float, count: int = 6) -> list[Call
 
 def test_the_gradient_is_that_of_the_plain_sum_over_calls(trainer: PolicyTrainer) -> None:
     """Against the formula written out call by call, without batching, padding or library."""
-    calls = random_calls(12)
+    calls = with_token_advantages(random_calls(12))
     total = sum(call.weight * len(call.response_ids) for call in calls)
     loss = torch.zeros(())
     for call in calls:
@@ -54,7 +58,7 @@ def test_the_gradient_is_that_of_the_plain_sum_over_calls(trainer: PolicyTrainer
         log_probs = torch.log_softmax(network(input_ids=ids).logits[0, :-1] / call.temperature, -1)
         for at, (token, old) in enumerate(zip(call.response_ids, call.logprobs, strict=True)):
             ratio = (log_probs[len(call.prompt_ids) - 1 + at, token] - old).exp()
-            a = call.advantage
+            a = call.advantages[at]
             worse = torch.maximum(-a * ratio, -a * ratio.clamp(1 - 0.2, 1 + 0.28))
             loss = loss + call.weight * (
                 torch.minimum(worse, torch.tensor(-a * 3.0)) if a < 0 else worse
@@ -84,7 +88,7 @@ def test_how_a_batch_is_cut_changes_nothing(tiny_folder: Path) -> None:
             train(trainer, calls, spec, micro_batch_tokens=micro_batch_tokens, ppo_epochs=2)
         )
 
-    for name in results[0].keys() - {"seconds", "rho", "tokens_computed"}:
+    for name in results[0].keys() - OF_THE_CUT:
         values = [metrics[name] for metrics in results]
         assert values == pytest.approx([values[0]] * 3, rel=1e-3, abs=1e-5), name
     assert results[0]["kl"] != 0 and results[0]["clip_fraction"] > 0
@@ -120,7 +124,7 @@ def test_good_replies_become_likelier_and_bad_ones_less(
         plain = plain_logprobs(trainer.model, [*call.prompt_ids, *call.response_ids])
         start = len(call.prompt_ids) - 1
         now = sum(plain[start + at, token].item() for at, token in enumerate(call.response_ids))
-        assert (now - sum(call.logprobs)) * call.advantage > 0
+        assert (now - sum(call.logprobs)) * call.advantages[0] > 0
 
 
 def test_an_empty_batch_changes_nothing_and_reports_zeros(trainer: PolicyTrainer) -> None:
@@ -187,6 +191,19 @@ def test_the_pause_after_each_micro_batch_comes_once_per_epoch_and_piece(
     trainer: PolicyTrainer,
 ) -> None:
     calls = random_calls(6)
-    trainer.boot(TrainJob(micro_batch_tokens=1, ppo_epochs=3))
+    budget = max(len(call.prompt_ids) + len(call.response_ids) for call in calls)
+    trainer.boot(TrainJob(micro_batch_tokens=budget, ppo_epochs=3, max_mismatch_k3=None))
+    cut = pieces_of(calls, SPEC, budget, trainer.model.device, shares_prefixes=True)
+    assert len(cut.pieces) > 1
+    assert sum(1 for _ in trainer.step(Batch(1, calls), SPEC)) == 3 * len(cut.pieces)
 
-    assert sum(1 for _ in trainer.step(Batch(1, calls), SPEC)) == 18
+
+def test_siblings_of_a_prompt_beyond_the_budget_share_it_all_the_same(
+    trainer: PolicyTrainer,
+) -> None:
+    prompt = list(range(7, 107))
+    calls = [replace(call, prompt_ids=prompt) for call in random_calls(4)]
+    most = sum(len(call.response_ids) for call in calls)
+    cut = pieces_of(calls, SPEC, most, trainer.model.device, shares_prefixes=True)
+    assert most < len(prompt) and len(cut.pieces) == 1
+    assert cut.metrics["tokens_computed"] <= len(prompt) + most

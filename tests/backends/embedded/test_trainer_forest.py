@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from backends.embedded.driving import (
+    OF_THE_CUT,
     SPEC,
     call_of,
     draft,
+    finish,
     load,
     pieces,
+    plain_logprobs,
     random_calls,
     run_dry,
     sampling_state,
@@ -98,10 +102,29 @@ def test_sharing_prefixes_trains_the_same_weights(tiny_folder: Path, spec: LossS
     assert (moved[0] - moved[1]).norm() < 1e-2 * moved[0].norm()
 
 
-def test_a_sequence_in_several_pieces_trains_as_in_one(tiny_folder: Path) -> None:
-    """Calls of one episode are one ratio to gspo, wherever they go through the model."""
+@pytest.mark.parametrize(
+    "spec",
+    [
+        LossSpec("gspo", 3e-4, 4e-4, entropy_coeff=0.01, kl_loss_coef=0.1, bypass_mode=False),
+        LossSpec("gpg", rollout_is="token", rollout_is_batch_normalize=True, kl_loss_coef=0.1),
+        LossSpec(
+            bypass_mode=False,
+            rollout_is="sequence",
+            rollout_is_batch_normalize=True,
+            kl_loss_coef=0.1,
+        ),
+    ],
+)
+def test_a_coupled_loss_in_several_pieces_trains_as_in_one(
+    tiny_folder: Path, spec: LossSpec
+) -> None:
+    """Calls of one episode are one ratio to gspo, and all of a step have one mean weight, wherever
+    they go through the model."""
     calls = [replace(call, unit=f"episode {i % 4}") for i, call in enumerate(siblings(tiny_folder))]
-    spec = LossSpec("gspo", 3e-4, 4e-4, entropy_coeff=0.01, kl_loss_coef=0.1, bypass_mode=False)
+    calls = [
+        replace(call, logprobs=[value - 0.3 * (i % 3) for value in call.logprobs])
+        for i, call in enumerate(calls)
+    ]
     assert pieces(calls, 60, spec).whole is not None and pieces(calls, 10_000, spec).whole is None
     results: list[StepMetrics] = []
     for micro_batch_tokens in (60, 10_000):
@@ -109,7 +132,7 @@ def test_a_sequence_in_several_pieces_trains_as_in_one(tiny_folder: Path) -> Non
         results.append(
             train(trainer, calls, spec, micro_batch_tokens=micro_batch_tokens, ppo_epochs=2)
         )
-    for name in results[0].keys() - {"seconds", "rho", "tokens_computed"}:
+    for name in results[0].keys() - OF_THE_CUT:
         values = [metrics[name] for metrics in results]
         assert values[0] == pytest.approx(values[1], rel=1e-3, abs=1e-5), name
     assert results[0]["grad_norm"] > 0 and results[0]["kl"] != 0
@@ -153,3 +176,26 @@ def test_an_update_before_a_skipped_one_is_told(trainer: PolicyTrainer, tiny_fol
     assert metrics["skipped"] == 1 and metrics["tokens"] > 0
     assert metrics["grad_norm"] > 0
     assert not torch.equal(weights(trainer), before)
+
+
+@pytest.mark.parametrize("forest", [True, False])
+def test_log_probabilities_are_those_of_each_call_alone(tiny_folder: Path, forest: bool) -> None:
+    """Of the weights that train and of those it started from, in the calls' own order."""
+    calls = [*siblings(tiny_folder), *random_calls(7)]
+    start = load(tiny_folder)
+    trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
+    train(trainer, calls, lr=1e-2, forest=forest, micro_batch_tokens=60)
+
+    found = {
+        policy: finish(trainer.log_probs(calls, policy)) for policy in ("trained", "reference")
+    }
+
+    for policy, model in (("trained", trainer.model), ("reference", start)):
+        for call, row in zip(calls, found[policy], strict=True):
+            ids = [*call.prompt_ids, *call.response_ids]
+            plain = plain_logprobs(model, ids, call.temperature)[len(call.prompt_ids) - 1 :]
+            expected = [plain[at, token].item() for at, token in enumerate(call.response_ids)]
+            assert row == pytest.approx(expected, abs=1e-4)
+    now, before = (list(chain.from_iterable(rows)) for rows in found.values())
+    assert max(abs(a - b) for a, b in zip(now, before, strict=True)) > 0.1
+    assert finish(trainer.log_probs([], "reference")) == []

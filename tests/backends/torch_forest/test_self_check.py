@@ -8,6 +8,7 @@ from backends.torch_forest.tiny_models import MODELS, SIZES, llama, mistral
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
 
+from fakevllm_server.backends.embedded.lora import Lora, adapt
 from fakevllm_server.backends.torch_forest.attending import forest_hidden
 from fakevllm_server.backends.torch_forest.attentions import (
     ATTENTIONS,
@@ -19,6 +20,7 @@ from fakevllm_server.backends.torch_forest.dense import DenseLayout
 from fakevllm_server.backends.torch_forest.forward import edge_values
 from fakevllm_server.backends.torch_forest.mergeable import refusal
 from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.precision import compute_in
 from fakevllm_server.backends.torch_forest.self_check import TOLERANCE, check, compare
 from fakevllm_server.forest import CallTokens, plant
 
@@ -32,6 +34,17 @@ def test_a_model_passes(name: str, attention: str, dtype: torch.dtype) -> None:
     verdict = check(model, attention)
     assert verdict.fault is None
     assert 0 < verdict.gradient < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("attention", ["chains", "segments", "dense", "rows"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_passes_in_bfloat16_over_weights_in_float32(name: str, attention: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    compute_in(model, torch.bfloat16)
+    verdict = check(model, attention)
+    assert verdict.fault is None
+    assert 1e-4 < verdict.gradient < TOLERANCE[torch.bfloat16], "its rounding shows"
 
 
 def too_much(model: Any, plan: Plan) -> Tensor:
@@ -83,6 +96,62 @@ def test_a_model_that_is_not_trained_is_checked_by_its_log_probs() -> None:
     model = llama().eval().requires_grad_(False)
     verdict = check(model, "chains")
     assert verdict.fault is None and verdict.gradient == 0
+
+
+@pytest.mark.parametrize(
+    ("way", "told"), [(too_much, "wrong log-probabilities"), (no_gradient, "wrong gradients")]
+)
+def test_a_wrong_way_is_named_in_bfloat16_over_float32_too(
+    way: Any, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = llama().eval()
+    compute_in(model, torch.bfloat16)
+    monkeypatch.setitem(ATTENTIONS, "wrong", way)
+    assert told in (check(model, "wrong").fault or "")
+
+
+def with_fresh_adapters() -> Any:
+    """Of B = 0: the gradients of A are 0."""
+    torch.manual_seed(0)
+    model = llama().eval()
+    adapt(model, Lora(rank=2, alpha=4, target_modules="k_proj,v_proj"), seed=0)
+    return model
+
+
+@pytest.mark.parametrize("attention", ["chains", "segments", "dense", "rows"])
+def test_a_fresh_adapter_passes_by_the_gradients_it_has(attention: str) -> None:
+    model = with_fresh_adapters()
+    first = next(one for one in model.parameters() if one.requires_grad)
+    verdict = check(model, attention)
+    assert verdict.fault is None and 0 < verdict.gradient < TOLERANCE[torch.float32]
+    plan = Plan.of(plant([CallTokens.of([1, 2], [3, 4])]))
+    edge_values(model, plan, "rows").log_prob.sum().backward()
+    assert first.grad.count_nonzero() == 0, "it alone would tell nothing"
+
+
+def test_a_gradient_that_an_adapter_loses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ATTENTIONS, "wrong", no_gradient)
+    assert "wrong gradients" in (check(with_fresh_adapters(), "wrong").fault or "")
+
+
+def test_weights_no_gradient_reaches_are_no_fault_unless_a_way_gives_them_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = llama().eval().requires_grad_(False)
+    model.unused = nn.Parameter(torch.zeros(SIZES["hidden_size"]))
+
+    def reaching(model: Any, plan: Plan) -> Tensor:
+        return ATTENTIONS["chains"](model, plan) + model.unused
+
+    def zero(model: Any, plan: Plan) -> Tensor:
+        return ATTENTIONS["chains"](model, plan) + 0 * model.unused
+
+    for way, is_right in ((zero, True), (reaching, False)):
+        monkeypatch.setitem(ATTENTIONS, "odd", way)
+        verdict = check(model, "odd")
+        assert (verdict.fault is None) is is_right
+        assert verdict.gradient == (0 if is_right else float("inf"))
 
 
 def test_a_lost_window_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from fakevllm_server.allowed import unpacked
 from fakevllm_server.forest import CallTokens
 
 VOCAB = 11
@@ -88,8 +89,19 @@ def naive(model: Any, call: CallTokens) -> Tensor:
         return torch.zeros(0, dtype=torch.float64)
     ids = torch.tensor([list(call.ids)])
     logits = model(input_ids=ids, use_cache=False).logits[0, :-1] / call.temperature
+    logits = over_sets(logits, call)
     chosen = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
     return torch.cat([chosen[start - 1 : end - 1] for start, end in call.trained])
+
+
+def over_sets(logits: Tensor, call: CallTokens) -> Tensor:
+    """[tokens - 1, vocabulary] -> -inf for what the token after each could not be."""
+    rows: list[Tensor] = []
+    for row, one in zip(logits, (call.chosen_from or [None] * len(call.ids))[1:], strict=True):
+        bits = -1 if one is None else int.from_bytes(unpacked(one), "little")
+        kept = torch.tensor([bool(bits >> id & 1) for id in range(len(row))])
+        rows.append(torch.where(kept, row, torch.tensor(float("-inf"), dtype=row.dtype)))
+    return torch.stack(rows) if rows else logits
 
 
 def coupled_loss(log_probs: Sequence[Tensor]) -> Tensor:

@@ -21,7 +21,7 @@ class Scored:
 
     logprobs: Sequence[float]
     new: Sequence[float]
-    advantage: float
+    advantage: float | Sequence[float]
     unit: str
     weight: float = 1.0
     old: Sequence[float] | None = None

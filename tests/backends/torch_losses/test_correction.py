@@ -38,6 +38,43 @@ def test_golden_weights(level: str, threshold: str, expected: list[float]) -> No
 
 
 @pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        # The mean over six tokens.
+        ("token", [1.105171, 0.904837, 0.606531, 2, 1, 2]),
+        # The mean over three sequences.
+        ("sequence", [1, 1, 1.822119, 1.822119, 1.822119, 2]),
+    ],
+)
+def test_weights_of_a_step_may_be_divided_by_their_mean(level: str, expected: list[float]) -> None:
+    calls = [
+        Scored(ENGINE[:2], TRAINER[:2], -1.0, "a", old=TRAINER[:2]),
+        Scored(ENGINE[2:5], TRAINER[2:5], -1.0, "b", old=TRAINER[2:5]),
+        Scored(ENGINE[5:], TRAINER[5:], -1.0, "c", old=TRAINER[5:]),
+        Scored([-1.0], [9.0], -1.0, "out", weight=0.0, old=[50.0]),
+    ]
+    settings = {"loss_agg_mode": "token-sum", "bypass_mode": False, "rollout_is": level}
+    mean = sum(expected) / 6 if level == "token" else (1 + 1.822119 + 2) / 3
+    found, gradient = whole(calls, spec_of("gpg", rollout_is_batch_normalize=True, **settings))
+    assert gradient == pytest.approx([one / mean for one in expected] + [0], abs=1e-5)
+    shown = found.shown["rollout_is_weight"].item()
+    assert shown == pytest.approx(sum(expected) / 6, abs=1e-5), "the mean before"
+
+
+def test_weights_that_are_all_zero_stay_zero() -> None:
+    calls = [Scored([-1.0], [-9.0], 1.0, "a", old=[-9.0])]
+    spec = spec_of(
+        "gpg",
+        bypass_mode=False,
+        rollout_is="token",
+        rollout_is_threshold="0.5_2",
+        rollout_is_batch_normalize=True,
+    )
+    found, gradient = whole(calls, spec)
+    assert (found.loss.item(), gradient) == (0, [0])
+
+
+@pytest.mark.parametrize(
     ("options", "threshold", "expected"),
     [
         ("token_k1", "0.5_2", [1, 1, 1, 0, 1, 0]),

@@ -26,8 +26,7 @@ from hypothesis import strategies as st
 from fakevllm_server.algorithms.loss_spec import AGGREGATIONS, OWN, LossSpec
 from fakevllm_server.backends.torch_losses import LOSSES
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
-from fakevllm_server.backends.torch_losses.step_loss import SplitUnit, StepLoss, step_loss
-from fakevllm_server.backends.torch_losses.tokens import Tokens
+from fakevllm_server.backends.torch_losses.step_loss import SplitUnit, StepLoss
 
 pytestmark = pytest.mark.timeout(600)  # many small examples, on however slow a machine
 few = settings(max_examples=50)
@@ -170,6 +169,17 @@ def test_part_of_a_sequence_is_refused_where_the_loss_is_of_sequences() -> None:
         part(calls[:1], shares[:1], spec, new_of(calls[:1]))
 
 
+def test_part_of_a_step_is_refused_where_weights_are_divided_by_the_steps_mean() -> None:
+    spec = spec_of("gpg", rollout_is="token", rollout_is_batch_normalize=True)
+    calls = [replace(GOLDEN[0], weight=0.0), *GOLDEN]
+    shares = shares_of(calls, spec)
+    with pytest.raises(SplitUnit, match="rollout_is_batch_normalize needs all calls of a step"):
+        part(calls[:3], shares[:3], spec, new_of(calls[:3]))
+    part(calls[1:], shares[1:], spec, new_of(calls[1:]))  # the one left out does not count
+    nothing = part(calls[:1], shares[:1], spec, new_of(calls[:1]))
+    assert nothing.loss.item() == 0
+
+
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_what_does_not_count_may_be_anything(name: str) -> None:
     wild = Scored([-1.0, -1.0], [float("nan"), float("inf")], 1.0, "b", weight=0.0)
@@ -206,13 +216,20 @@ def test_on_policy_every_loss_pushes_as_the_plain_policy_gradient(name: str) -> 
 
 
 def test_advantages_may_differ_from_token_to_token() -> None:
-    spec, new = spec_of("gpg"), new_of(GOLDEN)
-    advantages = [[1.0, 2.0], [3.0, 4.0, 5.0], [6.0]]
-    shares = shares_of(GOLDEN, spec)
-    tokens = Tokens.of(GOLDEN, shares, dtype=torch.float64, advantages=advantages)
-    step_loss(new, tokens, spec).loss.backward()
-    assert new.grad is not None
-    assert (new.grad * -6).tolist() == pytest.approx([1, 2, 3, 4, 5, 6])
+    """In some calls and not in others."""
+    advantages = ([1.0, 2.0], 3.0, [6.0])
+    calls = [
+        replace(call, advantage=advantage)
+        for call, advantage in zip(GOLDEN, advantages, strict=True)
+    ]
+    gradient = whole(calls, spec_of("gpg"))[1]
+    assert [value * -6 for value in gradient] == pytest.approx([1, 2, 3, 3, 3, 6])
+
+
+def test_an_advantage_that_is_missing_is_not_taken_from_another_token() -> None:
+    calls = [replace(GOLDEN[0], advantage=[1.0]), replace(GOLDEN[2], advantage=[1.0, 2.0])]
+    with pytest.raises(AssertionError, match="an advantage for each token"):
+        whole(calls, spec_of("gpg"))
 
 
 def test_without_an_old_policy_of_its_own_the_trainer_is_its_own_old_policy() -> None:

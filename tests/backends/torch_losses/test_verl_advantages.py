@@ -3,19 +3,24 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+import warnings
 from itertools import chain
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.algorithms import ESTIMATORS
 from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
+from fakevllm_server.algorithms.reward_settings import DISCOUNTS
 from fakevllm_server.algorithms.shaping import kl_penalties
+from fakevllm_server.batch import plan_step
+from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
 pytestmark = pytest.mark.real
 
@@ -53,7 +58,14 @@ class Config(SimpleNamespace):
         return getattr(self, name, default)
 
 
-def verls(name: str, outcomes: list[Outcome], spec: AdvantageSpec, **more: Any) -> list[float]:
+def verls(
+    name: str,
+    outcomes: list[Outcome],
+    spec: AdvantageSpec,
+    rewards: Tensor | None = None,
+    **more: Any,
+) -> list[float]:
+    """`rewards` [episodes, tokens]: those of the outcomes where none are given."""
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
     mask = pad_sequence([torch.ones(outcome.num_tokens).double() for outcome in outcomes], True)
@@ -63,7 +75,7 @@ def verls(name: str, outcomes: list[Outcome], spec: AdvantageSpec, **more: Any) 
     if name != "remax" and name != "reinforce_plus_plus":
         more["index"] = [outcome.group_id for outcome in outcomes]
     advantages, _ = get_adv_estimator_fn(name)(
-        token_level_rewards=token_rewards(outcomes),
+        token_level_rewards=token_rewards(outcomes) if rewards is None else rewards,
         response_mask=mask,
         config=Config(gamma=spec.gamma, norm_adv_by_std_in_grpo=with_std),
         **more,
@@ -124,3 +136,74 @@ def test_kl_in_reward_is_verls() -> None:
     expected = compute_rewards(scores, torch.tensor(log_probs), torch.tensor(reference), 0.1)
     found = [-penalty for penalty in kl_penalties(log_probs, reference, 0.1)]
     assert found == pytest.approx(expected.tolist())
+
+
+@pytest.mark.parametrize(
+    ("name", "gamma"),
+    [(name, 1.0) for name in sorted(set(ESTIMATORS) - {"remax"})]
+    + [(name, 0.9) for name in sorted(DISCOUNTS)],
+)
+def test_a_step_with_kl_in_the_reward_is_verls(name: str, gamma: float) -> None:
+    """From verl's own penalty on, which it takes from token-level scores."""
+    random = Random(f"{name} {gamma}")
+    rows, groups = kl_rows(random), list[FinishedGroup]()
+    for group in range(3):
+        own = rows[3 * group : 3 * group + 3]
+        episodes = [ScoredEpisode(at, row.reward, [row.call]) for at, row in enumerate(own)]
+        groups.append(FinishedGroup(f"g{group}", episodes))
+    job = TrainJob(
+        algorithm=name,  # pyright: ignore[reportArgumentType]
+        gamma=gamma,
+        use_kl_in_reward=True,
+        kl_coef=0.1,
+        std_floor=FLOOR,
+    )
+    penalties = [kl_penalties(row.call.logprobs or (), row.reference, 0.1) for row in rows]
+
+    plan = plan_step(1, groups, job, penalties)
+
+    found = list(chain.from_iterable(call.advantages for call in plan.batch.calls))
+    rewards, told = verls_penalised(rows, 0.1)
+    outcomes = [Outcome(f"g{at // 3}", 0.0, len(row.reference)) for at, row in enumerate(rows)]
+    expected = verls(name, outcomes, AdvantageSpec(gamma=gamma), rewards)
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert plan.metrics["reward_kl_penalty"] == pytest.approx(told["actor/reward_kl_penalty"])
+
+
+class KlRow(NamedTuple):
+    reward: float
+    call: RecordedCall
+    reference: list[float]
+
+
+def kl_rows(random: Random) -> list[KlRow]:
+    rows: list[KlRow] = []
+    for _ in range(9):
+        ids = [5] * random.randint(1, 6)
+        old, reference = ([random.uniform(-3, 0) for _ in ids] for _ in range(2))
+        call = RecordedCall([1], ids, old, [], 1.0, "stop", None)
+        rows.append(KlRow(random.gauss(0, 1), call, reference))
+    return rows
+
+
+def verls_penalised(rows: list[KlRow], coef: float) -> tuple[Tensor, dict[str, float]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl's own: of engines that are not here
+        from verl.protocol import DataProto
+        from verl.trainer.ppo.core_algos import FixedKLController
+        from verl.trainer.ppo.ray_trainer import apply_kl_penalty
+
+    def padded(values: list[list[float]]) -> Tensor:
+        return pad_sequence([torch.tensor(row, dtype=torch.float64) for row in values], True)
+
+    lengths = [len(row.reference) for row in rows]
+    tensors = {
+        "token_level_scores": padded(
+            [[0.0] * (n - 1) + [row.reward] for n, row in zip(lengths, rows, strict=True)]
+        ),
+        "response_mask": padded([[1.0] * n for n in lengths]),
+        "old_log_probs": padded([list(row.call.logprobs or ()) for row in rows]),
+        "ref_log_prob": padded([row.reference for row in rows]),
+    }
+    data, told = apply_kl_penalty(DataProto.from_dict(tensors), FixedKLController(coef))
+    return data.batch["token_level_rewards"], told

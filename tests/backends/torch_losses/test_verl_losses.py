@@ -92,20 +92,29 @@ def test_loss_and_gradient_are_verls(name: str, mode: str, calls: list[Scored]) 
 
 
 @pytest.mark.parametrize("calls", STEPS[1:])
+@pytest.mark.parametrize("is_normalised", [False, True])
 @pytest.mark.parametrize("threshold", ["2.0", "0.5_2.0"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("name", sorted(OWN))
 def test_a_corrected_loss_is_verls(
-    name: str, level: str, threshold: str, calls: list[Scored]
+    name: str, level: str, threshold: str, is_normalised: bool, calls: list[Scored]
 ) -> None:
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
     if name == "geo_mean":
         level = "sequence"
-    own = spec_of(name, bypass_mode=False, rollout_is=level, rollout_is_threshold=threshold)
+    own = spec_of(
+        name,
+        bypass_mode=False,
+        rollout_is=level,
+        rollout_is_threshold=threshold,
+        rollout_is_batch_normalize=is_normalised,
+    )
     old = padded([call.old for call in calls])
     log_ratio = old - padded([call.logprobs for call in calls])
-    weights, _ = compute_rollout_correction_weights(log_ratio, mask_of(calls), level, threshold)
+    weights, _ = compute_rollout_correction_weights(
+        log_ratio, mask_of(calls), level, threshold, is_normalised
+    )
     loss, gradient = verls(calls, own, old, weights)
     found, own_gradient = whole(calls, own)
     assert found.loss.item() == close(loss)

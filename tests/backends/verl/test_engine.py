@@ -103,6 +103,22 @@ async def test_what_its_rows_cannot_carry_is_told_by_name_before_any_step(
 
 @pytest.mark.real
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"lora_rank": 8}, "lora_rank is not the verl trainer's, it trains all weights: take it"),
+        ({"gradient_checkpointing": True}, "gradient_checkpointing is not .* --trainer embedded"),
+    ],
+)
+async def test_what_its_models_were_not_made_for_is_told_by_name_before_any_step(
+    settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(BackendError, match=told):
+        await _trainer(WorkersThatFail(at=1)).boot(TrainJob(**settings))
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("loss", ["vanilla", "cispo", "gpg"])
 async def test_the_losses_it_carries_boot(loss: str) -> None:
     workers = WorkersThatFail(at=1)

@@ -1,10 +1,10 @@
 """The trainer's state on disk: safetensors and JSON, nothing that runs code when read.
 
-    weights.safetensors     float32
+    weights.safetensors     float32; with LoRA the adapters' alone
     optimizer.safetensors   `<weight>.<slot>`, AdamW's moments and step counts
-    state.json              random state
+    state.json              random state; with LoRA its settings, and which model they fit
 
-Says nothing of the job, so a checkpoint may go on under other settings.
+Says nothing else of the job, so a checkpoint may go on under other settings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from fakevllm_server.backends.base import BackendError
+from fakevllm_server.backends.embedded.lora import Lora, fingerprint
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
+from fakevllm_server.backends.embedded.weights import MergedWeights, named_weights
 
 WEIGHT_FILES = (
     "*.safetensors",
@@ -39,18 +41,28 @@ WEIGHT_FILES = (
 def save(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
     """`rng` is the sampler's, for unseeded requests."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(_detached(named_weights(trainer.model)), folder / "weights.safetensors")
+    save_file(_detached(_kept(trainer)), folder / "weights.safetensors")
     save_file(_detached(_optimizer_tensors(trainer)), folder / "optimizer.safetensors")
     version, words, gauss = rng.getstate()
     torch_rng = base64.b64encode(bytes(torch.get_rng_state().tolist())).decode()
-    state = {"format": 1, "torch_rng": torch_rng, "sampler_rng": [version, list(words), gauss]}
+    state: dict[str, Any] = {
+        "format": 1,
+        "torch_rng": torch_rng,
+        "sampler_rng": [version, list(words), gauss],
+    }
+    if trainer.lora is not None:
+        state |= {"lora": trainer.lora.told(), "model": fingerprint(trainer.model)}
     (folder / "state.json").write_text(json.dumps(state))
 
 
 def restore(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
     """Raises BackendError before anything has changed."""
     weights, moments, state = _read(folder)
-    own = named_weights(trainer.model)
+    lora = Lora(**state["lora"]) if "lora" in state else None
+    if lora is not None and state["model"] != fingerprint(trainer.model):
+        raise BackendError(f"checkpoint {folder} is of another model than --model")
+    trainer.settle(lora, f"checkpoint {folder}")
+    own = _kept(trainer)
     shapes = {name: tensor.shape for name, tensor in own.items()}
     if {name: tensor.shape for name, tensor in weights.items()} != shapes:
         raise BackendError(f"checkpoint {folder} is of another model than --model")
@@ -80,7 +92,8 @@ def export(folder: Path, model: PreTrainedModel, dtype: torch.dtype, source: Pat
     """
     copy_own_files(source, folder, dtype)
     generation = source / "generation_config.json"
-    weights = {name: tensor.detach().to(dtype) for name, tensor in model.state_dict().items()}
+    merged = MergedWeights(model)
+    weights = {name: merged[name].to(dtype) for name in merged}
     # transformers refuses to write a generation config that it finds odd; the model's own goes over
     # as it is.
     kept, model.generation_config = model.generation_config, GenerationConfig()
@@ -110,21 +123,12 @@ def _note_dtype(folder: Path, dtype: torch.dtype) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def named_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Parameters, tied ones once, and the buffers that belong to a checkpoint."""
-    stored = model.state_dict(keep_vars=True)
-    buffers = {name: tensor for name, tensor in model.named_buffers() if name in stored}
-    return dict(model.named_parameters()) | buffers
-
-
-def copy_weights(source: PreTrainedModel, target: PreTrainedModel) -> None:
-    """In place. Both must be of one architecture; check before, for a half-copied model is
-    nobody's.
-    """
-    sources = named_weights(source)
-    with torch.no_grad():
-        for name, tensor in named_weights(target).items():
-            tensor.copy_(sources[name])
+def _kept(trainer: PolicyTrainer) -> dict[str, Tensor]:
+    """All weights, or those of the adapters where the others stay."""
+    named = named_weights(trainer.model)
+    if trainer.lora is None:
+        return named
+    return {name: tensor for name, tensor in named.items() if tensor.requires_grad}
 
 
 def _optimizer_tensors(trainer: PolicyTrainer) -> dict[str, Tensor]:

@@ -44,8 +44,8 @@ class Decoder:
         if self._bends:
             logits = bent(logits, self._bends)
         sampled = sample(logits, sampling, [row.rng.random() for row in rows])
-        for row, token_id, logprob, top in zip(rows, *sampled, strict=True):
-            row.take(Token(token_id, logprob, version, top), self._eos_ids)
+        for row, token_id, logprob, top, allowed in zip(rows, *sampled, strict=True):
+            row.take(Token(token_id, logprob, version, top, allowed), self._eos_ids)
         self.drop([index for index, row in enumerate(rows) if row.finished])
         return rows
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from fakevllm_adapters.errors import bad_request, unavailable
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_adapters.vllm_chat import ChatRequest, check_length
-from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics
+from fakevllm_server.backends.base import Batch, Call, LossSpec, PolicyName, StepMetrics
 from fakevllm_server.backends.embedded import checkpoint
 from fakevllm_server.backends.embedded.bending import Bend, is_bent
 from fakevllm_server.backends.embedded.cache import CacheShape, RowCache
@@ -29,7 +29,7 @@ from fakevllm_server.backends.embedded.draft import Draft, Stream
 from fakevllm_server.backends.embedded.folder import open_folder
 from fakevllm_server.backends.embedded.grammar import Grammars
 from fakevllm_server.backends.embedded.loop import EngineLoop
-from fakevllm_server.backends.embedded.placement import device_named, served_dtype
+from fakevllm_server.backends.embedded.placement import computed_dtype, device_named
 from fakevllm_server.backends.embedded.sampling_state import SamplingState
 from fakevllm_server.backends.embedded.selfcheck import check_decoding
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
@@ -73,14 +73,13 @@ class EmbeddedEngine:
         self._config = config
         self._folder = open_folder(config.model, config.max_model_len)
         self._device = device_named(config.device)
-        model = self._folder.load_weights(
-            served_dtype(config.dtype, self._device, self._folder.config.dtype), self._device
-        )
+        model = self._folder.load_weights(computed_dtype(config.dtype, self._device), self._device)
         check_decoding(model, self._folder.max_model_len)
         self.model_name = config.served_model_name
         self.max_model_len = self._folder.max_model_len
         self.default_sampling: dict[str, Any] = self._folder.default_sampling
         self.eos_ids = self._folder.eos_ids
+        self.tells_allowed = True
         self._vocab_size: int = model.config.get_text_config().vocab_size
         self._tokenizer: Any = self._folder.tokenizer
         self._grammars = Grammars(self._tokenizer, self._vocab_size, self.eos_ids)
@@ -167,6 +166,9 @@ class EmbeddedEngine:
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         return await self._run(lambda: self._ready_trainer().step(batch, loss))
 
+    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
+        return await self._run(lambda: self._ready_trainer().log_probs(calls, policy))
+
     async def publish(self, version: int) -> None:
         await self._publish(lambda: self._ready_trainer().model, version)
 
@@ -192,7 +194,9 @@ class EmbeddedEngine:
     def _ready_trainer(self) -> PolicyTrainer:
         """On the engine thread. Serving alone must not pay for a second copy of the weights."""
         if self._trainer is None:
-            self._trainer = PolicyTrainer(self._starting_weights(), self._starting_weights)
+            self._trainer = PolicyTrainer(
+                self._starting_weights(), self._starting_weights, self._state.model.dtype
+            )
         return self._trainer
 
     def _starting_weights(self) -> PreTrainedModel:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,15 +19,29 @@ from fakevllm_server.backends.torch_forest.attentions import quickest
 from fakevllm_server.backends.torch_forest.forward import EdgeValues, edge_log_probs, edge_values
 from fakevllm_server.backends.torch_forest.two_pass import coefficients_of, second_pass
 from fakevllm_server.backends.torch_losses.kl import k3
+from fakevllm_server.backends.torch_losses.mismatch import Mismatch
 from fakevllm_server.backends.torch_losses.step_loss import step_loss, token_means
 from fakevllm_server.backends.torch_losses.tokens import Tokens
 
 MAX_LOGITS = 2**26
 """Held at a time: 256 MB in float32."""
-FIRST_EPOCH_METRICS = frozenset({"mismatch", "approx_kl", "ppo_kl", "entropy", "prob_diff_max"})
+FIRST_EPOCH_METRICS = frozenset(
+    {
+        *("mismatch", "mismatch_k3", "mismatch_large", "ess", "equal_version"),
+        *("approx_kl", "ppo_kl", "entropy", "prob_diff_max"),
+    }
+)
 """About the policy that sampled, so measured before any update."""
 LARGEST = "prob_diff_max"
 """Of all tokens: how far apart engine and trainer see one probability."""
+
+
+class _Told(NamedTuple):
+    """By some pieces."""
+
+    metrics: StepMetrics
+    """Parts of means, and the largest."""
+    mismatch: Mismatch | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +50,14 @@ class Passes:
     attention: str
     """A name in `torch_forest.ATTENTIONS`."""
 
-    def _way(self, piece: StepPiece) -> str:
+    def way(self, piece: StepPiece) -> str:
         return quickest(piece.plan, self.attention)
 
     def _values(self, piece: StepPiece, spec: LossSpec, *, is_first: bool) -> EdgeValues:
         return edge_values(
             self.model,
             piece.plan,
-            self._way(piece),
+            self.way(piece),
             with_entropy=is_first or spec.entropy_coeff != 0,
             entropy_trains=spec.entropy_coeff != 0,
             max_logits=MAX_LOGITS,
@@ -54,7 +68,7 @@ class Passes:
         found: list[Tensor] = []
         for piece in step.pieces:
             with torch.no_grad():
-                way = self._way(piece)
+                way = self.way(piece)
                 values = edge_log_probs(self.model, piece.plan, way, max_logits=MAX_LOGITS)
             found.append(piece.plan.flat(values))
             yield
@@ -66,7 +80,7 @@ class Passes:
         """Adds the step's gradient to the model's."""
         if step.whole is not None:
             return (yield from self._backward_twice(step, step.whole, spec, is_first=is_first))
-        shown: list[StepMetrics] = []
+        shown: list[_Told] = []
         for piece in step.pieces:
             values = self._values(piece, spec, is_first=is_first)
             loss, told = _scored([values], [piece], piece.tokens, spec, is_first=is_first)
@@ -87,7 +101,7 @@ class Passes:
             with torch.no_grad():
                 first.append(self._values(piece, spec, is_first=is_first))
             yield
-        shown: list[StepMetrics] = []
+        shown: list[_Told] = []
 
         def loss_of(values: Sequence[EdgeValues]) -> Tensor:
             loss, told = _scored(values, step.pieces, whole, spec, is_first=is_first)
@@ -98,9 +112,7 @@ class Passes:
         if spec.entropy_coeff == 0:
             coefficients = [one._replace(entropy=None) for one in coefficients]
         for piece, coefficient in zip(step.pieces, coefficients, strict=True):
-            second_pass(
-                self.model, piece.plan, self._way(piece), coefficient, max_logits=MAX_LOGITS
-            )
+            second_pass(self.model, piece.plan, self.way(piece), coefficient, max_logits=MAX_LOGITS)
             yield
         return _joined(shown)
 
@@ -112,16 +124,21 @@ def _scored(
     spec: LossSpec,
     *,
     is_first: bool,
-) -> tuple[Tensor, StepMetrics]:
+) -> tuple[Tensor, _Told]:
     """The loss of some pieces, whose tokens follow one another, and their parts of the metrics."""
     log_prob = _flat(pieces, [one.log_prob for one in values])
     entropies = [one.entropy for one in values if one.entropy is not None]
     entropy = _flat(pieces, entropies) if entropies else None
     loss, parts = step_loss(log_prob, tokens, spec, entropy if spec.entropy_coeff != 0 else None)
     shown = {name: value.item() for name, value in parts.items()}
-    if is_first and entropy is not None:
-        shown |= _first_look(log_prob.detach(), entropy.detach(), tokens)
-    return loss, shown | {"loss": loss.item()}
+    shown["loss"] = loss.item()
+    if not is_first or entropy is None:
+        return loss, _Told(shown, None)
+    now = log_prob.detach()
+    is_equal = torch.cat([piece.is_equal_version for piece in pieces])
+    return loss, _Told(
+        shown | _first_look(now, entropy.detach(), tokens), _mismatch(now, tokens, is_equal)
+    )
 
 
 def _flat(pieces: Sequence[StepPiece], of_edges: Sequence[Tensor]) -> Tensor:
@@ -134,7 +151,6 @@ def _first_look(log_prob: Tensor, entropy: Tensor, tokens: Tokens) -> StepMetric
     """How trainer and engine differ: these tokens' parts of the means, and the largest."""
     sampled = tokens.sampled_log_prob
     means = {
-        "mismatch": (log_prob - sampled).abs(),
         "approx_kl": k3(sampled, log_prob),
         "ppo_kl": sampled - log_prob,
         "entropy": entropy,
@@ -144,10 +160,20 @@ def _first_look(log_prob: Tensor, entropy: Tensor, tokens: Tokens) -> StepMetric
     return {k: v.item() for k, v in token_means(means, tokens).items()} | {LARGEST: largest}
 
 
-def _joined(shown: Iterable[StepMetrics]) -> StepMetrics:
+def _mismatch(log_prob: Tensor, tokens: Tokens, is_equal: Tensor) -> Mismatch:
+    own = tokens.counted
+    return Mismatch.of(
+        log_prob[own], tokens.sampled_log_prob[own], tokens.token_share[own], is_equal[own]
+    )
+
+
+def _joined(shown: Iterable[_Told]) -> StepMetrics:
     """Of all pieces: parts of means add up."""
     found: dict[str, float] = defaultdict(float)
-    for one in shown:
-        for name, value in one.items():
+    parts: list[Mismatch] = []
+    for metrics, mismatch in shown:
+        if mismatch is not None:
+            parts.append(mismatch)
+        for name, value in metrics.items():
             found[name] = max(found[name], value) if name == LARGEST else found[name] + value
-    return dict(found)
+    return dict(found) | (Mismatch.joined(parts).metrics if parts else {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress, groupby, repeat
 
 import torch
 from torch import Tensor
@@ -21,6 +22,10 @@ class StepPiece:
     plan: Plan
     tokens: Tokens
     """Those of `plan.flat`, in its order."""
+    calls: Sequence[int]
+    """Which of the step's calls they are, in that order."""
+    is_equal_version: Tensor
+    """[tokens] Whether the weights that are trained sampled all of their call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,19 @@ class StepPieces:
         forests = [piece.plan.forest for piece in self.pieces]
         computed = sum(forest.num_nodes for forest in forests)
         naive = sum(forest.num_naive for forest in forests)
-        return {"tokens_computed": float(computed), "rho": naive / computed if computed else 1.0}
+        return {
+            "tokens_computed": float(computed),
+            "tokens_saved": float(naive - computed),
+            "rho": naive / computed if computed else 1.0,
+        }
+
+    def per_call(self, found: Sequence[Tensor]) -> list[list[float]]:
+        """[tokens] for each piece -> for each call of the step, in its order."""
+        rows: dict[int, list[float]] = {}
+        for piece, values in zip(self.pieces, found, strict=True):
+            own = values.split(list(piece.plan.num_trained))
+            rows |= {at: row.tolist() for at, row in zip(piece.calls, own, strict=True)}
+        return [rows[at] for at in range(len(rows))]
 
     def beside(
         self, old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
@@ -69,20 +86,38 @@ def pieces_of(
     device: torch.device,
     *,
     shares_prefixes: bool,
+    version: int | None = None,
 ) -> StepPieces:
-    """At most `max_tokens` nodes a piece; a longer call goes alone. Groups, and the units of a
-    loss that couples tokens, stay together where they fit."""
-    counted = [Counted(unit_of(call), call.weight, len(call.response_ids)) for call in calls]
+    """At most `max_tokens` nodes a piece, and so many more where the longest call alone has more:
+    it needs its room anyway, and its siblings next to none. Groups, and the units of a loss that
+    couples tokens, stay together where they fit. `version` is that of the weights that are trained,
+    where it is known."""
+    counted = [Counted(unit_of(call), call.weight, call.num_trained) for call in calls]
     shares = call_shares(counted, spec)
     keys = [unit_of(call) if spec.couples_tokens else call.group_id for call in calls]
-    packed = pack(_wanted(calls, shares_prefixes=shares_prefixes), max_tokens, keys)
+    wanted = _wanted(calls, shares_prefixes=shares_prefixes)
+    longest = max((len(call.ids) for call in wanted), default=0)
+    if longest > max_tokens:
+        max_tokens += longest
+    packed = pack(wanted, max_tokens, keys)
 
     def tokens(indices: Sequence[int]) -> Tokens:
-        chosen = [calls[index] for index in indices]
+        chosen = [_Trained(calls[index]) for index in indices]
         return Tokens.of(chosen, [shares[index] for index in indices], device=device)
 
-    pieces = [StepPiece(Plan.of(one.forest, device), tokens(one.calls)) for one in packed]
-    is_split = spec.couples_tokens and not all(one.tokens.has_whole_units for one in pieces)
+    def is_equal(indices: Sequence[int]) -> Tensor:
+        number = torch.tensor([calls[index].num_trained for index in indices], dtype=torch.long)
+        equal = torch.tensor([calls[index].version == version for index in indices])
+        return equal.repeat_interleave(number).to(device)
+
+    pieces = [
+        StepPiece(Plan.of(one.forest, device), tokens(one.calls), one.calls, is_equal(one.calls))
+        for one in packed
+    ]
+    parts = [one.tokens for one in pieces]
+    is_split = (spec.couples_tokens and not all(part.has_whole_units for part in parts)) or (
+        spec.couples_step and not all(part.has_whole_step for part in parts)
+    )
     order = [index for one in packed for index in one.calls]
     return StepPieces(pieces, tokens(order) if is_split else None)
 
@@ -94,10 +129,41 @@ def unit_of(call: Call) -> Hashable:
 def _wanted(calls: Sequence[Call], *, shares_prefixes: bool) -> list[CallTokens]:
     if any(call.temperature <= 0 for call in calls):
         raise ValueError("greedy calls have no log-probability to train on")
-    wanted = [
-        CallTokens.of(call.prompt_ids, call.response_ids, temperature=call.temperature)
-        for call in calls
-    ]
+    wanted = [_tokens_of(call) for call in calls]
     if shares_prefixes:
         return worth_sharing(wanted)
     return [replace(one, root=index) for index, one in enumerate(wanted)]
+
+
+def _tokens_of(call: Call) -> CallTokens:
+    """Without the tokens that could be no other, whose log-probability is 0 whatever is trained."""
+    if call.allowed is None:
+        return CallTokens.of(call.prompt_ids, call.response_ids, temperature=call.temperature)
+    begin = len(call.prompt_ids)
+    sets = [call.allowed.set_of(at) for at in range(len(call.response_ids))]
+    return CallTokens(
+        [*call.prompt_ids, *call.response_ids],
+        [(begin + start, begin + end) for start, end in _runs(call.is_trained)],
+        temperature=call.temperature,
+        chosen_from=[*repeat(None, begin), *sets],
+    )
+
+
+def _runs(chosen: Sequence[bool]) -> list[tuple[int, int]]:
+    """[start, end) each."""
+    runs: list[tuple[int, int]] = []
+    start = 0
+    for is_chosen, run in groupby(chosen):
+        end = start + len(list(run))
+        if is_chosen:
+            runs.append((start, end))
+        start = end
+    return runs
+
+
+class _Trained:
+    """Of a call, what the loss reads of its trained tokens."""
+
+    def __init__(self, call: Call) -> None:
+        self.advantage = call.advantage
+        self.logprobs = list(compress(call.logprobs, call.is_trained))

@@ -1,8 +1,6 @@
-"""Where a model lies and in which type it is served."""
+"""Where a model lies, and in which type it computes."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 
@@ -20,10 +18,12 @@ def device_named(name: str) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def served_dtype(name: str, device: torch.device, stored: Any) -> torch.dtype:
-    """On CPU bf16 is slower and less exact than float32; elsewhere the model's own type."""
+def computed_dtype(name: str, device: torch.device) -> torch.dtype:
+    """What `--dtype` stands for: sampler and trainer compute in it. The sampler's weights are of
+    it; the trainer's stay in float32.
+
+    `auto` is bfloat16 on CUDA, and float32 elsewhere: on a CPU bfloat16 is slower and less exact.
+    """
     if name != "auto":
         return getattr(torch, name)
-    if device.type == "cuda" and stored in (torch.bfloat16, torch.float16):
-        return stored
-    return torch.float32
+    return torch.bfloat16 if device.type == "cuda" else torch.float32

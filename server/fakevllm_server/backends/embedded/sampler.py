@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
+from fakevllm_server.allowed import packed
 from fakevllm_server.backends.sampling import Sampling, used_temperature
 
 LEAST_LOGPROB = -9999.0
@@ -30,6 +32,9 @@ class Sampled(NamedTuple):
     logprobs: list[float]
     tops: list[list[tuple[int, float]]]
     """The likeliest (id, logprob), best first, as many as the row asked for."""
+    allowed: list[bytes | None]
+    """The packed set (allowed.py) each was chosen from; None for all of the vocabulary, and where
+    the row did not ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ class SamplingRows:
     top_p: Tensor | None
     min_p: Tensor | None
     num_tops: list[int]
+    telling: list[int]
+    """Rows that ask what they were chosen from."""
 
     @staticmethod
     def of(rows: Sequence[Sampling], device: torch.device) -> SamplingRows:
@@ -60,6 +67,7 @@ class SamplingRows:
             top_p=column([max(row.top_p, LEAST_TOP_P) for row in drawn], 1.0),
             min_p=column([min(row.min_p, 1.0) for row in drawn], 0.0),
             num_tops=[max(row.top_logprobs, 0) for row in rows],
+            telling=[at for at, row in enumerate(rows) if row.tells_allowed],
         )
 
 
@@ -75,7 +83,8 @@ def sample(logits: Tensor, rows: SamplingRows, uniforms: Sequence[float]) -> Sam
     if rows.greedy is not None:
         ids = torch.where(rows.greedy, logits.argmax(-1), ids)
     chosen = logprobs.gather(1, ids[:, None])[:, 0]
-    return Sampled(ids.tolist(), chosen.tolist(), _tops(logprobs, rows.num_tops))
+    tops = _tops(logprobs, rows.num_tops)
+    return Sampled(ids.tolist(), chosen.tolist(), tops, _allowed(logprobs, rows.telling))
 
 
 def _draw(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
@@ -107,6 +116,18 @@ def _truncated(logits: Tensor, rows: SamplingRows) -> Tensor:
         # `before` of the likeliest token is 0, so one token always remains.
         ordered = ordered.masked_fill((before >= rows.top_p) & (rows.top_p < 1), float("-inf"))
     return torch.empty_like(logits).scatter_(1, order, ordered)
+
+
+def _allowed(logprobs: Tensor, telling: list[int]) -> list[bytes | None]:
+    """By row. Whatever cut it (grammar, ids, top-p and the rest), what is left has a logprob."""
+    sets: list[bytes | None] = [None] * len(logprobs)
+    if not telling:
+        return sets
+    kept = (logprobs[telling] > float("-inf")).cpu().numpy()
+    for at, row in zip(telling, kept, strict=True):
+        if not row.all():
+            sets[at] = packed(numpy.packbits(row, bitorder="little").tobytes())
+    return sets
 
 
 def _tops(logprobs: Tensor, num_tops: list[int]) -> list[list[tuple[int, float]]]:

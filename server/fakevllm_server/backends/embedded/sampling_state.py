@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 
 from fakevllm_server.backends.base import BackendError
 from fakevllm_server.backends.embedded.cache import RowCache
-from fakevllm_server.backends.embedded.checkpoint import copy_weights, named_weights
 from fakevllm_server.backends.embedded.decoder import Decoder, Prefill
 from fakevllm_server.backends.embedded.draft import Draft
 from fakevllm_server.backends.embedded.prefixes import PrefixCache
 from fakevllm_server.backends.embedded.scheduler import Scheduler
+from fakevllm_server.backends.embedded.weights import MergedWeights, copy_weights
 
 MAX_PREFILL_TOKENS = 2048
 """Padded, per forward pass: bounds its memory, and how long running drafts wait for it."""
@@ -105,6 +105,5 @@ class SamplingState:
 
 def check_same_architecture(source: PreTrainedModel, target: PreTrainedModel) -> None:
     """Raises BackendError before anything has changed."""
-    sizes = {name: tensor.shape for name, tensor in named_weights(source).items()}
-    if sizes != {name: tensor.shape for name, tensor in named_weights(target).items()}:
+    if MergedWeights(source).shapes != MergedWeights(target).shapes:
         raise BackendError("the weights are of another architecture than the model being served")

@@ -6,7 +6,7 @@ Holds one copy of the weights and no KV cache, and takes models that the sampler
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,10 +14,17 @@ import torch
 from transformers import PreTrainedModel
 
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.backends.base import BackendError, Batch, LossSpec, StepMetrics
+from fakevllm_server.backends.base import (
+    BackendError,
+    Batch,
+    Call,
+    LossSpec,
+    PolicyName,
+    StepMetrics,
+)
 from fakevllm_server.backends.embedded import checkpoint
 from fakevllm_server.backends.embedded.folder import load_weights, read_config
-from fakevllm_server.backends.embedded.placement import device_named, served_dtype
+from fakevllm_server.backends.embedded.placement import computed_dtype, device_named
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
 from fakevllm_server.backends.one_thread import OneThread
 
@@ -32,13 +39,14 @@ class TrainOnlyEngine:
     ) -> None:
         self._folder = model
         self._device = device_named(device)
-        self._dtype = served_dtype(dtype, self._device, read_config(model).dtype)
+        self._dtype = computed_dtype(dtype, self._device)
+        read_config(model)  # what is wrong with a folder is told in one line
         # The sampler's, which a checkpoint of the whole engine holds; here it stays as it is.
         self._rng = random.Random(seed)
         self._closing = False
         torch.set_num_threads(torch_threads)
         torch.manual_seed(seed)
-        self._trainer = PolicyTrainer(self._starting_weights(), self._starting_weights)
+        self._trainer = PolicyTrainer(self._starting_weights(), self._starting_weights, self._dtype)
         self._thread = OneThread("trainer", lambda: torch.set_num_threads(torch_threads))
 
     def close(self) -> None:
@@ -50,6 +58,9 @@ class TrainOnlyEngine:
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         return await self._thread.run(lambda: self._drive(self._trainer.step(batch, loss)))
+
+    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
+        return await self._thread.run(lambda: self._drive(self._trainer.log_probs(calls, policy)))
 
     async def publish(self, version: int) -> None:
         raise BackendError("this process only trains: nothing samples in it")

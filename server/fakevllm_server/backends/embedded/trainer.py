@@ -1,4 +1,4 @@
-"""Policy-gradient updates of a model of its own, in float32.
+"""Policy-gradient updates of a model of its own, whose weights are float32.
 
 Pure torch: no thread, no event loop, no tokenizer. A step is a generator that pauses after every
 pass of a piece, so that whoever drives it can do something else in between. The gradient is that of
@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
@@ -19,11 +19,25 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.backends.base import METRICS, BackendError, Batch, LossSpec, StepMetrics
+from fakevllm_server.backends.base import (
+    METRICS,
+    BackendError,
+    Batch,
+    Call,
+    LossSpec,
+    PolicyName,
+    StepMetrics,
+)
+from fakevllm_server.backends.embedded.lora import Lora, adapt, spelt, without_adapters
 from fakevllm_server.backends.embedded.passes import FIRST_EPOCH_METRICS, Passes
 from fakevllm_server.backends.embedded.pieces import StepPieces, pieces_of
+from fakevllm_server.backends.embedded.recompute import recompute_layers
+from fakevllm_server.backends.embedded.saving import Saving
+from fakevllm_server.backends.embedded.truth import token_fidelity
+from fakevllm_server.backends.mismatch_limit import TOO_FAR, is_too_far
 from fakevllm_server.backends.partial_step import Updates, telling_partial
 from fakevllm_server.backends.torch_forest.attentions import default_attention
+from fakevllm_server.backends.torch_forest.precision import compute_in
 from fakevllm_server.backends.torch_forest.self_check import Verdict, check, compare
 
 log = logging.getLogger("fakevllm.trainer")
@@ -36,52 +50,98 @@ NOT_RIGHT = "this model cannot be trained"
 
 class PolicyTrainer:
     def __init__(
-        self, model: PreTrainedModel, load_reference: Callable[[], PreTrainedModel]
+        self,
+        model: PreTrainedModel,
+        load_reference: Callable[[], PreTrainedModel],
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`load_reference` gives the starting weights, when the KL term first needs them."""
+        """`load_reference` gives the starting weights, when a KL first needs them and adapters do
+        not leave them as they are. `dtype` is that of the passes, not of the weights."""
         self.model = model
-        self.optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
+        self.lora: Lora | None = None
+        """The adapters that train; None where all weights do."""
+        self.optimizer = _optimizer(model)
+        self._dtype = dtype
+        compute_in(model, dtype)
+        self._is_settled = False
         self._job = TrainJob()
         self._load_reference = load_reference
         self._reference: PreTrainedModel | None = None
+        self._saving = Saving()
         self._verdicts: dict[str, Verdict] = {}
         """By way through the model: whether it gives what the model itself gives."""
 
     def boot(self, job: TrainJob) -> None:
         """Takes the job's settings. Weights and the optimiser's moments stay, so it may come after
-        a restore.
+        a restore. Raises BackendError for what contradicts an earlier boot or restore.
         """
+        self.settle(Lora.of(job), "the job")
+        if recompute_layers(self.model, job.gradient_checkpointing):
+            self._verdicts.clear()
         self._job = job
         for group in self.optimizer.param_groups:
             group["lr"] = job.lr
             group["weight_decay"] = job.weight_decay
 
+    def settle(self, lora: Lora | None, told_by: str) -> None:
+        """What trains, once for all. Raises BackendError before anything has changed."""
+        if self._is_settled and lora != self.lora:
+            raise BackendError(
+                f"{told_by} has {spelt(lora)} where the run has {spelt(self.lora)}: keep to what "
+                "the run began with, or choose another --run-dir"
+            )
+        if lora is not None and self.lora is None:
+            adapt(self.model, lora, self._job.seed)
+            compute_in(self.model, self._dtype)
+            self.optimizer = _optimizer(self.model)
+            self._verdicts.clear()
+        self.lora, self._is_settled = lora, True
+
     def step(self, batch: Batch, spec: LossSpec) -> Generator[None, None, StepMetrics]:
         """`ppo_epochs` updates. A loss or gradient that is not finite ends the step without a
-        further update. Raises PartialStep for what fails after the first one.
+        further update, one that is too far from the engine makes none. Raises Unfaithful for tokens
+        that are not the engine's, PartialStep for what fails after the first update.
         """
         started = time.perf_counter()
-        attention = self._attention()
-        step = pieces_of(
-            batch.calls,
-            spec,
-            self._job.micro_batch_tokens,
-            self.model.device,
-            shares_prefixes=attention != ROWS,
-        )
-        through = Passes(self.model, attention)
+        step, through = self._planned(batch.calls, spec, batch.version)
         metrics = dict.fromkeys(METRICS, 0.0) | {"skipped": 0.0}
+        metrics["token_fidelity"] = token_fidelity(step, batch.calls)
         try:
             if step.pieces:
                 with telling_partial() as updates:
                     metrics |= yield from self._update(step, through, spec, updates)
+            metrics["seconds"] = time.perf_counter() - started
+            yield from self._saving.after(step, batch.calls, through, self._job.micro_batch_tokens)
         finally:
             self.optimizer.zero_grad(set_to_none=True)
-        metrics["tokens"] = float(sum(len(call.response_ids) for call in batch.calls))
+        metrics["forest_speedup"] = self._saving.speedup
+        metrics["tokens"] = float(sum(call.num_trained for call in batch.calls))
         metrics |= step.metrics
         metrics["lr"] = self._job.lr
-        metrics["seconds"] = time.perf_counter() - started
         return {name: value if math.isfinite(value) else 0.0 for name, value in metrics.items()}
+
+    def log_probs(
+        self, calls: Sequence[Call], policy: PolicyName
+    ) -> Generator[None, None, list[list[float]]]:
+        """Of each trained token of each response, as it was chosen."""
+        step, through = self._planned(calls, LossSpec())
+        is_reference = policy == "reference"
+        passes = self._of_reference(step, through) if is_reference else through.log_probs(step)
+        return step.per_call((yield from passes))
+
+    def _planned(
+        self, calls: Sequence[Call], spec: LossSpec, version: int | None = None
+    ) -> tuple[StepPieces, Passes]:
+        attention = self._attention()
+        step = pieces_of(
+            calls,
+            spec,
+            self._job.micro_batch_tokens,
+            self.model.device,
+            shares_prefixes=attention != ROWS,
+            version=version,
+        )
+        return step, Passes(self.model, attention)
 
     def _attention(self) -> str:
         """Prefixes are shared where the job wants it and this model is shown to take it. Raises
@@ -114,6 +174,8 @@ class PolicyTrainer:
             shown = yield from through.backward(step, spec, is_first=epoch == 0)
             for name, value in shown.items():
                 sums[name] += value if name in FIRST_EPOCH_METRICS else value / num_epochs
+            if epoch == 0 and is_too_far(sums, self._job):
+                return {**sums, **TOO_FAR}
             grad_norm = torch.nn.utils.clip_grad_norm_(
                 self.model.parameters(), self._job.grad_clip
             ).item()
@@ -132,9 +194,30 @@ class PolicyTrainer:
         reference: list[Tensor] | None = None
         old: list[Tensor] | None = None
         if spec.kl_loss_coef != 0:
-            if self._reference is None:
-                self._reference = self._load_reference()
-            reference = yield from Passes(self._reference, through.attention).log_probs(step)
+            reference = yield from self._of_reference(step, through)
         if not spec.bypass_mode:
             old = yield from through.log_probs(step)
         return step.beside(old, reference)
+
+    def _of_reference(
+        self, step: StepPieces, through: Passes
+    ) -> Generator[None, None, list[Tensor]]:
+        """Log-probabilities under the starting weights."""
+        if self.lora is None:
+            if self._reference is None:
+                self._reference = self._load_reference()
+                compute_in(self._reference, self._dtype)
+            return (yield from Passes(self._reference, through.attention).log_probs(step))
+        passes = through.log_probs(step)
+        while True:
+            with without_adapters(self.model):
+                try:
+                    next(passes)
+                except StopIteration as stop:
+                    return stop.value
+            yield
+
+
+def _optimizer(model: PreTrainedModel) -> torch.optim.AdamW:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, betas=(0.9, 0.95))

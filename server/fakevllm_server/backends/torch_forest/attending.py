@@ -49,6 +49,8 @@ def forest_attention(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
     assert dropout == 0, "with dropout a shared prefix is no longer the same for all"
+    # Under autocast rotated queries and keys come in float32, and their values do not.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     attended = forest.attend(query, key, value, scale, kwargs.get("sliding_window"))
     return attended.transpose(1, 2).contiguous(), None

@@ -15,6 +15,9 @@ from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.backends.torch_forest.rows import rows
 from fakevllm_server.backends.torch_forest.segments import segments
 
+ROWS = "rows"
+"""Calls one by one: nothing is shared."""
+
 HeadStates = Callable[[Any, Plan], Tensor]
 """(model, plan) -> [heads, hidden], the states the LM head runs on."""
 
@@ -23,7 +26,7 @@ ATTENTIONS: dict[str, HeadStates] = {
     "segments": segments,
     "dense": dense,
     "flex": flex,
-    "rows": rows,
+    ROWS: rows,
 }
 
 
@@ -41,4 +44,4 @@ MIN_RHO = 1.08
 def quickest(plan: Plan, merging: str) -> str:
     """The way for this piece, where `merging` is what the device and the self-check allow. Rows
     take `rho` times the piece's memory, so at most that little more than its budget."""
-    return merging if plan.forest.rho >= MIN_RHO else "rows"
+    return merging if plan.forest.rho >= MIN_RHO else ROWS

@@ -2,6 +2,7 @@
 
     log_prob[e] = log_softmax(logits[head of e] / temperature of e)[token of e]
 
+where a head's logits outside the set its token was chosen from are -inf.
 Each edge once; `plan.flat` and `plan.per_call` give the calls theirs back, with multiplicity.
 """
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from fakevllm_server.backends.torch_forest.allowed_sets import Allowed
 from fakevllm_server.backends.torch_forest.attending import causal_model
 from fakevllm_server.backends.torch_forest.attentions import ATTENTIONS
 from fakevllm_server.backends.torch_forest.plan import Plan
@@ -47,15 +49,17 @@ def edge_values(
     hidden = ATTENTIONS[attention](model, plan)
     lm_head = causal_model(model).get_output_embeddings()
     config = causal_model(model).config.get_text_config()
+    edges = plan.forest.edges
     log_probs: list[Tensor] = []
     entropies: list[Tensor] = []
     for first, last in _chunks(model, len(hidden), max_logits):
-        begin, end = plan.forest.edges.head_start[first], plan.forest.edges.head_start[last]
+        begin, end = edges.head_start[first], edges.head_start[last]
         given = (
             lm_head,
             config,
             hidden[first:last],
             plan.head_temperature[first:last],
+            Allowed(edges.sets, edges.head_set[first:last]),
             plan.edge_head[begin:end] - first,
             plan.edge_token[begin:end],
             with_entropy,
@@ -91,6 +95,7 @@ def _of_heads(
     config: Any,
     hidden: Tensor,
     temperature: Tensor,
+    allowed: Allowed,
     edge_head: Tensor,
     edge_token: Tensor,
     with_entropy: bool,
@@ -101,12 +106,18 @@ def _of_heads(
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if (temperature != 1).any():
         logits = logits / temperature.to(logits)[:, None]
+    outside = allowed.outside(logits)
+    if outside is not None:
+        logits = logits.masked_fill(outside, float("-inf"))
     total = logits.logsumexp(-1)
     log_prob = logits[edge_head, edge_token] - total.index_select(0, edge_head)
     if not with_entropy:
         return log_prob, log_prob.new_zeros(0)
     with torch.set_grad_enabled(entropy_trains and torch.is_grad_enabled()):
-        entropy = total - ((logits - total[:, None]).exp() * logits).sum(-1)
+        share = (logits - total[:, None]).exp()
+        if outside is not None:
+            logits = logits.masked_fill(outside, 0.0)  # their share is 0, and 0 times -inf is not
+        entropy = total - (share * logits).sum(-1)
         entropy = entropy.index_select(0, edge_head)
     return log_prob, entropy
 

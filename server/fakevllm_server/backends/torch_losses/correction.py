@@ -21,6 +21,9 @@ from fakevllm_server.backends.torch_losses.policy_loss import (
     unit_sum,
 )
 
+LEAST_MEAN = 1e-8
+"""verl's value: a mean that is not above it is none to divide by."""
+
 
 def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
     """[tokens]: min(exp(log_ratio), high), or exp of its sum over the sequence; all 1 where
@@ -36,6 +39,20 @@ def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tens
         return torch.clamp(ratio, max=bounds.high)
     is_inside = (ratio >= bounds.low) & (ratio <= bounds.high)
     return torch.where(is_inside, ratio, torch.zeros_like(ratio))
+
+
+def mean_weight(weights: Tensor, units: Tensor, token_share: Tensor, spec: LossSpec) -> Tensor:
+    """A scalar: what `rollout_is_batch_normalize` divides by. The mean over the step's tokens, or
+    over its sequences, each of which has one weight; 1 where all weights are 0.
+
+    All tokens of the step that count, [tokens] each.
+    """
+    if spec.rollout_is == "sequence":
+        of_unit = 1 / unit_sum(torch.ones_like(weights), units)
+        mean = (weights * of_unit).sum() / of_unit.sum()
+    else:
+        mean = (weights * token_share).sum()
+    return torch.where(mean > LEAST_MEAN, mean, torch.ones_like(mean))
 
 
 def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:

@@ -15,7 +15,11 @@ from torch import Tensor
 
 from fakevllm_server.algorithms.loss_spec import LossSpec
 from fakevllm_server.backends.torch_losses import LOSSES
-from fakevllm_server.backends.torch_losses.correction import importance_weights, is_kept
+from fakevllm_server.backends.torch_losses.correction import (
+    importance_weights,
+    is_kept,
+    mean_weight,
+)
 from fakevllm_server.backends.torch_losses.kl import kl_loss
 from fakevllm_server.backends.torch_losses.tokens import Tokens
 
@@ -37,13 +41,10 @@ def step_loss(
     """`log_prob` and `entropy` [tokens], of the weights that are trained, with their gradient; the
     entropy is needed where `entropy_coeff` is not 0.
 
-    Raises SplitUnit where the loss couples the tokens of a unit that is not whole here.
+    Raises SplitUnit where the loss couples the tokens of a unit, or of the step, that is not whole
+    here.
     """
-    if spec.couples_tokens and not tokens.has_whole_units:
-        raise SplitUnit(
-            f"loss {spec.name} with loss_unit {spec.loss_unit} needs all calls of a "
-            f"{spec.loss_unit} in one micro-batch"
-        )
+    _check_whole(tokens, spec)
     # What does not count may be anything, and no arithmetic makes 0 of an infinity.
     counted = tokens.counted
     tokens, log_prob = tokens.only(counted), log_prob[counted]
@@ -55,6 +56,8 @@ def step_loss(
     weights = importance_weights(log_ratio, tokens.units, spec)
     kept = is_kept(log_ratio, tokens.units, spec).to(log_prob.dtype)
     per_token = policy.per_token * weights
+    if spec.couples_step:
+        per_token = per_token / mean_weight(weights, tokens.units, tokens.token_share, spec)
     shown = {"clip_fraction": policy.clipped, "clip_fraction_lower": policy.clipped_lower}
     if spec.rollout_is is not None:
         shown["rollout_is_weight"] = weights
@@ -67,6 +70,16 @@ def step_loss(
         assert entropy is not None, "entropy_coeff needs the entropy"
         per_token = per_token - spec.entropy_coeff * entropy[counted]
     return StepLoss((tokens.scale * kept * per_token).sum(), token_means(shown, tokens))
+
+
+def _check_whole(tokens: Tokens, spec: LossSpec) -> None:
+    if spec.couples_tokens and not tokens.has_whole_units:
+        raise SplitUnit(
+            f"loss {spec.name} with loss_unit {spec.loss_unit} needs all calls of a "
+            f"{spec.loss_unit} in one micro-batch"
+        )
+    if spec.couples_step and not tokens.has_whole_step:
+        raise SplitUnit("rollout_is_batch_normalize needs all calls of a step in one micro-batch")
 
 
 def token_means(per_token: dict[str, Tensor], tokens: Tokens) -> dict[str, Tensor]:

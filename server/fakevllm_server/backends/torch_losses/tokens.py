@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ class Trained(Protocol):
     @property
     def logprobs(self) -> Sequence[float]: ...
     @property
-    def advantage(self) -> float: ...
+    def advantage(self) -> float | Sequence[float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class Tokens:
     """The number of its unit here; from 0 for those that have a counted token."""
     has_whole_units: bool
     """Whether no unit has tokens elsewhere."""
+    has_whole_step: bool
+    """Whether no token that counts is elsewhere."""
     old_log_prob: Tensor | None = None
     """The trainer's before the step's first update; without it the engine's are taken."""
     reference_log_prob: Tensor | None = None
@@ -57,6 +60,7 @@ class Tokens:
             token_share=self.token_share[chosen],
             units=self.units[chosen],
             has_whole_units=self.has_whole_units,
+            has_whole_step=self.has_whole_step,
             old_log_prob=None if old is None else old[chosen],
             reference_log_prob=None if reference is None else reference[chosen],
         )
@@ -68,11 +72,9 @@ class Tokens:
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        advantages: Sequence[Sequence[float]] | None = None,
         old_log_prob: Tensor | None = None,
         reference_log_prob: Tensor | None = None,
     ) -> Tokens:
-        """`advantages`: one for each token of each call, instead of the calls' own."""
         lengths = [len(call.logprobs) for call in calls]
         counts = torch.tensor(lengths, dtype=torch.long)
 
@@ -83,21 +85,31 @@ class Tokens:
         def joined(rows: Sequence[Sequence[float]]) -> Tensor:
             return torch.tensor(list(chain.from_iterable(rows)), dtype=dtype).to(device)
 
-        if advantages is None:
-            given = spread([call.advantage for call in calls])
-        else:
-            assert [len(row) for row in advantages] == lengths, "an advantage for each token"
-            given = joined(advantages)
+        def advantages() -> Tensor:
+            given = [call.advantage for call in calls]
+            numbers = [one for one in given if isinstance(one, int | float)]
+            if len(numbers) == len(given):
+                return spread(numbers)
+            return joined([_of_each(*pair) for pair in zip(given, lengths, strict=True)])
+
         return Tokens(
             sampled_log_prob=joined([call.logprobs for call in calls]),
-            advantages=given,
+            advantages=advantages(),
             scale=spread([share.scale for share in shares]),
             token_share=spread([share.token_share for share in shares]),
             units=spread(_numbered(shares), torch.long),
             has_whole_units=_are_whole(shares, lengths),
+            has_whole_step=_is_all(shares, lengths),
             old_log_prob=old_log_prob,
             reference_log_prob=reference_log_prob,
         )
+
+
+def _of_each(advantage: float | Sequence[float], length: int) -> Sequence[float]:
+    if isinstance(advantage, int | float):
+        return [advantage] * length
+    assert len(advantage) == length, "an advantage for each token"
+    return advantage
 
 
 def _numbered(shares: Sequence[CallShare]) -> list[int]:
@@ -112,3 +124,9 @@ def _are_whole(shares: Sequence[CallShare], lengths: Sequence[int]) -> bool:
     for share, length in zip(shares, lengths, strict=True):
         here[share.unit] += length if share.scale else 0
     return all(here[share.unit] == share.unit_tokens for share in shares)
+
+
+def _is_all(shares: Sequence[CallShare], lengths: Sequence[int]) -> bool:
+    """Where nothing counts, there is nothing elsewhere either, or it does not matter."""
+    parts = [share.token_share * length for share, length in zip(shares, lengths, strict=True)]
+    return math.isclose(math.fsum(parts), 1.0, rel_tol=1e-9) or not any(parts)

@@ -43,7 +43,7 @@ def _serve(options: argparse.Namespace) -> None:
     # Heavy, and not needed to print --help.
     from fakevllm_server.backends.door import serve
     from fakevllm_server.backends.embedded.folder import local_folder, read_config
-    from fakevllm_server.backends.embedded.placement import served_dtype
+    from fakevllm_server.backends.embedded.placement import computed_dtype
     from fakevllm_server.backends.verl.cluster import Cluster
     from fakevllm_server.backends.verl.engine import VerlTrainer
     from fakevllm_server.backends.verl.group import Workers
@@ -51,9 +51,8 @@ def _serve(options: argparse.Namespace) -> None:
     from fakevllm_server.backends.verl.settings import worker_config
 
     model = local_folder(options.model, options.allow_hub).resolve()
-    dtype = served_dtype(
-        "auto", torch.device("cpu" if is_cpu else "cuda"), read_config(model).dtype
-    )
+    read_config(model)  # what is wrong with a folder is told in one line
+    dtype = computed_dtype("auto", torch.device("cpu" if is_cpu else "cuda"))
     num_fake_gpus = (options.num_workers or 1) if is_cpu else 0
     cluster = Cluster(options.ray_address, num_fake_gpus, workers_env)
     try:

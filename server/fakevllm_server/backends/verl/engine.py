@@ -9,15 +9,24 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.backends.base import METRICS, BackendError, Batch, Call, LossSpec, StepMetrics
+from fakevllm_server.backends.base import (
+    METRICS,
+    BackendError,
+    Batch,
+    Call,
+    LossSpec,
+    PolicyName,
+    StepMetrics,
+)
 from fakevllm_server.backends.embedded.checkpoint import copy_own_files
+from fakevllm_server.backends.mismatch_limit import TOO_FAR, is_too_far
 from fakevllm_server.backends.one_thread import OneThread
 from fakevllm_server.backends.partial_step import Updates, telling_partial
 from fakevllm_server.backends.verl.cluster import Cluster
@@ -35,8 +44,8 @@ CLOSE_WITHIN_S = 5.0
 EVERY_EPOCH = ("loss", "grad_norm", "clip_fraction", "clip_fraction_lower")
 """The others are about the policy that sampled, so measured before any update."""
 NO_REFERENCE = (
-    "kl_loss_coef {coef:g} needs a reference model, and the verl trainer has none: set "
-    "kl_loss_coef to 0, or start with --trainer embedded"
+    "{asked} needs a reference model, and the verl trainer has none: set {setting} to {without}, "
+    "or start with --trainer embedded"
 )
 
 
@@ -67,6 +76,9 @@ class VerlTrainer:
         with telling_partial() as updates:
             return await self._run(lambda: self._step(batch, loss, updates))
 
+    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
+        raise _no_reference("use_kl_in_reward", "use_kl_in_reward", "false")
+
     async def publish(self, version: int) -> None:
         raise BackendError("this process only trains: nothing samples in it")
 
@@ -84,7 +96,10 @@ class VerlTrainer:
 
     def _boot(self, job: TrainJob) -> None:
         """Takes the job's settings; weights and moments stay, so it may come after a restore."""
+        _refuse_layers(job)
         _refuse_reference(job.kl_loss_coef)
+        if job.use_kl_in_reward:
+            raise _no_reference("use_kl_in_reward", "use_kl_in_reward", "false")
         Policy(LossSpec.of(job))  # what it cannot carry is told here, not in a step
         self._workers.set_grad_clip(job.grad_clip)
         self._job = job
@@ -95,15 +110,17 @@ class VerlTrainer:
         rows = deal(batch.calls, self._workers.num_workers)
         metrics = dict.fromkeys(METRICS, 0.0) | {"skipped": 0.0}
         if rows:
-            metrics |= self._update(rows, policy, updates)
+            metrics |= self._update(rows, policy, updates, batch.version)
         metrics["tokens"] = float(sum(len(call.response_ids) for call in batch.calls))
         metrics["lr"] = self._job.lr
         metrics["seconds"] = time.perf_counter() - started
         return {name: value if math.isfinite(value) else 0.0 for name, value in metrics.items()}
 
-    def _update(self, rows: list[Call], policy: Policy, updates: Updates) -> StepMetrics:
+    def _update(
+        self, rows: list[Call], policy: Policy, updates: Updates, version: int | None
+    ) -> StepMetrics:
         """`ppo_epochs` updates. A loss or gradient that is not finite ends the step without an
-        update."""
+        update, and so does what is too far from the engine."""
         job = self._job
         data = as_tensordict(rows, self._micro_batch_tokens or job.micro_batch_tokens)
         metrics: StepMetrics = defaultdict(float)
@@ -118,7 +135,11 @@ class VerlTrainer:
             shown = policy.metrics(rows, log_probs)
             if epoch == 0:
                 metrics["ppo_kl"] = shown.pop("ppo_kl")
-                metrics |= seen(rows, log_probs, of_responses(rows, told["entropy"]))
+                entropies = of_responses(rows, told["entropy"])
+                metrics |= seen(rows, log_probs, entropies, version)
+                if is_too_far(metrics, job):
+                    self._workers.drop_gradients()
+                    return {**metrics, **TOO_FAR}
             updates.begin()
             shown["grad_norm"] = self._workers.optimizer_step(job.lr, job.weight_decay)
             if not math.isfinite(shown["grad_norm"]):
@@ -172,6 +193,23 @@ class VerlTrainer:
             os._exit(LOST_EXIT_CODE)
 
 
+def _refuse_layers(job: TrainJob) -> None:
+    """The workers' models are made before a job comes."""
+    for setting, is_asked, instead in (
+        ("lora_rank", job.lora_rank > 0, "it trains all weights"),
+        ("gradient_checkpointing", job.gradient_checkpointing, "on accelerators it always does"),
+    ):
+        if is_asked:
+            raise BackendError(
+                f"{setting} is not the verl trainer's, {instead}: take it out, or start with "
+                "--trainer embedded"
+            )
+
+
 def _refuse_reference(kl_loss_coef: float) -> None:
     if kl_loss_coef > 0:
-        raise BackendError(NO_REFERENCE.format(coef=kl_loss_coef))
+        raise _no_reference(f"kl_loss_coef {kl_loss_coef:g}", "kl_loss_coef", "0")
+
+
+def _no_reference(asked: str, setting: str, without: str) -> BackendError:
+    return BackendError(NO_REFERENCE.format(asked=asked, setting=setting, without=without))

@@ -49,7 +49,7 @@ class Policy:
         sampled = pad_sequence([torch.tensor(list(row.logprobs)) for row in rows], True)
         lengths = torch.tensor([len(row.response_ids) * (row.weight > 0) for row in rows])
         mask = (torch.arange(sampled.shape[1])[None, :] < lengths[:, None]).float()
-        advantages = torch.tensor([[row.advantage] for row in rows]).expand_as(sampled)
+        advantages = pad_sequence([torch.tensor(list(row.advantages)) for row in rows], True)
         _, metrics = self._loss(
             old_log_prob=sampled,
             log_prob=pad_sequence(list(log_probs), True),

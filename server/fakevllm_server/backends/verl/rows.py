@@ -22,13 +22,14 @@ def as_tensordict(rows: Sequence[Call], max_tokens: int) -> TensorDict:
 
     A micro-batch has at most `max_tokens` tokens, or one row that is longer.
     """
+    assert all(row.allowed is None for row in rows), "verl's rows know one distribution, the whole"
     tensors: dict[str, Any] = {
         "input_ids": _jagged(rows, lambda row: [*row.prompt_ids, *row.response_ids]),
         "position_ids": _jagged(rows, lambda row: range(num_tokens(row))),
         "prompts": _jagged(rows, lambda row: row.prompt_ids),
         "responses": _jagged(rows, lambda row: row.response_ids),
         "old_log_probs": _jagged(rows, lambda row: row.logprobs, torch.float32),
-        "advantages": _jagged(rows, _each(lambda row: row.advantage), torch.float32),
+        "advantages": _jagged(rows, lambda row: row.advantages, torch.float32),
         "response_mask": _jagged(rows, _each(lambda row: float(row is not PADDING)), torch.float32),
         "loss_mask": _jagged(rows, _each(lambda row: row.weight), torch.float32),
         "rollout_is_weights": _jagged(rows, _each(lambda row: row.weight), torch.float32),

@@ -10,24 +10,37 @@ from torch import Tensor
 from fakevllm_server.backends.base import Call, StepMetrics
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.kl import k3
+from fakevllm_server.backends.torch_losses.mismatch import Mismatch
 from fakevllm_server.backends.verl.shares import total_weight
 
 
 def seen(
-    rows: Sequence[Call], log_probs: Sequence[Tensor], entropies: Sequence[Tensor]
+    rows: Sequence[Call],
+    log_probs: Sequence[Tensor],
+    entropies: Sequence[Tensor],
+    version: int | None = None,
 ) -> StepMetrics:
     """Means over response tokens by their calls' weights, as the embedded trainer's. `log_probs`
-    and `entropies`: of each row's response tokens."""
+    and `entropies`: of each row's response tokens; `version`: of the weights they are of."""
     sampled = torch.cat([torch.tensor(list(row.logprobs), dtype=torch.float32) for row in rows])
     weights = torch.cat([torch.full((len(row.response_ids),), row.weight) for row in rows])
     now = torch.cat(list(log_probs))
     total = total_weight(rows)
     per_token = {
-        "mismatch": (now - sampled).abs(),
         "approx_kl": k3(sampled, now),
         "entropy": torch.cat(list(entropies)),
     }
     metrics = {name: token_mean(value, weights, total).item() for name, value in per_token.items()}
     trained = weights > 0
+    is_equal = torch.cat(
+        [torch.full((len(row.response_ids),), row.version == version) for row in rows]
+    )
+    mismatch = Mismatch.of(
+        now[trained], sampled[trained], weights[trained] / (total or 1), is_equal[trained]
+    )
     difference = (now.exp() - sampled.exp()).abs()[trained]
-    return metrics | {"prob_diff_max": difference.max().item() if len(difference) else 0.0}
+    return (
+        metrics
+        | mismatch.metrics
+        | {"prob_diff_max": difference.max().item() if len(difference) else 0.0}
+    )

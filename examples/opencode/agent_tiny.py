@@ -1,0 +1,235 @@
+"""Makes agent-tiny, the small agent's model for a CPU:
+
+    python -m examples.opencode.agent_tiny --out agent-tiny [--opencode opencode]
+
+A Qwen3 of three layers and 4096 positions, about 0.8 M parameters. Its tokenizer is trained on what
+opencode really sends (recorded at the start) and on the tool format; the model is warmed up on
+sessions of the small agent with the right form and, half of the time, a wrong number. So it can use
+the tool, and adds badly. First with short system prompts, for speed; then with the real ones, many
+answers on one prompt, which goes through the model once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from examples.opencode.recorded import record_request
+from examples.opencode.tasks import FILES, Turn, session
+from fakevllm_server.backends.embedded.demo_model import make as demo
+from fakevllm_server.backends.torch_forest.attentions import default_attention
+from fakevllm_server.backends.torch_forest.forward import edge_log_probs
+from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.forest import CallTokens, plant
+
+Json = dict[str, Any]
+
+NUM_SHORT_STEPS, NUM_LONG_STEPS = 1000, 200
+"""With short prompts, and with the real ones."""
+BATCH_SIZE = 64
+PEAK_LR = 2e-3
+WRONG_SHARE = 0.5
+VOCAB_SIZE = 1024
+MAX_POSITIONS = 4096
+MARKUP = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""Tokens that are no text."""
+WROTE = "Wrote file successfully."
+DONE = "Done."
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+class Sessions:
+    """Conversations of the small agent, as opencode words them and the template renders them."""
+
+    def __init__(self, recorded: Json, chance: random.Random) -> None:
+        self._system: str = recorded["messages"][0]["content"]
+        self._tools: list[Json] = recorded["tools"]
+        self._chance = chance
+
+    def texts(self) -> Iterator[str]:
+        """All there is to read, for the tokenizer."""
+        yield self._system
+        yield json.dumps(self._tools)
+        for left in range(20):
+            for right in range(20):
+                turn = Turn.of(left, right, FILES[(left + right) % len(FILES)])
+                yield from (turn.question, f'"{turn.question}"', call_text(turn.content, turn.file))
+        yield from [DONE, WROTE] * 100
+
+    def prefix(self, *, is_short: bool) -> tuple[list[Json], list[Json] | None]:
+        """System message and tools, in a folder and on a day of their own."""
+        if is_short:
+            return [{"role": "system", "content": f"{self._chance.random()}"}], None
+        folder = "/" + "/".join(self._word() for _ in range(self._chance.randint(1, 5)))
+        text = re.sub(
+            r"(Working directory|Workspace root folder): .*", rf"\1: {folder}", self._system
+        )
+        day = f"{self._chance.choice(DAYS)} {self._chance.choice(MONTHS)} "
+        day += f"{self._chance.randint(1, 31)} {self._chance.randint(2024, 2034)}"
+        text = re.sub(r"(Today's date): .*", rf"\1: {day}", text)
+        text = re.sub(r"(a git repo): .*", rf"\1: {self._chance.choice(['yes', 'no'])}", text)
+        return [{"role": "system", "content": text}], self._tools
+
+    def _word(self) -> str:
+        letters = "abcdefghijklmnopqrstuvwxyz0123456789-_"
+        return "".join(self._chance.choice(letters) for _ in range(self._chance.randint(2, 12)))
+
+    def session(self) -> list[Json]:
+        """Messages of whole turns: question, call, its result, a word."""
+        messages: list[Json] = []
+        for turn in session(self._chance):
+            is_quoted = self._chance.random() < 0.5  # as `opencode run` sends it
+            asked = f'"{turn.question}"' if is_quoted else turn.question
+            call = {"name": "write", "arguments": arguments(self._said(turn), turn.file)}
+            messages += [
+                {"role": "user", "content": asked},
+                {"role": "assistant", "content": "", "tool_calls": [{"function": call}]},
+                {"role": "tool", "content": WROTE},
+                {"role": "assistant", "content": DONE},
+            ]
+        return messages
+
+    def _said(self, turn: Turn) -> str:
+        if self._chance.random() >= WRONG_SHARE:
+            return turn.content
+        return str(max(0, int(turn.content) + self._chance.choice([-3, -2, -1, 1, 2, 3])))
+
+
+def arguments(content: str, file: str) -> str:
+    """As opencode sends them back: what is sampled so is found again, token by token."""
+    return json.dumps({"content": content, "filePath": file}, separators=(",", ":"))
+
+
+def call_text(content: str, file: str) -> str:
+    return (
+        f'\n<tool_call>\n{{"name": "write", "arguments": {arguments(content, file)}}}\n</tool_call>'
+    )
+
+
+def make_tokenizer(sessions: Sessions) -> PreTrainedTokenizerFast:
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=demo.SPECIALS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(sessions.texts(), trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=with_readable_calls(bpe),
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        clean_up_tokenization_spaces=False,
+        model_max_length=MAX_POSITIONS,
+    )
+    tokenizer.chat_template = (Path(demo.__file__).parent / "chat_template.jinja").read_text()
+    return tokenizer
+
+
+def with_readable_calls(bpe: Any) -> Any:
+    """Marks of calls and thoughts are tokens of their own, and part of the text all the same."""
+    state: Json = json.loads(bpe.to_str())
+    for token in state["added_tokens"]:
+        token["special"] = token["content"] in MARKUP
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=demo.EOS_ID,
+        pad_token_id=demo.PAD_ID,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def calls_of(
+    tokenizer: Any, messages: list[Json], tools: list[Json] | None, conversation: Sequence[Json]
+) -> Iterator[CallTokens]:
+    """One for each assistant message: what stands before it, and itself with its end."""
+
+    def ids(upto: int, *, asks: bool) -> list[int]:
+        text: str = tokenizer.apply_chat_template(
+            messages + list(conversation[:upto]),
+            tools=tools,
+            tokenize=False,
+            add_generation_prompt=asks,
+        )
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    for at, message in enumerate(conversation):
+        if message["role"] == "assistant":
+            prompt = ids(at, asks=True)
+            whole = ids(at + 1, asks=False)
+            answer = whole[len(prompt) :]
+            end = len(answer) - answer[::-1].index(demo.EOS_ID)
+            assert whole[: len(prompt)] == prompt, "the template keeps what was asked"
+            yield CallTokens.of(prompt, answer[:end])
+
+
+def warm_up(model: Any, tokenizer: Any, sessions: Sessions) -> Iterator[float]:
+    """The loss of each step: the mean over answers' tokens, in nats."""
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=PEAK_LR, betas=(0.9, 0.95), weight_decay=0.01
+    )
+    num_steps = NUM_SHORT_STEPS + NUM_LONG_STEPS
+    attention = default_attention(model.device)
+    for step in range(num_steps):
+        for group in optimizer.param_groups:
+            group["lr"] = PEAK_LR * min(1, (step + 1) / 30) * (1 - 0.9 * step / num_steps)
+        messages, tools = sessions.prefix(is_short=step < NUM_SHORT_STEPS)
+        calls: list[CallTokens] = []
+        while len(calls) < BATCH_SIZE:
+            calls += calls_of(tokenizer, messages, tools, sessions.session())
+        plan = Plan.of(plant(calls), model.device)
+        loss = -plan.flat(edge_log_probs(model, plan, attention)).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield loss.item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Makes the small agent's model for a CPU.")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
+    parser.add_argument("--opencode", default="opencode", help="its command")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
+    sessions = Sessions(record_request(options.opencode), random.Random(options.seed))
+    tokenizer = make_tokenizer(sessions)
+    model = make_model(tokenizer)
+    num_steps = NUM_SHORT_STEPS + NUM_LONG_STEPS
+    losses = list(track(warm_up(model, tokenizer, sessions), "warming up", total=num_steps))
+    demo.write(model, tokenizer, options.out)
+    size = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    print(f"wrote {options.out}: {size:.2f} M parameters, loss {losses[-1]:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Which session and turn a request continues, told from what apps send anyway. Pure."""

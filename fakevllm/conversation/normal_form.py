@@ -1,0 +1,248 @@
+"""A history as keys: equal for all the ways in which clients repeat what they were told.
+
+Clients parse what they got and write it anew, so bytes say little. What counts is who spoke, the
+text, the calls with their arguments as values, pictures by what is sent of them. What comes and
+goes does not count: ids, system prompts (they tell the date), thoughts, `cache_control`, reminders
+that coding agents mix in, messages that say nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, NamedTuple, cast
+
+import orjson
+
+from fakevllm_adapters.chat import text_of
+
+Json = dict[str, Any]
+
+KEY_BYTES = 16
+SYSTEM_CHARS = 256
+"""Of the system prompt: enough to tell apps apart, and mostly before the date."""
+LONG_ANSWER = 40
+"""Characters above which an answer alone tells its session; calls do at any length."""
+
+_THOUGHTS = re.compile(r"<think>.*?</think>|<details type=\"reasoning\".*?</details>", re.DOTALL)
+_REMINDERS = re.compile(r"<system-reminder>.*?</system-reminder>", re.DOTALL)
+_FLOATS = re.compile(r"\d(?:\.0|[eE])")
+_WHOLE = 2.0**53
+_CALLS_AS_TEXT = "Calling tools:"
+_IDS_IN_TEXT = re.compile(r"'id': '([^']+)'")
+_NOT_A_USERS = (
+    "Observation:",  # smolagents: a tool's result
+    "I have *added these files to the chat*",  # aider, from here on
+    "I am not sharing any files that you can edit yet",
+    "Here are summaries of some files present in my git repository",
+    "Here are some READ ONLY files",
+    "I switched to a new code base.",
+    "Continue if you have next steps",  # opencode, after it shortened a history by itself
+)
+_EXAMPLES_END = "I switched to a new code base."
+"""What stands before it in aider's requests is a worked example."""
+
+
+class Said(NamedTuple):
+    """One message that counts."""
+
+    role: str
+    """user, tool or assistant."""
+    key: bytes
+    """Of this message alone."""
+    end: bytes
+    """Of the whole history up to here."""
+    call_ids: tuple[str, ...]
+    is_users: bool
+    """Whether somebody wrote it: not a tool's result, nor what a client adds by itself."""
+    is_telling: bool
+    """Whether no two sessions are likely to hold it."""
+
+
+@dataclass(slots=True)
+class History:
+    start: bytes
+    """Where histories of one scope begin."""
+    said: list[Said] = field(default_factory=list[Said])
+    system: bytes = b""
+    question: str = ""
+    """The last text that somebody wrote."""
+    users_text: str = ""
+    """All of it, for who asks what it quotes; see quotes.py."""
+
+    @property
+    def end(self) -> bytes:
+        """b"" where nothing was said: no history continues it."""
+        return self.said[-1].end if self.said else b""
+
+    @property
+    def has_answers(self) -> bool:
+        return any(one.role == "assistant" for one in self.said)
+
+    def turns_after(self, at: int) -> int:
+        """How often somebody wrote after message `at` (-1: before all), counted once between two
+        answers."""
+        turns, is_open = 0, True
+        for one in self.said[at + 1 :]:
+            if one.role == "assistant":
+                is_open = True
+            elif one.is_users and is_open:
+                turns, is_open = turns + 1, False
+        return turns
+
+
+def history_of(messages: Sequence[Any], scope: str) -> History:
+    """Never raises, whatever an app sends."""
+    history = History(start_of(scope))
+    end, before = history.start, ""
+    users: list[str] = []
+    for message in messages:
+        if not isinstance(message, dict):
+            continue
+        body = cast(Json, message)
+        if body.get("role") in ("system", "developer"):
+            history.system = history.system or _key(text_of(body.get("content"))[:SYSTEM_CHARS])
+            continue
+        said = said_after(end, body, before)
+        if said is None:
+            continue
+        if said.is_users:
+            users.append(_text(body))
+        elif said.role == "user" and _text(body).startswith(_EXAMPLES_END):
+            history.said = [one._replace(is_users=False) for one in history.said]
+        history.said.append(said)
+        end, before = said.end, said.role
+    history.question = users[-1] if users else ""
+    history.users_text = "\n".join(users)
+    return history
+
+
+def start_of(scope: str) -> bytes:
+    return _key(scope)
+
+
+def said_after(end: bytes, message: Json, before: str = "") -> Said | None:
+    """None where it says nothing. `before`: who spoke last."""
+    role = _role(message)
+    text = _text(message)
+    calls = _calls(message) if role == "assistant" else []
+    parts = list(_pictures(message.get("content")))
+    if not (text or calls or parts):
+        return None
+    own = blake2b(f"{role}\0{len(text)}\0".encode(), digest_size=KEY_BYTES)
+    own.update(text.encode(errors="surrogatepass"))
+    for name, arguments in calls:
+        own.update(b"\0%d\0%b\0" % (len(arguments), name.encode(errors="surrogatepass")))
+        own.update(arguments)
+    for part in parts:
+        own.update(b"\1%d\1" % len(part))
+        own.update(part)
+    key = own.digest()
+    is_users = role == "user" and not text.startswith(_NOT_A_USERS)
+    return Said(
+        role,
+        key,
+        blake2b(end + key, digest_size=KEY_BYTES).digest(),
+        tuple(_call_ids(message, role, text)),
+        # Clients hand over a tool's pictures in a message of the user's, for a tool has none.
+        is_users and not (before == "tool" and not text),
+        role == "assistant" and (bool(calls) or len(text) >= LONG_ANSWER),
+    )
+
+
+def _key(text: str) -> bytes:
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=KEY_BYTES).digest()
+
+
+def _role(message: Json) -> str:
+    role = message.get("role")
+    if role in ("tool", "function"):
+        return "tool"
+    return "assistant" if role == "assistant" else "user"
+
+
+def _text(message: Json) -> str:
+    text = text_of(message.get("content"))
+    if "<" in text:
+        if "<system-reminder>" in text:
+            text = _REMINDERS.sub("", text)
+        if message.get("role") == "assistant" and ("<think>" in text or "<details" in text):
+            text = _THOUGHTS.sub("", text)
+    return text.strip()
+
+
+def _pictures(content: object) -> Iterator[bytes]:
+    """Parts that are no text: pictures, sound, files."""
+    if not isinstance(content, list):
+        return
+    for part in cast(list[Any], content):
+        if isinstance(part, dict) and not isinstance(cast(Json, part).get("text"), str):
+            whole = cast(Json, part)
+            kept = {name: whole[name] for name in whole if name != "cache_control"}
+            if kept and kept.get("type") not in ("thinking", "reasoning"):
+                yield _dumped(kept)
+
+
+def _calls(message: Json) -> list[tuple[str, bytes]]:
+    calls: object = message.get("tool_calls")
+    told = cast(list[Any], calls) if isinstance(calls, list) else []
+    functions = [cast(Json, call).get("function") for call in told if isinstance(call, dict)]
+    functions.append(message.get("function_call"))
+    return [
+        (str(cast(Json, one).get("name") or ""), canonical(cast(Json, one).get("arguments")))
+        for one in functions
+        if isinstance(one, dict)
+    ]
+
+
+def _call_ids(message: Json, role: str, text: str) -> Iterator[str]:
+    if role == "assistant":
+        calls: object = message.get("tool_calls")
+        for call in cast(list[Any], calls) if isinstance(calls, list) else []:
+            if isinstance(call, dict) and isinstance(cast(Json, call).get("id"), str):
+                yield cast(Json, call)["id"]
+        if text.startswith(_CALLS_AS_TEXT):
+            yield from _IDS_IN_TEXT.findall(text)
+    elif role == "tool" and isinstance(message.get("tool_call_id"), str):
+        yield message["tool_call_id"]
+
+
+def canonical(arguments: object) -> bytes:
+    """Arguments as a value: however they are spaced, ordered, escaped, and however whole numbers
+    are written.
+
+    >>> canonical('{"b": 1.0, "a": "\\\\u00e9"}') == canonical('{"a":"é","b":1}')
+    True
+    """
+    if arguments in (None, "", "{}"):
+        return b"{}"
+    value: object = arguments
+    if isinstance(arguments, str):
+        try:
+            value = orjson.loads(arguments)
+            if _FLOATS.search(arguments):
+                value = _with_whole_numbers(value)
+        except (ValueError, RecursionError):
+            return arguments.strip().encode(errors="surrogatepass")
+    return _dumped(value)
+
+
+def _with_whole_numbers(value: object) -> object:
+    """JavaScript writes 1.0 as 1."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < _WHOLE:
+        return int(value)
+    if isinstance(value, dict):
+        items = cast(Json, value).items()
+        return {name: _with_whole_numbers(one) for name, one in items}
+    if isinstance(value, list):
+        return [_with_whole_numbers(one) for one in cast(list[Any], value)]
+    return value
+
+
+def _dumped(value: object) -> bytes:
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # nested deeper than orjson writes, or half a surrogate
+        return repr(value).encode(errors="surrogatepass")

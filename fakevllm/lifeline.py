@@ -1,0 +1,153 @@
+"""Keeps a request going while the model is not there: holds it, tries again, and at last asks
+another server, where one is named. `outage.py` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TypeVar
+
+import aiohttp
+
+from fakevllm.fallback import Fallback
+from fakevllm.naming import with_model
+from fakevllm.outage import Hold, Trouble, hold_s, trouble_of_status
+from fakevllm.relay import relay
+from fakevllm.reply import AppReply
+from fakevllm.siblings import Request
+from fakevllm.swarm.link import SwarmLink
+from fakevllm.upstream import Reply, Upstream
+from fakevllm_adapters.errors import WireError, unavailable
+
+log = logging.getLogger("fakevllm.lifeline")
+
+T = TypeVar("T")
+
+LOOK_EVERY_S = 0.5
+"""At a server that may keep a request of ours waiting, where another one could answer it."""
+_LEFT_WAITING = "The engine is not ready: it was waited for in vain."
+
+
+class Lifeline:
+    def __init__(
+        self,
+        upstream: Upstream,
+        link: SwarmLink | None = None,
+        limit_s: float = 0.0,
+        fallback: Fallback | None = None,
+        served_name: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
+        """`link` None: nobody knows more than the calls tell. `limit_s`: how long a request is
+        held at most. `served_name`: what the model is called that an app may ask for by this name,
+        None where that is its own; raises WireError (503) while that is not known."""
+        self._upstream = upstream
+        self._link = link
+        self._limit_s = limit_s
+        self._fallback = fallback
+        self._served_name = served_name
+
+    async def relay(self, request: Request, app: AppReply) -> tuple[Reply, Trouble | None]:
+        """What the app got, and why it had to be of the fallback, if it was. Raises WireError
+        while the app has got nothing of an answer."""
+        try:
+            return await self.held(request, app, lambda r: relay(self._upstream, r, app)), None
+        except WireError as error:
+            reply, trouble = await self.fall_back(request, app, error)
+            return reply, trouble
+
+    async def held(
+        self, request: Request, app: AppReply, ask: Callable[[Request], Awaitable[T]]
+    ) -> T:
+        """Asks until there is an answer, as long as a request may be held. Raises the last
+        WireError."""
+        hold = Hold(hold_s(self._limit_s, request.apps_headers), time.monotonic())
+        while True:
+            try:
+                request = self._named(request)
+                if self._fallback is None:  # as long as the server itself has patience
+                    return await ask(request)
+                async with self._not_left_waiting(hold.limit_s, app):
+                    return await ask(request)
+            except WireError as error:
+                trouble = trouble_of(error)
+                if trouble is None or app.is_told:
+                    raise
+                is_coming = self._link is None or self._link.is_coming
+                pause_s = hold.pause(trouble, time.monotonic(), is_coming=is_coming)
+                if pause_s is None:
+                    raise
+            app.hold_back()
+            await (self._link.until_serving(pause_s) if self._link else asyncio.sleep(pause_s))
+
+    async def fall_back(
+        self, request: Request, app: AppReply, error: WireError
+    ) -> tuple[Reply, Trouble]:
+        """The fallback's answer in the place of `error`, which is raised again where it has
+        none."""
+        trouble = trouble_of(error)
+        if trouble is None or self._fallback is None or app.is_told:
+            raise error
+        try:
+            return await self._fallback.relay(request, app), trouble
+        except WireError as failed:
+            if app.is_told:
+                raise
+            log.warning("the fallback does not answer either: %s", failed)
+            raise error from failed
+
+    def _named(self, request: Request) -> Request:
+        """A name of the app's is replaced as soon as ours is known."""
+        name = request.body.get("model") or request.model
+        served = self._served_name(name) if isinstance(name, str) else None
+        return request if served is None else with_model(request, served)
+
+    @contextlib.asynccontextmanager
+    async def _not_left_waiting(self, limit_s: float, app: AppReply) -> AsyncGenerator[None]:
+        """A server holds calls itself while its engine is started again, for longer than we do.
+        Raises WireError (503)."""
+        if self._link is None:
+            yield
+            return
+        patience = asyncio.timeout(None)
+        watch: asyncio.Task[None] | None = None
+        try:
+            async with patience:
+                watch = asyncio.create_task(_end_when_gone(self._link, patience, limit_s, app))
+                yield
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            raise unavailable(_LEFT_WAITING) from None
+        finally:
+            if watch is not None:
+                watch.cancel()
+
+
+def why_failed(error: WireError) -> str:
+    """As the ledger shows it."""
+    is_gone = trouble_of(error) in (Trouble.AWAY, Trouble.BROKEN)
+    return "upstream_unreachable" if is_gone else f"upstream_{error.status}"
+
+
+async def _end_when_gone(
+    link: SwarmLink, patience: asyncio.Timeout, limit_s: float, app: AppReply
+) -> None:
+    gone_s = 0.0
+    while link.is_serving or gone_s < limit_s:
+        await asyncio.sleep(LOOK_EVERY_S)
+        gone_s = 0.0 if link.is_serving else gone_s + LOOK_EVERY_S
+    if not app.is_told:
+        patience.reschedule(asyncio.get_running_loop().time())
+
+
+def trouble_of(error: WireError) -> Trouble | None:
+    """Why the upstream has no answer; None for an answer that is an error."""
+    cause = error.__cause__
+    if isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+        return Trouble.AWAY
+    if isinstance(cause, aiohttp.ClientError | TimeoutError):
+        return Trouble.BROKEN
+    return trouble_of_status(error.status, error.message)

@@ -1,0 +1,79 @@
+"""Which sibling an app gets, and when: `[serve]` in fakevllm.toml, the whole of it and by route."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from fakevllm.section import Section
+from fakevllm_adapters.registry import ADAPTERS
+
+PolicyName = Literal["best", "lead", "greedy"]
+OnDisconnect = Literal["cancel", "finish"]
+
+_ONLY_FOR_BEST = ("quorum", "deadline_s", "random_fraction")
+
+
+class ServeRules(Section):
+    """How the requests of one route are answered."""
+
+    policy: PolicyName = "best"
+    quorum: int | None = Field(default=None, ge=1)
+    """Answers among which the best is chosen; None: all of them."""
+    deadline_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """From a request's start; then the best of what there is."""
+    random_fraction: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
+    """Share of requests that get any sibling, to see what choosing the best is worth."""
+    on_disconnect: OnDisconnect = "cancel"
+
+    @property
+    def streams_lead(self) -> bool:
+        """Whether the lead's answer is the app's, without waiting for others."""
+        return self.policy != "best"
+
+    @model_validator(mode="after")
+    def _only_what_counts(self) -> Self:
+        if self.streams_lead:
+            for name in _ONLY_FOR_BEST:
+                if name in self.model_fields_set and getattr(self, name):
+                    raise ValueError(f'{name} is for the policy "best", not for "{self.policy}"')
+        return self
+
+
+class RouteRules(Section):
+    """What a route has of its own."""
+
+    policy: PolicyName | None = None
+    quorum: int | None = Field(default=None, ge=1)
+    deadline_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    random_fraction: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    on_disconnect: OnDisconnect | None = None
+
+
+class ServeSection(ServeRules):
+    max_siblings_in_flight: int = Field(default=0, ge=0)
+    """Of all requests together, beside their leads; 0: no bound."""
+    routes: dict[str, RouteRules] = Field(default_factory=dict[str, RouteRules])
+    """By the format's name."""
+
+    def rules(self, route: str) -> ServeRules:
+        """Of one format.
+
+        >>> ServeSection(quorum=3, routes={"chat": RouteRules(policy="lead")}).rules("chat").policy
+        'lead'
+        """
+        own = self.routes.get(route, RouteRules()).model_dump(exclude_none=True)
+        whole = self.model_dump(exclude={"max_siblings_in_flight", "routes"})
+        if own.get("policy", self.policy) != "best":
+            whole = {name: value for name, value in whole.items() if name not in _ONLY_FOR_BEST}
+        whole |= own
+        return ServeRules.model_validate(whole)
+
+    @model_validator(mode="after")
+    def _known_routes(self) -> Self:
+        for name in self.routes:
+            if name not in ADAPTERS:
+                raise ValueError(f"{name} is no route: {', '.join(ADAPTERS)} are")
+            self.rules(name)
+        return self

@@ -1,0 +1,77 @@
+"""A model's weights by name, as they are and as a model without adapters has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+def named_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Parameters, tied ones once, and the buffers that belong to a checkpoint."""
+    stored = model.state_dict(keep_vars=True)
+    buffers = {name: tensor for name, tensor in model.named_buffers() if name in stored}
+    return dict(model.named_parameters()) | buffers
+
+
+class MergedWeights(Mapping[str, Tensor]):
+    """Under the names the model had before adapters were put in, with what these add. Each is
+    merged when it is asked for, so that no second copy of the model is held.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        adapters = adapters_of(model)
+        own = {
+            f"{place}.{name}"
+            for place, adapter in adapters.items()
+            for name, _ in adapter.named_parameters()
+            if not name.startswith("base_layer.")
+        }
+        self.unmerged: dict[str, Tensor] = {}
+        """What lies below the adapters."""
+        self._adapters: dict[str, Any] = {}
+        for name, tensor in named_weights(model).items():
+            place, is_adapted, rest = name.rpartition(".base_layer.")
+            if is_adapted:
+                self.unmerged[f"{place}.{rest}"] = tensor
+                if rest == "weight":
+                    self._adapters[f"{place}.{rest}"] = adapters[place]
+            elif name not in own:
+                self.unmerged[name] = tensor
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor, adapter = self.unmerged[name].detach(), self._adapters.get(name)
+        if adapter is None:
+            return tensor
+        with torch.no_grad():
+            (which,) = adapter.active_adapters
+            return tensor + adapter.get_delta_weight(which)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.unmerged)
+
+    def __len__(self) -> int:
+        return len(self.unmerged)
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        return {name: tensor.shape for name, tensor in self.unmerged.items()}
+
+
+def adapters_of(model: PreTrainedModel) -> dict[str, Any]:
+    """Peft's layers, by the names of those they stand in for."""
+    modules: Any = model.named_modules()
+    return {name: module for name, module in modules if hasattr(module, "base_layer")}
+
+
+def copy_weights(source: PreTrainedModel, target: PreTrainedModel) -> None:
+    """In place, adapters merged in. Both must be of one architecture; check before, for a
+    half-copied model is nobody's.
+    """
+    merged = MergedWeights(source)
+    with torch.no_grad():
+        for name, tensor in named_weights(target).items():
+            tensor.copy_(merged[name])

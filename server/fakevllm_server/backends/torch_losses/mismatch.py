@@ -1,0 +1,100 @@
+"""How far the trainer's log-probabilities are from the engine's, before a step's first update.
+
+With d = trainer - engine of a token the engine sampled, and w = exp(d):
+
+    mismatch        mean |d|
+    mismatch_k3     mean w - d - 1, an estimate of KL(engine || trainer)
+    mismatch_large  share of tokens with |d| > 0.5
+    ess             (Σ w)² / (n Σ w²), the effective sample size as a share of n
+
+All are kept as sums, so they are the same however a step is cut. A token counts by its part in the
+step's means (`token_share`); where all parts are equal these are the formulas above.
+
+Numerics and age both move them. So they are taken over the tokens whose calls were sampled wholly
+by the weights that are trained now, and `equal_version` says which share of the step that is. Where
+it is 0 they are taken over all tokens and hold the drift of older weights too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.backends.torch_losses.kl import MAX_LOG_RATIO, k3
+
+LARGE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Over some tokens, each by its share."""
+
+    share: float = 0.0
+    absolute: float = 0.0
+    k3: float = 0.0
+    large: float = 0.0
+    weights: float = 0.0
+    squares: float = 0.0
+
+    @staticmethod
+    def of(log_prob: Tensor, sampled: Tensor, share: Tensor) -> Sums:
+        """[tokens] each."""
+        if not len(share):
+            return Sums()
+        now, then, part = log_prob.double(), sampled.double(), share.double()
+        weights = (now - then).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+        distance = (now - then).abs()
+        columns = (
+            torch.ones_like(part),
+            distance,
+            k3(then, now),
+            (distance > LARGE).double(),
+            weights,
+            weights.square(),
+        )
+        return Sums(*(torch.stack(columns) @ part).tolist())
+
+    def __add__(self, other: Sums) -> Sums:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Sums(*(mine + theirs for mine, theirs in pairs))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        total = self.share or 1.0
+        return {
+            "mismatch": self.absolute / total,
+            "mismatch_k3": self.k3 / total,
+            "mismatch_large": self.large / total,
+            "ess": self.weights**2 / (total * self.squares) if self.squares else 0.0,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Of some of a step's tokens; those that do not count must not be among them."""
+
+    every: Sums
+    equal: Sums
+    """Of those sampled by the weights that are trained."""
+
+    @staticmethod
+    def of(log_prob: Tensor, sampled: Tensor, share: Tensor, is_equal: Tensor) -> Mismatch:
+        """[tokens] each."""
+        chosen = (log_prob[is_equal], sampled[is_equal], share[is_equal])
+        return Mismatch(Sums.of(log_prob, sampled, share), Sums.of(*chosen))
+
+    @staticmethod
+    def joined(parts: Iterable[Mismatch]) -> Mismatch:
+        parts = list(parts)
+        return Mismatch(
+            sum((part.every for part in parts), Sums()), sum((part.equal for part in parts), Sums())
+        )
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        told = self.equal if self.equal.share else self.every
+        share = self.equal.share / self.every.share if self.every.share else 0.0
+        return told.metrics | {"equal_version": share}

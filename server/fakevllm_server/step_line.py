@@ -1,0 +1,54 @@
+"""A step in one line of the server's log. All it measured is in the run's log. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def step_line(step: int, version: int, metrics: Mapping[str, float]) -> str:
+    """
+    >>> step_line(3, 4, {"reward_mean": 0.5, "groups": 8, "tokens_trained": 96, "seconds": 0.25})
+    'step 3 → version 4: reward 0.500 of 8 groups, 96 tokens trained, 0.2 s'
+    """
+    parts = [
+        f"reward {metrics.get('reward_mean', 0.0):.3f} of {metrics.get('groups', 0):.0f} groups",
+        f"{metrics.get('tokens_trained', 0):.0f} tokens trained",
+        *_coverage(metrics),
+        *_forest(metrics),
+        *_truth(metrics),
+        *_time(metrics),
+    ]
+    return f"step {step} → version {version}: " + ", ".join(parts)
+
+
+def _coverage(metrics: Mapping[str, float]) -> list[str]:
+    untrainable = metrics.get("untrainable_tokens", 0)
+    return [f"{untrainable:.0f} untrainable"] if untrainable else []
+
+
+def _forest(metrics: Mapping[str, float]) -> list[str]:
+    """Tokens are counted, the speed-up is measured now and then."""
+    if "rho" not in metrics:
+        return []
+    saved = metrics.get("tokens_saved", 0)
+    speedup = metrics.get("forest_speedup", 0)
+    measured = f", {speedup:.2f} times as quick as rows" if speedup else ""
+    return [f"rho {metrics['rho']:.2f} ({saved:.0f} tokens saved{measured})"]
+
+
+def _truth(metrics: Mapping[str, float]) -> list[str]:
+    told: list[str] = []
+    if "token_fidelity" in metrics:
+        told.append(f"fidelity {metrics['token_fidelity']:.6g}")
+    if "mismatch_k3" in metrics:
+        # Without a token of the trained weights themselves, older ones' drift is in it.
+        age = "" if metrics.get("equal_version", 0) else " with age"
+        k3, ess = metrics["mismatch_k3"], metrics.get("ess", 0.0)
+        told.append(f"mismatch k3 {k3:.2g}{age}, ess {ess:.3f}")
+    if metrics.get("skipped"):
+        told.append("NO UPDATE")
+    return told
+
+
+def _time(metrics: Mapping[str, float]) -> list[str]:
+    return [f"{metrics['seconds']:.1f} s"] if "seconds" in metrics else []

@@ -1,0 +1,31 @@
+"""When training stops for good, because steps in a row made no update. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+MAX_TOO_FAR = 3
+"""Steps in a row. One may be a batch of odd calls and groups are gone with each; the cause of three
+(other weights, another tokenizer, another temperature) does not go away by itself."""
+
+
+class StopLimit:
+    def __init__(self) -> None:
+        self._num_too_far = 0
+        self.reason: str | None = None
+        """Why no more steps are taken; None while they are."""
+
+    def saw(self, step: int, metrics: Mapping[str, float], limit: float | None) -> None:
+        """After each step. `limit` is the job's `max_mismatch_k3`."""
+        if not metrics.get("too_far"):
+            self._num_too_far = 0
+            return
+        self._num_too_far += 1
+        if self._num_too_far < MAX_TOO_FAR:
+            return
+        self.reason = (
+            f"training stopped at step {step}: trainer and engine were too far apart in "
+            f"{MAX_TOO_FAR} steps in a row (mismatch_k3 {metrics.get('mismatch_k3', 0.0):.3g}, "
+            f"max_mismatch_k3 {limit:g}); serving goes on. See docs/algorithms.md, and start the "
+            "engine again once it is mended"
+        )

@@ -1,0 +1,99 @@
+"""How far trainer and engine are apart, against the formulas written out."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakevllm_server.backends.torch_losses.mismatch import Mismatch, Sums
+
+NAMES = ("mismatch", "mismatch_k3", "mismatch_large", "ess")
+ENGINE = [-1.0, -2.0, -0.5, -1.5, -0.2, -1.2]
+TRAINER = [-0.9, -2.7, -1.0, -0.4, -0.2, -0.1]
+
+
+def found(share: list[float], is_equal: list[bool] | None = None) -> dict[str, float]:
+    equal = torch.tensor(is_equal or [False] * len(share))
+    return Mismatch.of(
+        torch.tensor(TRAINER), torch.tensor(ENGINE), torch.tensor(share), equal
+    ).metrics
+
+
+def test_equal_parts_give_the_plain_formulas() -> None:
+    differences = [now - then for now, then in zip(TRAINER, ENGINE, strict=True)]
+    weights = [math.exp(value) for value in differences]
+    told = found([1 / 6] * 6)
+
+    assert told["mismatch"] == pytest.approx(sum(map(abs, differences)) / 6)
+    assert told["mismatch_k3"] == pytest.approx(
+        sum(w - d - 1 for w, d in zip(weights, differences, strict=True)) / 6
+    )
+    assert told["mismatch_large"] == pytest.approx(3 / 6)
+    assert told["ess"] == pytest.approx(sum(weights) ** 2 / (6 * sum(w * w for w in weights)))
+    assert told["equal_version"] == 0
+
+
+def test_a_token_counts_by_its_part_and_a_doubled_part_is_the_token_twice() -> None:
+    told = found([0.25, 0.125, 0.125, 0.125, 0.25, 0.125])
+    repeated = [0, 0, 1, 2, 3, 4, 4, 5]
+    twice = Mismatch.of(
+        torch.tensor(TRAINER)[repeated],
+        torch.tensor(ENGINE)[repeated],
+        torch.full((8,), 1 / 8),
+        torch.zeros(8, dtype=torch.bool),
+    ).metrics
+    assert told == pytest.approx(twice)
+
+
+def test_tokens_of_the_trained_weights_are_told_and_their_share() -> None:
+    share = [1 / 6] * 6
+    told = found(share, [False, False, False, False, True, True])
+    alone = Sums.of(torch.tensor(TRAINER[4:]), torch.tensor(ENGINE[4:]), torch.tensor(share[4:]))
+
+    assert told == pytest.approx(alone.metrics | {"equal_version": 1 / 3})
+    assert told["mismatch"] == pytest.approx(1.1 / 2)
+
+
+def test_without_any_of_the_trained_weights_all_are_told() -> None:
+    share = [1 / 6] * 6
+    told, every = found(share), found(share, [True] * 6)
+    assert {name: told[name] for name in NAMES} == {name: every[name] for name in NAMES}
+    assert (told["equal_version"], every["equal_version"]) == (0, pytest.approx(1))
+
+
+def test_one_engine_and_trainer_have_a_whole_effective_sample() -> None:
+    same = torch.tensor(ENGINE)
+    told = Mismatch.of(same, same, torch.full((6,), 1 / 6), torch.ones(6, dtype=torch.bool)).metrics
+    assert told == pytest.approx(dict.fromkeys(NAMES, 0.0) | {"ess": 1.0, "equal_version": 1.0})
+
+
+@given(
+    tokens=st.lists(
+        st.tuples(st.floats(-9, 0), st.floats(-9, 0), st.sampled_from([0.25, 1.0]), st.booleans()),
+        min_size=1,
+        max_size=12,
+    ),
+    cuts=st.sets(st.integers(0, 12)),
+)
+def test_any_cut_tells_the_same(
+    tokens: list[tuple[float, float, float, bool]], cuts: set[int]
+) -> None:
+    columns = [torch.tensor(column) for column in zip(*tokens, strict=True)]
+    edges = [0, *sorted(cut for cut in cuts if cut < len(tokens)), len(tokens)]
+    parts = [
+        Mismatch.of(*(column[start:end] for column in columns)) for start, end in pairwise(edges)
+    ]
+    whole = Mismatch.of(*columns)
+    assert Mismatch.joined(parts).metrics == pytest.approx(whole.metrics)
+    assert 0 <= whole.metrics["ess"] <= 1 + 1e-9
+
+
+def test_no_token_tells_nothing() -> None:
+    empty = torch.empty(0)
+    told = Mismatch.of(empty, empty, empty, torch.empty(0, dtype=torch.bool)).metrics
+    assert told == dict.fromkeys((*NAMES, "equal_version"), 0.0)

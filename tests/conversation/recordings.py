@@ -1,0 +1,167 @@
+"""Recorded traffic of real clients, as conversations of many users at once.
+
+The recordings hold requests; what was answered stands in the next request of its session. Every
+user's copy gets answers and call ids of its own, as a model that samples gives them, and they come
+interleaved by chance.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from fakevllm.policy import MARKERS
+from fakevllm.side_calls import Rules
+from fakevllm_adapters.base import Engine, Untranslated
+from fakevllm_adapters.registry import ADAPTERS
+
+Json = dict[str, Any]
+
+FOLDER = Path(__file__).parents[3] / "shared/traffic"
+IS_THERE = any(FOLDER.glob("*.jsonl"))
+SESSION_HEADERS = ("x-session-id", "X-OpenWebUI-Chat-Id")
+_FORMATS = {adapter.path: adapter for adapter in ADAPTERS.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One request of one session."""
+
+    session: str
+    turn: int
+    adapter: str
+    body: Json
+    headers: dict[bytes, bytes]
+    is_failed: bool
+    """Whether its client got no whole answer."""
+    sent_at: float
+    answer: Json = field(default_factory=dict[str, Any])
+
+    @property
+    def is_named(self) -> bool:
+        return not self.session.rpartition("/")[1]
+
+    @property
+    def is_side(self) -> bool:
+        body = ADAPTERS[self.adapter].open(self.body, Engine("m")).body
+        return Rules(markers=MARKERS).of("m", self.headers, body) is not None
+
+
+def sessions() -> dict[str, list[Recorded]]:
+    """By session, in the order in which they came."""
+    found: defaultdict[str, list[Recorded]] = defaultdict(list)
+    for file in sorted(FOLDER.glob("*.jsonl")):
+        for number, line in enumerate(_expanded(file)):
+            one = _recorded(f"{file.stem}/{line['scenario']}", number, line)
+            if one is not None:
+                found[one.session].append(one)
+    return {
+        name: _answered(sorted(requests, key=lambda one: (one.turn, one.sent_at)))
+        for name, requests in found.items()
+    }
+
+
+def _recorded(scenario: str, number: int, line: Json) -> Recorded | None:
+    adapter = _FORMATS.get(line["path"])
+    body = line["body"]
+    if adapter is None or not isinstance(body, dict):
+        return None
+    body = cast(Json, body)
+    try:
+        adapter.open(body, Engine("m"))
+    except Untranslated:
+        return None
+    headers = {name.lower().encode(): value.encode() for name, value in line["headers"].items()}
+    named = [line["headers"][name] for name in SESSION_HEADERS if name in line["headers"]]
+    if not named:
+        named = [_without_headers(scenario, number)]
+    turn = 2 if scenario.endswith("_t2") else 1
+    is_failed = line["answer"].get("status") not in (200, "ok")
+    return Recorded(named[0], turn, adapter.name, body, headers, is_failed, line["t"])
+
+
+def _without_headers(scenario: str, number: int) -> str:
+    """A scenario is a session, where its requests are one conversation or one retried request; the
+    scenarios below run twice or thrice."""
+    many = ("owui_api_plain", "owui_api_stream", "openai_json_pad_nl")
+    return f"{scenario}/{number}" if scenario.endswith(many) else scenario
+
+
+def _answered(requests: list[Recorded]) -> list[Recorded]:
+    """With the answers that later histories hold; made up where none does. What is asked again word
+    for word was not answered to its end."""
+    told = list[Recorded]()
+    for at, one in enumerate(requests):
+        later = requests[at + 1 :]
+        found = [
+            *(_answer_in(other.body, one.body) for other in later),
+            *(_answer_quoted(other.body) for other in later if other.turn == one.turn),
+        ]
+        answer = next(filter(None, found), None)
+        made = {"role": "assistant", "content": f"An answer that nobody went on from, {at}."}
+        is_failed = one.is_failed or any(other.body == one.body for other in later)
+        told.append(replace(one, answer=answer or made, is_failed=is_failed))
+    return told
+
+
+def _answer_in(later: Json, earlier: Json) -> Json | None:
+    """The message that stands in `later` where `earlier` ends."""
+    after, before = messages_in(later), messages_in(earlier)
+    rest = after[len(before) :]
+    is_same = [_plain(one) for one in after[: len(before)]] == [_plain(one) for one in before]
+    if not is_same or not rest:
+        return None
+    if rest[0].get("type") == "function_call":
+        calls = [one for one in rest if one.get("type") == "function_call"]
+        functions = [{"name": one["name"], "arguments": one["arguments"]} for one in calls]
+        return {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": call["call_id"], "type": "function", "function": function}
+                for call, function in zip(calls, functions, strict=True)
+            ],
+        }
+    return rest[0] if rest[0].get("role") == "assistant" else None
+
+
+def _answer_quoted(later: Json) -> Json | None:
+    """The last answer in a side call of Open WebUI's about the same turn."""
+    last = (messages_in(later) or [{}])[-1].get("content")
+    quoted = re.findall(r"^ASSISTANT: (.*)$", last, re.MULTILINE) if isinstance(last, str) else []
+    return {"role": "assistant", "content": quoted[-1]} if quoted else None
+
+
+def messages_in(body: Json) -> list[Json]:
+    asked: object = body.get("messages") or body.get("input") or []
+    messages = cast(list[Json], asked) if isinstance(asked, list) else []
+    return [one for one in messages if one.get("role") != "system"]
+
+
+def _plain(message: Json) -> str:
+    return json.dumps(message, sort_keys=True)
+
+
+def _expanded(file: Path) -> Iterator[Json]:
+    seen: dict[str, Any] = {}
+
+    def expand(value: Any) -> Any:
+        if isinstance(value, list):
+            return [expand(one) for one in cast(list[Any], value)]
+        if not isinstance(value, dict):
+            return value
+        found = cast(Json, value)
+        if set(found) == {"$id", "value"}:
+            seen[found["$id"]] = found["value"]
+            return found["value"]
+        if set(found) == {"$same_as"}:
+            return seen[found["$same_as"]]
+        return {key: expand(one) for key, one in found.items()}
+
+    for line in file.read_text().splitlines():
+        yield expand(json.loads(line))

@@ -1,0 +1,97 @@
+"""Apps that talk: each request is placed, answered, and remembered as its app repeats it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fakevllm.conversation.conversations import Conversations
+from fakevllm.conversation.hints import NO_HINTS, Hints
+from fakevllm.conversation.place import Asked, Place
+
+NAMED = Hints(session="ses_1", is_header=True)
+LONG = "A summary of all that was said and done, long enough to be nobody else's."
+
+Json = dict[str, Any]
+
+
+def user(text: str) -> Json:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str | None, *calls: Json) -> Json:
+    return {"role": "assistant", "content": text} | ({"tool_calls": list(calls)} if calls else {})
+
+
+def call(call_id: str, arguments: str = "{}", name: str = "read") -> Json:
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def tool(call_id: str, text: str) -> Json:
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+class Talk:
+    """Requests to one tree, a second apart."""
+
+    def __init__(self, num_kept: int = 1000) -> None:
+        self.tree = Conversations(num_kept)
+        self.now = 1000.0
+        self.num = 0
+
+    def ask(
+        self,
+        messages: Iterable[Json] | str,
+        hints: Hints = NO_HINTS,
+        *,
+        scope: str = "key",
+        is_side: bool = False,
+        size: int = 0,
+    ) -> tuple[str, Place]:
+        """A request, left open; its group's id and its place. A text is a prompt."""
+        self.num += 1
+        self.now += 1
+        body: Json = {} if isinstance(messages, str) else {"messages": list(messages)}
+        prompt = messages if isinstance(messages, str) else ""
+        history, text = self.tree.history_of(body, prompt, scope)
+        asked = Asked(
+            group_id=f"g{self.num}",
+            scope=scope,
+            history=history,
+            received_at=self.now,
+            size=size,
+            hints=hints,
+            is_side=is_side,
+            text=text,
+        )
+        return asked.group_id, self.tree.place(asked)
+
+    def answer(self, group_id: str, message: Json | str, response_id: str | None = None) -> None:
+        self.now += 1
+        told = assistant(message) if isinstance(message, str) else message
+        self.tree.served(group_id, told, self.now, response_id)
+
+    def fail(self, group_id: str) -> None:
+        self.now += 1
+        self.tree.failed(group_id, self.now)
+
+    def turn(
+        self,
+        messages: Iterable[Json] | str,
+        message: Json | str,
+        hints: Hints = NO_HINTS,
+        *,
+        is_side: bool = False,
+        scope: str = "key",
+    ) -> tuple[str, Place]:
+        """A request and its answer."""
+        group_id, place = self.ask(messages, hints, is_side=is_side, scope=scope)
+        self.answer(group_id, message)
+        return group_id, place
+
+
+def opened(talk: Talk, hints: Hints = NO_HINTS) -> tuple[list[Json], str, str]:
+    """A first turn; its history, session and group."""
+    group, place = talk.turn([user("hello there")], "Hi!", hints)
+    return [user("hello there"), assistant("Hi!")], place.session_id, group

@@ -1,0 +1,50 @@
+"""`remax` for passive traffic: an app is served a greedy answer, and siblings train against it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.hook_files import PREFER_YES, write_hooks
+from tests.e2e.processes import Processes
+from tests.e2e.stack import post
+
+CONFIG = """
+[job]
+algorithm = "remax"
+num_repeat = 3
+batch_size = 1
+filter_groups = true
+lr = 0.1
+
+[serve]
+policy = "greedy"
+"""
+ASKED: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "Yes or no?"}]}
+WITHIN_S = 60.0
+
+
+def steps_in(log: Path) -> list[dict[str, Any]]:
+    lines = log.read_text().splitlines(keepends=True)
+    entries = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [entry for entry in entries if entry["kind"] == "step"]
+
+
+def test_siblings_train_against_the_greedy_answer_the_app_is_served(tmp_path: Path) -> None:
+    hooks = write_hooks(tmp_path / "hooks", PREFER_YES)
+    config = tmp_path / "fakevllm.toml"
+    config.write_text(CONFIG)
+    with Processes(tmp_path) as started:
+        server = started.server("--backend", "fake")
+        proxy = started.proxy(server, "--config", str(config), "--hooks", str(hooks))
+        deadline = time.monotonic() + WITHIN_S
+        while not (steps := steps_in(tmp_path / "server" / "runlog.jsonl")):
+            assert time.monotonic() < deadline, "nothing was trained"
+            answer = post(proxy, ASKED).json()
+            assert answer["choices"][0]["message"]["content"].startswith("no")
+
+    (trained,) = steps[0]["groups"]
+    assert trained["siblings"] == [1, 2, 3], "the greedy answer is no sample"
+    assert steps[0]["metrics"]["theta"] > -1.0, "whoever said yes was better than it"

@@ -1,0 +1,249 @@
+"""A runner whose siblings answer, fail and are scored when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, MutableMapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from fakevllm.asking import Asking
+from fakevllm.conversation.visit import Visit
+from fakevllm.group import GroupDraft
+from fakevllm.group_run import GroupRun, Means
+from fakevllm.hooks.outcomes import Json, RewardOutcome
+from fakevllm.hooks.spec import Sibling
+from fakevllm.hooks.worker import HookWorker
+from fakevllm.ledger.records import GroupRecord
+from fakevllm.lifeline import Lifeline
+from fakevllm.reply import AppReply
+from fakevllm.room import Room
+from fakevllm.serve_policy import ServeRules
+from fakevllm.siblings import Plan, Request
+from fakevllm.upstream import LiveReply, Reply, Upstream
+from fakevllm_adapters.base import Engine
+from fakevllm_adapters.errors import unavailable
+from fakevllm_adapters.registry import ADAPTERS
+from fakevllm_adapters.sse import DONE, encode
+from fakevllm_adapters.swarm import SIBLING_HEADER, Task, parse_sibling
+
+NUM_TURNS = 30
+"""Of the loop: more than anything here takes from its cause to its last effect."""
+STREAM = [(b"content-type", b"text/event-stream")]
+WHOLE = [(b"content-type", b"application/json")]
+ALIVE = b": the engine is alive\n\n"
+STATUS = {"fails": 500, "is refused": 400, "is too much": 429}
+
+
+def text_of(index: int) -> str:
+    return f"said by {index}"
+
+
+def chunks_of(index: int) -> list[bytes]:
+    deltas: list[tuple[Json, str | None]] = [
+        ({"role": "assistant", "content": ""}, None),
+        ({"content": text_of(index)}, None),
+        ({}, "stop"),
+    ]
+    choices = [{"index": 0, "delta": delta, "finish_reason": end} for delta, end in deltas]
+    return [encode({"id": f"chatcmpl-{index}", "choices": [choice]}) for choice in choices]
+
+
+def answer_of(index: int) -> bytes:
+    message = {"role": "assistant", "content": text_of(index)}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return orjson.dumps({"id": f"chatcmpl-{index}", "choices": [choice]})
+
+
+class Siblings(Upstream):
+    """The model server: every sibling waits for the test's word."""
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:9", None)
+        self.words: dict[int, asyncio.Queue[str]] = {}
+        """Of those under way."""
+        self.asked: list[int] = []
+        self.ended: list[int] = []
+        self.bodies: dict[int, Json] = {}
+
+    def tell(self, index: int, word: str) -> None:
+        self.words[index].put_nowait(word)
+
+    @asynccontextmanager
+    async def _under_way(
+        self, headers: Mapping[str, str], body: bytes
+    ) -> AsyncGenerator[tuple[int, asyncio.Queue[str]]]:
+        index = parse_sibling(headers[SIBLING_HEADER]).index
+        self.asked.append(index)
+        self.bodies[index] = orjson.loads(body)
+        self.words[index] = asyncio.Queue()
+        try:
+            yield index, self.words[index]
+        finally:
+            del self.words[index]
+            self.ended.append(index)
+
+    async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+        async with self._under_way(headers, body) as (index, words):
+            word = await words.get()
+        if word == "breaks":
+            raise unavailable("gone")
+        if word in STATUS:
+            return Reply(STATUS[word], WHOLE, b'{"error":{"message":"no","code":1}}', False, 0.0)
+        if orjson.loads(body).get("stream"):
+            return Reply(200, STREAM, b"".join([*chunks_of(index), DONE]), True, 0.0)
+        return Reply(200, WHOLE, answer_of(index), False, 0.0)
+
+    @asynccontextmanager
+    async def live(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> AsyncGenerator[LiveReply]:
+        async with self._under_way(headers, body) as (index, words):
+            word = await words.get()
+            if word == "breaks":
+                raise unavailable("gone")
+            if word in STATUS:
+                yield LiveReply(STATUS[word], WHOLE, False, _once(b'{"error":{"message":"no"}}'))
+            else:
+                yield LiveReply(200, STREAM, True, self._drip(index, words, word))
+
+    async def _drip(self, index: int, words: asyncio.Queue[str], word: str) -> AsyncIterator[bytes]:
+        role, token, *rest = chunks_of(index)
+        yield ALIVE
+        yield role
+        if word == "tells its role":
+            word = await words.get()
+        yield token
+        if word == "begins":
+            word = await words.get()
+        if word != "answers":
+            raise unavailable("gone in the middle")
+        for chunk in [*rest, DONE]:
+            yield chunk
+
+
+async def _once(chunk: bytes) -> AsyncIterator[bytes]:
+    yield chunk
+
+
+class Judge(HookWorker):
+    """Scores when it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: asyncio.Future[list[float | None] | None] | None = None
+        self.asked: list[list[int]] = []
+
+    async def reward(
+        self, siblings: list[Sibling], answers: list[Json], question: str
+    ) -> RewardOutcome:
+        assert self.waiting is None, "one scoring at a time"
+        self.asked.append([sibling.index for sibling in siblings])
+        self.waiting = asyncio.get_running_loop().create_future()
+        try:
+            rewards = await self.waiting
+        finally:
+            self.waiting = None
+        reason = None if rewards is not None else "hook_raised: no"
+        return RewardOutcome(rewards, reason, [{} for _ in answers], "hash")
+
+
+@dataclass
+class Stage:
+    """One request, under way."""
+
+    upstream: Siblings
+    judge: Judge
+    room: Room
+    run: GroupRun
+    handler: asyncio.Task[None]
+    sent: list[MutableMapping[str, Any]]
+    has_left: asyncio.Event
+    records: list[GroupRecord] = field(default_factory=list[GroupRecord])
+
+    async def turn(self) -> None:
+        for _ in range(NUM_TURNS):
+            await asyncio.sleep(0)
+
+    async def tell(self, index: int, word: str) -> None:
+        self.upstream.tell(index, word)
+        await self.turn()
+
+    async def judged(self, *rewards: float | None, fails: bool = False) -> None:
+        assert self.judge.waiting is not None
+        self.judge.waiting.set_result(None if fails else [*rewards])
+        await self.turn()
+
+    async def leave(self) -> None:
+        self.has_left.set()
+        await self.turn()
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+    @property
+    def is_answered(self) -> bool:
+        return bool(self.sent) and not self.sent[-1].get("more_body", False)
+
+    @property
+    def record(self) -> GroupRecord:
+        (record,) = self.records
+        return record
+
+
+@asynccontextmanager
+async def staged(
+    num: int,
+    *,
+    streamed: bool = False,
+    bound: int = 0,
+    headers: Mapping[str, str] | None = None,
+    visit: Visit | None = None,
+    **rules: Any,
+) -> AsyncGenerator[Stage]:
+    """Whatever is left under way at the end is stopped."""
+    adapter = ADAPTERS["chat"]
+    asked: Json = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    asked |= {"stream": streamed}
+    raw = orjson.dumps(asked)
+    exchange = adapter.open(asked, Engine())
+    request = Request("r1", adapter, raw, raw, exchange, dict(headers or {}))
+    upstream, judge, room = Siblings(), Judge(), Room(bound)
+    records: list[GroupRecord] = []
+    sent: list[MutableMapping[str, Any]] = []
+    has_left = asyncio.Event()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    async def receive() -> MutableMapping[str, Any]:
+        await has_left.wait()
+        return {"type": "http.disconnect"}
+
+    asking = Asking(upstream, Lifeline(upstream), 1.0)
+    means = Means(asking, judge, room, random.Random(0), lambda _, record: records.append(record))
+    room.take(num - 1)
+    policy = ServeRules(**rules)
+    app = AppReply(send, adapter, exchange)
+    draft = GroupDraft(request, Task(), None, visit=visit)
+    plan = Plan(num, is_greedy=policy.policy == "greedy")
+    run = GroupRun(means, request, draft, plan, policy, app)
+
+    async def handle() -> None:
+        async with app:
+            await run.answer(receive)
+
+    handler = asyncio.create_task(handle())
+    stage = Stage(upstream, judge, room, run, handler, sent, has_left, records)
+    await stage.turn()
+    try:
+        yield stage
+    finally:
+        run.stop()
+        await run.closed()
+        await handler
+        await upstream.close()

@@ -1,0 +1,196 @@
+"""Whatever comes in whatever order: one answer, one end, nothing behind it."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from fakevllm.fanout import (
+    Abort,
+    AppState,
+    BreakOff,
+    Came,
+    Cancel,
+    Decision,
+    FanOut,
+    Refuse,
+    Relay,
+    Score,
+    Serve,
+    Settle,
+    Start,
+)
+from fakevllm.serve_policy import OnDisconnect, PolicyName, ServeRules
+
+OK, HIDDEN = Came.ANSWERED, Came.HIDDEN
+
+
+def rules_of(
+    policy: PolicyName, quorum: int | None, random_fraction: float, on_disconnect: OnDisconnect
+) -> ServeRules:
+    if policy != "best":
+        return ServeRules(policy=policy, on_disconnect=on_disconnect)
+    return ServeRules(quorum=quorum, random_fraction=random_fraction, on_disconnect=on_disconnect)
+
+
+POLICIES: list[PolicyName] = ["best", "lead", "greedy"]
+ON_DISCONNECT: list[OnDisconnect] = ["cancel", "finish"]
+RULES = st.builds(
+    rules_of,
+    st.sampled_from(POLICIES),
+    st.one_of(st.none(), st.integers(1, 6)),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.sampled_from(ON_DISCONNECT),
+)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Who executes the decisions, and checks that each could be executed."""
+
+    @initialize(num=st.integers(2, 6), rules=RULES, streamed=st.booleans(), seed=st.integers(0, 9))
+    def begins(self, num: int, rules: ServeRules, streamed: bool, seed: int) -> None:
+        self.fanout = FanOut(num, rules, random.Random(seed), streamed=streamed)
+        self.num = num
+        self.started: set[int] = set()
+        self.running: set[int] = set()
+        self.answered: set[int] = set()
+        self.showable: set[int] = set()
+        self.to_score: tuple[int, ...] | None = None
+        self.is_relaying = self.is_sending = self.has_left = False
+        self.num_answers = self.num_ends = 0
+        self.execute(self.fanout.begin())
+
+    def execute(self, decisions: list[Decision]) -> None:
+        for decision in decisions:
+            assert self.num_ends == 0, "nothing is done behind the end"
+            match decision:
+                case Relay():
+                    self.start((0,))
+                    self.is_relaying = True
+                case Start(indices):
+                    self.start(indices)
+                case Cancel(indices):
+                    assert indices and set(indices) <= self.running
+                    self.running -= set(indices)
+                case Score(indices):
+                    assert self.to_score is None and len(indices) >= 2
+                    assert set(indices) <= self.answered
+                    self.to_score = indices
+                case Serve(index):
+                    assert index in self.answered and (index in self.showable or not self.showable)
+                    self.answer()
+                case Refuse():
+                    self.answer()
+                case BreakOff():
+                    self.break_off()
+                case Settle() | Abort():
+                    assert not self.running, "none is left running"
+                    self.num_ends += 1
+
+    def start(self, indices: tuple[int, ...]) -> None:
+        assert indices and not self.started & set(indices), "each is started once"
+        self.started |= set(indices)
+        self.running |= set(indices)
+
+    def answer(self) -> None:
+        assert not (self.is_relaying or self.has_left)
+        self.num_answers += 1
+        self.is_sending = True
+
+    def break_off(self) -> None:
+        assert not self.has_left
+        if not self.is_sending:  # else it ends an answer that has begun
+            self.num_answers += 1
+        self.is_sending = self.is_relaying = False
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), came=st.sampled_from(list(Came)))
+    def a_sibling_ends(self, data: st.DataObject, came: Came) -> None:
+        self.ends(data.draw(st.sampled_from(sorted(self.running))), came)
+
+    def ends(self, index: int, came: Came) -> None:
+        self.running.remove(index)
+        if came in (OK, HIDDEN):
+            self.answered.add(index)
+        if came is OK:
+            self.showable.add(index)
+        if index == 0 and self.is_relaying:
+            self.is_relaying = False
+            self.num_answers += not self.has_left
+        self.execute(self.fanout.finished(index, came))
+
+    @precondition(lambda self: self.is_relaying)
+    @rule()
+    def the_lead_begins(self) -> None:
+        self.execute(self.fanout.lead_began())
+        assert len(self.started) == self.num or self.num_ends
+
+    @precondition(lambda self: self.to_score is not None)
+    @rule(data=st.data())
+    def rewards_arrive(self, data: st.DataObject) -> None:
+        assert self.to_score is not None
+        reward = st.one_of(st.none(), st.sampled_from([0.0, 0.5, 1.0]))
+        rewards = {index: data.draw(reward) for index in self.to_score}
+        self.to_score = None
+        self.execute(self.fanout.scored(rewards))
+
+    @rule()
+    def the_deadline_passes(self) -> None:
+        self.execute(self.fanout.deadline_passed())
+
+    @precondition(lambda self: self.is_sending)
+    @rule()
+    def the_answer_ends(self) -> None:
+        self.is_sending = False
+        self.execute(self.fanout.answer_ended())
+
+    @rule()
+    def the_app_leaves(self) -> None:
+        if self.num_answers == 0 and self.num_ends == 0:
+            self.has_left = True
+        self.execute(self.fanout.app_left())
+
+    @precondition(lambda self: self.started)
+    @rule(often=st.integers(0, 9))
+    def the_proxy_stops(self, often: int) -> None:
+        if often == 0:
+            self.execute(self.fanout.give_up("proxy_stopped"))
+
+    @rule(index=st.integers(0, 6), came=st.sampled_from(list(Came)))
+    def what_is_not_running_ends(self, index: int, came: Came) -> None:
+        if index not in self.running:
+            assert self.fanout.finished(index, came) == []
+
+    @invariant()
+    def one_answer_at_most(self) -> None:
+        assert self.num_answers <= 1 and self.num_ends <= 1
+
+    def teardown(self) -> None:
+        """What is under way comes to its end, and with it the group."""
+        if not hasattr(self, "fanout"):
+            return
+        while self.num_ends == 0:
+            if self.to_score is not None:
+                indices, self.to_score = self.to_score, None
+                self.execute(self.fanout.scored(dict.fromkeys(indices, 1.0)))
+            elif self.is_sending:
+                self.the_answer_ends()
+            else:
+                assert self.running, "waits for nothing"
+                self.ends(min(self.running), OK)
+        assert self.num_answers == (0 if self.has_left else 1)
+        assert self.fanout.is_over and not self.running
+        assert self.fanout.app in (AppState.ANSWERED, AppState.LEFT) or self.num_ends
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=300, stateful_step_count=25)

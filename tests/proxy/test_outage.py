@@ -1,0 +1,99 @@
+"""How long a request is held, and when it is given up. Time is a number here."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakevllm.outage import (
+    LONGEST_PAUSE_S,
+    MOST_RETRY_S,
+    Hold,
+    Trouble,
+    hold_s,
+    outage_of,
+    trouble_of_status,
+)
+
+REFUSED = (Trouble.AWAY, Trouble.NOT_READY)
+
+
+@given(
+    limit_s=st.floats(0, 100),
+    troubles=st.lists(st.sampled_from(Trouble), min_size=1, max_size=300),
+    took_s=st.floats(0, 3),
+)
+def test_a_request_is_held_no_longer_than_its_limit_and_tried_once_more_at_its_end(
+    limit_s: float, troubles: list[Trouble], took_s: float
+) -> None:
+    hold, now_s = Hold(limit_s, 50.0), 50.0
+    for trouble in troubles:
+        pause_s = hold.pause(trouble, now_s)
+        if pause_s is None:
+            return
+        assert 0 < pause_s <= LONGEST_PAUSE_S
+        assert now_s + pause_s <= 50.0 + limit_s + 1e-9
+        now_s += pause_s + took_s
+
+
+@given(trouble=st.sampled_from(REFUSED), took_s=st.floats(0, 0.01))
+def test_who_refuses_at_once_is_asked_until_the_limit(trouble: Trouble, took_s: float) -> None:
+    hold, now_s, num_tries = Hold(20.0, 0.0), 0.0, 0
+    while (pause_s := hold.pause(trouble, now_s)) is not None:
+        now_s += pause_s + took_s
+        num_tries += 1
+    assert now_s >= 20.0 and 20 <= num_tries <= 40
+
+
+def test_a_request_that_an_engine_failed_is_not_sent_into_it_again() -> None:
+    assert Hold(20.0, 0.0).pause(Trouble.FAILED, 0.0) is None
+
+
+def test_a_request_that_was_at_work_when_the_server_went_is_sent_again_once() -> None:
+    hold = Hold(20.0, 0.0)
+    assert hold.pause(Trouble.BROKEN, 0.0) is not None
+    assert hold.pause(Trouble.AWAY, 0.1) is not None, "it is starting again"
+    assert hold.pause(Trouble.BROKEN, 5.0) is None
+
+
+def test_an_engine_that_was_stopped_is_not_waited_for() -> None:
+    assert Hold(20.0, 0.0).pause(Trouble.NOT_READY, 0.0, is_coming=False) is None
+    assert Hold(20.0, 0.0).pause(Trouble.AWAY, 0.0, is_coming=False) is not None
+
+
+def test_without_a_limit_nobody_is_held() -> None:
+    assert Hold(0.0, 7.0).pause(Trouble.AWAY, 7.0) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "held_s"),
+    [
+        ({}, 25.0),
+        ({b"x-stainless-read-timeout": b"600"}, 25.0),
+        ({b"x-stainless-read-timeout": b"4.0"}, 2.0),
+        ({b"x-stainless-timeout": b"10"}, 5.0),
+        ({b"x-stainless-timeout": b"10", b"x-stainless-read-timeout": b"2"}, 1.0),
+        ({b"x-stainless-read-timeout": b"NOT_GIVEN"}, 25.0),
+        ({b"x-stainless-read-timeout": b"nan"}, 25.0),
+        ({b"x-stainless-read-timeout": b"-1"}, 25.0),
+    ],
+)
+def test_a_request_is_held_for_half_of_what_its_client_waits(
+    headers: dict[bytes, bytes], held_s: float
+) -> None:
+    assert hold_s(25.0, headers) == held_s
+
+
+@given(st.integers(100, 599))
+def test_only_what_heals_is_an_outage(status: int) -> None:
+    assert (trouble_of_status(status, "") is not None) == (status in (502, 503, 504))
+
+
+@pytest.mark.parametrize(
+    ("told", "retry_s"), [(b"2", 2), (b"100", MOST_RETRY_S), (b"soon", 2), (None, 2)]
+)
+def test_no_client_is_told_to_sleep_for_long(told: bytes | None, retry_s: int) -> None:
+    headers = [] if told is None else [(b"retry-after", told)]
+    error = outage_of(503, b"<html>", headers)
+    assert error.retry_after_s == retry_s and error.body["error"]["code"] == 503

@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import pytest
+
+from fakevllm.config import load
+from fakevllm.errors import ConfigError
+from fakevllm.serve_policy import RouteRules, ServeRules, ServeSection
+
+
+def section(folder: Path, text: str) -> ServeSection:
+    file = folder / "fakevllm.toml"
+    file.write_text(text)
+    return load(file, {}).serve
+
+
+def test_a_route_has_the_sections_rules_but_for_its_own(tmp_path: Path) -> None:
+    serve = section(
+        tmp_path,
+        '[serve]\nquorum = 3\non_disconnect = "finish"\n'
+        '[serve.routes.messages]\npolicy = "lead"\n[serve.routes.chat]\nquorum = 2\n',
+    )
+    assert serve.rules("responses") == ServeRules(quorum=3, on_disconnect="finish")
+    assert serve.rules("chat") == ServeRules(quorum=2, on_disconnect="finish")
+    assert serve.rules("messages") == ServeRules(policy="lead", on_disconnect="finish")
+
+
+def test_a_route_may_be_best_where_the_section_is_not() -> None:
+    routes = {"chat": RouteRules(policy="best", deadline_s=2.0)}
+    serve = ServeSection(policy="greedy", routes=routes)
+    assert serve.rules("chat") == ServeRules(deadline_s=2.0)
+    assert serve.rules("messages").streams_lead
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('policy = "lead"\nquorum = 2', 'quorum is for the policy "best", not for "lead"'),
+        ('policy = "greedy"\nrandom_fraction = 0.1', "random_fraction is for the policy"),
+        ("deadline_s = nan", "serve.deadline_s"),
+        ("quorum = 0", "greater than or equal to 1"),
+        ("routes = { embeddings = {} }", "embeddings is no route: chat, completions,"),
+        ('routes = { chat = { policy = "lead", quorum = 2 } }', "quorum is for the policy"),
+        ('policy = "worst"', "serve.policy"),
+    ],
+)
+def test_what_would_change_nothing_is_refused_in_one_line(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told) as refused:
+        section(tmp_path, f"[serve]\n{text}\n")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_flag_names_the_policy() -> None:
+    assert load(None, {"serve": {"policy": "lead"}}).serve.policy == "lead"
+    with pytest.raises(ConfigError, match="--serve-policy"):
+        load(None, {"serve": {"policy": "worst"}})

@@ -1,0 +1,119 @@
+"""`fakevllm sessions`, as it is drawn."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console, RenderableType
+
+from fakevllm.errors import UserError
+from fakevllm.ledger.session_reads import PlacedGroup
+from fakevllm.ledger.store import Ledger
+from fakevllm.sessions_command import render_list, render_tree, show
+from tests.ledger.test_session_reads import placed, put
+
+
+def drawn(shown: RenderableType, width: int = 100) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(shown)
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def a_group(
+    group_id: str,
+    parent_id: str | None,
+    turn: int,
+    kind: str = "continues",
+    question: str = "words",
+    reward: float | None = 0.5,
+) -> PlacedGroup:
+    at = 1_000_000.0 + int(group_id)
+    return PlacedGroup(
+        group_id,
+        parent_id,
+        turn,
+        kind,
+        "prefix",
+        at,
+        question,
+        4,
+        reward,
+        "trained",
+        None,
+        "k",
+        None,
+    )
+
+
+TREE = [
+    a_group("1", None, 1, "new", "Read the notes\nand go on with all that is written there"),
+    a_group("2", None, 1, "side", "Generate a title"),
+    a_group("3", "1", 1),
+    a_group("4", "3", 2, question="And now?", reward=None),
+    a_group("5", "4", 3, question="Fine"),
+    a_group("6", "3", 2, "regenerates", "And now?"),
+    a_group("7", "6", 3, question="Better"),
+]
+
+
+def test_a_tree_goes_down_the_last_branch_and_hangs_the_others_on_it() -> None:
+    lines = drawn(render_tree("0123456789abcdef", TREE, [("cafe0123456789", "3")], {"k": "alice"}))
+    assert lines[0] == "0123456789abcdef  alice"
+    starts = [line.split("words")[0][:44].rstrip() for line in lines[1:-1]]
+    assert starts == [
+        "├──   1  new         N=4   0.50  Read the no",
+        "├──   1  side        N=4   0.50  Generate a",
+        "├──      continues   N=4   0.50  (a tool's r",
+        "├── sub-agent cafe01234567",
+        "├──   2  continues   N=4      –  And now?  t",
+        "│   └──   3  continues   N=4   0.50  Fine  t",
+        "├──   2  regenerates N=4   0.50  And now?  t",
+        "└──   3  continues   N=4   0.50  Better  tra",
+    ]
+    assert lines[-1] == "3 turns, 7 groups; reward of what was served"
+    assert "trained, by prefix" in lines[5]
+
+
+def test_a_long_conversation_is_drawn() -> None:
+    groups = [a_group(str(n), str(n - 1) if n > 1 else None, n) for n in range(1, 3001)]
+    assert len(drawn(render_tree("s", groups, [], {}))) == 3002
+
+
+def test_lines_fit_the_terminal() -> None:
+    shown = render_tree("0123456789abcdef", TREE, [], {})
+    assert max(map(len, drawn(shown, width=60))) <= 60
+
+
+def test_the_list_names_keys_and_shortens_ids(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.sqlite"
+    ledger = Ledger.open(file)
+    put(ledger, placed("a", "0123456789abcdef", kind="new", question="What\nis it?"))
+    shown = drawn(show(file, None, 10, {"0a1b2c3d": "alice"}))  # beside its writer
+    ledger.close()
+    assert " ".join(shown[0].split()) == "session app turns groups reward last seen begins with"
+    assert shown[1].startswith("0123456789ab  alice")
+    assert "0.50" in shown[1] and shown[1].endswith("What is it?")
+    tree = drawn(show(file, "0123", 10, {}))
+    assert tree[0] == "0123456789abcdef  0a1b2c3d"
+
+
+def test_mistakes_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.sqlite"
+    with pytest.raises(UserError, match="There is no ledger"):
+        show(file, None, 10, {})
+    assert not file.exists()
+    ledger = Ledger.open(file)
+    put(ledger, placed("a", "ab"), placed("b", "ac"), placed("c", "abc"))
+    ledger.close()
+    with pytest.raises(UserError, match="No session begins with 'x'"):
+        show(file, "x", 10, {})
+    with pytest.raises(UserError, match="Several"):
+        show(file, "a", 10, {})
+    assert drawn(show(file, "ab", 10, {}))[0].startswith("ab ")
+
+
+def test_an_empty_ledger_has_no_sessions() -> None:
+    assert drawn(render_list([], {})) == ["No sessions yet."]

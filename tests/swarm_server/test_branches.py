@@ -1,0 +1,72 @@
+"""Sessions that branch are counted by cause, with and without the model's own tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from forest.tiny_tokenizer import FULL, asked, encode
+from swarm_server.samples import call
+
+from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
+from fakevllm_server.branches import branches
+from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.forest.history import Vocabulary
+from fakevllm_server.spelling import vocabulary_of
+
+END = "<|im_end|>"
+
+
+def made(prompt: str, response: str) -> RecordedCall:
+    return replace(call(), prompt_ids=encode(prompt), response_ids=encode(response))
+
+
+def episodes(*sessions: list[RecordedCall]) -> list[FinishedGroup]:
+    return [
+        FinishedGroup("task:a#1", [ScoredEpisode(at, 1.0, own) for at, own in enumerate(sessions)])
+    ]
+
+
+FIRST = made(asked("system: s", "user: hi"), f"<think>hm</think>hello{END}")
+NEXT = made(asked("system: s", "user: hi", "assistant: <think>hm</think>hello", "user: more"), "x")
+STRIPPED = made(asked("system: s", "user: hi", "assistant: hello", "user: more"), "x")
+
+
+def test_each_episode_is_a_session_of_its_own() -> None:
+    assert branches(episodes([FIRST, NEXT], [FIRST, STRIPPED]), FULL) == {
+        "branch_first": 2,
+        "branch_extends": 1,
+        "branch_thinking_stripped": 1,
+        "drift_rate": 0.5,
+        "branch_rate": 0.5,
+    }
+
+
+def test_without_a_tokenizer_a_cause_that_needs_text_is_unknown() -> None:
+    told = branches(episodes([FIRST, NEXT, STRIPPED]))
+    assert (told["branch_extends"], told["branch_unknown"]) == (1, 1)
+
+
+def test_one_call_asked_again_branches_and_is_no_drift() -> None:
+    told = branches(episodes([FIRST, FIRST]), FULL)
+    assert (told["branch_regenerated"], told["branch_rate"], told["drift_rate"]) == (1, 1, 0)
+
+
+def test_siblings_of_one_call_are_no_sessions() -> None:
+    assert branches(episodes([FIRST], [STRIPPED])) == {"drift_rate": 0, "branch_rate": 0}
+
+
+def test_the_models_own_folder_tells_causes_by_text() -> None:
+    pytest.importorskip("tokenizers")
+    vocabulary = vocabulary_of(str(DEMO_MODEL_DIR))
+    assert vocabulary.decode is not None and vocabulary.message_start is not None
+    assert vocabulary.decode([vocabulary.message_start]) == "<|im_start|>"
+    assert {vocabulary.decode([id]) for id in vocabulary.special_ids} >= {"<|im_start|>", END}
+
+
+@pytest.mark.parametrize("model", [None, "nowhere", "broken"])
+def test_a_model_without_a_readable_tokenizer_leaves_ids(tmp_path: Path, model: str | None) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "tokenizer.json").write_text("{")
+    assert vocabulary_of(model and str(tmp_path / model)) == Vocabulary()

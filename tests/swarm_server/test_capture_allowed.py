@@ -1,0 +1,120 @@
+"""Capture of what tokens were chosen from, from an engine that tells it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from swarm_server.samples import call as sample_call
+
+from fakevllm_adapters.sse import DONE, encode
+from fakevllm_server.allowed import Allowed, packed
+from fakevllm_server.calls import RecordedCall
+from fakevllm_server.capture import Capture
+from fakevllm_server.capture_base import CallCapture
+from fakevllm_server.capture_completions import CompletionsCapture
+from fakevllm_server.weight_gate import CallStamp
+
+Json = dict[str, Any]
+CAPTURES: list[type[CallCapture]] = [Capture, CompletionsCapture]
+PAIR, ONE, ALL = packed(bytes([0b11, 0b1])), packed(bytes([0, 0b1])), None
+"""Ids 0, 1 and 8; id 8 alone."""
+SHAPED: Json = {"response_format": {"type": "json_object"}}
+
+
+def told(*chosen_from: bytes | None) -> Json:
+    return Allowed.of(chosen_from).to_wire()
+
+
+def answer(allowed: Any, ids: tuple[int, ...] = (1, 8)) -> Json:
+    logprobs = [-0.1] * len(ids)
+    choice: Json = {
+        "index": 0,
+        "logprobs": {
+            "content": [{"logprob": logprob} for logprob in logprobs],
+            "token_logprobs": logprobs,
+        },
+        "finish_reason": "stop",
+        "token_ids": list(ids),
+        "prompt_token_ids": [1, 2],
+    }
+    choice |= {} if allowed is None else {"allowed_tokens": allowed}
+    usage = {"completion_tokens": len(ids)}
+    return {"choices": [choice], "usage": usage, "prompt_token_ids": [1, 2]}
+
+
+def recorded(reply: Json, body: Json = SHAPED, kind: type[CallCapture] = Capture) -> RecordedCall:
+    capture = kind(body, {}, tells_allowed=True)
+    shown = orjson.loads(capture.answer(orjson.dumps(reply)))
+    assert "allowed_tokens" not in shown["choices"][0]
+    record = capture.record(CallStamp([0]))
+    assert record is not None
+    return record
+
+
+@pytest.mark.parametrize("kind", CAPTURES)
+def test_an_engine_is_asked_only_where_it_tells_and_tokens_are_left_out(
+    kind: type[CallCapture],
+) -> None:
+    def asked(body: Json, *, tells_allowed: bool, defaults: Json | None = None) -> bool:
+        capture = kind(body, defaults or {}, tells_allowed=tells_allowed)
+        return "return_allowed_tokens" in capture.upstream_body()
+
+    assert asked(SHAPED, tells_allowed=True)
+    assert asked({}, tells_allowed=True, defaults={"top_k": 20})
+    assert not asked(SHAPED, tells_allowed=False)
+    assert not asked({"temperature": 0.7}, tells_allowed=True)
+    assert not asked(SHAPED | {"presence_penalty": 1}, tells_allowed=True)
+
+
+@pytest.mark.parametrize("kind", CAPTURES)
+def test_what_each_token_was_chosen_from_is_kept_and_not_shown(kind: type[CallCapture]) -> None:
+    call = recorded(answer(told(PAIR, ALL)), kind=kind)
+    assert call.untrainable is None
+    assert call.allowed == Allowed.of([PAIR, ALL])
+    assert call.num_trained == 2
+
+
+@pytest.mark.parametrize("kind", CAPTURES)
+def test_a_stream_says_it_at_its_end(kind: type[CallCapture]) -> None:
+    capture = kind(SHAPED | {"stream": True}, {}, tells_allowed=True)
+    first, last = answer(None, (1,)), answer(told(PAIR, ONE), (8,))
+    first["choices"][0]["finish_reason"] = None
+    last["usage"]["completion_tokens"] = 2
+    shown = b"".join(capture.event(event) for event in (encode(first), encode(last), DONE))
+    assert b"allowed_tokens" not in shown
+    call = capture.record(CallStamp([0]))
+    assert call is not None and call.untrainable is None
+    assert call.allowed == Allowed.of([PAIR, ONE]) and call.num_trained == 1
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    [
+        None,
+        told(PAIR),
+        told(PAIR, PAIR, PAIR),
+        told(ONE, ALL),
+        told(ALL, packed(b"\3")),
+        {"sets": ["?"], "of_token": ""},
+        [],
+        7,
+    ],
+)
+def test_a_call_whose_tokens_are_not_all_in_sets_of_theirs_trains_nothing(allowed: Any) -> None:
+    assert recorded(answer(allowed)).untrainable == "missing_allowed_tokens"
+
+
+def test_a_call_that_could_be_no_other_trains_nothing() -> None:
+    assert recorded(answer(told(ONE, ONE), (8, 8))).untrainable == "nothing_to_choose"
+
+
+def test_what_was_not_asked_for_is_not_read() -> None:
+    call = recorded(answer({"sets": 7}), body={})
+    assert (call.untrainable, call.allowed) == (None, None)
+
+
+def test_the_sets_stay_at_the_server() -> None:
+    wire = recorded(answer(told(PAIR, ALL))).to_wire()
+    assert wire.model_fields_set == sample_call().to_wire().model_fields_set

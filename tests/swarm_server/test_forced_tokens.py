@@ -1,0 +1,57 @@
+"""Tokens that could be no other, on their way from a call to a step's advantages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from swarm_server.samples import call
+
+from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
+from fakevllm_server.algorithms.whitened import reinforce_plus_plus
+from fakevllm_server.allowed import Allowed, packed
+from fakevllm_server.backends.base import Call
+from fakevllm_server.batch import PlannedStep, plan_step
+from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
+
+ONE, TWO = packed(bytes([0b100])), packed(bytes([0b1100]))
+
+
+def held(*chosen_from: bytes | None) -> RecordedCall:
+    plain = call(ids=tuple(range(2, 2 + len(chosen_from))))
+    return replace(plain, allowed=Allowed.of(chosen_from))
+
+
+def planned(job: TrainJob) -> PlannedStep:
+    """Five choices in the first episode and one in the second."""
+    first = [held(ONE, TWO, None, ONE), call(ids=(5, 6)), held(None, ONE)]
+    episodes = [ScoredEpisode(0, 1.0, first), ScoredEpisode(1, 0.0, [held(ONE, ONE, TWO)])]
+    return plan_step(1, [FinishedGroup("g", episodes)], job)
+
+
+def test_they_have_no_advantage_and_count_in_no_estimate() -> None:
+    calls = planned(TrainJob(algorithm="reinforce_plus_plus", gamma=0.5)).batch.calls
+    outcomes = [Outcome("g", 1.0, 5), Outcome("g", 0.0, 1)]
+    of_first, of_second = reinforce_plus_plus(outcomes, AdvantageSpec(gamma=0.5))
+    assert [list(one.advantages) for one in calls] == [
+        of_first[:2],
+        of_first[2:4],
+        of_first[4:],
+        of_second,
+    ]
+
+
+def test_they_are_counted_by_themselves() -> None:
+    plan = planned(TrainJob())
+    assert (plan.metrics["tokens_trained"], plan.metrics["tokens_forced"]) == (6, 5)
+    assert [one.is_trained for one in plan.batch.calls] == [
+        [False, True, True, False],
+        [True, True],
+        [True, False],
+        [False, False, True],
+    ]
+
+
+def test_what_tokens_were_chosen_from_goes_to_the_trainer() -> None:
+    for one in planned(TrainJob()).batch.calls:
+        assert Call.from_wire(one.to_wire()) == replace(one, logprobs=list(one.logprobs))

@@ -1,0 +1,43 @@
+"""The line a step prints."""
+
+from __future__ import annotations
+
+from fakevllm_server.step_line import step_line
+
+MEASURED = {
+    "reward_mean": 0.4375,
+    "groups": 8.0,
+    "tokens_trained": 312.0,
+    "rho": 4.333,
+    "tokens_saved": 2100.0,
+    "forest_speedup": 3.1,
+    "token_fidelity": 1.0,
+    "mismatch_k3": 0.00012,
+    "ess": 0.9991,
+    "equal_version": 0.25,
+    "seconds": 0.52,
+}
+
+
+def test_a_line_has_the_reward_the_saving_the_truth_and_the_time() -> None:
+    assert step_line(3, 4, MEASURED) == (
+        "step 3 → version 4: reward 0.438 of 8 groups, 312 tokens trained, "
+        "rho 4.33 (2100 tokens saved, 3.10 times as quick as rows), "
+        "fidelity 1, mismatch k3 0.00012, ess 0.999, 0.5 s"
+    )
+
+
+def test_a_line_says_what_was_left_out_and_that_there_was_no_update() -> None:
+    line = step_line(3, 4, MEASURED | {"untrainable_tokens": 12, "skipped": 1.0})
+    assert "12 untrainable" in line and "NO UPDATE" in line
+
+
+def test_a_line_says_where_the_mismatch_has_the_drift_of_older_weights_in_it() -> None:
+    assert "mismatch k3 0.00012 with age" in step_line(3, 4, MEASURED | {"equal_version": 0.0})
+
+
+def test_a_line_says_nothing_of_what_was_not_measured() -> None:
+    line = step_line(1, 1, {"reward_mean": 0.5, "groups": 1, "tokens_trained": 4, "rho": 1.0})
+    assert line == (
+        "step 1 → version 1: reward 0.500 of 1 groups, 4 tokens trained, rho 1.00 (0 tokens saved)"
+    )

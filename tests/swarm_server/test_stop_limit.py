@@ -1,0 +1,176 @@
+"""Training stops where trainer and engine have come apart, and serving does not."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from swarm_server.local_backend import LocalBackend
+from swarm_server.loops import JOB, Run
+
+from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply, LogEntry
+from fakevllm_server import back_off, trainer
+from fakevllm_server.api.control import router
+from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics
+from fakevllm_server.backends.mismatch_limit import TOO_FAR, is_too_far
+from fakevllm_server.config import ServerConfig
+from fakevllm_server.runlog import RunLog
+from fakevllm_server.stop_limit import MAX_TOO_FAR, StopLimit
+from fakevllm_server.swarm import Swarm
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(back_off, "FIRST_S", 0.0)
+    monkeypatch.setattr(trainer, "SWEEP_EVERY_S", 0.01)
+
+
+class DriftingBackend(LocalBackend):
+    """Measures what the test says, and makes no update where that is too far, as trainers do."""
+
+    def __init__(self, *mismatches: float) -> None:
+        super().__init__()
+        self.mismatches = list(mismatches)
+        self.versions: list[int | None] = []
+
+    async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
+        self.versions.append(batch.version)
+        measured: StepMetrics = {"mismatch_k3": self.mismatches.pop(0), "ess": 0.5}
+        if is_too_far(measured, JOB):
+            self.steps.append(batch.step)
+            return {**measured, **TOO_FAR}
+        return await super().step(batch, loss) | measured
+
+
+def entries(run: Run[DriftingBackend], kind: str) -> list[LogEntry]:
+    return [entry for entry in run.log.after(0) if entry.kind == kind]
+
+
+async def test_three_steps_in_a_row_that_are_too_far_end_training_and_not_serving(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fakevllm.server")
+    run = Run(tmp_path, DriftingBackend(0.01, 5.0, 5.0, 6.0))
+    for name in "abcd":
+        await run.finish_group(name)
+        await run.trained(name)
+    (stop,) = entries(run, "stopped")
+
+    assert not run.loop.is_training
+    assert run.engine.status is EngineStatus.ROLLING and run.engine.is_serving
+    assert run.engine.detail == stop.reason
+    assert "training stopped at step 4" in stop.reason and "mismatch_k3 6" in stop.reason
+    assert stop.reason in caplog.text
+    assert caplog.text.count("made no update") == 3
+    assert run.backend.steps == [1, 2, 3, 4]
+    await run.stop()
+    again = RunLog(tmp_path / "log")
+    assert [entry.reason for entry in again.after(0) if entry.kind == "stopped"] == [stop.reason]
+    again.close()
+
+
+async def test_what_waits_when_training_stops_is_dropped_for_that_reason(tmp_path: Path) -> None:
+    run = Run(tmp_path, DriftingBackend(5.0, 5.0, 5.0))
+    run.backend.may_step.clear()
+    for name in "abcd":
+        await run.rolling()
+        run.pool_group(name)
+    run.backend.may_step.set()
+    await run.until(lambda: len(run.log.standing.gone) == 1)
+
+    assert set(run.log.standing.gone.values()) == {"training_stopped"}
+    assert len(run.log.standing.trained) == 3
+    await run.stop()
+
+
+async def test_a_stopped_run_stays_so_when_its_engine_is_started_again(tmp_path: Path) -> None:
+    run = Run(tmp_path, DriftingBackend(5.0, 5.0, 5.0))
+    for name in "abc":
+        await run.finish_group(name)
+        await run.trained(name)
+    reason = run.engine.detail
+    run.backend.dead.set_result("killed")
+    await run.until(lambda: run.backend.num_launched == 2)
+    await run.rolling()
+
+    assert reason is not None and run.engine.detail == reason
+    assert not run.loop.is_training
+    await run.stop()
+
+
+async def test_a_step_without_an_update_trained_no_sibling_and_no_token(tmp_path: Path) -> None:
+    run = Run(tmp_path, DriftingBackend(5.0, 0.01))
+    for name in "ab":
+        await run.finish_group(name)
+        await run.trained(name)
+    far, near = entries(run, "step")
+
+    assert [one.siblings for one in far.groups + near.groups] == [[], [0, 1]]
+    assert far.metrics["too_far"] == 1 and "too_far" not in near.metrics
+    assert (far.metrics["tokens_trained"], far.metrics["sample_coverage"]) == (0, 0)
+    assert far.metrics["untrained_tokens_too_far"] == near.metrics["tokens_trained"] == 4
+    assert run.loop.is_training and run.engine.detail is None
+    await run.stop()
+
+
+async def test_every_step_tells_its_coverage_and_branches_and_the_run_adds_them_up(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path, DriftingBackend(0.01, 0.01))
+    for name in "ab":
+        await run.finish_group(name)
+        await run.trained(name)
+    for entry in entries(run, "step"):
+        assert entry.metrics["sample_coverage"] == 1 and entry.metrics["branch_rate"] == 0
+    assert run.log.standing.totals["tokens_sampled"] == 8
+    await run.stop()
+
+
+async def test_a_trainer_is_told_the_version_its_weights_are_served_as(tmp_path: Path) -> None:
+    run = Run(tmp_path, DriftingBackend(0.01, 0.01))
+    for name in "ab":
+        await run.finish_group(name)
+        await run.trained(name)
+    assert run.backend.versions == [0, 1] and run.engine.version == 2
+    await run.stop()
+
+
+async def test_the_engines_status_tells_why_and_what_the_run_adds_up_to(tmp_path: Path) -> None:
+    swarm = Swarm(ServerConfig("fake", tmp_path))
+    metrics = {"tokens_eligible": 8.0, "tokens_trained": 4.0, "untrainable_tokens_x": 3.0}
+    for step in (1, 2):
+        swarm.runlog.trained(step, step, [], metrics)
+    swarm.engine.detail = "training stopped at step 2"
+    app = FastAPI()
+    app.include_router(router(swarm))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://s") as http:
+        told = EngineStatusReply.model_validate((await http.get("/get_engine_status")).json())
+
+    assert told.engine_status_detail == swarm.engine.detail
+    assert told.totals["untrainable_tokens_x"] == 6 and told.totals["sample_coverage"] == 0.5
+    await swarm.close()
+
+
+def test_only_steps_in_a_row_stop_a_run() -> None:
+    limit = StopLimit()
+    far = {"too_far": 1.0, "mismatch_k3": 2.0}
+    for step, metrics in enumerate([*[far] * (MAX_TOO_FAR - 1), {}, *[far] * (MAX_TOO_FAR - 1)]):
+        limit.saw(step, metrics, 1.0)
+    assert limit.reason is None
+    limit.saw(9, far, 1.0)
+    assert limit.reason is not None and "step 9" in limit.reason
+
+
+@pytest.mark.parametrize(
+    ("mismatch_k3", "is_far"), [(0.5, False), (1.0, False), (1.01, True), (float("nan"), True)]
+)
+def test_the_limit_itself_is_not_too_far_and_what_is_no_number_is(
+    mismatch_k3: float, is_far: bool
+) -> None:
+    assert is_too_far({"mismatch_k3": mismatch_k3}, JOB) is is_far
+    assert not is_too_far(
+        {"mismatch_k3": mismatch_k3}, JOB.model_copy(update={"max_mismatch_k3": None})
+    )
