@@ -171,7 +171,9 @@ def _strict_json(line: bytes) -> Any:
 
     record: Any = json.loads(line, parse_constant=refuse)
     try:
-        json.dumps(record, ensure_ascii=False).encode()
+        json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         raise ValueError("it holds half a surrogate pair") from None
+    except ValueError:
+        raise ValueError("it holds a number too large") from None
     return record

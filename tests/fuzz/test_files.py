@@ -178,6 +178,7 @@ ROW = {"question": "1 + 1?", "answer": {"value": [2]}}
 @SOME
 @given(raw=garbled(ROW))
 @example(raw=b'{"question": "a", "x": NaN}')
+@example(raw=b'{"question": "a", "x": 1e999}')
 @example(raw=b'{"question": "a", "\\ud800": 1}')
 def test_a_dataset_is_read_and_can_be_sent_or_is_refused_in_one_line(
     tmp_path: Path, raw: bytes

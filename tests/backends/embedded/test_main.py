@@ -55,7 +55,7 @@ async def test_the_server_can_start_ask_and_stop_it(demo_folder: Path, tmp_path:
     backend = ChildEngine(EngineSpec("embedded", tmp_path, str(demo_folder), "demo"))
     try:
         endpoint = await backend.launch()
-        await backend.boot(TrainJob())
+        await backend.boot(TrainJob(max_mismatch_k3=None))  # the calls are made up
         metrics = await backend.step(Batch(1, random_calls(2)), SPEC)
         await backend.publish(1)
         connector = aiohttp.UnixConnector(str(endpoint.socket))
