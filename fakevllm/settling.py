@@ -85,6 +85,8 @@ class Settling:
             group_id=group.group_id,
             task_id=group.task_id or "",
             rewards=group.rewards,
+            served=group.served_index,
+            parent_id=group.parent_id,
             metadata={"question": group.question},
         )
         reply = await self._link.end_group(end)
@@ -118,7 +120,8 @@ class Settling:
 
 def _scored(record: GroupRecord) -> ScoredGroup:
     rewards = [sibling.reward for sibling in record.siblings]
-    return ScoredGroup(record.group_id, record.task_id, record.question, rewards)
+    what = record.group_id, record.task_id, record.question
+    return ScoredGroup(*what, rewards, record.served_index, record.parent_id)
 
 
 def _reason(error: Exception) -> str:

@@ -103,6 +103,10 @@ class EndGroupRequest(BaseModel):
     task_id: str = ""
     rewards: list[FiniteFloat | None] = Field(max_length=MAX_GROUP_SIZE)
     """By sibling index; None means: do not train this sibling."""
+    served: int | None = None
+    """The sibling whose answer the app got."""
+    parent_id: str | None = None
+    """The group whose served answer this one's conversation goes on from."""
     metadata: Json = {}
 
 

@@ -23,7 +23,7 @@ UNTRAINED = """
     FROM groups WHERE reason IS NOT NULL GROUP BY word ORDER BY word
 """
 SCORED = """
-    SELECT g.group_id, g.task_id, g.question, s.reward
+    SELECT g.group_id, g.task_id, g.question, g.served_index, g.parent_id, s.reward
     FROM groups AS g JOIN siblings AS s USING (group_id)
     WHERE g.state = 'scored' ORDER BY g.received_at, g.group_id, s."index"
 """

@@ -102,6 +102,8 @@ class ScoredGroup:
     question: str
     rewards: list[float | None]
     """By sibling index."""
+    served_index: int | None = None
+    parent_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

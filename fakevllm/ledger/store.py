@@ -151,8 +151,10 @@ class Ledger:
         with self._reading.connect() as db:
             rows = db.exec_driver_sql(queries.SCORED).all()
         found: list[ScoredGroup] = []
-        for (group_id, task_id, question), of_group in itertools.groupby(rows, lambda r: r[:3]):
-            found.append(ScoredGroup(group_id, task_id, question, [row[3] for row in of_group]))
+        for of, rows_of_group in itertools.groupby(rows, lambda row: row[:5]):
+            group_id, task_id, question, served, parent_id = of
+            rewards = [row[5] for row in rows_of_group]
+            found.append(ScoredGroup(group_id, task_id, question, rewards, served, parent_id))
         return found
 
     def tasks(self) -> list[Task]:

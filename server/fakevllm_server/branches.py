@@ -1,8 +1,8 @@
-"""Why sessions branch: calls of active episodes that do not go on where an earlier one ended. Pure.
+"""Why sessions branch: calls that do not go on where an earlier one ended. Pure.
 
-An episode is one session, its calls in the order they were made. Siblings of passive traffic are
-one call each; what session and turn theirs is, nobody tells the server, so they are not looked at.
-Whoever knows (the proxy does) can give `FinishedGroup` those facts and join its groups here.
+An active episode is one session, its calls in the order they were made. A passive group's siblings
+have one prompt, the next turn of a conversation; what came before it, the proxy tells
+(`FinishedGroup.follows`). Where that is not known, a group is not looked at.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def branches(
     """`branch_<cause>` for every cause that occurred, `drift_rate`, and `branch_rate`: the share of
     later calls that do not extend an earlier one. Without a vocabulary whatever needs text is
     `unknown`."""
-    found = causes(_session_calls(groups), vocabulary)
+    found = causes(_of_episodes(groups), vocabulary)
+    # The first of each pair was counted with its own group, or was never captured.
+    found += causes(_of_turns(groups), vocabulary)[1::2]
     later = [cause for cause in found if cause is not Cause.FIRST]
     branched = sum(cause is not Cause.EXTENDS for cause in later)
     return {
@@ -29,7 +31,7 @@ def branches(
     }
 
 
-def _session_calls(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
+def _of_episodes(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
     return [
         SessionCall((group.group_id, episode.index), number, call.prompt_ids, call.response_ids)
         for group in groups
@@ -37,3 +39,16 @@ def _session_calls(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
         if len(episode.calls) > 1
         for number, call in enumerate(episode.calls)
     ]
+
+
+def _of_turns(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
+    """Pairs: the served call before, and the group's own prompt."""
+    pairs: list[SessionCall] = []
+    for group in groups:
+        own = [call for episode in group.episodes for call in episode.calls]
+        if group.follows is not None and own:
+            pairs += [
+                SessionCall(group.group_id, number, call.prompt_ids, call.response_ids)
+                for number, call in enumerate((group.follows, own[0]))
+            ]
+    return pairs

@@ -79,6 +79,8 @@ class FinishedGroup:
 
     group_id: str
     episodes: Sequence[ScoredEpisode]
+    follows: RecordedCall | None = None
+    """The served call that its conversation goes on from, where that is known here."""
 
     @property
     def scored(self) -> list[ScoredEpisode]:

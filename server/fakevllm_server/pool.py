@@ -18,6 +18,7 @@ from fakevllm_server.algorithms import NEEDS_GREEDY
 from fakevllm_server.algorithms.shaping import is_tied, shaped_rewards
 from fakevllm_server.algorithms.staleness import keep_fresh
 from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.served import ServedCalls
 
 MAX_OPEN_GROUPS = 10_000
 MAX_FINISHED_GROUPS = 10_000
@@ -65,6 +66,7 @@ class Pool:
         self.dropped: dict[str, str] = {}
         """Since the last look."""
         self._left_out: Counter[str] = Counter()
+        self._served = ServedCalls()
 
     @property
     def num_finished(self) -> int:
@@ -110,7 +112,14 @@ class Pool:
         return group_id in self._replies
 
     def end_group(
-        self, group_id: str, rewards: Sequence[float | None], step: int, *, trains: bool = True
+        self,
+        group_id: str,
+        rewards: Sequence[float | None],
+        step: int,
+        *,
+        trains: bool = True,
+        served: int | None = None,
+        parent_id: str | None = None,
     ) -> EndGroupReply:
         """The reply to the end of a group; it is pooled where it can be compared and the run still
         `trains`."""
@@ -124,7 +133,11 @@ class Pool:
         episodes = [
             ScoredEpisode(i, reward, opened.calls.get(i, [])) for i, reward in enumerate(rewards)
         ]
-        reason = self._keep(FinishedGroup(group_id, episodes)) if trains else "training_finished"
+        follows = self._served.of(parent_id)
+        if served is not None:
+            self._served.remember(group_id, opened.calls.get(served, []))
+        group = FinishedGroup(group_id, episodes, follows)
+        reason = self._keep(group) if trains else "training_finished"
         reply = EndGroupReply(
             success=True,
             failure_reason=reason or "",

@@ -125,11 +125,12 @@ def test_a_trained_group_whose_settling_was_cut_off_is_on_the_curve(ledger: Ledg
 
 
 def test_groups_that_wait_for_the_servers_word_are_found_oldest_first(ledger: Ledger) -> None:
-    ledger.record(group("b", [None, 1.0], received_at=2.0, task_id="t"))
+    second = group("b", [None, 1.0], received_at=2.0, task_id="t", served=1)
+    ledger.record(replace(second, parent_id="a"))
     ledger.record(group("a", [0.5, 0.0], received_at=1.0))
     ledger.record(group("c", state="pooled"))
     assert ledger.drain()
     assert ledger.scored_groups() == [
-        ScoredGroup("a", None, "1+1?", [0.5, 0.0]),
-        ScoredGroup("b", "t", "1+1?", [None, 1.0]),
+        ScoredGroup("a", None, "1+1?", [0.5, 0.0], 0),
+        ScoredGroup("b", "t", "1+1?", [None, 1.0], 1, "a"),
     ]

@@ -57,6 +57,17 @@ def test_siblings_of_one_call_are_no_sessions() -> None:
     assert branches(episodes([FIRST], [STRIPPED])) == {"drift_rate": 0, "branch_rate": 0}
 
 
+def test_the_next_turn_of_passive_traffic_is_held_against_the_answer_that_was_served() -> None:
+    def turn(*prompts: RecordedCall, follows: RecordedCall | None) -> FinishedGroup:
+        siblings = [ScoredEpisode(at, 1.0, [one]) for at, one in enumerate(prompts)]
+        return FinishedGroup("g", siblings, follows)
+
+    told = branches([turn(FIRST, FIRST, follows=None), turn(NEXT, NEXT, follows=FIRST)], FULL)
+    assert told == {"branch_extends": 1, "drift_rate": 0, "branch_rate": 0}
+    told = branches([turn(STRIPPED, STRIPPED, follows=FIRST)], FULL)
+    assert told == {"branch_thinking_stripped": 1, "drift_rate": 1, "branch_rate": 1}
+
+
 def test_the_models_own_folder_tells_causes_by_text() -> None:
     pytest.importorskip("tokenizers")
     vocabulary = vocabulary_of(str(DEMO_MODEL_DIR))

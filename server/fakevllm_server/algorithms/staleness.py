@@ -21,4 +21,4 @@ def keep_fresh(group: FinishedGroup, version: int, max_staleness: int) -> tuple[
         num_dropped += len(episode.calls) - len(fresh)
         if fresh or not episode.calls:
             episodes.append(replace(episode, calls=fresh))
-    return FinishedGroup(group.group_id, episodes), num_dropped
+    return replace(group, episodes=episodes), num_dropped

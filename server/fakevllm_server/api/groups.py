@@ -20,6 +20,8 @@ def router(swarm: Swarm) -> APIRouter:
             request.rewards,
             swarm.engine.collecting_step,
             trains=swarm.is_training,
+            served=request.served,
+            parent_id=request.parent_id,
         )
         if reply.pooled and not known:
             swarm.runlog.acked(request.group_id, swarm.engine.global_step)
