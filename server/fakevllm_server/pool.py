@@ -117,12 +117,12 @@ class Pool:
         rewards: Sequence[float | None],
         step: int,
         *,
-        trains: bool = True,
+        closed: str | None = None,
         served: int | None = None,
         parent_id: str | None = None,
     ) -> EndGroupReply:
-        """The reply to the end of a group; it is pooled where it can be compared and the run still
-        `trains`."""
+        """The reply to the end of a group; it is pooled where it can be compared and the run is not
+        `closed`, for this reason."""
         if group_id in self._replies:
             return self._replies[group_id]
         if group_id in self._refused:
@@ -137,7 +137,7 @@ class Pool:
         if served is not None:
             self._served.remember(group_id, opened.calls.get(served, []))
         group = FinishedGroup(group_id, episodes, follows)
-        reason = self._keep(group) if trains else "training_finished"
+        reason = closed or self._keep(group)
         reply = EndGroupReply(
             success=True,
             failure_reason=reason or "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fakevllm_server.calls import RecordedCall
 
@@ -21,7 +22,7 @@ class ServedCalls:
         """The served sibling's calls; passive ones have one."""
         if len(calls) != 1 or group_id in self._calls:
             return
-        self._calls[group_id] = calls[0]
+        self._calls[group_id] = replace(calls[0], allowed=None)
         self._num_tokens += _length(calls[0])
         while self._num_tokens > self._max_tokens:
             _, oldest = self._calls.popitem(last=False)

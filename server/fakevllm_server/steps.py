@@ -98,7 +98,13 @@ class Steps:
         return version
 
     def _counts(self, groups: list[FinishedGroup], plan: PlannedStep) -> StepMetrics:
-        return coverage(groups, plan.batch.calls) | branches(groups, self._vocabulary())
+        counts = coverage(groups, plan.batch.calls)
+        # Isolated: the names of causes are not worth a step.
+        try:
+            return counts | branches(groups, self._vocabulary())
+        except Exception:
+            log.exception("why sessions branched could not be told")
+            return counts
 
     async def _penalties(self, groups: list[FinishedGroup]) -> list[list[float]] | None:
         try:
@@ -141,8 +147,10 @@ class Steps:
         step = plan.batch.step
         metrics = with_left_out(plan.metrics, self._pool.take_left_out()) | measured
         trained = plan.trained
-        if metrics.get("too_far"):
-            metrics = nothing_trained(metrics, "too_far")
+        if metrics.get("no_update"):
+            metrics = nothing_trained(
+                metrics, "too_far" if metrics.get("too_far") else "not_finite"
+            )
             trained = [one.model_copy(update={"siblings": []}) for one in trained]
         self._log.trained(step, version, trained, metrics)
         log.info("%s", step_line(step, version, metrics))

@@ -16,9 +16,11 @@ class StopLimit:
         """Why no more steps are taken; None while they are."""
 
     def saw(self, step: int, metrics: Mapping[str, float], limit: float | None) -> None:
-        """After each step. `limit` is the job's `max_mismatch_k3`."""
+        """After each step. `limit` is the job's `max_mismatch_k3`. A step that measured nothing
+        says nothing."""
         if not metrics.get("too_far"):
-            self._num_too_far = 0
+            if metrics.get("tokens_trained") and not metrics.get("skipped"):
+                self._num_too_far = 0
             return
         self._num_too_far += 1
         if self._num_too_far < MAX_TOO_FAR:

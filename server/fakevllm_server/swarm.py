@@ -123,7 +123,12 @@ class Swarm:
 
     @property
     def is_training(self) -> bool:
-        return self._loop is not None and self._loop.is_training
+        return self.closed is None
+
+    @property
+    def closed(self) -> str | None:
+        """Why nothing is trained any more; None while it is."""
+        return "training_finished" if self._loop is None else self._loop.closed
 
     @property
     def backlog(self) -> float:

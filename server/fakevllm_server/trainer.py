@@ -71,11 +71,16 @@ class TrainLoop:
 
     @property
     def is_training(self) -> bool:
-        """Whether more steps will be taken."""
+        return self.closed is None
+
+    @property
+    def closed(self) -> str | None:
+        """Why no more steps will be taken, as groups are told; None while they are."""
         if self._steps.stopped is not None:
-            return False
+            return "training_stopped"
         limit = self._job.total_training_steps
-        return limit is None or self._engine.global_step <= limit
+        is_over = limit is not None and self._engine.global_step > limit
+        return "training_finished" if is_over else None
 
     def notify(self) -> None:
         """The pool or the episodes changed."""
@@ -253,9 +258,8 @@ class TrainLoop:
     async def _close_step(self, step: int) -> None:
         version = self._engine.version
         await self._saves.save_if_due(step, version, is_last=not self.is_training)
-        if not self.is_training:
-            reason = "training_stopped" if self._steps.stopped else "training_finished"
-            self._log.dropped(step, self._pool.give_up(reason))
+        if self.closed is not None:
+            self._log.dropped(step, self._pool.give_up(self.closed))
 
     async def _publish(self, version: int) -> None:
         await self._backend.publish(version)

@@ -89,7 +89,7 @@ def test_a_group_without_a_greedy_answer_is_not_pooled_where_one_is_needed() -> 
 def test_after_the_last_step_groups_are_answered_and_not_pooled() -> None:
     pool = pool_of()
     captured(pool, "g")
-    reply = pool.end_group("g", [1.0, 0.0], step=9, trains=False)
+    reply = pool.end_group("g", [1.0, 0.0], step=9, closed="training_finished")
     assert reply.success and not reply.pooled and reply.failure_reason == "training_finished"
     assert len(reply.calls) == 2 and pool.num_finished == 0
 

@@ -15,7 +15,7 @@ from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply, LogEntry
 from fakevllm_server import back_off, trainer
 from fakevllm_server.api.control import router
 from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics
-from fakevllm_server.backends.mismatch_limit import TOO_FAR, is_too_far
+from fakevllm_server.backends.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
 from fakevllm_server.config import ServerConfig
 from fakevllm_server.runlog import RunLog
 from fakevllm_server.stop_limit import MAX_TOO_FAR, StopLimit
@@ -39,6 +39,8 @@ class DriftingBackend(LocalBackend):
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         self.versions.append(batch.version)
         measured: StepMetrics = {"mismatch_k3": self.mismatches.pop(0), "ess": 0.5}
+        if measured["mismatch_k3"] < 0:
+            return {**measured, **NO_UPDATE}
         if is_too_far(measured, JOB):
             self.steps.append(batch.step)
             return {**measured, **TOO_FAR}
@@ -101,6 +103,15 @@ async def test_a_stopped_run_stays_so_when_its_engine_is_started_again(tmp_path:
     await run.stop()
 
 
+async def test_a_step_that_was_not_finite_trained_nothing_and_says_why(tmp_path: Path) -> None:
+    run = Run(tmp_path, DriftingBackend(-1.0))
+    await run.finish_group("a")
+    await run.trained("a")
+    (odd,) = entries(run, "step")
+    assert odd.groups[0].siblings == [] and odd.metrics["untrained_tokens_not_finite"] == 4
+    await run.stop()
+
+
 async def test_a_step_without_an_update_trained_no_sibling_and_no_token(tmp_path: Path) -> None:
     run = Run(tmp_path, DriftingBackend(5.0, 0.01))
     for name in "ab":
@@ -157,11 +168,23 @@ async def test_the_engines_status_tells_why_and_what_the_run_adds_up_to(tmp_path
 def test_only_steps_in_a_row_stop_a_run() -> None:
     limit = StopLimit()
     far = {"too_far": 1.0, "mismatch_k3": 2.0}
-    for step, metrics in enumerate([*[far] * (MAX_TOO_FAR - 1), {}, *[far] * (MAX_TOO_FAR - 1)]):
+    well = {"tokens_trained": 1.0}
+    for step, metrics in enumerate([*[far] * (MAX_TOO_FAR - 1), well, *[far] * (MAX_TOO_FAR - 1)]):
         limit.saw(step, metrics, 1.0)
     assert limit.reason is None
     limit.saw(9, far, 1.0)
     assert limit.reason is not None and "step 9" in limit.reason
+
+
+@pytest.mark.parametrize("silent", [{"tokens_trained": 0.0}, {"tokens_trained": 1.0, "skipped": 1}])
+def test_a_step_that_measured_nothing_does_not_begin_the_count_anew(
+    silent: dict[str, float],
+) -> None:
+    limit = StopLimit()
+    for step in range(MAX_TOO_FAR):
+        limit.saw(step, {"too_far": 1.0, "mismatch_k3": 2.0}, 1.0)
+        limit.saw(step, silent, 1.0)
+    assert limit.reason is not None
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def router(swarm: Swarm) -> APIRouter:
             request.group_id,
             request.rewards,
             swarm.engine.collecting_step,
-            trains=swarm.is_training,
+            closed=swarm.closed,
             served=request.served,
             parent_id=request.parent_id,
         )

@@ -9,7 +9,7 @@ a TrainEngine.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -98,7 +98,9 @@ class Call:
         if not isinstance(self.advantage, int | float):
             arrays["advantage"] = pack_floats(self.advantage)
         allowed = None if self.allowed is None else self.allowed.to_wire()
-        return asdict(replace(self, allowed=None)) | arrays | {"allowed": allowed}
+        # Not asdict: it would copy every id, to throw it away.
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return own | arrays | {"allowed": allowed}
 
     @staticmethod
     def from_wire(wire: dict[str, Any]) -> Call:

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 
 from fakevllm_adapters.train_job import TrainJob
 
-TOO_FAR = {"skipped": 1.0, "too_far": 1.0}
+NO_UPDATE = {"skipped": 1.0, "no_update": 1.0}
+"""What a step tells that ended before its first update."""
+TOO_FAR = {**NO_UPDATE, "too_far": 1.0}
 """What such a step tells beside what it measured."""
 
 

@@ -71,6 +71,15 @@ def test_only_adapters_train_and_only_they_are_in_the_optimiser(tiny_folder: Pat
     assert {id(one) for one in group["params"]} == {id(after[name]) for name in adapters}
 
 
+def test_adapters_begin_as_the_jobs_seed_has_them(tiny_folder: Path) -> None:
+    def begun(seed: int) -> torch.Tensor:
+        trainer = new_trainer(tiny_folder)
+        trainer.boot(TrainJob(**LORA, seed=seed))
+        return torch.cat([p.flatten() for p in trainer.model.parameters() if p.requires_grad])
+
+    assert torch.equal(begun(1), begun(1)) and not torch.equal(begun(1), begun(2))
+
+
 def test_a_fresh_adapter_changes_nothing(tiny_folder: Path) -> None:
     trainer = new_trainer(tiny_folder)
     trainer.boot(TrainJob(**LORA))

@@ -31,6 +31,10 @@ def sampled(folder: Path) -> list[Call]:
     return siblings(folder)[:8]
 
 
+COUPLED = LossSpec("gpg", rollout_is="token", rollout_is_batch_normalize=True)
+"""Each token's loss depends on all others."""
+
+
 def off(call: Call, by: float) -> Call:
     return replace(call, logprobs=[value - by for value in call.logprobs])
 
@@ -129,6 +133,12 @@ def shifted_log_probs(step: StepPieces) -> StepPieces:
     return replace(step, pieces=[*step.pieces[:-1], replace(piece, tokens=tokens)])
 
 
+def another_order(step: StepPieces) -> StepPieces:
+    assert step.whole is not None, "a loss that couples tokens of different pieces"
+    turned = replace(step.whole, sampled_log_prob=step.whole.sampled_log_prob.flip(0))
+    return replace(step, whole=turned)
+
+
 def a_piece_twice(step: StepPieces) -> StepPieces:
     return replace(step, pieces=[*step.pieces, step.pieces[0]])
 
@@ -139,6 +149,7 @@ def a_piece_twice(step: StepPieces) -> StepPieces:
         (swapped_gather, r"piece 0: call 0 \(group \w+\), response token 0"),
         (shifted_log_probs, r"piece \d: call \d \(group \w+\), response token 0"),
         (a_piece_twice, "do not hold each call once"),
+        (another_order, "not those of its pieces"),
     ],
 )
 def test_tokens_that_are_not_the_engines_are_not_trained(
@@ -157,7 +168,7 @@ def test_tokens_that_are_not_the_engines_are_not_trained(
     before = weights(trainer)
     monkeypatch.setattr(trainer_module, "pieces_of", spoilt)
     with pytest.raises(BackendError, match=told):
-        train(trainer, calls, lr=1e-3, micro_batch_tokens=40)
+        train(trainer, calls, COUPLED, lr=1e-3, micro_batch_tokens=40)
 
     assert torch.equal(weights(trainer), before)
     monkeypatch.undo()

@@ -34,7 +34,7 @@ from fakevllm_server.backends.embedded.pieces import StepPieces, pieces_of
 from fakevllm_server.backends.embedded.recompute import recompute_layers
 from fakevllm_server.backends.embedded.saving import Saving
 from fakevllm_server.backends.embedded.truth import token_fidelity
-from fakevllm_server.backends.mismatch_limit import TOO_FAR, is_too_far
+from fakevllm_server.backends.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
 from fakevllm_server.backends.partial_step import Updates, telling_partial
 from fakevllm_server.backends.torch_forest.attentions import default_attention
 from fakevllm_server.backends.torch_forest.precision import compute_in
@@ -75,7 +75,7 @@ class PolicyTrainer:
         """Takes the job's settings. Weights and the optimiser's moments stay, so it may come after
         a restore. Raises BackendError for what contradicts an earlier boot or restore.
         """
-        self.settle(Lora.of(job), "the job")
+        self.settle(Lora.of(job), "the job", job.seed)
         if recompute_layers(self.model, job.gradient_checkpointing):
             self._verdicts.clear()
         self._job = job
@@ -83,15 +83,16 @@ class PolicyTrainer:
             group["lr"] = job.lr
             group["weight_decay"] = job.weight_decay
 
-    def settle(self, lora: Lora | None, told_by: str) -> None:
-        """What trains, once for all. Raises BackendError before anything has changed."""
+    def settle(self, lora: Lora | None, told_by: str, seed: int = 0) -> None:
+        """What trains, once for all; `seed` is of what adapters begin with. Raises BackendError
+        before anything has changed."""
         if self._is_settled and lora != self.lora:
             raise BackendError(
                 f"{told_by} has {spelt(lora)} where the run has {spelt(self.lora)}: keep to what "
                 "the run began with, or choose another --run-dir"
             )
         if lora is not None and self.lora is None:
-            adapt(self.model, lora, self._job.seed)
+            adapt(self.model, lora, seed)
             compute_in(self.model, self._dtype)
             self.optimizer = _optimizer(self.model)
             self._verdicts.clear()
@@ -180,7 +181,7 @@ class PolicyTrainer:
                 self.model.parameters(), self._job.grad_clip
             ).item()
             if not (math.isfinite(grad_norm) and math.isfinite(sums["loss"])):
-                return ({} if epoch == 0 else dict(sums)) | {"skipped": 1.0}
+                return NO_UPDATE if epoch == 0 else {**sums, "skipped": 1.0}
             sums["grad_norm"] += grad_norm / num_epochs
             updates.begin()
             self.optimizer.step()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from fakevllm_server.backends.base import BackendError, Call
 from fakevllm_server.backends.embedded.pieces import StepPieces
 from fakevllm_server.backends.torch_forest.fidelity import fidelity
@@ -26,4 +28,14 @@ def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
         if one.fault is not None:
             where = f"piece {number}: {one.fault}"
             raise Unfaithful(f"nothing is trained, token_fidelity is {share:.6g}. {where}")
+    _check_whole(step)
     return 1.0
+
+
+def _check_whole(step: StepPieces) -> None:
+    """Where a loss couples pieces it takes all tokens at once: they are the pieces', in order."""
+    if step.whole is None:
+        return
+    parts = torch.cat([piece.tokens.sampled_log_prob for piece in step.pieces])
+    if not torch.equal(step.whole.sampled_log_prob, parts):
+        raise Unfaithful("token_fidelity: the whole step's tokens are not those of its pieces")

@@ -26,7 +26,7 @@ from fakevllm_server.backends.base import (
     StepMetrics,
 )
 from fakevllm_server.backends.embedded.checkpoint import copy_own_files
-from fakevllm_server.backends.mismatch_limit import TOO_FAR, is_too_far
+from fakevllm_server.backends.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
 from fakevllm_server.backends.one_thread import OneThread
 from fakevllm_server.backends.partial_step import Updates, telling_partial
 from fakevllm_server.backends.verl.cluster import Cluster
@@ -128,9 +128,6 @@ class VerlTrainer:
         self._workers.drop_gradients()
         for epoch in range(job.ppo_epochs):
             loss, told = self._workers.forward_backward(data)
-            if not math.isfinite(loss):
-                self._workers.drop_gradients()
-                return {"skipped": 1.0}
             log_probs = of_responses(rows, told["log_probs"])
             shown = policy.metrics(rows, log_probs)
             if epoch == 0:
@@ -140,10 +137,13 @@ class VerlTrainer:
                 if is_too_far(metrics, job):
                     self._workers.drop_gradients()
                     return {**metrics, **TOO_FAR}
+            if not math.isfinite(loss):
+                self._workers.drop_gradients()
+                return NO_UPDATE if epoch == 0 else {"skipped": 1.0}
             updates.begin()
             shown["grad_norm"] = self._workers.optimizer_step(job.lr, job.weight_decay)
-            if not math.isfinite(shown["grad_norm"]):
-                return {"skipped": 1.0}
+            if not math.isfinite(shown["grad_norm"]):  # verl has made no update then
+                return NO_UPDATE if epoch == 0 else {"skipped": 1.0}
             shown["loss"] = loss
             for name in EVERY_EPOCH:
                 metrics[name] += shown[name] / job.ppo_epochs
