@@ -161,7 +161,8 @@ class GroupRun:
         self._results[index] = result
         if is_relayed:
             self._draft.is_answered()
-            self._draft.gets(result)
+            if self._fanout.app is AppState.RELAYED:  # it is still there
+                self._draft.gets(result)
             self._tell(None)
         self._do(self._fanout.finished(index, came))
 

@@ -96,7 +96,7 @@ class Lifeline:
             if app.is_told:
                 raise
             log.warning("the fallback does not answer either: %s", failed)
-            raise error from failed
+        raise error
 
     def _named(self, request: Request) -> Request:
         """A name of the app's is replaced as soon as ours is known."""

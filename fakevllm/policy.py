@@ -103,6 +103,8 @@ def is_sampled(subject: str, fraction: float) -> bool:
     >>> [is_sampled(name, 0.5) for name in ("a", "b", "a")]
     [True, False, True]
     """
+    if fraction >= 1:
+        return True
     drawn = hashlib.blake2b(subject.encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(drawn) < fraction * 2**64
 

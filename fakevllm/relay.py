@@ -106,7 +106,8 @@ async def _stream(
             is_done = DONE in events  # whatever comes behind it is nobody's
             if shown or is_done:
                 await app.open(live.headers)
-                await app.write(shown, last=is_done)
+                is_answer = app.is_told or any(not one.startswith(b":") for one in events)
+                await app.write(shown, last=is_done, is_answer=is_answer)
             # Behind the write: the app's first token waits for nothing.
             if is_waited_for and lead is not None and _has_token(taken):
                 is_waited_for = False

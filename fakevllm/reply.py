@@ -79,6 +79,7 @@ class AppReply:
         self._beat: asyncio.TimerHandle | None = None
         self._beating: asyncio.Task[None] | None = None
         self._is_held = False
+        self._is_closed = False
 
     @property
     def is_begun(self) -> bool:
@@ -97,6 +98,7 @@ class AppReply:
         at: TracebackType | None,
     ) -> None:
         self.fall_silent()
+        self._is_closed = True
         if self._beating is not None and not self._beating.done():
             self._beating.cancel()
             await asyncio.wait({self._beating})
@@ -147,11 +149,9 @@ class AppReply:
         if not self.is_begun:
             await start_stream(self._send, 200, headers)
 
-    async def write(self, chunk: bytes, *, last: bool = False) -> None:
-        self.is_told = self.is_told or bool(chunk) or last
-        await self._write(chunk, last=last)
-
-    async def _write(self, chunk: bytes, *, last: bool = False) -> None:
+    async def write(self, chunk: bytes, *, last: bool = False, is_answer: bool = True) -> None:
+        """`is_answer`: whether it is any of an answer, and not only what keeps the app waiting."""
+        self.is_told = self.is_told or last or (is_answer and bool(chunk))
         self._is_sending = True
         try:
             if chunk or last:
@@ -175,7 +175,7 @@ class AppReply:
     def hold_back(self) -> None:
         """What has not begun waits for a while: an error that clients get as a status they ask
         again for by themselves, and none that comes inside a stream."""
-        if self._exchange is None or self.is_begun or self._is_held:
+        if self._exchange is None or self.is_begun or self._is_held or self._is_closed:
             return
         self.fall_silent()
         self._is_held = True
@@ -187,7 +187,7 @@ class AppReply:
 
     def on_beat(self) -> None:
         """Says something where nothing was said for a while."""
-        if self._send.is_ended:
+        if self._send.is_ended or self._is_closed:
             return
         loop = asyncio.get_running_loop()
         silent_s = loop.time() - self._wrote_at
@@ -202,7 +202,7 @@ class AppReply:
         assert self._exchange is not None
         shown = self._exchange.keep_alive() if self._streamed else _SPACE
         await self.open(_EVENT_STREAM if self._streamed else _JSON)
-        await self._write(shown)
+        await self.write(shown, is_answer=False)
 
 
 def _error_in(body: bytes) -> Json:

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from hashlib import blake2b
 from typing import Any, cast
 
 from fakevllm_adapters.base import Json
@@ -39,7 +40,7 @@ class Session:
     """What earlier main calls of a session tell of the next request."""
 
     has_tools: bool = False
-    system: str = ""
+    system: bytes = b""
     opening: str = ""
     """Text of its first user message."""
 
@@ -140,12 +141,18 @@ def _openers(body: Json) -> list[str]:
     return openers + others if len(others) == 1 else openers
 
 
-def _system(body: Json) -> str:
-    return "\n".join(text for role, text in messages_of(body) if role in _SYSTEM)
+def _system(body: Json) -> bytes:
+    """A key: it is only compared, and system prompts are long."""
+    text = "\n".join(text for role, text in messages_of(body) if role in _SYSTEM)
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def _lacks_tools(body: Json, session: Session) -> bool:
-    return session.has_tools and not body.get("tools")
+    """Not where a tool's result was said last: the loop goes on, by an agent that has no tools."""
+    if body.get("tools") or not session.has_tools:
+        return False
+    last = next((role for role, _ in reversed(list(messages_of(body)))), None)
+    return last not in ("tool", "function")
 
 
 def _quotes(body: Json, session: Session) -> bool:

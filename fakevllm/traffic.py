@@ -25,6 +25,7 @@ class Traffic:
         nobody's session is looked up before the answer is out."""
         self.pause = pause
         self._policy = Policy(settings)
+        self._asks_for_keys = any(rule.key is not None for rule in settings.skip)
         self._key_name = key_name
         self._trains = trains
         self._sessions = Sessions()
@@ -38,7 +39,7 @@ class Traffic:
             model=request.model,
             headers=request.apps_headers,
             body=request.body,
-            key_names=tuple(filter(None, (self._key_name(key), app_key))),
+            key_names=self._key_names(key, app_key),
         )
         side_call = self._policy.side_call(asked, self._session(visit))
         if side_call is not None:
@@ -48,6 +49,11 @@ class Traffic:
             subject = place.session_id
             self._sessions.note(subject, request.body)
         return self._policy.decide(asked, subject, is_paused=self.pause.is_on)
+
+    def _key_names(self, key: str | None, app_key: str | None) -> tuple[str, ...]:
+        if not self._asks_for_keys:  # the name costs a hash
+            return ()
+        return tuple(filter(None, (self._key_name(key), app_key)))
 
     def _session(self, visit: Visit) -> Session | None:
         """What the main calls before it tell, where there were any."""

@@ -30,7 +30,8 @@ class WireError(Exception):
     @property
     def message(self) -> str:
         error: Any = self.body.get("error", self.body.get("detail"))
-        return str(cast(Json, error)["message"]) if isinstance(error, dict) else str(error)
+        told: object = cast(Json, error).get("message") if isinstance(error, dict) else None
+        return str(cast(object, error) if told is None else told)
 
 
 def error_body(message: str, kind: str, code: int, param: str | None = None) -> Json:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
-from fakevllm.conversation.finding import Finder, Found, Hit, quotes
+from fakevllm.conversation.finding import Finder, Found, Hit, padded, quotes
 from fakevllm.conversation.memory import (
     EXCERPT_CHARS,
     NUM_KEPT,
@@ -165,7 +165,7 @@ class Conversations:
             is_late = asked.received_at - orphan.received_at > ORPHAN_WINDOW_S
             if session is None or session.turn or session.scope != asked.scope or is_late:
                 continue
-            if quotes(orphan.text, question):
+            if quotes(padded(orphan.text), question):
                 return session.id
         return None
 

@@ -15,6 +15,8 @@ RETRY_WINDOW_S = 600.0
 """Within which libraries send a request again."""
 NUM_RECENT = 500
 """Sessions that are looked through where only a quote or a cache key can tell."""
+MAX_QUOTING_CHARS = 20_000
+"""Of a text that may quote a session."""
 
 
 class Hit(NamedTuple):
@@ -163,7 +165,7 @@ class Finder:
 
     def _quoted(self, asked: Asked) -> Session | None:
         """The session whose question the text quotes; better with its answer."""
-        text = asked.history.users_text
+        text = padded(asked.history.users_text)
         best: tuple[int, Session] | None = None
         for session in self._recent(asked):
             questions = {session.opening, session.question} - {""}
@@ -183,17 +185,23 @@ class Finder:
         ]
 
 
-def quotes(text: str, excerpt: str) -> bool:
-    """Whether lines of a text are the excerpt, but for a name before them.
+def padded(text: str) -> str:
+    """As `quotes` takes it. Of a long one the beginning: it is looked through once a session."""
+    return f"\n{text[:MAX_QUOTING_CHARS]}\n"
 
-    >>> quotes("Chat:\\nUSER: What is 2+2?\\n", "What is 2+2?"), quotes("USER: hide", "hi")
-    (True, False)
+
+def quotes(text: str, excerpt: str) -> bool:
+    """Whether lines of a `padded` text are the excerpt, but for a name before them.
+
+    >>> quotes(padded("Chat:\\nUSER: What is 2+2?"), "What is 2+2?")
+    True
+    >>> quotes(padded("USER: hide"), "hi")
+    False
     """
     if not excerpt:
         return False
-    padded = f"\n{text}\n"
     after = "" if len(excerpt) == EXCERPT_CHARS else "\n"
-    return any(f"{before}{excerpt}{after}" in padded for before in ("\n", ": "))
+    return any(f"{before}{excerpt}{after}" in text for before in ("\n", ": "))
 
 
 def _fits(group: Group, asked: Asked) -> bool:

@@ -26,8 +26,8 @@ SYSTEM_CHARS = 256
 LONG_ANSWER = 40
 """Characters above which an answer alone tells its session; calls do at any length."""
 
-_THOUGHTS = re.compile(r"<think>.*?</think>|<details type=\"reasoning\".*?</details>", re.DOTALL)
-_REMINDERS = re.compile(r"<system-reminder>.*?</system-reminder>", re.DOTALL)
+_REMINDERS = ("<system-reminder>", "</system-reminder>")
+_THOUGHTS = (("<think>", "</think>"), ('<details type="reasoning"', "</details>"))
 _FLOATS = re.compile(r"\d(?:\.0|[eE])")
 _WHOLE = 2.0**53
 _CALLS_AS_TEXT = "Calling tools:"
@@ -70,7 +70,7 @@ class History:
     question: str = ""
     """The last text that somebody wrote."""
     users_text: str = ""
-    """All of it, for who asks what it quotes; see quotes.py."""
+    """All of it, for who asks what it quotes."""
 
     @property
     def end(self) -> bytes:
@@ -166,11 +166,26 @@ def _role(message: Json) -> str:
 def _text(message: Json) -> str:
     text = text_of(message.get("content"))
     if "<" in text:
-        if "<system-reminder>" in text:
-            text = _REMINDERS.sub("", text)
-        if message.get("role") == "assistant" and ("<think>" in text or "<details" in text):
-            text = _THOUGHTS.sub("", text)
+        text = without(text, *_REMINDERS)
+        if message.get("role") == "assistant":
+            for begin, end in _THOUGHTS:
+                text = without(text, begin, end)
     return text.strip()
+
+
+def without(text: str, begin: str, end: str) -> str:
+    """Without what stands between these marks. A regular expression would look through the rest of
+    the text once for each mark that nothing closes.
+
+    >>> without("a<b>c</b>d<b>e", "<b>", "</b>")
+    'ad<b>e'
+    """
+    kept: list[str] = []
+    at = 0
+    while (start := text.find(begin, at)) >= 0 and (stop := text.find(end, start)) >= 0:
+        kept.append(text[at:start])
+        at = stop + len(end)
+    return "".join([*kept, text[at:]]) if kept else text
 
 
 def _pictures(content: object) -> Iterator[bytes]:

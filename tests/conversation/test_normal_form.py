@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.conversation.normal_form import canonical, history_of
+from fakevllm.conversation.normal_form import canonical, history_of, without
 from tests.conversation.talks import assistant, call, tool, user
 
 Json = dict[str, Any]
@@ -145,3 +145,17 @@ def test_whatever_an_app_sends_it_has_a_history(messages: list[Any]) -> None:
 )
 def test_arguments_that_are_no_json_are_kept_as_they_are(arguments: object) -> None:
     assert canonical(arguments)
+
+
+@pytest.mark.parametrize("begin", ["<think>", "<system-reminder>", '<details type="reasoning"'])
+def test_marks_that_nothing_closes_are_looked_at_once(begin: str) -> None:
+    """A megabyte of them: whoever looked through the rest for each would not come back."""
+    text = begin * (1_000_000 // len(begin))
+    history = history_of([{"role": "assistant", "content": text}], "")
+    assert len(history.said) == 1
+
+
+def test_what_is_between_marks_goes_and_the_rest_stays() -> None:
+    marks = ("<think>", "</think>")
+    assert without("<think>a</think>b<think>c</think>d<think>", *marks) == "bd<think>"
+    assert without("plain </think>", *marks) == "plain </think>"

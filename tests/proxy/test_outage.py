@@ -97,3 +97,9 @@ def test_no_client_is_told_to_sleep_for_long(told: bytes | None, retry_s: int) -
     headers = [] if told is None else [(b"retry-after", told)]
     error = outage_of(503, b"<html>", headers)
     assert error.retry_after_s == retry_s and error.body["error"]["code"] == 503
+
+
+def test_an_outage_without_a_message_is_an_outage_all_the_same() -> None:
+    for raw in (b'{"error":{"code":503}}', b'{"error":null}', b'{"error":"busy"}'):
+        error = outage_of(503, raw, [])
+        assert trouble_of_status(error.status, error.message) is Trouble.FAILED

@@ -156,3 +156,18 @@ async def test_an_error_within_the_grace_is_a_status() -> None:
         await app.refuse(unavailable("later"))
     assert sent.status == 503
     assert (b"retry-after", b"2") in sent.messages[0]["headers"]
+
+
+async def test_what_is_held_back_behind_the_block_says_nothing_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "KEEP_ALIVE_EVERY_S", 0.001)
+    sent = Sent()
+    async with reply_to(sent) as app:
+        pass
+    app.hold_back()
+    app.on_beat()
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert not sent.messages

@@ -78,11 +78,20 @@ def test_a_call_without_tools_in_a_session_that_has_them_is_a_side_call() -> Non
     assert rule(asks(user("Three follow-ups, please")), None) is None
 
 
+def test_a_tools_result_is_answered_by_an_agent_that_has_no_tools() -> None:
+    sessions = Sessions()
+    sessions.note("s", asks(SYSTEM, user(QUESTION), tools=TOOLS))
+    result = {"role": "tool", "tool_call_id": "c", "content": "handed over"}
+    assert rule(asks(user(QUESTION), result), sessions.get("s")) is None
+
+
 def test_a_session_that_had_tools_once_has_them_for_good() -> None:
     sessions = Sessions()
     for body in (asks(user("a")), asks(user("b"), tools=TOOLS), asks(user("c"))):
         sessions.note("s", body)
-    assert sessions.get("s") == Session(True, "", "a")
+    known = sessions.get("s")
+    assert known is not None and (known.has_tools, known.opening) == (True, "a")
+    assert len(known.system) == 16, "a key, however long the prompt is"
 
 
 def test_a_conversation_about_the_sessions_first_question_is_a_side_call() -> None:
@@ -125,12 +134,12 @@ def test_the_sessions_of_old_are_forgotten() -> None:
 
 
 def test_a_guess_that_was_turned_off_does_not_count() -> None:
-    session = Session(True, "", QUESTION)
+    session = Session(True, b"", QUESTION)
     body = asks(user(f"### Task:\n{QUESTION}"))
     rules = {guess: Rules(guesses=(guess,)) for guess in ("no_tools", "marker", "quoted")}
     assert rule(body, session, rules["no_tools"]) == "no_tools"
     assert rule(body, session, rules["marker"]) == "marker"
-    assert rule(body, Session(False, "You are", QUESTION), rules["quoted"]) == "quoted"
+    assert rule(body, Session(False, b"You are", QUESTION), rules["quoted"]) == "quoted"
     assert rule(body, session, Rules(guesses=())) is None
 
 
@@ -153,7 +162,7 @@ _odd = st.fixed_dictionaries(
 def test_a_body_however_odd_is_a_main_call_or_a_side_call(
     body: dict[str, Any], messages: list[Any]
 ) -> None:
-    session = Session(True, "", QUESTION)
+    session = Session(True, b"", QUESTION)
     for one in (body, body | {"messages": messages}):
         assert rule(one, session) in (None, "no_tools", "marker", "quoted")
         Sessions().note("s", one)
