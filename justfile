@@ -35,6 +35,7 @@ docs:
 # real apps, data and peers that a machine may lack, and how fast the forest is
 long:
     .ci/live
+    python -m benchmarks.forest
 
 # SDKs and coding agents as PyPI and npm have them, in an environment that is made where it is not there yet
 clients folder=".venv-clients":
