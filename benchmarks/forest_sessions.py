@@ -8,22 +8,22 @@ ids. So is an answer that no later request tells.
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from benchmarks.forest_cases import Case, random_ids
+from benchmarks.recorded_traffic import FOLDER, expanded
 from fakevllm_adapters.vllm_chat import ChatRequest
 from fakevllm_server.forest import CallTokens
 
-RECORDED = Path(__file__).parent.parent.parent / "shared/traffic/opencode.jsonl"
+RECORDED = FOLDER / "opencode.jsonl"
 DEMO_WEIGHTS = Path(str(files("fakevllm_server.backends.embedded.demo_model") / "weights"))
 NUM_SIBLINGS = 8
 BUDGET = 16384
@@ -52,26 +52,6 @@ def recorded_sessions(file: Path = RECORDED) -> list[list[Recorded]]:
     in_order = [[prompt for _, prompt in sorted(one)] for one in by_session.values()]
     end = demo_tokenizer().eos_token_id
     return sorted((with_answers(one, end) for one in in_order), key=len, reverse=True)
-
-
-def expanded(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """Recordings hold what comes again once, by an id."""
-    seen: dict[str, Any] = {}
-
-    def whole(value: Any) -> Any:
-        if isinstance(value, list):
-            return [whole(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
-        if not isinstance(value, dict):
-            return value
-        held = cast("dict[str, Any]", value)
-        if set(held) == {"$id", "value"}:
-            seen[held["$id"]] = held["value"]
-            return held["value"]
-        if set(held) == {"$same_as"}:
-            return seen[held["$same_as"]]
-        return {key: whole(item) for key, item in held.items()}
-
-    return [whole(json.loads(line)) for line in lines]
 
 
 def with_answers(prompts: Sequence[list[int]], end: int) -> list[Recorded]:

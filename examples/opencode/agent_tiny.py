@@ -21,8 +21,6 @@ from typing import Any
 
 import torch
 from rich.progress import track
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from examples.opencode.recorded import record_request
 from examples.opencode.tasks import FILES, Turn, session
@@ -37,12 +35,11 @@ Json = dict[str, Any]
 NUM_SHORT_STEPS, NUM_LONG_STEPS = 1000, 200
 """With short prompts, and with the real ones."""
 BATCH_SIZE = 64
-PEAK_LR = 2e-3
 WRONG_SHARE = 0.5
 VOCAB_SIZE = 1024
 MAX_POSITIONS = 4096
-MARKUP = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""Tokens that are no text."""
+READABLE = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+"""Tokens of their own, and part of the text all the same: the engine reads calls there."""
 WROTE = "Wrote file successfully."
 DONE = "Done."
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -117,55 +114,6 @@ def call_text(content: str, file: str) -> str:
     )
 
 
-def make_tokenizer(sessions: Sessions) -> PreTrainedTokenizerFast:
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=demo.SPECIALS,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(sessions.texts(), trainer)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=with_readable_calls(bpe),
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"],
-        clean_up_tokenization_spaces=False,
-        model_max_length=MAX_POSITIONS,
-    )
-    tokenizer.chat_template = (Path(demo.__file__).parent / "chat_template.jinja").read_text()
-    return tokenizer
-
-
-def with_readable_calls(bpe: Any) -> Any:
-    """Marks of calls and thoughts are tokens of their own, and part of the text all the same."""
-    state: Json = json.loads(bpe.to_str())
-    for token in state["added_tokens"]:
-        token["special"] = token["content"] in MARKUP
-    return Tokenizer.from_str(json.dumps(state))
-
-
-def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=MAX_POSITIONS,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=demo.EOS_ID,
-        pad_token_id=demo.PAD_ID,
-    )
-    return Qwen3ForCausalLM(config)
-
-
 def calls_of(
     tokenizer: Any, messages: list[Json], tools: list[Json] | None, conversation: Sequence[Json]
 ) -> Iterator[CallTokens]:
@@ -192,14 +140,11 @@ def calls_of(
 
 def warm_up(model: Any, tokenizer: Any, sessions: Sessions) -> Iterator[float]:
     """The loss of each step: the mean over answers' tokens, in nats."""
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=PEAK_LR, betas=(0.9, 0.95), weight_decay=0.01
-    )
+    optimizer = demo.make_optimizer(model)
     num_steps = NUM_SHORT_STEPS + NUM_LONG_STEPS
     attention = default_attention(model.device)
     for step in range(num_steps):
-        for group in optimizer.param_groups:
-            group["lr"] = PEAK_LR * min(1, (step + 1) / 30) * (1 - 0.9 * step / num_steps)
+        demo.set_learning_rate(optimizer, step, num_steps)
         messages, tools = sessions.prefix(is_short=step < NUM_SHORT_STEPS)
         calls: list[CallTokens] = []
         while len(calls) < BATCH_SIZE:
@@ -222,8 +167,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     sessions = Sessions(record_request(options.opencode), random.Random(options.seed))
-    tokenizer = make_tokenizer(sessions)
-    model = make_model(tokenizer)
+    tokenizer = demo.make_tokenizer(sessions.texts(), VOCAB_SIZE, MAX_POSITIONS, readable=READABLE)
+    model = demo.make_model(tokenizer)
     num_steps = NUM_SHORT_STEPS + NUM_LONG_STEPS
     losses = list(track(warm_up(model, tokenizer, sessions), "warming up", total=num_steps))
     demo.write(model, tokenizer, options.out)

@@ -6,7 +6,7 @@ Trouble here never reaches the app: what cannot be placed has no place.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fakevllm.conversation.conversations import Conversations
@@ -72,7 +72,7 @@ class Visit:
             self.conversations.failed(self.group_id, at)
 
     def _read(self, *, is_side: bool) -> Asked:
-        if self._asked is None or self._asked.is_side != is_side:
+        if self._asked is None:
             history, text = self.conversations.history_of(self.body, self.prompt, self.scope)
             self._asked = Asked(
                 group_id=self.group_id,
@@ -84,4 +84,6 @@ class Visit:
                 is_side=is_side,
                 text=text,
             )
+        elif self._asked.is_side != is_side:
+            self._asked = replace(self._asked, is_side=is_side)
         return self._asked

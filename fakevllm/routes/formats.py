@@ -92,19 +92,28 @@ async def _decode(
     if body is not None and served is not None:
         body["model"] = served
         raw = rewritten(raw, model=served)
-    request = Request(
-        new_id(), adapter, raw, raw, None, headers, model=named, apps_headers=apps_headers
-    )
+    asked, exchange, reason = raw, None, None
     if body is None:
-        return replace(request, reason="invalid_json")
-    try:
-        earlier = await _earlier(proxy, adapter, body, app_key)
-        exchange = adapter.open(body, proxy.link.engine, earlier)
-        is_same = adapter.path == adapter.upstream_path
-        asked = raw if is_same else orjson.dumps(exchange.body)
-    except (Untranslated, TypeError) as why:  # TypeError: numbers beyond 64 bits
-        return replace(request, reason=f"not_translated: {why}")
-    return replace(request, asked=asked, exchange=exchange)
+        reason = "invalid_json"
+    else:
+        try:
+            earlier = await _earlier(proxy, adapter, body, app_key)
+            opened = adapter.open(body, proxy.link.engine, earlier)
+            is_same = adapter.path == adapter.upstream_path
+            asked, exchange = raw if is_same else orjson.dumps(opened.body), opened
+        except (Untranslated, TypeError) as why:  # TypeError: numbers beyond 64 bits
+            reason = f"not_translated: {why}"
+    return Request(
+        new_id(),
+        adapter,
+        raw,
+        asked,
+        exchange,
+        headers,
+        reason,
+        model=named,
+        apps_headers=apps_headers,
+    )
 
 
 async def _earlier(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.forest_cases import Shape, timelines
-from benchmarks.forest_sessions import Recorded, cut_to, expanded, with_answers, with_siblings
+from benchmarks.forest_sessions import Recorded, cut_to, with_answers, with_siblings
+from benchmarks.recorded_traffic import expanded
 from fakevllm_server.forest import CallTokens
 
 END = 2

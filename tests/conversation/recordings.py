@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, cast
 
+from benchmarks.recorded_traffic import FOLDER, expanded
 from fakevllm.policy import MARKERS
 from fakevllm.side_calls import Rules
 from fakevllm_adapters.base import Engine, Untranslated
@@ -22,7 +21,6 @@ from fakevllm_adapters.registry import ADAPTERS
 
 Json = dict[str, Any]
 
-FOLDER = Path(__file__).parents[3] / "shared/traffic"
 IS_THERE = any(FOLDER.glob("*.jsonl"))
 SESSION_HEADERS = ("x-session-id", "X-OpenWebUI-Chat-Id")
 _FORMATS = {adapter.path: adapter for adapter in ADAPTERS.values()}
@@ -56,7 +54,7 @@ def sessions() -> dict[str, list[Recorded]]:
     """By session, in the order in which they came."""
     found: defaultdict[str, list[Recorded]] = defaultdict(list)
     for file in sorted(FOLDER.glob("*.jsonl")):
-        for number, line in enumerate(_expanded(file)):
+        for number, line in enumerate(expanded(file.read_text().splitlines())):
             one = _recorded(f"{file.stem}/{line['scenario']}", number, line)
             if one is not None:
                 found[one.session].append(one)
@@ -145,23 +143,3 @@ def messages_in(body: Json) -> list[Json]:
 
 def _plain(message: Json) -> str:
     return json.dumps(message, sort_keys=True)
-
-
-def _expanded(file: Path) -> Iterator[Json]:
-    seen: dict[str, Any] = {}
-
-    def expand(value: Any) -> Any:
-        if isinstance(value, list):
-            return [expand(one) for one in cast(list[Any], value)]
-        if not isinstance(value, dict):
-            return value
-        found = cast(Json, value)
-        if set(found) == {"$id", "value"}:
-            seen[found["$id"]] = found["value"]
-            return found["value"]
-        if set(found) == {"$same_as"}:
-            return seen[found["$same_as"]]
-        return {key: expand(one) for key, one in found.items()}
-
-    for line in file.read_text().splitlines():
-        yield expand(json.loads(line))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-FOLDER = Path(__file__).parents[3] / "shared" / "traffic"
-"""`<client>.jsonl`, one request a line; large values stand there once, `{"$id", "value"}`, and are
-`{"$same_as"}` from then on."""
+from benchmarks.recorded_traffic import FOLDER as FOLDER
+from benchmarks.recorded_traffic import expanded
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +29,6 @@ def recorded() -> list[Recorded]:
 
 
 def _of(file: Path) -> list[Recorded]:
-    seen: dict[str, Any] = {}
-
-    def whole(part: Any) -> Any:
-        if isinstance(part, list):
-            return [whole(one) for one in part]  # pyright: ignore[reportUnknownVariableType]
-        if not isinstance(part, dict):
-            return part
-        if set(part) == {"$id", "value"}:  # pyright: ignore[reportUnknownArgumentType]
-            seen[part["$id"]] = part["value"]
-            return part["value"]  # pyright: ignore[reportUnknownVariableType]
-        if set(part) == {"$same_as"}:  # pyright: ignore[reportUnknownArgumentType]
-            return seen[part["$same_as"]]
-        return {key: whole(value) for key, value in part.items()}  # pyright: ignore[reportUnknownVariableType]
-
-    lines = [whole(json.loads(line)) for line in file.read_text().splitlines()]
     return [
         Recorded(
             file.stem,
@@ -53,8 +36,8 @@ def _of(file: Path) -> list[Recorded]:
             line["seq"],
             line["path"],
             {name.lower().encode(): value.encode() for name, value in line["headers"].items()},
-            line["body"],
+            cast(dict[str, Any], line["body"]),
         )
-        for line in lines
+        for line in expanded(file.read_text().splitlines())
         if isinstance(line["body"], dict)
     ]

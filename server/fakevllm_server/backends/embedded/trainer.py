@@ -36,14 +36,12 @@ from fakevllm_server.backends.embedded.saving import Saving
 from fakevllm_server.backends.embedded.truth import token_fidelity
 from fakevllm_server.backends.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
 from fakevllm_server.backends.partial_step import Updates, telling_partial
-from fakevllm_server.backends.torch_forest.attentions import default_attention
+from fakevllm_server.backends.torch_forest.attentions import ROWS, default_attention
 from fakevllm_server.backends.torch_forest.precision import compute_in
 from fakevllm_server.backends.torch_forest.self_check import Verdict, check, compare
 
 log = logging.getLogger("fakevllm.trainer")
 
-ROWS = "rows"
-"""Calls one by one."""
 NOT_SHARED = "calls share no prefixes in training"
 NOT_RIGHT = "this model cannot be trained"
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import shutil
 import statistics
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(_tokenizer_corpus(), VOCAB_SIZE, MAX_POSITIONS)
     model = make_model(tokenizer)
     for step, loss in enumerate(
         warm_up(model, tokenizer, options.steps, random.Random(options.seed)), start=1
@@ -97,29 +98,41 @@ def main() -> None:
     engine.close()
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE: any UTF-8 text survives; sums and common English words are short."""
+def make_tokenizer(
+    texts: Iterator[str], vocab_size: int, max_positions: int, *, readable: Collection[str] = ()
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE: any UTF-8 text survives, and what `texts` have is short. `readable`: those of
+    SPECIALS that are text all the same."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         special_tokens=SPECIALS,
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    bpe.train_from_iterator(_tokenizer_corpus(), trainer)
+    bpe.train_from_iterator(texts, trainer)
+    if readable:
+        bpe = _with_readable(bpe, readable)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         additional_special_tokens=["<|im_start|>"],
         clean_up_tokenization_spaces=False,
-        model_max_length=MAX_POSITIONS,
+        model_max_length=max_positions,
     )
     tokenizer.chat_template = (Path(__file__).parent / "chat_template.jinja").read_text()
     return tokenizer
+
+
+def _with_readable(bpe: Tokenizer, readable: Collection[str]) -> Tokenizer:
+    state = json.loads(bpe.to_str())
+    for token in state["added_tokens"]:
+        token["special"] = token["content"] not in readable
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def _tokenizer_corpus() -> Iterator[str]:
@@ -141,7 +154,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
-        max_position_embeddings=MAX_POSITIONS,
+        max_position_embeddings=tokenizer.model_max_length,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=EOS_ID,
@@ -154,18 +167,25 @@ def warm_up(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, num_steps: int, rng: random.Random
 ) -> Iterator[float]:
     """Supervised steps; yields the loss of each (mean per reply token, nats)."""
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=PEAK_LR, betas=(0.9, 0.95), weight_decay=0.01
-    )
+    optimizer = make_optimizer(model)
     for step in range(num_steps):
-        for group in optimizer.param_groups:
-            group["lr"] = PEAK_LR * min(1, (step + 1) / 30) * (1 - 0.9 * step / num_steps)
+        set_learning_rate(optimizer, step, num_steps)
         loss = _reply_loss(model, tokenizer, _batch(step, rng))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         yield loss.item()
+
+
+def make_optimizer(model: Qwen3ForCausalLM) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.95), weight_decay=0.01)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, step: int, num_steps: int) -> None:
+    """Up in 30 steps, then down to a tenth."""
+    for group in optimizer.param_groups:
+        group["lr"] = PEAK_LR * min(1, (step + 1) / 30) * (1 - 0.9 * step / num_steps)
 
 
 def _batch(step: int, rng: random.Random) -> list[tuple[str, str]]:
