@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,13 @@ def truths(measured: list[dict[str, float]]) -> list[tuple[str, bool]]:
 
 def truth(measured: list[dict[str, float]]) -> str:
     def least(name: str) -> float:
-        return min((metrics[name] for metrics in measured), default=0.0)
+        return min(found(name), default=math.nan)
 
-    largest = max((metrics["mismatch_k3"] for metrics in measured), default=0.0)
+    def found(name: str) -> list[float]:
+        """Where it was measured; what is not finite is told by name."""
+        return [float(metrics[name]) for metrics in measured if name in metrics]
+
+    largest = max(found("mismatch_k3"), default=math.nan)
     last = measured[-1] if measured else {}
     return (
         f"token_fidelity {least('token_fidelity'):g}, mismatch_k3 at most {largest:.2g}, "

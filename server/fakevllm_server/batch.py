@@ -62,14 +62,18 @@ def plan_step(
     `trainable_calls`, if anything is. Raises ValueError where an algorithm lacks what it needs."""
     rows = None if penalties is None else iter(penalties)
     entries = [list(_entries(step, group, job, rows)) for group in groups]
-    outcomes = [entry.outcome for of_group in entries for entry in of_group]
+    compared = zip(groups, entries, strict=True)
+    outcomes = [one.outcome for group, own in compared if not group.is_sample for one in own]
     spec = AdvantageSpec(job.norm_adv_by_std_in_grpo, job.std_floor, job.gamma)
     advantages = iter(ESTIMATORS[job.algorithm](outcomes, spec))
     calls: list[Call] = []
     trained: list[TrainedGroup] = []
     for group, of_group in zip(groups, entries, strict=True):
-        own = [(entry.index, list(_with(entry.calls, next(advantages)))) for entry in of_group]
-        teaches = _teaches([entry.outcome.score for entry in of_group], job)
+        own = [
+            (entry.index, list(_with(entry.calls, _advantages(group, entry, advantages))))
+            for entry in of_group
+        ]
+        teaches = _teaches(group, [entry.outcome.score for entry in of_group], job)
         siblings = sorted(index for index, given in own if given and teaches)
         calls.extend(call for _, given in own for call in given if teaches)
         trained.append(TrainedGroup(group_id=group.group_id, siblings=siblings))
@@ -90,8 +94,20 @@ def with_left_out(metrics: Mapping[str, float], left_out: Mapping[str, int]) -> 
     return {**metrics, **told, "tie_rate": tied / num_groups if num_groups else 0.0}
 
 
-def _teaches(scores: Sequence[float], job: TrainJob) -> bool:
-    """KL and entropy pull on every call, a tied group's too; some advantages of ties are not 0."""
+def _advantages(
+    group: FinishedGroup, entry: _Entry, compared: Iterator[Sequence[float]]
+) -> Sequence[float]:
+    """Of each trained token of an episode."""
+    if group.advantage is None:
+        return next(compared)
+    return [group.advantage] * sum(call.num_trained for call in entry.calls)
+
+
+def _teaches(group: FinishedGroup, scores: Sequence[float], job: TrainJob) -> bool:
+    """KL and entropy pull on every call, a tied group's too; some advantages of ties are not 0. A
+    sample has nothing to be shuffled with: an experiment that must not learn leaves it out."""
+    if group.is_sample:
+        return job.control == "none"
     pulls = job.kl_loss_coef > 0 or job.entropy_coeff > 0 or job.algorithm in TEACHES_TIES
     return job.control != "frozen" and (pulls or not is_tied(scores))
 
@@ -162,6 +178,8 @@ def _one_or_each(advantages: Sequence[float]) -> float | Sequence[float]:
 def _metrics(
     groups: Sequence[FinishedGroup], calls: Sequence[Call], job: TrainJob
 ) -> dict[str, float]:
+    num_samples = sum(group.is_sample for group in groups)
+    groups = [group for group in groups if not group.is_sample]
     rewards = [reward for group in groups for reward in group.rewards]
     have_signal = [not is_tied(shaped_rewards(group, job)) for group in groups]
     metrics = {
@@ -172,6 +190,8 @@ def _metrics(
         "tokens_forced": float(sum(len(call.response_ids) - call.num_trained for call in calls)),
         "reward_mean": _mean(rewards),
     }
+    if num_samples:
+        metrics["feedback_samples"] = float(num_samples)
     if job.overlong_buffer_len is not None:
         overlong = [penalty for group in groups for penalty in overlong_penalties(group, job)]
         metrics["overlong"] = float(sum(penalty < 0 for penalty in overlong))

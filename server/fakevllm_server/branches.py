@@ -15,7 +15,7 @@ from fakevllm_server.forest.drift import Cause, SessionCall, causes, drift_metri
 from fakevllm_server.forest.history import Vocabulary
 
 MAX_TOKENS = 200_000
-"""Of a step's calls that are looked at."""
+"""Of a step's calls that are looked at: a step is told when they all are."""
 
 
 def branches(
@@ -23,15 +23,18 @@ def branches(
 ) -> dict[str, float]:
     """`branch_<cause>` for every cause that occurred, `drift_rate`, and `branch_rate`: the share of
     later calls that do not extend an earlier one. Without a vocabulary whatever needs text is
-    `unknown`."""
-    found = causes(_within(_of_episodes(groups)), vocabulary)
+    `unknown`. `calls_not_compared`: what was beyond MAX_TOKENS, if anything."""
+    sessions, turns = _of_episodes(groups), _of_turns(groups)
+    found = causes(_within(sessions), vocabulary)
     # The first of each pair was counted with its own group, or was never captured.
-    found += causes(_within(_of_turns(groups)), vocabulary)[1::2]
+    found += causes(_within(turns), vocabulary)[1::2]
     later = [cause for cause in found if cause is not Cause.FIRST]
     branched = sum(cause is not Cause.EXTENDS for cause in later)
+    missed = len(sessions) + len(turns) // 2 - len(found)
     return {
         **drift_metrics(found),
         "branch_rate": branched / len(later) if later else 0.0,
+        **({"calls_not_compared": float(missed)} if missed else {}),
     }
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fakevllm_adapters.swarm import CapturedCall, pack_floats, pack_ids
+from fakevllm_adapters.swarm import CapturedCall, pack_floats, pack_ids, unpack_floats, unpack_ids
 from fakevllm_server.allowed import Allowed
 
 
@@ -53,6 +54,35 @@ class RecordedCall:
             temperature=self.temperature,
             finish_reason=self.finish_reason,
             untrainable=self.untrainable,
+            shaped=self.allowed is not None,
+        )
+
+    @staticmethod
+    def of_wire(call: CapturedCall) -> RecordedCall:
+        """The call a `to_wire` told. Raises ValueError where its parts do not fit together, or it
+        cannot be told that way."""
+        if call.shaped:
+            raise ValueError("what its tokens were chosen from is not known any more")
+        response_ids = unpack_ids(call.response_ids)
+        logprobs = None if call.logprobs is None else unpack_floats(call.logprobs)
+        spans = [VersionSpan(*span) for span in call.weight_versions if len(span) == 3]
+        prompt_ids = unpack_ids(call.prompt_ids)
+        fits = logprobs is None or len(logprobs) == len(response_ids)
+        fits = fits and len(spans) == len(call.weight_versions) > 0
+        fits = fits and all(0 <= one.start <= one.end <= len(response_ids) for one in spans)
+        fits = fits and bool(prompt_ids) and min(prompt_ids + response_ids) >= 0
+        if not fits or (call.untrainable is None and call.temperature <= 0):
+            raise ValueError("its ids, log-probabilities and weight versions do not fit together")
+        if not all(map(math.isfinite, logprobs or [])):
+            raise ValueError("its log-probabilities are not all numbers")
+        return RecordedCall(
+            prompt_ids,
+            response_ids,
+            logprobs,
+            spans,
+            call.temperature,
+            call.finish_reason,
+            call.untrainable,
         )
 
 
@@ -81,6 +111,13 @@ class FinishedGroup:
     episodes: Sequence[ScoredEpisode]
     follows: RecordedCall | None = None
     """The served call that its conversation goes on from, where that is known here."""
+    advantage: float | None = None
+    """Of a feedback sample: given from outside, its one episode is compared with no other."""
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether it is an answer of an earlier group, trained once more."""
+        return self.advantage is not None
 
     @property
     def scored(self) -> list[ScoredEpisode]:

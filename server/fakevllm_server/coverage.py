@@ -24,7 +24,11 @@ _ADDED = re.compile(
 
 
 def coverage(groups: Sequence[FinishedGroup], trained: Sequence[Call]) -> dict[str, float]:
-    """Of one step: its groups, and the calls it trains on."""
+    """Of one step: its groups, and the calls it trains on. Feedback samples are left out: their
+    tokens were counted with the groups they come from."""
+    groups = [group for group in groups if not group.is_sample]
+    ids = {group.group_id for group in groups}
+    trained = [call for call in trained if call.group_id in ids]
     counts: Counter[str] = Counter()
     for reason, call in _untrainable(groups):
         counts["untrainable_calls"] += 1

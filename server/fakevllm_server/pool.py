@@ -148,6 +148,30 @@ class Pool:
         self._remember(group_id, reply)
         return reply
 
+    def add_sample(
+        self,
+        sample_id: str,
+        calls: Sequence[RecordedCall],
+        advantage: float,
+        step: int,
+        *,
+        closed: str | None = None,
+    ) -> EndGroupReply:
+        """An answer of an earlier group once more, with an advantage of its own; counts as a group
+        of a step."""
+        if sample_id in self._replies:
+            return self._replies[sample_id]
+        if sample_id in self._refused:
+            return EndGroupReply(success=False, failure_reason=self._refused[sample_id])
+        episode = ScoredEpisode(0, advantage, tuple(calls))
+        sample = FinishedGroup(sample_id, [episode], advantage=advantage)
+        reason = closed or self._keep(sample)
+        reply = EndGroupReply(
+            success=True, failure_reason=reason or "", pooled=reason is None, step=step
+        )
+        self._remember(sample_id, reply)
+        return reply
+
     def abort_group(self, group_id: str) -> None:
         self._open.pop(group_id, None)
         if group_id not in self._replies:
@@ -252,6 +276,8 @@ class Pool:
 
     def _why_not_pooled(self, group: FinishedGroup) -> str | None:
         reason = _why_untrainable(group)
+        if group.is_sample:
+            return reason
         if reason is None and self._needs_greedy and not any(one.is_greedy for one in group.scored):
             reason = "no_greedy_answer"
         if reason is None and self._job.filter_groups and is_tied(shaped_rewards(group, self._job)):
@@ -260,7 +286,7 @@ class Pool:
 
 
 def _why_untrainable(group: FinishedGroup) -> str | None:
-    if len(group.rewards) < 2:
+    if len(group.rewards) < 2 and not group.is_sample:
         return "fewer_than_two_rewards"
     if not any(episode.trains for episode in group.episodes):
         reasons = {call.untrainable for e in group.episodes for call in e.calls if call.untrainable}

@@ -8,7 +8,6 @@ process (not a power cut). Readers keep a cursor: the number of the last entry t
 
 from __future__ import annotations
 
-import math
 import os
 from bisect import bisect_right
 from collections import defaultdict
@@ -22,6 +21,8 @@ import orjson
 from fakevllm_adapters.swarm import LogEntry, TrainedGroup
 from fakevllm_server.config import ConfigError
 from fakevllm_server.coverage import totals
+
+KINDS = frozenset({"acked", "step", "dropped", "restored", "stopped"})
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class Standing:
                 self.last_step = entry.step
                 for group_id in entry.lost:
                     self.trained.pop(group_id, None)
-            case "stopped":
+            case _:
                 pass
 
     def trained_after(self, step: int) -> set[str]:
@@ -90,10 +91,8 @@ class RunLog:
     def trained(
         self, step: int, version: int, groups: list[TrainedGroup], metrics: dict[str, float]
     ) -> None:
-        """JSON has no infinity: metrics that are not finite are left out."""
-        shown = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self._append(
-            LogEntry(seq=0, kind="step", step=step, version=version, groups=groups, metrics=shown)
+            LogEntry(seq=0, kind="step", step=step, version=version, groups=groups, metrics=metrics)
         )
 
     def recovered(self, step: int, version: int, consumed: Sequence[str]) -> None:
@@ -126,7 +125,7 @@ class RunLog:
 
     def _append(self, entry: LogEntry) -> None:
         entry.seq = self._seq + 1
-        self._file.write(orjson.dumps(entry.model_dump(exclude_defaults=True)) + b"\n")
+        self._file.write(entry.model_dump_json(exclude_defaults=True).encode() + b"\n")
         self._learn(entry)
 
     def _learn(self, entry: LogEntry) -> None:
@@ -162,8 +161,11 @@ def _read(path: Path, learn: Callable[[LogEntry], None]) -> int | None:
 
 
 def _entry(line: bytes) -> LogEntry:
-    """An infinity that got into a log was written as null; it is left out."""
+    """A null metric of an older log was not finite; it is left out. Raises ValueError for a kind
+    that is not known: here it may mean groups that are not to be trained again."""
     raw: Any = orjson.loads(line)
     metrics: dict[str, float | None] = raw.get("metrics", {})
     raw["metrics"] = {name: value for name, value in metrics.items() if value is not None}
+    if raw.get("kind") not in KINDS:
+        raise ValueError(f"entries of kind {raw.get('kind')!r} are of a newer version")
     return LogEntry.model_validate(raw)

@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+
+UNMEASURED = "-"
+
+
+def shown(metrics: Mapping[str, float], name: str, how: str) -> str:
+    """As `how` formats it, or a dash where it was not measured.
+
+    >>> shown({"x": 0.25}, "x", ".3f"), shown({}, "x", ".3f"), shown({"x": math.nan}, "x", "g")
+    ('0.250', '-', 'nan')
+    """
+    return format(metrics[name], how) if name in metrics else UNMEASURED
+
+
+def not_finite(metrics: Mapping[str, float]) -> str:
+    """Which numbers are none, with what they are.
+
+    >>> not_finite({"loss": math.nan, "grad_norm": math.inf, "ess": 1.0})
+    'loss nan, grad_norm inf'
+    """
+    odd = (f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value))
+    return ", ".join(odd)
 
 
 def step_line(step: int, version: int, metrics: Mapping[str, float]) -> str:
@@ -13,12 +35,18 @@ def step_line(step: int, version: int, metrics: Mapping[str, float]) -> str:
     parts = [
         f"reward {metrics.get('reward_mean', 0.0):.3f} of {metrics.get('groups', 0):.0f} groups",
         f"{metrics.get('tokens_trained', 0):.0f} tokens trained",
+        *_feedback(metrics),
         *_coverage(metrics),
         *_forest(metrics),
         *_truth(metrics),
         *_time(metrics),
     ]
     return f"step {step} → version {version}: " + ", ".join(parts)
+
+
+def _feedback(metrics: Mapping[str, float]) -> list[str]:
+    num = metrics.get("feedback_samples", 0)
+    return [f"{num:.0f} answers for what was said of them"] if num else []
 
 
 def _coverage(metrics: Mapping[str, float]) -> list[str]:
@@ -40,14 +68,15 @@ def _truth(metrics: Mapping[str, float]) -> list[str]:
     told: list[str] = []
     if "token_fidelity" in metrics:
         told.append(f"fidelity {metrics['token_fidelity']:.6g}")
-    if "mismatch_k3" in metrics:
+    if {"token_fidelity", "mismatch_k3", "ess"} & metrics.keys():
         # Without a token of the trained weights themselves, older ones' drift is in it.
-        age = "" if metrics.get("equal_version", 0) else " with age"
-        k3, ess = metrics["mismatch_k3"], metrics.get("ess", 0.0)
-        told.append(f"mismatch k3 {k3:.2g}{age}, ess {ess:.3f}")
+        age = " with age" if metrics.get("equal_version") == 0 else ""
+        k3, ess = shown(metrics, "mismatch_k3", ".2g"), shown(metrics, "ess", ".3f")
+        told.append(f"mismatch k3 {k3}{age}, ess {ess}")
     if metrics.get("skipped"):
-        told.append("NO UPDATE")
-    return told
+        told.append("NO UPDATE" if metrics.get("no_update") else "NOT ALL UPDATES")
+    odd = not_finite(metrics)
+    return [*told, odd] if odd else told
 
 
 def _time(metrics: Mapping[str, float]) -> list[str]:

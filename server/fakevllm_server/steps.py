@@ -19,7 +19,7 @@ from fakevllm_server.forest.history import Vocabulary
 from fakevllm_server.pool import Pool
 from fakevllm_server.reward_kl import reward_penalties
 from fakevllm_server.runlog import RunLog
-from fakevllm_server.step_line import step_line
+from fakevllm_server.step_line import not_finite, shown, step_line
 from fakevllm_server.stop_limit import StopLimit
 
 log = logging.getLogger("fakevllm.server")
@@ -89,22 +89,26 @@ class Steps:
     async def _train(self, step: int, groups: list[FinishedGroup]) -> int:
         """The log knows the version before any call can carry it."""
         plan = self._plan(step, groups, await self._penalties(groups))
-        beside = await asyncio.to_thread(self._counts, groups, plan)
+        covered = coverage(groups, plan.batch.calls)
+        beside = asyncio.create_task(asyncio.to_thread(self._branches, groups))
         self.is_whole = False
-        metrics = await self._update(plan)
+        try:
+            metrics = await self._update(plan)
+            metrics = covered | await beside | metrics
+        finally:
+            beside.cancel()
         version = self._engine.next_version()
-        self._record(plan, beside | metrics, version)
+        self._record(plan, metrics, version)
         self.is_whole = True
         return version
 
-    def _counts(self, groups: list[FinishedGroup], plan: PlannedStep) -> StepMetrics:
-        counts = coverage(groups, plan.batch.calls)
+    def _branches(self, groups: list[FinishedGroup]) -> StepMetrics:
         # Isolated: the names of causes are not worth a step.
         try:
-            return counts | branches(groups, self._vocabulary())
+            return branches(groups, self._vocabulary())
         except Exception:
             log.exception("why sessions branched could not be told")
-            return counts
+            return {}
 
     async def _penalties(self, groups: list[FinishedGroup]) -> list[list[float]] | None:
         try:
@@ -159,8 +163,11 @@ class Steps:
     def _watch(self, step: int, metrics: Mapping[str, float]) -> None:
         limit = self._job.max_mismatch_k3
         if metrics.get("too_far"):
-            told = (step, metrics.get("mismatch_k3", 0.0), limit)
-            log.error("step %d made no update: mismatch_k3 %.3g is above max_mismatch_k3 %s", *told)
+            told = (step, shown(metrics, "mismatch_k3", ".3g"), limit)
+            log.error("step %d made no update: mismatch_k3 %s is above max_mismatch_k3 %s", *told)
+        elif metrics.get("skipped"):
+            made = "no update" if metrics.get("no_update") else "not all of its updates"
+            log.error("step %d made %s: %s", step, made, not_finite(metrics) or "not finite")
         self._limit.saw(step, metrics, limit)
         if self.stopped is not None:
             log.error("%s", self.stopped)

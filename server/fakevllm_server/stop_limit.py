@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fakevllm_server.step_line import shown
+
 MAX_TOO_FAR = 3
 """Steps in a row. One may be a batch of odd calls and groups are gone with each; the cause of three
 (other weights, another tokenizer, another temperature) does not go away by itself."""
@@ -27,7 +29,7 @@ class StopLimit:
             return
         self.reason = (
             f"training stopped at step {step}: trainer and engine were too far apart in "
-            f"{MAX_TOO_FAR} steps in a row (mismatch_k3 {metrics.get('mismatch_k3', 0.0):.3g}, "
+            f"{MAX_TOO_FAR} steps in a row (mismatch_k3 {shown(metrics, 'mismatch_k3', '.3g')}, "
             f"max_mismatch_k3 {limit:g}); serving goes on. See docs/algorithms.md, and start the "
             "engine again once it is mended"
         )

@@ -279,7 +279,8 @@ class TrainLoop:
             if self._lost is not None and self._lost.done():
                 raise EngineLost(self._lost.result())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), SWEEP_EVERY_S)
+                async with asyncio.timeout(SWEEP_EVERY_S):  # wait_for may lose a cancellation
+                    await self._changed.wait()
 
     async def _roll_until_lost(self) -> None:
         """A step in hand is not cut off by the loss of another engine than the trainer."""

@@ -16,6 +16,7 @@ from fakevllm_server.backends.base import Backend, Endpoint
 from fakevllm_server.checkpoints import Checkpoints
 from fakevllm_server.engine import Engine
 from fakevllm_server.episodes import Episodes
+from fakevllm_server.forest.history import Vocabulary
 from fakevllm_server.pool import Pool
 from fakevllm_server.runlog import RunLog
 
@@ -24,7 +25,13 @@ JOB = TrainJob(num_repeat=2, batch_size=1, lr=0.1, save_freq=1)
 
 
 class Run(Generic[AnyBackend]):
-    def __init__(self, folder: Path, backend: AnyBackend, job: TrainJob = JOB) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        backend: AnyBackend,
+        job: TrainJob = JOB,
+        vocabulary: Callable[[], Vocabulary] = Vocabulary,
+    ) -> None:
         self.engine = Engine()
         self.endpoints: list[Endpoint] = []
         self.pool = Pool(job)
@@ -41,6 +48,7 @@ class Run(Generic[AnyBackend]):
             self.log,
             self.checkpoints,
             self._connect,
+            vocabulary,
         )
         self.engine.move(EngineStatus.BOOTING, 0.0)
         self.task = asyncio.create_task(self.loop.run())

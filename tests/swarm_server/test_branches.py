@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from forest.tiny_tokenizer import FULL, asked, encode
+from swarm_server.local_backend import LocalBackend
+from swarm_server.loops import Run
 from swarm_server.samples import call
 
+from fakevllm_server import branches as branches_module
+from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.branches import branches
 from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
@@ -81,3 +86,44 @@ def test_a_model_without_a_readable_tokenizer_leaves_ids(tmp_path: Path, model: 
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "tokenizer.json").write_text("{")
     assert vocabulary_of(model and str(tmp_path / model)) == Vocabulary()
+
+
+class TellsWhenItTrains(LocalBackend):
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_training = threading.Event()
+
+    async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
+        self.is_training.set()
+        return await super().step(batch, loss)
+
+
+async def test_branches_are_told_with_a_step_that_did_not_wait_for_them(tmp_path: Path) -> None:
+    backend = TellsWhenItTrains()
+    seen: list[bool] = []
+
+    def vocabulary() -> Vocabulary:
+        seen.append(backend.is_training.wait(timeout=5))
+        return Vocabulary()
+
+    run = Run(tmp_path, backend, vocabulary=vocabulary)
+    await run.finish_group("a")
+    await run.trained("a")
+    (entry,) = [one for one in run.log.after(0) if one.kind == "step"]
+    assert seen == [True] and entry.metrics["branch_rate"] == 0
+    assert entry.metrics["sample_coverage"] == 1
+    await run.stop()
+
+
+def test_calls_beyond_what_a_step_has_time_for_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = episodes([FIRST, NEXT, STRIPPED])
+    first, *_ = given[0].episodes[0].calls
+    monkeypatch.setattr(
+        branches_module, "MAX_TOKENS", len(first.prompt_ids) + len(first.response_ids)
+    )
+    told = branches(given)
+    assert (told["branch_first"], told["calls_not_compared"]) == (1, 2)
+    monkeypatch.undo()
+    assert "calls_not_compared" not in branches(given)

@@ -1,28 +1,14 @@
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from swarm_server.pools import captured, pool_of
 from swarm_server.samples import call
 
 from fakevllm_adapters.swarm import SiblingRef
-from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server import pool as pool_module
-from fakevllm_server.calls import RecordedCall
-from fakevllm_server.pool import Pool
-
-
-def pool_of(**settings: Any) -> Pool:
-    return Pool(TrainJob.model_validate({"batch_size": 1} | settings))
-
-
-def captured(
-    pool: Pool, group_id: str, siblings: int = 2, version: int = 0, now: float = 0.0
-) -> None:
-    for index in range(siblings):
-        pool.add_call(SiblingRef(group_id, index), call(version), now)
 
 
 def test_a_group_with_two_rewards_is_pooled_with_its_calls_in_the_reply() -> None:
@@ -110,136 +96,6 @@ def test_an_aborted_group_is_gone_for_good() -> None:
     captured(pool, "g")
     assert pool.end_group("g", [1.0, 0.0], step=1).failure_reason == "aborted"
     assert pool.num_finished == 0
-
-
-def test_the_newest_groups_are_taken_in_their_order_and_the_others_stay() -> None:
-    pool = pool_of(batch_size=2)
-    for name in "abc":
-        captured(pool, name)
-        pool.end_group(name, [1.0, 0.0], step=1)
-    taken = pool.take(version=0)
-    assert [group.group_id for group in taken.groups] == ["b", "c"]
-    assert pool.num_finished == 1
-
-
-def test_groups_of_weights_too_many_versions_back_are_dropped_by_name() -> None:
-    pool = pool_of()
-    for name, version in (("old", 0), ("fresh", 3)):
-        captured(pool, name, version=version)
-        pool.end_group(name, [1.0, 0.0], step=1)
-    taken = pool.take(version=5)
-    assert [group.group_id for group in taken.groups] == ["fresh"]
-    assert taken.dropped == {"old": "stale"}
-
-
-def episode_of(pool: Pool, task: str, reward: float, *versions: int) -> None:
-    pool.add_episode(task, reward, [call(version) for version in versions])
-
-
-def test_of_a_group_of_several_versions_only_the_old_calls_are_dropped() -> None:
-    pool = pool_of(num_repeat=3)
-    for reward, versions in ((0.0, (0, 4, 5)), (1.0, (4, 5)), (2.0, (0, 0))):
-        episode_of(pool, "t", reward, *versions)
-
-    taken = pool.take(version=5)
-
-    (group,) = taken.groups
-    assert [[call.version for call in episode.calls] for episode in group.episodes] == [
-        [4, 5],
-        [4, 5],
-    ]
-    assert (group.rewards, taken.dropped) == ([0.0, 1.0], {})
-    assert pool.take_left_out() == {"stale_calls": 3}
-    assert pool.take_left_out() == {"stale_calls": 0}
-
-
-GREEDY = replace(call(), temperature=0.0, logprobs=None, untrainable="greedy")
-FRESH, MASKED = call(5), call(5, untrainable="missing_logprob")
-
-
-@pytest.mark.parametrize(
-    ("settings", "old", "fresh"),
-    [
-        ({}, call(), [(1.0, FRESH)]),
-        ({}, call(), [(0.0, MASKED), (1.0, MASKED)]),
-        ({"algorithm": "remax"}, GREEDY, [(0.0, FRESH), (1.0, FRESH)]),
-        ({"filter_groups": True}, call(), [(1.0, FRESH), (1.0, FRESH)]),
-    ],
-)
-def test_a_group_of_which_too_little_is_fresh_is_stale(
-    settings: dict[str, Any], old: RecordedCall, fresh: list[tuple[float, RecordedCall]]
-) -> None:
-    """One reward, no trainable call, no greedy answer, or nothing to compare."""
-    pool = pool_of(num_repeat=1 + len(fresh), **settings)
-    pool.add_episode("t", 0.5, [old])
-    for reward, one in fresh:
-        pool.add_episode("t", reward, [one])
-    assert pool.is_due
-
-    taken = pool.take(version=5)
-
-    assert (taken.groups, taken.dropped) == ([], {"task:t#1": "stale"})
-    assert pool.take_left_out() == {"stale_calls": 1}
-
-
-def test_what_is_left_of_a_batch_after_old_groups_are_dropped_waits_for_more() -> None:
-    pool = pool_of(batch_size=2)
-    for name, version in (("old", 0), ("fresh", 5)):
-        captured(pool, name, version=version)
-        pool.end_group(name, [1.0, 0.0], step=1)
-    assert pool.is_due
-    taken = pool.take(version=5)
-    assert (taken.groups, taken.dropped) == ([], {"old": "stale"})
-    assert not pool.is_due and pool.num_finished == 1
-
-
-def ended(pool: Pool, name: str, *rewards: float) -> str:
-    captured(pool, name, siblings=len(rewards))
-    return pool.end_group(name, rewards, step=1).failure_reason
-
-
-def test_a_tied_group_counts_unless_groups_are_filtered() -> None:
-    plain, filtering = pool_of(), pool_of(filter_groups=True)
-    assert (ended(plain, "g", 1.0, 1.0), plain.is_due) == ("", True)
-    assert (ended(filtering, "g", 1.0, 1.0), filtering.is_due) == ("tied", False)
-    assert filtering.take_left_out() == {"stale_calls": 0, "tied_groups": 1}
-
-
-def test_a_tied_task_of_an_active_client_is_dropped_by_name_where_groups_are_filtered() -> None:
-    pool = pool_of(num_repeat=2, filter_groups=True)
-    for _ in range(2):
-        episode_of(pool, "t", 1.0, 0)
-    assert pool.take_dropped() == {"task:t#1": "tied"}
-
-
-def test_rewards_are_tied_or_not_once_overlong_answers_have_paid() -> None:
-    pool = pool_of(filter_groups=True, max_response_length=4, overlong_buffer_len=2)
-    pool.add_call(SiblingRef("g", 0), call(ids=(5, 6)), now=0.0)
-    pool.add_call(SiblingRef("g", 1), call(ids=(5, 6, 7)), now=0.0)
-    assert pool.end_group("g", [1.0, 1.0], step=1).pooled
-    pool.add_call(SiblingRef("h", 0), call(ids=(5, 6)), now=0.0)
-    pool.add_call(SiblingRef("h", 1), call(ids=(5, 6, 7)), now=0.0)
-    assert pool.end_group("h", [0.5, 1.0], step=1).failure_reason == "tied"
-
-
-def test_ties_do_not_hold_a_step_up_for_ever() -> None:
-    pool = pool_of(batch_size=2, filter_groups=True, max_num_gen_batches=2)
-    for name in "abcd":
-        assert ended(pool, name, 0.0, 0.0) == "tied"
-    assert not pool.is_due, "there is nothing to train on"
-    assert ended(pool, "e", 1.0, 0.0) == ""
-    assert [group.group_id for group in pool.take(version=0).groups] == ["e"]
-    pool.take_left_out()
-    assert ended(pool, "f", 1.0, 0.0) == "" and not pool.is_due, "the count begins anew"
-
-
-def test_groups_given_back_are_the_next_to_be_taken() -> None:
-    pool = pool_of(batch_size=2)
-    for name in "abc":
-        captured(pool, name)
-        pool.end_group(name, [1.0, 0.0], step=1)
-    pool.put_back(pool.take(version=0).groups)
-    assert [group.group_id for group in pool.take(version=0).groups] == ["b", "c"]
 
 
 def test_episodes_of_a_task_make_a_group_when_there_are_enough() -> None:

@@ -1,10 +1,17 @@
+import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
-from fakevllm_adapters.swarm import TrainedGroup
+from fakevllm_adapters.swarm import LogReply, TrainedGroup
+from fakevllm_server.api.control import router
+from fakevllm_server.config import ConfigError, ServerConfig
 from fakevllm_server.runlog import RunLog
+from fakevllm_server.swarm import Swarm
 
 
 @pytest.fixture
@@ -82,11 +89,37 @@ def test_only_the_owner_may_read_the_log(open_log: Callable[[], RunLog], tmp_pat
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
 
 
-def test_metrics_that_are_no_numbers_do_not_break_the_next_start(
-    open_log: Callable[[], RunLog],
+def test_metrics_that_are_not_finite_are_told_as_they_are_at_the_next_start_too(
+    open_log: Callable[[], RunLog], tmp_path: Path
 ) -> None:
-    open_log().trained(1, 1, [group("a")], {"loss": 0.5, "reward_mean": float("inf")})
-    assert open_log().after(0)[0].metrics == {"loss": 0.5}
+    odd = {"lr": 0.5, "grad_norm": math.inf, "ppo_kl": -math.inf, "loss": math.nan}
+    open_log().trained(1, 1, [group("a")], odd)
+
+    again = open_log().after(0)
+    shown = again[0].metrics
+    assert math.isnan(shown.pop("loss"))
+    assert shown == {"lr": 0.5, "grad_norm": math.inf, "ppo_kl": -math.inf}
+    assert json.loads((tmp_path / "log").read_text())["metrics"]["loss"] == "NaN"
+
+
+async def test_a_reader_of_the_log_over_http_gets_them_as_they_are(tmp_path: Path) -> None:
+    swarm = Swarm(ServerConfig("fake", tmp_path))
+    swarm.runlog.trained(1, 1, [group("a")], {"loss": math.nan, "grad_norm": math.inf})
+    app = FastAPI()
+    app.include_router(router(swarm))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://s") as http:
+        (entry,) = LogReply.model_validate((await http.get("/get_run_log")).json()).entries
+
+    assert math.isnan(entry.metrics["loss"]) and entry.metrics["grad_norm"] == math.inf
+    await swarm.close()
+
+
+def test_a_server_refuses_its_own_log_where_it_does_not_know_a_kind(
+    open_log: Callable[[], RunLog], tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_bytes(b'{"seq": 1, "kind": "divided"}\n')
+    with pytest.raises(ConfigError, match="line 1, is no entry"):
+        open_log()
 
 
 def test_a_null_metric_of_an_older_log_is_left_out(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fakevllm_server.backends.mismatch_limit import NO_UPDATE
 from fakevllm_server.step_line import step_line
 
 MEASURED = {
@@ -28,8 +29,22 @@ def test_a_line_has_the_reward_the_saving_the_truth_and_the_time() -> None:
 
 
 def test_a_line_says_what_was_left_out_and_that_there_was_no_update() -> None:
-    line = step_line(3, 4, MEASURED | {"untrainable_tokens": 12, "skipped": 1.0})
+    line = step_line(3, 4, MEASURED | {"untrainable_tokens": 12, **NO_UPDATE})
     assert "12 untrainable" in line and "NO UPDATE" in line
+    assert "NOT ALL UPDATES" in step_line(3, 4, MEASURED | {"skipped": 1.0})
+
+
+def test_a_line_says_which_numbers_were_none() -> None:
+    odd = {"loss": float("nan"), "grad_norm": float("inf"), "mismatch_k3": float("nan")}
+    line = step_line(3, 4, MEASURED | odd | NO_UPDATE)
+    assert "mismatch k3 nan, ess 0.999, NO UPDATE" in line
+    assert "loss nan, grad_norm inf" in line
+
+
+def test_a_line_has_a_dash_where_the_mismatch_was_not_measured() -> None:
+    unmeasured = {"mismatch_k3", "ess", "equal_version"}
+    some = {name: value for name, value in MEASURED.items() if name not in unmeasured}
+    assert "fidelity 1, mismatch k3 -, ess -, 0.5 s" in step_line(3, 4, some)
 
 
 def test_a_line_says_where_the_mismatch_has_the_drift_of_older_weights_in_it() -> None:

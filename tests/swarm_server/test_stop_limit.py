@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 
 import httpx
@@ -40,7 +41,7 @@ class DriftingBackend(LocalBackend):
         self.versions.append(batch.version)
         measured: StepMetrics = {"mismatch_k3": self.mismatches.pop(0), "ess": 0.5}
         if measured["mismatch_k3"] < 0:
-            return {**measured, **NO_UPDATE}
+            return {**measured, "loss": math.nan, "grad_norm": math.inf, **NO_UPDATE}
         if is_too_far(measured, JOB):
             self.steps.append(batch.step)
             return {**measured, **TOO_FAR}
@@ -103,12 +104,16 @@ async def test_a_stopped_run_stays_so_when_its_engine_is_started_again(tmp_path:
     await run.stop()
 
 
-async def test_a_step_that_was_not_finite_trained_nothing_and_says_why(tmp_path: Path) -> None:
+async def test_a_step_that_was_not_finite_trained_nothing_and_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = Run(tmp_path, DriftingBackend(-1.0))
     await run.finish_group("a")
     await run.trained("a")
     (odd,) = entries(run, "step")
     assert odd.groups[0].siblings == [] and odd.metrics["untrained_tokens_not_finite"] == 4
+    assert math.isnan(odd.metrics["loss"]) and odd.metrics["grad_norm"] == math.inf
+    assert "step 1 made no update: loss nan, grad_norm inf" in caplog.text
     await run.stop()
 
 
@@ -163,6 +168,13 @@ async def test_the_engines_status_tells_why_and_what_the_run_adds_up_to(tmp_path
     assert told.engine_status_detail == swarm.engine.detail
     assert told.totals["untrainable_tokens_x"] == 6 and told.totals["sample_coverage"] == 0.5
     await swarm.close()
+
+
+def test_the_reason_says_what_was_no_number() -> None:
+    limit = StopLimit()
+    for step in range(MAX_TOO_FAR):
+        limit.saw(step, {"too_far": 1.0, "mismatch_k3": math.nan}, 1.0)
+    assert limit.reason is not None and "mismatch_k3 nan" in limit.reason
 
 
 def test_only_steps_in_a_row_stop_a_run() -> None:

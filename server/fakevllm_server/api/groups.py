@@ -1,11 +1,18 @@
-"""Groups of passive traffic: all rewards at once, or none."""
+"""Groups of passive traffic: all rewards at once, or none; and what was said of an answer later."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, HTTPException
 
-from fakevllm_adapters.swarm import AbortGroupRequest, EndGroupReply, EndGroupRequest, SuccessReply
+from fakevllm_adapters.swarm import (
+    AbortGroupRequest,
+    AddSampleRequest,
+    EndGroupReply,
+    EndGroupRequest,
+    SuccessReply,
+)
 from fakevllm_server.api.refusals import ClearRoute
+from fakevllm_server.calls import RecordedCall
 from fakevllm_server.swarm import Swarm
 
 
@@ -25,6 +32,27 @@ def router(swarm: Swarm) -> APIRouter:
         )
         if reply.pooled and not known:
             swarm.runlog.acked(request.group_id, swarm.engine.global_step)
+            swarm.changed()
+        return reply.model_copy(update={"run_id": swarm.run_id})
+
+    @routes.post("/add_sample")
+    async def add_sample(request: AddSampleRequest) -> EndGroupReply:
+        if request.run_id != swarm.run_id:
+            return EndGroupReply(success=False, failure_reason="other_run")
+        try:
+            calls = [RecordedCall.of_wire(call) for call in request.calls]
+        except ValueError as error:
+            raise HTTPException(422, f"A call cannot be trained: {error}.") from None
+        known = swarm.pool.has_ended(request.sample_id)
+        reply = swarm.pool.add_sample(
+            request.sample_id,
+            calls,
+            request.advantage,
+            swarm.engine.collecting_step,
+            closed=swarm.closed,
+        )
+        if reply.pooled and not known:
+            swarm.runlog.acked(request.sample_id, swarm.engine.global_step)
             swarm.changed()
         return reply
 

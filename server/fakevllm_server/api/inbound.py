@@ -59,38 +59,41 @@ class Inbound:
             exchange = self._open(upstream)
             if isinstance(exchange, WireError):
                 return await self._native(upstream, exchange)
-            path, engine = self.adapter.upstream_path, upstream.endpoint
-            if CAPTURES[path].refuses(exchange.body):
+            if CAPTURES[self.adapter.upstream_path].refuses(exchange.body):
                 return await self.relay(upstream)
 
             async def ask(refuses: Refuses) -> None:
-                capture = CAPTURES[path](
-                    exchange.body,
-                    engine.default_sampling,
-                    engine.refusal,
-                    tells_allowed=engine.tells_allowed,
-                )
-
-                def finished() -> None:
-                    call = capture.record(stamp)
-                    if call is not None:
-                        keep(call)
-
-                shown = self._shown(exchange)
-                await upstream.capture(
-                    path,
-                    capture,
-                    self.headers,
-                    self.send,
-                    finished,
-                    refuses,
-                    shown,
-                    self._asked(exchange),
-                )
+                await self._capture(upstream, exchange, stamp, keep, refuses)
 
             await self._ask(upstream, exchange, ask)
 
         return attempt
+
+    async def _capture(
+        self,
+        upstream: EngineClient,
+        exchange: Exchange,
+        stamp: CallStamp,
+        keep: Callable[[RecordedCall], None],
+        refuses: Refuses,
+    ) -> None:
+        path, engine = self.adapter.upstream_path, upstream.endpoint
+        capture = CAPTURES[path](
+            exchange.body,
+            engine.default_sampling,
+            engine.refusal,
+            tells_allowed=engine.tells_allowed,
+        )
+
+        def finished() -> None:
+            call = capture.record(stamp)
+            if call is not None:
+                keep(call)
+
+        shown, asked = self._shown(exchange), self._asked(exchange)
+        await upstream.capture(
+            path, capture, self.headers, self.send, finished, refuses, shown, asked
+        )
 
     async def _ask(
         self, upstream: EngineClient, exchange: Exchange, ask: Callable[[Refuses], Awaitable[None]]

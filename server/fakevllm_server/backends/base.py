@@ -22,26 +22,9 @@ from fakevllm_server.backends.sampling import Sampling, Token
 from fakevllm_server.weight_gate import WeightGate
 
 StepMetrics = dict[str, float]
+"""What a step measured, as it is, finite or not; what it did not measure is absent."""
 PolicyName = Literal["trained", "reference"]
 """The trainer's weights as they stand, or the model's starting weights."""
-
-METRICS = (
-    "loss",
-    "grad_norm",
-    "clip_fraction",
-    "clip_fraction_lower",
-    "approx_kl",
-    "mismatch",
-    "mismatch_k3",
-    "mismatch_large",
-    "ess",
-    "equal_version",
-    "prob_diff_max",
-    "ppo_kl",
-    "entropy",
-    "kl",
-)
-"""What every torch trainer tells of a step, 0 where it does not apply."""
 
 
 @dataclass(frozen=True, slots=True)

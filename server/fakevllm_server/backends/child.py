@@ -94,7 +94,8 @@ class ChildEngine:
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         calls = [call.to_wire() for call in batch.calls]
         asked = {"step": batch.step, "calls": calls, "version": batch.version}
-        return await self._call("POST", "step", asked | {"loss": asdict(loss)})
+        told = await self._call("POST", "step", asked | {"loss": asdict(loss)})
+        return {name: float(value) for name, value in told.items()}
 
     async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
         asked = {"calls": [call.to_wire() for call in calls], "policy": policy}

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fakevllm_adapters.swarm import pack_floats
+from fakevllm_adapters.swarm import pack_floats, told_numbers
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import Batch, Call, LossSpec, TokenEngine, TrainEngine
 from fakevllm_server.backends.partial_step import PartialStep
@@ -60,7 +60,7 @@ class Control:
             case "step":
                 calls = [Call.from_wire(call) for call in body["calls"]]
                 batch = Batch(body["step"], calls, body["version"])
-                return dict(await self._trainer.step(batch, LossSpec(**body["loss"])))
+                return told_numbers(await self._trainer.step(batch, LossSpec(**body["loss"])))
             case "log_probs":
                 calls = [Call.from_wire(call) for call in body["calls"]]
                 found = await self._trainer.log_probs(calls, body["policy"])

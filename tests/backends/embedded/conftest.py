@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from backends.embedded.driving import EngineMaker
+from backends.embedded.driving import EngineMaker, load
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfig
+from fakevllm_server.backends.embedded.trainer import PolicyTrainer
 
 torch.set_num_threads(1)
 
@@ -66,3 +67,9 @@ def make_engine(tiny_folder: Path) -> Iterator[EngineMaker]:
 @pytest.fixture(scope="session")
 def demo_folder() -> Path:
     return DEMO_MODEL_DIR
+
+
+@pytest.fixture
+def trainer(tiny_folder: Path) -> PolicyTrainer:
+    """Of all weights, in float32; not booted."""
+    return PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))

@@ -27,6 +27,7 @@ from fakevllm_server.backends.sampling import Sampling, Token
 Result = TypeVar("Result")
 EngineMaker = Callable[..., EmbeddedEngine]
 SPEC = LossSpec.of(TrainJob())
+ENDLESS = Sampling(max_tokens=250, ignore_eos=True, live=True)
 OF_THE_CUT = {"seconds", "rho", "tokens_computed", "tokens_saved", "forest_speedup"}
 """Metrics that depend on how a batch is cut into pieces."""
 
@@ -137,3 +138,7 @@ def pieces(
 ) -> StepPieces:
     cpu = torch.device("cpu")
     return pieces_of(calls, spec, max_tokens, cpu, shares_prefixes=True, version=version)
+
+
+def running_draft(engine: EmbeddedEngine) -> Draft:
+    return engine._state.decoder.rows[0]  # pyright: ignore[reportPrivateUsage]

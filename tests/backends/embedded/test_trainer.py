@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,6 @@ from fakevllm_server.backends.base import Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.pieces import pieces_of
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
 from fakevllm_server.backends.sampling import Sampling
-
-
-@pytest.fixture
-def trainer(tiny_folder: Path) -> PolicyTrainer:
-    return PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
 
 
 def sampled_calls(folder: Path, temperature: float, count: int = 6) -> list[Call]:
@@ -127,14 +123,21 @@ def test_good_replies_become_likelier_and_bad_ones_less(
         assert (now - sum(call.logprobs)) * call.advantages[0] > 0
 
 
-def test_an_empty_batch_changes_nothing_and_reports_zeros(trainer: PolicyTrainer) -> None:
+def test_an_empty_batch_changes_nothing_and_tells_nothing_it_did_not_measure(
+    trainer: PolicyTrainer,
+) -> None:
     before = weights(trainer)
 
     metrics = train(trainer, [], lr=0.1, weight_decay=0.1)
 
     assert torch.equal(weights(trainer), before)
-    assert metrics["loss"] == metrics["grad_norm"] == metrics["tokens"] == 0
-    assert metrics["lr"] == 0.1
+    assert metrics["tokens"] == metrics["skipped"] == 0 and metrics["lr"] == 0.1
+    assert not {"loss", "grad_norm", "mismatch_k3", "ess", "forest_speedup"} & metrics.keys()
+
+
+def test_a_step_tells_no_kl_where_it_computes_none(trainer: PolicyTrainer) -> None:
+    metrics = train(trainer, random_calls(4))
+    assert "kl" not in metrics and metrics["loss"] != 0
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -147,12 +150,24 @@ def test_a_loss_that_is_not_finite_is_skipped_and_the_next_step_trains(
 
     skipped = train(trainer, [*good, bad], lr=1e-3)
 
-    assert skipped["skipped"] == 1
-    assert all(value == value for value in skipped.values()), "metrics travel as JSON"
+    assert skipped["skipped"] == skipped["no_update"] == 1
+    assert not math.isfinite(skipped["loss"]) and not math.isfinite(skipped["grad_norm"])
+    assert math.isfinite(skipped["mismatch_k3"]), "which the advantage is no part of"
     assert torch.equal(weights(trainer), before)
     assert train(trainer, good, lr=1e-3)["skipped"] == 0
     assert not torch.equal(weights(trainer), before)
     assert torch.isfinite(weights(trainer)).all()
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_what_is_no_number_in_one_piece_is_none_in_the_step(
+    trainer: PolicyTrainer, at: int
+) -> None:
+    calls = random_calls(4)
+    calls[at] = replace(calls[at], logprobs=[float("nan")] * len(calls[at].logprobs))
+    told = train(trainer, calls, micro_batch_tokens=1)
+    for name in ("prob_diff_max", "mismatch_k3", "approx_kl", "loss"):
+        assert math.isnan(told[name]), name
 
 
 def test_an_abandoned_step_leaves_no_gradient_behind(trainer: PolicyTrainer) -> None:

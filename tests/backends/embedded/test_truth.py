@@ -21,11 +21,6 @@ from fakevllm_server.backends.embedded.pieces import StepPieces
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
 
 
-@pytest.fixture
-def trainer(tiny_folder: Path) -> PolicyTrainer:
-    return PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
-
-
 def sampled(folder: Path) -> list[Call]:
     """By the model itself, at version 0."""
     return siblings(folder)[:8]
@@ -191,7 +186,7 @@ def counted(made: Generator[None, None, StepMetrics]) -> tuple[int, float]:
         try:
             next(made)
         except StopIteration as stop:
-            return num_pauses, stop.value["forest_speedup"]
+            return num_pauses, stop.value.get("forest_speedup", 0.0)
         num_pauses += 1
 
 
@@ -222,7 +217,7 @@ def test_measuring_trains_nothing(tiny_folder: Path, monkeypatch: pytest.MonkeyP
         trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
         train(trainer, sampled(tiny_folder), lr=1e-3)
         told = train(trainer, sampled(tiny_folder), lr=1e-3)
-        assert (told["forest_speedup"] > 0) is is_measured
+        assert ("forest_speedup" in told) is is_measured
         trained.append(weights(trainer))
     assert torch.equal(*trained)
 
@@ -240,7 +235,7 @@ def test_a_measurement_that_fails_costs_no_step(
     before = weights(trainer)
     told = train(trainer, sampled(tiny_folder), lr=1e-3)
 
-    assert told["forest_speedup"] == 0 and told["skipped"] == 0
+    assert "forest_speedup" not in told and told["skipped"] == 0
     assert not torch.equal(weights(trainer), before)
     assert "could not be measured" in caplog.text
 

@@ -13,7 +13,6 @@ from backends.embedded.driving import SPEC, pieces, random_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakevllm_server.allowed import Allowed, packed
 from fakevllm_server.backends.base import Call
 from fakevllm_server.backends.embedded.pieces import StepPiece, pieces_of
 from fakevllm_server.backends.torch_forest.fidelity import Fidelity, fidelity
@@ -268,21 +267,6 @@ def test_a_call_that_recorded_something_else_is_named(spoiled: Call, where: str)
 
     assert found.num_true < NUM_TOKENS
     assert found.fault is not None and found.fault.startswith(where)
-
-
-def test_a_set_is_the_one_its_token_was_chosen_from() -> None:
-    few, fewer, one = (packed(bytes([bits])) for bits in (0b1110000, 0b1010000, 0b10000))
-    held = replace(SIBLINGS[1], allowed=Allowed.of([few, None, few]))
-    assert asked(piece_of([held]), [held]) == Fidelity(3, 3, None)
-
-    other = replace(held, allowed=Allowed.of([few, None, fewer]))
-    found = asked(piece_of([held]), [other])
-    assert (found.num_true, found.fault) == (
-        2,
-        "call 0 (group g), response token 2, is not what was recorded",
-    )
-    forced = replace(held, allowed=Allowed.of([one, None, few]))
-    assert asked(piece_of([forced]), [forced]) == Fidelity(2, 2, None)
 
 
 def test_a_log_probability_that_is_no_number_is_what_was_recorded() -> None:

@@ -157,8 +157,9 @@ class _RowLayer(CacheLayerMixin):
         """Stores one token per row ([rows, heads, 1, dim]); returns all up to the longest row."""
         cache = self._cache
         keys, values = cache.keys[self._index], cache.values[self._index]
-        keys[cache.row_index, :, cache.positions] = key_states[:, :, 0]
-        values[cache.row_index, :, cache.positions] = value_states[:, :, 0]
+        # Under autocast rotated keys come in float32, and attention rounds them before it looks.
+        keys[cache.row_index, :, cache.positions] = key_states[:, :, 0].to(keys.dtype)
+        values[cache.row_index, :, cache.positions] = value_states[:, :, 0].to(values.dtype)
         rows, width = cache.num_rows, cache.width
         return keys[:rows, :, :width], values[:rows, :, :width]
 

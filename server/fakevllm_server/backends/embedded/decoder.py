@@ -22,7 +22,7 @@ class Decoder:
     def __init__(self, model: PreTrainedModel, cache: RowCache, eos_ids: frozenset[int]) -> None:
         self.rows: list[Draft] = []
         self.cache = cache
-        self._model: Any = model
+        self.model: Any = model
         self._eos_ids = eos_ids
         self._sampling: SamplingRows | None = None
         """Of the present rows; None when they have changed."""
@@ -58,7 +58,7 @@ class Decoder:
         """[rows, vocabulary] after each row's last id; stores its keys and values on the way."""
         positions = self.cache.begin([len(row.ids) - 1 for row in self.rows])
         ids = torch.tensor([row.ids[-1] for row in self.rows], device=positions.device)
-        output = self._model(
+        output = self.model(
             input_ids=ids[:, None],
             position_ids=positions[:, None],
             attention_mask=self.cache.mask(),

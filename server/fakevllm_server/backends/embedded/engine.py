@@ -73,7 +73,8 @@ class EmbeddedEngine:
         self._config = config
         self._folder = open_folder(config.model, config.max_model_len)
         self._device = device_named(config.device)
-        model = self._folder.load_weights(computed_dtype(config.dtype, self._device), self._device)
+        self._dtype = computed_dtype(config.dtype, self._device)
+        model = self._folder.load_weights(self._dtype, self._device)
         check_decoding(model, self._folder.max_model_len)
         self.model_name = config.served_model_name
         self.max_model_len = self._folder.max_model_len
@@ -174,14 +175,16 @@ class EmbeddedEngine:
 
     async def load_weights(self, folder: Path, version: int) -> None:
         """Changes what samples; the trainer keeps its own weights."""
-        dtype = self._state.model.dtype
-        await self._publish(lambda: open_folder(folder).load_weights(dtype, self._device), version)
+        await self._publish(
+            lambda: open_folder(folder).load_weights(self._dtype, self._device), version
+        )
 
     async def export(self, folder: Path) -> None:
-        """In the sampler's type: what is exported is what a publish would serve."""
-        dtype = self._state.model.dtype
+        """In the type that is computed in, adapters merged: in bfloat16 that rounds them, which a
+        publish does not."""
+        source, dtype = self._folder.path, self._dtype
         await self._run_once(
-            lambda: checkpoint.export(folder, self._ready_trainer().model, dtype, self._folder.path)
+            lambda: checkpoint.export(folder, self._ready_trainer().model, dtype, source)
         )
 
     async def save(self, folder: Path) -> None:
@@ -195,7 +198,7 @@ class EmbeddedEngine:
         """On the engine thread. Serving alone must not pay for a second copy of the weights."""
         if self._trainer is None:
             self._trainer = PolicyTrainer(
-                self._starting_weights(), self._starting_weights, self._state.model.dtype
+                self._starting_weights(), self._starting_weights, self._dtype
             )
         return self._trainer
 

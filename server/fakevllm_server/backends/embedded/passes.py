@@ -5,6 +5,7 @@ Each function pauses after every pass of a piece.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,13 +26,6 @@ from fakevllm_server.backends.torch_losses.tokens import Tokens
 
 MAX_LOGITS = 2**26
 """Held at a time: 256 MB in float32."""
-FIRST_EPOCH_METRICS = frozenset(
-    {
-        *("mismatch", "mismatch_k3", "mismatch_large", "ess", "equal_version"),
-        *("approx_kl", "ppo_kl", "entropy", "prob_diff_max"),
-    }
-)
-"""About the policy that sampled, so measured before any update."""
 LARGEST = "prob_diff_max"
 """Of all tokens: how far apart engine and trainer see one probability."""
 
@@ -77,7 +71,8 @@ class Passes:
     def backward(
         self, step: StepPieces, spec: LossSpec, *, is_first: bool
     ) -> Generator[None, None, StepMetrics]:
-        """Adds the step's gradient to the model's."""
+        """Adds the step's gradient to the model's. `is_first`: before any update, when what is
+        told of the policy that sampled is true."""
         if step.whole is not None:
             return (yield from self._backward_twice(step, step.whole, spec, is_first=is_first))
         shown: list[_Told] = []
@@ -156,8 +151,8 @@ def _first_look(log_prob: Tensor, entropy: Tensor, tokens: Tokens) -> StepMetric
         "entropy": entropy,
     }
     difference = (log_prob.exp() - sampled.exp()).abs()[tokens.counted]
-    largest = difference.max().item() if difference.numel() else 0.0
-    return {k: v.item() for k, v in token_means(means, tokens).items()} | {LARGEST: largest}
+    shown = {name: value.item() for name, value in token_means(means, tokens).items()}
+    return shown | ({LARGEST: difference.max().item()} if difference.numel() else {})
 
 
 def _mismatch(log_prob: Tensor, tokens: Tokens, is_equal: Tensor) -> Mismatch:
@@ -169,11 +164,19 @@ def _mismatch(log_prob: Tensor, tokens: Tokens, is_equal: Tensor) -> Mismatch:
 
 def _joined(shown: Iterable[_Told]) -> StepMetrics:
     """Of all pieces: parts of means add up."""
-    found: dict[str, float] = defaultdict(float)
+    found: dict[str, list[float]] = defaultdict(list)
     parts: list[Mismatch] = []
     for metrics, mismatch in shown:
         if mismatch is not None:
             parts.append(mismatch)
         for name, value in metrics.items():
-            found[name] = max(found[name], value) if name == LARGEST else found[name] + value
-    return dict(found) | (Mismatch.joined(parts).metrics if parts else {})
+            found[name].append(value)
+    joined = {
+        name: _largest(values) if name == LARGEST else sum(values) for name, values in found.items()
+    }
+    return joined | Mismatch.joined(parts).metrics
+
+
+def _largest(values: Sequence[float]) -> float:
+    """What is no number is larger than any: `max` would lose it."""
+    return max(values, key=lambda value: math.inf if math.isnan(value) else value)

@@ -114,12 +114,16 @@ def pieces_of(
         StepPiece(Plan.of(one.forest, device), tokens(one.calls), one.calls, is_equal(one.calls))
         for one in packed
     ]
+    order = [index for one in packed for index in one.calls]
+    return StepPieces(pieces, tokens(order) if _splits(pieces, spec) else None)
+
+
+def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
+    """Whether the loss couples tokens of different pieces."""
     parts = [one.tokens for one in pieces]
-    is_split = (spec.couples_tokens and not all(part.has_whole_units for part in parts)) or (
+    return (spec.couples_tokens and not all(part.has_whole_units for part in parts)) or (
         spec.couples_step and not all(part.has_whole_step for part in parts)
     )
-    order = [index for one in packed for index in one.calls]
-    return StepPieces(pieces, tokens(order) if is_split else None)
 
 
 def unit_of(call: Call) -> Hashable:

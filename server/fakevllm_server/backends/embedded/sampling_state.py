@@ -17,7 +17,8 @@ from fakevllm_server.backends.embedded.decoder import Decoder, Prefill
 from fakevllm_server.backends.embedded.draft import Draft
 from fakevllm_server.backends.embedded.prefixes import PrefixCache
 from fakevllm_server.backends.embedded.scheduler import Scheduler
-from fakevllm_server.backends.embedded.weights import MergedWeights, copy_weights
+from fakevllm_server.backends.embedded.twin import needs_twin, twin
+from fakevllm_server.backends.embedded.weights import MergedWeights, adapters_of, copy_weights
 
 MAX_PREFILL_TOKENS = 2048
 """Padded, per forward pass: bounds its memory, and how long running drafts wait for it."""
@@ -54,8 +55,9 @@ class SamplingState:
     def publish(
         self, load: Callable[[], PreTrainedModel], version: int, drain_bound_s: float
     ) -> Generator[None, None, None]:
-        """`load()`'s weights sample from now on. Nobody is refused: new drafts wait, running
-        ones finish if they can within the bound, and else go on with the new weights.
+        """`load()`'s weights sample from now on; what it gives without adapters may be kept. Nobody
+        is refused: new drafts wait, running ones finish if they can within the bound, and else go
+        on with the new weights.
         """
         source = load()
         check_same_architecture(source, self.model)
@@ -67,11 +69,19 @@ class SamplingState:
             self._prefill = None
             self.scheduler.abandon_prefill()
             self.scheduler.put_back(self.decoder.drop_all())
-            copy_weights(source, self.model)
+            self._take(source)
             self.prefixes.clear()
             self.version = version
         finally:
             self._is_admitting = True
+
+    def _take(self, source: PreTrainedModel) -> None:
+        """What samples becomes another model only where it must: copies need no second one."""
+        if needs_twin(source):
+            source = twin(source)
+        elif not adapters_of(self.model):
+            return copy_weights(source, self.model)
+        self.model = self.decoder.model = source
 
     def all_drafts(self) -> list[Draft]:
         prefilling = [draft for waiting in self.scheduler.prefilling.values() for draft in waiting]

@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 
 import torch
 
-from fakevllm_server.backends.base import Call, LossSpec
+from fakevllm_server.backends.base import Call, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.passes import MAX_LOGITS, Passes
 from fakevllm_server.backends.embedded.pieces import StepPieces, pieces_of
 from fakevllm_server.backends.torch_forest.attentions import ROWS
@@ -31,8 +31,9 @@ class Saving:
     """Remembers the last measurement."""
 
     def __init__(self) -> None:
-        self.speedup = 0.0
-        """Seconds one by one / seconds shared, of one piece; 0 before any step shared anything."""
+        self.metrics: StepMetrics = {}
+        """`forest_speedup`: seconds one by one / seconds shared, of one piece, once any step has
+        shared anything."""
         self._num_since = EVERY
 
     def after(
@@ -52,7 +53,7 @@ class Saving:
             naive = pieces_of(own, LossSpec(), max_tokens, device, shares_prefixes=False)
             shared_s = yield from _seconds([piece.plan], through, through.attention)
             naive_s = yield from _seconds([one.plan for one in naive.pieces], through, ROWS)
-            self.speedup = naive_s / shared_s
+            self.metrics = {"forest_speedup": naive_s / shared_s}
         except Exception as error:
             log.warning("what sharing saves could not be measured: %r", error)
 

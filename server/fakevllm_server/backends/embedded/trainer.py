@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from transformers import PreTrainedModel
 
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import (
-    METRICS,
     BackendError,
     Batch,
     Call,
@@ -29,11 +27,12 @@ from fakevllm_server.backends.base import (
     StepMetrics,
 )
 from fakevllm_server.backends.embedded.lora import Lora, adapt, spelt, without_adapters
-from fakevllm_server.backends.embedded.passes import FIRST_EPOCH_METRICS, Passes
+from fakevllm_server.backends.embedded.passes import Passes
 from fakevllm_server.backends.embedded.pieces import StepPieces, pieces_of
 from fakevllm_server.backends.embedded.recompute import recompute_layers
 from fakevllm_server.backends.embedded.saving import Saving
 from fakevllm_server.backends.embedded.truth import token_fidelity
+from fakevllm_server.backends.epochs import mean_of_epochs
 from fakevllm_server.backends.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
 from fakevllm_server.backends.partial_step import Updates, telling_partial
 from fakevllm_server.backends.torch_forest.attentions import ROWS, default_attention
@@ -98,13 +97,13 @@ class PolicyTrainer:
 
     def step(self, batch: Batch, spec: LossSpec) -> Generator[None, None, StepMetrics]:
         """`ppo_epochs` updates. A loss or gradient that is not finite ends the step without a
-        further update, one that is too far from the engine makes none. Raises Unfaithful for tokens
-        that are not the engine's, PartialStep for what fails after the first update.
+        further update and is told as it is; one that is too far from the engine makes none. What
+        was not measured is not told. Raises Unfaithful for tokens that are not the engine's,
+        PartialStep for what fails after the first update.
         """
         started = time.perf_counter()
         step, through = self._planned(batch.calls, spec, batch.version)
-        metrics = dict.fromkeys(METRICS, 0.0) | {"skipped": 0.0}
-        metrics["token_fidelity"] = token_fidelity(step, batch.calls)
+        metrics = {"skipped": 0.0, "token_fidelity": token_fidelity(step, batch.calls)}
         try:
             if step.pieces:
                 with telling_partial() as updates:
@@ -113,11 +112,10 @@ class PolicyTrainer:
             yield from self._saving.after(step, batch.calls, through, self._job.micro_batch_tokens)
         finally:
             self.optimizer.zero_grad(set_to_none=True)
-        metrics["forest_speedup"] = self._saving.speedup
+        metrics |= self._saving.metrics
         metrics["tokens"] = float(sum(call.num_trained for call in batch.calls))
-        metrics |= step.metrics
         metrics["lr"] = self._job.lr
-        return {name: value if math.isfinite(value) else 0.0 for name, value in metrics.items()}
+        return metrics | step.metrics
 
     def log_probs(
         self, calls: Sequence[Call], policy: PolicyName
@@ -167,24 +165,21 @@ class PolicyTrainer:
         self, step: StepPieces, through: Passes, spec: LossSpec, updates: Updates
     ) -> Generator[None, None, StepMetrics]:
         step = yield from self._with_other_policies(step, through, spec)
-        sums: dict[str, float] = defaultdict(float)
-        num_epochs = self._job.ppo_epochs
-        for epoch in range(num_epochs):
+        epochs: list[StepMetrics] = []
+        for epoch in range(self._job.ppo_epochs):
             shown = yield from through.backward(step, spec, is_first=epoch == 0)
-            for name, value in shown.items():
-                sums[name] += value if name in FIRST_EPOCH_METRICS else value / num_epochs
-            if epoch == 0 and is_too_far(sums, self._job):
-                return {**sums, **TOO_FAR}
-            grad_norm = torch.nn.utils.clip_grad_norm_(
+            epochs.append(shown)
+            if epoch == 0 and is_too_far(shown, self._job):
+                return {**shown, **TOO_FAR}
+            shown["grad_norm"] = torch.nn.utils.clip_grad_norm_(
                 self.model.parameters(), self._job.grad_clip
             ).item()
-            if not (math.isfinite(grad_norm) and math.isfinite(sums["loss"])):
-                return NO_UPDATE if epoch == 0 else {**sums, "skipped": 1.0}
-            sums["grad_norm"] += grad_norm / num_epochs
+            if not (math.isfinite(shown["grad_norm"]) and math.isfinite(shown["loss"])):
+                return mean_of_epochs(epochs) | (NO_UPDATE if epoch == 0 else {"skipped": 1.0})
             updates.begin()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-        return dict(sums)
+        return mean_of_epochs(epochs)
 
     def _with_other_policies(
         self, step: StepPieces, through: Passes, spec: LossSpec

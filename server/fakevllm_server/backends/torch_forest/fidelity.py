@@ -82,8 +82,6 @@ def _chosen(plan: Plan, calls: Sequence[Recorded]) -> Tensor | None:
         return None
     found = [list(call.is_trained) for call in calls]
     if [sum(row) for row in found] != list(plan.num_trained):
-        found = [[True] * len(row) for row in found]
-    if [sum(row) for row in found] != list(plan.num_trained):
         return None
     return torch.tensor(list(chain.from_iterable(found)), dtype=torch.bool)
 

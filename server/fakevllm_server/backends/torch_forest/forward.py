@@ -47,31 +47,14 @@ def edge_values(
         empty = torch.zeros(0, device=plan.device)
         return EdgeValues(empty, empty if with_entropy else None)
     hidden = ATTENTIONS[attention](model, plan)
-    lm_head = causal_model(model).get_output_embeddings()
-    config = causal_model(model).config.get_text_config()
-    edges = plan.forest.edges
-    log_probs: list[Tensor] = []
-    entropies: list[Tensor] = []
-    for first, last in _chunks(model, len(hidden), max_logits):
-        begin, end = edges.head_start[first], edges.head_start[last]
-        given = (
-            lm_head,
-            config,
-            hidden[first:last],
-            plan.head_temperature[first:last],
-            Allowed(edges.sets, edges.head_set[first:last]),
-            plan.edge_head[begin:end] - first,
-            plan.edge_token[begin:end],
-            with_entropy,
-            entropy_trains,
-        )
-        is_whole = (first, last) == (0, len(hidden))
-        values = (
-            _of_heads(*given) if is_whole else checkpoint(_of_heads, *given, use_reentrant=False)
-        )
-        assert values is not None
-        log_probs.append(values[0])
-        entropies.append(values[1])
+    asked = (with_entropy, entropy_trains)
+    chunks = _chunks(model, len(hidden), max_logits)
+    given = [_given(model, plan, hidden, chunk, asked) for chunk in chunks]
+    if len(given) == 1:
+        values: list[Any] = [_of_heads(*given[0])]
+    else:
+        values = [checkpoint(_of_heads, *one, use_reentrant=False) for one in given]
+    log_probs, entropies = zip(*values, strict=True)
     return EdgeValues(torch.cat(log_probs), torch.cat(entropies) if with_entropy else None)
 
 
@@ -88,6 +71,25 @@ def _chunks(model: Any, num_heads: int, max_logits: int | None) -> list[tuple[in
     if max_logits is not None:
         size = max(1, max_logits // causal_model(model).config.get_text_config().vocab_size)
     return [(first, min(first + size, num_heads)) for first in range(0, num_heads, size)]
+
+
+def _given(
+    model: Any, plan: Plan, hidden: Tensor, chunk: tuple[int, int], asked: tuple[bool, bool]
+) -> tuple[Any, ...]:
+    """What `_of_heads` takes: a run of heads, and their edges."""
+    first, last = chunk
+    edges = plan.forest.edges
+    begin, end = edges.head_start[first], edges.head_start[last]
+    return (
+        causal_model(model).get_output_embeddings(),
+        causal_model(model).config.get_text_config(),
+        hidden[first:last],
+        plan.head_temperature[first:last],
+        Allowed(edges.sets, edges.head_set[first:last]),
+        plan.edge_head[begin:end] - first,
+        plan.edge_token[begin:end],
+        *asked,
+    )
 
 
 def _of_heads(

@@ -63,12 +63,12 @@ class Sums:
 
     @property
     def metrics(self) -> dict[str, float]:
-        total = self.share or 1.0
+        """Of at least one token."""
         return {
-            "mismatch": self.absolute / total,
-            "mismatch_k3": self.k3 / total,
-            "mismatch_large": self.large / total,
-            "ess": self.weights**2 / (total * self.squares) if self.squares else 0.0,
+            "mismatch": self.absolute / self.share,
+            "mismatch_k3": self.k3 / self.share,
+            "mismatch_large": self.large / self.share,
+            "ess": self.weights**2 / (self.share * self.squares),
         }
 
 
@@ -95,6 +95,8 @@ class Mismatch:
 
     @property
     def metrics(self) -> dict[str, float]:
+        """Nothing, of no tokens."""
+        if not self.every.share:
+            return {}
         told = self.equal if self.equal.share else self.every
-        share = self.equal.share / self.every.share if self.every.share else 0.0
-        return told.metrics | {"equal_version": share}
+        return told.metrics | {"equal_version": self.equal.share / self.every.share}

@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +16,6 @@ import torch
 
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import (
-    METRICS,
     BackendError,
     Batch,
     Call,
@@ -26,6 +24,7 @@ from fakevllm_server.backends.base import (
     StepMetrics,
 )
 from fakevllm_server.backends.embedded.checkpoint import copy_own_files
+from fakevllm_server.backends.epochs import mean_of_epochs
 from fakevllm_server.backends.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
 from fakevllm_server.backends.one_thread import OneThread
 from fakevllm_server.backends.partial_step import Updates, telling_partial
@@ -41,8 +40,6 @@ Result = TypeVar("Result")
 LOST_EXIT_CODE = 70
 """Not 2, which would say that the user must mend something."""
 CLOSE_WITHIN_S = 5.0
-EVERY_EPOCH = ("loss", "grad_norm", "clip_fraction", "clip_fraction_lower")
-"""The others are about the policy that sampled, so measured before any update."""
 NO_REFERENCE = (
     "{asked} needs a reference model, and the verl trainer has none: set {setting} to {without}, "
     "or start with --trainer embedded"
@@ -108,46 +105,43 @@ class VerlTrainer:
         started = time.perf_counter()
         policy = self._policy_of(spec)
         rows = deal(batch.calls, self._workers.num_workers)
-        metrics = dict.fromkeys(METRICS, 0.0) | {"skipped": 0.0}
+        metrics = {"skipped": 0.0}
         if rows:
             metrics |= self._update(rows, policy, updates, batch.version)
         metrics["tokens"] = float(sum(len(call.response_ids) for call in batch.calls))
         metrics["lr"] = self._job.lr
         metrics["seconds"] = time.perf_counter() - started
-        return {name: value if math.isfinite(value) else 0.0 for name, value in metrics.items()}
+        return metrics
 
     def _update(
         self, rows: list[Call], policy: Policy, updates: Updates, version: int | None
     ) -> StepMetrics:
         """`ppo_epochs` updates. A loss or gradient that is not finite ends the step without an
-        update, and so does what is too far from the engine."""
+        update and is told as it is; what is too far from the engine ends it too."""
         job = self._job
         data = as_tensordict(rows, self._micro_batch_tokens or job.micro_batch_tokens)
-        metrics: StepMetrics = defaultdict(float)
+        epochs: list[StepMetrics] = []
         # A step that failed may have left its own, and verl adds to what it finds.
         self._workers.drop_gradients()
         for epoch in range(job.ppo_epochs):
             loss, told = self._workers.forward_backward(data)
             log_probs = of_responses(rows, told["log_probs"])
-            shown = policy.metrics(rows, log_probs)
+            shown = {"loss": loss} | policy.metrics(rows, log_probs, is_first=epoch == 0)
+            epochs.append(shown)
+            ended = NO_UPDATE if epoch == 0 else {"skipped": 1.0}
             if epoch == 0:
-                metrics["ppo_kl"] = shown.pop("ppo_kl")
-                entropies = of_responses(rows, told["entropy"])
-                metrics |= seen(rows, log_probs, entropies, version)
-                if is_too_far(metrics, job):
+                shown |= seen(rows, log_probs, of_responses(rows, told["entropy"]), version)
+                if is_too_far(shown, job):
                     self._workers.drop_gradients()
-                    return {**metrics, **TOO_FAR}
+                    return {**shown, **TOO_FAR}
             if not math.isfinite(loss):
                 self._workers.drop_gradients()
-                return NO_UPDATE if epoch == 0 else {"skipped": 1.0}
+                return mean_of_epochs(epochs) | ended
             updates.begin()
             shown["grad_norm"] = self._workers.optimizer_step(job.lr, job.weight_decay)
             if not math.isfinite(shown["grad_norm"]):  # verl has made no update then
-                return NO_UPDATE if epoch == 0 else {"skipped": 1.0}
-            shown["loss"] = loss
-            for name in EVERY_EPOCH:
-                metrics[name] += shown[name] / job.ppo_epochs
-        return dict(metrics)
+                return mean_of_epochs(epochs) | ended
+        return mean_of_epochs(epochs)
 
     def _policy_of(self, spec: LossSpec) -> Policy:
         _refuse_reference(spec.kl_loss_coef)

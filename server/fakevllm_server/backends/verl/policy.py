@@ -44,8 +44,11 @@ class Policy:
         """For a worker, which keeps the batch's totals in it."""
         return partial(ppo_loss, config=_config(self.spec))
 
-    def metrics(self, rows: Sequence[Call], log_probs: Sequence[Tensor]) -> StepMetrics:
-        """Of the whole batch: a worker's own numbers are means over its micro-batches."""
+    def metrics(
+        self, rows: Sequence[Call], log_probs: Sequence[Tensor], *, is_first: bool
+    ) -> StepMetrics:
+        """Of the whole batch: a worker's own numbers are means over its micro-batches. `is_first`:
+        before any update, when `ppo_kl` is of the policy that sampled."""
         sampled = pad_sequence([torch.tensor(list(row.logprobs)) for row in rows], True)
         lengths = torch.tensor([len(row.response_ids) * (row.weight > 0) for row in rows])
         mask = (torch.arange(sampled.shape[1])[None, :] < lengths[:, None]).float()
@@ -57,7 +60,11 @@ class Policy:
             response_mask=mask,
             config=_config(self.spec),
         )
-        return {ours: float(metrics.get(theirs, 0.0)) for theirs, ours in SHOWN.items()}
+        return {
+            ours: float(metrics[theirs])
+            for theirs, ours in SHOWN.items()
+            if theirs in metrics and (is_first or ours != "ppo_kl")
+        }
 
 
 def _refuse(spec: LossSpec) -> None:

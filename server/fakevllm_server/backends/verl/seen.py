@@ -39,8 +39,5 @@ def seen(
         now[trained], sampled[trained], weights[trained] / (total or 1), is_equal[trained]
     )
     difference = (now.exp() - sampled.exp()).abs()[trained]
-    return (
-        metrics
-        | mismatch.metrics
-        | {"prob_diff_max": difference.max().item() if len(difference) else 0.0}
-    )
+    largest = {"prob_diff_max": difference.max().item()} if len(difference) else {}
+    return metrics | mismatch.metrics | largest

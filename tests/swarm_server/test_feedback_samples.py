@@ -1,0 +1,131 @@
+"""An answer that is trained once more for what was said of it: a group of its own kind."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+from swarm_server.samples import call
+
+from fakevllm_adapters.swarm import AddSampleRequest, CapturedCall, pack_floats
+from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server.algorithms import ESTIMATORS
+from fakevllm_server.allowed import Allowed, packed
+from fakevllm_server.app import create_app
+from fakevllm_server.batch import PlannedStep, plan_step
+from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.config import ServerConfig
+from fakevllm_server.coverage import coverage
+from fakevllm_server.pool import Pool
+
+
+def group() -> FinishedGroup:
+    return FinishedGroup("g", [ScoredEpisode(at, float(at), [call()]) for at in range(2)])
+
+
+def sample(advantage: float = -0.75, name: str = "feedback:g/a") -> FinishedGroup:
+    return FinishedGroup(name, [ScoredEpisode(0, advantage, [call()])], advantage=advantage)
+
+
+def planned(*groups: FinishedGroup, **settings: object) -> PlannedStep:
+    return plan_step(1, groups, TrainJob.model_validate(settings))
+
+
+@pytest.mark.parametrize("algorithm", sorted(set(ESTIMATORS) - {"remax"}))
+def test_a_sample_keeps_its_advantage_and_changes_nobody_else_s(algorithm: str) -> None:
+    alone = planned(group(), algorithm=algorithm)
+    both = planned(group(), sample(), algorithm=algorithm)
+    assert both.batch.calls[: len(alone.batch.calls)] == alone.batch.calls
+    assert [one.advantage for one in both.batch.calls[len(alone.batch.calls) :]] == [-0.75]
+    assert [one.siblings for one in both.trained] == [alone.trained[0].siblings, [0]]
+    (only,) = planned(sample(0.5), algorithm=algorithm).batch.calls
+    assert only.advantage == 0.5
+
+
+@pytest.mark.parametrize("control", ["frozen", "shuffled"])
+def test_an_experiment_that_must_not_learn_does_not_learn_from_feedback(control: str) -> None:
+    plan = planned(sample(), control=control)
+    assert (plan.batch.calls, plan.trained[0].siblings) == ([], [])
+
+
+def test_a_sample_is_in_no_count_of_groups_and_tokens() -> None:
+    alone, both = planned(group()), planned(group(), sample())
+    same = ("groups", "groups_with_signal", "reward_mean")
+    assert [both.metrics[name] for name in same] == [alone.metrics[name] for name in same]
+    assert both.metrics["feedback_samples"] == 1 and "feedback_samples" not in alone.metrics
+    assert coverage([group(), sample()], both.batch.calls) == coverage([group()], alone.batch.calls)
+
+
+def test_a_sample_is_pooled_once_counts_for_a_step_and_grows_stale() -> None:
+    pool = Pool(TrainJob(batch_size=2, max_staleness=1, filter_groups=True))
+    first = pool.add_sample("feedback:g/a", [call()], 0.5, 3)
+    assert (first.success, first.pooled, first.step) == (True, True, 3)
+    assert pool.add_sample("feedback:g/a", [call()], -0.5, 4) == first
+    assert pool.num_finished == 1 and not pool.is_due
+    pool.add_sample("feedback:g/b", [call(version=5)], 0.5, 3)
+    taken = pool.take(version=5)
+    assert (taken.groups, taken.dropped) == ([], {"feedback:g/a": "stale"})
+
+
+@pytest.mark.parametrize("closed", [None, "training_finished"])
+def test_a_sample_that_cannot_be_trained_says_why(closed: str | None) -> None:
+    pool = Pool(TrainJob(batch_size=1))
+    calls = [call(untrainable="missing_logprob")] if closed is None else [call()]
+    reply = pool.add_sample("feedback:g/a", calls, 0.5, 3, closed=closed)
+    assert (reply.success, reply.pooled) == (True, False)
+    assert reply.failure_reason == closed or "missing_logprob" in reply.failure_reason
+    pool.refuse({"feedback:g/b": "already_trained"})
+    assert not pool.add_sample("feedback:g/b", [call()], 0.5, 3).success
+
+
+def test_a_call_comes_back_from_the_wire_as_it_was() -> None:
+    assert RecordedCall.of_wire(call(version=3).to_wire()) == call(version=3)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"shaped": True},
+        {"logprobs": pack_floats([-0.5])},
+        {"logprobs": pack_floats([-0.5, math.nan])},
+        {"weight_versions": [[0, 0, 9]]},
+        {"weight_versions": []},
+        {"prompt_ids": ""},
+        {"temperature": 0.0},
+        {"response_ids": "no base64"},
+    ],
+)
+def test_a_call_that_does_not_fit_together_is_refused(changed: dict[str, object]) -> None:
+    wire = CapturedCall.model_validate(call().to_wire().model_dump() | changed)
+    with pytest.raises(ValueError):
+        RecordedCall.of_wire(wire)
+
+
+def test_a_call_shaped_by_a_grammar_says_so() -> None:
+    shaped = replace(call(), allowed=Allowed.of([None, packed(bytes([0b1100000]))]))
+    assert shaped.to_wire().shaped and not call().to_wire().shaped
+
+
+async def test_the_door_takes_a_sample_of_this_run_and_no_other(tmp_path: Path) -> None:
+    app = create_app(ServerConfig("fake", tmp_path))
+    swarm = app.state.swarm
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+
+        async def sent(**more: object) -> httpx.Response:
+            told = {"sample_id": "feedback:g/a", "run_id": swarm.run_id, "advantage": 0.5}
+            body = AddSampleRequest.model_validate(
+                told | {"calls": [call().to_wire()]} | more
+            ).model_dump(mode="json")
+            return await client.post("/add_sample", json=body)
+
+        other = (await sent(run_id="another")).json()
+        assert (other["success"], other["failure_reason"]) == (False, "other_run")
+        odd = call().to_wire().model_copy(update={"shaped": True})
+        assert (await sent(calls=[odd])).status_code == 422
+        reply = (await sent()).json()
+        assert (reply["success"], reply["failure_reason"]) == (True, "training_finished")
+    await swarm.close()
