@@ -21,7 +21,7 @@ from fakevllm.errors import ConfigError
 from fakevllm.graceful import GracefulServer
 from fakevllm.origins import NoOrigins
 from fakevllm.proxy import Proxy, open_proxy
-from fakevllm.routes import formats, groups, health, metrics, models, passthrough
+from fakevllm.routes import feedback, formats, groups, health, metrics, models, passthrough
 from fakevllm_adapters.asgi import AsgiApp, Door, Receive, Scope, Send
 from fakevllm_adapters.bounded_http import bounded
 from fakevllm_adapters.guard import Guard, GuardMiddleware
@@ -39,7 +39,7 @@ def create_app(proxy: Proxy) -> AsgiApp:
 
 def create_routes(proxy: Proxy, doors: Mapping[str, AsgiApp]) -> FastAPI:
     app = FastAPI(title="fakevllm", docs_url=None, redoc_url=None, openapi_url=None)
-    for module in (health, models, metrics, passthrough, groups):
+    for module in (health, models, metrics, passthrough, groups, feedback):
         app.include_router(module.router(proxy))
     for path, door in doors.items():
         app.router.routes.append(Route(path, Door(door), methods=["POST"]))

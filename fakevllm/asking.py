@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,20 +24,28 @@ class Asking:
     async def sample(
         self, request: Request, plan: Plan, index: int, app: AppReply
     ) -> SiblingResult:
-        """A whole answer, or what came instead; the app is not told yet."""
+        """A whole answer, or what came instead; the app is not told yet. A lead for which ours are
+        too many waits; a sibling does not."""
         last = SiblingResult(index)
+        room = self.lifeline.room
 
-        async def ask(request: Request) -> SiblingResult:
+        async def ask(request: Request, is_by_us: Callable[[], bool]) -> SiblingResult:
             nonlocal last
             last = await sample(self.upstream, request, plan, index, self.temperature)
+            if index > 0 and last.is_too_much:
+                room.refused()
+                return last
             if (outage := last.outage) is not None:
                 raise outage
+            if last.told is not None and last.is_too_much and is_by_us():
+                raise last.told
             return last
 
-        try:
-            return await self.lifeline.held(request, app, ask)
-        except WireError as error:
-            return last if last.outage is not None else SiblingResult(index, error=error)
+        with room.with_engine() if index > 0 else contextlib.nullcontext():
+            try:
+                return await self.lifeline.held(request, app, ask)
+            except WireError as error:
+                return last if last.outage is not None else SiblingResult(index, error=error)
 
     async def relay(
         self, request: Request, plan: Plan, app: AppReply, on_first_token: Callable[[], None]
@@ -44,9 +53,9 @@ class Asking:
         """The lead's answer, which the app gets as it comes. Raises WireError while the app has got
         nothing of it."""
 
-        async def ask(request: Request) -> Reply:
+        async def ask(request: Request, is_by_us: Callable[[], bool]) -> Reply:
             body = plan.body(request, 0, self.temperature)
             lead = Lead(body, sibling_headers(request, 0), on_first_token)
-            return await relay(self.upstream, request, app, lead)
+            return await relay(self.upstream, request, app, lead, is_by_us=is_by_us)
 
         return await self.lifeline.held(request, app, ask)

@@ -8,11 +8,12 @@ import tomllib
 from collections.abc import Callable, Mapping, Set
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Self, cast
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from fakevllm.errors import ConfigError
+from fakevllm.feedback import FeedbackSection
 from fakevllm.outage_settings import FallbackSection, UpstreamSection, http_url
 from fakevllm.policy_settings import PolicySection, SkipRule
 from fakevllm.section import Section
@@ -20,6 +21,8 @@ from fakevllm.serve_policy import ServeSection
 from fakevllm_adapters.guard import LOOPBACK, is_loopback
 from fakevllm_adapters.keys import FollowedKeyRing
 from fakevllm_adapters.limits import NOT_FOR_CLIENTS, Limits
+from fakevllm_adapters.registry import ADAPTERS
+from fakevllm_adapters.swarm import MAX_GROUP_SIZE
 from fakevllm_adapters.train_job import TrainJob
 
 DEFAULT_FILE = Path("fakevllm.toml")
@@ -128,10 +131,32 @@ class Config(Section):
     dataset: DatasetSection = DatasetSection()
     policy: PolicySection = PolicySection()
     serve: ServeSection = ServeSection()
+    feedback: FeedbackSection = FeedbackSection()
     upstream: UpstreamSection = UpstreamSection()
     fallback: FallbackSection = FallbackSection()
     limits: LimitsSection = LimitsSection()
     job: TrainJob = TrainJob()
+
+    @cached_property
+    def serves_greedy(self) -> bool:
+        """Whether any request is answered by a greedy lead, beside those that are sampled."""
+        policies = {self.serve.rules(name).policy for name in ADAPTERS}
+        return "greedy" in policies and not self.policy.shadow
+
+    @cached_property
+    def most_siblings(self) -> int:
+        """Bodies that may be sampled of one request, a greedy lead's among them."""
+        most = max(self.job.num_repeat, self.policy.most_siblings) + self.serves_greedy
+        return min(most, MAX_GROUP_SIZE) if self.hooks.path is not None else 1
+
+    @model_validator(mode="after")
+    def _has_what_it_trains_with(self) -> Self:
+        if self.job.algorithm == "remax" and self.hooks.path and not self.serves_greedy:
+            raise ValueError(
+                'job.algorithm "remax" compares with a greedy answer, and no route serves one: set '
+                '`policy = "greedy"` in [serve], without shadow, or name another algorithm'
+            )
+        return self
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -234,6 +259,8 @@ def _explained(error: ValidationError, file: Path | None, by_flag: Set[str]) -> 
         head = "[[policy.skip]]" if where.startswith("policy.skip") else f"[{where}]"
         return f"`{where}` in {source} is a section: write {head} and its keys below it."
     said = _TO_WRITE.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
+    if not where:  # of sections that do not fit together
+        return f"{source}: {said}."
     is_secret = where in _SECRETS or "@" in str(problem["input"])  # a password in an address
     got = "" if is_secret else f" (got {problem['input']!r})"
     key = ".".join(map(str, problem["loc"][:2]))  # of the list that an entry is in

@@ -97,12 +97,14 @@ class FanOut:
     """One request. `verdict` is final once the group is settled."""
 
     def __init__(
-        self, num: int, rules: ServeRules, chance: random.Random, *, streamed: bool
+        self, num: int, rules: ServeRules, chance: random.Random, *, comes_live: bool
     ) -> None:
+        """`comes_live`: the app gets the lead's answer as it comes, where the policy is to give it
+        the lead's."""
         assert num >= 2, "one sibling is no group"
         self._rules = rules
         self._chance = chance
-        self._is_relayed = rules.streams_lead and streamed
+        self._is_relayed = rules.streams_lead and comes_live
         self._waiting = set(range(num))
         """Not started."""
         self._running: set[int] = set()
@@ -110,7 +112,8 @@ class FanOut:
         self._showable: set[int] = set()
         self._scoring: frozenset[int] | None = None
         self._scored: frozenset[int] = frozenset()
-        self._rewards: Mapping[int, float | None] = {}
+        self.rewards: Mapping[int, float | None] = {}
+        """By index, as far as they count."""
         self._quorum = num if rules.quorum is None else min(rules.quorum, num)
         self.app = AppState.WAITING
         self.verdict = Verdict(None, None)
@@ -144,7 +147,7 @@ class FanOut:
             self._showable.add(index)
         if index == 0 and self._is_relayed:
             return self._relayed(came)
-        if index == 0 and came is Came.REFUSED:
+        if index == 0 and came is Came.REFUSED and self.app is AppState.WAITING:
             return self._refused()
         return self._go_on()
 
@@ -153,7 +156,7 @@ class FanOut:
         if self.is_over or self._scoring is None:
             return []
         self._scored, self._scoring = self._scoring, None
-        self._rewards = dict(rewards)
+        self.rewards = dict(rewards)
         return self._go_on()
 
     def deadline_passed(self) -> list[Decision]:
@@ -169,21 +172,19 @@ class FanOut:
         return self._go_on()
 
     def app_left(self) -> list[Decision]:
-        """Before its answer was there. One that is on its way goes out, to nobody."""
-        if self.is_over or self.app not in (AppState.WAITING, AppState.RELAYED):
+        """Before its answer was there. One that is on its way goes out, to nobody; and so does one
+        that is still to be chosen, for it may be asked for again."""
+        is_answered = self.app not in (AppState.WAITING, AppState.RELAYED)
+        if self.is_over or is_answered or self._rules.on_disconnect == "finish":
             return []
-        was_relayed = self.app is AppState.RELAYED
         self.app = AppState.LEFT
-        if self._rules.on_disconnect == "cancel":
-            return self._abort("client_disconnected")
-        return self._start() if was_relayed else self._go_on()
+        return self._abort("client_disconnected")
 
     def give_up(self, reason: str) -> list[Decision]:
         """The proxy stops, or has a defect."""
         if self.is_over:
             return []
-        is_done = self.app in (AppState.ANSWERED, AppState.LEFT)
-        told: list[Decision] = [] if is_done else [BreakOff(reason)]
+        told: list[Decision] = [] if self.app is AppState.ANSWERED else [BreakOff(reason)]
         return [*told, *self._abort(reason)]
 
     # --- what follows from them
@@ -207,15 +208,13 @@ class FanOut:
 
     def _settle(self) -> list[Decision]:
         served = self.verdict.served
-        best = best_of(sorted(self._scored), self._rewards, self._chance, served)
+        best = best_of(sorted(self._scored), self.rewards, self._chance, served)
         self.verdict = replace(self.verdict, best=best)
         self.is_over = True
         return [Settle()]
 
     def _relayed(self, came: Came) -> list[Decision]:
-        """The lead's end, which is the end of the app's answer if the app is there."""
-        if self.app is AppState.LEFT:
-            return self._refused() if came is Came.REFUSED else self._go_on()
+        """The lead's end, which is the end of the app's answer."""
         self.app = AppState.ANSWERED
         if came is Came.ANSWERED:
             self.verdict = Verdict(0, None, 1.0)
@@ -226,12 +225,9 @@ class FanOut:
         """What one engine refuses one sibling it refuses all: the others are not waited for."""
         self._answered.clear()
         self._showable.clear()
-        self._scoring, self._scored, self._rewards = None, frozenset(), {}
-        told: list[Decision] = []
-        if self.app is AppState.WAITING:
-            self.app = AppState.CHOSEN
-            told = [Refuse()]
-        return [*self._cancel(), *told, *self._go_on()]
+        self._scoring = None
+        self.app = AppState.CHOSEN
+        return [*self._cancel(), Refuse()]
 
     def _go_on(self) -> list[Decision]:
         if self.is_over or self._scoring is not None:
@@ -247,8 +243,7 @@ class FanOut:
         if unscored:
             self._scoring = frozenset(self._answered)
             return [Score(tuple(sorted(self._scoring)))]
-        is_told = self.app in (AppState.ANSWERED, AppState.LEFT)
-        return self._settle() if is_all and is_told else []
+        return self._settle() if is_all and self.app is AppState.ANSWERED else []
 
     def _is_enough(self) -> bool:
         if self._rules.streams_lead:
@@ -260,7 +255,7 @@ class FanOut:
 
     def _choose(self) -> Decision:
         self.app = AppState.CHOSEN
-        rules, rewards, fraction = self._rules, self._rewards, self._rules.random_fraction
+        rules, rewards, fraction = self._rules, self.rewards, self._rules.random_fraction
         among = sorted(self._scored or self._answered)
         if rules.streams_lead:
             among, rewards, fraction = sorted(self._answered), None, 0.0

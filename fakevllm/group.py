@@ -4,7 +4,7 @@ became."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,10 @@ import orjson
 
 from fakevllm.conversation.place import Place
 from fakevllm.conversation.visit import Visit
-from fakevllm.ledger.records import GroupRecord, SiblingRecord
+from fakevllm.ledger.records import GroupRecord, KeptAnswer, SiblingRecord
 from fakevllm.policy import ServeOnly
+from fakevllm.reply import AppReply
+from fakevllm.resends import Attempted, missed
 from fakevllm.siblings import Request, SiblingResult, read_answer
 from fakevllm.verdict import Verdict
 from fakevllm_adapters.base import Answer
@@ -39,8 +41,6 @@ class Scored:
     verdict: Verdict
     policy: str
     """By which the served one was chosen."""
-    has_left: bool = False
-    """The app was not there to be served."""
     is_dropped: bool = False
     """It will not be trained, whatever its rewards."""
 
@@ -58,6 +58,15 @@ class GroupDraft:
     """Why there are fewer than asked for."""
     visit: Visit | None = None
     """In the tree of conversations."""
+    attempt: Attempted | None = None
+    """To get it answered, where it may be sent again."""
+    app: AppReply | None = None
+    is_answered_well: bool = False
+    """What the app is given is a model's answer."""
+    on_given: Callable[[str, str | None, str | None, Place | None], None] | None = None
+    """Told of the group, the answer's id as the app reads it, the app's key and the place, before
+    the app may say something of it."""
+    answer_id: str | None = None
     received_at: float = field(default_factory=time.time)
     _started: float = field(default_factory=time.monotonic)
     _answered: float | None = None
@@ -78,7 +87,12 @@ class GroupDraft:
     def gets(self, result: SiblingResult) -> None:
         """The app is given this sibling's answer: what it asks next may hold it. To be called
         before the answer's last byte leaves, where the group ends later than that."""
-        self.place()
+        place = self.place()
+        self.is_answered_well = result.answer is not None
+        if result.answer is not None and self.answer_id is None:
+            self.answer_id = result.answer_id(self.request)
+            if self.on_given is not None:
+                self.on_given(self.request.id, self.answer_id, self.app_key, place)
         if self.visit is not None and result.answer is not None:
             self.visit.served(result.answer.message, time.time(), self.request.response_id)
 
@@ -114,7 +128,7 @@ class GroupDraft:
         ]
         num_rewards = sum(reward is not None for reward in scored.rewards.values())
         state, reason = "scored", None
-        if verdict.served is None and not scored.has_left:
+        if verdict.served is None:
             state, reason = "failed", _why_not_served(scored.results[0])
         elif num_rewards < 2 or scored.is_dropped:
             state, reason = "dropped", scored.reason or "fewer_than_two_rewards"
@@ -134,11 +148,19 @@ class GroupDraft:
 
     def _status(self, scored: Scored) -> int:
         """As the app saw it."""
-        if scored.has_left:
-            return 499
         shown = scored.results[scored.verdict.served or 0]
         is_lost = shown.answer is not None and not self.request.can_show(shown)
         return 500 if is_lost else shown.status
+
+    @property
+    def _is_cut(self) -> bool:
+        is_told = self.attempt is not None and self.attempt.num_told > 0
+        return self.app is not None and self.app.was_cut and not is_told
+
+    def _kept(self) -> KeptAnswer | None:
+        if self.attempt is None or self.app is None or not self.is_answered_well:
+            return None
+        return missed(self.attempt, self.app, time.time())
 
     def _record(
         self,
@@ -164,7 +186,7 @@ class GroupDraft:
             request_json=request.raw.decode(errors="replace"),
             question=request.adapter.question(request.body),
             num_siblings=self.num_siblings,
-            status=status,
+            status=499 if status == 200 and self._is_cut else status,
             latency_s=(self._answered or time.monotonic()) - self._started,
             served_index=served,
             best_index=best,
@@ -173,6 +195,9 @@ class GroupDraft:
             hook_hash=None,
             siblings=siblings,
             cut=self.cut,
+            answer_id=self.answer_id,
+            num_resent=0 if self.attempt is None else self.attempt.answer.num_resent,
+            kept=self._kept(),
             **_columns(place),
         )
 

@@ -22,6 +22,7 @@ from fakevllm.hooks.outcomes import RewardOutcome
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.outage import Trouble
+from fakevllm.policy import is_shadow
 from fakevllm.relay import pass_on
 from fakevllm.reply import AppReply
 from fakevllm.room import Room
@@ -73,13 +74,12 @@ class GroupRun:
         self._plan = plan
         self._rules = rules
         self._app = app
-        self._fanout = FanOut(plan.num, rules, means.chance, streamed=request.streamed)
-        self._num_in_flight = means.room.in_flight
+        comes_live = request.streamed or is_shadow(request.ruling)
+        self._fanout = FanOut(plan.num, rules, means.chance, comes_live=comes_live)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._scoring: asyncio.Task[None] | None = None
         self._results: dict[int, SiblingResult] = {}
         self._outcome: RewardOutcome | None = None
-        self._rewards: dict[int, float | None] = {}
         self._annotations: dict[int, dict[str, Any]] = {}
         loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[Serve | Refuse | BreakOff | None] = loop.create_future()
@@ -139,10 +139,7 @@ class GroupRun:
         self._later(linger_s, self._leave)
 
     def _leave(self) -> None:
-        is_relayed = self._fanout.app is AppState.RELAYED
         self._do(self._fanout.app_left())
-        if self._fanout.app is AppState.LEFT and not is_relayed:
-            self._tell(None)
 
     def _later(self, delay_s: float, tell: Callable[[], None]) -> None:
         self._timers.append(asyncio.get_running_loop().call_later(delay_s, tell))
@@ -193,11 +190,11 @@ class GroupRun:
         except Exception:  # isolates, as above
             log.exception("request %s could not be scored", self._request.id)
             return self._do(self._fanout.give_up("internal_error"))
+        self._scoring = None
         self._outcome = outcome
         rewards = outcome.rewards or [None] * len(indices)
-        self._rewards = dict(zip(indices, rewards, strict=True))
         self._annotations = dict(zip(indices, outcome.annotations, strict=False))
-        self._do(self._fanout.scored(self._rewards))
+        self._do(self._fanout.scored(dict(zip(indices, rewards, strict=True))))
 
     # --- decisions
 
@@ -255,14 +252,14 @@ class GroupRun:
         self._tell(None)
         for timer in self._timers:
             timer.cancel()
-        if self._scoring is not None and reason is not None:
+        if self._scoring is not None:
             self._scoring.cancel()
         means = self._means
         means.room.leave(self._plan.num - max(1, len(self._tasks)))  # those that never started
         lead = self._results.get(0)
-        if lead is not None and lead.answer is not None:
-            refused = sum(result.is_too_much for result in self._results.values())
-            means.room.heard(self._num_in_flight, refused)
+        is_answered = lead is not None and lead.answer is not None
+        if is_answered and not any(result.is_too_much for result in self._results.values()):
+            means.room.went_well()
         try:
             record = self._record(reason)
         except Exception:  # isolates: the server must hear of the group's end, come what may
@@ -284,12 +281,11 @@ class GroupRun:
         outcome = self._outcome or RewardOutcome(None, "no_group" if num_answered else "no_answer")
         return Scored(
             [self._results.get(index, SiblingResult(index)) for index in sorted(self._tasks)],
-            self._rewards,
+            self._fanout.rewards,
             self._annotations,
             dropped or outcome.reason,
             outcome.hook_hash or None,
             self._fanout.verdict,
             self._rules.policy,
-            has_left=self._fanout.app is AppState.LEFT,
             is_dropped=dropped is not None,
         )

@@ -17,7 +17,8 @@ from fakevllm.naming import with_model
 from fakevllm.outage import Hold, Trouble, hold_s, trouble_of_status
 from fakevllm.relay import relay
 from fakevllm.reply import AppReply
-from fakevllm.siblings import Request
+from fakevllm.room import Room
+from fakevllm.siblings import Plan, Request
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.upstream import Reply, Upstream
 from fakevllm_adapters.errors import WireError, unavailable
@@ -25,9 +26,13 @@ from fakevllm_adapters.errors import WireError, unavailable
 log = logging.getLogger("fakevllm.lifeline")
 
 T = TypeVar("T")
+Ask = Callable[[Request, Callable[[], bool]], Awaitable[T]]
+"""Asks for one answer. Raises WireError for an outage, and for a 429 where the second argument
+says that it is our doing."""
 
 LOOK_EVERY_S = 0.5
 """At a server that may keep a request of ours waiting, where another one could answer it."""
+ALONE = Plan(1)
 _LEFT_WAITING = "The engine is not ready: it was waited for in vain."
 
 
@@ -39,48 +44,61 @@ class Lifeline:
         limit_s: float = 0.0,
         fallback: Fallback | None = None,
         served_name: Callable[[str], str | None] = lambda _: None,
+        room: Room | None = None,
     ) -> None:
         """`link` None: nobody knows more than the calls tell. `limit_s`: how long a request is
         held at most. `served_name`: what the model is called that an app may ask for by this name,
-        None where that is its own; raises WireError (503) while that is not known."""
+        None where that is its own; raises WireError (503) while that is not known. `room`: of the
+        siblings that may keep the engine from a request."""
         self._upstream = upstream
         self._link = link
         self._limit_s = limit_s
         self._fallback = fallback
         self._served_name = served_name
+        self.room = room or Room()
 
-    async def relay(self, request: Request, app: AppReply) -> tuple[Reply, Trouble | None]:
+    @property
+    def num_waiting(self) -> int | None:
+        """Requests in the engine's queue, None where that is not known."""
+        return None if self._link is None else self._link.queue.num_waiting
+
+    async def relay(
+        self, request: Request, app: AppReply, plan: Plan = ALONE
+    ) -> tuple[Reply, Trouble | None]:
         """What the app got, and why it had to be of the fallback, if it was. Raises WireError
         while the app has got nothing of an answer."""
+
+        async def ask(request: Request, is_by_us: Callable[[], bool]) -> Reply:
+            return await relay(self._upstream, plan.lead(request), app, is_by_us=is_by_us)
+
         try:
-            return await self.held(request, app, lambda r: relay(self._upstream, r, app)), None
+            return await self.held(request, app, ask), None
         except WireError as error:
             reply, trouble = await self.fall_back(request, app, error)
             return reply, trouble
 
-    async def held(
-        self, request: Request, app: AppReply, ask: Callable[[Request], Awaitable[T]]
-    ) -> T:
+    async def held(self, request: Request, app: AppReply, ask: Ask[T]) -> T:
         """Asks until there is an answer, as long as a request may be held. Raises the last
         WireError."""
         hold = Hold(hold_s(self._limit_s, request.apps_headers), time.monotonic())
         while True:
+            is_by_us = self.room.looks()
             try:
                 request = self._named(request)
                 if self._fallback is None:  # as long as the server itself has patience
-                    return await ask(request)
+                    return await ask(request, is_by_us)
                 async with self._not_left_waiting(hold.limit_s, app):
-                    return await ask(request)
+                    return await ask(request, is_by_us)
             except WireError as error:
                 trouble = trouble_of(error)
                 if trouble is None or app.is_told:
                     raise
-                is_coming = self._link is None or self._link.is_coming
+                is_coming = self._is_coming if trouble is not Trouble.CROWDED else is_by_us()
                 pause_s = hold.pause(trouble, time.monotonic(), is_coming=is_coming)
                 if pause_s is None:
                     raise
             app.hold_back()
-            await (self._link.until_serving(pause_s) if self._link else asyncio.sleep(pause_s))
+            await self._rest(trouble, pause_s)
 
     async def fall_back(
         self, request: Request, app: AppReply, error: WireError
@@ -97,6 +115,24 @@ class Lifeline:
                 raise
             log.warning("the fallback does not answer either: %s", failed)
         raise error
+
+    @property
+    def _is_coming(self) -> bool:
+        return self._link is None or self._link.is_coming
+
+    async def _rest(self, trouble: Trouble, pause_s: float) -> None:
+        """Until it is worth another try."""
+        if trouble is Trouble.CROWDED:
+            self.room.refused()
+            left = asyncio.Event()
+            with contextlib.suppress(TimeoutError), self.room.awaited(left.set):
+                # wait_for may lose a cancellation that comes with the event, up to Python 3.11
+                async with asyncio.timeout(pause_s):
+                    await left.wait()
+        elif self._link is not None:
+            await self._link.until_serving(pause_s)
+        else:
+            await asyncio.sleep(pause_s)
 
     def _named(self, request: Request) -> Request:
         """A name of the app's is replaced as soon as ours is known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 
@@ -46,6 +47,18 @@ class Metrics:
             ["route", "reason"],
             registry=self._registry,
         )
+        self._feedback = Counter(
+            "fakevllm_feedback",
+            "What was said of answers, or followed them and counts, by its kind.",
+            ["kind"],
+            registry=self._registry,
+        )
+        self._resent = Counter(
+            "fakevllm_requests_resent",
+            "Requests that were sent again and got the answer of the first time.",
+            ["route"],
+            registry=self._registry,
+        )
         self._rewards = Summary(
             "fakevllm_reward",
             "Rewards of all siblings (policy), and of what apps got: the best, any (random), the "
@@ -53,6 +66,10 @@ class Metrics:
             ["route", "series"],
             registry=self._registry,
         )
+        # Each look-up takes a lock and a list; of what is counted for each request there are few.
+        self._ended = cache(self._requests.labels)
+        self._asked_for = cache(self._siblings.labels)
+        self._took = cache(self._latency.labels)
         for name, told, value in (
             ("fakevllm_requests_open", "Requests being answered.", open_requests),
             ("fakevllm_siblings_in_flight", "Siblings beside the leads.", siblings_in_flight),
@@ -64,11 +81,18 @@ class Metrics:
         """One more number, asked for whenever somebody looks."""
         Gauge(name, told, registry=self._registry).set_function(value)
 
+    def resent(self, route: str) -> None:
+        self._resent.labels(route).inc()
+
+    def said(self, kind: str) -> None:
+        """`kind` of a feedback."""
+        self._feedback.labels(kind).inc()
+
     def ended(self, group: GroupRecord) -> None:
         reason = (group.reason or "").partition(":")[0]
-        self._requests.labels(group.route, group.state, reason).inc()
-        self._siblings.labels(group.route).inc(len(group.siblings))
-        self._latency.labels(group.route).observe(group.latency_s)
+        self._ended(group.route, group.state, reason).inc()
+        self._asked_for(group.route).inc(len(group.siblings))
+        self._took(group.route).observe(group.latency_s)
         if group.cut is not None:
             self._cut.labels(group.route, group.cut.partition(":")[0]).inc()
         for sibling in group.siblings:

@@ -11,12 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, cast
 
 from fakevllm_adapters.asgi import Headers, error_object
 from fakevllm_adapters.errors import WireError, unavailable
 
+Json = dict[str, Any]
+
 NOT_READY = "The engine is not ready"
 """How the swarm server's 503 begins before its engine has come up, and after it was stopped."""
+_OF_ENGINE = "The engine "
+"""How all its 503s begin that are for want of an engine. One that is up and has too much to do says
+so in its own words."""
+TOO_MANY = 429
 OUTAGES = (502, 503, 504)
 """Statuses of a server, or of a gateway before it, that heal."""
 MAX_RESENT = 1
@@ -45,6 +52,8 @@ class Trouble(StrEnum):
     """The server went while it had the request."""
     FAILED = "engine_failed"
     """The engine was up and has failed this request."""
+    CROWDED = "engine_busy"
+    """The engine is up and has too much to do."""
 
 
 @dataclass(slots=True)
@@ -65,11 +74,12 @@ class Hold:
 
     def pause(self, trouble: Trouble, now_s: float, *, is_coming: bool = True) -> float | None:
         """Seconds until the next try; None: try no more. `is_coming`: whether a server that
-        refuses may yet take it; one that was stopped does not."""
+        refuses may yet take it: not one that was stopped, nor one that others than our siblings
+        keep busy."""
         left_s = self.started_s + self.limit_s - now_s
         if left_s <= 0 or trouble is Trouble.FAILED:
             return None
-        if trouble is Trouble.NOT_READY and not is_coming:
+        if trouble in (Trouble.NOT_READY, Trouble.CROWDED) and not is_coming:
             return None
         if trouble is Trouble.BROKEN:
             self._num_resent += 1
@@ -95,20 +105,34 @@ def trouble_of_status(status: int, message: str) -> Trouble | None:
     """
     >>> trouble_of_status(503, "The engine is not ready: ENGINE.BOOTING.")
     <Trouble.NOT_READY: 'engine_not_ready'>
+    >>> trouble_of_status(503, "Too many requests are waiting.")
+    <Trouble.CROWDED: 'engine_busy'>
     >>> trouble_of_status(500, "") is None
     True
     """
+    if status == TOO_MANY:
+        return Trouble.CROWDED
     if status not in OUTAGES:
         return None
-    return Trouble.NOT_READY if message.startswith(NOT_READY) else Trouble.FAILED
+    if message.startswith(NOT_READY):
+        return Trouble.NOT_READY
+    is_lost = status != 503 or message in ("", _NO_ANSWER) or message.startswith(_OF_ENGINE)
+    return Trouble.FAILED if is_lost else Trouble.CROWDED
 
 
 def outage_of(status: int, raw: bytes, headers: Headers) -> WireError:
-    """A server's answer of one of OUTAGES, in its own words as far as it has any."""
+    """A server's answer of one of OUTAGES, or TOO_MANY, in its own words as far as it has any."""
     found = error_object(raw)
-    told = found if found is not None and "error" in found else unavailable(_NO_ANSWER).body
+    told = found if found is not None and _says(found) else unavailable(_NO_ANSWER).body
     after = dict(headers).get(b"retry-after", b"")
     return WireError(status, told, min(int(after), MOST_RETRY_S) if after.isdigit() else RETRY_S)
+
+
+def _says(body: Json) -> bool:
+    """Whether an error's body holds a message, in vLLM's shape or as its web layer writes it."""
+    error: object = body.get("error")
+    message: object = cast(Json, error).get("message") if isinstance(error, dict) else error
+    return isinstance(message, str)
 
 
 def _seconds(value: bytes) -> float | None:

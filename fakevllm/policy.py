@@ -48,6 +48,10 @@ Ruling = Train | ServeOnly
 TRAIN = Train()
 
 
+def is_shadow(ruling: Ruling) -> bool:
+    return isinstance(ruling, Train) and ruling.shadow
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What is known of a request before anything is sampled."""

@@ -8,24 +8,30 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fakevllm.config import Config
+from fakevllm.config import Config, DatasetSection
 from fakevllm.conversation.conversations import Conversations
 from fakevllm.conversation.memory import NUM_RESTORED
 from fakevllm.fallback import Fallback
+from fakevllm.feedback_desk import FeedbackDesk
 from fakevllm.hooks.worker import HookWorker
+from fakevllm.late_feedback import LateFeedback
 from fakevllm.ledger.lock import LedgerLock
 from fakevllm.ledger.store import Ledger
 from fakevllm.lifeline import Lifeline
 from fakevllm.metrics import Metrics
 from fakevllm.outage import NOT_READY
 from fakevllm.pause import Pause, pause_file
+from fakevllm.resends import Resends
+from fakevllm.room import Room
 from fakevllm.runner import Runner
 from fakevllm.settling import Settling
+from fakevllm.swarm.engine_queue import EngineQueue
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.tasks import TaskIndex, read_tasks
 from fakevllm.traffic import Traffic
 from fakevllm.upstream import Upstream
 from fakevllm_adapters.errors import unavailable
+from fakevllm_adapters.swarm import Task
 
 _NO_NAME = f"{NOT_READY}: it has not told yet which model it serves."
 
@@ -40,6 +46,10 @@ class Proxy:
     runner: Runner
     conversations: Conversations
     traffic: Traffic
+    resends: Resends | None
+    """None: no request is looked at for having been sent before."""
+    settling: Settling
+    feedback: FeedbackDesk
 
     def rename(self, body: dict[str, Any]) -> bool:
         """Puts the served model's name for an alias. Returns whether the body changed. Raises
@@ -63,8 +73,7 @@ class Proxy:
     @property
     def num_siblings(self) -> int:
         """Bodies that are sampled of one request, as configured."""
-        most = max(self.config.job.num_repeat, self.config.policy.most_siblings)
-        return most if self.config.hooks.path is not None else 1
+        return self.config.most_siblings
 
     @property
     def metrics(self) -> Metrics:
@@ -79,8 +88,7 @@ def is_alias(name: str, aliases: Sequence[str]) -> bool:
 async def open_proxy(config: Config) -> AsyncGenerator[Proxy]:
     """Raises UserError for what the user can mend."""
     async with contextlib.AsyncExitStack() as stack:
-        dataset = config.dataset
-        rows = read_tasks(dataset.file, dataset.field) if dataset.file is not None else []
+        rows = _rows(config.dataset)
         stack.callback(LedgerLock(config.ledger_file).close)
         ledger = Ledger.open(config.ledger_file)
         stack.callback(ledger.close)
@@ -92,15 +100,13 @@ async def open_proxy(config: Config) -> AsyncGenerator[Proxy]:
         hooks = await _start_hooks(config, stack)
         upstream = Upstream(config.swarm.url, config.swarm.key)
         stack.push_async_callback(upstream.close)
-        link = SwarmLink(config.swarm.url, config.swarm.key, config.job, ledger)
-        stack.push_async_callback(link.close)
-        following = asyncio.create_task(link.run())
-        stack.push_async_callback(_cancel, following)
-        settling = Settling(ledger, link)
+        room = Room(config.serve.max_siblings_in_flight)
+        link = _follow(config, ledger, room, stack)
+        settling = Settling(ledger, link, config.feedback.window_s)
         stack.push_async_callback(settling.close)
-        settling.resend(ledger.scored_groups())
-        lifeline = await _lifeline(config, upstream, link, stack)
-        runner = Runner(config, upstream, hooks, ledger, settling, lifeline)
+        lifeline = await _lifeline(config, upstream, link, room, stack)
+        resends = _resends(config, ledger)
+        runner = Runner(config, upstream, hooks, ledger, settling, lifeline, resends)
         stack.push_async_callback(runner.close)
         pause = Pause(pause_file(config.proxy.run_dir))
         traffic = Traffic(config.policy, pause, keys.name_of, trains=config.hooks.path is not None)
@@ -108,11 +114,50 @@ async def open_proxy(config: Config) -> AsyncGenerator[Proxy]:
         runner.metrics.gauge("fakevllm_paused", told, lambda: pause.is_on)
         conversations = Conversations()
         conversations.restore(ledger.sessions.kept(NUM_RESTORED))
-        yield Proxy(config, ledger, upstream, link, tasks, runner, conversations, traffic)
+        late = LateFeedback(config.feedback, ledger, link)
+        desk = FeedbackDesk(config.feedback, ledger, settling, late, hooks, tasks, runner.metrics)
+        stack.push_async_callback(desk.close)
+        settling.on_settled, runner.on_placed = late.group_settled, desk.followed
+        # Together: what was said of a group is heard before that is sent.
+        settling.resend(ledger.scored_groups())
+        desk.restore()
+        sending = asyncio.create_task(late.run())
+        stack.push_async_callback(_cancel, sending)
+        parts = (config, ledger, upstream, link, tasks, runner, conversations, traffic, resends)
+        yield Proxy(*parts, settling, desk)
+
+
+def _rows(dataset: DatasetSection) -> list[Task]:
+    return read_tasks(dataset.file, dataset.field) if dataset.file is not None else []
+
+
+def _resends(config: Config, ledger: Ledger) -> Resends | None:
+    """Where nothing is fanned out, a request that is sent again costs no more than at a vLLM."""
+    window_s = config.serve.resend_window_s
+    if config.hooks.path is None or window_s == 0:
+        return None
+    resends = Resends(window_s, ledger.kept)
+    resends.restore()
+    return resends
+
+
+def _follow(
+    config: Config, ledger: Ledger, room: Room, stack: contextlib.AsyncExitStack
+) -> SwarmLink:
+    queue = EngineQueue(lambda: room.in_flight > 0)
+    link = SwarmLink(config.swarm.url, config.swarm.key, config.job, ledger, queue)
+    stack.push_async_callback(link.close)
+    following = asyncio.create_task(link.run())
+    stack.push_async_callback(_cancel, following)
+    return link
 
 
 async def _lifeline(
-    config: Config, upstream: Upstream, link: SwarmLink, stack: contextlib.AsyncExitStack
+    config: Config,
+    upstream: Upstream,
+    link: SwarmLink,
+    room: Room,
+    stack: contextlib.AsyncExitStack,
 ) -> Lifeline:
     fallback = Fallback.of(config.fallback)
     if fallback is not None:
@@ -125,7 +170,7 @@ async def _lifeline(
             raise unavailable(_NO_NAME)
         return link.model
 
-    return Lifeline(upstream, link, config.upstream.hold_s, fallback, served_name)
+    return Lifeline(upstream, link, config.upstream.hold_s, fallback, served_name, room)
 
 
 async def _start_hooks(config: Config, stack: contextlib.AsyncExitStack) -> HookWorker | None:

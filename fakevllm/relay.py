@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fakevllm.outage import OUTAGES, outage_of
+from fakevllm.outage import OUTAGES, TOO_MANY, outage_of
 from fakevllm.reply import AppReply
 from fakevllm.siblings import Request
 from fakevllm.upstream import LiveReply, Reply, Upstream
@@ -25,17 +25,27 @@ class Lead:
     on_first_token: Callable[[], None]
 
 
+def _by_others() -> bool:
+    return False
+
+
 async def relay(
-    upstream: Upstream, request: Request, app: AppReply, lead: Lead | None = None
+    upstream: Upstream,
+    request: Request,
+    app: AppReply,
+    lead: Lead | None = None,
+    *,
+    is_by_us: Callable[[], bool] = _by_others,
 ) -> Reply:
-    """Returns what the upstream answered. Raises WireError while the app has got nothing."""
+    """Returns what the upstream answered. Raises WireError while the app has got nothing.
+    `is_by_us`: whether a 429 is raised too, for it is our doing and no answer to the app."""
     if request.exchange is None:
-        return await relay_native(upstream, request, app)
+        return await relay_native(upstream, request, app, is_by_us=is_by_us)
     started = time.monotonic()
     path = request.adapter.upstream_path
     body, headers = (request.asked, request.headers) if lead is None else (lead.body, lead.headers)
     async with upstream.live("POST", path, body, headers) as live:
-        await raise_outage(live)
+        await raise_outage(live, is_by_us)
         if live.streamed and request.streamed:
             return await _stream(live, request, app, started, lead)
         raw = b"".join([chunk async for chunk in live.chunks])
@@ -57,7 +67,13 @@ async def pass_on(upstream: Upstream, request: Request, app: AppReply, reply: Re
     return await _refuse(request, app, reply)
 
 
-async def relay_native(upstream: Upstream, request: Request, app: AppReply) -> Reply:
+async def relay_native(
+    upstream: Upstream,
+    request: Request,
+    app: AppReply,
+    *,
+    is_by_us: Callable[[], bool] = _by_others,
+) -> Reply:
     """The answer of the engine's own route for the app's format, byte for byte."""
     started = time.monotonic()
     taken: list[bytes] = []
@@ -67,7 +83,7 @@ async def relay_native(upstream: Upstream, request: Request, app: AppReply) -> R
         async with upstream.live(
             "POST", request.adapter.path, request.raw, request.headers
         ) as live:
-            await raise_outage(live)
+            await raise_outage(live, is_by_us)
             status, headers, is_streamed = live.status, live.headers, live.streamed
             if is_streamed:
                 await app.open(headers)
@@ -129,9 +145,9 @@ def _has_token(events: Sequence[bytes]) -> bool:
     return sum(not event.startswith(b":") for event in events) >= 2
 
 
-async def raise_outage(live: LiveReply) -> None:
+async def raise_outage(live: LiveReply, is_by_us: Callable[[], bool] = _by_others) -> None:
     """Raises WireError for a status by which a server says that it has no answer now."""
-    if live.status in OUTAGES:
+    if live.status in OUTAGES or (live.status == TOO_MANY and is_by_us()):
         raw = b"".join([chunk async for chunk in live.chunks])
         raise outage_of(live.status, raw, live.headers)
 

@@ -7,8 +7,8 @@ inside a stream. A response that has been begun always ends with an answer or an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping
-from dataclasses import replace
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ import orjson
 from fakevllm.upstream import Reply
 from fakevllm_adapters.asgi import (
     Headers,
+    Receive,
     Send,
     error_object,
     send_bytes,
@@ -44,6 +45,15 @@ _NOT_VLLM = bad_request(
     "The model server did not answer as vLLM does: a stream was mixed up with JSON."
 )
 """A 400: clients do not ask again for what does not heal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A whole answer as the app read it, or was to."""
+
+    status: int
+    headers: Headers
+    body: bytes
 
 
 class WatchedSend:
@@ -80,6 +90,27 @@ class AppReply:
         self._beating: asyncio.Task[None] | None = None
         self._is_held = False
         self._is_closed = False
+        self._headers: Headers = []
+        self._said: list[bytes] = []
+        self._is_trouble = False
+        self._num_said_before_it_left: int | None = None
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the app was seen to leave before it had all that it was told. Some clients hang
+        up at the event that ends an answer, before the last byte."""
+        if self._num_said_before_it_left is None:
+            return False
+        missed = b"".join(self._said[self._num_said_before_it_left :])
+        return not self._send.is_ended or missed not in (b"", DONE)
+
+    @property
+    def answered(self) -> Answered | None:
+        """All that the app got, where that was an answer to its end; whether it was still there
+        to get it or not."""
+        if self._is_trouble or not self._send.is_ended:
+            return None
+        return Answered(200, self._headers, b"".join(self._said))
 
     @property
     def is_begun(self) -> bool:
@@ -102,6 +133,19 @@ class AppReply:
         if self._beating is not None and not self._beating.done():
             self._beating.cancel()
             await asyncio.wait({self._beating})
+
+    def watching(self, receive: Receive, on_left: Callable[[], None] = lambda: None) -> Receive:
+        """The app's `receive`; whoever awaits it learns when the app leaves, and so does this.
+        `on_left`: called where that is before the last byte is out."""
+
+        async def watched() -> MutableMapping[str, Any]:
+            message = await receive()
+            if message["type"] == "http.disconnect" and not self._send.is_ended:
+                self._num_said_before_it_left = len(self._said)
+                on_left()
+            return message
+
+        return watched
 
     # --- what the app gets
 
@@ -126,15 +170,24 @@ class AppReply:
     async def whole(self, status: int, body: bytes, headers: Headers) -> None:
         """One body in the app's format, with its status where that is still open."""
         self.is_told = True
+        self._is_trouble = status != 200
         if not self.is_begun:
             self._is_sending = True
+            self._headers, self._said = headers, [body]
             return await send_bytes(self._send, status, body, headers)
         if self._streamed and self._exchange is not None:
             body = self._exchange.broken(_error_in(body))
         await self.write(body, last=True)
 
+    async def again(self, answered: Answered) -> None:
+        """The answer that an earlier app was to get for the same request."""
+        if not self._streamed:
+            return await self.whole(answered.status, answered.body, answered.headers)
+        await self.open(answered.headers)
+        await self.write(answered.body, last=True)
+
     async def refuse(self, error: WireError) -> None:
-        self.is_told = True
+        self.is_told = self._is_trouble = True
         if not self.is_begun:
             self._is_sending = True
             worded = self._adapter.refusal(error.status, error.body)
@@ -147,11 +200,14 @@ class AppReply:
     async def open(self, headers: Headers) -> None:
         """Begins a stream, where it has not been begun to keep the app waiting."""
         if not self.is_begun:
+            self._headers = headers
             await start_stream(self._send, 200, headers)
 
     async def write(self, chunk: bytes, *, last: bool = False, is_answer: bool = True) -> None:
         """`is_answer`: whether it is any of an answer, and not only what keeps the app waiting."""
         self.is_told = self.is_told or last or (is_answer and bool(chunk))
+        if is_answer:
+            self._said.append(chunk)
         self._is_sending = True
         try:
             if chunk or last:

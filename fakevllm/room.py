@@ -1,4 +1,4 @@
-"""How many siblings fit now, of all requests together. Pure.
+"""How many siblings fit now, of all requests together, and which leads wait for them. Pure.
 
 Leads are not counted: each is a call that its app would have made anyway. What is bounded is what
 we add to them.
@@ -6,6 +6,8 @@ we add to them.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 _FORGOTTEN = 1024
@@ -20,22 +22,43 @@ class Grant:
 
 
 class Room:
-    """
+    """A sibling has a place from `take` to `leave`, and is with the engine inside `with_engine`.
+
     >>> room = Room(bound=4)
-    >>> room.take(3), room.take(3)
+    >>> room.take(3), room.take(3, num_awaited=2)
     (Grant(num=3, cut=None), Grant(num=1, cut='siblings_in_flight: 1 of 3 fit'))
     """
 
     def __init__(self, bound: int = 0) -> None:
-        """`bound` 0: none, until the engine says that it has too much to do."""
+        """`bound` 0: none but what the apps and the engine tell."""
         self._bound = bound or None
         self._learnt: int | None = None
+        self._most = 0
+        """Asked for by one request."""
+        self._waiting: list[Callable[[], None]] = []
+        """What wakes the leads that wait, first come first."""
+        self._num_begun = 0
+        self._num_ended = 0
         self.in_flight = 0
+        """Places taken, also of siblings that are still to be started."""
 
-    def take(self, asked: int) -> Grant:
-        """Each one taken is left again."""
+    def take(self, asked: int, *, num_awaited: int = 1, num_waiting: int | None = None) -> Grant:
+        """Each one taken is left again. `num_awaited`: groups whose apps wait for siblings, with
+        this one. `num_waiting`: in the engine's queue, None where that is not known.
+
+        Apps that wait for siblings ask for no more before they have come. Siblings that nobody
+        waits for have no such bound: what is more than one group for each of those apps shrinks
+        this one by as much as the engine cannot keep up with; where nobody knows how much that
+        is, by all that is more than one group."""
+        self._most = max(self._most, asked)
+        if num_waiting is None:
+            num_awaited, num_waiting = max(1, num_awaited), self.in_flight
+        unawaited = max(0, self.in_flight + asked - self._most * num_awaited)
+        queued = min(unawaited, num_waiting)
         by_bound = self._free(self._bound, asked)
-        by_engine = self._free(self._learnt, asked)
+        by_engine = min(self._free(self._learnt, asked), max(0, asked - queued))
+        if self._waiting:
+            by_engine = 0
         num = min(by_bound, by_engine)
         self.in_flight += num
         if num == asked:
@@ -47,16 +70,53 @@ class Room:
         self.in_flight -= num
         assert self.in_flight >= 0, "what was not taken cannot be left"
 
-    def heard(self, in_flight: int, num_refused: int) -> None:
-        """Of a request whose lead was answered: how many siblings were in flight, and how many of
-        its own the engine would not take. Each that goes well makes room for one more."""
-        if num_refused:
-            fitting = max(0, in_flight - num_refused)
+    # --- what the engine makes of them
+
+    @contextlib.contextmanager
+    def with_engine(self) -> Generator[None]:
+        """A sibling is sampled. Its end is room for the lead that waits longest."""
+        self._num_begun += 1
+        try:
+            yield
+        finally:
+            self._num_ended += 1
+            self._wake()
+
+    def looks(self) -> Callable[[], bool]:
+        """Whether a sibling was with the engine at any time since now."""
+        ended = self._num_ended
+        return lambda: self._num_begun > ended
+
+    @contextlib.contextmanager
+    def awaited(self, wake: Callable[[], None]) -> Generator[None]:
+        """A lead waits until `wake` is called, once, or for as long as it likes. Meanwhile no group
+        gets siblings."""
+        self._waiting.append(wake)
+        if self._num_begun == self._num_ended:  # the last one has just gone
+            self._wake()
+        try:
+            yield
+        finally:
+            if wake in self._waiting:
+                self._waiting.remove(wake)
+
+    def refused(self) -> None:
+        """The engine had too much to do, for a sibling or for a lead: it has one too many."""
+        running = self._num_begun - self._num_ended
+        if running:
+            fitting = running - 1
             self._learnt = fitting if self._learnt is None else min(self._learnt, fitting)
-        elif self._learnt is not None:
+
+    def went_well(self) -> None:
+        """A request was answered and nothing of it was refused. Makes room for one more."""
+        if self._learnt is not None:
             self._learnt += 1
             if self._learnt >= _FORGOTTEN:
                 self._learnt = None
+
+    def _wake(self) -> None:
+        if self._waiting:
+            self._waiting.pop(0)()
 
     def _free(self, limit: int | None, asked: int) -> int:
         return asked if limit is None else min(asked, max(0, limit - self.in_flight))

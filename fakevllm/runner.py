@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fakevllm.asking import Asking
 from fakevllm.config import Config
+from fakevllm.conversation.place import Place
 from fakevllm.group import GroupDraft
 from fakevllm.group_run import LINGER_S, STOPPING, GroupRun, Means
 from fakevllm.hooks.outcomes import HookFailure
@@ -19,8 +22,9 @@ from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm.lifeline import Lifeline, why_failed
 from fakevllm.metrics import Metrics
-from fakevllm.policy import ServeOnly, Train, why_only_served
+from fakevllm.policy import ServeOnly, is_shadow, why_only_served
 from fakevllm.reply import AppReply
+from fakevllm.resends import Attempted, Resends
 from fakevllm.room import Room
 from fakevllm.serve_policy import ServeRules
 from fakevllm.settling import Settling
@@ -47,42 +51,79 @@ class Runner:
         ledger: Ledger,
         settling: Settling,
         lifeline: Lifeline | None = None,
+        resends: Resends | None = None,
     ) -> None:
+        """`resends`: None where nothing is known to be sent again."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
-        self._room = Room(serve.max_siblings_in_flight)
+        room = Room(serve.max_siblings_in_flight)
+        self._lifeline = lifeline or Lifeline(upstream, room=room)
+        self._room = self._lifeline.room
         self.metrics = Metrics(
             lambda: len(self._open), lambda: ledger.health.dropped, lambda: self._room.in_flight
         )
         self._num_siblings = config.job.num_repeat
-        self._lifeline = lifeline or Lifeline(upstream)
         self._asking = Asking(upstream, self._lifeline, config.job.temperature)
         self._hooks = hooks
         self._ledger = ledger
         self._settling = settling
+        self._resends = resends or Resends(0, ledger.kept)
         self._chance = random.Random(config.job.seed)
         # The tasks of requests; bounded by the apps' connections.
         self._open: set[asyncio.Task[Any]] = set()
         self._groups: set[GroupRun] = set()
+        self._num_awaited = 0
+        """Groups whose apps wait for their siblings."""
+        self.on_placed: Callable[[str, Place | None, str], None] | None = None
+        """Told of a request, its place and its question, before it is answered."""
 
     async def handle(
         self, request: Request, draft: GroupDraft, receive: Receive, send: Send
     ) -> None:
         """Answers the app, whatever happens behind it."""
-        own = asyncio.current_task()
-        assert own is not None
-        self._open.add(own)
+        own, attempt = self._opened(), draft.attempt
         try:
             async with AppReply(send, request.adapter, request.exchange) as app:
+                draft.app = app
                 try:
-                    await self._handle(request, draft, receive, app)
+                    watched = app.watching(receive, partial(self._resends.left, attempt))
+                    await self._handle(request, draft, watched, app)
                 except asyncio.CancelledError:
                     # Only a stop of the proxy cancels a request; its app is told so, and the task
                     # ends. A group has done so itself.
                     await app.break_off(STOPPING)
                     self._record(draft.failed("proxy_stopped", 503))
+                finally:
+                    self._resends.ended(attempt, app, is_answered=draft.is_answered_well)
         finally:
             self._open.discard(own)
+
+    async def handle_again(
+        self, request: Request, attempt: Attempted, receive: Receive, send: Send
+    ) -> bool:
+        """Gives the app the answer to the same request sent before. False: there is none."""
+        own = self._opened()
+        try:
+            async with AppReply(send, request.adapter, request.exchange) as app:
+                try:
+                    is_told = await self._resends.tell_again(attempt, app, app.watching(receive))
+                except ClientLeft:
+                    return True
+                except asyncio.CancelledError:
+                    await app.break_off(STOPPING)
+                    return True
+        finally:
+            self._open.discard(own)
+        if is_told:
+            self.metrics.resent(request.adapter.path)
+        return is_told
+
+    def _opened(self) -> asyncio.Task[Any]:
+        """The request's own task, to be cut off by a stop."""
+        own = asyncio.current_task()
+        assert own is not None
+        self._open.add(own)
+        return own
 
     async def close(self) -> None:
         """Cuts off what is still open. Uvicorn cancels requests at its stop, and does not wait."""
@@ -100,23 +141,30 @@ class Runner:
         self, request: Request, draft: GroupDraft, receive: Receive, app: AppReply
     ) -> None:
         rules = self._rules_of(request)
-        if self._hooks is not None:
-            draft.place()  # else not before the app has its answer
+        draft.on_given = self._settling.answered
+        if self._hooks is not None:  # else it has no place before the app has its answer
+            place, question = draft.place(), request.adapter.question(request.body)
+            if self.on_placed is not None:
+                self.on_placed(request.id, place, question)
         plan, reason = await self._plan(request, draft.task, rules)
         if reason is None:
-            plan, reason = self._fitting(plan, draft)
+            plan, reason = self._fitting(plan, rules, draft)
         draft.num_siblings = plan.num
         if reason is not None:
-            return await self._serve_once(request, draft, reason, receive, app)
+            return await self._serve_once(request, draft, plan, reason, receive, app)
         assert self._hooks is not None
         means = Means(self._asking, self._hooks, self._room, self._chance, self._end)
         run = GroupRun(means, request, draft, plan, rules, app)
         self._groups.add(run)
-        await run.answer(receive)
+        self._num_awaited += not rules.streams_lead
+        try:
+            await run.answer(receive)
+        finally:
+            self._num_awaited -= not rules.streams_lead
 
     def _rules_of(self, request: Request) -> ServeRules:
         rules = self._rules[request.adapter.name]
-        if isinstance(request.ruling, Train) and request.ruling.shadow:
+        if is_shadow(request.ruling):
             return ServeRules(policy="lead", on_disconnect=rules.on_disconnect)
         return rules
 
@@ -147,11 +195,16 @@ class Runner:
             num = min(num + 1, MAX_GROUP_SIZE)  # beside those that explore
         return (Plan(num, overrides, is_greedy), None) if reason is None else (Plan(1), reason)
 
-    def _fitting(self, plan: Plan, draft: GroupDraft) -> tuple[Plan, str | None]:
-        """As many of them as the engine has room for; a lead alone is only served."""
-        granted = self._room.take(plan.num - 1)
+    def _fitting(self, plan: Plan, rules: ServeRules, draft: GroupDraft) -> tuple[Plan, str | None]:
+        """As many of them as the engine has room for; a lead alone is only served, as it would have
+        been among them."""
+        granted = self._room.take(
+            plan.num - 1,
+            num_awaited=self._num_awaited + (not rules.streams_lead),
+            num_waiting=self._lifeline.num_waiting,
+        )
         if granted.num == 0:
-            return Plan(1), granted.cut
+            return replace(plan, num=1), granted.cut
         draft.cut = granted.cut
         return replace(plan, num=granted.num + 1), None
 
@@ -161,16 +214,17 @@ class Runner:
         self,
         request: Request,
         draft: GroupDraft,
+        plan: Plan,
         reason: str,
         receive: Receive,
         app: AppReply,
     ) -> None:
         try:
             async with WhileThere(receive, LINGER_S):
-                reply, trouble = await self._lifeline.relay(request, app)
+                reply, trouble = await self._lifeline.relay(request, app, plan)
             draft.is_answered()
             if reply.status == 200:
-                self._room.heard(self._room.in_flight, 0)
+                self._room.went_well()
             why = reason if trouble is None else f"fallback: {trouble}"
             self._record(draft.served_once(reply, why))
         except ClientLeft:
@@ -191,3 +245,4 @@ class Runner:
     def _record(self, group: GroupRecord) -> None:
         self.metrics.ended(group)
         self._ledger.record(group)
+        self._settling.over(group.group_id)

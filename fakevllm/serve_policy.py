@@ -25,7 +25,9 @@ class ServeRules(Section):
     """From a request's start; then the best of what there is."""
     random_fraction: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
     """Share of requests that get any sibling, to see what choosing the best is worth."""
-    on_disconnect: OnDisconnect = "cancel"
+    on_disconnect: OnDisconnect = "finish"
+    """Whether a group goes on whose app has left: it is trained all the same, and answers the
+    request should it be sent again."""
 
     @property
     def streams_lead(self) -> bool:
@@ -54,6 +56,8 @@ class RouteRules(Section):
 class ServeSection(ServeRules):
     max_siblings_in_flight: int = Field(default=0, ge=0)
     """Of all requests together, beside their leads; 0: no bound."""
+    resend_window_s: float = Field(default=600, ge=0, allow_inf_nan=False)
+    """How long a request that is sent again gets the answer it was to get at first; 0: never."""
     routes: dict[str, RouteRules] = Field(default_factory=dict[str, RouteRules])
     """By the format's name."""
 
@@ -64,7 +68,7 @@ class ServeSection(ServeRules):
         'lead'
         """
         own = self.routes.get(route, RouteRules()).model_dump(exclude_none=True)
-        whole = self.model_dump(exclude={"max_siblings_in_flight", "routes"})
+        whole = self.model_dump(exclude={"max_siblings_in_flight", "resend_window_s", "routes"})
         if own.get("policy", self.policy) != "best":
             whole = {name: value for name, value in whole.items() if name not in _ONLY_FOR_BEST}
         whole |= own

@@ -1,18 +1,24 @@
 """What happens to a group once the app has been answered: into the ledger, then to the server.
 
-A group lies in the ledger as `scored` before its rewards leave. What a stop or a crash kept from
-being sent is sent by the next life; the server takes each group once.
+A group lies in the ledger as `scored` before its rewards leave, and may be held there for what is
+said of its answer. What a stop or a crash kept from being sent is sent by the next life, without
+the rest of its window; the server takes each group once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+import math
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 
+from fakevllm.conversation.place import Place
+from fakevllm.holding import Holding
 from fakevllm.ledger.records import GroupRecord, ScoredGroup
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.link import SwarmLink, is_passing, mend_of
@@ -29,11 +35,64 @@ RESEND_PAUSE_S = 1.0
 class Settling:
     """Settles groups beside the app's requests; close() last."""
 
-    def __init__(self, ledger: Ledger, link: SwarmLink) -> None:
+    def __init__(self, ledger: Ledger, link: SwarmLink, window_s: float = 0.0) -> None:
+        """`window_s`: how long a scored group is held for what is said of its answer."""
         self._ledger = ledger
         self._link = link
+        self._holding = Holding(window_s)
+        self._changed: dict[str, asyncio.Event] = {}
+        """Of groups that somebody waits for."""
         self._running: set[asyncio.Task[None]] = set()
+        self._held: set[asyncio.Task[None]] = set()
+        """Those of them that wait for what is said."""
         self._resending: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self.on_settled: Callable[[], None] = lambda: None
+        """A group's outcome is on its way into the ledger."""
+
+    # --- what is said of an answer
+
+    def answered(
+        self, group_id: str, answer_id: str | None, app_key: str | None, place: Place | None
+    ) -> None:
+        """The app has its answer, or is about to: from now on it may say something of it."""
+        self._holding.answered(group_id, answer_id, app_key, place)
+
+    def find(self, name: str, app_key: str | None) -> str | None:
+        """The group not sent yet whose answer that app calls so."""
+        return self._holding.find(name, app_key)
+
+    def before(self, place: Place) -> str | None:
+        """The group not sent yet of which a request that stands there says something."""
+        return self._holding.before(place)
+
+    def hear(self, group_id: str) -> None:
+        """Until `heard` the group is not sent, if it has not been."""
+        self._holding.hear(group_id)
+
+    def heard(self, group_id: str, amount: float | None) -> bool:
+        """Whether the amount is added to the reward of the group's served sibling. What the ledger
+        is told before anything else is awaited lies there before the group is sent."""
+        is_joined = self._holding.heard(group_id, amount)
+        self._wake(group_id)
+        return is_joined
+
+    def moved_on(self, place: Place) -> None:
+        """A session's next turn has come: earlier ones are held no longer."""
+        for group_id in self._holding.moved_on(place):
+            self._wake(group_id)
+
+    async def until_over(self, group_id: str) -> None:
+        """Until the group's record is on its way into the ledger."""
+        while not self._holding.is_over(group_id):
+            await self._change(group_id)
+
+    def over(self, group_id: str) -> None:
+        """It has been recorded, and will not be sent."""
+        self._holding.send(group_id)
+        self._wake(group_id)
+
+    # --- groups
 
     def settle(self, record: GroupRecord) -> None:
         """Sends the rewards of a scored group; any other is given up at the server."""
@@ -42,43 +101,54 @@ class Settling:
     def resend(self, groups: Sequence[ScoredGroup]) -> None:
         """Sends what earlier lives left scored, as soon as the server is there."""
         assert self._resending is None, "once, at the start"
+        for group in groups:  # what was said of them may not have been heard yet
+            self._holding.over(group.group_id, -math.inf, takes=_takes(group))
         self._resending = asyncio.create_task(self._resend(groups))
 
     async def close(self) -> None:
         if self._resending is not None:
             self._resending.cancel()
             await asyncio.gather(self._resending, return_exceptions=True)
+        self._is_closing = True
+        for task in list(self._held):
+            task.cancel()
         if self._running:
             _, late = await asyncio.wait(self._running, timeout=CLOSE_GRACE_S)
-            for task in late:  # stays `scored`: the next life sends it
+            for task in late:  # as with those that are held
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
     async def _settle(self, record: GroupRecord) -> None:
         dropped_before = self._ledger.health.dropped
         self._ledger.record(record)
+        group = _scored(record)
+        self._holding.over(group.group_id, time.monotonic(), takes=_takes(group))
+        self._wake(group.group_id)
         # A group the server trains on must be found in the ledger, come what may.
         is_flushed = await self._ledger.flush()
         if not is_flushed or self._ledger.health.dropped > dropped_before:
+            self.over(group.group_id)
             self._ledger.settle(record.group_id, "dropped", "ledger_unavailable", None, [])
             return await self._link.abort_group(record.group_id)
         try:
-            await self._end(_scored(record))
+            await self._end(await self._with_feedback(group))
         except Exception as error:  # isolates: whatever it is, the group must not stay `scored`
             self._lose(record.group_id, error)
 
     async def _resend(self, groups: Sequence[ScoredGroup]) -> None:
         for group in groups:
-            while True:
-                await self._link.reached.wait()
-                try:
-                    await self._end(group)
-                except Exception as error:  # isolates: one odd group must not hold up the others
-                    if is_passing(error):
-                        await asyncio.sleep(RESEND_PAUSE_S)
-                        continue
-                    self._lose(group.group_id, error)
-                break
+            await self._link.reached.wait()
+            await self._send_again(await self._with_feedback(group))
+
+    async def _send_again(self, group: ScoredGroup) -> None:
+        while True:
+            await self._link.reached.wait()
+            try:
+                return await self._end(group)
+            except Exception as error:  # isolates: one odd group must not hold up the others
+                if not is_passing(error):
+                    return self._lose(group.group_id, error)
+                await asyncio.sleep(RESEND_PAUSE_S)
 
     async def _end(self, group: ScoredGroup) -> None:
         end = EndGroupRequest(
@@ -97,14 +167,59 @@ class Settling:
             reply.failure_reason or None,
             reply.step,
             reply.calls,
+            reply.run_id,
         )
+        self.on_settled()
+
+    async def _with_feedback(self, group: ScoredGroup) -> ScoredGroup:
+        """When it need not be held any longer, with what was added meanwhile to its reward."""
+        if group.group_id not in self._holding:
+            return group
+        await self._hold(group.group_id)
+        added = self._holding.send(group.group_id)
+        served = group.served_index
+        if not added or served is None:
+            return group
+        await self._ledger.flush()  # what is trained with must be found there
+        own = group.rewards[served]
+        rewards = [*group.rewards]
+        rewards[served] = None if own is None else own + added
+        return replace(group, rewards=rewards)
+
+    async def _hold(self, group_id: str) -> None:
+        own = asyncio.current_task()
+        assert own is not None
+        while (wait_s := self._holding.wait_s(group_id, time.monotonic())) > 0:
+            if self._is_closing:  # it stays `scored`: the next life sends it
+                raise asyncio.CancelledError
+            self._held.add(own)
+            try:
+                limit_s = None if wait_s == math.inf else wait_s
+                async with asyncio.timeout(limit_s):
+                    await self._change(group_id)
+            except TimeoutError:
+                continue
+            finally:
+                self._held.discard(own)
+
+    async def _change(self, group_id: str) -> None:
+        changed = self._changed.setdefault(group_id, asyncio.Event())
+        await changed.wait()
+
+    def _wake(self, group_id: str) -> None:
+        changed = self._changed.pop(group_id, None)
+        if changed is not None:
+            changed.set()
 
     def _lose(self, group_id: str, error: Exception) -> None:
         log.warning("group %s could not be ended: the swarm server %s", group_id, mend_of(error))
-        self._ledger.settle(group_id, "lost", _reason(error), None, [])
+        self.over(group_id)
+        self._ledger.settle(group_id, "lost", reason_of(error), None, [])
+        self.on_settled()
 
     async def _abandon(self, record: GroupRecord) -> None:
         self._ledger.record(record)
+        self.over(record.group_id)
         await self._link.abort_group(record.group_id)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
@@ -124,9 +239,16 @@ def _scored(record: GroupRecord) -> ScoredGroup:
     return ScoredGroup(*what, rewards, record.served_index, record.parent_id)
 
 
-def _reason(error: Exception) -> str:
-    """
-    >>> _reason(TimeoutError())
+def _takes(group: ScoredGroup) -> bool:
+    """Whether the served sibling has a reward that something can be added to."""
+    served = group.served_index
+    return served is not None and group.rewards[served] is not None
+
+
+def reason_of(error: Exception) -> str:
+    """Why the server has not taken something, for the ledger.
+
+    >>> reason_of(TimeoutError())
     'swarm_unreachable'
     """
     if is_passing(error):

@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 
 from fakevllm.fanout import Came
-from fakevllm.outage import OUTAGES, outage_of
+from fakevllm.feedback import answer_id_in
+from fakevllm.outage import OUTAGES, TOO_MANY, Trouble, outage_of, trouble_of_status
 from fakevllm.policy import TRAIN, Ruling
 from fakevllm.upstream import Reply, Upstream
 from fakevllm_adapters.base import Adapter, Answer, Exchange, Json
@@ -21,7 +22,7 @@ from fakevllm_adapters.swarm import SIBLING_HEADER, SiblingRef
 _REQUEST_ID = "X-Request-Id"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """One request of the app, decoded."""
 
@@ -42,6 +43,7 @@ class Request:
     apps_headers: Mapping[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     """All of the app's, names in lower case."""
     ruling: Ruling = TRAIN
+    """Set once, before anybody acts on it: all else is never changed."""
 
     @property
     def body(self) -> Json:
@@ -86,14 +88,31 @@ class SiblingResult:
     @property
     def outage(self) -> WireError | None:
         """Where the model was not there: what the app is told if it stays away."""
-        if self.reply is not None and self.reply.status in OUTAGES:
-            return outage_of(self.reply.status, self.reply.body, self.reply.headers)
-        return self.error
+        is_answer = self.reply is not None and self.reply.status not in OUTAGES
+        return None if is_answer else self.told
+
+    @property
+    def told(self) -> WireError | None:
+        """What was said instead of an answer, in the server's own words as far as it has any."""
+        reply = self.reply
+        if reply is None or reply.status == 200:
+            return self.error
+        return outage_of(reply.status, reply.body, reply.headers)
 
     @property
     def is_too_much(self) -> bool:
         """Whether the engine had too much to do for it: another one may well be answered."""
-        return self.reply is not None and self.reply.status in (429, 503)
+        told = self.told
+        if told is None or (self.reply is None and told.status != TOO_MANY):
+            return False
+        return trouble_of_status(told.status, told.message) is Trouble.CROWDED
+
+    def answer_id(self, request: Request) -> str | None:
+        """What the app that gets it calls it by."""
+        if request.response_id is not None or self.reply is None:
+            return request.response_id
+        reply = with_apps_id(self.reply, request, self.index)
+        return answer_id_in(reply.body, streamed=reply.streamed)
 
     @property
     def shown_message(self) -> Json:
@@ -121,6 +140,10 @@ class Plan:
         if not self.is_greedy or not (own is None or (isinstance(own, int | float) and own >= 0)):
             return request.asked
         return rewritten(request.asked, temperature=0)
+
+    def lead(self, request: Request) -> Request:
+        """As its lead goes upstream where it is asked for alone."""
+        return replace(request, asked=self.body(request, 0, 0.0)) if self.is_greedy else request
 
 
 def sibling_headers(request: Request, index: int) -> dict[str, str]:

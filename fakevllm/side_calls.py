@@ -64,15 +64,15 @@ class Rules:
         """The rule by which a request is a side call, None for a main call. `model`: as the app
         names it; `headers`: names in lower case; `body`: in chat completions' or completions'
         form; `session`: None where it has no earlier call, or nobody knows."""
-        if any(has_header(headers, wanted) for wanted in self.headers):
+        if self.headers and any(has_header(headers, wanted) for wanted in self.headers):
             return "header"
-        if any(fnmatchcase(model, wanted) for wanted in self.models):
+        if self.models and any(fnmatchcase(model, wanted) for wanted in self.models):
             return "model"
-        if "no_tools" in self.guesses and session is not None and _lacks_tools(body, session):
+        if session is not None and "no_tools" in self.guesses and _lacks_tools(body, session):
             return "no_tools"
         if "marker" in self.guesses and self._begins_marked(body):
             return "marker"
-        if "quoted" in self.guesses and session is not None and _quotes(body, session):
+        if session is not None and "quoted" in self.guesses and _quotes(body, session):
             return "quoted"
         return None
 

@@ -60,6 +60,9 @@ class TaskIndex:
             return self._of_key(key)
         return self._by_opening(opening) if self._by_text else None
 
+    def of_id(self, task_id: str | None) -> Task | None:
+        return self._by_id.get(task_id or "")
+
     def _of_key(self, key: str | None) -> Task | None:
         task_id = task_id_of(key)
         if task_id is None:

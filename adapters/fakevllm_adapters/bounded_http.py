@@ -17,6 +17,11 @@ PER_PART_BYTES = 32
 P = TypeVar("P", bound=type[Any])
 
 
+ON_RESET = "fakevllm.on_reset"
+"""In a request's `scope["state"]`: whom to tell that the connection was reset while the request was
+its last. A client that closes with something unread resets; one that has read all does not."""
+
+
 def bounded(protocol: P) -> P:
     """The same protocol for uvicorn's `http`, bounded where it is the one of httptools."""
     if not hasattr(protocol, "on_header"):
@@ -30,7 +35,9 @@ if TYPE_CHECKING:
         """What of uvicorn's protocol is listened to."""
 
         transport: Any
+        scope: Any
 
+        def connection_lost(self, exc: Exception | None) -> None: ...
         def data_received(self, data: bytes) -> None: ...
         def send_400_response(self, msg: str) -> None: ...
         def on_message_begin(self) -> None: ...
@@ -56,6 +63,12 @@ class BoundedHead(_HttpTools):
         super().data_received(data)
         if self._unseen_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("Invalid HTTP request received.")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        tell = self.scope["state"].get(ON_RESET) if self.scope else None
+        if isinstance(exc, ConnectionError) and tell is not None:
+            tell()
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0

@@ -27,6 +27,7 @@ NEUTRAL_SAMPLING: Json = {
 training."""
 
 _NOT_FOR_SIBLINGS = ("logit_bias", "n")
+_TEXTS = ("content", "reasoning", "reasoning_content")
 MAX_CALLS = 4096
 """Tool calls of one answer that are read; the index of a streamed one is a number like any."""
 _LEAST, _MOST = -(2**63), 2**63 - 1
@@ -65,10 +66,8 @@ class SameFormat:
     def __init__(self, body: Json) -> None:
         self.body = body
         self.streamed = _is_true(body.get("stream"))
-        self._has_choice = False
-        self._has_end = False
         self._is_over = False
-        self._last = b""
+        self._told: list[bytes] = []
 
     def answer(self, raw: bytes) -> bytes:
         body: Any = orjson.loads(raw)
@@ -88,9 +87,7 @@ class SameFormat:
             is_plain = event.startswith(b"data: {") and event.endswith(b"}\n\n")
             if not is_plain and not _OBJECT.fullmatch(event):
                 return self.broken(internal_error().body)
-            self._has_choice = self._has_choice or _CHOICE.search(event) is not None
-            self._has_end = self._has_end or _ENDING.search(event) is not None
-            self._last = event
+            self._told.append(event)
         return event
 
     def keep_alive(self) -> bytes:
@@ -99,13 +96,13 @@ class SameFormat:
     def _closed(self) -> bytes:
         """The end; with a reason where the engine said that all has come, and gave none."""
         self._is_over = True
-        if self._has_end:
+        if any(map(_ENDING.search, reversed(self._told))):
             return DONE
         try:
-            last = json_of(self._last) or {}
+            last = (json_of(self._told[-1]) if self._told else None) or {}
         except ValueError:
             last = {}
-        if not last or not self._has_choice:
+        if not last or not any(map(_CHOICE.search, self._told)):
             return self.broken(internal_error().body)
         empty: Json = {"text": ""} if last.get("object") == "text_completion" else {"delta": {}}
         choice = {"index": 0} | empty | {"logprobs": None, "finish_reason": "stop"}
@@ -220,9 +217,8 @@ def _counted_up(seed: int, index: int) -> int:
 
 def _extend(message: Json, delta: Json) -> None:
     """Add one streamed delta to the message it belongs to."""
-    for key in ("content", "reasoning", "reasoning_content"):
-        piece = delta.get(key)
-        if isinstance(piece, str):
+    for key, piece in delta.items():
+        if key in _TEXTS and isinstance(piece, str):
             message[key] = (message.get(key) or "") + piece
     pieces: list[Json] = delta.get("tool_calls") or []
     for call in pieces:

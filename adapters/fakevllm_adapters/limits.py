@@ -96,6 +96,8 @@ class Limits:
         }
         for name, num in most.items():
             words = body.get(name)
+            if words is None:
+                continue
             listed = cast(list[Any], words) if isinstance(words, list) else [words]
             if len(listed) > num:
                 return _too_many(name, num, len(listed))

@@ -36,6 +36,9 @@ class SseDecoder:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The events completed by `chunk`, each with its separator."""
+        is_whole = chunk.endswith(b"\n\n") and chunk.find(b"\n\n") == len(chunk) - 2
+        if is_whole and not self._seam and b"\r" not in chunk:  # nearly always
+            return [chunk]
         seam = self._seam + chunk
         if b"\n\n" not in seam and not (b"\r" in seam and _SEPARATOR.search(seam)):
             self._begun.append(chunk)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, Field, FiniteFloat
+from pydantic import BaseModel, Field, FiniteFloat, field_serializer
 
 Json = dict[str, Any]
 
@@ -22,6 +23,7 @@ MAX_JOB_CHARS = 100_000
 """Of a job's YAML, which is read at a megabyte a second."""
 MAX_GROUP_SIZE = 256
 """Siblings of one group."""
+MAX_SAMPLE_CALLS = 64
 
 
 class EngineStatus(StrEnum):
@@ -55,10 +57,10 @@ class Task(BaseModel):
     answer."""
 
     main_query: str = ""
-    init_messages: list[Json] = []
+    init_messages: list[Json] = Field(default_factory=list[Json])
     task_id: str = ""
     env_type: str = ""
-    metadata: Json = {}
+    metadata: Json = Field(default_factory=dict)  # a default would be copied for each request
 
 
 # --- control plane
@@ -123,6 +125,8 @@ class CapturedCall(BaseModel):
     finish_reason: str | None
     untrainable: str | None = None
     """Why this call is masked from the loss; None where it trains."""
+    shaped: bool = False
+    """Whether its tokens were chosen from less than the vocabulary, which only the server knows."""
 
 
 class EndGroupReply(BaseModel):
@@ -134,10 +138,25 @@ class EndGroupReply(BaseModel):
     """The step that was being collected when the group ended."""
     calls: list[list[CapturedCall]] = []
     """By sibling index."""
+    run_id: str = ""
+    """The run whose weight versions those calls tell."""
 
 
 class AbortGroupRequest(BaseModel):
     group_id: str = Field(min_length=1, max_length=200)
+
+
+class AddSampleRequest(BaseModel):
+    """An answer of an ended group, to be trained once more by itself: what somebody said of it
+    later. Answered as the end of a group is, and taken once."""
+
+    sample_id: str = Field(min_length=1, max_length=300)
+    """Unlike any group's."""
+    run_id: str
+    """Of the reply its calls came in."""
+    advantage: FiniteFloat
+    """Of every token, centred by the sender."""
+    calls: list[CapturedCall] = Field(min_length=1, max_length=MAX_SAMPLE_CALLS)
 
 
 class TrainedGroup(BaseModel):
@@ -150,7 +169,9 @@ class LogEntry(BaseModel):
     """One line of the run's log; numbers grow."""
 
     seq: int
-    kind: Literal["acked", "step", "dropped", "restored", "stopped"]
+    kind: str
+    """acked, step, dropped, restored or stopped. A newer server may tell of others, and a reader
+    that does not know one goes on behind it."""
     step: int = 0
     version: int = 0
     groups: list[TrainedGroup] = []
@@ -162,6 +183,11 @@ class LogEntry(BaseModel):
     reason: str = ""
     """kind stopped: why no more steps are taken."""
     metrics: dict[str, float] = {}
+    """kind step: what was measured; what was not is absent."""
+
+    @field_serializer("metrics", when_used="json")
+    def _told_metrics(self, metrics: dict[str, float]) -> dict[str, float | str]:
+        return told_numbers(metrics)
 
 
 class LogReply(BaseModel):
@@ -207,7 +233,25 @@ class CanContinueRequest(BaseModel):
     episode_uuid: str
 
 
-# --- arrays
+# --- numbers and arrays
+
+
+def told_numbers(numbers: Mapping[str, float]) -> dict[str, float | str]:
+    """For JSON, which has no number that is not finite: those are told by name. `float` reads both.
+
+    >>> told_numbers({"loss": math.nan, "grad_norm": -math.inf, "lr": 0.5})
+    {'loss': 'NaN', 'grad_norm': '-Infinity', 'lr': 0.5}
+    """
+    return {
+        name: value if math.isfinite(value) else _not_finite(value)
+        for name, value in numbers.items()
+    }
+
+
+def _not_finite(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
 
 
 def pack_ids(ids: Sequence[int]) -> str:

@@ -38,8 +38,8 @@ class Talk:
                     yield chunk.id, text
 
     async def send_thumbs(self, message: Message) -> None:
-        """Tells the model server what the user thought of an answer. A server that takes no
-        feedback says 404, which is as good."""
+        """Tells the model server what the user thought of an answer; None takes it back. A server
+        that takes no feedback says 404, which is as good."""
         thumbs = {1: "up", 0: None, -1: "down"}[message.thumbs]
         body = {"id": message.response_id, "thumbs": thumbs}
         try:

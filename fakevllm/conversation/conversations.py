@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple, cast
 
@@ -68,15 +69,16 @@ class Conversations:
         history = self._ends.history_of(prompt, scope)
         return history, TextSoFar(prompt, scope) if prompt else None
 
-    def session_of(self, asked: Asked) -> str | None:
-        """The known session that a request would be placed in; changes nothing."""
-        found = self._found(asked, _name_of(asked))
-        return found.session.id if found.session is not None else None
-
-    def place(self, asked: Asked) -> Place:
-        """Once for each group; it is open until `served` or `failed`."""
+    def find(self, asked: Asked) -> Found:
+        """Where a request would be placed; changes nothing."""
         name = _name_of(asked)
-        found = self._found(asked, name)
+        return self._finder.find(asked, self._memory.sessions.get(name) if name else None)
+
+    def place(self, asked: Asked, found: Found | None = None) -> Place:
+        """Once for each group; it is open until `served` or `failed`. `found`: where it has just
+        been looked up."""
+        name = _name_of(asked)
+        found = found or self.find(asked)
         session = found.session or self._opened(asked, name)
         kind = self._kind(asked, found, session)
         if kind is Kind.REPEATS:
@@ -143,9 +145,6 @@ class Conversations:
             else:
                 message: Json = orjson.loads(kept.message_json)
                 self.served(kept.group_id, message, kept.received_at, kept.response_id)
-
-    def _found(self, asked: Asked, name: str | None) -> Found:
-        return self._finder.find(asked, self._memory.sessions.get(name) if name else None)
 
     def _opened(self, asked: Asked, name: str | None) -> Session:
         """A session that was not known: one a side call has been waiting for, or a new one."""
@@ -281,6 +280,7 @@ def _name_of(asked: Asked) -> str | None:
     return _session_id(asked.scope, named) if named else None
 
 
+@lru_cache(1024)
 def _session_id(scope: str, name: str) -> str:
     """The same for the same name, however long ago it was."""
     return blake2b(f"{scope}\0{name}".encode(errors="surrogatepass"), digest_size=16).hexdigest()

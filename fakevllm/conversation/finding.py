@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -25,8 +24,7 @@ class Hit(NamedTuple):
     """Where in the history it ends: at its answer, or at what it asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     session: Session | None
     evidence: Evidence
     parent: Group | None = None

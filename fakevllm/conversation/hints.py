@@ -11,6 +11,16 @@ Json = dict[str, Any]
 
 _CONVERSATIONS = ("session_id", "conversation_id", "thread_id", "chat_id")
 """Of a body's `metadata`."""
+_HEADERS = frozenset(
+    {
+        *(b"x-session-id", b"x-session-affinity", b"x-claude-code-session-id", b"session-id"),
+        *(b"thread-id", b"x-openwebui-chat-id", b"x-openwebui-user-id"),
+    }
+)
+_FIELDS = frozenset(
+    {"user", "metadata", "conversation", "prompt_cache_key", "previous_response_id"}
+)
+"""Without one of these and those there are no hints."""
 _CLAUDE_SESSION = re.compile(r"session_(?:id\W+)?([0-9a-f-]{36})")
 _LONGEST = 512
 
@@ -39,10 +49,13 @@ is_retry=False)
 
 
 NO_HINTS = Hints()
+_RETRIED = Hints(is_retry=True)
 
 
 def hints_of(headers: Mapping[bytes, bytes], body: Json | None) -> Hints:
     """Header names in lower case; `body` in the app's own format. Never raises."""
+    if _HEADERS.isdisjoint(headers) and _FIELDS.isdisjoint(body or ()):
+        return _RETRIED if _is_retry(headers) else NO_HINTS
     session, parent = _of_headers(headers)
     is_header = session is not None
     user = _header(headers, b"x-openwebui-user-id") or ""

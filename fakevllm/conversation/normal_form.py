@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple, cast
 
@@ -32,6 +33,8 @@ _FLOATS = re.compile(r"\d(?:\.0|[eE])")
 _WHOLE = 2.0**53
 _CALLS_AS_TEXT = "Calling tools:"
 _IDS_IN_TEXT = re.compile(r"'id': '([^']+)'")
+_ROLES = {"assistant": "assistant", "tool": "tool", "function": "tool"}
+"""All others are a user's."""
 _NOT_A_USERS = (
     "Observation:",  # smolagents: a tool's result
     "I have *added these files to the chat*",  # aider, from here on
@@ -59,6 +62,7 @@ class Said(NamedTuple):
     """Whether somebody wrote it: not a tool's result, nor what a client adds by itself."""
     is_telling: bool
     """Whether no two sessions are likely to hold it."""
+    text: str
 
 
 @dataclass(slots=True)
@@ -67,10 +71,16 @@ class History:
     """Where histories of one scope begin."""
     said: list[Said] = field(default_factory=list[Said])
     system: bytes = b""
-    question: str = ""
-    """The last text that somebody wrote."""
-    users_text: str = ""
-    """All of it, for who asks what it quotes."""
+
+    @property
+    def question(self) -> str:
+        """The last text that somebody wrote."""
+        return next((one.text for one in reversed(self.said) if one.is_users), "")
+
+    @property
+    def users_text(self) -> str:
+        """All of it, for who asks what it quotes."""
+        return "\n".join(one.text for one in self.said if one.is_users)
 
     @property
     def end(self) -> bytes:
@@ -97,7 +107,6 @@ def history_of(messages: Sequence[Any], scope: str) -> History:
     """Never raises, whatever an app sends."""
     history = History(start_of(scope))
     end, before = history.start, ""
-    users: list[str] = []
     for message in messages:
         if not isinstance(message, dict):
             continue
@@ -108,31 +117,28 @@ def history_of(messages: Sequence[Any], scope: str) -> History:
         said = said_after(end, body, before)
         if said is None:
             continue
-        if said.is_users:
-            users.append(_text(body))
-        elif said.role == "user" and _text(body).startswith(_EXAMPLES_END):
+        if said.role == "user" and said.text.startswith(_EXAMPLES_END):
             history.said = [one._replace(is_users=False) for one in history.said]
         history.said.append(said)
         end, before = said.end, said.role
-    history.question = users[-1] if users else ""
-    history.users_text = "\n".join(users)
     return history
 
 
+@lru_cache(1024)
 def start_of(scope: str) -> bytes:
     return _key(scope)
 
 
 def said_after(end: bytes, message: Json, before: str = "") -> Said | None:
     """None where it says nothing. `before`: who spoke last."""
-    role = _role(message)
+    role = _ROLES.get(str(message.get("role")), "user")
     text = _text(message)
-    calls = _calls(message) if role == "assistant" else []
-    parts = list(_pictures(message.get("content")))
+    calls = _calls(message) if role == "assistant" else ()
+    parts = _pictures(message.get("content"))
     if not (text or calls or parts):
         return None
-    own = blake2b(f"{role}\0{len(text)}\0".encode(), digest_size=KEY_BYTES)
-    own.update(text.encode(errors="surrogatepass"))
+    told = f"{role}\0{len(text)}\0{text}".encode(errors="surrogatepass")
+    own = blake2b(told, digest_size=KEY_BYTES)
     for name, arguments in calls:
         own.update(b"\0%d\0%b\0" % (len(arguments), name.encode(errors="surrogatepass")))
         own.update(arguments)
@@ -145,22 +151,16 @@ def said_after(end: bytes, message: Json, before: str = "") -> Said | None:
         role,
         key,
         blake2b(end + key, digest_size=KEY_BYTES).digest(),
-        tuple(_call_ids(message, role, text)),
+        tuple(_call_ids(message, role, text)) if role != "user" else (),
         # Clients hand over a tool's pictures in a message of the user's, for a tool has none.
         is_users and not (before == "tool" and not text),
         role == "assistant" and (bool(calls) or len(text) >= LONG_ANSWER),
+        text,
     )
 
 
 def _key(text: str) -> bytes:
     return blake2b(text.encode(errors="surrogatepass"), digest_size=KEY_BYTES).digest()
-
-
-def _role(message: Json) -> str:
-    role = message.get("role")
-    if role in ("tool", "function"):
-        return "tool"
-    return "assistant" if role == "assistant" else "user"
 
 
 def _text(message: Json) -> str:
@@ -188,16 +188,16 @@ def without(text: str, begin: str, end: str) -> str:
     return "".join([*kept, text[at:]]) if kept else text
 
 
-def _pictures(content: object) -> Iterator[bytes]:
+def _pictures(content: object) -> list[bytes]:
     """Parts that are no text: pictures, sound, files."""
-    if not isinstance(content, list):
-        return
-    for part in cast(list[Any], content):
+    found: list[bytes] = []
+    for part in cast(list[Any], content) if isinstance(content, list) else ():
         if isinstance(part, dict) and not isinstance(cast(Json, part).get("text"), str):
             whole = cast(Json, part)
             kept = {name: whole[name] for name in whole if name != "cache_control"}
             if kept and kept.get("type") not in ("thinking", "reasoning"):
-                yield _dumped(kept)
+                found.append(_dumped(kept))
+    return found
 
 
 def _calls(message: Json) -> list[tuple[str, bytes]]:

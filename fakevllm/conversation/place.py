@@ -64,9 +64,10 @@ class Evidence(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Asked:
-    """A request, as the tree sees it."""
+    """A request, as the tree sees it. Not frozen, nor is its place: both are made for every request
+    of the app."""
 
     group_id: str
     scope: str
@@ -82,7 +83,7 @@ class Asked:
     """Of a request without messages."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Place:
     """
     >>> Place(session_id="s", parent_id="g1", turn=2, kind=Kind.CONTINUES).evidence.value

@@ -22,7 +22,7 @@ class TextEnds:
     def history_of(self, prompt: str, scope: str) -> History:
         """One message for each earlier end, whether or not it is one of this prompt's, and a last
         one for the prompt."""
-        history = History(start_of(scope), question=prompt)
+        history = History(start_of(scope))
         if not prompt:
             return history
         running, at = _begun(history.start), 0
@@ -30,10 +30,10 @@ class TextEnds:
             running.update(_bytes(prompt[at:length]))
             at = length
             key = running.digest()
-            history.said.append(Said("end", key, key, (), False, False))
+            history.said.append(Said("end", key, key, (), False, False, ""))
         running.update(_bytes(prompt[at:]))
         key = running.digest()
-        history.said.append(Said("user", key, key, (), True, False))
+        history.said.append(Said("user", key, key, (), True, False, prompt))
         return history
 
     def add(self, length: int) -> None:

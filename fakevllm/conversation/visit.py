@@ -6,10 +6,11 @@ Trouble here never reaches the app: what cannot be placed has no place.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from fakevllm.conversation.conversations import Conversations
+from fakevllm.conversation.finding import Found
 from fakevllm.conversation.hints import Hints
 from fakevllm.conversation.place import Asked, Place
 
@@ -33,24 +34,28 @@ class Visit:
     size: int = 0
     """Of the body in bytes."""
     _asked: Asked | None = field(default=None, init=False)
+    _found: Found | None = field(default=None, init=False)
     _place: Place | None = field(default=None, init=False)
     _is_placed: bool = field(default=False, init=False)
     _is_over: bool = field(default=False, init=False)
 
     def session_id(self) -> str | None:
-        """The session it continues, before it is placed; None where none is known yet."""
+        """The session it continues as a main call, None where none is known yet. It is to be
+        placed next: what was found is not looked up twice, and others may push it out."""
         try:
-            return self.conversations.session_of(self._read(is_side=False))
+            self._found = self.conversations.find(self._read(is_side=False))
         except Exception:  # isolates: see above
             log.exception("request %s could not be looked up", self.group_id)
             return None
+        return self._found.session.id if self._found.session is not None else None
 
     def place(self, *, is_side: bool) -> Place | None:
         """The first call counts."""
         if not self._is_placed:
             self._is_placed = True
             try:
-                self._place = self.conversations.place(self._read(is_side=is_side))
+                found = None if is_side else self._found  # a side call is also known by quotes
+                self._place = self.conversations.place(self._read(is_side=is_side), found)
             except Exception:  # isolates: see above
                 log.exception("request %s could not be placed", self.group_id)
         return self._place
@@ -84,6 +89,5 @@ class Visit:
                 is_side=is_side,
                 text=text,
             )
-        elif self._asked.is_side != is_side:
-            self._asked = replace(self._asked, is_side=is_side)
+        self._asked.is_side = is_side
         return self._asked

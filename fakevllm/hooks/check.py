@@ -11,8 +11,15 @@ import orjson
 from rich.table import Table
 from rich.text import Text
 
-from fakevllm.hooks.outcomes import HookFailure, Json, RewardOutcome, SubmitPlan
+from fakevllm.hooks.outcomes import (
+    FeedbackValue,
+    HookFailure,
+    Json,
+    RewardOutcome,
+    SubmitPlan,
+)
 from fakevllm.hooks.recorded import RecordedGroup, made_up_group
+from fakevllm.hooks.spec import Feedback
 from fakevllm.hooks.worker import HookInfo, HookWorker
 
 CHECK_TIMEOUT_S = 60.0
@@ -30,10 +37,13 @@ class CheckReport:
     load_s: float
     submit_s: float
     reward_s: float
+    feedback: FeedbackValue | HookFailure | None = None
+    """Of a thumb up for the first answer; None where there is no on_feedback."""
 
     @property
     def ok(self) -> bool:
-        return self.outcome.reason is None and not isinstance(self.plan, HookFailure)
+        failed = (isinstance(one, HookFailure) for one in (self.plan, self.feedback))
+        return self.outcome.reason is None and not any(failed)
 
 
 async def check(
@@ -50,10 +60,23 @@ async def check(
         planned = time.perf_counter()
         outcome = await worker.reward(group.siblings(), group.answers, group.question)
         done = time.perf_counter()
+        feedback = await worker.feedback(_thumb(group)) if info.has_feedback else None
     finally:
         await worker.close()
     times = (loaded - begun, planned - loaded, done - planned)
-    return CheckReport(path, group, info, plan, outcome, *times)
+    return CheckReport(path, group, info, plan, outcome, *times, feedback)
+
+
+def _thumb(group: RecordedGroup) -> Feedback:
+    return Feedback(
+        kind="feedback",
+        request_id=group.request_id,
+        answer=group.answers[0],
+        question=group.question,
+        messages=group.messages,
+        task=group.task,
+        thumbs="up",
+    )
 
 
 def render(report: CheckReport) -> Table:
@@ -86,6 +109,10 @@ def _caption(report: CheckReport) -> Text:
         caption.append(f"on_user_submit_new_requests failed: {report.plan.reason}\n", "bold red")
     else:
         caption.append(f"on_user_submit_new_requests: {_plan(report.plan)}\n")
+    if isinstance(report.feedback, HookFailure):
+        caption.append(f"on_feedback failed: {report.feedback.reason}\n", "bold red")
+    elif report.feedback is not None:
+        caption.append(f"on_feedback: a thumb up counts for {report.feedback.value}\n")
     if report.outcome.reason is not None:
         caption.append(f"on_compute_relative_reward failed: {report.outcome.reason}\n", "bold red")
     elif len(set(report.outcome.rewards or []) - {None}) < 2:

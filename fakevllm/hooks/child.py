@@ -29,8 +29,15 @@ import orjson
 
 from fakevllm.errors import HookError
 from fakevllm.hooks.loader import Hooks, blame, first_line, is_async, load_hooks
-from fakevllm.hooks.outcomes import HookFailure, Json, changed, read_plan, read_rewards
-from fakevllm.hooks.spec import Sibling, Task
+from fakevllm.hooks.outcomes import (
+    HookFailure,
+    Json,
+    changed,
+    read_plan,
+    read_rewards,
+    read_value,
+)
+from fakevllm.hooks.spec import Feedback, Sibling, Task
 
 HEADER = struct.Struct("!I")
 
@@ -83,14 +90,15 @@ class _Child:
 
     async def serve(self, hooks: Hooks) -> None:
         self._hooks = hooks
-        submit_is_async = hooks.submit is not None and is_async(hooks.submit)
-        self._is_async = {"submit": submit_is_async, "reward": is_async(hooks.reward)}
+        own = {"submit": hooks.submit, "reward": hooks.reward, "feedback": hooks.feedback}
+        self._is_async = {kind: hook is not None and is_async(hook) for kind, hook in own.items()}
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._run_sync, daemon=True, name="hook-sync").start()
         self.send(
             {
                 "content_hash": hooks.content_hash,
                 "has_submit": hooks.submit is not None,
+                "has_feedback": hooks.feedback is not None,
                 "is_async": self._is_async,
             }
         )
@@ -173,6 +181,9 @@ class _Work:
             assert self._hooks.submit is not None
             return self._hooks.submit(call["request_id"], Task.model_validate(call["task"]))
         task = Task.model_validate(call["task"])
+        if call["kind"] == "feedback":
+            assert self._hooks.feedback is not None
+            return self._hooks.feedback(Feedback(**call["feedback"], task=task))
         shared = {"task": task, "messages": call["messages"]}
         siblings = [Sibling(**shared, **sibling) for sibling in call["siblings"]]
         arguments = (siblings, list(self._answers), call["question"])
@@ -185,6 +196,11 @@ class _Work:
                 return self.failed(plan.reason)
             overrides = plan.overrides
             return {"id": self._call["id"], "reason": None, "num": plan.num, "overrides": overrides}
+        if self._call["kind"] == "feedback":
+            number = read_value(value)
+            if isinstance(number, HookFailure):
+                return self.failed(number.reason)
+            return self.failed(None) | {"value": number}
         rewards = read_rewards(value, len(self._before))
         if isinstance(rewards, HookFailure):
             return self.failed(rewards.reason)

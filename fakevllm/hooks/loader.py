@@ -24,6 +24,7 @@ from fakevllm.errors import HookError
 
 REWARD = "on_compute_relative_reward"
 SUBMIT = "on_user_submit_new_requests"
+FEEDBACK = "on_feedback"
 
 Hook = Callable[..., Any]
 
@@ -35,6 +36,7 @@ class Hooks:
     reward_arity: int
     """3, or 2 for the form without `question`."""
     submit: Hook | None
+    feedback: Hook | None
     content_hash: str
     """First 16 digits of the sha256 of the .py files in order of name: `cat *.py | sha256sum`."""
 
@@ -48,14 +50,18 @@ def load_hooks(path: Path) -> Hooks:
     with _importable(folder):
         reward = _find(REWARD, files)
         submit = _find(SUBMIT, files)
+        feedback = _find(FEEDBACK, files)
     if reward is None:
         raise HookError(
             f"{path}: no function `{REWARD}`; define it, README.md in reward_hooks/ shows how"
         )
     if submit is not None:
         _arity(submit, SUBMIT, folder, {2: "(request_id, task)"})
+    if feedback is not None:
+        _arity(feedback, FEEDBACK, folder, {1: "(feedback)"})
     forms = {3: "(valid_results, all_answers, question)", 2: "(valid_results, all_answers)"}
-    return Hooks(folder, reward, _arity(reward, REWARD, folder, forms), submit, content_hash)
+    arity = _arity(reward, REWARD, folder, forms)
+    return Hooks(folder, reward, arity, submit, feedback, content_hash)
 
 
 def is_async(hook: Hook) -> bool:

@@ -52,6 +52,18 @@ class RewardOutcome:
     hook_hash: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class FeedbackValue:
+    """What on_feedback made of a feedback; None: nothing.
+
+    >>> FeedbackValue(0.5).value
+    0.5
+    """
+
+    value: float | None
+    hook_hash: str = ""
+
+
 def read_plan(value: object) -> SubmitPlan | HookFailure:
     """
     >>> read_plan(8), read_plan(True).reason
@@ -103,6 +115,19 @@ def read_rewards(value: object, want: int) -> list[float | None] | HookFailure:
             return HookFailure(f"hook_nan: reward {index} is {reward}")
         rewards.append(reward)
     return rewards
+
+
+def read_value(value: object) -> float | HookFailure | None:
+    """
+    >>> read_value(None), read_value(True), read_value("up").reason
+    (None, 1.0, 'hook_type: got str, want a number or None')
+    """
+    number = None if value is None else _number(value)
+    if value is not None and number is None:
+        return HookFailure(f"hook_type: got {type(value).__name__}, want a number or None")
+    if number is not None and not math.isfinite(number):
+        return HookFailure(f"hook_nan: got {number}")
+    return number
 
 
 def changed(before: Json, after: Json) -> Json:

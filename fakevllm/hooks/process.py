@@ -41,6 +41,7 @@ class HookInfo:
 
     content_hash: str
     has_submit: bool
+    has_feedback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class HookProcess:
             raise HookError(f"{path}: loading it {self._how_it_ended()}; mend the file") from None
         if "error" in ready:
             raise HookError(ready["error"])
-        self.info = HookInfo(ready["content_hash"], ready["has_submit"])
+        self.info = HookInfo(ready["content_hash"], ready["has_submit"], ready["has_feedback"])
         self.is_async = ready["is_async"]
 
     async def ask(self, call: Json, limit_s: float, timeout_s: float) -> Json | Lost:

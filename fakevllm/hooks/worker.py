@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import fields
 from pathlib import Path
 
 from fakevllm.errors import HookError
-from fakevllm.hooks.outcomes import HookFailure, Json, RewardOutcome, SubmitPlan
+from fakevllm.hooks.outcomes import (
+    FeedbackValue,
+    HookFailure,
+    Json,
+    RewardOutcome,
+    SubmitPlan,
+)
 from fakevllm.hooks.process import EXIT_TIMEOUT_S, HookInfo, HookProcess, Lost
-from fakevllm.hooks.spec import Sibling, Task
+from fakevllm.hooks.spec import Feedback, Sibling, Task
 
 ANSWER_GRACE_S = 1.0
 """After an async hook's time-out, for the process to say so before it counts as hung."""
@@ -76,6 +83,17 @@ class HookWorker:
         notes: list[Json] = reply.get("annotations") or [{} for _ in answers]
         content_hash = reply.get("content_hash", "")
         return RewardOutcome(reply.get("rewards"), reply["reason"], notes, content_hash)
+
+    async def feedback(self, feedback: Feedback) -> FeedbackValue | HookFailure:
+        """Only where there is an on_feedback."""
+        assert self.info.has_feedback, "look at `info` first"
+        told = {one.name: getattr(feedback, one.name) for one in fields(feedback)}
+        task: Task = told.pop("task")
+        call: Json = {"kind": "feedback", "task": task.model_dump(), "feedback": told}
+        reply = await self._shielded(call)
+        if reply["reason"] is not None:
+            return HookFailure(reply["reason"])
+        return FeedbackValue(reply["value"], reply["content_hash"])
 
     async def close(self) -> None:
         self._is_closed = True

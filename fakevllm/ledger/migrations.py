@@ -37,11 +37,60 @@ def m004_place(db: Connection) -> None:
     )
 
 
+def m005_resent(db: Connection) -> None:
+    db.exec_driver_sql("ALTER TABLE groups ADD COLUMN num_resent INTEGER NOT NULL DEFAULT 0")
+    db.exec_driver_sql("""
+        CREATE TABLE kept_answers (
+            group_id VARCHAR NOT NULL,
+            "key" BLOB NOT NULL,
+            at FLOAT NOT NULL,
+            status INTEGER NOT NULL,
+            headers_json VARCHAR NOT NULL,
+            body BLOB NOT NULL,
+            PRIMARY KEY (group_id),
+            FOREIGN KEY (group_id) REFERENCES groups (group_id) ON DELETE CASCADE
+        )
+    """)
+
+
+def m006_feedback(db: Connection) -> None:
+    for column in ("answer_id VARCHAR", "run_id VARCHAR"):
+        db.exec_driver_sql(f"ALTER TABLE groups ADD COLUMN {column}")
+    db.exec_driver_sql("CREATE INDEX ix_groups_answer_id ON groups (answer_id)")
+    db.exec_driver_sql("ALTER TABLE calls ADD COLUMN shaped BOOLEAN")
+    db.exec_driver_sql("""
+        CREATE TABLE feedback (
+            group_id VARCHAR NOT NULL,
+            feedback_id VARCHAR NOT NULL,
+            received_at FLOAT NOT NULL,
+            app_key VARCHAR,
+            kind VARCHAR NOT NULL,
+            score FLOAT,
+            thumbs VARCHAR,
+            edited VARCHAR,
+            comment VARCHAR,
+            state VARCHAR NOT NULL,
+            reason VARCHAR,
+            value FLOAT,
+            baseline FLOAT,
+            amount FLOAT,
+            hook_hash VARCHAR,
+            trained_step INTEGER,
+            trained_version INTEGER,
+            PRIMARY KEY (group_id, feedback_id)
+        )
+    """)
+    db.exec_driver_sql("CREATE INDEX ix_feedback_state ON feedback (state)")
+    db.exec_driver_sql("CREATE INDEX ix_feedback_app ON feedback (app_key, received_at)")
+
+
 MIGRATIONS: list[Callable[[Connection], None]] = [
     m001_tables,
     m002_response_id,
     m003_how_served,
     m004_place,
+    m005_resent,
+    m006_feedback,
 ]
 
 

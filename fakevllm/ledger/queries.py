@@ -23,7 +23,10 @@ UNTRAINED = """
     FROM groups WHERE reason IS NOT NULL GROUP BY word ORDER BY word
 """
 SCORED = """
-    SELECT g.group_id, g.task_id, g.question, g.served_index, g.parent_id, s.reward
+    SELECT g.group_id, g.task_id, g.question, g.served_index, g.parent_id, s.reward + CASE
+           WHEN s.served THEN COALESCE((SELECT SUM(f.amount) FROM feedback AS f
+                                        WHERE f.group_id = g.group_id AND f.state = 'joined'), 0)
+           ELSE 0 END
     FROM groups AS g JOIN siblings AS s USING (group_id)
     WHERE g.state = 'scored' ORDER BY g.received_at, g.group_id, s."index"
 """

@@ -51,6 +51,26 @@ class SiblingRecord:
     trained: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """What an app was to get that was lost before it had all of it: for the same request, should
+    it be sent again.
+
+    >>> KeptAnswer("g1", b"k", 0.0, 200, [("content-type", "application/json")], b"{}").status
+    200
+    """
+
+    group_id: str
+    key: bytes
+    """Of the request: `Sent.key` of dedupe.py."""
+    at: float
+    """Unix seconds."""
+    status: int
+    headers: Sequence[tuple[str, str]]
+    body: bytes
+    """In the app's format."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
     """One request and its siblings; tables.py documents the columns."""
@@ -87,6 +107,68 @@ class GroupRecord:
     kind: str | None = None
     evidence: str | None = None
     asked_key: str | None = None
+    num_resent: int = 0
+    answer_id: str | None = None
+    run_id: str | None = None
+    kept: KeptAnswer | None = None
+    """No column: a row beside it."""
+
+
+class FeedbackState(StrEnum):
+    """What became of a feedback.
+
+    received  taken; what it counts for is not known yet
+    kept      counts for nothing, or can be trained by nothing: see the reason
+    joined    added to the reward of its group, before that was sent
+    waiting   a sample to be: its group is on its way, or there are too few to centre it by
+    pooled    that sample was acknowledged, waits to be trained
+    trained   went into a step
+    dropped   will not be trained: see the reason
+    lost      a crash undid its training, or the server refused it
+    """
+
+    RECEIVED = "received"
+    KEPT = "kept"
+    JOINED = "joined"
+    WAITING = "waiting"
+    POOLED = "pooled"
+    TRAINED = "trained"
+    DROPPED = "dropped"
+    LOST = "lost"
+
+
+VOID = ("taken_back", "replaced")
+"""Why a feedback counts for nothing that did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedbackRecord:
+    """
+    >>> FeedbackRecord(group_id="g", feedback_id="f", received_at=0.0, thumbs="up").kind
+    'feedback'
+    """
+
+    group_id: str
+    feedback_id: str
+    received_at: float
+    app_key: str | None = None
+    kind: str = "feedback"
+    score: float | None = None
+    thumbs: str | None = None
+    edited: str | None = None
+    comment: str | None = None
+    state: str = FeedbackState.RECEIVED
+    reason: str | None = None
+    value: float | None = None
+    baseline: float | None = None
+    amount: float | None = None
+    hook_hash: str | None = None
+    trained_step: int | None = None
+    trained_version: int | None = None
+
+    @property
+    def is_void(self) -> bool:
+        return self.reason in VOID
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import secrets
+import sqlite3
 import time
 from base64 import b64decode
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import sqlite
 
-from fakevllm.ledger.records import GroupRecord, State
-from fakevllm.ledger.tables import CALLS, GROUPS, META, SIBLINGS, TASKS
+from fakevllm.ledger import feedback_rows
+from fakevllm.ledger.records import GroupRecord, KeptAnswer, State
+from fakevllm.ledger.tables import CALLS, GROUPS, KEPT_ANSWERS, META, SIBLINGS, TASKS
 from fakevllm_adapters.swarm import CapturedCall, LogEntry, Task
 
 
@@ -28,15 +30,21 @@ _PUT_SIBLING = _replace(SIBLINGS)
 _PUT_CALL = _replace(CALLS)
 _PUT_TASK = _replace(TASKS)
 _PUT_META = _replace(META)
+_PUT_KEPT = _replace(KEPT_ANSWERS)
 _GROUP_ROW = attrgetter(*GROUPS.columns.keys())
 _SIBLING_ROW = attrgetter(*SIBLINGS.columns.keys()[1:])
 
 _TASK_SECRET = "task_secret"
 
 _SETTLE = """
-    UPDATE groups SET step = ?1, state = CASE WHEN state IN ('trained', 'dropped', 'lost')
-    THEN state ELSE ?2 END, reason = CASE WHEN state IN ('trained', 'dropped', 'lost')
-    THEN reason ELSE ?3 END WHERE group_id = ?4
+    UPDATE groups SET step = ?1, run_id = COALESCE(?5, run_id),
+    state = CASE WHEN state IN ('trained', 'dropped', 'lost') THEN state ELSE ?2 END,
+    reason = CASE WHEN state IN ('trained', 'dropped', 'lost') THEN reason ELSE ?3 END
+    WHERE group_id = ?4
+"""
+_RESENT = """
+    UPDATE groups SET num_resent = num_resent + 1,
+    status = CASE WHEN status = 499 THEN 200 ELSE status END WHERE group_id = ?
 """
 _TRAINED = """
     UPDATE groups SET state = 'trained', reason = NULL, trained_step = ?, trained_version = ?
@@ -58,6 +66,26 @@ def put_groups(db: Connection, records: Sequence[GroupRecord]) -> None:
         for sibling in record.siblings
     ]
     _many(db, _PUT_SIBLING, siblings)
+    for record in records:
+        if record.kept is not None:
+            keep(db, record.kept)
+
+
+def keep(db: Connection, kept: KeptAnswer) -> None:
+    """Of a group that was recorded."""
+    headers = orjson.dumps(kept.headers).decode()
+    row = (kept.group_id, kept.key, kept.at, kept.status, headers, kept.body)
+    db.exec_driver_sql(_PUT_KEPT, row)
+
+
+def resent(db: Connection, group_id: str) -> None:
+    """Its request was sent again, and the app has its answer now."""
+    db.exec_driver_sql(_RESENT, (group_id,))
+    forget_kept(db, group_id)
+
+
+def forget_kept(db: Connection, group_id: str) -> None:
+    db.exec_driver_sql("DELETE FROM kept_answers WHERE group_id = ?", (group_id,))
 
 
 def settle(
@@ -67,9 +95,10 @@ def settle(
     reason: str | None,
     step: int | None,
     calls: Sequence[Sequence[CapturedCall]],
+    run_id: str | None = None,
 ) -> None:
     """The server's reply to a group's end. What the run's log said first stands."""
-    changed = db.exec_driver_sql(_SETTLE, (step, state, reason, group_id))
+    changed = db.exec_driver_sql(_SETTLE, (step, state, reason, group_id, run_id or None))
     if changed.rowcount == 0:
         return
     rows = [
@@ -113,6 +142,7 @@ def put_tasks(db: Connection, tasks: Sequence[Task]) -> None:
 
 
 def _apply(db: Connection, entry: LogEntry) -> None:
+    feedback_rows.apply(db, entry)
     match entry.kind:
         case "step":
             ids = [group.group_id for group in entry.groups]
@@ -129,7 +159,7 @@ def _apply(db: Connection, entry: LogEntry) -> None:
             rows = [(State.LOST, "server_crashed", group_id) for group_id in entry.lost]
             _many(db, _UNTRAINED, rows)
             _unmark(db, entry.lost)
-        case "acked" | "stopped":
+        case _:  # of the run and not of its groups, or told by a newer server
             pass
 
 
@@ -151,6 +181,7 @@ def _call_row(group_id: str, sibling: int, seq: int, call: CapturedCall) -> tupl
         call.temperature,
         call.finish_reason,
         call.untrainable,
+        call.shaped,
     )
 
 
@@ -158,6 +189,10 @@ def _cursor_key(run_id: str) -> str:
     return f"log_cursor:{run_id}"
 
 
+def driver_of(db: Connection) -> sqlite3.Connection:
+    return cast(sqlite3.Connection, db.connection.dbapi_connection)
+
+
 def _many(db: Connection, statement: str, rows: list[tuple[Any, ...]]) -> None:
     if rows:
-        db.exec_driver_sql(statement, rows)
+        driver_of(db).executemany(statement, rows)  # past SQLAlchemy, which costs as much again

@@ -7,21 +7,25 @@ has been written, and blocks: call it off the event loop. Another process may re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import orjson
 from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event, select
 from sqlalchemy.exc import DatabaseError
 
 from fakevllm.errors import LedgerError
-from fakevllm.hooks.recorded import RecordedGroup, messages_of
+from fakevllm.hooks.recorded import RecordedGroup
 from fakevllm.ledger import queries, statements
+from fakevllm.ledger.asked import messages_asked
+from fakevllm.ledger.feedback_rows import FeedbackRows
+from fakevllm.ledger.kept_answers import KeptAnswers
 from fakevllm.ledger.migrations import migrate
 from fakevllm.ledger.records import (
     AnsweredRequest,
@@ -48,9 +52,12 @@ class Ledger:
 
     def __init__(self, writing: Engine, reading: Engine) -> None:
         self._writing = writing
+        self._db = writing.connect()  # the writer's: taking one costs more than a row
         self._reading = reading
         self._writer: Writer[_Change] = Writer(self._transact)
         self.sessions = SessionReads(reading)
+        self.kept = KeptAnswers(reading, self._writer.put)
+        self.feedback = FeedbackRows(reading, self._writer.put)
 
     @staticmethod
     def open(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Ledger:
@@ -74,6 +81,7 @@ class Ledger:
     def close(self) -> None:
         """Writes what waits first."""
         self._writer.close(FLUSH_TIMEOUT_S)
+        self._db.close()
         self._reading.dispose()
         self._writing.dispose()
 
@@ -92,17 +100,11 @@ class Ledger:
         reason: str | None,
         step: int | None,
         calls: Sequence[Sequence[CapturedCall]],
+        run_id: str | None = None,
     ) -> None:
         """The server's reply to the end of a recorded group; `calls` by sibling index."""
-        change = partial(
-            statements.settle,
-            group_id=group_id,
-            state=state,
-            reason=reason,
-            step=step,
-            calls=calls,
-        )
-        self._writer.put(change)
+        change = partial(statements.settle, group_id=group_id, state=state, reason=reason)
+        self._writer.put(partial(change, step=step, calls=calls, run_id=run_id))
 
     def apply_log(self, run_id: str, entries: Sequence[LogEntry]) -> None:
         """The run's log from the cursor on. Each entry counts once, however often it is brought."""
@@ -122,11 +124,10 @@ class Ledger:
 
         if not self._writer.mark(tell):
             return False
-        try:
-            await asyncio.wait_for(written.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):  # wait_for may lose a cancel, before 3.12
+                await written.wait()
+        return written.is_set()
 
     def drain(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """flush() for threads."""
@@ -219,23 +220,21 @@ class Ledger:
             group.question,
             [_message(one) for one in answered],
             [_usage(one) for one in answered],
-            messages_of(orjson.loads(group.request_json)),
+            messages_asked(
+                group.route, group.request_json, lambda name: self.answered(name, group.app_key)
+            ),
         )
 
     def _transact(self, changes: Sequence[_Change]) -> bool:
-        with self._writing.begin() as db:
-            before = _num_changes(db)
+        db = self._db
+        with db.begin():
+            before = statements.driver_of(db).total_changes
             for is_record, run in itertools.groupby(changes, lambda c: isinstance(c, GroupRecord)):
                 if is_record:
                     statements.put_groups(db, [one for one in run if isinstance(one, GroupRecord)])
                 else:
                     _make(db, run)
-            return _num_changes(db) > before
-
-
-def _num_changes(db: Connection) -> int:
-    """Rows changed by this connection so far."""
-    return int(cast(sqlite3.Connection, db.connection.dbapi_connection).total_changes)
+            return statements.driver_of(db).total_changes > before
 
 
 def _make(db: Connection, changes: Iterable[_Change]) -> None:

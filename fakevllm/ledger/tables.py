@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, ForeignKey, Index, LargeBinary, MetaData, String, Table
+from sqlalchemy import Column, ForeignKey, Index, LargeBinary, MetaData, String, Table, text
 from sqlmodel import Field, SQLModel
 
 
@@ -75,6 +75,12 @@ class Groups(_Row, table=True):
     """Of the history, in hex: by it a proxy that was started again knows what continues it."""
     turn: int | None = None
     """From 1; a tool's result begins none."""
+    num_resent: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
+    """How often the same request was sent again and got this group's answer."""
+    answer_id: str | None = Field(default=None, index=True)
+    """The answer's id as the app read it: what it gives feedback by."""
+    run_id: str | None = None
+    """The server's run whose weight versions its calls tell."""
 
 
 class Siblings(_Row, table=True):
@@ -113,6 +119,54 @@ class Calls(_Row, table=True):
     temperature: float
     finish_reason: str | None = None
     untrainable: str | None = None
+    shaped: bool | None = None
+    """Whether its tokens were chosen from less than the vocabulary, and not only masked; NULL: not
+    known."""
+
+
+class Feedback(_Row, table=True):
+    """What was said of an answer. Rows stay; what became of it is filled in."""
+
+    __table_args__ = (Index("ix_feedback_app", "app_key", "received_at"),)
+
+    group_id: str = Field(primary_key=True)
+    """Of no foreign key: feedback may come before its group's row, and outlives that."""
+    feedback_id: str = Field(primary_key=True)
+    received_at: float
+    app_key: str | None = None
+    kind: str
+    """feedback: the app sent it; next_message, regenerate: what came next, where a hook makes a
+    number of it."""
+    score: float | None = None
+    thumbs: str | None = None
+    edited: str | None = None
+    """A demonstration: what the answer should have been."""
+    comment: str | None = None
+    state: str = Field(index=True)
+    """A `FeedbackState` of records.py."""
+    reason: str | None = None
+    value: float | None = None
+    """What it counts for, by the hook or by itself."""
+    baseline: float | None = None
+    """What a sample's value was measured by."""
+    amount: float | None = None
+    """Added to the served sibling's reward (joined), or a sample's advantage."""
+    hook_hash: str | None = None
+    trained_step: int | None = None
+    trained_version: int | None = None
+
+
+class KeptAnswers(_Row, table=True):
+    """What an app was to get that was lost before it had all of it."""
+
+    __tablename__ = "kept_answers"  # pyright: ignore[reportAssignmentType]
+
+    group_id: str = Field(sa_column=_group_id())
+    key: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+    at: float
+    status: int
+    headers_json: str
+    body: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
 
 
 class Tasks(_Row, table=True):
@@ -131,5 +185,7 @@ METADATA = _Row.metadata
 GROUPS: Table = METADATA.tables["groups"]
 SIBLINGS: Table = METADATA.tables["siblings"]
 CALLS: Table = METADATA.tables["calls"]
+FEEDBACK: Table = METADATA.tables["feedback"]
+KEPT_ANSWERS: Table = METADATA.tables["kept_answers"]
 TASKS: Table = METADATA.tables["tasks"]
 META: Table = METADATA.tables["meta"]

@@ -6,13 +6,17 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 
 import orjson
 
 from fakevllm.conversation.hints import hints_of
 from fakevllm.conversation.visit import Visit
+from fakevllm.dedupe import Sent
 from fakevllm.group import GroupDraft
+from fakevllm.ledger.asked import earlier_of
 from fakevllm.proxy import Proxy
+from fakevllm.resends import sent_of
 from fakevllm.siblings import Request
 from fakevllm_adapters.asgi import (
     AsgiApp,
@@ -36,8 +40,6 @@ log = logging.getLogger("fakevllm.requests")
 
 FLUSH_S = 2.0
 """The answer that a request names may have been given an instant ago."""
-LONGEST_HISTORY = 1000
-"""Answers a chain of `previous_response_id` may name."""
 
 
 def door(proxy: Proxy, adapter: Adapter) -> AsgiApp:
@@ -55,25 +57,43 @@ def door(proxy: Proxy, adapter: Adapter) -> AsgiApp:
             return await send_error(send, replace(error, body=worded))
         except ClientLeft:
             return
-        task = proxy.tasks.find(key, adapter.opening(request.body)) or Task(
-            main_query=adapter.question(request.body)
-        )
-        received_at = time.time()
+        hints = hints_of(headers, found.body)
+        attempt = None
+        if proxy.resends is not None:
+            sent = sent_of(adapter.path, app_key or "", raw, hints, headers)
+            if await _told_again(proxy, request, sent, scope, receive, send):
+                return
+            attempt = proxy.resends.begin(sent, request.id, scope)
+        question, received_at = adapter.question(request.body), time.time()
+        prompt = "" if "messages" in request.body else question
         visit = Visit(
             proxy.conversations,
             request.id,
             app_key or "",
             request.body,
-            "" if "messages" in request.body else adapter.question(request.body),
-            hints_of(headers, found.body),
+            prompt,
+            hints,
             received_at,
             len(raw),
         )
-        request = replace(request, ruling=proxy.traffic.ruling(request, visit, key, app_key))
-        draft = GroupDraft(request, task, app_key, visit=visit, received_at=received_at)
+        request.ruling = proxy.traffic.ruling(request, visit, key, app_key)
+        task = proxy.tasks.find(key, adapter.opening(request.body)) or Task(main_query=question)
+        draft = GroupDraft(
+            request, task, app_key, visit=visit, attempt=attempt, received_at=received_at
+        )
         await proxy.runner.handle(request, draft, receive, send)
 
     return app
+
+
+async def _told_again(
+    proxy: Proxy, request: Request, sent: Sent, scope: Scope, receive: Receive, send: Send
+) -> bool:
+    """Whether the request was sent before, and has the answer of then."""
+    attempt = None if proxy.resends is None else proxy.resends.find(sent, scope)
+    if attempt is None:
+        return False
+    return await proxy.runner.handle_again(request, attempt, receive, send)
 
 
 async def _decode(
@@ -121,16 +141,8 @@ async def _earlier(
 ) -> Earlier | None:
     """The requests and answers a body only names; None where it names none, or one that this app
     never got."""
-    name = body.get("previous_response_id")
-    earlier: list[tuple[Json, Json]] = []
-    if not adapter.names_answers or not isinstance(name, str):
+    if not adapter.names_answers or not isinstance(body.get("previous_response_id"), str):
         return None
     await proxy.ledger.flush(FLUSH_S)
-    while isinstance(name, str):
-        found = await asyncio.to_thread(proxy.ledger.answered, name, app_key)
-        if found is None or len(earlier) == LONGEST_HISTORY:
-            return None
-        asked: Json = orjson.loads(found.request_json)
-        earlier.insert(0, (asked, orjson.loads(found.message_json)))
-        name = asked.get("previous_response_id")
-    return earlier
+    answered = partial(proxy.ledger.answered, app_key=app_key)
+    return await asyncio.to_thread(earlier_of, adapter, body, answered)

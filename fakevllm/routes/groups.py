@@ -39,6 +39,13 @@ class NextGroup(BaseModel):
     is_new_turn: bool
 
 
+class GroupFeedback(BaseModel):
+    kind: str
+    state: str
+    reason: str | None
+    value: float | None
+
+
 class GroupReply(BaseModel):
     """No texts: any key may ask."""
 
@@ -56,6 +63,7 @@ class GroupReply(BaseModel):
     served_index: int | None
     followed: list[NextGroup]
     """What went on from its answer, or asked for another one."""
+    feedback: list[GroupFeedback] = []
 
 
 class PauseReply(BaseModel):
@@ -72,6 +80,8 @@ class Stats(BaseModel):
     """Groups by state."""
     untrained: dict[str, int] = {}
     """Groups that were not trained, by the reason's first word."""
+    feedback: dict[str, int] = {}
+    """What was said of answers, by what became of it."""
     curve: list[StepStats]
     sampled_tokens: int
     lookups: dict[str, int]
@@ -109,8 +119,12 @@ def router(proxy: Proxy) -> APIRouter:
     @routes.get("/groups/{group_id}", response_model=GroupReply)
     async def group(group_id: str) -> GroupReply | Response:
         ledger = proxy.ledger
-        found, followed = await asyncio.to_thread(
-            lambda: (ledger.group(group_id), ledger.sessions.followed(group_id))
+        found, followed, said = await asyncio.to_thread(
+            lambda: (
+                ledger.group(group_id),
+                ledger.sessions.followed(group_id),
+                ledger.feedback.of_group(group_id),
+            )
         )
         if found is None:
             message = f"No group {group_id} is in the ledger."
@@ -122,7 +136,10 @@ def router(proxy: Proxy) -> APIRouter:
             | {
                 "followed": [
                     NextGroup.model_validate(one, from_attributes=True) for one in followed
-                ]
+                ],
+                "feedback": [
+                    GroupFeedback.model_validate(one, from_attributes=True) for one in said
+                ],
             }
         )
 
@@ -136,11 +153,13 @@ def router(proxy: Proxy) -> APIRouter:
         counts, untrained, curve, tokens = await asyncio.to_thread(
             lambda: (ledger.counts(), ledger.untrained(), ledger.curve(), ledger.sampled_tokens())
         )
+        feedback = await asyncio.to_thread(ledger.feedback.counts)
         return Stats(
             engine=proxy.link.status,
             paused=proxy.traffic.pause.is_on,
             counts=counts,
             untrained=untrained,
+            feedback=feedback,
             curve=[StepStats.model_validate(row, from_attributes=True) for row in curve],
             sampled_tokens=tokens,
             lookups=dict(proxy.tasks.counts),

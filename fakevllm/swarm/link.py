@@ -14,10 +14,12 @@ from pydantic import BaseModel
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from fakevllm.ledger.store import Ledger
+from fakevllm.swarm.engine_queue import EngineQueue
 from fakevllm_adapters.base import Engine
 from fakevllm_adapters.keys import bearer_header
 from fakevllm_adapters.swarm import (
     AbortGroupRequest,
+    AddSampleRequest,
     EndGroupReply,
     EndGroupRequest,
     EngineStatus,
@@ -88,7 +90,14 @@ def _short(text: str) -> str:
 
 
 class SwarmLink:
-    def __init__(self, url: str, key: str | None, job: TrainJob, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None,
+        job: TrainJob,
+        ledger: Ledger,
+        queue: EngineQueue | None = None,
+    ) -> None:
         self._http = aiohttp.ClientSession(
             url,
             headers=bearer_header(key),
@@ -106,8 +115,18 @@ class SwarmLink:
         self.reached = asyncio.Event()
         """Set while the server answers."""
         self._serving = asyncio.Event()
-        self.status: EngineStatusReply | None = None
+        self._status: EngineStatusReply | None = None
+        self.queue = queue or EngineQueue()
+
+    @property
+    def status(self) -> EngineStatusReply | None:
         """As last heard; None while the server cannot be reached."""
+        return self._status
+
+    @status.setter
+    def status(self, status: EngineStatusReply | None) -> None:
+        self._status = status
+        (self._serving.set if self.is_serving else self._serving.clear)()
 
     @property
     def model(self) -> str | None:
@@ -142,7 +161,8 @@ class SwarmLink:
         if self.is_serving:
             return await asyncio.sleep(limit_s)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._serving.wait(), limit_s)
+            async with asyncio.timeout(limit_s):  # wait_for may lose a cancellation, up to 3.11
+                await self._serving.wait()
 
     async def run(self) -> None:
         """Until cancelled. Trouble with the server is reported once, and over when it is over."""
@@ -155,13 +175,16 @@ class SwarmLink:
                 self.status = None
                 self.reached.clear()
                 self._report(error)
-            (self._serving.set if self.is_serving else self._serving.clear)()
             await asyncio.sleep(POLL_EVERY_S)
 
     async def end_group(self, request: EndGroupRequest) -> EndGroupReply:
         """Sends again what may not have arrived; the server takes a group once. Raises
         aiohttp.ClientError."""
         return await _patiently(self._post)("/end_group", request, EndGroupReply)
+
+    async def add_sample(self, request: AddSampleRequest) -> EndGroupReply:
+        """As `end_group`."""
+        return await _patiently(self._post)("/add_sample", request, EndGroupReply)
 
     async def abort_group(self, group_id: str) -> None:
         """Best effort: a group that is never ended is dropped by the server in time."""
@@ -187,6 +210,7 @@ class SwarmLink:
                 self._started_on = status.server_id
         elif status.server_id != self._started_on:
             await self._attach(status.server_id)
+        await self.queue.follow(self._http, is_serving=self.is_serving)
         await self._bring_log(status.run_id)
 
     async def _start(self) -> None:

@@ -74,6 +74,12 @@ def test_a_stream_adds_up_to_the_message_it_streams() -> None:
     assert answer.usage == {"completion_tokens": 5}
 
 
+def test_a_role_that_every_event_tells_is_said_once() -> None:
+    events = [chunk({"role": "assistant", "content": letter}) for letter in "Hi"]
+    answer = CHAT.read_events([*events, chunk({}, "stop"), DONE])
+    assert answer.message == {"role": "assistant", "content": "Hi"}
+
+
 def test_a_stream_that_breaks_off_or_says_nothing_is_no_answer() -> None:
     for events in ([chunk({"content": "He"})], [encode({"choices": []}), DONE], [DONE]):
         with pytest.raises(ValueError, match="without a finish_reason"):

@@ -30,6 +30,8 @@ UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
         ),
         ({b"session-id": b"t", b"thread-id": b"t"}, {}, "t", None),
         ({b"session-id": b"t", b"thread-id": b"u"}, {}, "u", "t"),
+        ({b"session-id": b"s"}, {}, "s", None),
+        ({b"thread-id": b"t"}, {}, "t", None),
         ({b"x-openwebui-chat-id": b"w"}, {}, "w", None),
         ({}, {"metadata": {"session_id": "m"}}, "m", None),
         ({}, {"metadata": {"user_id": f"user_1_account__session_{UUID}"}}, UUID, None),
@@ -51,7 +53,13 @@ def test_a_user_is_no_session() -> None:
     headers = {b"x-openwebui-user-id": b"u"}
     assert hints_of(headers, None) == Hints(user="u")
     assert hints_of({}, {"user": "u", "prompt_cache_key": "k"}) == Hints(user="u", cache_key="k")
+    assert hints_of({}, {"user": "u"}) == Hints(user="u")
     assert hints_of({}, {"metadata": {"user_id": "u"}}) == Hints(user="u")
+
+
+def test_a_field_alone_is_a_hint() -> None:
+    assert hints_of({}, {"prompt_cache_key": "k"}) == Hints(cache_key="k")
+    assert hints_of({}, {"previous_response_id": "resp_1"}) == Hints(answer="resp_1")
 
 
 @pytest.mark.parametrize(("count", "is_retry"), [(b"0", False), (b"1", True), (b"", False)])

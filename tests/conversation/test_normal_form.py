@@ -108,6 +108,8 @@ def test_a_turn_begins_with_what_somebody_wrote() -> None:
     assert [history.turns_after(at) for at in (1, 6, 7)] == [1, 1, 1]
     assert history.said[5].call_ids == ("call_7",)
     assert history.question == "two"
+    looped = [user("one"), assistant("", call("c1")), tool("c1", "text")]
+    assert history_of(looped, "key").question == "one"
 
 
 def test_a_worked_example_is_no_turn() -> None:
@@ -116,6 +118,7 @@ def test_a_worked_example_is_no_turn() -> None:
     example = [user("Change get_factorial()"), assistant("Here"), user(switch), assistant("Ok.")]
     history = history_of([*example, user(files), assistant("Ok"), user("my wish")], "key")
     assert history.turns_after(-1) == 1
+    assert (history.question, history.users_text) == ("my wish", "my wish")
 
 
 ANYTHING = st.recursive(

@@ -139,6 +139,28 @@ def test_thumbs_are_kept_whether_or_not_the_model_server_takes_feedback(http: ht
     assert http.post(path, json={"thumbs": 2}).status_code == 422
 
 
+def test_a_thumb_reaches_the_proxy_and_its_user_s_last_word_counts(
+    http: httpx.Client, stack: Stack
+) -> None:
+    chat = new_chat(http)
+    message = said(http, f"{chat}/messages", "[[say thumbed]]")[-1]["message"]
+    query = "select f.* from feedback as f join groups using (group_id) where answer_id = ?"
+    states: list[tuple[str | None, str]] = []
+    for thumbs, state in ((1, "waiting"), (-1, "waiting"), (0, "kept")):
+        http.post(f"/api/messages/{message['id']}/thumbs", json={"thumbs": thumbs})
+        states.append(({1: "up", -1: "down", 0: None}[thumbs], state))
+
+        def told() -> list[tuple[str | None, str]]:
+            found = rows(stack.three, f"{query} order by f.received_at", message["response_id"])
+            return [(row["thumbs"], row["state"]) for row in found]
+
+        def is_told(wanted: tuple[str | None, str] = states[-1]) -> bool:
+            return bool(told()) and told()[-1] == wanted
+
+        wait_until(is_told, 20, lambda: f"{states[-1]} in {told()}")
+    assert [state for _, state in told()] == ["kept", "kept", "kept"]
+
+
 def test_a_model_that_cannot_be_reached_is_told_and_the_question_stays(tmp_path: Path) -> None:
     with running_webchat("http://127.0.0.1:9", tmp_path) as url, httpx.Client(base_url=url) as http:
         chat = new_chat(http)

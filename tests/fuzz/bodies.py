@@ -85,6 +85,12 @@ APPS: dict[str, list[Json]] = {
     "/detokenize": [{"tokens": [1, 2], "model": "fake"}],
     "/v1/responses/resp_1/cancel": [{}],
     "/ping": [{}],
+    "/v1/feedback": [
+        {
+            **{"id": "chatcmpl-1", "score": 0.5, "thumbs": "up", "edited": "a", "comment": "b"},
+            "feedback_id": "c",
+        }
+    ],
 }
 ENGINES: dict[str, list[Json]] = {
     path: APPS[path]
@@ -97,10 +103,16 @@ _EPISODE: Json = {
         "log_metrics": {"a": 1.0, "b": [1.0]},
     },
 }
+_SAMPLED: Json = {
+    **{"prompt_ids": "AQAAAA==", "response_ids": "AgAAAA==", "logprobs": "AAAAvw=="},
+    **{"weight_versions": [[0, 0, 1]], "temperature": 1.0, "finish_reason": "stop"},
+    **{"untrainable": None, "shaped": False},
+}
 _CLAIM: Json = {"client_uuid": "c", "episode_type": "train", "discard_episode_timeout": 0.5}
 SWARM: dict[str, list[Json]] = {
     "/end_group": [{"group_id": "g", "task_id": "t", "rewards": [1.0, None], "metadata": {"a": 1}}],
     "/abort_group": [{"group_id": "g"}],
+    "/add_sample": [{"sample_id": "s", "run_id": "r", "advantage": 0.5, "calls": [_SAMPLED]}],
     "/claim_episode": [_CLAIM | {"throttle_policy": {"a": 1}}],
     "/end_episode": [_EPISODE],
     "/abort_episode": [_EPISODE],

@@ -14,10 +14,12 @@ from typing import Any
 import aiohttp
 import orjson
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from fakevllm.app import create_app as proxy_app
 from fakevllm.config import Config
 from fakevllm.proxy import open_proxy
+from fakevllm_adapters.bounded_http import bounded
 from fakevllm_adapters.swarm import EngineStatus
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.app import create_app as server_app
@@ -96,7 +98,13 @@ class _Server(uvicorn.Server):
 async def listening(app: Any) -> AsyncGenerator[str]:
     """The app behind a real HTTP server; yields its address."""
     config = uvicorn.Config(
-        app, port=0, log_config=None, access_log=False, ws="none", lifespan="off"
+        app,
+        port=0,
+        http=bounded(AutoHTTPProtocol),
+        log_config=None,
+        access_log=False,
+        ws="none",
+        lifespan="off",
     )
     server = _Server(config)
     task = asyncio.create_task(server.serve())
@@ -132,7 +140,7 @@ async def proxy_over(
 ) -> AsyncGenerator[str]:
     """A proxy that has reached its server. With hooks every request has two siblings. `more`:
     sections of its configuration."""
-    (folder / "proxy").mkdir()
+    (folder / "proxy").mkdir(exist_ok=True)
     sections: Any = {
         "proxy": {"run_dir": folder / "proxy"},
         "swarm": {"url": server},

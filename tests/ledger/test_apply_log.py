@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakevllm.ledger.store import Ledger
-from fakevllm_adapters.swarm import LogEntry
+from fakevllm_adapters.swarm import LogEntry, LogReply
 from tests.ledger.ledger_cases import dropped, group, restored, trained
 
 GROUPS = ("g0", "g1", "g2")
@@ -50,6 +50,14 @@ def outcome(bringings: Sequence[Sequence[LogEntry]]) -> list[Any]:
             return [ledger.log_cursor("run"), *(ledger.group(one) for one in GROUPS)]
         finally:
             ledger.close()
+
+
+def test_an_entry_of_a_newer_server_is_read_over_and_those_behind_it_count() -> None:
+    newer = LogReply.model_validate(
+        {"entries": [{"seq": 2, "kind": "divided", "halves": ["g0"], "metrics": {"x": "NaN"}}]}
+    )
+    cursor, first, *_ = outcome([[trained(1, "g1"), *newer.entries, trained(3, "g0", step=7)]])
+    assert (cursor, first.trained_step) == (3, 7)
 
 
 @settings(max_examples=25, deadline=None)

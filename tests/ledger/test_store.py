@@ -8,7 +8,10 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import orjson
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +24,7 @@ from tests.ledger.ledger_cases import (
     sibling,
 )
 
+USER = {"role": "user", "content": "1+1?"}
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 MAYBE_TEXT = st.none() | TEXT
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -164,3 +168,52 @@ def test_the_secret_of_task_keys_stays_with_the_file(path: Path, tmp_path: Path)
     assert len(first.task_secret()) == 32 and other.task_secret() != first.task_secret()
     for one in (first, again, other):
         one.close()
+
+
+ASKED: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
+    (
+        "/v1/messages",
+        {"model": "m", "max_tokens": 9, "system": "Be brief.", "messages": [USER]},
+        [{"role": "system", "content": "Be brief."}, USER],
+    ),
+    (
+        "/v1/responses",
+        {"model": "m", "instructions": "Be brief.", "input": "1+1?"},
+        [{"role": "system", "content": "Be brief."}, USER],
+    ),
+    ("/v1/chat/completions", {"model": "m", "messages": [USER]}, [USER]),
+    ("/v1/completions", {"model": "m", "prompt": "Once"}, []),
+    ("/v1/responses", {"model": "m", "input": "1+1?", "background": True}, []),
+    ("/v1/of_another_version", {"model": "m", "messages": [USER]}, []),
+]
+
+
+@pytest.mark.parametrize(("route", "body", "messages"), ASKED)
+def test_hooks_are_shown_a_recorded_conversation_as_it_went_upstream(
+    ledger: Ledger, route: str, body: dict[str, Any], messages: list[dict[str, Any]]
+) -> None:
+    asked = orjson.dumps(body).decode()
+    ledger.record(replace(group("g"), route=route, request_json=asked))
+    assert ledger.drain()
+    latest = ledger.latest_group()
+    assert latest is not None and latest.siblings()[1].messages == messages
+
+
+def test_hooks_are_shown_what_a_recorded_request_stands_on(ledger: Ledger) -> None:
+    first = {"model": "m", "input": "1+1?"}
+    then = {"model": "m", "input": "Sure?", "previous_response_id": "resp_1"}
+    for number, body in enumerate((first, then), start=1):
+        record = replace(
+            group(f"g{number}", received_at=float(number)),
+            route="/v1/responses",
+            response_id=f"resp_{number}",
+            request_json=orjson.dumps(body).decode(),
+        )
+        ledger.record(record)
+    assert ledger.drain()
+    latest = ledger.latest_group()
+    assert latest is not None and [one["content"] for one in latest.messages] == [
+        "1+1?",
+        "answer 0",
+        "Sure?",
+    ]

@@ -20,6 +20,7 @@ from fakevllm.hooks.spec import Sibling
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.lifeline import Lifeline
+from fakevllm.policy import Train
 from fakevllm.reply import AppReply
 from fakevllm.room import Room
 from fakevllm.serve_policy import ServeRules
@@ -36,7 +37,11 @@ NUM_TURNS = 30
 STREAM = [(b"content-type", b"text/event-stream")]
 WHOLE = [(b"content-type", b"application/json")]
 ALIVE = b": the engine is alive\n\n"
-STATUS = {"fails": 500, "is refused": 400, "is too much": 429}
+STATUS = {"fails": 500, "is refused": 400, "is too much": 429, "is crowded": 503, "is lost": 503}
+TOLD = {
+    "is crowded": "Too many requests are waiting.",
+    "is lost": "The engine did not answer; it is being started again.",
+}
 
 
 def text_of(index: int) -> str:
@@ -57,6 +62,10 @@ def answer_of(index: int) -> bytes:
     message = {"role": "assistant", "content": text_of(index)}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     return orjson.dumps({"id": f"chatcmpl-{index}", "choices": [choice]})
+
+
+def error_of(word: str) -> bytes:
+    return orjson.dumps({"error": {"message": TOLD.get(word, "no"), "code": STATUS[word]}})
 
 
 class Siblings(Upstream):
@@ -91,9 +100,9 @@ class Siblings(Upstream):
         async with self._under_way(headers, body) as (index, words):
             word = await words.get()
         if word == "breaks":
-            raise unavailable("gone")
+            raise unavailable("The engine is gone.")
         if word in STATUS:
-            return Reply(STATUS[word], WHOLE, b'{"error":{"message":"no","code":1}}', False, 0.0)
+            return Reply(STATUS[word], WHOLE, error_of(word), False, 0.0)
         if orjson.loads(body).get("stream"):
             return Reply(200, STREAM, b"".join([*chunks_of(index), DONE]), True, 0.0)
         return Reply(200, WHOLE, answer_of(index), False, 0.0)
@@ -105,9 +114,11 @@ class Siblings(Upstream):
         async with self._under_way(headers, body) as (index, words):
             word = await words.get()
             if word == "breaks":
-                raise unavailable("gone")
+                raise unavailable("The engine is gone.")
             if word in STATUS:
-                yield LiveReply(STATUS[word], WHOLE, False, _once(b'{"error":{"message":"no"}}'))
+                yield LiveReply(STATUS[word], WHOLE, False, _once(error_of(word)))
+            elif not orjson.loads(body).get("stream"):
+                yield LiveReply(200, WHOLE, False, _once(answer_of(index)))
             else:
                 yield LiveReply(200, STREAM, True, self._drip(index, words, word))
 
@@ -121,7 +132,7 @@ class Siblings(Upstream):
         if word == "begins":
             word = await words.get()
         if word != "answers":
-            raise unavailable("gone in the middle")
+            raise unavailable("The engine is gone in the middle.")
         for chunk in [*rest, DONE]:
             yield chunk
 
@@ -195,6 +206,30 @@ class Stage:
         return record
 
 
+class Caller:
+    """The app's connection."""
+
+    def __init__(self) -> None:
+        self.sent: list[MutableMapping[str, Any]] = []
+        self.has_left = asyncio.Event()
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        self.sent.append(message)
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        await self.has_left.wait()
+        return {"type": "http.disconnect"}
+
+
+def asked_for(streamed: bool, headers: Mapping[str, str], shadow: bool) -> Request:
+    adapter = ADAPTERS["chat"]
+    asked: Json = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    asked |= {"stream": streamed}
+    raw = orjson.dumps(asked)
+    exchange = adapter.open(asked, Engine())
+    return Request("r1", adapter, raw, raw, exchange, dict(headers), ruling=Train(shadow=shadow))
+
+
 @asynccontextmanager
 async def staged(
     num: int,
@@ -203,42 +238,29 @@ async def staged(
     bound: int = 0,
     headers: Mapping[str, str] | None = None,
     visit: Visit | None = None,
+    shadow: bool = False,
+    hold_s: float = 30.0,
     **rules: Any,
 ) -> AsyncGenerator[Stage]:
     """Whatever is left under way at the end is stopped."""
-    adapter = ADAPTERS["chat"]
-    asked: Json = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-    asked |= {"stream": streamed}
-    raw = orjson.dumps(asked)
-    exchange = adapter.open(asked, Engine())
-    request = Request("r1", adapter, raw, raw, exchange, dict(headers or {}))
-    upstream, judge, room = Siblings(), Judge(), Room(bound)
+    request = asked_for(streamed, headers or {}, shadow)
+    upstream, judge, room, caller = Siblings(), Judge(), Room(bound), Caller()
     records: list[GroupRecord] = []
-    sent: list[MutableMapping[str, Any]] = []
-    has_left = asyncio.Event()
-
-    async def send(message: MutableMapping[str, Any]) -> None:
-        sent.append(message)
-
-    async def receive() -> MutableMapping[str, Any]:
-        await has_left.wait()
-        return {"type": "http.disconnect"}
-
-    asking = Asking(upstream, Lifeline(upstream), 1.0)
+    asking = Asking(upstream, Lifeline(upstream, None, hold_s, room=room), 1.0)
     means = Means(asking, judge, room, random.Random(0), lambda _, record: records.append(record))
     room.take(num - 1)
     policy = ServeRules(**rules)
-    app = AppReply(send, adapter, exchange)
-    draft = GroupDraft(request, Task(), None, visit=visit)
+    app = AppReply(caller.send, request.adapter, request.exchange)
+    draft = GroupDraft(request, Task(), None, visit=visit, app=app)
     plan = Plan(num, is_greedy=policy.policy == "greedy")
     run = GroupRun(means, request, draft, plan, policy, app)
 
     async def handle() -> None:
         async with app:
-            await run.answer(receive)
+            await run.answer(app.watching(caller.receive))
 
     handler = asyncio.create_task(handle())
-    stage = Stage(upstream, judge, room, run, handler, sent, has_left, records)
+    stage = Stage(upstream, judge, room, run, handler, caller.sent, caller.has_left, records)
     await stage.turn()
     try:
         yield stage

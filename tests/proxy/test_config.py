@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -238,3 +239,50 @@ def test_a_fallback_is_a_server_and_its_key_is_shown_by_no_message(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"^`--fallback` \(`fallback.url`\): write it as"):
         load(None, {"fallback": {"url": "gpt"}})
     assert "sesame" not in repr(load(None, {"fallback": {"key": "sesame"}}))
+
+
+REMAX = '[job]\nalgorithm = "remax"\n'
+WITH_HOOKS: dict[str, dict[str, Any]] = {"hooks": {"path": Path("hooks")}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", '[serve]\npolicy = "lead"\n', '[serve]\npolicy = "greedy"\n[policy]\nshadow = true\n'],
+)
+def test_remax_without_a_greedy_answer_is_one_line_that_says_what_to_write(
+    tmp_path: Path, text: str
+) -> None:
+    told = r'fakevllm\.toml: job\.algorithm "remax" .* set `policy = "greedy"` in \[serve\].*\.$'
+    with pytest.raises(ConfigError, match=told) as error:
+        load(written(tmp_path, REMAX + text), WITH_HOOKS | {"swarm": {"key": "sesame"}})
+    assert "sesame" not in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[serve]\npolicy = "greedy"\n', '[serve.routes.completions]\npolicy = "greedy"\n'],
+)
+def test_remax_with_a_greedy_answer_on_any_route_is_taken(tmp_path: Path, text: str) -> None:
+    assert load(written(tmp_path, REMAX + text), WITH_HOOKS).serves_greedy
+
+
+def test_remax_of_active_clients_alone_is_taken(tmp_path: Path) -> None:
+    assert not load(written(tmp_path, REMAX), {}).serves_greedy
+
+
+@pytest.mark.parametrize(
+    ("text", "num"),
+    [
+        ("[job]\nnum_repeat = 3\n", 3),
+        ('[job]\nnum_repeat = 3\n[serve]\npolicy = "greedy"\n', 4),
+        ('[job]\nnum_repeat = 3\n[serve.routes.chat]\npolicy = "greedy"\n', 4),
+        ('[job]\nnum_repeat = 256\n[serve]\npolicy = "greedy"\n', 256),
+        ("[job]\nnum_repeat = 3\n[policy]\nn = {chat = 5}\n", 5),
+    ],
+)
+def test_a_greedy_lead_counts_among_what_one_request_is_sampled_into(
+    tmp_path: Path, text: str, num: int
+) -> None:
+    file = written(tmp_path, text)
+    assert load(file, WITH_HOOKS).most_siblings == num
+    assert load(file, {}).most_siblings == 1

@@ -26,7 +26,7 @@ OK, FAILED, REFUSED, HIDDEN = Came.ANSWERED, Came.FAILED, Came.REFUSED, Came.HID
 
 
 def begun(num: int, *, streamed: bool = True, **rules: Any) -> FanOut:
-    fanout = FanOut(num, ServeRules(**rules), random.Random(0), streamed=streamed)
+    fanout = FanOut(num, ServeRules(**rules), random.Random(0), comes_live=streamed)
     first = fanout.begin()
     assert first == ([Relay()] if streamed and "policy" in rules else [Start(tuple(range(num)))])
     return fanout
@@ -160,25 +160,24 @@ def test_a_whole_lead_that_fails_is_stood_in_for() -> None:
 
 
 def test_an_app_that_leaves_cancels_its_group_where_the_policy_says_so() -> None:
-    fanout = begun(3)
+    fanout = begun(3, on_disconnect="cancel")
     fanout.finished(1, OK)
     assert fanout.app_left() == [Cancel((0, 2)), Abort("client_disconnected")]
     assert fanout.finished(0, OK) == []
 
 
-def test_an_app_that_leaves_a_group_to_be_finished_gets_no_answer_and_it_trains() -> None:
+def test_an_app_that_leaves_a_group_to_be_finished_changes_nothing() -> None:
     fanout = begun(2, on_disconnect="finish")
     assert fanout.app_left() == fanout.finished(0, OK) == []
     assert fanout.finished(1, OK) == [Score((0, 1))]
-    assert fanout.scored({0: 0.0, 1: 1.0}) == [Settle()]
-    assert (fanout.verdict.served, fanout.verdict.best) == (None, 1)
+    assert fanout.scored({0: 0.0, 1: 1.0}) == [Serve(1)]
+    assert fanout.answer_ended() == [Settle()]
 
 
-def test_an_app_that_leaves_a_streaming_lead_to_be_finished_has_its_siblings_started() -> None:
+def test_an_app_that_leaves_a_streaming_lead_to_be_finished_changes_nothing() -> None:
     fanout = begun(2, policy="lead", on_disconnect="finish")
-    assert fanout.app_left() == [Start((1,))]
-    assert fanout.finished(0, FAILED) == []
-    assert fanout.finished(1, OK) == [Settle()]
+    assert fanout.app_left() == []
+    assert fanout.lead_began() == [Start((1,))]
 
 
 def test_a_stop_breaks_off_an_answer_that_has_not_ended() -> None:
@@ -196,3 +195,23 @@ def test_a_stop_behind_the_answer_breaks_nothing_off() -> None:
     fanout.finished(0, OK)
     fanout.answer_ended()
     assert fanout.give_up("proxy_stopped") == [Cancel((1,)), Abort("proxy_stopped")]
+
+
+def test_a_lead_that_is_refused_behind_a_served_quorum_is_one_sibling_less() -> None:
+    fanout = begun(4, quorum=2)
+    fanout.finished(1, OK)
+    assert fanout.finished(2, OK) == [Score((1, 2))]
+    assert fanout.scored({1: 0.0, 2: 1.0}) == [Serve(2)]
+    assert fanout.finished(0, REFUSED) == fanout.answer_ended() == []
+    assert fanout.finished(3, FAILED) == [Settle()]
+    assert (fanout.verdict.best, fanout.rewards) == (2, {1: 0.0, 2: 1.0})
+
+
+def test_a_lead_that_is_refused_while_a_quorum_is_scored_leaves_no_rewards() -> None:
+    fanout = begun(3, quorum=2)
+    fanout.finished(1, OK)
+    fanout.finished(2, OK)
+    assert fanout.finished(0, REFUSED) == [Refuse()]
+    assert fanout.scored({1: 0.0, 2: 1.0}) == []
+    assert fanout.answer_ended() == [Settle()]
+    assert (fanout.verdict.best, dict(fanout.rewards)) == (None, {})

@@ -58,8 +58,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     @initialize(num=st.integers(2, 6), rules=RULES, streamed=st.booleans(), seed=st.integers(0, 9))
     def begins(self, num: int, rules: ServeRules, streamed: bool, seed: int) -> None:
-        self.fanout = FanOut(num, rules, random.Random(seed), streamed=streamed)
+        self.fanout = FanOut(num, rules, random.Random(seed), comes_live=streamed)
         self.num = num
+        self.is_cancelled_with_its_app = rules.on_disconnect == "cancel"
         self.started: set[int] = set()
         self.running: set[int] = set()
         self.answered: set[int] = set()
@@ -95,6 +96,15 @@ class AnyOrder(RuleBasedStateMachine):
                 case Settle() | Abort():
                     assert not self.running, "none is left running"
                     self.num_ends += 1
+                    self.check_best(isinstance(decision, Settle))
+
+    def check_best(self, is_settled: bool) -> None:
+        """What has rewards has a best."""
+        rewards = {i: one for i, one in self.fanout.rewards.items() if one is not None}
+        if is_settled:
+            best = self.fanout.verdict.best
+            assert best is None or best in rewards
+            assert best is None if not rewards else rewards[best or 0] == max(rewards.values())
 
     def start(self, indices: tuple[int, ...]) -> None:
         assert indices and not self.started & set(indices), "each is started once"
@@ -156,7 +166,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def the_app_leaves(self) -> None:
         if self.num_answers == 0 and self.num_ends == 0:
-            self.has_left = True
+            self.has_left = self.is_cancelled_with_its_app
         self.execute(self.fanout.app_left())
 
     @precondition(lambda self: self.started)

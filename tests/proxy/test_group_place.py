@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from fakevllm.conversation.conversations import Conversations
+from fakevllm.conversation.finding import Found
 from fakevllm.conversation.hints import NO_HINTS
 from fakevllm.conversation.place import Asked, Evidence, Kind, Place
 from fakevllm.conversation.visit import Visit
@@ -126,11 +127,34 @@ def test_looking_changes_nothing() -> None:
     assert after.session_id() == "g1" and len(tree) == 1
 
 
+class Counting(Conversations):
+    num_looks = 0
+
+    def find(self, asked: Asked) -> Found:
+        self.num_looks += 1
+        return super().find(asked)
+
+
+def test_a_main_call_is_looked_up_once_and_a_side_call_by_its_quotes_too() -> None:
+    tree = Counting()
+    question = "What is the weather like?"
+    visit(tree, "g1", {"role": "user", "content": question}).place(is_side=False)
+    tree.num_looks = 0
+    other = visit(tree, "g2", HI)
+    assert other.session_id() is None
+    other.place(is_side=False)
+    assert tree.num_looks == 1
+    title = visit(tree, "g3", {"role": "user", "content": f"A title for:\n{question}"})
+    assert title.session_id() is None
+    place = title.place(is_side=True)
+    assert place is not None and (place.session_id, place.evidence) == ("g1", Evidence.QUOTE)
+
+
 class Broken(Conversations):
-    def place(self, asked: Asked) -> Place:
+    def place(self, asked: Asked, found: Found | None = None) -> Place:
         raise RuntimeError("a defect")
 
-    def session_of(self, asked: Asked) -> str | None:
+    def find(self, asked: Asked) -> Found:
         raise RuntimeError("a defect")
 
 

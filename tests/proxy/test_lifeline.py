@@ -15,11 +15,12 @@ from aiohttp import web
 
 from fakevllm.fallback import Fallback
 from fakevllm.ledger.store import Ledger
-from fakevllm.lifeline import Lifeline
+from fakevllm.lifeline import ALONE, Lifeline
 from fakevllm.naming import with_model
 from fakevllm.outage import Trouble
 from fakevllm.reply import AppReply
-from fakevllm.siblings import Request
+from fakevllm.room import Room
+from fakevllm.siblings import Plan, Request
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.upstream import LiveReply, Upstream
 from fakevllm_adapters.base import Engine, Untranslated
@@ -129,7 +130,12 @@ def asked_of(name: str, *, stream: bool = False, **more: Any) -> Request:
 
 
 async def relayed(
-    url: str, request: Request, limit_s: float = 10.0, fallback: Fallback | None = None
+    url: str,
+    request: Request,
+    limit_s: float = 10.0,
+    fallback: Fallback | None = None,
+    room: Room | None = None,
+    plan: Plan = ALONE,
 ) -> tuple[Got, Trouble | None]:
     """As the runner does it."""
     got, upstream = Got(), Upstream(url, None)
@@ -137,8 +143,8 @@ async def relayed(
     try:
         async with AppReply(got, request.adapter, request.exchange) as app:
             try:
-                lifeline = Lifeline(upstream, None, limit_s, fallback)
-                _, trouble = await lifeline.relay(request, app)
+                lifeline = Lifeline(upstream, None, limit_s, fallback, room=room)
+                _, trouble = await lifeline.relay(request, app, plan)
             except WireError as error:
                 await app.refuse(error)
     finally:

@@ -16,6 +16,7 @@ from yarl import URL
 
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.link import SwarmLink, mend_of
+from fakevllm_adapters.swarm import EngineStatus
 from fakevllm_adapters.train_job import TrainJob
 from tests.proxy.odd_swarm import ROLLING, OddSwarm, until
 
@@ -127,3 +128,28 @@ async def test_the_cursor_is_read_once_off_the_event_loop_and_its_trouble_is_out
         await until(lambda: swarm.calls["/get_run_log"] >= heard + 3)
     assert plain.num_reads == 2
     plain.close()
+
+
+async def test_an_engine_that_is_heard_to_go_is_waited_for(ledger: Ledger) -> None:
+    gone = ROLLING.model_copy(update={"engine_status": EngineStatus.BOOTING})
+    async with OddSwarm() as swarm, following(swarm, ledger) as link:
+        await link.reached.wait()
+        await until(lambda: swarm.calls["/get_run_log"] >= 2)
+        swarm.answers["/get_engine_status"] = gone
+        link.status = gone  # as it is set before the rest of what is followed
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await link.until_serving(30)
+
+
+async def test_an_engine_that_is_heard_to_come_is_waited_for_no_longer(ledger: Ledger) -> None:
+    coming = ROLLING.model_copy(update={"engine_status": EngineStatus.BOOTING})
+    async with OddSwarm() as swarm:
+        swarm.answers["/get_engine_status"] = coming
+        async with following(swarm, ledger) as link:
+            await link.reached.wait()
+            waiting = asyncio.create_task(link.until_serving(30))
+            await asyncio.sleep(0)
+            swarm.answers |= {"/get_engine_status": ROLLING, "/get_run_log": 500}
+            async with asyncio.timeout(10):  # although its log cannot be had
+                await waiting

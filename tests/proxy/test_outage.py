@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakevllm.outage import (
+    FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     MOST_RETRY_S,
     Hold,
@@ -87,7 +88,29 @@ def test_a_request_is_held_for_half_of_what_its_client_waits(
 
 @given(st.integers(100, 599))
 def test_only_what_heals_is_an_outage(status: int) -> None:
-    assert (trouble_of_status(status, "") is not None) == (status in (502, 503, 504))
+    assert (trouble_of_status(status, "") is not None) == (status in (429, 502, 503, 504))
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "is_crowded"),
+    [
+        (429, "", True),
+        (503, "Too many requests are waiting.", True),
+        (503, "The engine did not answer; it is being started again.", False),
+        (503, "The engine was waited for in vain for 300 s.", False),
+        (503, "The engine is shutting down.", False),
+        (503, "", False),
+        (502, "Too many requests are waiting.", False),
+    ],
+)
+def test_an_engine_that_failed_is_not_crowded(status: int, said: str, is_crowded: bool) -> None:
+    assert (trouble_of_status(status, said) is Trouble.CROWDED) == is_crowded
+
+
+@pytest.mark.parametrize("trouble", [Trouble.CROWDED, Trouble.NOT_READY])
+def test_who_will_not_take_it_is_not_asked_again(trouble: Trouble) -> None:
+    assert Hold(10.0, 0.0).pause(trouble, 0.0) == FIRST_PAUSE_S
+    assert Hold(10.0, 0.0).pause(trouble, 0.0, is_coming=False) is None
 
 
 @pytest.mark.parametrize(
@@ -100,6 +123,6 @@ def test_no_client_is_told_to_sleep_for_long(told: bytes | None, retry_s: int) -
 
 
 def test_an_outage_without_a_message_is_an_outage_all_the_same() -> None:
-    for raw in (b'{"error":{"code":503}}', b'{"error":null}', b'{"error":"busy"}'):
+    for raw in (b'{"error":{"code":503}}', b'{"error":null}', b"<html>", b"[]"):
         error = outage_of(503, raw, [])
         assert trouble_of_status(error.status, error.message) is Trouble.FAILED

@@ -1,3 +1,5 @@
+from collections import deque
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,45 +7,161 @@ from hypothesis import strategies as st
 from fakevllm.room import Grant, Room
 
 
-def test_without_a_bound_all_fit() -> None:
+def test_where_every_app_waits_for_its_siblings_all_fit() -> None:
     room = Room()
-    assert (room.take(255), room.take(255)) == (Grant(255), Grant(255))
+    for num_awaited in range(1, 100):
+        assert room.take(7, num_awaited=num_awaited, num_waiting=10_000) == Grant(7)
+
+
+def test_apps_that_ask_for_few_leave_the_others_theirs() -> None:
+    room = Room()
+    assert room.take(7, num_awaited=1) == Grant(7)
+    assert room.take(1, num_awaited=2) == Grant(1)
+    assert room.take(7, num_awaited=3) == Grant(7)
+
+
+@pytest.mark.parametrize(
+    ("num_waiting", "granted"),
+    [
+        (0, Grant(3)),
+        (1, Grant(2, "engine_busy: 2 of 3 fit")),
+        (50, Grant(0, "engine_busy: 0 of 3 fit")),
+        (None, Grant(0, "engine_busy: 0 of 3 fit")),
+    ],
+)
+def test_siblings_that_nobody_waits_for_shrink_groups_by_what_the_engine_cannot_keep_up_with(
+    num_waiting: int | None, granted: Grant
+) -> None:
+    room = Room()
+    for _ in range(2):
+        assert room.take(3, num_awaited=1, num_waiting=0) == Grant(3)
+    assert room.take(3, num_awaited=1, num_waiting=num_waiting) == granted
+
+
+def test_siblings_that_nobody_waits_for_are_not_put_behind_leads_that_wait() -> None:
+    assert Room().take(7, num_awaited=0, num_waiting=50).num == 0
+    assert Room().take(7, num_awaited=0, num_waiting=None).num == 7
+
+
+def test_no_group_shrinks_by_more_than_the_siblings_that_nobody_waits_for() -> None:
+    room = Room()
+    room.take(3, num_awaited=1)
+    room.leave(1)
+    assert room.take(3, num_awaited=1, num_waiting=50) == Grant(1, "engine_busy: 1 of 3 fit")
+
+
+@pytest.mark.parametrize("heard_every", [1, 5])
+@pytest.mark.parametrize("num_done", [1, 2, 4, 7])
+def test_under_steady_load_siblings_get_what_the_leads_leave_and_no_queue_grows(
+    num_done: int, heard_every: int
+) -> None:
+    """A request a tick, whatever became of the others, and an engine that does `num_done` calls a
+    tick, the oldest first: seven siblings each would be too many for it."""
+    room, queue = Room(), deque[str]()
+    num_granted = longest = heard = 0
+    for tick in range(1000):
+        if tick % heard_every == 0:
+            heard = len(queue)
+        granted = room.take(7, num_awaited=0, num_waiting=heard).num
+        queue.extend(["lead"] + ["sibling"] * granted)
+        for _ in range(min(num_done, len(queue))):
+            room.leave(queue.popleft() == "sibling")
+        num_granted += granted
+        longest = max(longest, len(queue))
+    assert longest <= 8 * (1 + heard_every)
+    assert num_granted >= 0.7 * 1000 * (num_done - 1)
 
 
 def test_what_is_left_fits_again_and_what_does_not_fit_is_told() -> None:
     room = Room(bound=3)
     assert room.take(2) == Grant(2)
-    assert room.take(2) == Grant(1, "siblings_in_flight: 1 of 2 fit")
-    assert room.take(1) == Grant(0, "siblings_in_flight: 0 of 1 fit")
+    assert room.take(2, num_awaited=2) == Grant(1, "siblings_in_flight: 1 of 2 fit")
+    assert room.take(1, num_awaited=3) == Grant(0, "siblings_in_flight: 0 of 1 fit")
     room.leave(2)
-    assert room.take(2) == Grant(2)
+    assert room.take(2, num_awaited=3) == Grant(2)
 
 
 def test_what_the_engine_refuses_is_the_bound_and_each_group_that_goes_well_raises_it() -> None:
     room = Room()
     room.take(5)
-    room.heard(5, num_refused=3)
+    running = [room.with_engine() for _ in range(5)]
+    for one in running:
+        one.__enter__()
+    for one in running[:3]:
+        room.refused()
+        one.__exit__(None, None, None)
     room.leave(5)
     assert room.take(5) == Grant(2, "engine_busy: 2 of 5 fit")
     room.leave(2)
-    room.heard(2, num_refused=0)
+    room.went_well()
     assert room.take(5).num == 3
 
 
 def test_an_engine_without_any_room_is_tried_again_once_a_lead_was_answered() -> None:
     room = Room()
-    room.heard(1, num_refused=1)
+    with room.with_engine():
+        room.refused()
     assert room.take(3).num == 0
-    room.heard(0, num_refused=0)
+    room.went_well()
     assert room.take(3).num == 1
+
+
+def test_an_engine_that_refuses_when_no_sibling_is_there_says_nothing_of_siblings() -> None:
+    room = Room()
+    room.refused()
+    assert room.take(3).num == 3
 
 
 def test_an_engine_that_goes_well_for_long_has_no_bound_any_more() -> None:
     room = Room()
-    room.heard(1, num_refused=1)
+    with room.with_engine():
+        room.refused()
     for _ in range(1024):
-        room.heard(0, num_refused=0)
+        room.went_well()
     assert room.take(5000).num == 5000
+
+
+def test_whether_siblings_were_there_is_known_although_they_have_gone() -> None:
+    room = Room()
+    with room.with_engine():
+        before = room.looks()
+    assert before() and not room.looks()()
+    between = room.looks()
+    with room.with_engine():
+        pass
+    assert between()
+
+
+def test_the_end_of_a_sibling_wakes_the_lead_that_waits_longest() -> None:
+    room, woken = Room(), list[str]()
+    with room.with_engine(), room.awaited(lambda: woken.append("given up")):
+        pass
+    woken.clear()
+    with (
+        room.with_engine(),
+        room.awaited(lambda: woken.append("first")),
+        room.awaited(lambda: woken.append("second")),
+    ):
+        with room.with_engine():
+            pass
+        assert woken == ["first"]
+        with room.with_engine():
+            pass
+    assert woken == ["first", "second"]
+
+
+def test_who_would_wait_for_the_last_sibling_that_has_just_gone_does_not_wait() -> None:
+    room, woken = Room(), list[str]()
+    with room.awaited(lambda: woken.append("at once")):
+        assert woken == ["at once"]
+
+
+def test_while_a_lead_waits_no_group_gets_siblings() -> None:
+    room = Room()
+    with room.with_engine():
+        with room.awaited(lambda: None):
+            assert room.take(3) == Grant(0, "engine_busy: 0 of 3 fit")
+        assert room.take(3) == Grant(3)
 
 
 def test_what_was_not_taken_cannot_be_left() -> None:
@@ -51,16 +169,20 @@ def test_what_was_not_taken_cannot_be_left() -> None:
         Room().leave()
 
 
-@given(st.integers(1, 20), st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.integers(0, 9))))
+@given(st.integers(1, 20), st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.booleans())))
 def test_never_more_than_the_bound_are_in_flight(
-    bound: int, steps: list[tuple[int, bool, int]]
+    bound: int, steps: list[tuple[int, bool, bool]]
 ) -> None:
     room, taken = Room(bound), list[int]()
-    for asked, is_left, refused in steps:
-        granted = room.take(asked)
+    for asked, is_left, is_refused in steps:
+        granted = room.take(asked, num_awaited=len(taken) + 1)
         assert 0 <= granted.num <= asked and (granted.cut is None) == (granted.num == asked)
         taken.append(granted.num)
         assert room.in_flight == sum(taken) <= bound
-        room.heard(room.in_flight, min(refused, granted.num))
+        if is_refused and granted.num:
+            with room.with_engine():
+                room.refused()
+        else:
+            room.went_well()
         if is_left:
             room.leave(taken.pop())

@@ -1,0 +1,294 @@
+"""Takes what is said of answers: into the ledger, past the hook, then into the group that still
+waits for it, or to those that are trained by themselves.
+
+What has been taken is heard, by this life of the proxy or the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, cast
+
+import orjson
+
+from fakevllm.conversation.place import Kind, Place
+from fakevllm.feedback import FeedbackSection, OtherContent, Said, id_of, value_of, voided
+from fakevllm.hooks.outcomes import FeedbackValue, HookFailure
+from fakevllm.hooks.recorded import messages_of
+from fakevllm.hooks.spec import Feedback
+from fakevllm.hooks.worker import HookWorker
+from fakevllm.late_feedback import LateFeedback
+from fakevllm.ledger.records import FeedbackRecord, FeedbackState, GroupRecord
+from fakevllm.ledger.store import Ledger
+from fakevllm.metrics import Metrics
+from fakevllm.settling import Settling
+from fakevllm.tasks import TaskIndex
+from fakevllm_adapters.errors import WireError, bad_request, error_body, unavailable
+from fakevllm_adapters.swarm import Task
+
+log = logging.getLogger("fakevllm.feedback")
+
+FLUSH_S = 5.0
+_AGAIN = unavailable("The feedback could not be kept. Try again shortly.")
+_SIGNALS = {Kind.REGENERATES: "regenerate"}
+"""What a request's kind says of the answer before it; any other is the next message."""
+_SAY_NOTHING = (Kind.SIDE, Kind.REPEATS, Kind.PARALLEL, Kind.NEW, Kind.SUB_AGENT)
+
+
+class FeedbackDesk:
+    """close() last; it leaves for the next life what is not heard yet."""
+
+    def __init__(
+        self,
+        settings: FeedbackSection,
+        ledger: Ledger,
+        settling: Settling,
+        late: LateFeedback,
+        hooks: HookWorker | None,
+        tasks: TaskIndex,
+        metrics: Metrics,
+    ) -> None:
+        self._weight = settings.weight
+        self._ledger = ledger
+        self._settling = settling
+        self._late = late
+        self._hooks = hooks
+        self._tasks = tasks
+        self._metrics = metrics
+        # Guards what has been said of an answer: the same twice at once is one feedback.
+        self._turn = asyncio.Lock()
+        self._hearing: dict[tuple[str, str], bool] = {}
+        """By group and feedback id, of those under way: whether they still count."""
+        self._running: set[asyncio.Task[None]] = set()
+
+    def restore(self) -> None:
+        """Hears what an earlier life had taken. Before groups of earlier lives are sent."""
+        for row in self._ledger.feedback.in_state(FeedbackState.RECEIVED):
+            self._begin(row)
+
+    async def close(self) -> None:
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def take(self, said: Said, app_key: str | None) -> tuple[FeedbackRecord, bool]:
+        """The feedback as it is in the ledger, and whether it was there before. Raises
+        WireError."""
+        async with self._turn:
+            group_id = await self._find(said.id, app_key)
+            self._settling.hear(group_id)  # it must not be sent meanwhile
+            try:
+                row, is_new = await self._keep(said, group_id, app_key)
+                if is_new:
+                    self._metrics.said("feedback")
+                self._begin(row)
+            finally:
+                self._settling.heard(group_id, None)
+        return row, not is_new
+
+    def followed(self, group_id: str, place: Place | None, text: str) -> None:
+        """A request has been placed: it says something of an earlier answer of its session, whose
+        turns so far are held no longer."""
+        if place is None or place.kind in _SAY_NOTHING:
+            return
+        if self._hooks is not None and self._hooks.info.has_feedback:
+            before = self._settling.before(place)
+            if before is not None:
+                self._settling.hear(before)
+            self._later(self._hear_signal(group_id, before, place, text))
+        self._settling.moved_on(place)
+
+    # --- at the door
+
+    async def _find(self, name: str, app_key: str | None) -> str:
+        """The group. Raises WireError (404)."""
+        found = self._settling.find(name, app_key)
+        if found is None:
+            await self._ledger.flush(FLUSH_S)  # it may have been answered an instant ago
+            found = await asyncio.to_thread(self._ledger.feedback.answer, name, app_key)
+        if found is None:
+            message = (
+                f"No answer `{name}` was given to this API key: "
+                "send the id of the response, with the key it was asked with."
+            )
+            raise WireError(404, error_body(message, "NotFoundError", 404, "id"))
+        return found
+
+    async def _keep(
+        self, said: Said, group_id: str, app_key: str | None
+    ) -> tuple[FeedbackRecord, bool]:
+        """Raises WireError."""
+        rows = self._ledger.feedback
+        dropped_before = self._ledger.health.dropped
+        is_written = await self._ledger.flush(FLUSH_S)
+        earlier = await asyncio.to_thread(rows.of_group, group_id)
+        try:
+            feedback_id, known = id_of(said, earlier)
+        except OtherContent:
+            raise bad_request(
+                f"`feedback_id` {said.feedback_id!r} names other feedback about this answer: "
+                "choose another one for this.",
+                "feedback_id",
+            ) from None
+        if known is not None:
+            return known, False
+        row = FeedbackRecord(
+            group_id=group_id,
+            feedback_id=feedback_id,
+            received_at=time.time(),
+            app_key=app_key,
+            **said.content,
+        )
+        if said.takes_back:
+            row = replace(row, state=FeedbackState.KEPT, reason="taken_back")
+        rows.record(row)
+        if said.takes_back or said.value is not None:
+            for one in voided(earlier):
+                self._void(one, "taken_back" if said.takes_back else "replaced")
+        is_written = is_written and await self._ledger.flush(FLUSH_S)
+        if not is_written or self._ledger.health.dropped > dropped_before:
+            raise _AGAIN
+        return row, True
+
+    # --- behind it
+
+    def _begin(self, row: FeedbackRecord) -> None:
+        """Hears it, unless that has been done or is."""
+        key = (row.group_id, row.feedback_id)
+        if row.state == FeedbackState.RECEIVED and key not in self._hearing:
+            self._hearing[key] = True
+            self._settling.hear(row.group_id)
+            self._later(self._hear(row))
+
+    async def _hear(self, row: FeedbackRecord) -> None:
+        key = (row.group_id, row.feedback_id)
+        is_told = False
+        try:
+            await self._settling.until_over(row.group_id)
+            value = await self._value(row)
+            if self._hearing[key]:
+                is_told = True
+                self._count(row, value)
+        finally:
+            del self._hearing[key]
+            if not is_told:
+                self._settling.heard(row.group_id, None)
+
+    def _void(self, row: FeedbackRecord, reason: str) -> None:
+        """It counts for nothing, unless it has been sent."""
+        key = (row.group_id, row.feedback_id)
+        if key in self._hearing:
+            self._hearing[key] = False
+        self._ledger.feedback.void(row, reason)
+
+    def _count(self, row: FeedbackRecord, value: FeedbackValue | HookFailure) -> None:
+        """Now: nothing is awaited between what is heard and what is written."""
+        rows = self._ledger.feedback
+        number = value.value if isinstance(value, FeedbackValue) else None
+        amount = None if number is None else self._weight * number
+        is_joined = self._settling.heard(row.group_id, amount)
+        if isinstance(value, HookFailure):
+            log.warning("feedback about %s counts for nothing: %s", row.group_id, value.reason)
+            return rows.outcome(row, FeedbackState.KEPT, value.reason)
+        hook_hash = value.hook_hash or None
+        if number is None:
+            return rows.outcome(row, FeedbackState.KEPT, "no_number", hook_hash=hook_hash)
+        state = FeedbackState.JOINED if is_joined else FeedbackState.WAITING
+        joined = amount if is_joined else None
+        rows.outcome(row, state, value=number, amount=joined, hook_hash=hook_hash)
+        if not is_joined:
+            self._late.wake()
+
+    async def _value(self, row: FeedbackRecord) -> FeedbackValue | HookFailure:
+        if self._hooks is None or not self._hooks.info.has_feedback:
+            return FeedbackValue(value_of(row.score, row.thumbs))
+        group = await self._group(row.group_id)
+        if group is None:
+            return HookFailure("not_in_ledger: the answer's group was not written")
+        return await self._hooks.feedback(self._shown(group, row))
+
+    async def _hear_signal(
+        self, group_id: str, before: str | None, place: Place, text: str
+    ) -> None:
+        """`before`: the group it is said of, where that has not been sent."""
+        is_told = before is None
+        assert self._hooks is not None
+        try:
+            found = before or await self._earlier(group_id, place)
+            if found is None:
+                return
+            await self._settling.until_over(found)
+            group = await self._group(found)
+            if group is None:
+                return
+            kind = _SIGNALS.get(place.kind, "next_message")
+            row = FeedbackRecord(
+                group_id=found,
+                feedback_id=f"{kind}.{group_id}",
+                received_at=time.time(),
+                app_key=group.app_key,
+                kind=kind,
+                state=FeedbackState.KEPT,  # unless it counts, which is told with it
+                reason="not_heard",
+            )
+            value = await self._hooks.feedback(self._shown(group, row, text))
+            if isinstance(value, FeedbackValue) and value.value is None:
+                return
+            self._ledger.feedback.record(row)
+            self._metrics.said(kind)
+            is_told = True
+            self._count(row, value)
+        finally:
+            if not is_told and before is not None:
+                self._settling.heard(before, None)
+
+    async def _earlier(self, group_id: str, place: Place) -> str | None:
+        await self._ledger.flush(FLUSH_S)
+        return await asyncio.to_thread(self._ledger.feedback.before, place, group_id)
+
+    async def _group(self, group_id: str) -> GroupRecord | None:
+        """None where the ledger could not be written, or nothing was served."""
+        await self._ledger.flush(FLUSH_S)
+        group = await asyncio.to_thread(self._ledger.group, group_id)
+        return None if group is None or group.served_index is None else group
+
+    def _shown(self, group: GroupRecord, row: FeedbackRecord, text: str = "") -> Feedback:
+        """As the hook gets it."""
+        served = next(one for one in group.siblings if one.served)
+        answer: dict[str, Any] = orjson.loads(served.message_json or "{}")
+        return Feedback(
+            kind=cast(Any, row.kind),
+            request_id=group.group_id,
+            answer=answer | {"finish_reason": served.finish_reason},
+            question=group.question,
+            messages=_messages(group),
+            task=self._tasks.of_id(group.task_id) or Task(main_query=group.question),
+            reward=served.reward,
+            score=row.score,
+            thumbs=cast(Any, row.thumbs),
+            edited=row.edited,
+            comment=row.comment,
+            next_message=text,
+        )
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("feedback could not be heard", exc_info=task.exception())
+
+
+def _messages(group: GroupRecord) -> list[dict[str, Any]]:
+    try:
+        body: object = orjson.loads(group.request_json)
+    except orjson.JSONDecodeError:
+        return []
+    return messages_of(body) if isinstance(body, dict) else []  # pyright: ignore[reportUnknownArgumentType]

@@ -1,0 +1,206 @@
+"""What was said of answers, beside the groups they are of. Reads block: call them off the event
+loop."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, Engine, Row, select
+from sqlalchemy.dialects import sqlite
+
+from fakevllm.conversation.place import Kind, Place
+from fakevllm.ledger.records import FeedbackRecord, FeedbackState
+from fakevllm.ledger.tables import CALLS, FEEDBACK
+from fakevllm_adapters.swarm import CapturedCall, LogEntry
+
+_SAMPLE = "feedback:"
+"""How the ids of samples begin, which are no group's."""
+_PUT = str(FEEDBACK.insert().prefix_with("OR IGNORE").compile(dialect=sqlite.dialect()))
+_ROW = attrgetter(*FEEDBACK.columns.keys())
+_OUTCOME = """
+    UPDATE feedback SET
+    state = CASE WHEN state IN ('trained', 'dropped', 'lost') THEN state ELSE ?1 END,
+    reason = CASE WHEN state IN ('trained', 'dropped', 'lost') THEN reason ELSE ?2 END,
+    value = COALESCE(?3, value), baseline = COALESCE(?4, baseline),
+    amount = COALESCE(?5, amount), hook_hash = COALESCE(?6, hook_hash)
+    WHERE group_id = ?7 AND feedback_id = ?8
+"""
+_LOGGED = """
+    UPDATE feedback SET state = ?, reason = ?, trained_step = ?, trained_version = ?
+    WHERE group_id = ? AND feedback_id = ?
+"""
+_VOID = """
+    UPDATE feedback SET state = 'kept', reason = ?
+    WHERE group_id = ? AND feedback_id = ? AND state IN ('received', 'waiting')
+"""
+_ANSWER = """
+    SELECT group_id FROM (
+        SELECT group_id, received_at FROM groups
+        WHERE answer_id = ?1 AND app_key IS ?2 AND served_index IS NOT NULL
+        UNION ALL SELECT group_id, received_at FROM groups
+        WHERE group_id = ?1 AND app_key IS ?2 AND served_index IS NOT NULL
+    ) ORDER BY received_at DESC LIMIT 1
+"""
+_OTHERS = """
+    SELECT value FROM feedback WHERE app_key IS ? AND value IS NOT NULL
+    AND COALESCE(reason, '') NOT IN ('taken_back', 'replaced')
+    AND NOT (group_id = ? AND feedback_id = ?) ORDER BY received_at DESC LIMIT ?
+"""
+_SAME = """
+    SELECT group_id FROM groups WHERE session_id = ? AND asked_key = ? AND group_id <> ?
+    AND served_index IS NOT NULL ORDER BY received_at DESC LIMIT 1
+"""
+_PARENT = "SELECT group_id FROM groups WHERE group_id = ? AND turn < ? AND served_index IS NOT NULL"
+_UNFINISHED = "SELECT EXISTS (SELECT 1 FROM groups WHERE group_id = ? AND state = 'scored')"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedCalls:
+    """What the engine saw and sampled of the answer an app got."""
+
+    run_id: str | None
+    calls: list[CapturedCall]
+    is_known: bool
+    """Whether it is known what all tokens were chosen from."""
+
+
+def sample_id(row: FeedbackRecord) -> str:
+    """Of the sample that a feedback becomes."""
+    return f"{_SAMPLE}{row.group_id}/{row.feedback_id}"
+
+
+def apply(db: Connection, entry: LogEntry) -> None:
+    """What the run's log says of samples."""
+    told: list[tuple[Any, ...]] = []
+    match entry.kind:
+        case "step":
+            outcome = ("trained", None, entry.step, entry.version)
+            told = [(*outcome, *key) for key in _keys(one.group_id for one in entry.groups)]
+        case "dropped":
+            for name, reason in entry.reasons.items():
+                told += [("dropped", reason, None, None, *key) for key in _keys([name])]
+        case "restored":
+            told = [("lost", "server_crashed", None, None, *key) for key in _keys(entry.lost)]
+        case _:
+            pass
+    if told:
+        db.exec_driver_sql(_LOGGED, told)
+
+
+def _keys(ids: Iterable[str]) -> list[tuple[str, str]]:
+    """Group and feedback id of those that are samples."""
+    samples = [one.removeprefix(_SAMPLE).rpartition("/") for one in ids if one.startswith(_SAMPLE)]
+    return [(group_id, feedback_id) for group_id, _, feedback_id in samples]
+
+
+class FeedbackRows:
+    def __init__(
+        self, reading: Engine, put: Callable[[Callable[[Connection], None]], None]
+    ) -> None:
+        """`put`: the ledger's writer."""
+        self._reading = reading
+        self._put = put
+
+    def record(self, row: FeedbackRecord) -> None:
+        """Once: a second one of its name changes nothing."""
+        self._put(lambda db: _run(db, _PUT, _ROW(row)))
+
+    def outcome(
+        self,
+        row: FeedbackRecord,
+        state: FeedbackState,
+        reason: str | None = None,
+        *,
+        value: float | None = None,
+        baseline: float | None = None,
+        amount: float | None = None,
+        hook_hash: str | None = None,
+    ) -> None:
+        """What the run's log said first stands; what is None stays."""
+        told = (state.value, reason, value, baseline, amount, hook_hash)
+        self._put(partial(_run, sql=_OUTCOME, row=(*told, row.group_id, row.feedback_id)))
+
+    def void(self, row: FeedbackRecord, reason: str) -> None:
+        """It counts for nothing any more, unless it is on its way to be trained."""
+        self._put(partial(_run, sql=_VOID, row=(reason, row.group_id, row.feedback_id)))
+
+    def answer(self, name: str, app_key: str | None) -> str | None:
+        """That app's latest group whose answer it calls so, or by the group's own id."""
+        return self._one(_ANSWER, name, app_key)
+
+    def regenerated(self, place: Place, group_id: str) -> str | None:
+        """The group whose request `group_id`, which stands there, asks once more."""
+        return self._one(_SAME, place.session_id, place.asked_key, group_id)
+
+    def before(self, place: Place, group_id: str) -> str | None:
+        """The group of which a request that stands there says something."""
+        if place.kind is Kind.REGENERATES:
+            return self.regenerated(place, group_id) if place.asked_key else None
+        return self._one(_PARENT, place.parent_id, place.turn)
+
+    def is_unfinished(self, group_id: str) -> bool:
+        """Whether the server has not taken it yet."""
+        return bool(self._one(_UNFINISHED, group_id))
+
+    def of_group(self, group_id: str) -> list[FeedbackRecord]:
+        """Oldest first."""
+        return self._rows(FEEDBACK.c.group_id == group_id)
+
+    def in_state(self, state: FeedbackState) -> list[FeedbackRecord]:
+        """Oldest first."""
+        return self._rows(FEEDBACK.c.state == state.value)
+
+    def others(self, row: FeedbackRecord, limit: int) -> list[float]:
+        """What the app's other feedbacks counted for, latest first."""
+        with self._reading.connect() as db:
+            key = (row.app_key, row.group_id, row.feedback_id, limit)
+            return list(db.exec_driver_sql(_OTHERS, key).scalars())
+
+    def served_calls(self, group_id: str) -> ServedCalls:
+        with self._reading.connect() as db:
+            group = db.exec_driver_sql(
+                "SELECT run_id, served_index FROM groups WHERE group_id = ?", (group_id,)
+            ).one_or_none()
+            run_id, served = (None, None) if group is None else group
+            query = select(CALLS).where(CALLS.c.group_id == group_id, CALLS.c.sibling == served)
+            rows = db.execute(query.order_by(CALLS.c.seq)).all()
+        is_known = all(row.shaped is not None and not row.shaped for row in rows)
+        return ServedCalls(run_id, [_call(row) for row in rows], is_known)
+
+    def counts(self) -> dict[str, int]:
+        """By state."""
+        with self._reading.connect() as db:
+            found = db.exec_driver_sql("SELECT state, COUNT(*) FROM feedback GROUP BY state")
+            return {state: count for state, count in found}
+
+    def _rows(self, where: Any) -> list[FeedbackRecord]:
+        query = select(FEEDBACK).where(where).order_by(FEEDBACK.c.received_at)
+        with self._reading.connect() as db:
+            return [FeedbackRecord(**row) for row in db.execute(query).mappings()]
+
+    def _one(self, query: str, *values: object) -> Any:
+        with self._reading.connect() as db:
+            return db.exec_driver_sql(query, values).scalar()
+
+
+def _run(db: Connection, sql: str, row: tuple[Any, ...]) -> None:
+    db.exec_driver_sql(sql, row)
+
+
+def _call(row: Row[Any]) -> CapturedCall:
+    return CapturedCall(
+        prompt_ids=b64encode(row.prompt_ids).decode(),
+        response_ids=b64encode(row.response_ids).decode(),
+        logprobs=None if row.logprobs is None else b64encode(row.logprobs).decode(),
+        weight_versions=orjson.loads(row.weight_versions_json),
+        temperature=row.temperature,
+        finish_reason=row.finish_reason,
+        untrainable=row.untrainable,
+        shaped=bool(row.shaped),
+    )

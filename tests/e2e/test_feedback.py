@@ -1,0 +1,189 @@
+"""Feedback about answers, over real sockets: into the group that still waits, or trained later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.hook_files import PREFER_YES, write_hooks
+from tests.e2e.ledgers import rows, wait_for_groups
+from tests.e2e.processes import Process, Processes, wait_until
+
+Json = dict[str, Any]
+KEY = {"Authorization": "Bearer sk-one"}
+
+
+def started(
+    processes: Processes, folder: Path, *, window_s: float = 0, hook: str = "", pools: int = 1
+) -> tuple[Process, Process]:
+    """The server and a proxy that samples two."""
+    hooks = write_hooks(folder / "hooks", PREFER_YES)
+    if hook:
+        (hooks / "on_feedback.py").write_text(hook)
+    file = folder / "fakevllm.toml"
+    file.write_text(
+        f"[job]\nbatch_size = {pools}\nlr = 0.1\nmax_staleness = 1000\n"
+        f"[feedback]\nwindow_s = {window_s}\nnum_for_baseline = 2\n"
+    )
+    server = processes.server("--backend", "fake")
+    given = ["--config", str(file), "--hooks", str(hooks), "--n", "2"]
+    return server, processes.proxy(server, *given)
+
+
+def ask(proxy: Process, *texts: str, **more: Any) -> Json:
+    """`texts`: what was said so far, the user first."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
+    body = {"model": "fake", "messages": messages} | more
+    reply = httpx.post(f"{proxy.url}/v1/chat/completions", json=body, headers=KEY, timeout=20)
+    assert reply.status_code == 200, reply.text
+    return reply.json() if not more.get("stream") else {"id": reply.text.split('"id":"')[1]}
+
+
+def say(proxy: Process, key: str = "sk-one", **body: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.post(f"{proxy.url}/v1/feedback", json=body, headers=headers, timeout=20)
+
+
+def said(proxy: Process) -> list[Any]:
+    return rows(proxy, "select * from feedback order by received_at")
+
+
+def until_states(proxy: Process, *states: str) -> None:
+    def told() -> list[str]:
+        return [row["state"] for row in said(proxy)]
+
+    wait_until(lambda: told() == [*states], 20, lambda: f"{states}, and not {told()}")
+
+
+def test_later_feedback_is_trained_once_centred_and_across_a_restart(
+    processes: Processes, tmp_path: Path
+) -> None:
+    _, proxy = started(processes, tmp_path)
+    one, other = ask(proxy, "first"), ask(proxy, "second")
+    wait_for_groups(proxy, 2, states="pooled trained dropped")
+    first = say(proxy, id=one["id"], thumbs="up")
+    assert (first.status_code, first.json()["is_repeated"]) == (200, False)
+    until_states(proxy, "waiting")  # one alone is measured by nothing
+    proxy.kill()
+    proxy.start()
+    proxy.wait_until_healthy()
+    again = say(proxy, id=one["id"], thumbs="up").json()
+    assert again["is_repeated"] and again["feedback_id"] == first.json()["feedback_id"]
+    assert say(proxy, id=other["id"], thumbs="down", feedback_id="mine").is_success
+    until_states(proxy, "trained", "trained")
+    told = [(row["value"], row["baseline"], row["amount"]) for row in said(proxy)]
+    assert told == [(1.0, -1.0, 2.0), (-1.0, 1.0, -2.0)]
+    say(proxy, id=other["id"], thumbs="down", feedback_id="mine").raise_for_status()
+    say(proxy, id=other["id"], comment="and why").raise_for_status()
+    until_states(proxy, "trained", "trained", "kept")
+    stats = httpx.get(f"{proxy.url}/fakevllm/stats").json()
+    assert stats["feedback"] == {"kept": 1, "trained": 2}
+    shown = httpx.get(f"{proxy.url}/fakevllm/groups/{first.json()['group_id']}").json()
+    told = {"kind": "feedback", "state": "trained", "reason": None, "value": 1.0}
+    assert shown["feedback"] == [told]
+    counted = 'fakevllm_feedback_total{kind="feedback"} 2.0'  # by this life
+    assert counted in httpx.get(f"{proxy.url}/metrics").text
+
+
+def test_feedback_within_the_window_changes_the_reward_its_group_is_sent_with(
+    processes: Processes, tmp_path: Path
+) -> None:
+    _, proxy = started(processes, tmp_path, window_s=600)
+    held = [ask(proxy, f"[[say {word}]]") for word in ("one", "two", "three")]
+    groups = wait_for_groups(proxy, 3, states="scored")
+    reply = say(proxy, id=held[0]["id"], thumbs="up")
+    assert reply.json()["group_id"] == groups[0]["group_id"]
+    until_states(proxy, "joined")
+    assert wait_for_groups(proxy, 1, states="pooled trained")[0]["state"] != "scored"
+    # Equal answers tie: nothing but what was said teaches.
+    trained = "select * from siblings where group_id = ? and trained"
+    wait_until(lambda: len(rows(proxy, trained, groups[0]["group_id"])) == 2, 20, "the training")
+
+    ask(proxy, "[[say two]]", held[1]["choices"][0]["message"]["content"], "[[say next]]")
+    wait_for_groups(proxy, 2, states="pooled trained")
+    groups = wait_for_groups(proxy, 4, states="scored pooled trained")
+    assert [row["state"] for row in groups][2:] == ["scored", "scored"]
+    proxy.stop()
+    proxy.start()
+    proxy.wait_until_healthy()
+    wait_for_groups(proxy, 4, states="pooled trained")
+    assert len(said(proxy)) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"id": "chatcmpl-none", "thumbs": "up"}, 404, "send the id of the response"),
+        ({"thumbs": "up"}, 400, "Field required"),
+        ({"id": "x"}, 400, "say at least one of score"),
+        ({"id": "x", "score": 3}, 400, "less than or equal to 1"),
+        ({"id": "x", "thumbs": "sideways"}, 400, "'up' or 'down'"),
+        ({"id": "x", "score": True}, 400, "valid number"),
+        ({"id": "x", "edited": ""}, 400, "at least 1 character"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_as_vllm_would(
+    stack: Any, body: Json, status: int, words: str
+) -> None:
+    reply = say(stack.three, **body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (status, status)
+    assert words in error["message"] and set(error) == {"message", "type", "param", "code"}
+
+
+def test_only_the_app_that_got_an_answer_may_say_something_of_it(stack: Any) -> None:
+    answer = ask(stack.three, "[[say mine]]")
+    assert say(stack.three, key="sk-other", id=answer["id"], thumbs="down").status_code == 404
+    taken = say(stack.three, id=answer["id"], thumbs="down", feedback_id="a")
+    assert taken.is_success
+    assert say(stack.three, id=taken.json()["group_id"], thumbs="down", feedback_id="b").is_success
+    reply = say(stack.three, id=answer["id"], thumbs="up", feedback_id="a")
+    assert reply.status_code == 400 and "choose another one" in reply.json()["error"]["message"]
+
+
+def test_every_format_s_answers_are_known_by_their_own_ids(stack: Any) -> None:
+    url, text = stack.three.url, "[[say hello]]"
+    chat = {"model": "fake", "messages": [{"role": "user", "content": text}], "max_tokens": 9}
+    bodies: list[tuple[str, Json]] = [
+        ("chat/completions", chat),
+        ("messages", chat),
+        ("completions", {"model": "fake", "prompt": text}),
+        ("responses", {"model": "fake", "input": text}),
+    ]
+    for path, body in bodies:
+        for own in ({}, {"X-Request-Id": f"mine-{path.replace('/', '-')}"}):
+            reply = httpx.post(f"{url}/v1/{path}", json=body, headers=KEY | own).json()
+            assert say(stack.three, id=reply["id"], score=0.5).is_success, (path, reply["id"])
+        streamed = httpx.post(f"{url}/v1/{path}", json=body | {"stream": True}, headers=KEY).text
+        name = streamed.partition('"id":"')[2].partition('"')[0]
+        assert say(stack.three, id=name, score=-0.5).is_success, (path, name)
+
+
+ON_FEEDBACK = """
+def on_feedback(feedback):
+    return {"feedback": None, "next_message": 0.25, "regenerate": -0.5}[feedback.kind]
+"""
+
+
+def test_a_hook_makes_numbers_of_what_followed_and_nothing_of_what_it_ignores(
+    processes: Processes, tmp_path: Path
+) -> None:
+    _, proxy = started(processes, tmp_path, window_s=600, hook=ON_FEEDBACK)
+    first = ask(proxy, "[[say one]]")
+    told = first["choices"][0]["message"]["content"]
+    second = ask(proxy, "[[say one]]", told, "[[say two]]")
+    ask(proxy, "[[say one]]", told, "[[say two]]")  # once more
+    assert say(proxy, id=second["id"], thumbs="up").is_success
+    wait_until(lambda: len(said(proxy)) == 3, 20, "what was said")
+    until_states(proxy, "joined", "joined", "kept")
+    told_of = [(row["kind"], row["group_id"], row["amount"]) for row in said(proxy)]
+    groups = [row["group_id"] for row in wait_for_groups(proxy, 3, states="scored pooled trained")]
+    assert told_of == [
+        ("next_message", groups[0], 0.25),
+        ("regenerate", groups[1], -0.5),
+        ("feedback", groups[1], None),
+    ]

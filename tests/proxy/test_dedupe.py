@@ -1,0 +1,183 @@
+"""Which requests are one: by evidence, and by nothing else."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fakevllm.dedupe import Attempt, Attempts, Sent
+
+SENT = Sent(b"k")
+MARKED = Sent(b"k", is_marked=True)
+
+
+def attempts(**bounds: int) -> Attempts[str]:
+    return Attempts(600, **bounds)
+
+
+def test_equal_requests_without_a_sign_of_a_retry_are_two() -> None:
+    known = attempts()
+    first = known.begin(SENT, "a", now=0)
+    assert known.find(SENT, now=1) is None
+    known.told(first, now=2)
+    assert known.find(SENT, now=3) is None
+
+
+def test_a_request_that_says_it_was_sent_before_is_the_one_that_runs_or_ran() -> None:
+    known = attempts()
+    first = known.begin(SENT, "a", now=0)
+    assert known.find(MARKED, now=1) is first
+    known.told(first, now=2)
+    known.told(first, now=2)
+    assert known.find(MARKED, now=3) is first
+
+
+def test_a_request_that_says_it_was_sent_before_and_never_came_is_new() -> None:
+    assert attempts().find(MARKED, now=0) is None
+
+
+def test_each_connection_that_was_lost_stands_for_one_request() -> None:
+    known = attempts()
+    first, second = known.begin(SENT, "a", now=0), known.begin(SENT, "b", now=0)
+    known.cut(first, now=1)
+    known.cut(second, now=1)
+    assert known.find(SENT, now=2) is first
+    assert known.find(SENT, now=2) is second
+    assert known.find(SENT, now=2) is None
+
+
+def test_who_waits_for_an_answer_and_is_lost_again_finds_it_again() -> None:
+    known = attempts()
+    first = known.begin(SENT, "a", now=0)
+    for now in range(1, 5):
+        known.cut(first, now)
+        assert known.find(SENT, now) is first
+
+
+def test_what_was_told_and_not_read_to_its_end_is_told_again() -> None:
+    known = attempts()
+    first = known.begin(SENT, "a", now=0)
+    known.told(first, now=1)
+    known.lost(first, now=2)
+    assert known.find(SENT, now=3) is first
+
+
+def test_who_hung_up_with_the_whole_answer_has_it() -> None:
+    known = attempts()
+    first = known.begin(SENT, "a", now=0)
+    known.cut(first, now=1)
+    known.found(first, now=2)
+    assert known.find(SENT, now=3) is None and first.num_told == 1
+
+
+def test_one_name_is_one_request_and_two_names_are_two() -> None:
+    known = attempts()
+    named = Sent(b"k", idempotency_key="x")
+    first = known.begin(named, "a", now=0)
+    assert known.find(named, now=1) is first
+    known.cut(first, now=2)
+    assert known.find(Sent(b"k", is_marked=True, idempotency_key="y"), now=3) is None
+    assert known.find(SENT, now=3) is first
+
+
+def test_a_retry_of_what_was_refused_is_a_new_request_once() -> None:
+    known = attempts()
+    refused, waiting = known.begin(SENT, "a", now=0), known.begin(SENT, "b", now=0)
+    known.refused(refused, now=1)
+    known.closed(refused, now=1)
+    assert known.find(SENT, now=2) is None
+    assert known.find(MARKED, now=2) is None, "it is the one that was refused"
+    assert known.find(MARKED, now=2) is waiting
+
+
+def test_another_body_is_another_request() -> None:
+    known = attempts()
+    known.cut(known.begin(SENT, "a", now=0), now=1)
+    assert known.find(Sent(b"other", is_marked=True), now=2) is None
+
+
+def test_a_lost_connection_is_forgotten_with_time() -> None:
+    known = attempts()
+    known.cut(known.begin(SENT, "a", now=0), now=100)
+    assert known.find(SENT, now=701) is None and len(known) == 0
+
+
+def test_what_somebody_waits_for_is_never_forgotten() -> None:
+    known = attempts(max_attempts=1)
+    first = known.begin(SENT, "a", now=0)
+    known.begin(Sent(b"other"), "b", now=5000)
+    assert known.find(MARKED, now=5000) is first
+
+
+def test_answers_are_kept_up_to_a_bound_the_latest_last() -> None:
+    known = attempts(max_bytes=100)
+    for number in range(4):
+        one = known.begin(Sent(b"%d" % number), "a", now=number)
+        known.keep(one, 40)
+        known.cut(one, now=number)
+    found = [known.find(Sent(b"%d" % number), now=9) is not None for number in range(4)]
+    assert found == [False, False, True, True] and known.num_bytes == 80
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Two equal questions of several users, connections that come and go: an answer goes to as many
+    requests as there is evidence for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = attempts(max_bytes=200, max_attempts=6)
+        self.now = 0.0
+        self.waiting: list[Attempt[str]] = []
+        self.num_evidence = self.num_found = 0
+        """Connections that were lost."""
+
+    @rule(key=st.sampled_from([b"a", b"b"]))
+    def sends(self, key: bytes) -> None:
+        found = self.known.find(Sent(key), self.now)
+        self.num_found += found is not None
+        self.waiting.append(found or self.known.begin(Sent(key), "x", self.now))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), size=st.integers(0, 90))
+    def gets_it(self, data: st.DataObject, size: int) -> None:
+        attempt = self._one(data)
+        self.known.keep(attempt, size)
+        self.known.told(attempt, self.now)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def is_lost(self, data: st.DataObject) -> None:
+        self.num_evidence += 1
+        self.known.cut(self._one(data), self.now)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def is_refused(self, data: st.DataObject) -> None:
+        attempt = self._one(data)
+        self.known.refused(attempt, self.now)
+        self.known.closed(attempt, self.now)
+
+    @rule(seconds=st.sampled_from([1, 300, 700]))
+    def time_passes(self, seconds: int) -> None:
+        self.now += seconds
+
+    def _one(self, data: st.DataObject) -> Attempt[str]:
+        return self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
+
+    @invariant()
+    def holds(self) -> None:
+        assert self.num_found <= self.num_evidence
+        assert all(attempt.num_open > 0 for attempt in self.waiting)
+        assert self.known.num_bytes >= 0
+
+    def teardown(self) -> None:
+        """Behind the window nothing is left but what is waited for."""
+        self.now += 601
+        self.known.find(Sent(b"none"), self.now)
+        assert len(self.known) == len(set(self.waiting))
+        assert self.known.num_bytes == sum(one.size for one in set(self.waiting))
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=200, stateful_step_count=30)

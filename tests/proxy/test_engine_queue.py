@@ -1,0 +1,83 @@
+"""The engine's queue, as the proxy hears of it."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+
+from fakevllm.swarm.engine_queue import ASK_EVERY_S, EngineQueue, queue_in
+from tests.proxy.odd_swarm import OddSwarm
+
+PAGE = """# HELP vllm:num_requests_waiting Number of requests waiting to be processed.
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="m"} 3.0
+vllm:num_requests_waiting{engine="1",model_name="m"} 4.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
+vllm:num_requests_running{engine="0",model_name="m"} 5.0
+"""
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.is_wanted = True
+        self.queue = EngineQueue(lambda: self.is_wanted, lambda: self.now)
+
+    async def heard(self, swarm: OddSwarm, *, is_serving: bool = True) -> int | None:
+        async with aiohttp.ClientSession(swarm.url) as http:
+            await self.queue.follow(http, is_serving=is_serving)
+        return self.queue.num_waiting
+
+
+async def test_what_waits_in_all_engines_is_one_queue_and_asked_for_now_and_then() -> None:
+    rig = Rig()
+    async with OddSwarm() as swarm:
+        swarm.answers["/metrics"] = PAGE
+        assert await rig.heard(swarm) == 7
+        swarm.answers["/metrics"] = PAGE.replace("3.0", "1.0")
+        assert await rig.heard(swarm) == 7
+        rig.now += ASK_EVERY_S
+        assert await rig.heard(swarm) == 5
+        assert swarm.calls["/metrics"] == 2
+
+
+async def test_a_queue_that_nobody_goes_by_is_asked_for_until_it_is_known() -> None:
+    rig = Rig()
+    rig.is_wanted = False
+    async with OddSwarm() as swarm:
+        assert await rig.heard(swarm) is None
+        rig.now += ASK_EVERY_S
+        swarm.answers["/metrics"] = PAGE
+        assert await rig.heard(swarm) == 7
+        rig.now += ASK_EVERY_S
+        assert await rig.heard(swarm) == 0 and swarm.calls["/metrics"] == 2
+        rig.is_wanted = True
+        assert await rig.heard(swarm) == 7, "at once"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [404, 500, "", "up 1", "vllm:num_requests_waiting", "vllm:num_requests_waiting{ 3"]
+    + [f"vllm:num_requests_waiting {odd}" for odd in ("NaN", "+Inf", "many")],
+)
+async def test_an_engine_that_tells_nothing_that_can_be_read_has_no_known_queue(
+    page: str | int,
+) -> None:
+    rig = Rig()
+    async with OddSwarm() as swarm:
+        swarm.answers["/metrics"] = page
+        assert await rig.heard(swarm) is None
+
+
+async def test_an_engine_that_does_not_answer_has_no_queue() -> None:
+    rig = Rig()
+    async with OddSwarm() as swarm:
+        swarm.answers["/metrics"] = PAGE
+        assert await rig.heard(swarm) == 7
+        assert await rig.heard(swarm, is_serving=False) is None
+    rig.now += ASK_EVERY_S
+    assert await rig.heard(swarm) is None, "the server has gone"
+
+
+def test_nothing_else_is_taken_for_the_queue() -> None:
+    assert queue_in("vllm:num_requests_waiting_by_reason 3\nnum_requests_waiting 4") is None

@@ -1,0 +1,251 @@
+"""A request that is sent again is one request: over real sockets, before a real swarm server."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+import pytest
+
+from fakevllm import reply
+from tests.e2e.hook_files import PREFER_YES, write_hooks
+from tests.fuzz.rig import TIMEOUT_S, Got, Stack, running
+from tests.proxy.odd_swarm import until
+
+JSON = {"Content-Type": "application/json"}
+AGAIN = JSON | {"x-stainless-retry-count": "1"}
+CHAT = "/v1/chat/completions"
+ROW = "SELECT state, status, num_resent, served_index, kind, group_id FROM groups"
+
+
+def chat(text: str = "yes or no?", **more: Any) -> bytes:
+    messages = [{"role": "user", "content": text}]
+    return orjson.dumps({"model": "fake", "messages": messages, **more})
+
+
+LONG = "[[slow 0.02]] [[say " + "a" * 40 + "]]"
+LARGE = "[[say " + "a" * 1500 + "]]"
+
+
+def sections(folder: Path, **serve: Any) -> dict[str, Any]:
+    return {"hooks": write_hooks(folder / "hooks", PREFER_YES), "serve": serve}
+
+
+def groups(folder: Path) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(folder / "proxy" / "ledger.sqlite")) as ledger:
+        return ledger.execute(f"{ROW} ORDER BY received_at").fetchall()
+
+
+def num_kept(folder: Path) -> int:
+    with closing(sqlite3.connect(folder / "proxy" / "ledger.sqlite")) as ledger:
+        return ledger.execute("SELECT COUNT(*) FROM kept_answers").fetchone()[0]
+
+
+async def settled(folder: Path, num: int = 1) -> list[tuple[Any, ...]]:
+    await until(lambda: len(groups(folder)) == num)
+    await until(lambda: all(row[0] != "scored" for row in groups(folder)))
+    return groups(folder)
+
+
+async def was_told_again(folder: Path) -> None:
+    """Until the ledger says so of the only group, or the first."""
+    await until(lambda: groups(folder)[0][1:3] == (200, 1))
+    assert num_kept(folder) == 0
+
+
+async def are_open(stack: Stack, num: int) -> None:
+    """Until so many requests wait for their answers, and siblings are under way."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            async with stack.http.get(stack.proxy + "/metrics") as told:
+                lines = (await told.text()).splitlines()
+            are_asked = "fakevllm_siblings_in_flight 0.0" not in lines
+            if are_asked and f"fakevllm_requests_open {num}.0" in lines:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def cut(stack: Stack, body: bytes, num_open: int = 1) -> None:
+    """Asks, and hangs up once it waits beside those that are open, itself with them."""
+    asking = asyncio.create_task(stack.ask(stack.proxy + CHAT, body, JSON))
+    await are_open(stack, num_open)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+async def asked(stack: Stack, body: bytes, headers: dict[str, str] = JSON) -> Got:
+    got = await stack.ask(stack.proxy + CHAT, body, headers)
+    assert got.status == 200
+    return got
+
+
+async def test_who_hangs_up_and_asks_again_joins_the_group_that_runs(tmp_path: Path) -> None:
+    async with running(tmp_path, **sections(tmp_path)) as stack:
+        await cut(stack, chat(LONG))
+        got = await asked(stack, chat(LONG))
+        await settled(tmp_path, 1)
+        await was_told_again(tmp_path)
+    assert got.json["choices"][0]["message"]["content"] == "a" * 40
+
+
+async def test_who_asks_the_same_beside_another_has_a_group_of_its_own(tmp_path: Path) -> None:
+    async with running(tmp_path, **sections(tmp_path)) as stack:
+        both = await asyncio.gather(*(asked(stack, chat(LONG)) for _ in range(2)))
+        await settled(tmp_path, 2)
+    assert both[0].json["id"] != both[1].json["id"]
+
+
+async def test_an_answer_that_was_read_is_not_told_again_unasked(tmp_path: Path) -> None:
+    async with running(tmp_path, **sections(tmp_path)) as stack:
+        first, second = await asked(stack, chat()), await asked(stack, chat())
+        third = await asked(stack, chat(), AGAIN)
+        await settled(tmp_path, 2)
+        await until(lambda: [row[2] for row in groups(tmp_path)] == [0, 1])
+    assert first.json["id"] != second.json["id"]
+    assert third.body == second.body
+
+
+async def test_one_idempotency_key_is_one_request(tmp_path: Path) -> None:
+    async with running(tmp_path, **sections(tmp_path)) as stack:
+        named = [JSON | {"Idempotency-Key": name} for name in "xxy"]
+        got = [await asked(stack, chat(), headers) for headers in named]
+        await settled(tmp_path, 2)
+    assert got[0].body == got[1].body != got[2].body
+
+
+async def test_other_keys_and_other_sessions_ask_for_themselves(tmp_path: Path) -> None:
+    async with running(tmp_path, **sections(tmp_path)) as stack:
+        await asked(stack, chat(), JSON | {"Authorization": "Bearer a"})
+        await asked(stack, chat(), AGAIN | {"Authorization": "Bearer b"})
+        await asked(stack, chat(), AGAIN | {"Authorization": "Bearer a", "x-session-id": "s"})
+        await settled(tmp_path, 3)
+
+
+@pytest.mark.parametrize("kind", ["best", "lead"])
+async def test_a_stream_that_was_cut_is_told_again_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(reply, "GRACE_S", 0.01)
+    body = chat(LONG, stream=True)
+    async with running(tmp_path, **sections(tmp_path, policy=kind)) as stack:
+        async with stack.http.post(stack.proxy + CHAT, data=body, headers=JSON) as answer:
+            await answer.content.readany()
+            answer.close()
+        got = await asked(stack, body)
+        await settled(tmp_path, 1)
+        await was_told_again(tmp_path)
+    text = b"".join(got.body.split(b'"content":"')[2:])
+    assert text.count(b"a") >= 40 and got.body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_what_nobody_read_is_told_again_by_a_proxy_that_was_started_anew(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, **sections(tmp_path)) as stack:
+        await cut(stack, chat(LONG))
+        (row,) = await settled(tmp_path)
+        assert row[1:3] == (499, 0) and num_kept(tmp_path) == 1
+    async with running(tmp_path, **sections(tmp_path)) as stack:
+        got, other = await asked(stack, chat(LONG)), await asked(stack, chat(LONG))
+        await settled(tmp_path, 2)
+        await was_told_again(tmp_path)
+    assert other.json["id"] != got.json["id"]
+
+
+async def test_a_client_that_closes_with_something_unread_is_told_again(tmp_path: Path) -> None:
+    body = chat(LARGE, max_tokens=2000)
+    async with running(tmp_path, **sections(tmp_path)) as stack:
+        where = urlsplit(stack.proxy)
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: application/json\r\n"
+        sent = head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        loop = asyncio.get_running_loop()
+        with closing(socket.socket()) as client:
+            client.setblocking(False)
+            await loop.sock_connect(client, (where.hostname, where.port))
+            await loop.sock_sendall(client, sent)
+            (row,) = await settled(tmp_path)
+            assert row[1:3] == (200, 0), "the proxy has written it all"
+            await loop.sock_recv(client, 20)
+        await until(lambda: num_kept(tmp_path) == 1)
+        got = await asked(stack, body)
+        await was_told_again(tmp_path)
+        await settled(tmp_path, 1)
+    assert got.json["choices"][0]["message"]["content"] == "a" * 1500
+
+
+async def test_a_retry_of_what_was_refused_is_asked_anew(tmp_path: Path) -> None:
+    async with running(tmp_path, **sections(tmp_path)) as stack:
+        for headers in (JSON, AGAIN):
+            got = await stack.ask(stack.proxy + CHAT, chat(max_tokens=-1), headers)
+            assert got.status == 400
+        assert [row[2] for row in await settled(tmp_path, 2)] == [0, 0]
+
+
+async def test_a_group_that_was_cancelled_with_its_app_is_asked_anew(tmp_path: Path) -> None:
+    async with running(tmp_path, **sections(tmp_path, on_disconnect="cancel")) as stack:
+        await cut(stack, chat(LONG))
+        await asked(stack, chat(LONG))
+        rows = await settled(tmp_path, 2)
+    assert [row[1] for row in rows] == [499, 200] and rows[0][0] == "failed"
+
+
+async def test_an_answer_may_be_cut_again_and_again(tmp_path: Path) -> None:
+    async with running(tmp_path, **sections(tmp_path)) as stack:
+        await cut(stack, chat(LONG))
+        for _ in range(2):  # who asked first is open until there is an answer
+            await cut(stack, chat(LONG), num_open=2)
+            await are_open(stack, 1)
+        await asked(stack, chat(LONG))
+        await settled(tmp_path, 1)
+        await was_told_again(tmp_path)
+
+
+async def test_one_who_waits_with_the_first_gets_the_same(tmp_path: Path) -> None:
+    async with running(tmp_path, **sections(tmp_path)) as stack:
+        first = asyncio.create_task(asked(stack, chat(LONG)))
+        await are_open(stack, 1)
+        second = await asked(stack, chat(LONG), AGAIN)
+        assert (await first).body == second.body
+        await settled(tmp_path, 1)
+
+
+async def test_a_window_of_nothing_knows_no_retries(tmp_path: Path) -> None:
+    async with running(tmp_path, **sections(tmp_path, resend_window_s=0)) as stack:
+        await asked(stack, chat())
+        await asked(stack, chat(), AGAIN)
+        await settled(tmp_path, 2)
+
+
+async def test_who_waits_for_a_group_that_is_cancelled_asks_anew(tmp_path: Path) -> None:
+    async with running(tmp_path, **sections(tmp_path, on_disconnect="cancel")) as stack:
+        first = asyncio.create_task(asked(stack, chat(LONG)))
+        await are_open(stack, 1)
+        second = asyncio.create_task(asked(stack, chat(LONG), AGAIN))
+        await are_open(stack, 2)
+        first.cancel()
+        assert (await second).json["choices"][0]["message"]["content"] == "a" * 40
+        rows = await settled(tmp_path, 2)
+    assert [row[0] for row in rows] == ["failed", rows[1][0]]
+
+
+async def test_who_waits_for_a_group_that_is_cancelled_is_told_so_where_it_hears_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stream was opened to keep it waiting: it cannot become another request any more."""
+    monkeypatch.setattr(reply, "GRACE_S", 0.01)
+    monkeypatch.setattr(reply, "KEEP_ALIVE_EVERY_S", 0.01)
+    body = chat(LONG, stream=True)
+    async with running(tmp_path, **sections(tmp_path, on_disconnect="cancel")) as stack:
+        first = asyncio.create_task(asked(stack, body))
+        await are_open(stack, 1)
+        async with stack.http.post(stack.proxy + CHAT, data=body, headers=AGAIN) as second:
+            await second.content.readany()
+            first.cancel()
+            told = await second.content.read()
+    assert b"Try again" in told and b"error" in told
