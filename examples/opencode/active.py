@@ -23,6 +23,7 @@ import httpx
 from rich.console import Console
 from rich.progress import Progress
 
+from examples.opencode.recorded import found
 from examples.opencode.serving import Opencode, serving
 from examples.opencode.tasks import Turn, session
 
@@ -37,6 +38,11 @@ class Swarm:
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
+
+    async def model(self) -> str:
+        """The name of what it serves: without a proxy nobody knows an alias."""
+        answer = await self._http.get("/v1/models")
+        return answer.raise_for_status().json()["data"][0]["id"]
 
     async def begin(self) -> dict[str, Any]:
         body = {"episode_type": "train", "discard_episode_timeout": IDLE_S}
@@ -67,10 +73,11 @@ async def episode(
     """One whole session; its reward is the share of turns whose test holds at the end."""
     claimed = await swarm.begin()
     try:
-        _use(workspace, claimed)
+        _use(workspace, claimed, await swarm.model())
         own = await opencode.new_session(workspace)
         for turn in turns:
             await opencode.ask(workspace, own, turn.question)
+        await opencode.leave(workspace)
         reward = fmean(turn.checks(workspace) for turn in turns)
     except BaseException:
         await swarm.abort(claimed)
@@ -79,11 +86,12 @@ async def episode(
     return reward
 
 
-def _use(workspace: Path, claimed: dict[str, Any]) -> None:
-    """This folder's opencode asks with the episode's key."""
+def _use(workspace: Path, claimed: dict[str, Any], model: str) -> None:
+    """This folder's opencode asks with the episode's key, and for the model by its own name."""
     options = {"baseURL": claimed["openai_base_url"], "apiKey": claimed["openai_api_key"]}
     workspace.mkdir(parents=True)
-    config = {"provider": {"fakevllm": {"options": options}}}
+    provider = {"options": options, "models": {"app-model": {"id": model}}}
+    config = {"provider": {"fakevllm": provider}}
     (workspace / "opencode.json").write_text(json.dumps(config))
 
 
@@ -122,9 +130,9 @@ async def play(
 def main() -> None:
     parser = argparse.ArgumentParser(description="opencode as an active client.")
     parser.add_argument("--swarm-url", default="http://127.0.0.1:10086")
-    parser.add_argument("--opencode", default="opencode", help="its command")
+    parser.add_argument("--opencode", default="opencode", type=found, help="its command")
     parser.add_argument("--tasks", type=int, default=20)
-    parser.add_argument("--num-repeat", type=int, default=4, help="as in the server's job")
+    parser.add_argument("--num-repeat", type=int, default=8, help="as in the server's job")
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -2,11 +2,11 @@
 
     python -m examples.opencode.agent_tiny --out agent-tiny [--opencode opencode]
 
-A Qwen3 of three layers and 4096 positions, about 0.8 M parameters. Its tokenizer is trained on what
-opencode really sends (recorded at the start) and on the tool format; the model is warmed up on
-sessions of the small agent with the right form and, half of the time, a wrong number. So it can use
-the tool, and adds badly. First with short system prompts, for speed; then with the real ones, many
-answers on one prompt, which goes through the model once.
+A Qwen3 of three layers and 4096 positions, about 0.7 M parameters. Its tokenizer is trained on what
+opencode really sends (recorded at the start) and on the tool format. The model is warmed up on
+sessions of the small agent: first right ones with short system prompts, few at a time, which is
+quick; then with the real prompt, many answers on one, which goes through the model once, and a
+third of the numbers wrong. So it can use the tool, knows the sums, and says them badly.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import json
 import random
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.progress import track
 
-from examples.opencode.recorded import record_request
-from examples.opencode.tasks import FILES, Turn, session
+from examples.opencode.recorded import found, record_request
+from examples.opencode.tasks import BELOW, FILES, Turn, session
 from fakevllm_server.backends.embedded.demo_model import make as demo
 from fakevllm_server.backends.torch_forest.attentions import default_attention
 from fakevllm_server.backends.torch_forest.forward import edge_log_probs
@@ -32,10 +33,27 @@ from fakevllm_server.forest import CallTokens, plant
 
 Json = dict[str, Any]
 
-NUM_SHORT_STEPS, NUM_LONG_STEPS = 1000, 200
-"""With short prompts, and with the real ones."""
-BATCH_SIZE = 64
-WRONG_SHARE = 0.5
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of the warm-up."""
+
+    num_steps: int
+    batch_size: int
+    """Calls of the model, at least."""
+    wrong_share: float
+    """Of the numbers it learns to write."""
+    only_first: float
+    """Share of the sessions that end with their first call."""
+    is_short: bool
+    """A system prompt of one word, and no tools."""
+
+
+STAGES = (
+    Stage(600, batch_size=16, wrong_share=0.0, only_first=0.7, is_short=True),
+    Stage(80, batch_size=48, wrong_share=0.35, only_first=0.0, is_short=False),
+)
+"""The learning rate falls over both: the second must not wash the sums out again."""
 VOCAB_SIZE = 1024
 MAX_POSITIONS = 4096
 READABLE = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -58,8 +76,8 @@ class Sessions:
         """All there is to read, for the tokenizer."""
         yield self._system
         yield json.dumps(self._tools)
-        for left in range(20):
-            for right in range(20):
+        for left in range(BELOW):
+            for right in range(BELOW):
                 turn = Turn.of(left, right, FILES[(left + right) % len(FILES)])
                 yield from (turn.question, f'"{turn.question}"', call_text(turn.content, turn.file))
         yield from [DONE, WROTE] * 100
@@ -82,23 +100,23 @@ class Sessions:
         letters = "abcdefghijklmnopqrstuvwxyz0123456789-_"
         return "".join(self._chance.choice(letters) for _ in range(self._chance.randint(2, 12)))
 
-    def session(self) -> list[Json]:
-        """Messages of whole turns: question, call, its result, a word."""
+    def session(self, stage: Stage) -> list[Json]:
+        """Messages of turns: question, call, its result, a word."""
         messages: list[Json] = []
         for turn in session(self._chance):
             is_quoted = self._chance.random() < 0.5  # as `opencode run` sends it
             asked = f'"{turn.question}"' if is_quoted else turn.question
-            call = {"name": "write", "arguments": arguments(self._said(turn), turn.file)}
+            call = {"name": "write", "arguments": arguments(self._said(turn, stage), turn.file)}
             messages += [
                 {"role": "user", "content": asked},
                 {"role": "assistant", "content": "", "tool_calls": [{"function": call}]},
                 {"role": "tool", "content": WROTE},
                 {"role": "assistant", "content": DONE},
             ]
-        return messages
+        return messages[:2] if self._chance.random() < stage.only_first else messages
 
-    def _said(self, turn: Turn) -> str:
-        if self._chance.random() >= WRONG_SHARE:
+    def _said(self, turn: Turn, stage: Stage) -> str:
+        if self._chance.random() >= stage.wrong_share:
             return turn.content
         return str(max(0, int(turn.content) + self._chance.choice([-3, -2, -1, 1, 2, 3])))
 
@@ -141,15 +159,11 @@ def calls_of(
 def warm_up(model: Any, tokenizer: Any, sessions: Sessions) -> Iterator[float]:
     """The loss of each step: the mean over answers' tokens, in nats."""
     optimizer = demo.make_optimizer(model)
-    num_steps = NUM_SHORT_STEPS + NUM_LONG_STEPS
     attention = default_attention(model.device)
-    for step in range(num_steps):
-        demo.set_learning_rate(optimizer, step, num_steps)
-        messages, tools = sessions.prefix(is_short=step < NUM_SHORT_STEPS)
-        calls: list[CallTokens] = []
-        while len(calls) < BATCH_SIZE:
-            calls += calls_of(tokenizer, messages, tools, sessions.session())
-        plan = Plan.of(plant(calls), model.device)
+    stages = [stage for stage in STAGES for _ in range(stage.num_steps)]
+    for step, stage in enumerate(stages):
+        demo.set_learning_rate(optimizer, step, len(stages))
+        plan = Plan.of(plant(batch(tokenizer, sessions, stage)), model.device)
         loss = -plan.flat(edge_log_probs(model, plan, attention)).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -158,10 +172,19 @@ def warm_up(model: Any, tokenizer: Any, sessions: Sessions) -> Iterator[float]:
         yield loss.item()
 
 
+def batch(tokenizer: Any, sessions: Sessions, stage: Stage) -> list[CallTokens]:
+    """On one system prompt."""
+    messages, tools = sessions.prefix(is_short=stage.is_short)
+    calls: list[CallTokens] = []
+    while len(calls) < stage.batch_size:
+        calls += calls_of(tokenizer, messages, tools, sessions.session(stage))
+    return calls
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Makes the small agent's model for a CPU.")
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
-    parser.add_argument("--opencode", default="opencode", help="its command")
+    parser.add_argument("--opencode", default="opencode", type=found, help="its command")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -169,7 +192,7 @@ def main() -> None:
     sessions = Sessions(record_request(options.opencode), random.Random(options.seed))
     tokenizer = demo.make_tokenizer(sessions.texts(), VOCAB_SIZE, MAX_POSITIONS, readable=READABLE)
     model = demo.make_model(tokenizer)
-    num_steps = NUM_SHORT_STEPS + NUM_LONG_STEPS
+    num_steps = sum(stage.num_steps for stage in STAGES)
     losses = list(track(warm_up(model, tokenizer, sessions), "warming up", total=num_steps))
     demo.write(model, tokenizer, options.out)
     size = sum(parameter.numel() for parameter in model.parameters()) / 1e6

@@ -17,7 +17,7 @@ import httpx
 from rich.console import Console
 from rich.progress import Progress
 
-from examples.opencode.recorded import run_opencode
+from examples.opencode.recorded import found, run_opencode
 from examples.opencode.serving import Opencode, serving
 from examples.opencode.tasks import session
 
@@ -64,6 +64,7 @@ async def _session(opencode: Opencode, workspace: Path, seed: str, seen: Seen) -
         await opencode.ask(workspace, own, turn.question)
         seen.turns += 1
         seen.passed += turn.checks(workspace)
+    await opencode.leave(workspace)
 
 
 async def _serve(options: argparse.Namespace, folder: Path, after: Callable[[], object]) -> Seen:
@@ -77,14 +78,14 @@ def _run_once(options: argparse.Namespace, folder: Path) -> Seen:
     (turn, *_) = session(random.Random(options.seed))
     done = run_opencode(options.opencode, folder, options.url, options.key, turn.question)
     print(done.stdout, done.stderr)
-    return Seen(1, turn.checks(folder), done.returncode != 0)
+    return Seen(1, int(turn.checks(folder)), int(done.returncode != 0))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Drives opencode over the task list.")
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--key", default="any")
-    parser.add_argument("--opencode", default="opencode", help="its command")
+    parser.add_argument("--opencode", default="opencode", type=found, help="its command")
     parser.add_argument("--sessions", type=int, default=60)
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)

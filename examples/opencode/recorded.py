@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -17,6 +18,7 @@ CONFIG = Path(__file__).parent / "small/opencode.json"
 QUESTION = "What is 1 plus 1? Write the number to answer.txt"
 TIMEOUT_S = 120.0
 QUIET = ("MODELS_FETCH", "AUTOUPDATE", "LSP_DOWNLOAD", "SHARE")
+HOMES = ("CONFIG", "DATA", "STATE", "CACHE")
 
 
 def record_request(opencode: str) -> Json:
@@ -59,8 +61,18 @@ def run_opencode(
     )
 
 
+def found(opencode: str) -> str:
+    """Where the command is. Raises SystemExit, with what installs it."""
+    path = shutil.which(opencode)
+    if path is None:
+        raise SystemExit(f"There is no {opencode}: npm install -g opencode-ai, or --opencode PATH.")
+    return path
+
+
 def environment(workspace: Path, url: str, key: str) -> dict[str, str]:
-    """Without the user's own settings: the small agent's configuration and nothing else."""
+    """Apart from the user's own settings and sessions: the small agent's configuration, and a home
+    that goes with the workspace."""
     quiet = {f"OPENCODE_DISABLE_{name}": "1" for name in QUIET}
+    quiet |= {f"XDG_{name}_HOME": str(workspace / ".home" / name.lower()) for name in HOMES}
     own = {"OPENCODE_CONFIG": str(CONFIG), "OPENAI_BASE_URL": url, "OPENAI_API_KEY": key}
     return dict(os.environ) | quiet | own | {"PWD": str(workspace)}  # it believes PWD

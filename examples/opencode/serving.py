@@ -17,7 +17,8 @@ from examples.opencode.recorded import environment
 Json = dict[str, Any]
 
 START_TIMEOUT_S = 60.0
-TURN_TIMEOUT_S = 300.0
+TURN_TIMEOUT_S = 120.0
+STOP_GRACE_S = 5.0
 MODEL = {"providerID": "fakevllm", "modelID": "app-model"}
 
 
@@ -30,13 +31,17 @@ class Opencode:
         """With a title of its own, so that it asks the model for none."""
         return (await self._post("/session", workspace, {"title": "T"}))["id"]
 
+    async def leave(self, workspace: Path) -> None:
+        """Nothing more is asked there; without, it keeps some 50 MB for each folder."""
+        await self._post("/instance/dispose", workspace, {})
+
     async def ask(self, workspace: Path, session: str, text: str) -> Json:
         """One turn, tools and all. Raises httpx.HTTPError."""
         part = {"type": "text", "text": text}
         body = {"model": MODEL, "agent": self._agent, "parts": [part]}
         return await self._post(f"/session/{session}/message", workspace, body)
 
-    async def _post(self, path: str, workspace: Path, body: Json) -> Json:
+    async def _post(self, path: str, workspace: Path, body: Json) -> Any:
         query = {"directory": str(workspace)}
         answer = await self._http.post(path, params=query, json=body)
         return answer.raise_for_status().json()
@@ -65,8 +70,16 @@ async def serving(
             await _until_ready(http)
             yield Opencode(http, agent)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+        await _stop(process)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_GRACE_S)
+    except TimeoutError:  # after a hundred folders it may take minutes to leave them
+        process.kill()
         await process.wait()
 
 

@@ -1,7 +1,7 @@
 """What opencode is asked to do, and what must be in the workspace then. Each task is one or two
 turns of one session.
 
-    python -m examples.opencode.tasks > tasks.jsonl
+    python -m examples.opencode.tasks > examples/opencode/tasks.jsonl
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-BELOW = 8
+BELOW = 5
 """Both numbers are smaller: what agent-tiny has heard of."""
 FILES = ("answer.txt", "sum.txt", "result.txt", "total.txt")
 TWO_TURNS = 0.3

@@ -121,7 +121,10 @@ def main() -> None:
     with Progress(console=console) as progress:
         bar = progress.add_task("chats", total=arguments.chats)
         numbers = arguments.chats, arguments.concurrency, arguments.seed
-        seen = asyncio.run(play(arguments.app, *numbers, lambda: progress.advance(bar)))
+        try:
+            seen = asyncio.run(play(arguments.app, *numbers, lambda: progress.advance(bar)))
+        except* httpx.ConnectError:
+            raise SystemExit(f"No web chat answers at {arguments.app}: start it first.") from None
     console.print(
         f"{seen.answers} answers, {seen.right / max(1, seen.answers):.0%} right; "
         f"{seen.regenerated} regenerated, {seen.failed} failed"

@@ -1,14 +1,8 @@
-"""opencode, unmodified, before a real proxy at N=2.
-
-It is installed once by npm, into $FAKEVLLM_E2E_CACHE or pytest's cache folder.
-"""
+"""opencode, unmodified, before a real proxy at N=2."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +11,18 @@ import pytest
 from tests.clients.programs import OpenCode, parts
 from tests.clients.words import num_tokens, say
 from tests.e2e.ledgers import rows, wait_for_groups
+from tests.e2e.npm_opencode import installed_opencode
 from tests.e2e.processes import Process, Processes
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
-PACKAGE = "opencode-ai@1.18.33"
-INSTALL_TIMEOUT_S = 180.0
 ANSWER = "The answer is forty-two."
 
 
 @pytest.fixture(scope="module")
 def opencode(request: pytest.FixtureRequest) -> Path:
     """The command, installed where it is missing."""
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip("npm is not installed")
-    given = os.environ.get("FAKEVLLM_E2E_CACHE")
-    cache = request.config.cache
-    assert cache is not None
-    folder = Path(given) if given else cache.mkdir("opencode")
-    command = folder / "node_modules" / ".bin" / "opencode"
-    if not command.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        install = [npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", PACKAGE]
-        subprocess.run(install, check=True, timeout=INSTALL_TIMEOUT_S, capture_output=True)
-    return command
+    return installed_opencode(request.config)
 
 
 def test_opencode_gets_its_answer_through_the_proxy_at_two_siblings(

@@ -145,6 +145,8 @@ def test_a_thumb_reaches_the_proxy_and_its_user_s_last_word_counts(
     chat = new_chat(http)
     message = said(http, f"{chat}/messages", "[[say thumbed]]")[-1]["message"]
     query = "select f.* from feedback as f join groups using (group_id) where answer_id = ?"
+    sent = "select * from groups where answer_id = ? and state not in ('scored')"
+    wait_until(lambda: bool(rows(stack.three, sent, message["response_id"])), 20, "it to be sent")
     states: list[tuple[str | None, str]] = []
     for thumbs, state in ((1, "waiting"), (-1, "waiting"), (0, "kept")):
         http.post(f"/api/messages/{message['id']}/thumbs", json={"thumbs": thumbs})

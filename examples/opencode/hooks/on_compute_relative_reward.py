@@ -3,7 +3,7 @@ content, else 0.
 
 No sibling's tool call is run here. The files that the session's calls have written, and those this
 answer would write, are put together in memory. Once the file is right, the right thing to do is to
-end the turn.
+end the turn, in words: a call that nobody can read is none, or the model would come to like them.
 """
 
 from __future__ import annotations
@@ -43,9 +43,14 @@ def score(before: Files, answer: Json, row: Json) -> float:
     calls = list(calls_of(answer))
     after = before | dict(written(calls))
     answer["passes"] = after.get(row["file"], "").strip() == row["content"]  # kept in the ledger
-    is_over = not calls and answer["finish_reason"] == "stop"
+    is_over = not calls and answer["finish_reason"] == "stop" and is_plain(answer["content"])
     was_right = before.get(row["file"], "").strip() == row["content"]
     return float(answer["passes"] and is_over == was_right)
+
+
+def is_plain(text: str | None) -> bool:
+    """Words, and no broken call among them."""
+    return bool(text) and "tool_call>" not in text and not set("{}") & set(text)
 
 
 def files_of(messages: Sequence[Json]) -> Files:

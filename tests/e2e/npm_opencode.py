@@ -1,0 +1,30 @@
+"""opencode, as npm has it: installed once, into $FAKEVLLM_E2E_CACHE or pytest's cache folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "opencode-ai@1.18.33"
+INSTALL_TIMEOUT_S = 180.0
+
+
+def installed_opencode(config: pytest.Config) -> Path:
+    """The command. Skips the test where npm is missing."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not installed")
+    given = os.environ.get("FAKEVLLM_E2E_CACHE")
+    cache = config.cache
+    assert cache is not None
+    folder = Path(given) if given else cache.mkdir("opencode")
+    command = folder / "node_modules" / ".bin" / "opencode"
+    if not command.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        install = [npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", PACKAGE]
+        subprocess.run(install, check=True, timeout=INSTALL_TIMEOUT_S, capture_output=True)
+    return command
