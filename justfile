@@ -35,7 +35,10 @@ docs:
 # real apps, data and peers that a machine may lack, and how fast the forest is
 long:
     .ci/live
+    pytest -m long
     python -m benchmarks.forest
+    python -m benchmarks.opencode_sessions --seeds 1
+    python -m benchmarks.mixed_traffic
 
 # SDKs and coding agents as PyPI and npm have them, in an environment that is made where it is not there yet
 clients folder=".venv-clients":

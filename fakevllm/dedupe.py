@@ -8,7 +8,6 @@ connection before its answer was through; each lost connection counts for one re
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -35,7 +34,7 @@ class Attempt(Generic[T]):
     """A request with all the times it was sent."""
 
     sent: Sent
-    answer: T
+    pending: T
     """Whatever stands for its answer, there or to come."""
     at: float
     """When it was last heard of."""
@@ -78,7 +77,9 @@ class Attempts(Generic[T]):
         self._num_bytes = 0
         self._known: OrderedDict[Attempt[T], None] = OrderedDict()
         """The one last heard of is last."""
-        self._alike: dict[bytes, list[Attempt[T]]] = {}
+        self._alike: dict[bytes, dict[Attempt[T], None]] = {}
+        self._cut: dict[bytes, dict[Attempt[T], None]] = {}
+        """Those of them that a connection was lost for: there are few, where many are alike."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -87,11 +88,11 @@ class Attempts(Generic[T]):
     def num_bytes(self) -> int:
         return self._num_bytes
 
-    def begin(self, sent: Sent, answer: T, now: float) -> Attempt[T]:
+    def begin(self, sent: Sent, pending: T, now: float) -> Attempt[T]:
         """A request that came for the first time."""
-        attempt = Attempt(sent, answer, now)
+        attempt = Attempt(sent, pending, now)
         self._known[attempt] = None
-        self._alike.setdefault(sent.key, []).append(attempt)
+        self._alike.setdefault(sent.key, {})[attempt] = None
         self._bound(now)
         return attempt
 
@@ -99,13 +100,13 @@ class Attempts(Generic[T]):
         """What this request was sent for before; it waits for that answer from now on. None: it is
         a new one."""
         self._bound(now)
-        attempt = self._which(self._alike.get(sent.key, ()), sent)
+        attempt = self._which(sent)
         if attempt is None:
             return None
         if attempt.is_refused:
             self._forget(attempt)
             return None
-        attempt.num_cut = max(0, attempt.num_cut - 1)
+        self._cuts(attempt, -1)
         attempt.num_open += 1
         self._hear(attempt, now)
         return attempt
@@ -117,7 +118,7 @@ class Attempts(Generic[T]):
 
     def cut(self, attempt: Attempt[T], now: float) -> None:
         """One who waited was lost before that."""
-        attempt.num_cut += 1
+        self._cuts(attempt, 1)
         self.closed(attempt, now)
 
     def closed(self, attempt: Attempt[T], now: float) -> None:
@@ -128,13 +129,12 @@ class Attempts(Generic[T]):
     def lost(self, attempt: Attempt[T], now: float) -> None:
         """One who was told has not got all of it."""
         attempt.num_told -= 1
-        attempt.num_cut += 1
+        self._cuts(attempt, 1)
         self._hear(attempt, now)
 
     def found(self, attempt: Attempt[T], now: float) -> None:
         """One who was thought to be lost had got all of it."""
-        if attempt.num_cut:
-            attempt.num_cut -= 1
+        self._cuts(attempt, -1)
         attempt.num_told += 1
         self._hear(attempt, now)
 
@@ -149,13 +149,17 @@ class Attempts(Generic[T]):
             self._num_bytes += size - attempt.size
         attempt.size = size
 
-    def _which(self, alike: Sequence[Attempt[T]], sent: Sent) -> Attempt[T] | None:
+    def _which(self, sent: Sent) -> Attempt[T] | None:
+        cut = self._cut.get(sent.key, ())
+        if not sent.is_marked and not sent.idempotency_key:
+            return next((one for one in cut if not one.is_refused), None)
+        alike = self._alike.get(sent.key, ())
         possible = [one for one in alike if not one.is_another_than(sent)]
         named = [one for one in possible if one.is_named_by(sent)]
         if named:
             return named[-1]
-        if cut := [one for one in possible if one.num_cut and not one.is_refused]:
-            return cut[0]
+        if lost := [one for one in cut if one in possible and not one.is_refused]:
+            return lost[0]
         if not sent.is_marked:
             return None
         # One that was told an error is who asks again, rather than one who waits or was answered.
@@ -163,6 +167,15 @@ class Attempts(Generic[T]):
         waiting = [one for one in possible if one.num_open]
         told = [one for one in possible if one.num_told][-1:]
         return next(iter([*refused, *waiting, *told]), None)
+
+    def _cuts(self, attempt: Attempt[T], change: int) -> None:
+        attempt.num_cut = max(0, attempt.num_cut + change)
+        if attempt not in self._known:
+            return
+        if attempt.num_cut:
+            self._cut.setdefault(attempt.sent.key, {})[attempt] = None
+        else:
+            _remove(self._cut, attempt)
 
     def _hear(self, attempt: Attempt[T], now: float) -> None:
         attempt.at = now
@@ -185,7 +198,12 @@ class Attempts(Generic[T]):
     def _forget(self, attempt: Attempt[T]) -> None:
         del self._known[attempt]
         self._num_bytes -= attempt.size
-        alike = self._alike[attempt.sent.key]
-        alike.remove(attempt)
-        if not alike:
-            del self._alike[attempt.sent.key]
+        _remove(self._alike, attempt)
+        _remove(self._cut, attempt)
+
+
+def _remove(index: dict[bytes, dict[Attempt[T], None]], attempt: Attempt[T]) -> None:
+    alike = index.get(attempt.sent.key, {})
+    alike.pop(attempt, None)
+    if not alike:
+        index.pop(attempt.sent.key, None)

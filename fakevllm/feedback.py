@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, Literal
@@ -86,7 +85,8 @@ class OtherContent(ValueError):
 def id_of(said: Said, earlier: Sequence[FeedbackRecord]) -> tuple[str, FeedbackRecord | None]:
     """What a feedback is called, and the one of `earlier`, all about the same answer, that it is
     sent again. Without a name, equal content is the same feedback, unless that one was taken back
-    or replaced meanwhile. Raises OtherContent."""
+    or replaced meanwhile, or another number has been said since: who says up, down, up means up.
+    Raises OtherContent."""
     if said.feedback_id is not None:
         known = next((one for one in earlier if one.feedback_id == said.feedback_id), None)
         if known is not None and content_of(known) != said.content:
@@ -94,8 +94,12 @@ def id_of(said: Said, earlier: Sequence[FeedbackRecord]) -> tuple[str, FeedbackR
         return said.feedback_id, known
     own = [one for one in earlier if one.kind == "feedback"]
     for one in reversed(own):
-        if content_of(one) == said.content and not one.is_void:
+        if one.is_void:
+            continue
+        if content_of(one) == said.content:
             return one.feedback_id, one
+        if said.value is not None and value_of(one.score, one.thumbs) is not None:
+            break
     digest = hashlib.sha256(orjson.dumps(said.content, option=orjson.OPT_SORT_KEYS)).hexdigest()
     return f"{digest[:16]}.{len(own)}", None
 
@@ -120,21 +124,3 @@ def baseline_of(others: Sequence[float], num: int) -> float | None:
     (0.3333333333333333, None)
     """
     return fmean(others[:BASELINE_OVER]) if len(others) + 1 >= num else None
-
-
-_EVENT = re.compile(rb"^data: ?(\{.*)$", re.MULTILINE)
-
-
-def answer_id_in(body: bytes, *, streamed: bool) -> str | None:
-    """The id of a whole answer of the upstream, or of its first chunk.
-
-    >>> answer_id_in(b': alive\\n\\ndata: {"id": "chatcmpl-1"}\\n\\n', streamed=True)
-    'chatcmpl-1'
-    """
-    event = _EVENT.search(body) if streamed else None
-    try:
-        found: Any = orjson.loads(event[1] if event is not None else body)
-        name: object = found["id"]
-    except (ValueError, LookupError, TypeError):
-        return None
-    return name if isinstance(name, str) else None

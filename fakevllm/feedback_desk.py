@@ -9,31 +9,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any, cast
-
-import orjson
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
 
 from fakevllm.conversation.place import Kind, Place
 from fakevllm.feedback import FeedbackSection, OtherContent, Said, id_of, value_of, voided
+from fakevllm.feedback_shown import Answered, answered_in, shown
 from fakevllm.hooks.outcomes import FeedbackValue, HookFailure
-from fakevllm.hooks.recorded import messages_of
-from fakevllm.hooks.spec import Feedback
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.late_feedback import LateFeedback
-from fakevllm.ledger.records import FeedbackRecord, FeedbackState, GroupRecord
+from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
 from fakevllm.metrics import Metrics
 from fakevllm.settling import Settling
 from fakevllm.tasks import TaskIndex
 from fakevllm_adapters.errors import WireError, bad_request, error_body, unavailable
-from fakevllm_adapters.swarm import Task
 
 log = logging.getLogger("fakevllm.feedback")
 
 FLUSH_S = 5.0
-_AGAIN = unavailable("The feedback could not be kept. Try again shortly.")
 _SIGNALS = {Kind.REGENERATES: "regenerate"}
 """What a request's kind says of the answer before it; any other is the next message."""
 _SAY_NOTHING = (Kind.SIDE, Kind.REPEATS, Kind.PARALLEL, Kind.NEW, Kind.SUB_AGENT)
@@ -59,8 +56,9 @@ class FeedbackDesk:
         self._hooks = hooks
         self._tasks = tasks
         self._metrics = metrics
-        # Guards what has been said of an answer: the same twice at once is one feedback.
-        self._turn = asyncio.Lock()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By group: what is said of an answer is taken one by one, for the same twice at once is
+        one feedback."""
         self._hearing: dict[tuple[str, str], bool] = {}
         """By group and feedback id, of those under way: whether they still count."""
         self._running: set[asyncio.Task[None]] = set()
@@ -78,16 +76,16 @@ class FeedbackDesk:
     async def take(self, said: Said, app_key: str | None) -> tuple[FeedbackRecord, bool]:
         """The feedback as it is in the ledger, and whether it was there before. Raises
         WireError."""
-        async with self._turn:
-            group_id = await self._find(said.id, app_key)
-            self._settling.hear(group_id)  # it must not be sent meanwhile
-            try:
+        group_id = await self._find(said.id, app_key)
+        self._settling.hear(group_id)  # it must not be sent meanwhile
+        try:
+            async with self._turns.setdefault(group_id, asyncio.Lock()):
                 row, is_new = await self._keep(said, group_id, app_key)
                 if is_new:
                     self._metrics.said("feedback")
                 self._begin(row)
-            finally:
-                self._settling.heard(group_id, None)
+        finally:
+            self._settling.heard(group_id, None)
         return row, not is_new
 
     def followed(self, group_id: str, place: Place | None, text: str) -> None:
@@ -151,7 +149,7 @@ class FeedbackDesk:
                 self._void(one, "taken_back" if said.takes_back else "replaced")
         is_written = is_written and await self._ledger.flush(FLUSH_S)
         if not is_written or self._ledger.health.dropped > dropped_before:
-            raise _AGAIN
+            raise unavailable("The feedback could not be kept. Try again shortly.")
         return row, True
 
     # --- behind it
@@ -162,21 +160,28 @@ class FeedbackDesk:
         if row.state == FeedbackState.RECEIVED and key not in self._hearing:
             self._hearing[key] = True
             self._settling.hear(row.group_id)
-            self._later(self._hear(row))
+            self._later(self._heard(row.group_id, partial(self._hear, row)))
 
-    async def _hear(self, row: FeedbackRecord) -> None:
+    async def _heard(
+        self, group_id: str, hearing: Callable[[], Coroutine[Any, Any, float | None]]
+    ) -> None:
+        """Ends what `Settling.hear` began. A stop does not: the group must not be sent without what
+        the ledger says was added to it, and is left to the next life."""
+        try:
+            amount = await hearing()
+        except Exception:
+            self._settling.heard(group_id, None)
+            raise
+        self._settling.heard(group_id, amount)
+
+    async def _hear(self, row: FeedbackRecord) -> float | None:
         key = (row.group_id, row.feedback_id)
-        is_told = False
         try:
             await self._settling.until_over(row.group_id)
             value = await self._value(row)
-            if self._hearing[key]:
-                is_told = True
-                self._count(row, value)
+            return await self._amount(row, value) if self._hearing[key] else None
         finally:
             del self._hearing[key]
-            if not is_told:
-                self._settling.heard(row.group_id, None)
 
     def _void(self, row: FeedbackRecord, reason: str) -> None:
         """It counts for nothing, unless it has been sent."""
@@ -185,95 +190,90 @@ class FeedbackDesk:
             self._hearing[key] = False
         self._ledger.feedback.void(row, reason)
 
-    def _count(self, row: FeedbackRecord, value: FeedbackValue | HookFailure) -> None:
-        """Now: nothing is awaited between what is heard and what is written."""
+    async def _amount(
+        self, row: FeedbackRecord, value: FeedbackValue | HookFailure
+    ) -> float | None:
+        """What is to be added to the group's reward: nothing that is not in the ledger, or it could
+        be trained once more. Awaits nothing before it writes."""
         rows = self._ledger.feedback
-        number = value.value if isinstance(value, FeedbackValue) else None
-        amount = None if number is None else self._weight * number
-        is_joined = self._settling.heard(row.group_id, amount)
         if isinstance(value, HookFailure):
             log.warning("feedback about %s counts for nothing: %s", row.group_id, value.reason)
-            return rows.outcome(row, FeedbackState.KEPT, value.reason)
-        hook_hash = value.hook_hash or None
+            rows.outcome(row, FeedbackState.KEPT, value.reason)
+            return None
+        number, hook_hash = value.value, value.hook_hash or None
         if number is None:
-            return rows.outcome(row, FeedbackState.KEPT, "no_number", hook_hash=hook_hash)
-        state = FeedbackState.JOINED if is_joined else FeedbackState.WAITING
-        joined = amount if is_joined else None
-        rows.outcome(row, state, value=number, amount=joined, hook_hash=hook_hash)
-        if not is_joined:
-            self._late.wake()
+            rows.outcome(row, FeedbackState.KEPT, "no_number", hook_hash=hook_hash)
+            return None
+        if self._settling.takes(row.group_id):
+            amount = self._weight * number
+            dropped_before = self._ledger.health.dropped
+            rows.outcome(
+                row, FeedbackState.JOINED, value=number, amount=amount, hook_hash=hook_hash
+            )
+            if await self._is_written(dropped_before):
+                return amount
+        rows.outcome(row, FeedbackState.WAITING, value=number, hook_hash=hook_hash)
+        self._late.wake()
+        return None
+
+    async def _is_written(self, dropped_before: int) -> bool:
+        is_flushed = await self._ledger.flush(FLUSH_S)
+        return is_flushed and self._ledger.health.dropped == dropped_before
 
     async def _value(self, row: FeedbackRecord) -> FeedbackValue | HookFailure:
         if self._hooks is None or not self._hooks.info.has_feedback:
             return FeedbackValue(value_of(row.score, row.thumbs))
-        group = await self._group(row.group_id)
-        if group is None:
+        of = await self._answered(row.group_id)
+        if of is None:
             return HookFailure("not_in_ledger: the answer's group was not written")
-        return await self._hooks.feedback(self._shown(group, row))
+        task = self._tasks.of_id(of.group.task_id)
+        return await self._hooks.feedback(shown(of, task, row))
 
     async def _hear_signal(
         self, group_id: str, before: str | None, place: Place, text: str
     ) -> None:
-        """`before`: the group it is said of, where that has not been sent."""
-        is_told = before is None
+        """`before`: the group it is said of, where that is known to be held."""
+        if before is None:
+            before = await self._earlier(group_id, place)
+            if before is None:
+                return
+            self._settling.hear(before)
+        await self._heard(before, partial(self._hear_followed, before, group_id, place, text))
+
+    async def _hear_followed(
+        self, before: str, group_id: str, place: Place, text: str
+    ) -> float | None:
         assert self._hooks is not None
-        try:
-            found = before or await self._earlier(group_id, place)
-            if found is None:
-                return
-            await self._settling.until_over(found)
-            group = await self._group(found)
-            if group is None:
-                return
-            kind = _SIGNALS.get(place.kind, "next_message")
-            row = FeedbackRecord(
-                group_id=found,
-                feedback_id=f"{kind}.{group_id}",
-                received_at=time.time(),
-                app_key=group.app_key,
-                kind=kind,
-                state=FeedbackState.KEPT,  # unless it counts, which is told with it
-                reason="not_heard",
-            )
-            value = await self._hooks.feedback(self._shown(group, row, text))
-            if isinstance(value, FeedbackValue) and value.value is None:
-                return
-            self._ledger.feedback.record(row)
-            self._metrics.said(kind)
-            is_told = True
-            self._count(row, value)
-        finally:
-            if not is_told and before is not None:
-                self._settling.heard(before, None)
+        await self._settling.until_over(before)
+        of = await self._answered(before)
+        if of is None:
+            return None
+        kind = _SIGNALS.get(place.kind, "next_message")
+        row = FeedbackRecord(
+            group_id=before,
+            feedback_id=f"{kind}.{group_id}",
+            received_at=time.time(),
+            app_key=of.group.app_key,
+            kind=kind,
+            state=FeedbackState.KEPT,  # unless it counts, which is told with it
+            reason="not_heard",
+        )
+        task = self._tasks.of_id(of.group.task_id)
+        value = await self._hooks.feedback(shown(of, task, row, text))
+        if isinstance(value, FeedbackValue) and value.value is None:
+            return None
+        self._ledger.feedback.record(row)
+        self._metrics.said(kind)
+        return await self._amount(row, value)
 
     async def _earlier(self, group_id: str, place: Place) -> str | None:
         await self._ledger.flush(FLUSH_S)
         return await asyncio.to_thread(self._ledger.feedback.before, place, group_id)
 
-    async def _group(self, group_id: str) -> GroupRecord | None:
+    async def _answered(self, group_id: str) -> Answered | None:
         """None where the ledger could not be written, or nothing was served."""
         await self._ledger.flush(FLUSH_S)
-        group = await asyncio.to_thread(self._ledger.group, group_id)
-        return None if group is None or group.served_index is None else group
-
-    def _shown(self, group: GroupRecord, row: FeedbackRecord, text: str = "") -> Feedback:
-        """As the hook gets it."""
-        served = next(one for one in group.siblings if one.served)
-        answer: dict[str, Any] = orjson.loads(served.message_json or "{}")
-        return Feedback(
-            kind=cast(Any, row.kind),
-            request_id=group.group_id,
-            answer=answer | {"finish_reason": served.finish_reason},
-            question=group.question,
-            messages=_messages(group),
-            task=self._tasks.of_id(group.task_id) or Task(main_query=group.question),
-            reward=served.reward,
-            score=row.score,
-            thumbs=cast(Any, row.thumbs),
-            edited=row.edited,
-            comment=row.comment,
-            next_message=text,
-        )
+        return await asyncio.to_thread(answered_in, self._ledger, group_id)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -284,11 +284,3 @@ class FeedbackDesk:
         self._running.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("feedback could not be heard", exc_info=task.exception())
-
-
-def _messages(group: GroupRecord) -> list[dict[str, Any]]:
-    try:
-        body: object = orjson.loads(group.request_json)
-    except orjson.JSONDecodeError:
-        return []
-    return messages_of(body) if isinstance(body, dict) else []  # pyright: ignore[reportUnknownArgumentType]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -93,8 +94,15 @@ class GroupDraft:
             self.answer_id = result.answer_id(self.request)
             if self.on_given is not None:
                 self.on_given(self.request.id, self.answer_id, self.app_key, place)
-        if self.visit is not None and result.answer is not None:
-            self.visit.served(result.answer.message, time.time(), self.request.response_id)
+        if self.visit is None or result.answer is None:
+            return
+        if not self._is_cut:
+            self._placed(self.visit, result.answer)
+        elif self.attempt is not None:  # nobody's, until it is sent again
+            self.attempt.pending.on_told = partial(self._placed, self.visit, result.answer)
+
+    def _placed(self, visit: Visit, answer: Answer) -> None:
+        visit.served(answer.message, time.time(), self.request.response_id)
 
     def failed(self, reason: str, status: int) -> GroupRecord:
         return self._record("failed", reason, status, [])
@@ -196,7 +204,7 @@ class GroupDraft:
             siblings=siblings,
             cut=self.cut,
             answer_id=self.answer_id,
-            num_resent=0 if self.attempt is None else self.attempt.answer.num_resent,
+            num_resent=0 if self.attempt is None else self.attempt.pending.num_resent,
             kept=self._kept(),
             **_columns(place),
         )

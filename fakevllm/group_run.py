@@ -180,6 +180,7 @@ class GroupRun:
             self._fell_back = await self._means.asking.lifeline.fall_back(
                 self._request, self._app, error
             )
+            self._draft.is_answered_well = True
         except WireError as told:
             await self._app.refuse(told)
 

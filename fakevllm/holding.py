@@ -15,6 +15,8 @@ class _Group:
     answer_id: str | None
     app_key: str | None
     place: Place | None
+    is_restored: bool = False
+    """An earlier life has answered it: whose it is tells the ledger alone."""
     until: float | None = None
     """None: the group is not over yet, and is not sent anyway."""
     takes: bool = True
@@ -49,10 +51,11 @@ class Holding:
         if place is not None:
             self._by_session[place.session_id][group_id] = None
 
-    def over(self, group_id: str, now: float, *, takes: bool) -> None:
+    def close(self, group_id: str, now: float, *, takes: bool) -> None:
         """The group is in the ledger with its rewards, and is to be sent. `takes`: whether the
         served sibling has a reward to add to."""
-        group = self._groups.setdefault(group_id, _Group(None, None, None))
+        restored = _Group(None, None, None, is_restored=True)
+        group = self._groups.setdefault(group_id, restored)
         group.until = now + (self._window_s if takes else 0.0)
         group.takes = takes
 
@@ -60,9 +63,11 @@ class Holding:
         """The group whose answer that app calls so, or by the group's own id."""
         group_id = self._by_answer.get(name, name)
         group = self._groups.get(group_id)
-        return group_id if group is not None and group.app_key == app_key else None
+        if group is None or group.is_restored or group.app_key != app_key:
+            return None
+        return group_id
 
-    def is_over(self, group_id: str) -> bool:
+    def is_closed(self, group_id: str) -> bool:
         group = self._groups.get(group_id)
         return group is None or group.until is not None
 
@@ -71,25 +76,27 @@ class Holding:
         if group_id in self._groups:
             self._groups[group_id].num_hearing += 1
 
-    def heard(self, group_id: str, amount: float | None) -> bool:
-        """Whether it counts in the group, which then waits for nothing more."""
+    def takes(self, group_id: str) -> bool:
+        """Whether what is being heard may count in the group."""
+        group = self._groups.get(group_id)
+        return group is not None and group.takes
+
+    def heard(self, group_id: str, amount: float | None) -> None:
+        """The amount counts in the group, which then waits for nothing more."""
         group = self._groups.get(group_id)
         if group is None:
-            return False
+            return
         group.num_hearing -= 1
-        if amount is None or not group.takes:
-            return False
-        group.added += amount
-        group.is_released = True
-        return True
+        if amount is not None and group.takes:
+            group.added += amount
+            group.is_released = True
 
     def before(self, place: Place) -> str | None:
         """The group of which a request that stands there says something: another try of the same,
         or the next message."""
         if place.kind is Kind.REGENERATES:
-            same = [
-                one for one in self._by_session.get(place.session_id, ()) if self._is(one, place)
-            ]
+            session = self._by_session.get(place.session_id, ())
+            same = [one for one in session if self._asks_again(one, place)]
             return same[-1] if same else None
         group = self._groups.get(place.parent_id or "")
         is_next = group is not None and group.place is not None and group.place.turn < place.turn
@@ -100,7 +107,7 @@ class Holding:
         released = [
             one
             for one in self._by_session.get(place.session_id, ())
-            if self._is(one, place) or self._turn(one) < place.turn
+            if self._asks_again(one, place) or self._turn(one) < place.turn
         ]
         for one in released:
             self._groups[one].is_released = True
@@ -131,7 +138,7 @@ class Holding:
         place = self._groups[group_id].place
         return place.turn if place is not None else 0
 
-    def _is(self, group_id: str, place: Place) -> bool:
+    def _asks_again(self, group_id: str, place: Place) -> bool:
         """Whether it was asked the same, which `place` asks once more."""
         own = self._groups[group_id].place
         asks_again = place.kind is Kind.REGENERATES and place.asked_key != ""

@@ -27,51 +27,56 @@ class LateFeedback:
         self._link = link
         self._woken = asyncio.Event()
         self._woken.set()  # earlier lives may have left something
-        self._is_looking = False
-        self._is_blocked = False
-        """Whether something waits for its group to be settled."""
+        self._blocked: set[str] = set()
+        """Groups that are to be settled before what was said of them is sent."""
+        self._settled: set[str] | None = None
+        """While it looks what there is: groups that were settled meanwhile."""
 
     def wake(self) -> None:
         """There is something to send."""
         self._woken.set()
 
-    def group_settled(self) -> None:
-        if self._is_blocked or self._is_looking:
+    def group_settled(self, group_id: str) -> None:
+        if self._settled is not None:
+            self._settled.add(group_id)
+        if group_id in self._blocked:
             self._woken.set()
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             await self._woken.wait()
+            await self._link.serving.wait()  # before, the server takes no samples
             self._woken.clear()
-            await self._link.reached.wait()
             try:
-                await self._send_all()
+                for key in await self._ready():
+                    await self._send(*key)
             except Exception as error:  # isolates: what waits is tried again
                 log.warning("feedback waits: %s", mend_of(error))
                 await asyncio.sleep(PAUSE_S)
                 self._woken.set()
 
-    async def _send_all(self) -> None:
-        self._is_looking, self._is_blocked = True, False
+    async def _ready(self) -> list[tuple[str, str]]:
+        """Group and feedback id of what can be measured and whose group is settled."""
+        settled = self._settled = set[str]()
         try:
             await self._ledger.flush()
-            waiting = FeedbackState.WAITING
-            for row in await asyncio.to_thread(self._ledger.feedback.in_state, waiting):
-                await self._send(row)
+            found = await asyncio.to_thread(
+                self._ledger.feedback.measurable, self._settings.num_for_baseline
+            )
         finally:
-            self._is_looking = False
+            self._settled = None
+        self._blocked = {group_id for group_id, _, is_settled in found if not is_settled}
+        if self._blocked & settled:
+            self._woken.set()
+        return [(group_id, name) for group_id, name, is_settled in found if is_settled]
 
-    async def _send(self, row: FeedbackRecord) -> None:
+    async def _send(self, group_id: str, feedback_id: str) -> None:
         """Raises what passes; any other trouble ends this feedback."""
         rows = self._ledger.feedback
-        if await asyncio.to_thread(rows.is_unfinished, row.group_id):
-            self._is_blocked = True
+        row = await asyncio.to_thread(rows.waiting, group_id, feedback_id)
+        if row is None:  # taken back or replaced meanwhile
             return
-        found = await asyncio.to_thread(rows.served_calls, row.group_id)
-        reason = _why_not(found)
-        if reason is not None:
-            return rows.outcome(row, FeedbackState.KEPT, reason)
         others = await asyncio.to_thread(rows.others, row, BASELINE_OVER)
         baseline = baseline_of(others, self._settings.num_for_baseline)
         if baseline is None:
@@ -82,6 +87,12 @@ class LateFeedback:
             return rows.outcome(
                 row, FeedbackState.DROPPED, "same_as_all", baseline=baseline, amount=0.0
             )
+        found = await asyncio.to_thread(rows.served_calls, group_id)
+        reason = _why_not(found)
+        if reason is not None:
+            return rows.outcome(row, FeedbackState.KEPT, reason)
+        if await asyncio.to_thread(rows.waiting, group_id, feedback_id) is None:
+            return
         state, reason = await self._added(row, found, advantage)
         rows.outcome(row, state, reason, baseline=baseline, amount=advantage)
 
@@ -110,8 +121,10 @@ class LateFeedback:
 
 def _why_not(found: ServedCalls) -> str | None:
     """Why an answer cannot be trained once more."""
-    if not found.calls or len(found.calls) > MAX_SAMPLE_CALLS:
-        return "no_calls: the answer was served once, and not sampled for training"
+    if not found.calls:
+        return "no_calls: the answer's tokens are not in the ledger"
+    if len(found.calls) > MAX_SAMPLE_CALLS:
+        return f"too_many_calls: {len(found.calls)} of one answer"
     reasons = [call.untrainable for call in found.calls]
     if all(reason is not None for reason in reasons):
         return f"no_trainable_call: {reasons[0]}"

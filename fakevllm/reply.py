@@ -105,6 +105,11 @@ class AppReply:
         return not self._send.is_ended or missed not in (b"", DONE)
 
     @property
+    def is_in_one_piece(self) -> bool:
+        """Whether the answer went out at once, and not as it came."""
+        return sum(map(bool, self._said)) <= 1
+
+    @property
     def answered(self) -> Answered | None:
         """All that the app got, where that was an answer to its end; whether it was still there
         to get it or not."""

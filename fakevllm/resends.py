@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 
 from fakevllm.conversation.hints import Hints
@@ -16,8 +18,8 @@ from fakevllm.leaving import WhileThere
 from fakevllm.ledger.kept_answers import KeptAnswers
 from fakevllm.ledger.records import KeptAnswer
 from fakevllm.reply import Answered, AppReply
-from fakevllm_adapters.asgi import Receive, Scope
-from fakevllm_adapters.bounded_http import ON_RESET
+from fakevllm_adapters.asgi import ClientLeft, Receive, Scope
+from fakevllm_adapters.bounded_http import ON_LOST
 from fakevllm_adapters.errors import unavailable
 
 log = logging.getLogger("fakevllm.requests")
@@ -25,17 +27,27 @@ log = logging.getLogger("fakevllm.requests")
 _FAILED = unavailable("What this request was sent for before has failed. Try again.")
 
 
+LOSS_S = 2.0
+"""Behind the last byte: a connection that is reset later is one nobody had use for."""
+
+
 @dataclass(slots=True, eq=False)
 class Pending:
     """The answer of one group."""
 
     group_id: str
-    answer: asyncio.Future[Answered | None]
+    window_s: float
+    """How long it may be told again."""
+    answered: asyncio.Future[Answered | None]
     """None: there is none, and who asks again is a new request."""
     has_left: bool = False
     """Who asked first."""
+    told_at: float = -math.inf
+    """When it last went out, in one piece."""
     num_resent: int = 0
     """How often it was told again."""
+    on_told: Callable[[], None] | None = None
+    """Called before it is told to somebody, where nobody was there at first."""
 
 
 Attempted = Attempt[Pending]
@@ -65,91 +77,103 @@ class Resends:
 
     def restore(self) -> None:
         """What an earlier life could not tell to its end."""
-        for one in self._kept.all():
-            if one.at + self._window_s < self._now():
-                self._kept.forget(one.group_id)
-                continue
-            headers = [
-                (name.encode("latin-1"), value.encode("latin-1")) for name, value in one.headers
-            ]
-            answered = Answered(one.status, headers, one.body)
-            pending = Pending(one.group_id, _settled(answered))
-            attempt = self._attempts.begin(Sent(one.key), pending, one.at)
+        for one in self._kept.until(self._now()):
+            headers = [(name.encode(), told.encode("latin-1")) for name, told in one.headers]
+            answered = _settled(Answered(one.status, headers, one.body))
+            pending = Pending(one.group_id, self._window_s, answered)
+            came_at = one.until - self._window_s
+            attempt = self._attempts.begin(Sent(one.key), pending, came_at)
             self._attempts.keep(attempt, len(one.body))
-            self._attempts.cut(attempt, one.at)
+            self._attempts.cut(attempt, came_at)
 
     def find(self, sent: Sent, scope: Scope) -> Attempted | None:
         """What it was sent for before. `scope`: of its connection."""
         attempt = self._attempts.find(sent, self._now())
         if attempt is not None:
-            self._watch(attempt, scope)
+            _watch(scope, partial(self._lost, attempt))
         return attempt
 
     def begin(self, sent: Sent, group_id: str, scope: Scope) -> Attempted:
-        answer = asyncio.get_running_loop().create_future()
-        attempt = self._attempts.begin(sent, Pending(group_id, answer), self._now())
-        self._watch(attempt, scope)
+        """Whoever begins it also tells that it has `ended`."""
+        pending = Pending(group_id, self._window_s, asyncio.get_running_loop().create_future())
+        attempt = self._attempts.begin(sent, pending, self._now())
+        _watch(scope, partial(self._first_lost, attempt))
         return attempt
 
     async def tell_again(self, attempt: Attempted, app: AppReply, receive: Receive) -> bool:
         """Waits for the answer, and gives it. False: there is none. Raises ClientLeft."""
-        pending, end = attempt.answer, self._attempts.cut
+        pending = attempt.pending
         try:
             async with WhileThere(receive):
-                answered = await asyncio.shield(pending.answer)
-                if answered is None:
-                    end = self._attempts.closed
-                    if app.is_begun:
-                        await app.refuse(_FAILED)
-                    return app.is_begun
-                await app.again(answered)
-            if not app.was_cut:
-                end = self._attempts.told
-                pending.num_resent += 1
-                self._kept.told(pending.group_id)
-        finally:
-            end(attempt, self._now())
+                answered = await asyncio.shield(pending.answered)
+                if answered is not None:
+                    if pending.on_told is not None:
+                        pending.on_told()
+                    await app.again(answered)
+                elif app.is_begun:
+                    await app.refuse(_FAILED)
+        except (ClientLeft, asyncio.CancelledError):
+            self._attempts.cut(attempt, self._now())
+            raise
+        if answered is None:
+            self._attempts.closed(attempt, self._now())
+            return app.is_begun
+        if app.was_cut:
+            self._attempts.cut(attempt, self._now())
+            return True
+        self._told(attempt, app)
+        pending.num_resent += 1
+        self._kept.told(pending.group_id)
         log.info("request %s was sent again and got its answer", pending.group_id)
         return True
 
     def left(self, attempt: Attempted | None) -> None:
         """The app that asked first, before its answer was out."""
-        if attempt is not None and not attempt.answer.has_left:
-            attempt.answer.has_left = True
+        if attempt is not None and not attempt.pending.has_left:
+            attempt.pending.has_left = True
             self._attempts.cut(attempt, self._now())
 
     def ended(self, attempt: Attempted | None, app: AppReply, *, is_answered: bool) -> None:
         """The app that asked first has what it gets."""
         if attempt is None:
             return
-        pending, now = attempt.answer, self._now()
+        pending, now = attempt.pending, self._now()
         answered = app.answered if is_answered else None
         if answered is None:
             self._attempts.refused(attempt, now)
         else:
             self._attempts.keep(attempt, len(answered.body))
         if not pending.has_left:
-            (self._attempts.closed if answered is None else self._attempts.told)(attempt, now)
+            if answered is None:
+                self._attempts.closed(attempt, now)
+            else:
+                self._told(attempt, app)
         elif not app.was_cut:
             self._attempts.found(attempt, now)
-        if not pending.answer.done():
-            pending.answer.set_result(answered)
+        if not pending.answered.done():
+            pending.answered.set_result(answered)
 
-    def _watch(self, attempt: Attempted, scope: Scope) -> None:
-        """A connection may be lost behind the last byte, with some of it unread."""
+    def _told(self, attempt: Attempted, app: AppReply) -> None:
+        attempt.pending.told_at = self._now() if app.is_in_one_piece else -math.inf
+        self._attempts.told(attempt, self._now())
 
-        def lost() -> None:
-            answer = attempt.answer.answer
-            answered = answer.result() if answer.done() else None
-            if not attempt.num_told or answered is None:
-                return
-            self._attempts.lost(attempt, self._now())
-            if not attempt.num_told:
-                self._kept.keep(_kept(attempt, answered, self._now()))
+    def _first_lost(self, attempt: Attempted, error: Exception | None) -> None:
+        if attempt.pending.answered.done():
+            self._lost(attempt, error)
+        else:  # seen here before anybody looks
+            self.left(attempt)
 
-        state: object = scope.get("state")
-        if isinstance(state, dict):
-            state[ON_RESET] = lost
+    def _lost(self, attempt: Attempted, error: Exception | None) -> None:
+        """A client that closes with something unread resets its connection. One that has read all
+        does not, but for those that stop in the middle of a stream because they know enough."""
+        now, pending = self._now(), attempt.pending
+        answered = pending.answered.result() if pending.answered.done() else None
+        is_reset = isinstance(error, OSError) and now - pending.told_at <= LOSS_S
+        if not is_reset or answered is None or not attempt.num_told:
+            return
+        self._attempts.lost(attempt, now)
+        if not attempt.num_told:
+            self._kept.keep(_kept(attempt, answered, now))
 
 
 def missed(attempt: Attempted, app: AppReply, now: float) -> KeptAnswer | None:
@@ -160,14 +184,21 @@ def missed(attempt: Attempted, app: AppReply, now: float) -> KeptAnswer | None:
 
 
 def _kept(attempt: Attempted, answered: Answered, now: float) -> KeptAnswer:
+    pending = attempt.pending
     return KeptAnswer(
-        attempt.answer.group_id,
+        pending.group_id,
         attempt.sent.key,
-        now,
+        now + pending.window_s,
         answered.status,
-        [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answered.headers],
+        [(name.decode("latin-1"), told.decode("latin-1")) for name, told in answered.headers],
         answered.body,
     )
+
+
+def _watch(scope: Scope, on_lost: Callable[[Exception | None], None]) -> None:
+    state: object = scope.get("state")
+    if isinstance(state, dict):
+        state[ON_LOST] = on_lost
 
 
 def _settled(answered: Answered) -> asyncio.Future[Answered | None]:

@@ -25,7 +25,7 @@ class Room:
     """A sibling has a place from `take` to `leave`, and is with the engine inside `with_engine`.
 
     >>> room = Room(bound=4)
-    >>> room.take(3), room.take(3, num_awaited=2)
+    >>> room.take(3), room.take(3, num_awaited=6)
     (Grant(num=3, cut=None), Grant(num=1, cut='siblings_in_flight: 1 of 3 fit'))
     """
 
@@ -33,8 +33,6 @@ class Room:
         """`bound` 0: none but what the apps and the engine tell."""
         self._bound = bound or None
         self._learnt: int | None = None
-        self._most = 0
-        """Asked for by one request."""
         self._waiting: list[Callable[[], None]] = []
         """What wakes the leads that wait, first come first."""
         self._num_begun = 0
@@ -42,18 +40,17 @@ class Room:
         self.in_flight = 0
         """Places taken, also of siblings that are still to be started."""
 
-    def take(self, asked: int, *, num_awaited: int = 1, num_waiting: int | None = None) -> Grant:
-        """Each one taken is left again. `num_awaited`: groups whose apps wait for siblings, with
-        this one. `num_waiting`: in the engine's queue, None where that is not known.
+    def take(self, asked: int, *, num_awaited: int = 0, num_waiting: int | None = None) -> Grant:
+        """Each one taken is left again. `num_awaited`: siblings that apps wait for, with those of
+        this group if its app does. `num_waiting`: in the engine's queue, None where that is not
+        known.
 
         Apps that wait for siblings ask for no more before they have come. Siblings that nobody
-        waits for have no such bound: what is more than one group for each of those apps shrinks
-        this one by as much as the engine cannot keep up with; where nobody knows how much that
-        is, by all that is more than one group."""
-        self._most = max(self._most, asked)
+        waits for have no such bound: they shrink this group by as much as the engine cannot keep
+        up with; where nobody knows how much that is, by as many as are in flight."""
         if num_waiting is None:
-            num_awaited, num_waiting = max(1, num_awaited), self.in_flight
-        unawaited = max(0, self.in_flight + asked - self._most * num_awaited)
+            num_waiting = self.in_flight
+        unawaited = max(0, self.in_flight + asked - num_awaited)
         queued = min(unawaited, num_waiting)
         by_bound = self._free(self._bound, asked)
         by_engine = min(self._free(self._learnt, asked), max(0, asked - queued))

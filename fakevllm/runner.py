@@ -25,7 +25,6 @@ from fakevllm.metrics import Metrics
 from fakevllm.policy import ServeOnly, is_shadow, why_only_served
 from fakevllm.reply import AppReply
 from fakevllm.resends import Attempted, Resends
-from fakevllm.room import Room
 from fakevllm.serve_policy import ServeRules
 from fakevllm.settling import Settling
 from fakevllm.siblings import Plan, Request
@@ -50,15 +49,14 @@ class Runner:
         hooks: HookWorker | None,
         ledger: Ledger,
         settling: Settling,
-        lifeline: Lifeline | None = None,
+        lifeline: Lifeline,
         resends: Resends | None = None,
     ) -> None:
         """`resends`: None where nothing is known to be sent again."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
-        room = Room(serve.max_siblings_in_flight)
-        self._lifeline = lifeline or Lifeline(upstream, room=room)
-        self._room = self._lifeline.room
+        self._lifeline = lifeline
+        self._room = lifeline.room
         self.metrics = Metrics(
             lambda: len(self._open), lambda: ledger.health.dropped, lambda: self._room.in_flight
         )
@@ -73,7 +71,7 @@ class Runner:
         self._open: set[asyncio.Task[Any]] = set()
         self._groups: set[GroupRun] = set()
         self._num_awaited = 0
-        """Groups whose apps wait for their siblings."""
+        """Siblings that apps wait for."""
         self.on_placed: Callable[[str, Place | None, str], None] | None = None
         """Told of a request, its place and its question, before it is answered."""
 
@@ -156,11 +154,12 @@ class Runner:
         means = Means(self._asking, self._hooks, self._room, self._chance, self._end)
         run = GroupRun(means, request, draft, plan, rules, app)
         self._groups.add(run)
-        self._num_awaited += not rules.streams_lead
+        num_awaited = _num_awaited(plan, rules)
+        self._num_awaited += num_awaited
         try:
             await run.answer(receive)
         finally:
-            self._num_awaited -= not rules.streams_lead
+            self._num_awaited -= num_awaited
 
     def _rules_of(self, request: Request) -> ServeRules:
         rules = self._rules[request.adapter.name]
@@ -200,7 +199,7 @@ class Runner:
         been among them."""
         granted = self._room.take(
             plan.num - 1,
-            num_awaited=self._num_awaited + (not rules.streams_lead),
+            num_awaited=self._num_awaited + _num_awaited(plan, rules),
             num_waiting=self._lifeline.num_waiting,
         )
         if granted.num == 0:
@@ -245,4 +244,8 @@ class Runner:
     def _record(self, group: GroupRecord) -> None:
         self.metrics.ended(group)
         self._ledger.record(group)
-        self._settling.over(group.group_id)
+        self._settling.forget(group.group_id)
+
+
+def _num_awaited(plan: Plan, rules: ServeRules) -> int:
+    return 0 if rules.streams_lead else plan.num - 1

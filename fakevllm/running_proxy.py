@@ -77,7 +77,9 @@ def _refused(url: str, status: int) -> str:
 def _lines(stats: Json) -> Iterator[tuple[str, str]]:
     engine: Json = stats["engine"] or {}
     yield "fan-out", SERVED_AS[bool(stats["paused"])]
-    yield "engine", str(engine.get("engine_status", "the swarm server cannot be reached"))
+    yield "engine", _ENGINE.get(str(engine.get("engine_status")), _NO_SERVER)
+    if detail := engine.get("engine_status_detail"):
+        yield "it says", str(detail)
     yield "model", str(engine.get("model") or "not known yet")
     yield "step", str(engine.get("global_step") or 0)
     yield "groups", _counts(stats["counts"])
@@ -86,6 +88,16 @@ def _lines(stats: Json) -> Iterator[tuple[str, str]]:
         yield "ledger", f"{stats['ledger_dropped']} writes given up"
     if stats["ledger_error"]:
         yield "ledger", f"cannot be written: {stats['ledger_error']}"
+
+
+_NO_SERVER = "the swarm server cannot be reached"
+_ENGINE = {
+    "ENGINE.OFFLINE": "not started (OFFLINE)",
+    "ENGINE.BOOTING": "being started (BOOTING)",
+    "ENGINE.ROLLING": "answers (ROLLING)",
+    "ENGINE.ROLLING_POST": "answers, a step is about to begin (ROLLING_POST)",
+    "ENGINE.WEIGHT_SYNCING": "trains, or takes up new weights (WEIGHT_SYNCING)",
+}
 
 
 def _counts(counts: dict[str, int]) -> str:

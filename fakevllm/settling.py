@@ -47,7 +47,7 @@ class Settling:
         """Those of them that wait for what is said."""
         self._resending: asyncio.Task[None] | None = None
         self._is_closing = False
-        self.on_settled: Callable[[], None] = lambda: None
+        self.on_settled: Callable[[str], None] = lambda group_id: None
         """A group's outcome is on its way into the ledger."""
 
     # --- what is said of an answer
@@ -70,12 +70,15 @@ class Settling:
         """Until `heard` the group is not sent, if it has not been."""
         self._holding.hear(group_id)
 
-    def heard(self, group_id: str, amount: float | None) -> bool:
-        """Whether the amount is added to the reward of the group's served sibling. What the ledger
-        is told before anything else is awaited lies there before the group is sent."""
-        is_joined = self._holding.heard(group_id, amount)
+    def takes(self, group_id: str) -> bool:
+        """Whether what is being heard may count in the group."""
+        return self._holding.takes(group_id)
+
+    def heard(self, group_id: str, amount: float | None) -> None:
+        """The amount, which lies in the ledger by now, is added to the reward of the group's served
+        sibling."""
+        self._holding.heard(group_id, amount)
         self._wake(group_id)
-        return is_joined
 
     def moved_on(self, place: Place) -> None:
         """A session's next turn has come: earlier ones are held no longer."""
@@ -84,10 +87,10 @@ class Settling:
 
     async def until_over(self, group_id: str) -> None:
         """Until the group's record is on its way into the ledger."""
-        while not self._holding.is_over(group_id):
+        while not self._holding.is_closed(group_id):
             await self._change(group_id)
 
-    def over(self, group_id: str) -> None:
+    def forget(self, group_id: str) -> None:
         """It has been recorded, and will not be sent."""
         self._holding.send(group_id)
         self._wake(group_id)
@@ -96,13 +99,17 @@ class Settling:
 
     def settle(self, record: GroupRecord) -> None:
         """Sends the rewards of a scored group; any other is given up at the server."""
-        self._later(self._settle(record) if record.state == "scored" else self._abandon(record))
+        # At once: what is heard of the group from now on is put behind it.
+        dropped_before = self._ledger.health.dropped
+        self._ledger.record(record)
+        is_scored = record.state == "scored"
+        self._later(self._settle(record, dropped_before) if is_scored else self._abandon(record))
 
     def resend(self, groups: Sequence[ScoredGroup]) -> None:
         """Sends what earlier lives left scored, as soon as the server is there."""
         assert self._resending is None, "once, at the start"
         for group in groups:  # what was said of them may not have been heard yet
-            self._holding.over(group.group_id, -math.inf, takes=_takes(group))
+            self._holding.close(group.group_id, -math.inf, takes=_takes(group))
         self._resending = asyncio.create_task(self._resend(groups))
 
     async def close(self) -> None:
@@ -118,17 +125,16 @@ class Settling:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    async def _settle(self, record: GroupRecord) -> None:
-        dropped_before = self._ledger.health.dropped
-        self._ledger.record(record)
+    async def _settle(self, record: GroupRecord, dropped_before: int) -> None:
         group = _scored(record)
-        self._holding.over(group.group_id, time.monotonic(), takes=_takes(group))
+        self._holding.close(group.group_id, time.monotonic(), takes=_takes(group))
         self._wake(group.group_id)
         # A group the server trains on must be found in the ledger, come what may.
         is_flushed = await self._ledger.flush()
         if not is_flushed or self._ledger.health.dropped > dropped_before:
-            self.over(group.group_id)
+            self.forget(group.group_id)
             self._ledger.settle(record.group_id, "dropped", "ledger_unavailable", None, [])
+            self.on_settled(group.group_id)
             return await self._link.abort_group(record.group_id)
         try:
             await self._end(await self._with_feedback(group))
@@ -169,7 +175,7 @@ class Settling:
             reply.calls,
             reply.run_id,
         )
-        self.on_settled()
+        self.on_settled(group.group_id)
 
     async def _with_feedback(self, group: ScoredGroup) -> ScoredGroup:
         """When it need not be held any longer, with what was added meanwhile to its reward."""
@@ -177,10 +183,10 @@ class Settling:
             return group
         await self._hold(group.group_id)
         added = self._holding.send(group.group_id)
+        self._wake(group.group_id)
         served = group.served_index
         if not added or served is None:
             return group
-        await self._ledger.flush()  # what is trained with must be found there
         own = group.rewards[served]
         rewards = [*group.rewards]
         rewards[served] = None if own is None else own + added
@@ -213,13 +219,12 @@ class Settling:
 
     def _lose(self, group_id: str, error: Exception) -> None:
         log.warning("group %s could not be ended: the swarm server %s", group_id, mend_of(error))
-        self.over(group_id)
+        self.forget(group_id)
         self._ledger.settle(group_id, "lost", reason_of(error), None, [])
-        self.on_settled()
+        self.on_settled(group_id)
 
     async def _abandon(self, record: GroupRecord) -> None:
-        self._ledger.record(record)
-        self.over(record.group_id)
+        self.forget(record.group_id)
         await self._link.abort_group(record.group_id)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:

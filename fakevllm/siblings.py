@@ -10,7 +10,6 @@ from typing import Any
 import orjson
 
 from fakevllm.fanout import Came
-from fakevllm.feedback import answer_id_in
 from fakevllm.outage import OUTAGES, TOO_MANY, Trouble, outage_of, trouble_of_status
 from fakevllm.policy import TRAIN, Ruling
 from fakevllm.upstream import Reply, Upstream
@@ -109,10 +108,11 @@ class SiblingResult:
 
     def answer_id(self, request: Request) -> str | None:
         """What the app that gets it calls it by."""
-        if request.response_id is not None or self.reply is None:
+        name = self.answer.id if self.answer is not None else None
+        if request.response_id is not None or name is None:
             return request.response_id
-        reply = with_apps_id(self.reply, request, self.index)
-        return answer_id_in(reply.body, streamed=reply.streamed)
+        own = _own_id(request, self.index)
+        return name if own is None else re.sub(f"^{own}$", r"\1", name)
 
     @property
     def shown_message(self) -> Json:
@@ -193,8 +193,16 @@ def read_answer(request: Request, reply: Reply) -> Answer | None:
 
 def with_apps_id(reply: Reply, request: Request, index: int) -> Reply:
     """A sibling's reply under the id the app chose, where it chose one."""
+    own = _own_id(request, index)
+    if own is None:
+        return reply
+    told = re.compile(rb'("id":\s?")%s"' % own.encode())
+    return replace(reply, body=told.sub(rb'\1\2"', reply.body))
+
+
+def _own_id(request: Request, index: int) -> str | None:
+    """How a sibling's id looks, the app's one its first group; None where they are the same."""
     chosen = request.headers.get(_REQUEST_ID) or request.body.get("request_id")
     if index == 0 or not isinstance(chosen, str):
-        return reply
-    own = re.compile(rb'("id":\s?"[a-z]+-%s)-%d"' % (re.escape(chosen.encode()), index))
-    return replace(reply, body=own.sub(rb'\1"', reply.body))
+        return None
+    return f"([a-z]+-{re.escape(chosen)})-{index}"

@@ -30,6 +30,8 @@ class Answer:
     """The assistant message as the app would read it."""
     finish_reason: str | None
     usage: Json = field(default_factory=dict[str, Any])
+    id: str | None = None
+    """As the upstream calls it."""
 
     @property
     def text(self) -> str:

@@ -17,9 +17,9 @@ PER_PART_BYTES = 32
 P = TypeVar("P", bound=type[Any])
 
 
-ON_RESET = "fakevllm.on_reset"
-"""In a request's `scope["state"]`: whom to tell that the connection was reset while the request was
-its last. A client that closes with something unread resets; one that has read all does not."""
+ON_LOST = "fakevllm.on_lost"
+"""In a request's `scope["state"]`: whom to tell, with the error if there was one, that the
+connection is lost while the request is its last."""
 
 
 def bounded(protocol: P) -> P:
@@ -66,9 +66,9 @@ class BoundedHead(_HttpTools):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        tell = self.scope["state"].get(ON_RESET) if self.scope else None
-        if isinstance(exc, ConnectionError) and tell is not None:
-            tell()
+        tell = self.scope["state"].get(ON_LOST) if self.scope else None
+        if tell is not None:
+            tell(exc)
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0

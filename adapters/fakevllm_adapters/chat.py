@@ -158,16 +158,18 @@ class ChatAdapter:
         choice = cast(Json, choices[0])
         said = choice["message"].items()
         message = {key: value for key, value in said if value is not None or key == "content"}
-        return answer_of(message, choice.get("finish_reason"), body.get("usage"))
+        return answer_of(message, choice.get("finish_reason"), body.get("usage"), body.get("id"))
 
     def read_events(self, events: Sequence[bytes]) -> Answer:
         message: Json = {"role": "assistant", "content": None}
         finish_reason: str | None = None
         usage: Json = {}
         has_choice = False
+        name: object = None
         for chunk in jsons_of(events):
             if "error" in chunk:
                 raise ValueError(f"the stream ended in an error: {chunk['error']}")
+            name = name or chunk.get("id")
             usage = chunk.get("usage") or usage
             for choice in chunk.get("choices", []):
                 if choice.get("index", 0) == 0:
@@ -175,18 +177,18 @@ class ChatAdapter:
                     _extend(message, choice.get("delta") or {})
                     finish_reason = choice.get("finish_reason") or finish_reason
         finish_reason = finish_reason or end_of_done(events, has_choice)
-        return answer_of(message, finish_reason, usage)
+        return answer_of(message, finish_reason, usage, name)
 
 
-def answer_of(message: Json, finish_reason: object, usage: object) -> Answer:
-    """Raises ValueError, TypeError for what no engine says: it could not be kept."""
+def answer_of(message: Json, finish_reason: object, usage: object, name: object) -> Answer:
+    """`name`: its id. Raises ValueError, TypeError for what no engine says: it cannot be kept."""
     if not (finish_reason is None or isinstance(finish_reason, str)):
         raise ValueError("a finish_reason is a word")
     counts = cast(Json, usage) if isinstance(usage, dict) else {}
     if any(not _is_count(counts.get(name)) for name in ("prompt_tokens", "completion_tokens")):
         raise ValueError("usage does not count tokens")
     orjson.dumps(message)
-    return Answer(message, finish_reason, counts)
+    return Answer(message, finish_reason, counts, name if isinstance(name, str) else None)
 
 
 def _is_count(number: object) -> bool:

@@ -30,23 +30,25 @@ class CompletionsAdapter(ChatAdapter):
         if choice is None:
             raise ValueError("the answer has no choices")
         message = {"role": "assistant", "content": _text(choice)}
-        return answer_of(message, choice.get("finish_reason"), body.get("usage"))
+        return answer_of(message, choice.get("finish_reason"), body.get("usage"), body.get("id"))
 
     def read_events(self, events: Sequence[bytes]) -> Answer:
         text = ""
         finish_reason: str | None = None
         usage: Json = {}
         has_choice = False
+        name: object = None
         for chunk in filter(None, map(json_of, events)):
             if "error" in chunk:
                 raise ValueError(f"the stream ended in an error: {chunk['error']}")
+            name = name or chunk.get("id")
             usage = chunk.get("usage") or usage
             for choice in _firsts(chunk):
                 has_choice = True
                 text += _text(choice)
                 finish_reason = choice.get("finish_reason") or finish_reason
         finish_reason = finish_reason or end_of_done(events, has_choice)
-        return answer_of({"role": "assistant", "content": text}, finish_reason, usage)
+        return answer_of({"role": "assistant", "content": text}, finish_reason, usage, name)
 
 
 def _firsts(body: Json) -> Iterator[Json]:

@@ -37,7 +37,7 @@ class Visit:
     _found: Found | None = field(default=None, init=False)
     _place: Place | None = field(default=None, init=False)
     _is_placed: bool = field(default=False, init=False)
-    _is_over: bool = field(default=False, init=False)
+    _is_served: bool = field(default=False, init=False)
 
     def session_id(self) -> str | None:
         """The session it continues as a main call, None where none is known yet. It is to be
@@ -61,19 +61,18 @@ class Visit:
         return self._place
 
     def served(self, message: Json, at: float, response_id: str | None) -> None:
-        """What the app gets; the first call counts."""
-        if self._place is None or self._is_over:
+        """What the app gets, be it late; the first call counts."""
+        if self._place is None or self._is_served:
             return
-        self._is_over = True
+        self._is_served = True
         try:
             self.conversations.served(self.group_id, message, at, response_id)
         except Exception:  # isolates: see above
             log.exception("the answer of request %s could not be kept", self.group_id)
 
     def failed(self, at: float) -> None:
-        """The app got nothing, or not all of it."""
-        if self._place is not None and not self._is_over:
-            self._is_over = True
+        """The app got nothing, or not all of it, so far."""
+        if self._place is not None and not self._is_served:
             self.conversations.failed(self.group_id, at)
 
     def _read(self, *, is_side: bool) -> Asked:

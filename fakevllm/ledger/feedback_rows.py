@@ -23,10 +23,13 @@ _SAMPLE = "feedback:"
 """How the ids of samples begin, which are no group's."""
 _PUT = str(FEEDBACK.insert().prefix_with("OR IGNORE").compile(dialect=sqlite.dialect()))
 _ROW = attrgetter(*FEEDBACK.columns.keys())
-_OUTCOME = """
+_STANDS = """
+    CASE WHEN state IN ('trained', 'dropped', 'lost')
+    OR state = 'kept' AND reason IN ('taken_back', 'replaced') THEN {} ELSE {} END
+"""
+_OUTCOME = f"""
     UPDATE feedback SET
-    state = CASE WHEN state IN ('trained', 'dropped', 'lost') THEN state ELSE ?1 END,
-    reason = CASE WHEN state IN ('trained', 'dropped', 'lost') THEN reason ELSE ?2 END,
+    state = {_STANDS.format("state", "?1")}, reason = {_STANDS.format("reason", "?2")},
     value = COALESCE(?3, value), baseline = COALESCE(?4, baseline),
     amount = COALESCE(?5, amount), hook_hash = COALESCE(?6, hook_hash)
     WHERE group_id = ?7 AND feedback_id = ?8
@@ -57,7 +60,14 @@ _SAME = """
     AND served_index IS NOT NULL ORDER BY received_at DESC LIMIT 1
 """
 _PARENT = "SELECT group_id FROM groups WHERE group_id = ? AND turn < ? AND served_index IS NOT NULL"
-_UNFINISHED = "SELECT EXISTS (SELECT 1 FROM groups WHERE group_id = ? AND state = 'scored')"
+_MEASURABLE = """
+    SELECT f.group_id, f.feedback_id, g.group_id IS NULL FROM feedback AS f
+    JOIN (SELECT app_key FROM feedback WHERE value IS NOT NULL
+          AND COALESCE(reason, '') NOT IN ('taken_back', 'replaced')
+          GROUP BY app_key HAVING COUNT(*) >= ?) AS enough ON enough.app_key IS f.app_key
+    LEFT JOIN groups AS g ON g.group_id = f.group_id AND g.state = 'scored'
+    WHERE f.state = 'waiting' ORDER BY f.received_at
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,9 @@ def apply(db: Connection, entry: LogEntry) -> None:
     match entry.kind:
         case "step":
             outcome = ("trained", None, entry.step, entry.version)
-            told = [(*outcome, *key) for key in _keys(one.group_id for one in entry.groups)]
+            told = [(*outcome, *key) for key in _keys(_in_loss(entry))]
+            left_out = ("dropped", "not_trained", None, None)
+            told += [(*left_out, *key) for key in _keys(_not_in_loss(entry))]
         case "dropped":
             for name, reason in entry.reasons.items():
                 told += [("dropped", reason, None, None, *key) for key in _keys([name])]
@@ -91,6 +103,16 @@ def apply(db: Connection, entry: LogEntry) -> None:
             pass
     if told:
         db.exec_driver_sql(_LOGGED, told)
+
+
+def _in_loss(entry: LogEntry) -> list[str]:
+    """Of a step whose line was written anew from a checkpoint, which measures nothing, it is not
+    told which siblings they were."""
+    return [one.group_id for one in entry.groups if one.siblings or not entry.metrics]
+
+
+def _not_in_loss(entry: LogEntry) -> list[str]:
+    return [one.group_id for one in entry.groups if entry.metrics and not one.siblings]
 
 
 def _keys(ids: Iterable[str]) -> list[tuple[str, str]]:
@@ -122,7 +144,7 @@ class FeedbackRows:
         amount: float | None = None,
         hook_hash: str | None = None,
     ) -> None:
-        """What the run's log said first stands; what is None stays."""
+        """What the run's log said first stands, and what is void; what is None stays."""
         told = (state.value, reason, value, baseline, amount, hook_hash)
         self._put(partial(_run, sql=_OUTCOME, row=(*told, row.group_id, row.feedback_id)))
 
@@ -134,19 +156,25 @@ class FeedbackRows:
         """That app's latest group whose answer it calls so, or by the group's own id."""
         return self._one(_ANSWER, name, app_key)
 
-    def regenerated(self, place: Place, group_id: str) -> str | None:
-        """The group whose request `group_id`, which stands there, asks once more."""
-        return self._one(_SAME, place.session_id, place.asked_key, group_id)
-
     def before(self, place: Place, group_id: str) -> str | None:
-        """The group of which a request that stands there says something."""
-        if place.kind is Kind.REGENERATES:
-            return self.regenerated(place, group_id) if place.asked_key else None
-        return self._one(_PARENT, place.parent_id, place.turn)
+        """The group of which the request `group_id`, which stands there, says something."""
+        if place.kind is not Kind.REGENERATES:
+            return self._one(_PARENT, place.parent_id, place.turn)
+        asked = place.asked_key
+        return self._one(_SAME, place.session_id, asked, group_id) if asked else None
 
-    def is_unfinished(self, group_id: str) -> bool:
-        """Whether the server has not taken it yet."""
-        return bool(self._one(_UNFINISHED, group_id))
+    def measurable(self, num: int) -> list[tuple[str, str, bool]]:
+        """Group id, feedback id and whether the group is settled, of what waits and is one of at
+        least `num` of its app that count. Oldest first."""
+        with self._reading.connect() as db:
+            found = db.exec_driver_sql(_MEASURABLE, (num,)).all()
+        return [(group_id, name, bool(is_settled)) for group_id, name, is_settled in found]
+
+    def waiting(self, group_id: str, feedback_id: str) -> FeedbackRecord | None:
+        """None where it waits no longer."""
+        is_it = (FEEDBACK.c.group_id == group_id) & (FEEDBACK.c.feedback_id == feedback_id)
+        found = self._rows(is_it & (FEEDBACK.c.state == FeedbackState.WAITING.value))
+        return found[0] if found else None
 
     def of_group(self, group_id: str) -> list[FeedbackRecord]:
         """Oldest first."""

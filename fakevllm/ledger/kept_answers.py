@@ -11,7 +11,10 @@ from sqlalchemy import Connection, Engine
 from fakevllm.ledger import statements
 from fakevllm.ledger.records import KeptAnswer
 
-_KEPT = "SELECT group_id, key, at, status, headers_json, body FROM kept_answers ORDER BY at"
+_KEPT = """
+    SELECT group_id, key, until, status, headers_json, body FROM kept_answers
+    WHERE until > ? ORDER BY until
+"""
 
 
 class KeptAnswers:
@@ -23,25 +26,22 @@ class KeptAnswers:
         self._put = put
 
     def keep(self, kept: KeptAnswer) -> None:
-        """Of a recorded group."""
+        """Of a group whose app has lost its connection."""
         self._put(partial(statements.keep, kept=kept))
 
     def told(self, group_id: str) -> None:
         """The request was sent again, and its app has the whole answer now."""
         self._put(partial(statements.resent, group_id=group_id))
 
-    def forget(self, group_id: str) -> None:
-        self._put(partial(statements.forget_kept, group_id=group_id))
-
-    def all(self) -> list[KeptAnswer]:
-        """Oldest first. Blocks."""
+    def until(self, now: float) -> list[KeptAnswer]:
+        """Those of use after `now`, in unix seconds; oldest first. Blocks."""
         with self._reading.connect() as db:
-            rows = db.exec_driver_sql(_KEPT).all()
+            rows = db.exec_driver_sql(_KEPT, (now,)).all()
         return [
             KeptAnswer(
                 group_id=row[0],
                 key=row[1],
-                at=row[2],
+                until=row[2],
                 status=row[3],
                 headers=[(name, value) for name, value in orjson.loads(row[4])],
                 body=row[5],

@@ -43,12 +43,11 @@ def m005_resent(db: Connection) -> None:
         CREATE TABLE kept_answers (
             group_id VARCHAR NOT NULL,
             "key" BLOB NOT NULL,
-            at FLOAT NOT NULL,
+            until FLOAT NOT NULL,
             status INTEGER NOT NULL,
             headers_json VARCHAR NOT NULL,
             body BLOB NOT NULL,
-            PRIMARY KEY (group_id),
-            FOREIGN KEY (group_id) REFERENCES groups (group_id) ON DELETE CASCADE
+            PRIMARY KEY (group_id)
         )
     """)
 

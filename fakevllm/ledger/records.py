@@ -63,7 +63,7 @@ class KeptAnswer:
     group_id: str
     key: bytes
     """Of the request: `Sent.key` of dedupe.py."""
-    at: float
+    until: float
     """Unix seconds."""
     status: int
     headers: Sequence[tuple[str, str]]

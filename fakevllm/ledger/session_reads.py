@@ -17,6 +17,7 @@ _KEPT = """
           FROM groups INDEXED BY ix_groups_place
           WHERE session_id IS NOT NULL ORDER BY received_at DESC LIMIT ?) AS g
     LEFT JOIN siblings AS s ON s.group_id = g.group_id AND s.served
+        AND NOT EXISTS (SELECT 1 FROM kept_answers AS k WHERE k.group_id = g.group_id)
     ORDER BY g.received_at, g.group_id
 """
 _SESSIONS = """

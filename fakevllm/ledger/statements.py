@@ -72,19 +72,16 @@ def put_groups(db: Connection, records: Sequence[GroupRecord]) -> None:
 
 
 def keep(db: Connection, kept: KeptAnswer) -> None:
-    """Of a group that was recorded."""
+    """The group may be recorded later: a streamed answer is over before its group."""
     headers = orjson.dumps(kept.headers).decode()
-    row = (kept.group_id, kept.key, kept.at, kept.status, headers, kept.body)
+    row = (kept.group_id, kept.key, kept.until, kept.status, headers, kept.body)
+    db.exec_driver_sql("DELETE FROM kept_answers WHERE until < ?", (time.time(),))
     db.exec_driver_sql(_PUT_KEPT, row)
 
 
 def resent(db: Connection, group_id: str) -> None:
     """Its request was sent again, and the app has its answer now."""
     db.exec_driver_sql(_RESENT, (group_id,))
-    forget_kept(db, group_id)
-
-
-def forget_kept(db: Connection, group_id: str) -> None:
     db.exec_driver_sql("DELETE FROM kept_answers WHERE group_id = ?", (group_id,))
 
 

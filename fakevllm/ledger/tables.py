@@ -157,13 +157,14 @@ class Feedback(_Row, table=True):
 
 
 class KeptAnswers(_Row, table=True):
-    """What an app was to get that was lost before it had all of it."""
+    """What an app was to get that was lost before it had all of it; a streamed one may be here
+    before its group."""
 
     __tablename__ = "kept_answers"  # pyright: ignore[reportAssignmentType]
 
-    group_id: str = Field(sa_column=_group_id())
+    group_id: str = Field(primary_key=True)
     key: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
-    at: float
+    until: float
     status: int
     headers_json: str
     body: bytes = Field(sa_column=Column(LargeBinary, nullable=False))

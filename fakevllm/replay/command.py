@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +14,7 @@ from fakevllm.replay.pace import room_at
 from fakevllm.replay.play import play
 from fakevllm.replay.players import AppPlayer, EndpointPlayer, Player
 from fakevllm.replay.progress import Progress as RowProgress
-from fakevllm.replay.proxy import checked_url, first_model, register
+from fakevllm.replay.proxy import checked_url, first_model, register, root_of
 from fakevllm.tasks import read_tasks
 
 MAX_SHOWN_FAILURES = 5
@@ -52,7 +52,8 @@ def run_replay(settings: ReplaySettings) -> bool:
 
 async def _replay(settings: ReplaySettings) -> Counter[str]:
     tasks = read_tasks(settings.dataset, settings.field)[: settings.limit]
-    url = checked_url(settings.url)
+    url = f"{root_of(checked_url(settings.url))}/v1"
+    settings = replace(settings, url=url)
     keys = await register(url, tasks, settings.key)
     player = await _player(settings)
     progress = RowProgress(settings.state_file, fresh=settings.fresh)

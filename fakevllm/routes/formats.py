@@ -10,9 +10,8 @@ from functools import partial
 
 import orjson
 
-from fakevllm.conversation.hints import hints_of
+from fakevllm.conversation.hints import Hints, hints_of
 from fakevllm.conversation.visit import Visit
-from fakevllm.dedupe import Sent
 from fakevllm.group import GroupDraft
 from fakevllm.ledger.asked import earlier_of
 from fakevllm.proxy import Proxy
@@ -58,42 +57,34 @@ def door(proxy: Proxy, adapter: Adapter) -> AsgiApp:
         except ClientLeft:
             return
         hints = hints_of(headers, found.body)
-        attempt = None
-        if proxy.resends is not None:
+        resends, sent = proxy.resends, None
+        if resends is not None:
             sent = sent_of(adapter.path, app_key or "", raw, hints, headers)
-            if await _told_again(proxy, request, sent, scope, receive, send):
+            known, again = resends.find(sent, scope), proxy.runner.handle_again
+            if known is not None and await again(request, known, receive, send):
                 return
-            attempt = proxy.resends.begin(sent, request.id, scope)
-        question, received_at = adapter.question(request.body), time.time()
-        prompt = "" if "messages" in request.body else question
-        visit = Visit(
-            proxy.conversations,
-            request.id,
-            app_key or "",
-            request.body,
-            prompt,
-            hints,
-            received_at,
-            len(raw),
-        )
-        request.ruling = proxy.traffic.ruling(request, visit, key, app_key)
-        task = proxy.tasks.find(key, adapter.opening(request.body)) or Task(main_query=question)
-        draft = GroupDraft(
-            request, task, app_key, visit=visit, attempt=attempt, received_at=received_at
-        )
+        draft = _draft(proxy, request, hints, key, app_key, len(raw))
+        if resends is not None and sent is not None:
+            draft.attempt = resends.begin(sent, request.id, scope)
         await proxy.runner.handle(request, draft, receive, send)
 
     return app
 
 
-async def _told_again(
-    proxy: Proxy, request: Request, sent: Sent, scope: Scope, receive: Receive, send: Send
-) -> bool:
-    """Whether the request was sent before, and has the answer of then."""
-    attempt = None if proxy.resends is None else proxy.resends.find(sent, scope)
-    if attempt is None:
-        return False
-    return await proxy.runner.handle_again(request, attempt, receive, send)
+def _draft(
+    proxy: Proxy, request: Request, hints: Hints, key: str | None, app_key: str | None, size: int
+) -> GroupDraft:
+    """With its ruling, its task, and what will tell its place."""
+    question, received_at = request.adapter.question(request.body), time.time()
+    prompt = "" if "messages" in request.body else question
+    scope = app_key or ""
+    visit = Visit(
+        proxy.conversations, request.id, scope, request.body, prompt, hints, received_at, size
+    )
+    request.ruling = proxy.traffic.ruling(request, visit, key, app_key)
+    opening = request.adapter.opening(request.body)
+    task = proxy.tasks.find(key, opening) or Task(main_query=question)
+    return GroupDraft(request, task, app_key, visit=visit, received_at=received_at)
 
 
 async def _decode(

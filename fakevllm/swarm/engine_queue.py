@@ -22,22 +22,25 @@ class EngineQueue:
         is_wanted: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`is_wanted`: whether anybody goes by it now. Until it is known once, it is asked for
-        all the same."""
+        """`is_wanted`: whether anybody goes by it now. An engine that begins to answer is asked
+        once all the same, so that the first who does knows it."""
         self._is_wanted = is_wanted
         self._clock = clock
         self._next_at = clock()
+        self._is_asked = False
+        """Since the engine began to answer."""
         self.num_waiting: int | None = None
         """As last heard; None where the engine does not tell."""
 
     async def follow(self, http: aiohttp.ClientSession, *, is_serving: bool) -> None:
         """To be called often; asks when it is time. Raises nothing of the server's."""
         if not is_serving:
-            self.num_waiting = None
-        elif self.num_waiting is not None and not self._is_wanted():
-            self.num_waiting, self._next_at = 0, self._clock()
+            self.num_waiting, self._is_asked = None, False
+        elif self._is_asked and not self._is_wanted():
+            if self.num_waiting is not None:
+                self.num_waiting, self._next_at = 0, self._clock()
         elif self._clock() >= self._next_at:
-            self._next_at = self._clock() + ASK_EVERY_S
+            self._is_asked, self._next_at = True, self._clock() + ASK_EVERY_S
             self.num_waiting = await _asked(http)
 
 

@@ -114,7 +114,8 @@ class SwarmLink:
         """(run id, number of its last applied log entry) where known."""
         self.reached = asyncio.Event()
         """Set while the server answers."""
-        self._serving = asyncio.Event()
+        self.serving = asyncio.Event()
+        """Set while an engine is known to serve."""
         self._status: EngineStatusReply | None = None
         self.queue = queue or EngineQueue()
 
@@ -126,7 +127,7 @@ class SwarmLink:
     @status.setter
     def status(self, status: EngineStatusReply | None) -> None:
         self._status = status
-        (self._serving.set if self.is_serving else self._serving.clear)()
+        (self.serving.set if self.is_serving else self.serving.clear)()
 
     @property
     def model(self) -> str | None:
@@ -162,10 +163,15 @@ class SwarmLink:
             return await asyncio.sleep(limit_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):  # wait_for may lose a cancellation, up to 3.11
-                await self._serving.wait()
+                await self.serving.wait()
 
     async def run(self) -> None:
         """Until cancelled. Trouble with the server is reported once, and over when it is over."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_queue())
+            await self._follow_server()
+
+    async def _follow_server(self) -> None:
         while True:
             try:
                 await self._follow()
@@ -210,8 +216,13 @@ class SwarmLink:
                 self._started_on = status.server_id
         elif status.server_id != self._started_on:
             await self._attach(status.server_id)
-        await self.queue.follow(self._http, is_serving=self.is_serving)
         await self._bring_log(status.run_id)
+
+    async def _follow_queue(self) -> None:
+        """Beside the rest: an engine may take long to tell, and the server is heard meanwhile."""
+        while True:
+            await self.queue.follow(self._http, is_serving=self.is_serving)
+            await self.until_serving(POLL_EVERY_S)
 
     async def _start(self) -> None:
         config = SyncTrainConfigRequest(yaml_as_string=self._job.as_yaml())

@@ -91,7 +91,7 @@ def with_left_out(metrics: Mapping[str, float], left_out: Mapping[str, int]) -> 
     num_groups = metrics["groups"] + tied_before
     tied = num_groups - metrics["groups_with_signal"]
     told = {name: float(number) for name, number in left_out.items()}
-    return {**metrics, **told, "tie_rate": tied / num_groups if num_groups else 0.0}
+    return {**metrics, **told} | ({"tie_rate": tied / num_groups} if num_groups else {})
 
 
 def _advantages(
@@ -188,8 +188,9 @@ def _metrics(
         "calls": float(len(calls)),
         "tokens_trained": float(sum(call.num_trained for call in calls)),
         "tokens_forced": float(sum(len(call.response_ids) - call.num_trained for call in calls)),
-        "reward_mean": _mean(rewards),
     }
+    if rewards:
+        metrics["reward_mean"] = _mean(rewards)
     if num_samples:
         metrics["feedback_samples"] = float(num_samples)
     if job.overlong_buffer_len is not None:

@@ -33,7 +33,7 @@ def step_line(step: int, version: int, metrics: Mapping[str, float]) -> str:
     'step 3 → version 4: reward 0.500 of 8 groups, 96 tokens trained, 0.2 s'
     """
     parts = [
-        f"reward {metrics.get('reward_mean', 0.0):.3f} of {metrics.get('groups', 0):.0f} groups",
+        f"reward {shown(metrics, 'reward_mean', '.3f')} of {metrics.get('groups', 0):.0f} groups",
         f"{metrics.get('tokens_trained', 0):.0f} tokens trained",
         *_feedback(metrics),
         *_coverage(metrics),

@@ -96,14 +96,14 @@ def test_without_a_server_the_app_is_told_to_come_back(processes: Processes) -> 
     assert (group["state"], group["reason"]) == ("failed", "upstream_unreachable")
 
 
-def test_a_client_that_leaves_is_noted_and_its_group_not_trained(
+def test_a_client_that_leaves_is_noted_and_its_group_goes_on(
     processes: Processes, server: Process, yes_hooks: Path
 ) -> None:
     proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2")
     with pytest.raises(openai.APITimeoutError), client(proxy, max_retries=0, timeout=0.5) as app:
         app.chat.completions.create(model="fake", messages=SLOW)
     (group,) = wait_for_groups(proxy, 1)
-    assert (group["state"], group["reason"]) == ("failed", "client_disconnected")
+    assert (group["state"], group["status"]) == ("pooled", 499)
 
 
 def test_a_slow_stream_is_kept_alive_and_ends_with_the_answer(

@@ -41,16 +41,23 @@ async def test_what_waits_in_all_engines_is_one_queue_and_asked_for_now_and_then
         assert swarm.calls["/metrics"] == 2
 
 
-async def test_a_queue_that_nobody_goes_by_is_asked_for_until_it_is_known() -> None:
+@pytest.mark.parametrize(("page", "first", "then"), [(PAGE, 7, 0), (404, None, None)])
+async def test_a_queue_that_nobody_goes_by_is_asked_for_once_in_an_engines_life(
+    page: str | int, first: int | None, then: int | None
+) -> None:
     rig = Rig()
     rig.is_wanted = False
     async with OddSwarm() as swarm:
-        assert await rig.heard(swarm) is None
-        rig.now += ASK_EVERY_S
+        swarm.answers["/metrics"] = page
+        for num_lives in (1, 2):
+            assert await rig.heard(swarm, is_serving=False) is None
+            rig.now += ASK_EVERY_S
+            assert await rig.heard(swarm) == first
+            for _ in range(3):
+                rig.now += ASK_EVERY_S
+                assert await rig.heard(swarm) == then
+            assert swarm.calls["/metrics"] == num_lives
         swarm.answers["/metrics"] = PAGE
-        assert await rig.heard(swarm) == 7
-        rig.now += ASK_EVERY_S
-        assert await rig.heard(swarm) == 0 and swarm.calls["/metrics"] == 2
         rig.is_wanted = True
         assert await rig.heard(swarm) == 7, "at once"
 

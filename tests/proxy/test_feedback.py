@@ -6,7 +6,7 @@ import random
 from statistics import fmean
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -14,7 +14,6 @@ from fakevllm.feedback import (
     BASELINE_OVER,
     OtherContent,
     Said,
-    answer_id_in,
     baseline_of,
     id_of,
     voided,
@@ -44,17 +43,39 @@ def kept(said: Said, earlier: list[FeedbackRecord]) -> bool:
     return known is None
 
 
+@settings(deadline=None)
+@given(st.lists(CONTENTS, max_size=6), st.lists(st.integers(2, 4), min_size=6, max_size=6))
+def test_what_is_sent_again_before_anything_else_is_said_is_never_a_second_feedback(
+    contents: list[dict[str, object]], times: list[int]
+) -> None:
+    earlier: list[FeedbackRecord] = []
+    for content, num in zip(contents, times, strict=False):
+        said = Said.model_validate({"id": "a"} | content)
+        assert sum(kept(said, earlier) for _ in range(num)) <= 1
+    assert len({row.feedback_id for row in earlier}) == len(earlier)
+
+
+@settings(deadline=None)
 @given(st.lists(CONTENTS, max_size=6), st.randoms())
-def test_what_is_sent_again_in_any_order_is_never_a_second_feedback(
+def test_what_has_a_name_is_one_feedback_in_any_order(
     contents: list[dict[str, object]], chance: random.Random
 ) -> None:
     earlier: list[FeedbackRecord] = []
-    sent = [Said.model_validate({"id": "a"} | content) for content in contents]
-    for said in sent:
-        kept(said, earlier)
-    assert len({row.feedback_id for row in earlier}) == len(earlier)
+    names = [{"id": "a", "feedback_id": str(at)} for at in range(len(contents))]
+    pairs = zip(names, contents, strict=True)
+    sent = [Said.model_validate(name | content) for name, content in pairs]
+    assert all([kept(said, earlier) for said in sent])
     chance.shuffle(sent)
     assert not any(kept(said, earlier) for said in sent)
+
+
+def test_the_last_word_counts_where_somebody_changes_his_mind_twice() -> None:
+    earlier: list[FeedbackRecord] = []
+    up, down = Said(id="a", thumbs="up"), Said(id="a", thumbs="down")
+    comment = Said(id="a", comment="Hm")
+    assert [kept(said, earlier) for said in (up, comment, down, up, up)] == [True] * 4 + [False]
+    assert not kept(comment, earlier)
+    assert earlier[-1].thumbs == "up" and len({row.feedback_id for row in earlier}) == 4
 
 
 def test_a_name_stands_for_one_feedback_and_tells_equal_ones_apart() -> None:
@@ -128,20 +149,3 @@ def test_ids_that_could_not_be_told_apart_in_a_sample_s_name_are_refused() -> No
     for name in ("a/b", "", "a\n", "ä" * 101):
         with pytest.raises(ValidationError):
             Said(id="a", thumbs="up", feedback_id=name)
-
-
-@pytest.mark.parametrize(
-    ("body", "streamed", "name"),
-    [
-        (b'{"choices":[{"message":{"tool_calls":[{"id":"t"}]}}],"id":"c"}', False, "c"),
-        (b': alive\n\ndata: {"id":"c"}\n\ndata: {"id":"d"}\n\n', True, "c"),
-        (b"data: [DONE]\n\n", True, None),
-        (b"[1]", False, None),
-        (b'{"id":5}', False, None),
-        (b"no json", False, None),
-    ],
-)
-def test_an_answer_s_id_is_the_one_its_app_reads(
-    body: bytes, streamed: bool, name: str | None
-) -> None:
-    assert answer_id_in(body, streamed=streamed) == name

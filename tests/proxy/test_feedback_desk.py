@@ -3,62 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fakevllm.config import load
-from fakevllm.feedback import Said
-from fakevllm.feedback_desk import FeedbackDesk
 from fakevllm.ledger.records import FeedbackRecord
-from fakevllm.proxy import Proxy, open_proxy
 from fakevllm_adapters.errors import WireError
 from fakevllm_adapters.swarm import EndGroupReply, LogEntry, TrainedGroup
 from tests.ledger.ledger_cases import call, dropped, group, restored
-from tests.proxy.odd_swarm import OddSwarm, until
-
-KEY = "0a1b2c3d"
-POOLED = EndGroupReply(success=True, pooled=True, step=3)
-
-
-@asynccontextmanager
-async def opened(
-    folder: Path, **settings: Any
-) -> AsyncGenerator[tuple[Proxy, FeedbackDesk, OddSwarm]]:
-    async with OddSwarm() as swarm:
-        swarm.answers["/add_sample"] = POOLED
-        flags = {
-            "proxy": {"run_dir": folder},
-            "swarm": {"url": swarm.url},
-            "feedback": {"num_for_baseline": 2} | settings,
-        }
-        async with open_proxy(load(None, flags)) as proxy:
-            yield proxy, proxy.feedback, swarm
-
-
-def ended(proxy: Proxy, *names: str, run_id: str = "r") -> None:
-    """Groups with their calls, as the server's reply brings them."""
-    for name in names:
-        proxy.ledger.record(group(name, [0.5, 1.0]))
-        proxy.ledger.settle(name, "pooled", None, 1, [[call()], [call()]], run_id)
-
-
-def said(name: str, **more: Any) -> Said:
-    return Said.model_validate({"id": name} | (more or {"thumbs": "up"}))
-
-
-def rows(proxy: Proxy) -> list[FeedbackRecord]:
-    assert proxy.ledger.drain()
-    names = ("g1", "g2", "g3")
-    return [row for name in names for row in proxy.ledger.feedback.of_group(name)]
-
-
-async def until_states(proxy: Proxy, *states: str) -> list[FeedbackRecord]:
-    await until(lambda: [row.state for row in rows(proxy)] == [*states])
-    return rows(proxy)
+from tests.proxy.feedback_rig import KEY, POOLED, ended, opened, rows, said, until_states
+from tests.proxy.odd_swarm import until
 
 
 async def test_a_later_feedback_is_sent_once_there_is_another_to_measure_it_by(
@@ -149,10 +103,9 @@ async def test_an_answer_without_tokens_says_so_and_still_measures_others(tmp_pa
         proxy.ledger.record(group("g1", [None], state="served"))
         ended(proxy, "g2")
         await desk.take(said("g1"), KEY)
-        (row,) = await until_states(proxy, "kept")
-        assert row.reason is not None and row.reason.startswith("no_calls")
         await desk.take(said("g2", thumbs="down"), KEY)
-        *_, late = await until_states(proxy, "kept", "pooled")
+        row, late = await until_states(proxy, "kept", "pooled")
+        assert row.reason == "no_calls: the answer's tokens are not in the ledger"
         assert late.baseline == 1.0
 
 
@@ -214,9 +167,29 @@ async def test_the_run_s_log_tells_what_became_of_samples(tmp_path: Path) -> Non
             await desk.take(said(name, thumbs=thumbs, feedback_id="a"), KEY)
         await until_states(proxy, "pooled", "pooled", "pooled")
         one = TrainedGroup(group_id="feedback:g1/a", siblings=[0])
-        step = LogEntry(seq=1, kind="step", step=4, version=5, groups=[one])
+        step = LogEntry(seq=1, kind="step", step=4, version=5, groups=[one], metrics={"groups": 0})
         gone = dropped(2, **{"feedback:g2/a": "stale"})
         proxy.ledger.apply_log("r", [step, gone, restored(3, "feedback:g3/a")])
         found = await until_states(proxy, "trained", "dropped", "lost")
         assert (found[0].trained_step, found[0].trained_version) == (4, 5)
         assert (found[1].reason, found[2].reason) == ("stale", "server_crashed")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "state", "reason"),
+    [({"groups": 0.0}, "dropped", "not_trained"), ({}, "trained", None)],
+)
+async def test_a_sample_is_trained_where_a_step_had_it_in_its_loss_or_did_not_tell(
+    tmp_path: Path, metrics: dict[str, float], state: str, reason: str | None
+) -> None:
+    """A line that was written anew from a checkpoint tells no metrics."""
+    async with opened(tmp_path) as (proxy, desk, _):
+        ended(proxy, "g1", "g2")
+        for name, thumbs in (("g1", "up"), ("g2", "down")):
+            await desk.take(said(name, thumbs=thumbs, feedback_id="a"), KEY)
+        await until_states(proxy, "pooled", "pooled")
+        one = TrainedGroup(group_id="feedback:g1/a", siblings=[])
+        step = LogEntry(seq=1, kind="step", step=4, version=5, groups=[one], metrics=metrics)
+        proxy.ledger.apply_log("r", [step])
+        found, _ = await until_states(proxy, state, "pooled")
+        assert found.reason == reason

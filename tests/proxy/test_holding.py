@@ -25,7 +25,7 @@ def held(*turns: int) -> Holding:
     holding = Holding(WINDOW_S)
     for turn in turns:
         holding.answered(f"g{turn}", f"chatcmpl-{turn}", "key", place(turn))
-        holding.over(f"g{turn}", 0.0, takes=True)
+        holding.close(f"g{turn}", 0.0, takes=True)
     return holding
 
 
@@ -40,29 +40,31 @@ def test_without_a_window_a_group_waits_only_for_what_is_being_said() -> None:
     holding = Holding(0.0)
     holding.answered("g1", "a", "key", None)
     holding.hear("g1")
-    holding.over("g1", 5.0, takes=True)
-    assert holding.wait_s("g1", 5.0) == math.inf
-    assert holding.heard("g1", -1.0)
+    holding.close("g1", 5.0, takes=True)
+    assert holding.wait_s("g1", 5.0) == math.inf and holding.takes("g1")
+    holding.heard("g1", -1.0)
     assert holding.wait_s("g1", 5.0) == 0.0 and holding.send("g1") == -1.0
-    assert not holding.heard("g1", 1.0)
+    assert not holding.takes("g1")
 
 
 def test_feedback_ends_the_wait_and_a_mere_comment_does_not() -> None:
     holding = held(1)
     holding.hear("g1")
-    assert not holding.heard("g1", None)
+    holding.heard("g1", None)
     assert holding.wait_s("g1", 1.0) == 9.0
     holding.hear("g1")
-    assert holding.heard("g1", 0.5)
+    holding.heard("g1", 0.5)
     assert holding.wait_s("g1", 1.0) == 0.0
 
 
 def test_a_served_answer_without_a_reward_takes_nothing_and_is_not_waited_for() -> None:
     holding = Holding(WINDOW_S)
-    holding.over("g1", 0.0, takes=False)
+    holding.close("g1", 0.0, takes=False)
     assert holding.wait_s("g1", 0.0) == 0.0
     holding.hear("g1")
-    assert not holding.heard("g1", 1.0) and holding.send("g1") == 0.0
+    assert not holding.takes("g1")
+    holding.heard("g1", 1.0)
+    assert holding.send("g1") == 0.0
 
 
 def test_only_its_own_app_finds_an_answer_by_its_id_or_by_the_group_s() -> None:
@@ -73,10 +75,16 @@ def test_only_its_own_app_finds_an_answer_by_its_id_or_by_the_group_s() -> None:
     assert holding.find("chatcmpl-1", "key") is None
 
 
+def test_a_group_that_an_earlier_life_answered_is_found_by_nobody_here() -> None:
+    holding = Holding(WINDOW_S)
+    holding.close("g1", 0.0, takes=True)
+    assert holding.find("g1", None) is None and "g1" in holding
+
+
 def test_the_next_turn_releases_the_turns_before_it_and_no_other_session() -> None:
     holding = held(1, 2)
     holding.answered("x", "b", "key", place(session_id="t"))
-    holding.over("x", 0.0, takes=True)
+    holding.close("x", 0.0, takes=True)
     assert holding.moved_on(place(2)) == ["g1"]
     assert holding.moved_on(place(3)) == ["g1", "g2"]
     assert holding.wait_s("g2", 0.0) == 0.0 and holding.wait_s("x", 0.0) == WINDOW_S
@@ -114,7 +122,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES))
     def over(self, name: str) -> None:
         if name not in self.over_at:
-            self.holding.over(name, self.now, takes=True)
+            self.holding.close(name, self.now, takes=True)
             self.over_at[name] = self.now
 
     @rule(name=st.sampled_from(NAMES))
@@ -126,8 +134,8 @@ class AnyOrder(RuleBasedStateMachine):
     def heard(self, name: str, amount: float | None) -> None:
         if self.hearing[name]:
             self.hearing[name] -= 1
-            is_joined = self.holding.heard(name, amount)
-            assert is_joined is (amount is not None), "while it is heard it is not sent"
+            assert self.holding.takes(name), "while it is heard it is not sent"
+            self.holding.heard(name, amount)
             self.added[name] += amount or 0.0
 
     @rule(turn=st.integers(1, 4))

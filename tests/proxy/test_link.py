@@ -15,6 +15,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from fakevllm.ledger.store import Ledger
+from fakevllm.swarm.engine_queue import EngineQueue
 from fakevllm.swarm.link import SwarmLink, mend_of
 from fakevllm_adapters.swarm import EngineStatus
 from fakevllm_adapters.train_job import TrainJob
@@ -35,8 +36,10 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 @asynccontextmanager
-async def following(swarm: OddSwarm, ledger: Ledger) -> AsyncGenerator[SwarmLink]:
-    link = SwarmLink(swarm.url, None, TrainJob(), ledger)
+async def following(
+    swarm: OddSwarm, ledger: Ledger, queue: EngineQueue | None = None
+) -> AsyncGenerator[SwarmLink]:
+    link = SwarmLink(swarm.url, None, TrainJob(), ledger, queue)
     task = asyncio.create_task(link.run())
     try:
         yield link
@@ -153,3 +156,30 @@ async def test_an_engine_that_is_heard_to_come_is_waited_for_no_longer(ledger: L
             swarm.answers |= {"/get_engine_status": ROLLING, "/get_run_log": 500}
             async with asyncio.timeout(10):  # although its log cannot be had
                 await waiting
+
+
+class HangingQueue(EngineQueue):
+    num_asked = num_cut_off = 0
+
+    async def follow(self, http: aiohttp.ClientSession, *, is_serving: bool) -> None:
+        self.num_asked += is_serving
+        try:
+            await (asyncio.Event().wait() if is_serving else asyncio.sleep(0))
+        except asyncio.CancelledError:
+            self.num_cut_off += 1
+            raise
+
+
+async def test_a_server_is_followed_although_its_engine_does_not_tell_its_queue(
+    ledger: Ledger,
+) -> None:
+    queue = HangingQueue()
+    async with OddSwarm() as swarm, following(swarm, ledger, queue) as link:
+        async with asyncio.timeout(10):
+            await link.reached.wait()
+        await until(lambda: queue.num_asked == 1)
+        heard = swarm.calls["/get_engine_status"], swarm.calls["/get_run_log"]
+        await until(lambda: swarm.calls["/get_engine_status"] >= heard[0] + 3)
+        assert swarm.calls["/get_run_log"] >= heard[1] + 2
+        assert queue.num_asked == 1 and queue.num_cut_off == 0
+    assert queue.num_cut_off == 1, "the end of the line is its own"

@@ -12,9 +12,9 @@ from aiohttp import web
 
 from fakevllm.relay import relay
 from fakevllm.reply import AppReply
-from fakevllm.siblings import Request, with_apps_id
+from fakevllm.siblings import Request, SiblingResult, with_apps_id
 from fakevllm.upstream import LiveReply, Reply, Upstream
-from fakevllm_adapters.base import Engine, Untranslated
+from fakevllm_adapters.base import Answer, Engine, Untranslated
 from fakevllm_adapters.errors import WireError, bad_request, internal_error
 from fakevllm_adapters.registry import ADAPTERS
 from fakevllm_adapters.sse import DONE, encode
@@ -219,6 +219,24 @@ def test_the_served_sibling_bears_the_id_the_app_chose(
     reply = Reply(200, [], b'{"id":"chatcmpl-my.own-3","model":"my.own-3"}', False, 0.0)
     shown = with_apps_id(reply, asked, 3).body
     assert shown == b'{"id":"chatcmpl-my.own","model":"my.own-3"}'
+
+
+@pytest.mark.parametrize(
+    ("index", "name", "told"),
+    [
+        (3, "chatcmpl-my.own-3", "chatcmpl-my.own"),
+        (3, "chatcmpl-myXown-3", "chatcmpl-myXown-3"),
+        (0, "chatcmpl-my.own-3", "chatcmpl-my.own-3"),
+        (3, None, None),
+    ],
+)
+def test_an_answer_is_known_by_the_id_its_app_reads(
+    index: int, name: str | None, told: str | None
+) -> None:
+    exchange = ADAPTERS["chat"].open({}, Engine())
+    asked = Request("r", ADAPTERS["chat"], b"", b"", exchange, {"X-Request-Id": "my.own"})
+    result = SiblingResult(index, answer=Answer({}, "stop", id=name))
+    assert result.answer_id(asked) == told
 
 
 def test_without_an_id_of_the_apps_the_answer_stays_as_it_is() -> None:

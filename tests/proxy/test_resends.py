@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 
-from fakevllm import reply
+from fakevllm import reply, resends
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.fuzz.rig import TIMEOUT_S, Got, Stack, running
 from tests.proxy.odd_swarm import until
@@ -59,21 +60,21 @@ async def was_told_again(folder: Path) -> None:
     assert num_kept(folder) == 0
 
 
-async def are_open(stack: Stack, num: int) -> None:
-    """Until so many requests wait for their answers, and siblings are under way."""
+async def are_open(stack: Stack, num: int, *, are_asked: bool = True) -> None:
+    """Until so many requests wait for their answers; by default, with siblings under way."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             async with stack.http.get(stack.proxy + "/metrics") as told:
                 lines = (await told.text()).splitlines()
-            are_asked = "fakevllm_siblings_in_flight 0.0" not in lines
-            if are_asked and f"fakevllm_requests_open {num}.0" in lines:
+            is_ready = not are_asked or "fakevllm_siblings_in_flight 0.0" not in lines
+            if is_ready and f"fakevllm_requests_open {num}.0" in lines:
                 return
             await asyncio.sleep(0.01)
 
 
-async def cut(stack: Stack, body: bytes, num_open: int = 1) -> None:
+async def cut(stack: Stack, body: bytes, num_open: int = 1, headers: dict[str, str] = JSON) -> None:
     """Asks, and hangs up once it waits beside those that are open, itself with them."""
-    asking = asyncio.create_task(stack.ask(stack.proxy + CHAT, body, JSON))
+    asking = asyncio.create_task(stack.ask(stack.proxy + CHAT, body, headers))
     await are_open(stack, num_open)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
@@ -158,25 +159,100 @@ async def test_what_nobody_read_is_told_again_by_a_proxy_that_was_started_anew(
     assert other.json["id"] != got.json["id"]
 
 
-async def test_a_client_that_closes_with_something_unread_is_told_again(tmp_path: Path) -> None:
+async def read_some(
+    url: str, body: bytes, upto: bytes, when: Callable[[], bool] = lambda: True
+) -> None:
+    """Asks, reads as far as that, and closes with the rest unread."""
+    where, loop = urlsplit(url), asyncio.get_running_loop()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: application/json\r\n"
+    with closing(socket.socket()) as client:
+        client.setblocking(False)
+        await loop.sock_connect(client, (where.hostname, where.port))
+        sent = head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        await loop.sock_sendall(client, sent)
+        read = b""
+        while not read.endswith(upto):
+            read += await loop.sock_recv(client, 1)
+        await until(when)
+
+
+@pytest.mark.parametrize("kind", ["best", "lead"])
+async def test_a_client_that_closes_with_something_unread_is_told_again(
+    tmp_path: Path, kind: str
+) -> None:
+    """Also where that is before its group has ended."""
+    body = chat(LARGE, max_tokens=2000)
+    async with running(tmp_path, **sections(tmp_path, policy=kind)) as stack:
+        for _ in range(2):
+            await read_some(stack.proxy, body, b"200")
+            await until(lambda: num_kept(tmp_path) == 1)
+        got = await asked(stack, body)
+        await settled(tmp_path, 1)
+        await until(lambda: num_kept(tmp_path) == 0)
+    assert got.json["choices"][0]["message"]["content"] == "a" * 1500
+
+
+async def test_who_resets_late_had_no_use_for_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resends, "LOSS_S", 0.0)
     body = chat(LARGE, max_tokens=2000)
     async with running(tmp_path, **sections(tmp_path)) as stack:
-        where = urlsplit(stack.proxy)
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: application/json\r\n"
-        sent = head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
-        loop = asyncio.get_running_loop()
-        with closing(socket.socket()) as client:
-            client.setblocking(False)
-            await loop.sock_connect(client, (where.hostname, where.port))
-            await loop.sock_sendall(client, sent)
-            (row,) = await settled(tmp_path)
-            assert row[1:3] == (200, 0), "the proxy has written it all"
-            await loop.sock_recv(client, 20)
-        await until(lambda: num_kept(tmp_path) == 1)
-        got = await asked(stack, body)
-        await was_told_again(tmp_path)
+        await read_some(stack.proxy, body, b"200", lambda: bool(groups(tmp_path)))
+        await asked(stack, body)
+        await settled(tmp_path, 2)
+    assert num_kept(tmp_path) == 0
+
+
+async def test_who_reads_a_stream_as_it_comes_and_closes_before_its_end_may_ask_anew(
+    tmp_path: Path,
+) -> None:
+    """Some stop at the event that ends the answer, with the last one unread."""
+    body = chat(stream=True)
+    async with running(tmp_path, **sections(tmp_path, policy="lead")) as stack:
+        end = b'"finish_reason":"stop"'
+        await read_some(stack.proxy, body, end, lambda: bool(groups(tmp_path)))
+        await asked(stack, body)
+        await settled(tmp_path, 2)
+
+
+async def test_what_nobody_asks_for_again_is_not_kept_for_ever(tmp_path: Path) -> None:
+    async with running(tmp_path, **sections(tmp_path, resend_window_s=0.3)) as stack:
+        for number in range(3):
+            await cut(stack, chat(f"{number} {LONG}"))
+            await until(lambda: len(groups(tmp_path)) == number + 1)  # noqa: B023
+            await asyncio.sleep(0.4)  # the window
+    assert num_kept(tmp_path) == 1
+
+
+async def test_who_leaves_while_a_hook_plans_is_seen_to_leave(tmp_path: Path) -> None:
+    submit = (
+        "import time\ndef on_user_submit_new_requests(request_id, task):\n    time.sleep(0.5)\n"
+    )
+    hooks = write_hooks(tmp_path / "hooks", PREFER_YES, submit)
+    async with running(tmp_path, hooks=hooks) as stack:
+        asking = asyncio.create_task(stack.ask(stack.proxy + CHAT, chat(), JSON))
+        await are_open(stack, 1, are_asked=False)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await asked(stack, chat())
         await settled(tmp_path, 1)
-    assert got.json["choices"][0]["message"]["content"] == "a" * 1500
+        await was_told_again(tmp_path)
+
+
+@pytest.mark.parametrize(("is_told", "kind"), [(True, "regenerates"), (False, "repeats")])
+async def test_what_nobody_has_read_is_nobodys_turn_until_it_is_told(
+    tmp_path: Path, is_told: bool, kind: str
+) -> None:
+    named = JSON | {"x-session-id": "s"}
+    async with running(tmp_path, **sections(tmp_path)) as stack:
+        await cut(stack, chat(LONG), headers=named)
+        await settled(tmp_path, 1)
+        if is_told:
+            await asked(stack, chat(LONG), named)
+        await asked(stack, chat(LONG, max_tokens=99), named)  # another request, of the same history
+        rows = await settled(tmp_path, 2)
+    assert [row[4] for row in rows] == ["new", kind]
 
 
 async def test_a_retry_of_what_was_refused_is_asked_anew(tmp_path: Path) -> None:

@@ -9,15 +9,24 @@ from fakevllm.room import Grant, Room
 
 def test_where_every_app_waits_for_its_siblings_all_fit() -> None:
     room = Room()
-    for num_awaited in range(1, 100):
-        assert room.take(7, num_awaited=num_awaited, num_waiting=10_000) == Grant(7)
+    for num_groups in range(1, 100):
+        assert room.take(7, num_awaited=7 * num_groups, num_waiting=10_000) == Grant(7)
 
 
 def test_apps_that_ask_for_few_leave_the_others_theirs() -> None:
     room = Room()
-    assert room.take(7, num_awaited=1) == Grant(7)
-    assert room.take(1, num_awaited=2) == Grant(1)
-    assert room.take(7, num_awaited=3) == Grant(7)
+    assert room.take(7, num_awaited=7, num_waiting=50) == Grant(7)
+    assert room.take(1, num_awaited=8, num_waiting=50) == Grant(1)
+    assert room.take(7, num_awaited=15, num_waiting=50) == Grant(7)
+
+
+@pytest.mark.parametrize("num_waiting", [1000, None])
+def test_a_group_that_asked_for_many_leaves_no_bound_wider(num_waiting: int | None) -> None:
+    room = Room()
+    assert room.take(200, num_awaited=200, num_waiting=num_waiting) == Grant(200)
+    room.leave(200)
+    granted = [room.take(3, num_awaited=3, num_waiting=num_waiting).num for _ in range(60)]
+    assert granted == [3] + [0] * 59
 
 
 @pytest.mark.parametrize(
@@ -34,8 +43,8 @@ def test_siblings_that_nobody_waits_for_shrink_groups_by_what_the_engine_cannot_
 ) -> None:
     room = Room()
     for _ in range(2):
-        assert room.take(3, num_awaited=1, num_waiting=0) == Grant(3)
-    assert room.take(3, num_awaited=1, num_waiting=num_waiting) == granted
+        assert room.take(3, num_awaited=3, num_waiting=0) == Grant(3)
+    assert room.take(3, num_awaited=3, num_waiting=num_waiting) == granted
 
 
 def test_siblings_that_nobody_waits_for_are_not_put_behind_leads_that_wait() -> None:
@@ -45,9 +54,9 @@ def test_siblings_that_nobody_waits_for_are_not_put_behind_leads_that_wait() -> 
 
 def test_no_group_shrinks_by_more_than_the_siblings_that_nobody_waits_for() -> None:
     room = Room()
-    room.take(3, num_awaited=1)
+    room.take(3, num_awaited=3)
     room.leave(1)
-    assert room.take(3, num_awaited=1, num_waiting=50) == Grant(1, "engine_busy: 1 of 3 fit")
+    assert room.take(3, num_awaited=3, num_waiting=50) == Grant(1, "engine_busy: 1 of 3 fit")
 
 
 @pytest.mark.parametrize("heard_every", [1, 5])
@@ -75,8 +84,8 @@ def test_under_steady_load_siblings_get_what_the_leads_leave_and_no_queue_grows(
 def test_what_is_left_fits_again_and_what_does_not_fit_is_told() -> None:
     room = Room(bound=3)
     assert room.take(2) == Grant(2)
-    assert room.take(2, num_awaited=2) == Grant(1, "siblings_in_flight: 1 of 2 fit")
-    assert room.take(1, num_awaited=3) == Grant(0, "siblings_in_flight: 0 of 1 fit")
+    assert room.take(2, num_awaited=4) == Grant(1, "siblings_in_flight: 1 of 2 fit")
+    assert room.take(1, num_awaited=5) == Grant(0, "siblings_in_flight: 0 of 1 fit")
     room.leave(2)
     assert room.take(2, num_awaited=3) == Grant(2)
 
@@ -175,7 +184,7 @@ def test_never_more_than_the_bound_are_in_flight(
 ) -> None:
     room, taken = Room(bound), list[int]()
     for asked, is_left, is_refused in steps:
-        granted = room.take(asked, num_awaited=len(taken) + 1)
+        granted = room.take(asked, num_awaited=sum(taken) + asked)
         assert 0 <= granted.num <= asked and (granted.cut is None) == (granted.num == asked)
         taken.append(granted.num)
         assert room.in_flight == sum(taken) <= bound

@@ -14,6 +14,7 @@ import pytest
 from fakevllm.config import Config
 from fakevllm.group import NOT_SHOWN, GroupDraft
 from fakevllm.ledger.store import Ledger
+from fakevllm.lifeline import Lifeline
 from fakevllm.runner import Runner
 from fakevllm.settling import Settling
 from fakevllm.siblings import Plan, Request, sample
@@ -69,7 +70,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 @asynccontextmanager
 async def running(upstream: Scripted, ledger: Ledger) -> AsyncGenerator[Runner]:
     link = SwarmLink(NOWHERE, None, TrainJob(), ledger)
-    runner = Runner(Config(), upstream, None, ledger, Settling(ledger, link))
+    runner = Runner(Config(), upstream, None, ledger, Settling(ledger, link), Lifeline(upstream))
     try:
         yield runner
     finally:

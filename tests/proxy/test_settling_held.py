@@ -57,7 +57,7 @@ async def test_a_held_group_is_sent_with_what_was_said_and_at_once(ledger: Ledge
         assert await ledger.flush() and swarm.calls["/end_group"] == 0
         assert held.one.find("chatcmpl-1", KEY) == "g1"
         held.one.hear("g1")
-        assert held.one.heard("g1", -2.0)
+        held.one.heard("g1", -2.0)
         assert await held.sent() == [0.5, -1.0]
         assert held.one.find("chatcmpl-1", KEY) is None
         await held.close()
@@ -141,5 +141,5 @@ async def test_a_group_that_is_never_sent_lets_go_of_who_waits_for_it(ledger: Le
         held.one.settle(group("g1", state="dropped"))
         async with asyncio.timeout(5):
             await waiting
-        assert not held.one.heard("g1", 1.0)
+        assert not held.one.takes("g1")
         await held.close()

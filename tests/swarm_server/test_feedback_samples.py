@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,12 @@ from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.algorithms import ESTIMATORS
 from fakevllm_server.allowed import Allowed, packed
 from fakevllm_server.app import create_app
-from fakevllm_server.batch import PlannedStep, plan_step
+from fakevllm_server.batch import PlannedStep, plan_step, with_left_out
 from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
 from fakevllm_server.config import ServerConfig
 from fakevllm_server.coverage import coverage
 from fakevllm_server.pool import Pool
+from fakevllm_server.step_line import step_line
 
 
 def group() -> FinishedGroup:
@@ -57,6 +59,14 @@ def test_a_sample_is_in_no_count_of_groups_and_tokens() -> None:
     assert [both.metrics[name] for name in same] == [alone.metrics[name] for name in same]
     assert both.metrics["feedback_samples"] == 1 and "feedback_samples" not in alone.metrics
     assert coverage([group(), sample()], both.batch.calls) == coverage([group()], alone.batch.calls)
+
+
+def test_a_step_of_samples_alone_tells_no_reward_and_no_ties() -> None:
+    metrics = with_left_out(planned(sample()).metrics, {"stale_calls": 0})
+    assert "reward_mean" not in metrics and "tie_rate" not in metrics
+    assert step_line(1, 2, metrics).startswith(
+        "step 1 → version 2: reward - of 0 groups, 2 tokens trained, 1 answers"
+    )
 
 
 def test_a_sample_is_pooled_once_counts_for_a_step_and_grows_stale() -> None:
@@ -109,7 +119,9 @@ def test_a_call_shaped_by_a_grammar_says_so() -> None:
     assert shaped.to_wire().shaped and not call().to_wire().shaped
 
 
-async def test_the_door_takes_a_sample_of_this_run_and_no_other(tmp_path: Path) -> None:
+async def test_the_door_takes_a_sample_of_this_run_and_no_other_once_the_engine_is_up(
+    tmp_path: Path,
+) -> None:
     app = create_app(ServerConfig("fake", tmp_path))
     swarm = app.state.swarm
     transport = httpx.ASGITransport(app)
@@ -126,6 +138,18 @@ async def test_the_door_takes_a_sample_of_this_run_and_no_other(tmp_path: Path) 
         assert (other["success"], other["failure_reason"]) == (False, "other_run")
         odd = call().to_wire().model_copy(update={"shaped": True})
         assert (await sent(calls=[odd])).status_code == 422
-        reply = (await sent()).json()
-        assert (reply["success"], reply["failure_reason"]) == (True, "training_finished")
+        assert (await sent()).status_code == 503  # nothing boots
+        swarm.job = TrainJob(batch_size=4)
+        swarm.start_engine()
+        assert (await sent()).status_code == 503  # it cannot know yet what is trained
+        async with asyncio.timeout(20):
+            while not swarm.engine.is_serving:
+                await swarm.engine.next_move()
+        first = (await sent()).json()
+        assert (first["success"], first["pooled"]) == (True, True)
+        assert (await sent()).json() == first
+        log = (tmp_path / "runlog.jsonl").read_text()
+        assert log.count('"acked"') == log.count("feedback:g/a") == 1
+        await swarm.stop_engine()
+        assert (await sent(sample_id="feedback:g/b")).status_code == 503
     await swarm.close()

@@ -19,6 +19,11 @@ from fakevllm_server.swarm import Swarm
 def router(swarm: Swarm) -> APIRouter:
     routes = APIRouter(route_class=ClearRoute)
 
+    def acknowledge(name: str, reply: EndGroupReply) -> None:
+        if reply.pooled:
+            swarm.runlog.acked(name, swarm.engine.global_step)
+            swarm.changed()
+
     @routes.post("/end_group")
     async def end_group(request: EndGroupRequest) -> EndGroupReply:
         known = swarm.pool.has_ended(request.group_id)
@@ -30,9 +35,8 @@ def router(swarm: Swarm) -> APIRouter:
             served=request.served,
             parent_id=request.parent_id,
         )
-        if reply.pooled and not known:
-            swarm.runlog.acked(request.group_id, swarm.engine.global_step)
-            swarm.changed()
+        if not known:
+            acknowledge(request.group_id, reply)
         return reply.model_copy(update={"run_id": swarm.run_id})
 
     @routes.post("/add_sample")
@@ -43,6 +47,10 @@ def router(swarm: Swarm) -> APIRouter:
             calls = [RecordedCall.of_wire(call) for call in request.calls]
         except ValueError as error:
             raise HTTPException(422, f"A call cannot be trained: {error}.") from None
+        if not swarm.engine.is_serving:
+            # What earlier lives trained is known, and a pool there, once the engine is up.
+            status = swarm.engine.status
+            raise HTTPException(503, f"No samples are taken: the engine is {status}. Try later.")
         known = swarm.pool.has_ended(request.sample_id)
         reply = swarm.pool.add_sample(
             request.sample_id,
@@ -51,9 +59,8 @@ def router(swarm: Swarm) -> APIRouter:
             swarm.engine.collecting_step,
             closed=swarm.closed,
         )
-        if reply.pooled and not known:
-            swarm.runlog.acked(request.sample_id, swarm.engine.global_step)
-            swarm.changed()
+        if not known:
+            acknowledge(request.sample_id, reply)
         return reply
 
     @routes.post("/abort_group")
