@@ -30,7 +30,7 @@ def chat(text: str = "yes or no?", **more: Any) -> bytes:
     return orjson.dumps({"model": "fake", "messages": messages, **more})
 
 
-LONG = "[[slow 0.02]] [[say " + "a" * 40 + "]]"
+LONG = "[[slow 0.01]] [[say " + "a" * 40 + "]]"
 LARGE = "[[say " + "a" * 1500 + "]]"
 
 

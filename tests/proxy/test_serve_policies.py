@@ -84,7 +84,7 @@ async def test_who_leaves_leaves_no_episode_open(
 ) -> None:
     monkeypatch.setattr(reply, "GRACE_S", 0.01)
     sections = policy(tmp_path, policy=kind, on_disconnect=leaves)
-    slow = chat("[[slow 0.05]] [[say " + "a" * 60 + "]]", stream=True)
+    slow = chat("[[slow 0.05]] [[say " + "a" * 20 + "]]", stream=True)
     async with running(tmp_path, **sections) as stack:
         async with stack.http.post(stack.proxy + CHAT, json=slow, headers=JSON) as answer:
             await answer.content.readany()
