@@ -69,6 +69,8 @@ class Stage:
     """By their number of siblings."""
     lonely: dict[int, Process]
     """Whose server is gone."""
+    spared: Process
+    """With four siblings, and nobody's 429s, by which a proxy learns to ask for fewer."""
     folder: Path
 
     def run(self, case: Case, number: int) -> Ran:
@@ -85,6 +87,8 @@ class Stage:
         )
         self.swarm.expect(script)
         proxy = (self.lonely if case.is_away else self.proxies)[case.num_siblings]
+        if case.failing_siblings is not None:
+            proxy = self.spared
         try:
             told = client.ask(proxy.url, f"{script.mark} please", own)
         except AssertionError:

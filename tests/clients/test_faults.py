@@ -89,7 +89,8 @@ def runs(
         with FaultySwarm() as gone:
             lonely = {number: proxy(started, gone, hooks, number) for number in NUM_SIBLINGS}
         try:
-            yield Runs(Stage(swarm, proxies, lonely, folder), cases, threads)
+            spared = proxy(started, swarm, hooks, 4)
+            yield Runs(Stage(swarm, proxies, lonely, spared, folder), cases, threads)
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 
