@@ -222,15 +222,22 @@ def _say_to_proxy(url: str, key: str | None, *, paused: bool) -> None:
 
 
 @app.command()
-def status(url: ProxyUrl = LOCAL, key: ProxyKey = None) -> None:
-    """Show what a running proxy does: fan-out, engine, groups, and why some were not trained."""
+def status(
+    url: ProxyUrl = LOCAL,
+    key: ProxyKey = None,
+    run_id: Annotated[
+        str, typer.Option("--run", help="Whose learning: how its id begins. Default: the newest.")
+    ] = "",
+) -> None:
+    """Show what a running proxy does: fan-out, engine, groups, why some were not trained, and what
+    was learnt."""
 
     def run() -> None:
         from rich.console import Console
 
         from fakevllm.running_proxy import status as status_of
 
-        Console().print(status_of(url, key))
+        Console().print(status_of(url, key, run_id))
 
     guarded(run)
 

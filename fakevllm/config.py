@@ -5,51 +5,30 @@ from __future__ import annotations
 import logging
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from fakevllm.config_mistakes import explained
 from fakevllm.errors import ConfigError
 from fakevllm.feedback import FeedbackSection
 from fakevllm.outage_settings import FallbackSection, UpstreamSection, http_url
-from fakevllm.policy_settings import PolicySection, SkipRule
+from fakevllm.policy_settings import PolicySection
 from fakevllm.section import Section
 from fakevllm.serve_policy import ServeSection
 from fakevllm_adapters.guard import LOOPBACK, is_loopback
 from fakevllm_adapters.keys import FollowedKeyRing
 from fakevllm_adapters.limits import NOT_FOR_CLIENTS, Limits
+from fakevllm_adapters.loss_spec import LossSpec
 from fakevllm_adapters.registry import ADAPTERS
 from fakevllm_adapters.swarm import MAX_GROUP_SIZE
 from fakevllm_adapters.train_job import TrainJob
 
 DEFAULT_FILE = Path("fakevllm.toml")
 _LIMITS = Limits()
-_FLAGS = {
-    "swarm.url": "--swarm",
-    "swarm.key": "--swarm-key",
-    "hooks.path": "--hooks",
-    "models.aliases": "--alias",
-    "dataset.file": "--dataset",
-    "dataset.field": "--field",
-    "fallback.url": "--fallback",
-    "fallback.key": "--fallback-key",
-    "serve.policy": "--serve-policy",
-    "job.num_repeat": "--n",
-}
-"""Of `fakevllm serve`. Those of `proxy` are called as their keys."""
-_SECRETS = ("swarm.key", "fallback.key", "fallback")
-"""Shown by no message. A section is shown whole where its keys do not fit together."""
-_TO_WRITE = {
-    "tuple_type": 'write a list, such as ["..."]',
-    "dict_type": 'write a table, such as {"..." = 4}',
-    "bool_parsing": "write true or false",
-    "bool_type": "write true or false",
-}
-"""Where pydantic's words are Python's."""
-
 log = logging.getLogger("fakevllm.config")
 
 
@@ -123,6 +102,12 @@ class LimitsSection(Section):
         return Limits(**self.model_dump(exclude=others))
 
 
+def _consistent(job: TrainJob) -> TrainJob:
+    """As the server will check it. Raises ValueError."""
+    LossSpec.of(job)
+    return job
+
+
 class Config(Section):
     proxy: ProxySection = ProxySection()
     swarm: SwarmSection = SwarmSection()
@@ -135,7 +120,7 @@ class Config(Section):
     upstream: UpstreamSection = UpstreamSection()
     fallback: FallbackSection = FallbackSection()
     limits: LimitsSection = LimitsSection()
-    job: TrainJob = TrainJob()
+    job: Annotated[TrainJob, AfterValidator(_consistent)] = TrainJob()
 
     @cached_property
     def serves_greedy(self) -> bool:
@@ -231,7 +216,7 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:
     try:
         return Config.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError(_explained(error, found, by_flag)) from None
+        raise ConfigError(explained(error, found, by_flag, Config)) from None
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -245,42 +230,3 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is not TOML: {error}.") from None
     except RecursionError:
         raise ConfigError(f"{file} is nested too deep: it needs sections and lists only.") from None
-
-
-def _explained(error: ValidationError, file: Path | None, by_flag: Set[str]) -> str:
-    """The first problem, with what would be right."""
-    problem = error.errors(include_url=False)[0]
-    where = ".".join(map(str, problem["loc"]))
-    source = file if file is not None else "the flags"
-    if problem["type"] == "extra_forbidden":
-        known = ", ".join(_known_keys(problem["loc"][:-1]))
-        return f"Unknown key `{where}` in {source}: known here are {known}."
-    if problem["type"] == "model_type":
-        head = "[[policy.skip]]" if where.startswith("policy.skip") else f"[{where}]"
-        return f"`{where}` in {source} is a section: write {head} and its keys below it."
-    said = _TO_WRITE.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
-    if not where:  # of sections that do not fit together
-        return f"{source}: {said}."
-    is_secret = where in _SECRETS or "@" in str(problem["input"])  # a password in an address
-    got = "" if is_secret else f" (got {problem['input']!r})"
-    key = ".".join(map(str, problem["loc"][:2]))  # of the list that an entry is in
-    if key in by_flag:
-        return f"`{_flag(key)}` (`{where}`): {said}{got}."
-    return f"`{where}` in {source}: {said}{got}."
-
-
-def _flag(key: str) -> str:
-    """
-    >>> _flag("job.num_repeat"), _flag("proxy.run_dir")
-    ('--n', '--run-dir')
-    """
-    return _FLAGS.get(key) or "--" + key.partition(".")[2].replace("_", "-")
-
-
-def _known_keys(path: tuple[int | str, ...]) -> list[str]:
-    if path[:2] == ("policy", "skip"):
-        return list(SkipRule.model_fields)
-    model: type[BaseModel] = Config
-    for part in path:
-        model = cast(type[BaseModel], model.model_fields[str(part)].annotation)
-    return list(model.model_fields)

@@ -43,6 +43,7 @@ class Attempt(Generic[T]):
     num_cut: int = 0
     """Connections that were lost before it was through, and nobody sent again for."""
     num_told: int = 0
+    """Connections that got all of it."""
     is_refused: bool = False
     """It ended without an answer: sent again, it is a new one."""
     size: int = 0
@@ -58,7 +59,8 @@ class Attempt(Generic[T]):
 
 
 class Attempts(Generic[T]):
-    """
+    """The latest requests, bounded in time, number and bytes of answers.
+
     >>> attempts = Attempts[str](600)
     >>> first = attempts.begin(Sent(b"k"), "its answer", now=0)
     >>> attempts.find(Sent(b"k"), now=1) is None  # two users

@@ -119,10 +119,6 @@ class FanOut:
         self.verdict = Verdict(None, None)
         self.is_over = False
 
-    @property
-    def num_unstarted(self) -> int:
-        return len(self._waiting)
-
     # --- events
 
     def begin(self) -> list[Decision]:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
+from fakevllm.background import Background
 from fakevllm.conversation.place import Kind, Place
 from fakevllm.feedback import FeedbackSection, OtherContent, Said, id_of, value_of, voided
 from fakevllm.feedback_shown import Answered, answered_in, shown
@@ -31,6 +32,7 @@ from fakevllm_adapters.errors import WireError, bad_request, error_body, unavail
 log = logging.getLogger("fakevllm.feedback")
 
 FLUSH_S = 5.0
+"""For what is on its way into the ledger, before an app is told to try again."""
 _SIGNALS = {Kind.REGENERATES: "regenerate"}
 """What a request's kind says of the answer before it; any other is the next message."""
 _SAY_NOTHING = (Kind.SIDE, Kind.REPEATS, Kind.PARALLEL, Kind.NEW, Kind.SUB_AGENT)
@@ -61,7 +63,7 @@ class FeedbackDesk:
         one feedback."""
         self._hearing: dict[tuple[str, str], bool] = {}
         """By group and feedback id, of those under way: whether they still count."""
-        self._running: set[asyncio.Task[None]] = set()
+        self._background = Background(log, "feedback could not be heard")
 
     def restore(self) -> None:
         """Hears what an earlier life had taken. Before groups of earlier lives are sent."""
@@ -69,9 +71,7 @@ class FeedbackDesk:
             self._begin(row)
 
     async def close(self) -> None:
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await self._background.close()
 
     async def take(self, said: Said, app_key: str | None) -> tuple[FeedbackRecord, bool]:
         """The feedback as it is in the ledger, and whether it was there before. Raises
@@ -97,7 +97,7 @@ class FeedbackDesk:
             before = self._settling.before(place)
             if before is not None:
                 self._settling.hear(before)
-            self._later(self._hear_signal(group_id, before, place, text))
+            self._background.begin(self._hear_signal(group_id, before, place, text))
         self._settling.moved_on(place)
 
     # --- at the door
@@ -122,7 +122,7 @@ class FeedbackDesk:
         """Raises WireError."""
         rows = self._ledger.feedback
         dropped_before = self._ledger.health.dropped
-        is_written = await self._ledger.flush(FLUSH_S)
+        is_flushed = await self._ledger.flush(FLUSH_S)
         earlier = await asyncio.to_thread(rows.of_group, group_id)
         try:
             feedback_id, known = id_of(said, earlier)
@@ -147,9 +147,13 @@ class FeedbackDesk:
         if said.takes_back or said.value is not None:
             for one in voided(earlier):
                 self._void(one, "taken_back" if said.takes_back else "replaced")
-        is_written = is_written and await self._ledger.flush(FLUSH_S)
-        if not is_written or self._ledger.health.dropped > dropped_before:
+        if said.takes_back:
+            rows.taken_back(row)
+        if not (is_flushed and await self._ledger.is_written(dropped_before, FLUSH_S)):
             raise unavailable("The feedback could not be kept. Try again shortly.")
+        if said.takes_back:  # what came of it is known to the ledger
+            found = await asyncio.to_thread(rows.of_group, group_id)
+            row = next(one for one in found if one.feedback_id == feedback_id)
         return row, True
 
     # --- behind it
@@ -160,7 +164,7 @@ class FeedbackDesk:
         if row.state == FeedbackState.RECEIVED and key not in self._hearing:
             self._hearing[key] = True
             self._settling.hear(row.group_id)
-            self._later(self._heard(row.group_id, partial(self._hear, row)))
+            self._background.begin(self._heard(row.group_id, partial(self._hear, row)))
 
     async def _heard(
         self, group_id: str, hearing: Callable[[], Coroutine[Any, Any, float | None]]
@@ -210,15 +214,11 @@ class FeedbackDesk:
             rows.outcome(
                 row, FeedbackState.JOINED, value=number, amount=amount, hook_hash=hook_hash
             )
-            if await self._is_written(dropped_before):
+            if await self._ledger.is_written(dropped_before, FLUSH_S):
                 return amount
         rows.outcome(row, FeedbackState.WAITING, value=number, hook_hash=hook_hash)
         self._late.wake()
         return None
-
-    async def _is_written(self, dropped_before: int) -> bool:
-        is_flushed = await self._ledger.flush(FLUSH_S)
-        return is_flushed and self._ledger.health.dropped == dropped_before
 
     async def _value(self, row: FeedbackRecord) -> FeedbackValue | HookFailure:
         if self._hooks is None or not self._hooks.info.has_feedback:
@@ -274,13 +274,3 @@ class FeedbackDesk:
         """None where the ledger could not be written, or nothing was served."""
         await self._ledger.flush(FLUSH_S)
         return await asyncio.to_thread(answered_in, self._ledger, group_id)
-
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("feedback could not be heard", exc_info=task.exception())

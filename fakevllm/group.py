@@ -52,6 +52,8 @@ class GroupDraft:
 
     request: Request
     task: Task
+    question: str
+    """The text of the last user message."""
     app_key: str | None
     """Fingerprint of the app's key."""
     num_siblings: int = 1
@@ -192,7 +194,7 @@ class GroupDraft:
             task_id=self.task.task_id or None,
             app_key=self.app_key,
             request_json=request.raw.decode(errors="replace"),
-            question=request.adapter.question(request.body),
+            question=self.question,
             num_siblings=self.num_siblings,
             status=499 if status == 200 and self._is_cut else status,
             latency_s=(self._answered or time.monotonic()) - self._started,

@@ -158,7 +158,9 @@ class GroupRun:
         self._results[index] = result
         if is_relayed:
             self._draft.is_answered()
-            if self._fanout.app is AppState.RELAYED:  # it is still there
+            # Not given up with its app. That may have left all the same, where the rule is to
+            # `finish`: who asks again gets the answer then.
+            if self._fanout.app is AppState.RELAYED:
                 self._draft.gets(result)
             self._tell(None)
         self._do(self._fanout.finished(index, came))
@@ -187,7 +189,7 @@ class GroupRun:
     async def _score(self, indices: tuple[int, ...]) -> None:
         results = [self._results[index] for index in indices]
         try:
-            outcome = await score(self._means.hooks, self._request, self._draft.task, results)
+            outcome = await score(self._means.hooks, self._draft, results)
         except Exception:  # isolates, as above
             log.exception("request %s could not be scored", self._request.id)
             return self._do(self._fanout.give_up("internal_error"))

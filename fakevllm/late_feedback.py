@@ -11,7 +11,8 @@ from fakevllm.ledger.feedback_rows import ServedCalls, sample_id
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
 from fakevllm.settling import reason_of
-from fakevllm.swarm.link import SwarmLink, is_passing, mend_of
+from fakevllm.swarm.link import SwarmLink
+from fakevllm.swarm.trouble import is_passing, mend_of
 from fakevllm_adapters.swarm import MAX_SAMPLE_CALLS, AddSampleRequest
 
 log = logging.getLogger("fakevllm.feedback")

@@ -36,7 +36,7 @@ def _pattern(text: str) -> str:
 
 def _route(text: str) -> str:
     if text not in ADAPTERS:
-        raise ValueError(f"{text} is no route: write one of {', '.join(ADAPTERS)}")
+        raise ValueError(f"is no route: write one of {', '.join(ADAPTERS)}")
     return text
 
 
@@ -53,6 +53,8 @@ def _sizes(found: dict[str, int]) -> dict[str, int]:
     return found
 
 
+Route = Annotated[str, AfterValidator(_route)]
+"""A format's name."""
 _Some = Annotated[str, AfterValidator(_some)]
 _Header = Annotated[str, AfterValidator(_header)]
 
@@ -62,7 +64,7 @@ class SkipRule(Section):
 
     name: str | None = None
     """What the ledger calls the rule; its number by default."""
-    route: Annotated[str, AfterValidator(_route)] | None = None
+    route: Route | None = None
     model: _Some | None = None
     """As the app names it; `*` stands for any text."""
     header: _Header | None = None

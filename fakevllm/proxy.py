@@ -46,8 +46,7 @@ class Proxy:
     runner: Runner
     conversations: Conversations
     traffic: Traffic
-    resends: Resends | None
-    """None: no request is looked at for having been sent before."""
+    resends: Resends
     settling: Settling
     feedback: FeedbackDesk
 
@@ -131,11 +130,9 @@ def _rows(dataset: DatasetSection) -> list[Task]:
     return read_tasks(dataset.file, dataset.field) if dataset.file is not None else []
 
 
-def _resends(config: Config, ledger: Ledger) -> Resends | None:
-    """Where nothing is fanned out, a request that is sent again costs no more than at a vLLM."""
-    window_s = config.serve.resend_window_s
-    if config.hooks.path is None or window_s == 0:
-        return None
+def _resends(config: Config, ledger: Ledger) -> Resends:
+    """Off where nothing is fanned out: what is sent again costs no more than at a vLLM then."""
+    window_s = 0.0 if config.hooks.path is None else config.serve.resend_window_s
     resends = Resends(window_s, ledger.kept)
     resends.restore()
     return resends

@@ -24,11 +24,10 @@ from fakevllm_adapters.errors import unavailable
 
 log = logging.getLogger("fakevllm.requests")
 
-_FAILED = unavailable("What this request was sent for before has failed. Try again.")
-
-
 LOSS_S = 2.0
 """Behind the last byte: a connection that is reset later is one nobody had use for."""
+
+_FAILED = unavailable("What this request was sent for before has failed. Try again.")
 
 
 @dataclass(slots=True, eq=False)
@@ -69,14 +68,22 @@ class Resends:
     def __init__(
         self, window_s: float, kept: KeptAnswers, now: Callable[[], float] = time.time
     ) -> None:
-        """`now`: unix seconds, for what is kept is read by later lives."""
+        """`window_s`: how long an answer may be told again, 0 for never. `now`: unix seconds, for
+        what is kept is read by later lives."""
         self._attempts: Attempts[Pending] = Attempts(window_s)
         self._kept = kept
         self._window_s = window_s
         self._now = now
 
+    @property
+    def is_on(self) -> bool:
+        """Else no request is to be looked at for having been sent before."""
+        return self._window_s > 0
+
     def restore(self) -> None:
         """What an earlier life could not tell to its end."""
+        if not self.is_on:
+            return
         for one in self._kept.until(self._now()):
             headers = [(name.encode(), told.encode("latin-1")) for name, told in one.headers]
             answered = _settled(Answered(one.status, headers, one.body))
@@ -160,7 +167,7 @@ class Resends:
     def _first_lost(self, attempt: Attempted, error: Exception | None) -> None:
         if attempt.pending.answered.done():
             self._lost(attempt, error)
-        else:  # seen here before anybody looks
+        else:  # its request may not have heard of it yet
             self.left(attempt)
 
     def _lost(self, attempt: Attempted, error: Exception | None) -> None:

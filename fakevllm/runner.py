@@ -50,9 +50,8 @@ class Runner:
         ledger: Ledger,
         settling: Settling,
         lifeline: Lifeline,
-        resends: Resends | None = None,
+        resends: Resends,
     ) -> None:
-        """`resends`: None where nothing is known to be sent again."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
         self._lifeline = lifeline
@@ -65,7 +64,7 @@ class Runner:
         self._hooks = hooks
         self._ledger = ledger
         self._settling = settling
-        self._resends = resends or Resends(0, ledger.kept)
+        self._resends = resends
         self._chance = random.Random(config.job.seed)
         # The tasks of requests; bounded by the apps' connections.
         self._open: set[asyncio.Task[Any]] = set()
@@ -141,9 +140,9 @@ class Runner:
         rules = self._rules_of(request)
         draft.on_given = self._settling.answered
         if self._hooks is not None:  # else it has no place before the app has its answer
-            place, question = draft.place(), request.adapter.question(request.body)
+            place = draft.place()
             if self.on_placed is not None:
-                self.on_placed(request.id, place, question)
+                self.on_placed(request.id, place, draft.question)
         plan, reason = await self._plan(request, draft.task, rules)
         if reason is None:
             plan, reason = self._fitting(plan, rules, draft)

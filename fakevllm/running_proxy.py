@@ -6,7 +6,9 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from fakevllm.errors import ConfigError
 from fakevllm.outage_settings import http_url
@@ -18,6 +20,11 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 TIMEOUT_S = 10
+RUN_CHARS = 8
+"""Of a run's id."""
+MOST_RUNS = 5
+SMOOTHED = 5
+"""Steps at either end of a learning curve."""
 SERVED_AS = {
     True: "paused: requests are served once, none is fanned out",
     False: "on: requests are fanned out",
@@ -33,12 +40,13 @@ def set_paused(url: str, key: str | None, *, paused: bool) -> str:
     return f"{told}; so it stays after a restart" if paused else told
 
 
-def status(url: str, key: str | None) -> RenderableType:
-    """A table of what the proxy says of itself. Raises ConfigError."""
+def status(url: str, key: str | None, run: str = "") -> RenderableType:
+    """A table of what the proxy says of itself. `run`: whose learning curve, by the beginning of
+    its id; the newest one's where it is empty. Raises ConfigError."""
     from rich.table import Table
 
     table = Table("", "", title=root_of(url), show_header=False)
-    for name, value in _lines(ask(url, "/fakevllm/stats", key)):
+    for name, value in lines(ask(url, f"/fakevllm/stats?{urlencode({'run': run})}", key)):
         table.add_row(name, value)
     return table
 
@@ -55,7 +63,7 @@ def ask(url: str, path: str, key: str | None, *, method: str = "GET") -> Json:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
-            raise ConfigError(_refused(url, error.code)) from None
+            raise ConfigError(_refused(url, error)) from None
     except (OSError, ValueError) as error:
         cause = getattr(error, "reason", error)
         raise ConfigError(
@@ -68,13 +76,20 @@ def root_of(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def _refused(url: str, status: int) -> str:
-    if status == 401:
+def _refused(url: str, error: urllib.error.HTTPError) -> str:
+    if error.code == 401:
         return "The proxy asks for an API key: give one of its key file with --key."
-    return f"{url} answers {status}, as no fakevllm proxy does: set --url."
+    try:
+        said: Json = json.load(error)["error"]
+        if said["param"] == "run":
+            return str(said["message"])
+    except (ValueError, LookupError, TypeError):
+        pass
+    return f"{url} answers {error.code}, as no fakevllm proxy does: set --url."
 
 
-def _lines(stats: Json) -> Iterator[tuple[str, str]]:
+def lines(stats: Json) -> Iterator[tuple[str, str]]:
+    """What `status` shows of the proxy's own statistics."""
     engine: Json = stats["engine"] or {}
     yield "fan-out", SERVED_AS[bool(stats["paused"])]
     yield "engine", _ENGINE.get(str(engine.get("engine_status")), _NO_SERVER)
@@ -84,6 +99,7 @@ def _lines(stats: Json) -> Iterator[tuple[str, str]]:
     yield "step", str(engine.get("global_step") or 0)
     yield "groups", _counts(stats["counts"])
     yield "not trained", _counts(stats["untrained"])
+    yield from _learnt(stats)
     if stats["ledger_dropped"]:
         yield "ledger", f"{stats['ledger_dropped']} writes given up"
     if stats["ledger_error"]:
@@ -98,6 +114,24 @@ _ENGINE = {
     "ENGINE.ROLLING_POST": "answers, a step is about to begin (ROLLING_POST)",
     "ENGINE.WEIGHT_SYNCING": "trains, or takes up new weights (WEIGHT_SYNCING)",
 }
+
+
+def _learnt(stats: Json) -> Iterator[tuple[str, str]]:
+    curve: list[Json] = stats["curve"]
+    if not curve:
+        return
+    others: list[str] = stats["other_runs"]
+    also = f"; {len(others)} more, with --run: {', '.join(map(_run, others[:MOST_RUNS]))}"
+    yield "run", _run(stats["run_id"]) + (also if others else "")
+    for name in ("policy_mean", "returned_best"):
+        values = [one[name] for one in curve if one[name] is not None]
+        if values:
+            first, last = fmean(values[:SMOOTHED]), fmean(values[-SMOOTHED:])
+            yield name.replace("_", " "), f"{first:.2f} → {last:.2f} in {len(curve)} steps"
+
+
+def _run(run_id: str) -> str:
+    return run_id[:RUN_CHARS] or "of no name"
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fakevllm.group import GroupDraft
 from fakevllm.hooks.outcomes import RewardOutcome
 from fakevllm.hooks.recorded import messages_of
 from fakevllm.hooks.spec import Sibling
@@ -13,12 +14,12 @@ from fakevllm_adapters.swarm import Task
 
 
 async def score(
-    hooks: HookWorker, request: Request, task: Task, results: Sequence[SiblingResult]
+    hooks: HookWorker, draft: GroupDraft, results: Sequence[SiblingResult]
 ) -> RewardOutcome:
     """Of siblings that have answered, in order."""
-    siblings = [_shown(request, task, result) for result in results]
+    siblings = [_shown(draft.request, draft.task, result) for result in results]
     answers = [result.shown_message for result in results]
-    return await hooks.reward(siblings, answers, request.adapter.question(request.body))
+    return await hooks.reward(siblings, answers, draft.question)
 
 
 def _shown(request: Request, task: Task, result: SiblingResult) -> Sibling:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
+from fakevllm.policy_settings import Route
 from fakevllm.section import Section
-from fakevllm_adapters.registry import ADAPTERS
 
 PolicyName = Literal["best", "lead", "greedy"]
 OnDisconnect = Literal["cancel", "finish"]
@@ -34,13 +34,13 @@ class ServeRules(Section):
         """Whether the lead's answer is the app's, without waiting for others."""
         return self.policy != "best"
 
-    @model_validator(mode="after")
-    def _only_what_counts(self) -> Self:
-        if self.streams_lead:
-            for name in _ONLY_FOR_BEST:
-                if name in self.model_fields_set and getattr(self, name):
-                    raise ValueError(f'{name} is for the policy "best", not for "{self.policy}"')
-        return self
+    @field_validator(*_ONLY_FOR_BEST)
+    @classmethod
+    def _only_what_counts(cls, value: float | None, info: ValidationInfo) -> float | None:
+        policy = info.data.get("policy", "best")
+        if value and policy != "best":
+            raise ValueError(f'is for policy = "best", not for "{policy}": take one of them out')
+        return value
 
 
 class RouteRules(Section):
@@ -58,8 +58,7 @@ class ServeSection(ServeRules):
     """Of all requests together, beside their leads; 0: no bound."""
     resend_window_s: float = Field(default=600, ge=0, allow_inf_nan=False)
     """How long a request that is sent again gets the answer it was to get at first; 0: never."""
-    routes: dict[str, RouteRules] = Field(default_factory=dict[str, RouteRules])
-    """By the format's name."""
+    routes: dict[Route, RouteRules] = Field(default_factory=dict[str, RouteRules])
 
     def rules(self, route: str) -> ServeRules:
         """Of one format.
@@ -74,10 +73,18 @@ class ServeSection(ServeRules):
         whole |= own
         return ServeRules.model_validate(whole)
 
-    @model_validator(mode="after")
-    def _known_routes(self) -> Self:
-        for name in self.routes:
-            if name not in ADAPTERS:
-                raise ValueError(f"{name} is no route: {', '.join(ADAPTERS)} are")
-            self.rules(name)
-        return self
+    @field_validator("routes")
+    @classmethod
+    def _only_what_counts_there(
+        cls, routes: dict[str, RouteRules], info: ValidationInfo
+    ) -> dict[str, RouteRules]:
+        for name, own in routes.items():
+            policy = own.policy or info.data.get("policy", "best")
+            for key in _ONLY_FOR_BEST:
+                value = getattr(own, key)
+                if value and policy != "best":
+                    raise ValueError(
+                        f'{name}.{key} = {value} is for policy = "best", not for "{policy}": '
+                        "take one of them out"
+                    )
+        return routes

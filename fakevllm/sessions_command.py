@@ -15,12 +15,14 @@ from rich.text import Text
 from rich.tree import Tree
 
 from fakevllm.errors import UserError
+from fakevllm.ledger.records import FeedbackRecord
 from fakevllm.ledger.session_reads import PlacedGroup, SessionRow
 from fakevllm.ledger.store import Ledger
 
 ID_CHARS = 12
 """Of a session's id: what `fakevllm sessions ID` takes."""
 QUESTION_CHARS = 32
+REWARD = "reward: of what was served"
 _STYLES = {
     "new": "bold",
     "sub_agent": "bold",
@@ -54,13 +56,14 @@ def _tree_of(ledger: Ledger, beginning: str, names: Mapping[str, str]) -> Render
     if len(found) > 1 and found[0] != beginning:
         raise UserError(f"Several sessions begin with {beginning!r}: give more of its id.")
     groups = ledger.sessions.groups(found[0])
-    return render_tree(found[0], groups, ledger.sessions.started(found[0]), names)
+    started = ledger.sessions.started(found[0])
+    return render_tree(found[0], groups, started, names, ledger.feedback.of_session(found[0]))
 
 
 def render_list(sessions: Sequence[SessionRow], names: Mapping[str, str]) -> RenderableType:
     if not sessions:
         return Text("No sessions yet.")
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, caption=REWARD, caption_justify="left")
     for name in ("session", "app"):
         table.add_column(name, no_wrap=True, min_width=8)
     for name in ("turns", "groups", "reward"):
@@ -88,9 +91,10 @@ def render_tree(
     groups: Sequence[PlacedGroup],
     started: Iterable[tuple[str, str | None]],
     names: Mapping[str, str],
+    feedback: Iterable[FeedbackRecord] = (),
 ) -> RenderableType:
     """What goes on from the same answer stands below it; of several, the last goes on at the same
-    level, and those before it are branches."""
+    level, and those before it are branches. What was said of an answer stands below it too."""
     first = groups[0]
     head = Text(session_id, "bold").append(f"  {_app(first.app_key, names)}", "not bold")
     if first.parent_session_id is not None:
@@ -109,7 +113,10 @@ def render_tree(
     agents: defaultdict[str | None, list[str]] = defaultdict(list)
     for one, parent_id in started:
         agents[parent_id if parent_id in known else None].append(one)
-    _grow(tree, after, agents)
+    said: defaultdict[str, list[FeedbackRecord]] = defaultdict(list)
+    for row in feedback:
+        said[row.group_id].append(row)
+    _grow(tree, after, agents, said)
     return Lines(tree, Text(_sum(groups), "dim"))
 
 
@@ -117,6 +124,7 @@ def _grow(
     tree: Tree,
     after: Mapping[str | None, list[PlacedGroup]],
     agents: Mapping[str | None, list[str]],
+    said: Mapping[str, list[FeedbackRecord]],
 ) -> None:
     """Without recursion along a conversation, which may be long: only branches nest."""
     work: list[tuple[Tree, str | None, int]] = [(tree, None, 0)]
@@ -131,6 +139,8 @@ def _grow(
                 at.add(Text(f"sub-agent {session_id[:ID_CHARS]}", "cyan"))
             for group in coming:
                 branch = at.add(_described(group, turn))
+                for row in said.get(group.group_id, []):
+                    branch.add(_heard(row))
                 if group is not (mains[-1] if mains else None):
                     work.append((branch, group.group_id, group.turn))
             is_going = bool(mains)
@@ -149,9 +159,21 @@ def _described(group: PlacedGroup, turn_before: int) -> Text:
     return text.append(f", by {group.evidence}, {_time(group.received_at)}", "dim")
 
 
+def _heard(row: FeedbackRecord) -> Text:
+    said = [row.thumbs, None if row.score is None else f"score {row.score:g}"]
+    said += ["edited" if row.edited else None, "comment" if row.comment else None]
+    if row.kind != "feedback":
+        said = [row.kind.replace("_", " ")]
+    words = ", ".join(word for word in said if word is not None) or "take back"
+    counted = "" if row.amount is None else f" {row.amount:+.2f}"
+    text = Text(no_wrap=True, overflow="ellipsis").append(f"feedback: {words}", "green")
+    text.append(f"  {row.state}{counted}{f', {row.reason}' if row.reason else ''}", "dim")
+    return text.append(f", {_time(row.received_at)}", "dim")
+
+
 def _sum(groups: Sequence[PlacedGroup]) -> str:
     turns = max(group.turn for group in groups)
-    return f"{_many(turns, 'turn')}, {_many(len(groups), 'group')}; reward of what was served"
+    return f"{_many(turns, 'turn')}, {_many(len(groups), 'group')}; {REWARD}"
 
 
 def _many(num: int, name: str) -> str:

@@ -8,28 +8,32 @@ the rest of its window; the server takes each group once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import aiohttp
 
+from fakevllm.background import Background
 from fakevllm.conversation.place import Place
 from fakevllm.holding import Holding
 from fakevllm.ledger.records import GroupRecord, ScoredGroup
 from fakevllm.ledger.store import Ledger
-from fakevllm.swarm.link import SwarmLink, is_passing, mend_of
-from fakevllm_adapters.swarm import EndGroupRequest
+from fakevllm.swarm.link import SwarmLink
+from fakevllm.swarm.trouble import is_passing, mend_of
+from fakevllm_adapters.swarm import EndGroupReply, EndGroupRequest
 
 log = logging.getLogger("fakevllm.settling")
 
 CLOSE_GRACE_S = 10.0
 """For groups that are being settled when the proxy stops."""
 RESEND_PAUSE_S = 1.0
-"""After the server failed in the middle of taking what earlier lives left over."""
+"""After the server failed in the middle of taking a group."""
+ACKNOWLEDGED_BEFORE = 409
+"""The server has taken the group, with other rewards."""
 
 
 class Settling:
@@ -42,9 +46,9 @@ class Settling:
         self._holding = Holding(window_s)
         self._changed: dict[str, asyncio.Event] = {}
         """Of groups that somebody waits for."""
-        self._running: set[asyncio.Task[None]] = set()
+        self._background = Background(log, "a group could not be settled")
         self._held: set[asyncio.Task[None]] = set()
-        """Those of them that wait for what is said."""
+        """Its tasks that wait for what is said, or for the server."""
         self._resending: asyncio.Task[None] | None = None
         self._is_closing = False
         self.on_settled: Callable[[str], None] = lambda group_id: None
@@ -103,7 +107,8 @@ class Settling:
         dropped_before = self._ledger.health.dropped
         self._ledger.record(record)
         is_scored = record.state == "scored"
-        self._later(self._settle(record, dropped_before) if is_scored else self._abandon(record))
+        work = self._settle(record, dropped_before) if is_scored else self._abandon(record)
+        self._background.begin(work)
 
     def resend(self, groups: Sequence[ScoredGroup]) -> None:
         """Sends what earlier lives left scored, as soon as the server is there."""
@@ -119,42 +124,54 @@ class Settling:
         self._is_closing = True
         for task in list(self._held):
             task.cancel()
-        if self._running:
-            _, late = await asyncio.wait(self._running, timeout=CLOSE_GRACE_S)
-            for task in late:  # as with those that are held
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        await self._background.close(CLOSE_GRACE_S)
 
     async def _settle(self, record: GroupRecord, dropped_before: int) -> None:
         group = _scored(record)
         self._holding.close(group.group_id, time.monotonic(), takes=_takes(group))
         self._wake(group.group_id)
         # A group the server trains on must be found in the ledger, come what may.
-        is_flushed = await self._ledger.flush()
-        if not is_flushed or self._ledger.health.dropped > dropped_before:
+        if not await self._ledger.is_written(dropped_before):
             self.forget(group.group_id)
             self._ledger.settle(record.group_id, "dropped", "ledger_unavailable", None, [])
             self.on_settled(group.group_id)
             return await self._link.abort_group(record.group_id)
-        try:
-            await self._end(await self._with_feedback(group))
-        except Exception as error:  # isolates: whatever it is, the group must not stay `scored`
-            self._lose(record.group_id, error)
+        await self._send(await self._with_feedback(group))
 
     async def _resend(self, groups: Sequence[ScoredGroup]) -> None:
         for group in groups:
             await self._link.reached.wait()
-            await self._send_again(await self._with_feedback(group))
+            await self._send(await self._with_feedback(group))
 
-    async def _send_again(self, group: ScoredGroup) -> None:
+    async def _send(self, group: ScoredGroup) -> None:
+        """However long the server is away; a stop leaves it to the next life."""
         while True:
-            await self._link.reached.wait()
+            await self._reached()
             try:
                 return await self._end(group)
             except Exception as error:  # isolates: one odd group must not hold up the others
                 if not is_passing(error):
                     return self._lose(group.group_id, error)
                 await asyncio.sleep(RESEND_PAUSE_S)
+
+    async def _reached(self) -> None:
+        if self._link.reached.is_set():
+            return
+        with self._leaving():
+            await self._link.reached.wait()
+
+    @contextlib.contextmanager
+    def _leaving(self) -> Generator[None]:
+        """Around a wait that a stop ends at once: the group stays `scored`, for the next life."""
+        own = asyncio.current_task()
+        assert own is not None
+        if self._is_closing:
+            raise asyncio.CancelledError
+        self._held.add(own)
+        try:
+            yield
+        finally:
+            self._held.discard(own)
 
     async def _end(self, group: ScoredGroup) -> None:
         end = EndGroupRequest(
@@ -165,7 +182,13 @@ class Settling:
             parent_id=group.parent_id,
             metadata={"question": group.question},
         )
-        reply = await self._link.end_group(end)
+        try:
+            reply = await self._link.end_group(end)
+        except aiohttp.ClientResponseError as error:
+            if error.status != ACKNOWLEDGED_BEFORE:
+                raise
+            # By an earlier life, with other feedback in it: that stands, the log tells the rest.
+            reply = EndGroupReply(success=True, pooled=True)
         state = "pooled" if reply.pooled else "dropped"
         self._ledger.settle(
             group.group_id,
@@ -193,20 +216,11 @@ class Settling:
         return replace(group, rewards=rewards)
 
     async def _hold(self, group_id: str) -> None:
-        own = asyncio.current_task()
-        assert own is not None
         while (wait_s := self._holding.wait_s(group_id, time.monotonic())) > 0:
-            if self._is_closing:  # it stays `scored`: the next life sends it
-                raise asyncio.CancelledError
-            self._held.add(own)
-            try:
-                limit_s = None if wait_s == math.inf else wait_s
+            limit_s = None if wait_s == math.inf else wait_s
+            with contextlib.suppress(TimeoutError), self._leaving():
                 async with asyncio.timeout(limit_s):
                     await self._change(group_id)
-            except TimeoutError:
-                continue
-            finally:
-                self._held.discard(own)
 
     async def _change(self, group_id: str) -> None:
         changed = self._changed.setdefault(group_id, asyncio.Event())
@@ -226,16 +240,6 @@ class Settling:
     async def _abandon(self, record: GroupRecord) -> None:
         self.forget(record.group_id)
         await self._link.abort_group(record.group_id)
-
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a group could not be settled", exc_info=task.exception())
 
 
 def _scored(record: GroupRecord) -> ScoredGroup:

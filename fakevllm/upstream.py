@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -16,10 +17,13 @@ from typing import Any, cast
 
 import aiohttp
 
+from fakevllm.background import Background
 from fakevllm_adapters.asgi import Headers, is_final, relayed_headers
 from fakevllm_adapters.errors import WireError, unavailable
 from fakevllm_adapters.keys import bearer_header
 from fakevllm_adapters.sse import SseDecoder, data_of, json_of
+
+log = logging.getLogger("fakevllm.upstream")
 
 CALL_TIMEOUT_S = 3600
 IDLE_CONNECTION_S = 30
@@ -82,7 +86,7 @@ REST_S = 0.1
 
 class Upstream:
     def __init__(self, url: str, key: str | None) -> None:
-        self._resting: set[asyncio.Task[None]] = set()
+        self._resting = Background(log, "what is behind a stream's end could not be read")
         self._http = aiohttp.ClientSession(
             url,
             headers=bearer_header(key),
@@ -98,9 +102,7 @@ class Upstream:
         return len(self._resting)
 
     async def close(self) -> None:
-        for rest in self._resting:
-            rest.cancel()
-        await asyncio.gather(*self._resting, return_exceptions=True)
+        await self._resting.close()
         await self._http.close()
 
     async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
@@ -138,7 +140,7 @@ class _Live(AbstractAsyncContextManager[LiveReply]):
     def __init__(
         self,
         asked: AbstractAsyncContextManager[aiohttp.ClientResponse],
-        resting: set[asyncio.Task[None]],
+        resting: Background,
     ) -> None:
         self._asked = asked
         self._resting = resting
@@ -164,9 +166,9 @@ class _Live(AbstractAsyncContextManager[LiveReply]):
     ) -> None:
         if kind is None and not self._answer.content.at_eof():
             # Beside the app: its request is over, and a row waits to be written.
-            rest = asyncio.create_task(self._take_rest())
-            self._resting.add(rest)
-            rest.add_done_callback(self._rested)
+            rest = self._resting.begin(self._take_rest())
+            # Also where it is cancelled before it begins. What came to its end is closed already.
+            rest.add_done_callback(lambda _: self._answer.close())
             return
         await self._asked.__aexit__(kind, error, at)
         if isinstance(error, aiohttp.ClientError | TimeoutError):
@@ -178,11 +180,6 @@ class _Live(AbstractAsyncContextManager[LiveReply]):
             async with asyncio.timeout(REST_S):
                 while await self._answer.content.readany():
                     pass
-
-    def _rested(self, rest: asyncio.Task[None]) -> None:
-        """Also where it was cancelled before it began. What came to its end is closed already."""
-        self._resting.discard(rest)
-        self._answer.close()
 
 
 def _odd(answer: aiohttp.ClientResponse) -> aiohttp.ClientError:

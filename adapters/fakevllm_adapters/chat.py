@@ -67,7 +67,10 @@ class SameFormat:
         self.body = body
         self.streamed = _is_true(body.get("stream"))
         self._is_over = False
-        self._told: list[bytes] = []
+        # Not the events themselves: a stream may be long.
+        self._has_choice = False
+        self._has_end = False
+        self._last = b""
 
     def answer(self, raw: bytes) -> bytes:
         body: Any = orjson.loads(raw)
@@ -87,7 +90,9 @@ class SameFormat:
             is_plain = event.startswith(b"data: {") and event.endswith(b"}\n\n")
             if not is_plain and not _OBJECT.fullmatch(event):
                 return self.broken(internal_error().body)
-            self._told.append(event)
+            self._has_choice = self._has_choice or _CHOICE.search(event) is not None
+            self._has_end = self._has_end or _ENDING.search(event) is not None
+            self._last = event
         return event
 
     def keep_alive(self) -> bytes:
@@ -96,13 +101,13 @@ class SameFormat:
     def _closed(self) -> bytes:
         """The end; with a reason where the engine said that all has come, and gave none."""
         self._is_over = True
-        if any(map(_ENDING.search, reversed(self._told))):
+        if self._has_end:
             return DONE
         try:
-            last = (json_of(self._told[-1]) if self._told else None) or {}
+            last = json_of(self._last) or {}
         except ValueError:
             last = {}
-        if not last or not any(map(_CHOICE.search, self._told)):
+        if not (last and self._has_choice):
             return self.broken(internal_error().body)
         empty: Json = {"text": ""} if last.get("object") == "text_completion" else {"delta": {}}
         choice = {"index": 0} | empty | {"logprobs": None, "finish_reason": "stop"}

@@ -254,7 +254,7 @@ class Conversations:
         history, hints = asked.history, asked.hints
         session.user = hints.user or session.user
         session.cache_key = hints.cache_key or session.cache_key
-        self._memory.session(session.id, session.scope)  # of use
+        self._memory.session(session.id, session.scope)  # now the latest of use
         if kind is not Kind.SIDE:
             session.turn, session.last_asked = turn, asked.group_id
             session.question = _excerpt(history.question)

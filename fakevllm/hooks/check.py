@@ -11,16 +11,11 @@ import orjson
 from rich.table import Table
 from rich.text import Text
 
-from fakevllm.hooks.outcomes import (
-    FeedbackValue,
-    HookFailure,
-    Json,
-    RewardOutcome,
-    SubmitPlan,
-)
+from fakevllm.hooks.outcomes import FeedbackValue, HookFailure, Json, RewardOutcome, SubmitPlan
+from fakevllm.hooks.process import HookInfo
 from fakevllm.hooks.recorded import RecordedGroup, made_up_group
 from fakevllm.hooks.spec import Feedback
-from fakevllm.hooks.worker import HookInfo, HookWorker
+from fakevllm.hooks.worker import HookWorker
 
 CHECK_TIMEOUT_S = 60.0
 SHOWN_CHARACTERS = 60

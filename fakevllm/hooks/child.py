@@ -3,7 +3,7 @@
 Async hooks run concurrently on the main thread's loop, sync hooks one at a time on a second thread,
 so user code needs no locks. A third thread reads the socket: it sees the proxy's end even while
 user code holds the other two. Frames are a length and JSON; no object of the user's crosses the
-socket. The parent's side is worker.py.
+socket. The parent's side is process.py.
 """
 
 from __future__ import annotations

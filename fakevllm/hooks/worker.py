@@ -13,23 +13,16 @@ from dataclasses import fields
 from pathlib import Path
 
 from fakevllm.errors import HookError
-from fakevllm.hooks.outcomes import (
-    FeedbackValue,
-    HookFailure,
-    Json,
-    RewardOutcome,
-    SubmitPlan,
-)
+from fakevllm.hooks.outcomes import FeedbackValue, HookFailure, Json, RewardOutcome, SubmitPlan
 from fakevllm.hooks.process import EXIT_TIMEOUT_S, HookInfo, HookProcess, Lost
 from fakevllm.hooks.spec import Feedback, Sibling, Task
+
+log = logging.getLogger("fakevllm.hooks")
 
 ANSWER_GRACE_S = 1.0
 """After an async hook's time-out, for the process to say so before it counts as hung."""
 MAX_BACKOFF_S = 1.0
 """Between two starts of a process that keeps dying; longer would hold up the app."""
-
-
-log = logging.getLogger("fakevllm.hooks")
 
 
 class HookWorker:

@@ -16,7 +16,7 @@ from sqlalchemy.dialects import sqlite
 
 from fakevllm.conversation.place import Kind, Place
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
-from fakevllm.ledger.tables import CALLS, FEEDBACK
+from fakevllm.ledger.tables import CALLS, FEEDBACK, GROUPS
 from fakevllm_adapters.swarm import CapturedCall, LogEntry
 
 _SAMPLE = "feedback:"
@@ -41,6 +41,12 @@ _LOGGED = """
 _VOID = """
     UPDATE feedback SET state = 'kept', reason = ?
     WHERE group_id = ? AND feedback_id = ? AND state IN ('received', 'waiting')
+"""
+_TOO_LATE = """
+    UPDATE feedback SET reason = 'too_late: what was said before counts already'
+    WHERE group_id = ?1 AND feedback_id = ?2 AND EXISTS (
+        SELECT 1 FROM feedback WHERE group_id = ?1 AND kind = 'feedback'
+        AND state IN ('joined', 'pooled', 'trained'))
 """
 _ANSWER = """
     SELECT group_id FROM (
@@ -152,6 +158,10 @@ class FeedbackRows:
         """It counts for nothing any more, unless it is on its way to be trained."""
         self._put(partial(_run, sql=_VOID, row=(reason, row.group_id, row.feedback_id)))
 
+    def taken_back(self, row: FeedbackRecord) -> None:
+        """After all that could be voided was: `row` took nothing back where some of it counts."""
+        self._put(partial(_run, sql=_TOO_LATE, row=(row.group_id, row.feedback_id)))
+
     def answer(self, name: str, app_key: str | None) -> str | None:
         """That app's latest group whose answer it calls so, or by the group's own id."""
         return self._one(_ANSWER, name, app_key)
@@ -179,6 +189,11 @@ class FeedbackRows:
     def of_group(self, group_id: str) -> list[FeedbackRecord]:
         """Oldest first."""
         return self._rows(FEEDBACK.c.group_id == group_id)
+
+    def of_session(self, session_id: str) -> list[FeedbackRecord]:
+        """Oldest first."""
+        groups = select(GROUPS.c.group_id).where(GROUPS.c.session_id == session_id)
+        return self._rows(FEEDBACK.c.group_id.in_(groups))
 
     def in_state(self, state: FeedbackState) -> list[FeedbackRecord]:
         """Oldest first."""

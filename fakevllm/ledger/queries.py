@@ -7,6 +7,7 @@ CURVE = """
                NOT (g.served_by IS 'greedy' AND s."index" = 0) AS is_sample
         FROM groups AS g JOIN siblings AS s USING (group_id)
         WHERE COALESCE(g.trained_step, g.step) IS NOT NULL AND s.reward IS NOT NULL
+        AND COALESCE(g.run_id, '') = ?
     ), scored AS (
         SELECT at, SUM(is_sample) AS num, SUM(CASE WHEN is_sample THEN reward END) AS total,
                MIN(reward) = MAX(reward) AS is_flat,
@@ -16,6 +17,10 @@ CURVE = """
     )
     SELECT at, COUNT(*), SUM(total) / SUM(num), AVG(returned), SUM(is_flat), AVG(random)
     FROM scored GROUP BY at ORDER BY at
+"""
+RUNS = """
+    SELECT COALESCE(run_id, '') FROM groups WHERE COALESCE(trained_step, step) IS NOT NULL
+    GROUP BY 1 ORDER BY MAX(received_at) DESC
 """
 UNTRAINED = """
     SELECT CASE instr(reason, ':') WHEN 0 THEN reason

@@ -29,7 +29,7 @@ _SESSIONS = """
     )
     SELECT l.session_id, l.parent, l.app_key, l.turns, l.num, l.seen_at,
            (SELECT AVG(s.reward) FROM groups AS g JOIN siblings AS s USING (group_id)
-            WHERE g.session_id = l.session_id),
+            WHERE g.session_id = l.session_id AND s.served),
            COALESCE((SELECT question FROM groups AS g WHERE g.session_id = l.session_id
                      ORDER BY g.kind = 'side', g.received_at LIMIT 1), '')
     FROM latest AS l ORDER BY l.seen_at DESC, l.session_id
@@ -69,7 +69,7 @@ class SessionRow:
     seen_at: float
     """Unix seconds."""
     reward: float | None
-    """Mean of all its scored siblings."""
+    """Mean of what was served."""
     question: str
     """The first."""
 

@@ -47,8 +47,8 @@ _RESENT = """
     status = CASE WHEN status = 499 THEN 200 ELSE status END WHERE group_id = ?
 """
 _TRAINED = """
-    UPDATE groups SET state = 'trained', reason = NULL, trained_step = ?, trained_version = ?
-    WHERE group_id = ?
+    UPDATE groups SET state = 'trained', reason = NULL, trained_step = ?, trained_version = ?,
+    run_id = COALESCE(run_id, ?) WHERE group_id = ?
 """
 _UNTRAINED = """
     UPDATE groups SET state = ?, reason = ?, trained_step = NULL, trained_version = NULL
@@ -111,7 +111,7 @@ def apply_log(db: Connection, run_id: str, entries: Sequence[LogEntry]) -> None:
     cursor = read_cursor(db, run_id)
     fresh = [entry for entry in sorted(entries, key=attrgetter("seq")) if entry.seq > cursor]
     for entry in fresh:
-        _apply(db, entry)
+        _apply(db, run_id, entry)
     if fresh:
         db.exec_driver_sql(_PUT_META, (_cursor_key(run_id), str(fresh[-1].seq)))
 
@@ -138,12 +138,13 @@ def put_tasks(db: Connection, tasks: Sequence[Task]) -> None:
     _many(db, _PUT_TASK, rows)
 
 
-def _apply(db: Connection, entry: LogEntry) -> None:
+def _apply(db: Connection, run_id: str, entry: LogEntry) -> None:
     feedback_rows.apply(db, entry)
     match entry.kind:
         case "step":
             ids = [group.group_id for group in entry.groups]
-            _many(db, _TRAINED, [(entry.step, entry.version, group_id) for group_id in ids])
+            rows = [(entry.step, entry.version, run_id, group_id) for group_id in ids]
+            _many(db, _TRAINED, rows)
             _unmark(db, ids)
             marks = [(group.group_id, index) for group in entry.groups for index in group.siblings]
             mark = 'UPDATE siblings SET trained = 1 WHERE group_id = ? AND "index" = ?'

@@ -6,8 +6,6 @@ has been written, and blocks: call it off the event loop. Another process may re
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import itertools
 import os
 import sqlite3
@@ -115,19 +113,12 @@ class Ledger:
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """Whether all that was put before has been written or dropped. Costs no thread."""
-        loop = asyncio.get_running_loop()
-        written = asyncio.Event()
+        return await self._writer.flush(timeout_s)
 
-        def tell() -> None:
-            if not loop.is_closed():  # whoever asked may have given up and gone
-                loop.call_soon_threadsafe(written.set)
-
-        if not self._writer.mark(tell):
-            return False
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):  # wait_for may lose a cancel, before 3.12
-                await written.wait()
-        return written.is_set()
+    async def is_written(self, dropped_before: int, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
+        """Whether all that was put since then is in the file. `dropped_before`: as `health` told
+        then."""
+        return await self.flush(timeout_s) and self.health.dropped == dropped_before
 
     def drain(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """flush() for threads."""
@@ -162,10 +153,17 @@ class Ledger:
         with self._reading.connect() as db:
             return [_task(row) for row in db.execute(select(TASKS)).mappings()]
 
-    def curve(self) -> list[StepRow]:
-        """By the step that trained a group, or else in which it ended; ties included."""
+    def runs(self) -> list[str]:
+        """The server's runs that have points of a curve here, the newest first; those of before
+        they were noted are one, of no name."""
         with self._reading.connect() as db:
-            return [StepRow(*row) for row in db.exec_driver_sql(queries.CURVE)]
+            return list(db.exec_driver_sql(queries.RUNS).scalars())
+
+    def curve(self, run_id: str) -> list[StepRow]:
+        """Of one run, by the step that trained a group, or else in which it ended; ties
+        included."""
+        with self._reading.connect() as db:
+            return [StepRow(*row) for row in db.exec_driver_sql(queries.CURVE, (run_id,))]
 
     def counts(self) -> dict[str, int]:
         """Groups by state."""

@@ -6,6 +6,8 @@ written is dropped, counted and logged once per trouble.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import queue
 import sqlite3
@@ -84,13 +86,23 @@ class Writer(Generic[Change]):
         self._hurry.set()
         return done.wait(timeout_s)
 
-    def mark(self, reached: Callable[[], object]) -> bool:
-        """Asks to be told when all that was put before is written or dropped. False: queue full."""
+    async def flush(self, timeout_s: float) -> bool:
+        """drain() for an event loop: costs no thread, and hurries nobody."""
+        loop = asyncio.get_running_loop()
+        written = asyncio.Event()
+
+        def tell() -> None:
+            if not loop.is_closed():  # whoever asked may have given up and gone
+                loop.call_soon_threadsafe(written.set)
+
         try:
-            self._queue.put_nowait(Mark(reached))
+            self._queue.put_nowait(Mark(tell))
         except queue.Full:
             return False
-        return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):  # wait_for may lose a cancel, before 3.12
+                await written.wait()
+        return written.is_set()
 
     def close(self, timeout_s: float) -> None:
         """Writes what waits, then ends the thread."""

@@ -58,13 +58,13 @@ def door(proxy: Proxy, adapter: Adapter) -> AsgiApp:
             return
         hints = hints_of(headers, found.body)
         resends, sent = proxy.resends, None
-        if resends is not None:
+        if resends.is_on:
             sent = sent_of(adapter.path, app_key or "", raw, hints, headers)
             known, again = resends.find(sent, scope), proxy.runner.handle_again
             if known is not None and await again(request, known, receive, send):
                 return
         draft = _draft(proxy, request, hints, key, app_key, len(raw))
-        if resends is not None and sent is not None:
+        if sent is not None:
             draft.attempt = resends.begin(sent, request.id, scope)
         await proxy.runner.handle(request, draft, receive, send)
 
@@ -84,7 +84,7 @@ def _draft(
     request.ruling = proxy.traffic.ruling(request, visit, key, app_key)
     opening = request.adapter.opening(request.body)
     task = proxy.tasks.find(key, opening) or Task(main_query=question)
-    return GroupDraft(request, task, app_key, visit=visit, received_at=received_at)
+    return GroupDraft(request, task, question, app_key, visit=visit, received_at=received_at)
 
 
 async def _decode(

@@ -82,6 +82,10 @@ class Stats(BaseModel):
     """Groups that were not trained, by the reason's first word."""
     feedback: dict[str, int] = {}
     """What was said of answers, by what became of it."""
+    run_id: str = ""
+    """Whose curve it is: the newest run's in this ledger, or the one that was asked for."""
+    other_runs: list[str] = []
+    """The newest first."""
     curve: list[StepStats]
     sampled_tokens: int
     lookups: dict[str, int]
@@ -147,11 +151,22 @@ def router(proxy: Proxy) -> APIRouter:
     async def engine() -> EngineStatusReply | None:
         return proxy.link.status
 
-    @routes.get("/stats")
-    async def stats() -> Stats:
+    @routes.get("/stats", response_model=Stats)
+    async def stats(run: str = "") -> Stats | Response:
+        """`run`: the beginning of a run's id."""
         ledger = proxy.ledger
+        runs = await asyncio.to_thread(ledger.runs)
+        run_id = next((one for one in runs if one.startswith(run)), "")
+        if not run_id.startswith(run):
+            message = f"No run that begins with {run!r} is in the ledger: {', '.join(runs)} are."
+            return worded(WireError(404, error_body(message, "NotFoundError", 404, "run")))
         counts, untrained, curve, tokens = await asyncio.to_thread(
-            lambda: (ledger.counts(), ledger.untrained(), ledger.curve(), ledger.sampled_tokens())
+            lambda: (
+                ledger.counts(),
+                ledger.untrained(),
+                ledger.curve(run_id),
+                ledger.sampled_tokens(),
+            )
         )
         feedback = await asyncio.to_thread(ledger.feedback.counts)
         return Stats(
@@ -160,6 +175,8 @@ def router(proxy: Proxy) -> APIRouter:
             counts=counts,
             untrained=untrained,
             feedback=feedback,
+            run_id=run_id,
+            other_runs=[one for one in runs if one != run_id],
             curve=[StepStats.model_validate(row, from_attributes=True) for row in curve],
             sampled_tokens=tokens,
             lookups=dict(proxy.tasks.counts),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from typing import Any, TypeVar
 
 import aiohttp
@@ -15,6 +14,7 @@ from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_ex
 
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.engine_queue import EngineQueue
+from fakevllm.swarm.trouble import CALL_TIMEOUT_S, TROUBLE, is_passing, mend_of, one_line
 from fakevllm_adapters.base import Engine
 from fakevllm_adapters.keys import bearer_header
 from fakevllm_adapters.swarm import (
@@ -35,58 +35,9 @@ M = TypeVar("M", bound=BaseModel)
 
 POLL_EVERY_S = 0.2
 """The server answers from memory; replays keep their pace by what is heard."""
-CALL_TIMEOUT_S = 10
 END_GROUP_PATIENCE_S = 60
 """How long an end is sent again to a server that does not answer; a server restarts well within
 it."""
-
-_TROUBLE = (aiohttp.ClientError, TimeoutError, OSError)
-
-
-def is_passing(error: BaseException) -> bool:
-    """Whether the same call may succeed later: what the server refuses (4xx) it refuses again.
-
-    >>> is_passing(TimeoutError()), is_passing(ValueError())
-    (True, False)
-    """
-    is_refusal = isinstance(error, aiohttp.ClientResponseError) and 400 <= error.status < 500
-    return isinstance(error, _TROUBLE) and not is_refusal
-
-
-def mend_of(error: Exception) -> str:
-    """What is wrong with the server and what to do, in one line; the sentence begins with its URL.
-
-    >>> mend_of(TimeoutError())
-    'does not answer within 10 s: see its log'
-    """
-    match error:
-        case aiohttp.ClientResponseError(status=401):
-            return "refuses our key (401): give the one it knows with --swarm-key"
-        case aiohttp.ClientResponseError():
-            said = f"{error.status} {error.message}".strip()
-            return f"answers {_short(said)}: see its log, or name a fakevllm-server with --swarm"
-        case TimeoutError():
-            return f"does not answer within {CALL_TIMEOUT_S} s: see its log"
-        case aiohttp.ClientError():
-            return (
-                f"cannot be reached ({_cause(error)}): start it with `fakevllm-server start`, or "
-                "name another with --swarm"
-            )
-        case _:
-            return f"cannot be followed ({type(error).__name__}: {_short(str(error))})"
-
-
-def _cause(error: aiohttp.ClientError) -> str:
-    """Without aiohttp's key of the connection."""
-    errno = error.errno if isinstance(error, OSError) else None
-    if errno is not None and errno > 0:
-        return os.strerror(errno)
-    said = error.strerror if isinstance(error, OSError) else str(error)
-    return _short(said or type(error).__name__)
-
-
-def _short(text: str) -> str:
-    return " ".join(text.split())[:300]
 
 
 class SwarmLink:
@@ -107,6 +58,8 @@ class SwarmLink:
         self._job = job
         self._ledger = ledger
         self._started_on: str | None = None
+        self._refused: str | None = None
+        """Why the server did not take our job."""
         self._url = url
         self._trouble: str | None = "nothing heard yet"
         """As last reported; None while there is none."""
@@ -121,11 +74,15 @@ class SwarmLink:
 
     @property
     def status(self) -> EngineStatusReply | None:
-        """As last heard; None while the server cannot be reached."""
+        """As last heard, with why our job was not taken; None while the server cannot be
+        reached."""
         return self._status
 
     @status.setter
     def status(self, status: EngineStatusReply | None) -> None:
+        if status is not None and status.engine_status is EngineStatus.OFFLINE:
+            told = status.engine_status_detail or self._refused
+            status = status.model_copy(update={"engine_status_detail": told})
         self._status = status
         (self.serving.set if self.is_serving else self.serving.clear)()
 
@@ -196,7 +153,7 @@ class SwarmLink:
         """Best effort: a group that is never ended is dropped by the server in time."""
         try:
             await self._post("/abort_group", AbortGroupRequest(group_id=group_id), SuccessReply)
-        except _TROUBLE as error:
+        except TROUBLE as error:
             log.debug("group %s is not aborted: the server %s", group_id, mend_of(error))
 
     async def close(self) -> None:
@@ -205,8 +162,8 @@ class SwarmLink:
     async def _follow(self) -> None:
         before, status = self.status, await self._get("/get_engine_status", EngineStatusReply)
         self.status = status
-        if status.engine_status_detail and status != before:
-            log.warning("%s: %s", status.engine_status, status.engine_status_detail)
+        if status.engine_status_detail and _told(status) != _told(before):
+            log.warning("%s: %s", *_told(status))
         if status.engine_status is EngineStatus.OFFLINE:
             # started once for each life of the server: somebody who stops the engine means it
             if status.server_id != self._started_on:
@@ -225,6 +182,7 @@ class SwarmLink:
             await self.until_serving(POLL_EVERY_S)
 
     async def _start(self) -> None:
+        self._refused = None
         config = SyncTrainConfigRequest(yaml_as_string=self._job.as_yaml())
         for path, request in (("/sync_train_config", config), ("/start_engine", None)):
             async with self._http.post(
@@ -232,7 +190,8 @@ class SwarmLink:
             ) as answer:
                 reply: dict[str, Any] = await answer.json()
             if not reply.get("success"):
-                log.error("%s%s: %s", self._url, path, reply.get("error") or reply.get("detail"))
+                self._refused = one_line(str(reply.get("error") or reply.get("detail")))
+                log.error("%s%s: %s", self._url, path, self._refused)
                 break
 
     async def _attach(self, server_id: str) -> None:
@@ -241,11 +200,16 @@ class SwarmLink:
         async with self._http.get("/get_train_config") as answer:
             theirs: dict[str, Any] | None = await answer.json()
         ours = self._job.model_dump()
-        differing = {key: value for key, value in (theirs or {}).items() if ours.get(key) != value}
+        differing = [
+            f"{key} = {value}, not {ours.get(key)}"
+            for key, value in (theirs or {}).items()
+            if ours.get(key) != value
+        ]
         if differing:
             log.warning(
-                "attached to a running engine whose job differs from [job]; it runs with %s",
-                differing,
+                "the engine runs already, with a job of its own: %s; for [job] to count, end "
+                "`fakevllm-server start` and this, and start both again",
+                "; ".join(differing),
             )
 
     async def _bring_log(self, run_id: str) -> None:
@@ -284,6 +248,10 @@ class SwarmLink:
             log.info("swarm server %s reached", self._url)
         else:
             log.warning("swarm server %s %s; trying on", self._url, mend_of(error))
+
+
+def _told(status: EngineStatusReply | None) -> tuple[str | None, str | None]:
+    return (None, None) if status is None else (status.engine_status, status.engine_status_detail)
 
 
 _patiently = retry(

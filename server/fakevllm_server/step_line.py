@@ -33,8 +33,7 @@ def step_line(step: int, version: int, metrics: Mapping[str, float]) -> str:
     'step 3 → version 4: reward 0.500 of 8 groups, 96 tokens trained, 0.2 s'
     """
     parts = [
-        f"reward {shown(metrics, 'reward_mean', '.3f')} of {metrics.get('groups', 0):.0f} groups",
-        f"{metrics.get('tokens_trained', 0):.0f} tokens trained",
+        *_groups(metrics),
         *_feedback(metrics),
         *_coverage(metrics),
         *_forest(metrics),
@@ -44,9 +43,20 @@ def step_line(step: int, version: int, metrics: Mapping[str, float]) -> str:
     return f"step {step} → version {version}: " + ", ".join(parts)
 
 
+def _groups(metrics: Mapping[str, float]) -> list[str]:
+    num = metrics.get("groups", 0)
+    if not num and metrics.get("feedback_samples"):
+        return []
+    return [
+        f"reward {shown(metrics, 'reward_mean', '.3f')} of {num:.0f} groups",
+        f"{metrics.get('tokens_trained', 0):.0f} tokens trained",
+    ]
+
+
 def _feedback(metrics: Mapping[str, float]) -> list[str]:
-    num = metrics.get("feedback_samples", 0)
-    return [f"{num:.0f} answers for what was said of them"] if num else []
+    num, tokens = metrics.get("feedback_samples", 0), metrics.get("feedback_tokens", 0)
+    told = f"feedback on {num:.0f} answers, {tokens:.0f} tokens trained"
+    return [told] if num else []
 
 
 def _coverage(metrics: Mapping[str, float]) -> list[str]:

@@ -89,7 +89,7 @@ class Steps:
     async def _train(self, step: int, groups: list[FinishedGroup]) -> int:
         """The log knows the version before any call can carry it."""
         plan = self._plan(step, groups, await self._penalties(groups))
-        covered = coverage(groups, plan.batch.calls)
+        covered = _covered(plan, groups)
         beside = asyncio.create_task(asyncio.to_thread(self._branches, groups))
         self.is_whole = False
         try:
@@ -155,6 +155,7 @@ class Steps:
             metrics = nothing_trained(
                 metrics, "too_far" if metrics.get("too_far") else "not_finite"
             )
+            metrics |= {"feedback_tokens": 0.0} if "feedback_tokens" in metrics else {}
             trained = [one.model_copy(update={"siblings": []}) for one in trained]
         self._log.trained(step, version, trained, metrics)
         log.info("%s", step_line(step, version, metrics))
@@ -172,3 +173,12 @@ class Steps:
         if self.stopped is not None:
             log.error("%s", self.stopped)
             self._log.stopped(step, self.stopped)
+
+
+def _covered(plan: PlannedStep, groups: list[FinishedGroup]) -> StepMetrics:
+    """What is trained of the groups' tokens, and beside them of feedback samples'."""
+    covered = coverage(groups, plan.batch.calls)
+    if "feedback_samples" not in plan.metrics:
+        return covered
+    of_samples = plan.metrics["tokens_trained"] - covered["tokens_trained"]
+    return covered | {"feedback_tokens": of_samples}

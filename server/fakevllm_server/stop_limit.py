@@ -30,6 +30,7 @@ class StopLimit:
         self.reason = (
             f"training stopped at step {step}: trainer and engine were too far apart in "
             f"{MAX_TOO_FAR} steps in a row (mismatch_k3 {shown(metrics, 'mismatch_k3', '.3g')}, "
-            f"max_mismatch_k3 {limit:g}); serving goes on. See docs/algorithms.md, and start the "
-            "engine again once it is mended"
+            f"max_mismatch_k3 {limit:g}); serving goes on. Mend it (docs/engines.md), then end the "
+            "server and the proxy, and run `fakevllm-server start` and `fakevllm serve` with the "
+            "same flags again"
         )

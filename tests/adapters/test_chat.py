@@ -1,10 +1,11 @@
+from sys import getrefcount
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_adapters.chat import ChatAdapter
+from fakevllm_adapters.chat import ChatAdapter, SameFormat
 from fakevllm_adapters.sse import DONE, encode
 
 CHAT = ChatAdapter()
@@ -89,6 +90,17 @@ def test_a_stream_that_breaks_off_or_says_nothing_is_no_answer() -> None:
 def test_a_stream_that_is_done_without_a_reason_stopped() -> None:
     answer = CHAT.read_events([chunk({"content": "He"}), DONE])
     assert (answer.text, answer.finish_reason) == ("He", "stop")
+
+
+def test_the_events_of_a_long_stream_are_not_kept() -> None:
+    events = [encode({"choices": [{"delta": {"content": f"{n}"}}]}) for n in range(3)]
+    before = getrefcount(events[0])
+    exchange = SameFormat(body(stream=True))
+    told = b"".join(map(exchange.event, events))
+    assert told == b"".join(events)
+    after = getrefcount(events[0])
+    assert after == before
+    assert b'"finish_reason":"stop"' in exchange.event(DONE)
 
 
 def test_a_stream_with_an_error_is_no_answer() -> None:

@@ -53,13 +53,13 @@ def test_sessions_are_listed_by_when_they_were_seen_last(ledger: Ledger) -> None
         ledger,
         placed("t", kind="side", at=999.0, rewards=(None,), question="Generate a title"),
         placed("a", kind="new", question="first"),
-        placed("b", parent_id="a", turn=2, at=1005.0, rewards=(0.5, 0.5), question="second"),
+        placed("b", parent_id="a", turn=2, at=1005.0, rewards=(0.5, 1.0), question="second"),
         placed("c", "s2", at=1003.0, kind="new", rewards=(None, None), parent_session_id="s1"),
         group("unplaced"),
     )
     first, second = ledger.sessions.latest(10)
     assert (first.session_id, first.turns, first.num_groups, first.seen_at) == ("s1", 2, 3, 1005.0)
-    assert (first.reward, first.question, first.app_key) == (0.5, "first", "0a1b2c3d")
+    assert (first.reward, first.question, first.app_key) == (0.25, "first", "0a1b2c3d")
     assert (second.session_id, second.reward, second.parent_session_id) == ("s2", None, "s1")
     assert [row.session_id for row in ledger.sessions.latest(1)] == ["s1"]
 

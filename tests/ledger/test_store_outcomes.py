@@ -96,7 +96,7 @@ def test_the_curve_counts_ties_and_keeps_policy_and_service_apart(ledger: Ledger
     ledger.record(group("e", [1.0, 1.0]))
     ledger.record(group("f", [None, 0.75], served=0, step=3))
     assert ledger.drain()
-    assert ledger.curve() == [
+    assert ledger.curve("") == [
         StepRow(1, 2, policy_mean=0.5, returned_best=0.75, without_signal=1),
         StepRow(2, 1, policy_mean=0.375, returned_best=0.5, without_signal=0),
         StepRow(3, 1, policy_mean=0.75, returned_best=None, without_signal=1),
@@ -110,7 +110,7 @@ def test_on_the_curve_what_any_sibling_and_what_a_greedy_one_was_worth_stand_apa
     ledger.record(replace(group("b", [0.25, 1.0], served=0, step=1), served_by="random"))
     ledger.record(replace(group("c", [0.75, 0.0, 1.0], served=0, step=2), served_by="greedy"))
     assert ledger.drain()
-    one, two = ledger.curve()
+    one, two = ledger.curve("")
     assert (one.policy_mean, one.returned_best, one.returned_random) == (0.5625, 1.0, 0.25)
     assert (two.policy_mean, two.returned_best, two.returned_random) == (0.5, 0.75, None)
 
@@ -119,9 +119,21 @@ def test_a_trained_group_whose_settling_was_cut_off_is_on_the_curve(ledger: Ledg
     ledger.record(group("g1", [0.0, 1.0], served=1, step=None))
     ledger.apply_log("run", [trained(1, "g1", step=4)])
     assert ledger.drain()
-    assert ledger.curve() == [
+    assert ledger.runs() == ["run"]
+    assert ledger.curve("run") == [
         StepRow(4, 1, policy_mean=0.5, returned_best=1.0, without_signal=0),
     ]
+
+
+def test_each_run_has_a_curve_of_its_own_and_the_newest_comes_first(ledger: Ledger) -> None:
+    ledger.record(group("old", [0.0, 1.0], served=1, step=1, received_at=1.0))
+    for at, name in enumerate(("first", "second"), 2):
+        ledger.record(group(name, [0.5, float(at)], served=0, received_at=float(at)))
+        ledger.settle(name, "pooled", None, 1, [], name)
+    assert ledger.drain()
+    assert ledger.runs() == ["second", "first", ""]
+    means = [row.policy_mean for run_id in ledger.runs() for row in ledger.curve(run_id)]
+    assert means == [1.75, 1.25, 0.5]
 
 
 def test_groups_that_wait_for_the_servers_word_are_found_oldest_first(ledger: Ledger) -> None:

@@ -58,6 +58,24 @@ def test_a_locked_file_costs_writes_not_requests_and_recovers(ledger: Ledger, pa
     assert ledger.group("after") is not None
 
 
+async def test_what_was_dropped_since_then_is_not_written(ledger: Ledger, path: Path) -> None:
+    before = ledger.health.dropped
+    ledger.record(group("good"))
+    assert await ledger.is_written(before)
+    ledger.record(replace(group("bad"), question="\ud800"))
+    assert not await ledger.is_written(before)
+    since = ledger.health.dropped
+    ledger.record(group("later"))
+    assert await ledger.is_written(since), "what was dropped earlier is no trouble of this one"
+    other = sqlite3.connect(path)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        ledger.record(group("while-locked"))
+        assert not await ledger.is_written(since, 0.01), "nobody knows yet"
+    finally:
+        other.close()
+
+
 def test_a_full_disk_costs_writes_not_requests_and_recovers(ledger: Ledger, path: Path) -> None:
     big = replace(group("big"), request_json="x" * 2_000_000)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -251,7 +251,7 @@ async def staged(
     room.take(num - 1)
     policy = ServeRules(**rules)
     app = AppReply(caller.send, request.adapter, request.exchange)
-    draft = GroupDraft(request, Task(), None, visit=visit, app=app)
+    draft = GroupDraft(request, Task(), "", None, visit=visit, app=app)
     plan = Plan(num, is_greedy=policy.policy == "greedy")
     run = GroupRun(means, request, draft, plan, policy, app)
 

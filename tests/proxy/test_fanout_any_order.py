@@ -66,7 +66,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.answered: set[int] = set()
         self.showable: set[int] = set()
         self.to_score: tuple[int, ...] | None = None
-        self.is_relaying = self.is_sending = self.has_left = False
+        self.is_relaying = self.is_sending = self.has_left = self.is_settled = False
         self.num_answers = self.num_ends = 0
         self.execute(self.fanout.begin())
 
@@ -96,12 +96,13 @@ class AnyOrder(RuleBasedStateMachine):
                 case Settle() | Abort():
                     assert not self.running, "none is left running"
                     self.num_ends += 1
-                    self.check_best(isinstance(decision, Settle))
+                    self.is_settled = isinstance(decision, Settle)
+                    self.check_best()
 
-    def check_best(self, is_settled: bool) -> None:
+    def check_best(self) -> None:
         """What has rewards has a best."""
         rewards = {i: one for i, one in self.fanout.rewards.items() if one is not None}
-        if is_settled:
+        if self.is_settled:
             best = self.fanout.verdict.best
             assert best is None or best in rewards
             assert best is None if not rewards else rewards[best or 0] == max(rewards.values())
@@ -199,7 +200,8 @@ class AnyOrder(RuleBasedStateMachine):
                 self.ends(min(self.running), OK)
         assert self.num_answers == (0 if self.has_left else 1)
         assert self.fanout.is_over and not self.running
-        assert self.fanout.app in (AppState.ANSWERED, AppState.LEFT) or self.num_ends
+        assert self.fanout.app is AppState.ANSWERED or not self.is_settled
+        assert (self.fanout.app is AppState.LEFT) == self.has_left
 
 
 TestAnyOrder = AnyOrder.TestCase

@@ -88,6 +88,20 @@ async def test_a_word_that_comes_later_replaces_one_that_was_not_used_yet(tmp_pa
         await until_states(proxy, "kept", "kept", "kept", "waiting")
 
 
+async def test_who_takes_back_what_counts_already_is_told_so(tmp_path: Path) -> None:
+    async with opened(tmp_path, window_s=1000.0) as (proxy, desk, swarm):
+        swarm.answers["/end_group"] = POOLED
+        proxy.settling.answered("g1", "chatcmpl-1", KEY, None)
+        await asyncio.gather(desk.take(said("chatcmpl-1"), KEY))
+        proxy.settling.settle(group("g1", [0.5, 1.0]))
+        await until(lambda: swarm.calls["/end_group"] == 1)
+        told = [await desk.take(said("g1", thumbs=None), KEY) for _ in range(2)]
+        up, back = rows(proxy)
+    assert [is_repeated for _, is_repeated in told] == [False, True]
+    assert {row.reason for row, _ in told} == {"too_late: what was said before counts already"}
+    assert (up.state, back.state, told[0][0]) == ("joined", "kept", back)
+
+
 async def test_an_unanimous_app_teaches_nothing(tmp_path: Path) -> None:
     async with opened(tmp_path) as (proxy, desk, swarm):
         ended(proxy, "g1", "g2")

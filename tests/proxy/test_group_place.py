@@ -43,7 +43,7 @@ def draft_of(a_visit: Visit, **request: Any) -> GroupDraft:
     raw = orjson.dumps(a_visit.body)
     exchange = adapter.open(a_visit.body, Engine())
     asked = Request(a_visit.group_id, adapter, raw, raw, exchange, {}, **request)
-    return GroupDraft(asked, Task(), None, visit=a_visit)
+    return GroupDraft(asked, Task(), "", None, visit=a_visit)
 
 
 @pytest.mark.parametrize("policy", ["best", "lead"])

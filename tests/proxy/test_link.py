@@ -16,7 +16,8 @@ from yarl import URL
 
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.engine_queue import EngineQueue
-from fakevllm.swarm.link import SwarmLink, mend_of
+from fakevllm.swarm.link import SwarmLink
+from fakevllm.swarm.trouble import mend_of
 from fakevllm_adapters.swarm import EngineStatus
 from fakevllm_adapters.train_job import TrainJob
 from tests.proxy.odd_swarm import ROLLING, OddSwarm, until
@@ -183,3 +184,46 @@ async def test_a_server_is_followed_although_its_engine_does_not_tell_its_queue(
         assert swarm.calls["/get_run_log"] >= heard[1] + 2
         assert queue.num_asked == 1 and queue.num_cut_off == 0
     assert queue.num_cut_off == 1, "the end of the line is its own"
+
+
+OFFLINE = ROLLING.model_copy(update={"engine_status": EngineStatus.OFFLINE, "model": None})
+TAKEN = {"success": True}
+REFUSED = {"success": False, "error": "1 validation error\nfuture_setting is not known"}
+
+
+@pytest.mark.parametrize(
+    ("sync", "start"), [(REFUSED, TAKEN), (TAKEN, REFUSED)], ids=["sync", "start"]
+)
+async def test_why_a_job_was_not_taken_is_logged_once_and_stays_in_the_status(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture, sync: object, start: object
+) -> None:
+    told = "1 validation error future_setting is not known"
+    async with OddSwarm() as swarm:
+        swarm.answers |= {
+            "/get_engine_status": OFFLINE,
+            "/sync_train_config": sync,
+            "/start_engine": start,
+        }
+        async with following(swarm, ledger) as link:
+            await until(lambda: swarm.calls["/get_engine_status"] >= 5)
+            assert link.status is not None and link.status.engine_status_detail == told
+            swarm.answers["/get_engine_status"] = OFFLINE.model_copy(
+                update={"engine_status_detail": "its own"}
+            )
+            await until(lambda: link.status is not None and "own" in str(link.status))
+            swarm.answers["/get_engine_status"] = ROLLING
+            await until(lambda: link.status == ROLLING)
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 1 and errors[0].endswith(told)
+    assert swarm.calls["/sync_train_config"] == 1
+
+
+async def test_an_engine_that_runs_with_another_job_is_told_key_by_key(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with OddSwarm() as swarm:
+        swarm.answers["/get_train_config"] = TrainJob(lora_rank=4).model_dump()
+        async with following(swarm, ledger) as link:
+            await link.reached.wait()
+    (told,) = [line for line in told_of_link(caplog) if "job" in line]
+    assert "a job of its own: lora_rank = 4, not 0; for [job] to count, end" in told

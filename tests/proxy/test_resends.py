@@ -298,6 +298,15 @@ async def test_a_window_of_nothing_knows_no_retries(tmp_path: Path) -> None:
         await settled(tmp_path, 2)
 
 
+async def test_a_window_of_nothing_joins_no_group_that_runs(tmp_path: Path) -> None:
+    async with running(tmp_path, **sections(tmp_path, resend_window_s=0)) as stack:
+        first = asyncio.create_task(asked(stack, chat(LONG)))
+        await are_open(stack, 1)
+        second = await asked(stack, chat(LONG), AGAIN)
+        assert (await first).json["id"] != second.json["id"]
+        await settled(tmp_path, 2)
+
+
 async def test_who_waits_for_a_group_that_is_cancelled_asks_anew(tmp_path: Path) -> None:
     async with running(tmp_path, **sections(tmp_path, on_disconnect="cancel")) as stack:
         first = asyncio.create_task(asked(stack, chat(LONG)))

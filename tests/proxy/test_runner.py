@@ -15,6 +15,7 @@ from fakevllm.config import Config
 from fakevllm.group import NOT_SHOWN, GroupDraft
 from fakevllm.ledger.store import Ledger
 from fakevllm.lifeline import Lifeline
+from fakevllm.resends import Resends
 from fakevllm.runner import Runner
 from fakevllm.settling import Settling
 from fakevllm.siblings import Plan, Request, sample
@@ -70,7 +71,8 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 @asynccontextmanager
 async def running(upstream: Scripted, ledger: Ledger) -> AsyncGenerator[Runner]:
     link = SwarmLink(NOWHERE, None, TrainJob(), ledger)
-    runner = Runner(Config(), upstream, None, ledger, Settling(ledger, link), Lifeline(upstream))
+    settling, resends = Settling(ledger, link), Resends(0, ledger.kept)
+    runner = Runner(Config(), upstream, None, ledger, settling, Lifeline(upstream), resends)
     try:
         yield runner
     finally:
@@ -93,7 +95,7 @@ async def handled(runner: Runner, sent: list[MutableMapping[str, Any]]) -> None:
         sent.append(message)
 
     asked = request()
-    await runner.handle(asked, GroupDraft(asked, Task(), None), stays, send)
+    await runner.handle(asked, GroupDraft(asked, Task(), "", None), stays, send)
 
 
 def body_of(sent: list[MutableMapping[str, Any]]) -> bytes:
@@ -170,7 +172,7 @@ async def test_an_answer_the_apps_format_cannot_tell_is_no_served_one_in_the_led
         sent.append(message)
 
     async with running(Whole([orjson.dumps(answer)]), ledger) as runner:
-        await runner.handle(cut, GroupDraft(cut, Task(), None), stays, send)
+        await runner.handle(cut, GroupDraft(cut, Task(), "", None), stays, send)
     assert sent[0]["status"] == 500 and ledger.drain()
     found = ledger.group("r1")
     assert found is not None

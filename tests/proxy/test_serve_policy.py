@@ -34,12 +34,32 @@ def test_a_route_may_be_best_where_the_section_is_not() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('policy = "lead"\nquorum = 2', 'quorum is for the policy "best", not for "lead"'),
-        ('policy = "greedy"\nrandom_fraction = 0.1', "random_fraction is for the policy"),
+        (
+            'policy = "lead"\nquorum = 2',
+            r'^`serve.quorum` in .*toml: is for policy = "best", not for "lead": .*\(got 2\)\.$',
+        ),
+        (
+            'policy = "greedy"\nrandom_fraction = 0.1',
+            r"^`serve.random_fraction` .*\(got 0\.1\)\.$",
+        ),
         ("deadline_s = nan", "serve.deadline_s"),
         ("quorum = 0", "greater than or equal to 1"),
-        ("routes = { embeddings = {} }", "embeddings is no route: chat, completions,"),
-        ('routes = { chat = { policy = "lead", quorum = 2 } }', "quorum is for the policy"),
+        (
+            "routes = { embeddings = { quorum = 2 } }",
+            r"^`serve.routes.embeddings` in .*: is no route: write one .*'embeddings'\)\.$",
+        ),
+        (
+            'routes = { chat = { policy = "lead", quorum = 2 } }',
+            r'^`serve.routes` in .*: chat.quorum = 2 is for policy = "best", not [^{]*$',
+        ),
+        (
+            'policy = "lead"\nroutes = { chat = { quorum = 2 } }',
+            r'^`serve.routes` in .*: chat.quorum = 2 is for policy = "best", not [^{]*$',
+        ),
+        (
+            "routes = { chat = { quorom = 2 } }",
+            r"^Unknown key `serve.routes.chat.quorom` .*: known here are policy, quorum, .*ect\.$",
+        ),
         ('policy = "worst"', "serve.policy"),
     ],
 )

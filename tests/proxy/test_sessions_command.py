@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console, RenderableType
 
 from fakevllm.errors import UserError
+from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.session_reads import PlacedGroup
 from fakevllm.ledger.store import Ledger
 from fakevllm.sessions_command import render_list, render_tree, show
@@ -73,8 +75,26 @@ def test_a_tree_goes_down_the_last_branch_and_hangs_the_others_on_it() -> None:
         "├──   2  regenerates N=4   0.50  And now?  t",
         "└──   3  continues   N=4   0.50  Better  tra",
     ]
-    assert lines[-1] == "3 turns, 7 groups; reward of what was served"
+    assert lines[-1] == "3 turns, 7 groups; reward: of what was served"
     assert "trained, by prefix" in lines[5]
+
+
+def test_what_was_said_of_an_answer_hangs_on_it() -> None:
+    joined = FeedbackRecord(
+        group_id="6", feedback_id="f", received_at=0.0, thumbs="up", edited="Six.", amount=1.0
+    )
+    joined = replace(joined, state=FeedbackState.JOINED)
+    back = replace(
+        joined, thumbs=None, edited=None, amount=None, state=FeedbackState.KEPT, reason="too_late"
+    )
+    other = replace(joined, kind="next_message", state=FeedbackState.WAITING, amount=None)
+    shown = drawn(render_tree("s", TREE, [], {}, [joined, back, other]))
+    at = next(number for number, line in enumerate(shown) if "regenerates" in line)
+    assert [line.rpartition(", ")[0] for line in shown[at + 1 : at + 4]] == [
+        "│   ├── feedback: up, edited  joined +1.00",
+        "│   ├── feedback: take back  kept, too_late",
+        "│   └── feedback: next message  waiting",
+    ]
 
 
 def test_a_long_conversation_is_drawn() -> None:
@@ -95,7 +115,8 @@ def test_the_list_names_keys_and_shortens_ids(tmp_path: Path) -> None:
     ledger.close()
     assert " ".join(shown[0].split()) == "session app turns groups reward last seen begins with"
     assert shown[1].startswith("0123456789ab  alice")
-    assert "0.50" in shown[1] and shown[1].endswith("What is it?")
+    assert shown[-1] == "reward: of what was served"
+    assert "0.00" in shown[1] and shown[1].endswith("What is it?")
     tree = drawn(show(file, "0123", 10, {}))
     assert tree[0] == "0123456789abcdef  0a1b2c3d"
 

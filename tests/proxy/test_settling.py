@@ -94,8 +94,31 @@ async def test_a_group_the_server_refuses_is_lost_at_once(ledger: Ledger) -> Non
         swarm.answers["/end_group"] = 422
         async with settling(swarm, ledger) as one:
             one.settle(group("g1"))
+            await until(lambda: bool(swarm.calls["/end_group"]))
         assert swarm.calls["/end_group"] == 1
     assert outcome(ledger, "g1") == ("lost", "swarm_refused: 422")
+
+
+async def test_a_group_waits_for_a_server_that_is_away_however_long_and_is_sent_then(
+    ledger: Ledger,
+) -> None:
+    async with OddSwarm() as swarm, settling(swarm, ledger) as one:
+        well = swarm.answers["/get_engine_status"]
+        swarm.answers |= {"/get_engine_status": 503, "/end_group": POOLED}
+        await until(lambda: swarm.calls["/get_engine_status"] > 1)
+        one.settle(group("g1"))
+        await until(lambda: [left.group_id for left in ledger.scored_groups()] == ["g1"])
+        assert swarm.calls["/end_group"] == 0
+        swarm.answers["/get_engine_status"] = well
+        await until(lambda: outcome(ledger, "g1") == ("pooled", None))
+
+
+async def test_what_an_earlier_life_sent_with_other_rewards_stands(ledger: Ledger) -> None:
+    async with OddSwarm() as swarm, settling(swarm, ledger) as one:
+        swarm.answers["/end_group"] = 409
+        one.settle(group("g1"))
+        await until(lambda: bool(swarm.calls["/end_group"]))
+    assert outcome(ledger, "g1") == ("pooled", None)
 
 
 async def test_a_group_too_large_for_the_wire_is_lost_with_the_reason(ledger: Ledger) -> None:

@@ -12,7 +12,9 @@ from fastapi import FastAPI
 from fakevllm.config import load
 from fakevllm.proxy import Proxy, open_proxy
 from fakevllm.routes import groups
+from fakevllm.running_proxy import lines
 from fakevllm_adapters.swarm import Task
+from tests.ledger.ledger_cases import group
 from tests.proxy.odd_swarm import OddSwarm
 
 TASKS = {"tasks": [{"task_id": "t1", "main_query": "hi"}]}
@@ -40,6 +42,26 @@ async def test_writes_the_ledger_gave_up_are_shown(tmp_path: Path) -> None:
         assert await proxy.ledger.flush()
         stats = (await client.get("/fakevllm/stats")).json()
         assert stats["ledger_dropped"] == 1 and "not JSON serializable" in stats["ledger_error"]
+
+
+async def test_the_curve_is_the_newest_runs_or_the_one_that_is_asked_for(tmp_path: Path) -> None:
+    async with asked(tmp_path) as (proxy, client):
+        for at, name in enumerate(("aaaaaaaaaaaa", "bbbbbbbbbbbb"), 1):
+            proxy.ledger.record(group(name, [0.0, float(at)], served=1, received_at=float(at)))
+            proxy.ledger.settle(name, "pooled", None, at, [], name)
+        assert await proxy.ledger.flush()
+        newest = (await client.get("/fakevllm/stats")).json()
+        older = (await client.get("/fakevllm/stats?run=aa")).json()
+        none = await client.get("/fakevllm/stats?run=c")
+    assert (newest["run_id"], newest["other_runs"]) == ("bbbbbbbbbbbb", ["aaaaaaaaaaaa"])
+    assert [one["step"] for one in newest["curve"]] == [2]
+    assert older["run_id"] == "aaaaaaaaaaaa" and older["curve"][0]["policy_mean"] == 0.5
+    assert none.status_code == 404 and "aaaaaaaaaaaa are" in none.json()["error"]["message"]
+    assert list(lines(newest))[-3:] == [
+        ("run", "bbbbbbbb; 1 more, with --run: aaaaaaaa"),
+        ("policy mean", "1.00 → 1.00 in 1 steps"),
+        ("returned best", "2.00 → 2.00 in 1 steps"),
+    ]
 
 
 async def test_task_keys_are_signed_and_an_open_proxy_takes_plain_ones_too(

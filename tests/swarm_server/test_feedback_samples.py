@@ -9,6 +9,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from swarm_server.local_backend import LocalBackend
+from swarm_server.loops import Run
 from swarm_server.samples import call
 
 from fakevllm_adapters.swarm import AddSampleRequest, CapturedCall, pack_floats
@@ -21,7 +23,6 @@ from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
 from fakevllm_server.config import ServerConfig
 from fakevllm_server.coverage import coverage
 from fakevllm_server.pool import Pool
-from fakevllm_server.step_line import step_line
 
 
 def group() -> FinishedGroup:
@@ -64,9 +65,20 @@ def test_a_sample_is_in_no_count_of_groups_and_tokens() -> None:
 def test_a_step_of_samples_alone_tells_no_reward_and_no_ties() -> None:
     metrics = with_left_out(planned(sample()).metrics, {"stale_calls": 0})
     assert "reward_mean" not in metrics and "tie_rate" not in metrics
-    assert step_line(1, 2, metrics).startswith(
-        "step 1 → version 2: reward - of 0 groups, 2 tokens trained, 1 answers"
-    )
+
+
+async def test_a_step_of_samples_alone_says_how_much_it_trained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fakevllm.server")
+    run = Run(tmp_path, LocalBackend())
+    await run.rolling()
+    run.pool.add_sample("feedback:g/a", [call()], 0.5, 1)
+    run.loop.notify()
+    await run.trained("feedback:g/a")
+    (told,) = [line for line in caplog.messages if line.startswith("step ")]
+    await run.stop()
+    assert told == "step 1 → version 1: feedback on 1 answers, 2 tokens trained"
 
 
 def test_a_sample_is_pooled_once_counts_for_a_step_and_grows_stale() -> None:

@@ -34,6 +34,13 @@ def test_a_line_says_what_was_left_out_and_that_there_was_no_update() -> None:
     assert "NOT ALL UPDATES" in step_line(3, 4, MEASURED | {"skipped": 1.0})
 
 
+def test_a_line_tells_feedback_apart_from_groups() -> None:
+    beside = MEASURED | {"feedback_samples": 3.0, "feedback_tokens": 24.0}
+    assert "312 tokens trained, feedback on 3 answers, 24 tokens trained, rho" in step_line(
+        3, 4, beside
+    )
+
+
 def test_a_line_says_which_numbers_were_none() -> None:
     odd = {"loss": float("nan"), "grad_norm": float("inf"), "mismatch_k3": float("nan")}
     line = step_line(3, 4, MEASURED | odd | NO_UPDATE)

@@ -175,6 +175,7 @@ def test_the_reason_says_what_was_no_number() -> None:
     for step in range(MAX_TOO_FAR):
         limit.saw(step, {"too_far": 1.0, "mismatch_k3": math.nan}, 1.0)
     assert limit.reason is not None and "mismatch_k3 nan" in limit.reason
+    assert "run `fakevllm-server start` and `fakevllm serve` with" in limit.reason
 
 
 def test_only_steps_in_a_row_stop_a_run() -> None:

@@ -6,9 +6,7 @@ of.
     whitened.py        reinforce_plus_plus, reinforce_plus_plus_baseline
     remax.py           against a greedy answer
     shaping.py         KL in reward, overlong answers, ties
-    reward_settings.py settings of these
     staleness.py       calls of old weights
-    loss_spec.py       settings of a loss
     loss_units.py      what counts as one sequence, and each call's share of the step
 
 A new estimator is a function and one entry in ESTIMATORS.

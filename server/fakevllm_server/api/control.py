@@ -8,6 +8,7 @@ from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel
 
 from fakevllm_adapters.base import Engine
+from fakevllm_adapters.loss_spec import LossSpec
 from fakevllm_adapters.swarm import (
     EngineStatus,
     EngineStatusReply,
@@ -16,7 +17,6 @@ from fakevllm_adapters.swarm import (
     SyncTrainConfigRequest,
 )
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.algorithms.loss_spec import LossSpec
 from fakevllm_server.api.refusals import ClearRoute
 from fakevllm_server.config import ConfigError
 from fakevllm_server.coverage import of_run

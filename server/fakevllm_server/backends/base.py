@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from fakevllm_adapters.loss_spec import LossSpec as LossSpec
 from fakevllm_adapters.swarm import pack_floats, pack_ids, unpack_floats, unpack_ids
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_adapters.vllm_chat import ChatRequest
-from fakevllm_server.algorithms.loss_spec import LossSpec as LossSpec
 from fakevllm_server.allowed import Allowed
 from fakevllm_server.backends.sampling import Sampling, Token
 from fakevllm_server.weight_gate import WeightGate
@@ -139,7 +139,8 @@ class ActionFailed(BackendError):
 
 
 class BackendRefused(BackendError):
-    """An engine that will not start however often it is tried: the user must mend something."""
+    """An engine that will not start, or take its job, however often it is tried: the user must mend
+    something."""
 
 
 class Rollout(Protocol):
@@ -260,7 +261,11 @@ class TokenEngine(Protocol):
 class TrainEngine(Protocol):
     """The training half of an engine's process."""
 
-    async def boot(self, job: TrainJob) -> None: ...
+    async def boot(self, job: TrainJob) -> str | None:
+        """What is trained, in one line, where it tells. Raises BackendRefused for a job it will
+        never take."""
+        ...
+
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics: ...
     async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]: ...
 

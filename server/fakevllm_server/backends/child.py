@@ -6,6 +6,7 @@ Both speak HTTP there: vLLM's to apps, `/control/*` to the server that started i
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import (
     ActionFailed,
     BackendError,
+    BackendRefused,
     Batch,
     Call,
     Endpoint,
@@ -33,6 +35,8 @@ from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.weight_gate import WeightGate
 
 Json = dict[str, Any]
+
+log = logging.getLogger("fakevllm.server")
 
 CONTROL_TIMEOUT_S = 3600
 """One training step of a large model."""
@@ -89,7 +93,9 @@ class ChildEngine:
         )
 
     async def boot(self, job: TrainJob) -> None:
-        await self._call("POST", "boot", {"job": job.model_dump()})
+        reply = await self._call("POST", "boot", {"job": job.model_dump()})
+        if reply.get("told"):
+            log.info("%s: %s", self._process.name, reply["told"])
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         calls = [call.to_wire() for call in batch.calls]
@@ -200,6 +206,8 @@ class ChildEngine:
         if reply.get("is_partial"):
             # No ActionFailed, after which the step would be made again on top of itself.
             raise BackendError(f"{action}: {reply.get('error')}")
+        if "refusal" in reply:
+            raise BackendRefused(reply["refusal"])
         if answer.status != 200:
             raise ActionFailed(f"{action}: {reply.get('error')}")
         return reply

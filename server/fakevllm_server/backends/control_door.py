@@ -13,7 +13,14 @@ from starlette.routing import Route
 
 from fakevllm_adapters.swarm import pack_floats, told_numbers
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.backends.base import Batch, Call, LossSpec, TokenEngine, TrainEngine
+from fakevllm_server.backends.base import (
+    BackendRefused,
+    Batch,
+    Call,
+    LossSpec,
+    TokenEngine,
+    TrainEngine,
+)
 from fakevllm_server.backends.partial_step import PartialStep
 
 Json = dict[str, Any]
@@ -51,12 +58,14 @@ class Control:
             told: Json = {"error": f"{type(failure).__name__}: {failure}"}
             if isinstance(failure, PartialStep):
                 told["is_partial"] = True
+            if isinstance(failure, BackendRefused):
+                told["refusal"] = str(failure)
             return _json(told, 500)
 
     async def _act(self, action: str, body: Json) -> Json | None:
         match action:
             case "boot":
-                await self._trainer.boot(TrainJob.model_validate(body["job"]))
+                return {"told": await self._trainer.boot(TrainJob.model_validate(body["job"]))}
             case "step":
                 calls = [Call.from_wire(call) for call in body["calls"]]
                 batch = Batch(body["step"], calls, body["version"])

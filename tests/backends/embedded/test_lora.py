@@ -203,6 +203,7 @@ def test_a_run_keeps_to_what_it_began_with(
     with pytest.raises(BackendError, match=told) as caught:
         checkpoint.restore(tmp_path / "c", second, random.Random(0))
     assert str(caught.value).startswith(f"checkpoint {tmp_path / 'c'} has lora_rank = ")
+    assert ", and the job has lora_rank = " in str(caught.value)
     assert torch.equal(weights(second), before)
 
     checkpoint.restore(tmp_path / "c", third, random.Random(0))

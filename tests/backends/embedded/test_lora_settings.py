@@ -18,7 +18,7 @@ from backends.embedded.driving import (
 )
 
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.backends.base import BackendError, LossSpec
+from fakevllm_server.backends.base import BackendRefused, LossSpec
 from fakevllm_server.backends.embedded.weights import MergedWeights, named_weights
 
 
@@ -48,7 +48,7 @@ def test_adapters_go_where_the_job_says(tiny_folder: Path, wanted: Any, adapted:
     ("wanted", "told"),
     [
         ("q_proj,nope", "'nope', no linear layer of this model: it has down_proj, gate_proj,"),
-        ("proj", "'proj', no linear layer"),
+        ("proj", "'proj', no .* up_proj, v_proj; name some of these, or \"all-linear\"$"),
         ("", "'', no linear layer"),
         ("embed_tokens", "'embed_tokens', no linear layer"),
         ("q_proj,lm_head", "the LM head, which is this model's embedding too"),
@@ -58,8 +58,9 @@ def test_what_cannot_be_adapted_is_told_before_anything_changes(
     demo_folder: Path, wanted: str, told: str
 ) -> None:
     trainer = new_trainer(demo_folder)
-    with pytest.raises(BackendError, match=told):
+    with pytest.raises(BackendRefused, match=told) as caught:
         trainer.boot(TrainJob(**LORA, target_modules=wanted))
+    assert "lm_head" not in str(caught.value), "this model's is its embedding"
     assert all(one.requires_grad for one in trainer.model.parameters())
     trainer.boot(TrainJob())
 
@@ -70,7 +71,7 @@ def test_without_peft_one_line_says_what_to_install(
     monkeypatch.setitem(sys.modules, "peft", None)
     new_trainer(tiny_folder).boot(TrainJob())
     with pytest.raises(
-        BackendError, match=r"lora_rank needs peft.*pip install -e '\.\[emb"
+        BackendRefused, match=r"lora_rank needs peft.*pip install -e '\.\[emb"
     ) as told:
         new_trainer(tiny_folder).boot(TrainJob(**LORA))
     assert "\n" not in str(told.value)

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import aiohttp
+import pytest
 from backends.embedded.driving import SPEC, random_calls
 
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.backends.base import Batch
+from fakevllm_server.backends.base import BackendRefused, Batch
 from fakevllm_server.backends.child import ChildEngine
 from fakevllm_server.backends.spec import EngineSpec
 
@@ -73,3 +74,32 @@ async def test_the_server_can_start_ask_and_stop_it(demo_folder: Path, tmp_path:
     assert metrics["skipped"] == 0 and metrics["tokens"] > 0
     assert choice["message"]["content"].endswith("7.") and choice["finish_reason"] == "stop"
     assert [span["version"] for span in choice["weight_versions"]] == [1]
+
+
+async def test_a_job_it_will_never_take_is_refused_and_another_one_is_told_by_what_it_trains(
+    demo_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fakevllm.server")
+    backend = ChildEngine(EngineSpec("embedded", tmp_path, str(demo_folder), "demo"))
+    try:
+        await backend.launch()
+        with pytest.raises(BackendRefused, match=r"^target_modules names 'q_prj', no linear"):
+            await backend.boot(TrainJob(lora_rank=4, target_modules="q_prj"))
+        assert not caplog.records
+        await backend.boot(TrainJob(lora_rank=4, target_modules="q_proj"))
+        await backend.save(tmp_path / "saved")
+    finally:
+        await backend.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the embedded engine: trains LoRA of rank 4 on 3 layers, 3,072 of 659,520 parameters, in "
+        "float32 on cpu"
+    ]
+
+    try:
+        await backend.launch()
+        await backend.boot(TrainJob())
+        with pytest.raises(BackendRefused, match=r"^checkpoint .* lora_rank = 4, .*and the job"):
+            await backend.restore(tmp_path / "saved")
+    finally:
+        await backend.close()
+    assert caplog.messages[-1].endswith(": trains all 656,448 parameters, in float32 on cpu")

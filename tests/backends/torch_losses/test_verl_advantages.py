@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fakevllm_adapters.reward_settings import DISCOUNTS
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.algorithms import ESTIMATORS
 from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
-from fakevllm_server.algorithms.reward_settings import DISCOUNTS
 from fakevllm_server.algorithms.shaping import kl_penalties
 from fakevllm_server.batch import plan_step
 from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode

@@ -152,6 +152,14 @@ async def test_after_a_push_it_answers_as_transformers_does_with_those_weights(
     assert answers[:3] == answers[9:]
 
 
+async def num_begun(session: aiohttp.ClientSession) -> int:
+    """Answers that have a first token, since this vLLM is up."""
+    async with session.get("/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    told = "vllm:time_to_first_token_seconds_count"
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith(told))
+
+
 async def test_a_request_in_flight_goes_on_with_the_new_weights_and_nothing_of_the_old_ones(
     engines: Engines, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,9 +168,10 @@ async def test_a_request_in_flight_goes_on_with_the_new_weights_and_nothing_of_t
     old, new = Greedy(folders[0]), Greedy(folders[1])
     before = await engines.push(folders[0])
     async with app(endpoint) as session:
+        before_them = await num_begun(session)
         calls = [asyncio.create_task(ask(session, endpoint, text, 400)) for text in QUESTIONS]
-        while endpoint.gate.num_running < len(calls):
-            await asyncio.sleep(0)
+        while await num_begun(session) < before_them + len(calls):
+            assert not any(call.done() for call in calls)
         after = await engines.push(folders[1])
         answers = await asyncio.gather(*calls)
     for said in answers:

@@ -11,7 +11,7 @@ import random
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -35,6 +35,8 @@ from fakevllm_server.backends.embedded.selfcheck import check_decoding
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
 from fakevllm_server.backends.embedded.vocabulary import bad_word_ids, check_ids
 from fakevllm_server.backends.sampling import Sampling, Token
+
+Result = TypeVar("Result")
 
 MAX_WAITING = 4096
 """More than any client of one engine keeps open; beyond it, a 503 is kinder than a queue nobody
@@ -161,8 +163,8 @@ class EmbeddedEngine:
 
     # TrainEngine
 
-    async def boot(self, job: TrainJob) -> None:
-        await self._run_once(lambda: self._ready_trainer().boot(job))
+    async def boot(self, job: TrainJob) -> str:
+        return await self._run_once(lambda: self._ready_trainer().boot(job))
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         return await self._run(lambda: self._ready_trainer().step(batch, loss))
@@ -211,12 +213,13 @@ class EmbeddedEngine:
     async def _run(self, start: Callable[[], Generator[None, None, Any]]) -> Any:
         return await asyncio.wrap_future(self._loop.run(start))
 
-    async def _run_once(self, do: Callable[[], None]) -> None:
-        def task() -> Generator[None, None, None]:
-            do()
+    async def _run_once(self, do: Callable[[], Result]) -> Result:
+        def task() -> Generator[None, None, Result]:
+            result = do()
             yield
+            return result
 
-        await self._run(task)
+        return await self._run(task)
 
 
 def _max_cells(shape: CacheShape) -> int:

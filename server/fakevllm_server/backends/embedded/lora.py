@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.backends.base import BackendError
+from fakevllm_server.backends.base import BackendRefused
 from fakevllm_server.backends.embedded.weights import MergedWeights, adapters_of
 
 ALL_LINEAR = "all-linear"
@@ -51,8 +51,18 @@ def spelt(lora: Lora | None) -> str:
     )
 
 
+def trainable(model: PreTrainedModel, lora: Lora | None) -> str:
+    """What of a model trains, in words."""
+    count = sum(one.numel() for one in model.parameters())
+    if lora is None:
+        return f"all {count:,} parameters"
+    own = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    layers = len(adapters_of(model))
+    return f"LoRA of rank {lora.rank} on {layers} layers, {own:,} of {count:,} parameters"
+
+
 def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> None:
-    """The model computes as before, and only its new adapters train. Raises BackendError before
+    """The model computes as before, and only its new adapters train. Raises BackendRefused before
     anything has changed.
     """
     places = _places(model, lora.target_modules)
@@ -99,19 +109,23 @@ def _places(model: PreTrainedModel, wanted: str) -> list[str]:
     if wanted == ALL_LINEAR:
         places = [name for name, one in linear.items() if one is not head]
         if not places:
-            raise BackendError("no layer of this model fits an adapter: take lora_rank out")
+            raise BackendRefused("no layer of this model fits an adapter: take lora_rank out")
         return places
+    barred = {
+        place for place, one in linear.items() if one is head and network.config.tie_word_embeddings
+    }
     found: set[str] = set()
     for name in map(str.strip, wanted.split(",")):
         own = {place for place in linear if f".{place}".endswith(f".{name}")}
         if not own:
-            known = ", ".join(sorted({place.rpartition(".")[2] for place in linear}))
-            raise BackendError(
-                f"target_modules names {name!r}, no linear layer of this model: it has {known}"
+            known = sorted({place.rpartition(".")[2] for place in linear if place not in barred})
+            raise BackendRefused(
+                f"target_modules names {name!r}, no linear layer of this model: it has "
+                f'{", ".join(known)}; name some of these, or "{ALL_LINEAR}"'
             )
         found |= own
-    if any(linear[place] is head for place in found) and network.config.tie_word_embeddings:
-        raise BackendError(
+    if found & barred:
+        raise BackendRefused(
             "target_modules names the LM head, which is this model's embedding too: take it out"
         )
     return sorted(found)
@@ -121,7 +135,7 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        raise BackendError(
+        raise BackendRefused(
             f"lora_rank needs peft, which cannot be imported ({error}): "
             "pip install -e '.[embedded]'"
         ) from error

@@ -14,17 +14,17 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from fakevllm_server.backends.base import BackendError
+from fakevllm_server.backends.base import BackendRefused
 
 MARK = "fakevllm_is_recomputed"
 
 
 def recompute_layers(model: PreTrainedModel, wanted: bool) -> bool:
-    """Whether that is a change. Raises BackendError for a model without layers to recompute."""
+    """Whether that is a change. Raises BackendRefused for a model without layers to recompute."""
     modules: Any = model.modules()
     layers = [one for one in modules if isinstance(one, GradientCheckpointingLayer)]
     if wanted and not layers:
-        raise BackendError(
+        raise BackendRefused(
             "this model cannot recompute its layers: take gradient_checkpointing out"
         )
     changed = [layer for layer in layers if hasattr(layer, MARK) is not wanted]

@@ -53,8 +53,8 @@ class TrainOnlyEngine:
         """A step in hand ends after its micro-batch, without an update."""
         self._closing = True
 
-    async def boot(self, job: TrainJob) -> None:
-        await self._thread.run(lambda: self._trainer.boot(job))
+    async def boot(self, job: TrainJob) -> str:
+        return await self._thread.run(lambda: self._trainer.boot(job))
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         return await self._thread.run(lambda: self._drive(self._trainer.step(batch, loss)))

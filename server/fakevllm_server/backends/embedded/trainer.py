@@ -20,13 +20,20 @@ from transformers import PreTrainedModel
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import (
     BackendError,
+    BackendRefused,
     Batch,
     Call,
     LossSpec,
     PolicyName,
     StepMetrics,
 )
-from fakevllm_server.backends.embedded.lora import Lora, adapt, spelt, without_adapters
+from fakevllm_server.backends.embedded.lora import (
+    Lora,
+    adapt,
+    spelt,
+    trainable,
+    without_adapters,
+)
 from fakevllm_server.backends.embedded.passes import Passes
 from fakevllm_server.backends.embedded.pieces import StepPieces, pieces_of
 from fakevllm_server.backends.embedded.recompute import recompute_layers
@@ -60,7 +67,8 @@ class PolicyTrainer:
         self.optimizer = _optimizer(model)
         self._dtype = dtype
         compute_in(model, dtype)
-        self._is_settled = False
+        self._settled_by: str | None = None
+        """Who said what trains, where that has been said."""
         self._job = TrainJob()
         self._load_reference = load_reference
         self._reference: PreTrainedModel | None = None
@@ -68,9 +76,10 @@ class PolicyTrainer:
         self._verdicts: dict[str, Verdict] = {}
         """By way through the model: whether it gives what the model itself gives."""
 
-    def boot(self, job: TrainJob) -> None:
-        """Takes the job's settings. Weights and the optimiser's moments stay, so it may come after
-        a restore. Raises BackendError for what contradicts an earlier boot or restore.
+    def boot(self, job: TrainJob) -> str:
+        """Takes the job's settings, and says what it trains. Weights and the optimiser's moments
+        stay, so it may come after a restore. Raises BackendRefused for what contradicts an earlier
+        boot or restore, or does not fit the model.
         """
         self.settle(Lora.of(job), "the job", job.seed)
         if recompute_layers(self.model, job.gradient_checkpointing):
@@ -79,21 +88,23 @@ class PolicyTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = job.lr
             group["weight_decay"] = job.weight_decay
+        dtype = str(self._dtype).removeprefix("torch.")
+        return f"trains {trainable(self.model, self.lora)}, in {dtype} on {self.model.device}"
 
     def settle(self, lora: Lora | None, told_by: str, seed: int = 0) -> None:
-        """What trains, once for all; `seed` is of what adapters begin with. Raises BackendError
+        """What trains, once for all; `seed` is of what adapters begin with. Raises BackendRefused
         before anything has changed."""
-        if self._is_settled and lora != self.lora:
-            raise BackendError(
-                f"{told_by} has {spelt(lora)} where the run has {spelt(self.lora)}: keep to what "
-                "the run began with, or choose another --run-dir"
+        if self._settled_by is not None and lora != self.lora:
+            raise BackendRefused(
+                f"{told_by} has {spelt(lora)}, and {self._settled_by} has {spelt(self.lora)}: keep "
+                "to what the run began with, or choose another --run-dir"
             )
         if lora is not None and self.lora is None:
             adapt(self.model, lora, seed)
             compute_in(self.model, self._dtype)
             self.optimizer = _optimizer(self.model)
             self._verdicts.clear()
-        self.lora, self._is_settled = lora, True
+        self.lora, self._settled_by = lora, told_by
 
     def step(self, batch: Batch, spec: LossSpec) -> Generator[None, None, StepMetrics]:
         """`ppo_epochs` updates. A loss or gradient that is not finite ends the step without a

@@ -2,9 +2,9 @@ from typing import Any, get_args
 
 import pytest
 
+from fakevllm_adapters.loss_spec import OWN, Bounds, LossSpec, own_settings
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.algorithms import ESTIMATORS, NEEDS_GREEDY
-from fakevllm_server.algorithms.loss_spec import OWN, Bounds, LossSpec, own_settings
 
 
 @pytest.mark.parametrize(

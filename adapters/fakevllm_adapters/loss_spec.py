@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
+from fakevllm_adapters.reward_settings import read_rewards
 from fakevllm_adapters.train_job import Aggregation, KlType, LossUnit, TrainJob
-from fakevllm_server.algorithms.reward_settings import read_rewards
 
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
 UNITS: tuple[str, ...] = get_args(LossUnit)
@@ -198,8 +198,9 @@ def _refuse_unread(job: TrainJob, loss_agg_mode: str) -> None:
         "rollout_rs_threshold": (bool(_parts(job.rollout_rs or "")), "it is for rollout_rs"),
     }
     for setting, (is_read, why) in read.items():
-        if not is_read and getattr(job, setting) != TrainJob.model_fields[setting].default:
-            raise ValueError(f"{setting} would change nothing, {why}: take it out")
+        value = getattr(job, setting)
+        if not is_read and value != TrainJob.model_fields[setting].default:
+            raise ValueError(f"{setting} = {value} would change nothing, {why}: take it out")
 
 
 def _or(value: float | None, own: float) -> float:
