@@ -10,7 +10,6 @@ longer than its 512 tokens: they are refused, counted, and the run goes on.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -21,13 +20,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import connect
-from statistics import mean
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.results import ROOT, conditions, markdown_table, replace_section
+from benchmarks import learning_runs
+from benchmarks.results import ROOT, conditions
 from tests.e2e.processes import Process, Processes, wait_until
 
 DATA = ROOT.parent / "shared" / "data" / "gsm8k" / "train.jsonl"
@@ -38,33 +34,25 @@ TOO_LONG = (2345, 3331)
 EPOCHS = 3
 GROUPS_PER_STEP = 8
 NUM_SIBLINGS = 8
-WINDOW = 6
-"""Steps at either end over which the policy's mean is taken: 384 samples."""
 REPLAY_TIMEOUT_S = 240.0
 LAST_STEP_TIMEOUT_S = 60.0
 TITLE = "gsm8k_format"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One training run, or its frozen control."""
+class Run(learning_runs.Run):
+    WINDOW = 6  # 384 samples
 
-    seed: int
-    control: str
-    policy_mean: list[float]
-    """By step: the mean reward of all siblings of the groups it was taken from."""
     groups: dict[tuple[str, str | None], int]
     """By state and reason."""
     replay_output: str
-    wall_s: float
 
-    @property
-    def start(self) -> float:
-        return mean(self.policy_mean[:WINDOW])
-
-    @property
-    def end(self) -> float:
-        return mean(self.policy_mean[-WINDOW:])
+    def own_cells(self) -> dict[str, str]:
+        states = sorted(self.groups.items())
+        return {
+            "steps": str(len(self.policy_mean)),
+            "groups by state": ", ".join(f"{count} {state}" for (state, _), count in states),
+        }
 
 
 def run(folder: Path, seed: int, control: str) -> Run:
@@ -84,9 +72,9 @@ def run(folder: Path, seed: int, control: str) -> Run:
             seed,
             control,
             _policy_mean(proxy),
+            time.monotonic() - began,
             _groups(proxy),
             replayed.stdout,
-            time.monotonic() - began,
         )
 
 
@@ -151,40 +139,15 @@ def _groups(proxy: Process) -> dict[tuple[str, str | None], int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--write", action="store_true", help="Put the table into RESULTS.md.")
-    args = parser.parse_args()
+    args = learning_runs.parser_of(__doc__).parse_args()
     told = conditions()
-    header = ["seed", "updates", "policy mean at the start", "at the end", "change"]
-    header += ["steps", "groups by state", "wall s"]
-    rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(args.seeds):
-            for control in ("none", "frozen"):
-                rows.append(_row(run(Path(folder) / f"{control}-{seed}", seed, control)))
-    table = Table(*header, title=f"mean over the first and last {WINDOW} steps")
-    for row in rows:
-        table.add_row(*row)
-    Console(width=140).print(table)
+        runs = learning_runs.with_controls(run, Path(folder), args.seeds)
+    learning_runs.show(runs)
     if args.write:
-        legend = f"Start and end are means over {WINDOW} steps of {GROUPS_PER_STEP} groups of "
+        legend = f"Start and end are means over {Run.WINDOW} steps of {GROUPS_PER_STEP} groups of "
         legend += f"{NUM_SIBLINGS}. The six failed groups are the two questions that do not fit."
-        replace_section(TITLE, f"{told}\n{markdown_table(header, rows)}\n{legend}")
-
-
-def _row(done: Run) -> list[str]:
-    states = ", ".join(f"{count} {state}" for (state, _), count in sorted(done.groups.items()))
-    return [
-        str(done.seed),
-        "yes" if done.control == "none" else "no (frozen)",
-        f"{done.start:.3f}",
-        f"{done.end:.3f}",
-        f"{done.end - done.start:+.3f}",
-        str(len(done.policy_mean)),
-        states,
-        f"{done.wall_s:.0f}",
-    ]
+        learning_runs.write(TITLE, told, runs, legend)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,12 @@ WARM_S = 60.0
 class Finding:
     what: str
     told: str
-    is_good: bool
+    is_good: bool | None
+    """None: nothing must hold, or nothing was there to hold it against. It is only told."""
+
+    @property
+    def mark(self) -> str:
+        return "told" if self.is_good is None else "ok" if self.is_good else "FAILED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ def check_apps(
             "every request was answered in the end",
             f"{len(asked) - len(unanswered)} of {len(asked)} requests, {given_up} turns of "
             f"opencode given up {' '.join(unanswered[:5])}",
-            not unanswered and not given_up,
+            bool(asked) and not unanswered and not given_up,
         ),
         Finding(
             "no error reached an app while only the server was killed",
@@ -85,7 +90,7 @@ def check_apps(
         Finding(
             "errors that apps saw while the proxy was killed: all but web chats asked again",
             f"{len(blamed)} {dict(Counter(one.app for one in blamed))}",
-            True,
+            None,
         ),
     ]
 
@@ -94,24 +99,26 @@ def check_apps(
 
 
 def read_groups(ledger: Path) -> list[Json]:
-    with closing(sqlite3.connect(ledger)) as db:
-        db.row_factory = sqlite3.Row
-        found = db.execute(
-            "select group_id, question, state, reason, status, num_resent, request_json "
-            "from groups order by received_at"
-        )
-        return [dict(row) for row in found]
+    return _rows(
+        ledger,
+        "select group_id, question, state, reason, status, num_resent, request_json "
+        "from groups order by received_at",
+    )
 
 
 def read_samples(ledger: Path) -> list[Json]:
     """What was said of answers, by the names under which the server trains it."""
+    return _rows(
+        ledger,
+        "select 'feedback:' || group_id || '/' || feedback_id as group_id, state, reason "
+        "from feedback order by received_at",
+    )
+
+
+def _rows(ledger: Path, sql: str) -> list[Json]:
     with closing(sqlite3.connect(ledger)) as db:
         db.row_factory = sqlite3.Row
-        found = db.execute(
-            "select 'feedback:' || group_id || '/' || feedback_id as group_id, state, reason "
-            "from feedback order by received_at"
-        )
-        return [dict(row) for row in found]
+        return [dict(row) for row in db.execute(sql)]
 
 
 def check_file(ledger: Path) -> Finding:
@@ -145,7 +152,7 @@ def check_states(groups: Sequence[Json], samples: Sequence[Json] = ()) -> list[F
             f"{lost.total()} {dict(lost)}",
             set(lost) <= set(LOST_BY_KILLS),
         ),
-        Finding("why groups were not trained", f"{dict(reasons.most_common())}", True),
+        Finding("why groups were not trained", f"{dict(reasons.most_common())}", None),
     ]
 
 
@@ -209,7 +216,8 @@ def check_coding(groups: Sequence[Json]) -> Finding:
     )
     many = [count for count in bodies.values() if count > 1]
     told = f"{len(bodies)} requests, {len(many)} with two or more"
-    return Finding("no request of opencode has two groups", told, not many)
+    is_good = not many if bodies else None
+    return Finding("no request of opencode has two groups", told, is_good)
 
 
 def check_trained_once(entries: Sequence[Json], rows: Sequence[Json]) -> list[Finding]:
@@ -263,7 +271,7 @@ def _longest(weights: Sequence[Weight]) -> list[Weight]:
 
 def _flat(what: str, points: Sequence[tuple[float, float]]) -> Finding:
     if len(points) < 3:
-        return Finding(what, f"not measured: {len(points)} points, the run is too short", True)
+        return Finding(what, f"not measured: {len(points)} points, the run is too short", None)
     third = max(1, len(points) // 3)
     first = statistics.median(mib for _, mib in points[:third])
     last = statistics.median(mib for _, mib in points[-third:])

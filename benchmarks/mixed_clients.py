@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 import socket
 import time
@@ -142,6 +143,8 @@ async def sdk(traffic: Traffic, app: str, mean_s: float) -> None:
                     whole = await client.chat.completions.create(
                         model=MODEL, messages=messages, max_tokens=MAX_TOKENS, extra_body=LONG
                     )
+                    if not whole.choices:  # the package looks at the status alone
+                        raise Unanswered(f"status 200, and an error: {whole.to_json(indent=None)}")
                     return bool(whole.choices[0].finish_reason)
                 last = None
                 async with await client.chat.completions.create(
@@ -174,6 +177,16 @@ def body_of(path: str, text: str, is_streamed: bool) -> Json:
     return body | own | {"messages": messages, "max_tokens": MAX_TOKENS}
 
 
+def trouble_in(path: str, content: bytes, is_streamed: bool) -> str | None:
+    """Status 200 is no answer yet: an app that has waited long gets an error behind it."""
+    if not is_streamed:
+        error = json.loads(content).get("error")
+        return None if error is None else f"status 200, and an error: {error}"
+    if ENDS[path] not in content or b'data: {"error"' in content:
+        return f"no whole stream: {content[-200:].decode(errors='replace')}"
+    return None
+
+
 async def plain(traffic: Traffic, app: str, mean_s: float, cut_share: float) -> None:
     """Some connections are closed before the answer is through, and the same is sent again, with
     the SDKs' mark or without."""
@@ -199,8 +212,9 @@ async def plain(traffic: Traffic, app: str, mean_s: float, cut_share: float) -> 
                 answer = await http.send(request)
                 if answer.status_code != 200:
                     raise Unanswered(f"{answer.status_code} {answer.text}")
-                if is_streamed and ENDS[path] not in answer.content:
-                    raise Unanswered(f"half a stream: {answer.text[-200:]}")
+                told = trouble_in(path, answer.content, is_streamed)
+                if told is not None:
+                    raise Unanswered(told)
                 return True
 
             await traffic.answered(asked, ask)

@@ -8,7 +8,6 @@ Without `--model` agent-tiny is made first. Exits with 1 where a goal is missed.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -20,18 +19,16 @@ from sqlite3 import connect
 from statistics import fmean
 
 import httpx
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.results import ROOT, conditions, markdown_table, replace_section
+from benchmarks import learning_runs
+from benchmarks.results import ROOT, conditions
+from examples.opencode.recorded import found
 from tests.e2e.processes import Process, Processes, wait_until
 
 EXAMPLE = ROOT / "examples/opencode"
 STEPS = 28
 SESSIONS = 90
 """Of 2.6 requests each; 8 groups make a step."""
-WINDOW = 4
-"""Steps at either end over which the policy's mean is taken: 256 samples."""
 LEAST_RISE = 0.15
 """Over its own start, and over the control's end."""
 NUM_CALLS = 24
@@ -41,27 +38,22 @@ TITLE = "opencode_sessions"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One training run, or its frozen control."""
+class Run(learning_runs.Run):
+    WINDOW = 4  # 256 samples
 
-    seed: int
-    control: str
-    policy_mean: list[float]
-    """By step: the mean reward of all siblings."""
     calls: list[float]
-    """The same of each group that answers a question, in the order they came. The others are last
-    words, which the model knows from the start."""
+    """The mean reward of each group that answers a question, in the order they came. The others
+    are last words, which the model knows from the start."""
     said: str
     """What the users saw."""
-    wall_s: float
 
-    @property
-    def start(self) -> float:
-        return fmean(self.policy_mean[:WINDOW])
-
-    @property
-    def end(self) -> float:
-        return fmean(self.policy_mean[-WINDOW:])
+    def own_cells(self) -> dict[str, str]:
+        return {
+            f"first {NUM_CALLS} calls": f"{fmean(self.calls[:NUM_CALLS]):.3f}",
+            f"last {NUM_CALLS}": f"{fmean(self.calls[-NUM_CALLS:]):.3f}",
+            "steps": str(len(self.policy_mean)),
+            "the users saw": self.said,
+        }
 
 
 def make_model(folder: Path, opencode: str) -> Path:
@@ -95,7 +87,7 @@ def run(
         means = curve(proxy)[:steps]
         calls = call_means(proxy.folder / "ledger.sqlite")
     said = said.strip().splitlines()[-1]
-    return Run(seed, control, means, calls, said, time.monotonic() - began)
+    return Run(seed, control, means, time.monotonic() - began, calls, said)
 
 
 def write_config(file: Path, seed: int, control: str) -> Path:
@@ -131,50 +123,26 @@ def _user(*command: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--opencode", default="opencode", help="its command")
+    parser = learning_runs.parser_of(__doc__)
+    parser.add_argument("--opencode", default="opencode", type=found, help="its command")
     parser.add_argument("--model", type=Path, help="agent-tiny, where it is made")
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--write", action="store_true", help="Put the table into RESULTS.md.")
     args = parser.parse_args()
     told = conditions()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model = args.model or make_model(folder / "agent-tiny", args.opencode)
-        runs = [
-            run(folder / f"{control}-{seed}", model, args.opencode, seed=seed, control=control)
-            for seed in range(args.seeds)
-            for control in ("none", "frozen")
-        ]
-    header = ["seed", "updates", "policy mean at the start", "at the end", "change"]
-    header += [f"first {NUM_CALLS} calls", f"last {NUM_CALLS}", "steps", "the users saw", "wall s"]
-    rows = [_row(done) for done in runs]
-    table = Table(*header, title=f"mean over the first and last {WINDOW} steps")
-    for row in rows:
-        table.add_row(*row)
-    Console(width=140).print(table)
+        model = args.model or make_model(Path(name) / "agent-tiny", args.opencode)
+
+        def one(folder: Path, seed: int, control: str) -> Run:
+            return run(folder, model, args.opencode, seed=seed, control=control)
+
+        runs = learning_runs.with_controls(one, Path(name), args.seeds)
+    learning_runs.show(runs)
     if args.write:
-        legend = f"Start and end are means over {WINDOW} steps of 8 groups of 8. By step:\n\n"
+        legend = f"Start and end are means over {Run.WINDOW} steps of 8 groups of 8. By step:\n\n"
         legend += "\n".join(f"- {_curve(done)}" for done in runs)
-        replace_section(TITLE, f"{told}\n{markdown_table(header, rows)}\n{legend}")
+        learning_runs.write(TITLE, told, runs, legend)
     for learnt, frozen in zip(runs[::2], runs[1::2], strict=True):
         if learnt.end - max(learnt.start, frozen.end) < LEAST_RISE:
             sys.exit(f"seed {learnt.seed} rises by less than {LEAST_RISE}")
-
-
-def _row(done: Run) -> list[str]:
-    return [
-        str(done.seed),
-        "yes" if done.control == "none" else "no (frozen)",
-        f"{done.start:.3f}",
-        f"{done.end:.3f}",
-        f"{done.end - done.start:+.3f}",
-        f"{fmean(done.calls[:NUM_CALLS]):.3f}",
-        f"{fmean(done.calls[-NUM_CALLS:]):.3f}",
-        str(len(done.policy_mean)),
-        done.said,
-        f"{done.wall_s:.0f}",
-    ]
 
 
 def _curve(done: Run) -> str:

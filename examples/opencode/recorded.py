@@ -15,6 +15,7 @@ from typing import Any
 Json = dict[str, Any]
 
 CONFIG = Path(__file__).parent / "small/opencode.json"
+PACKAGE = "opencode-ai@1.18.33"
 QUESTION = "What is 1 plus 1? Write the number to answer.txt"
 TIMEOUT_S = 120.0
 QUIET = ("MODELS_FETCH", "AUTOUPDATE", "LSP_DOWNLOAD", "SHARE")
@@ -62,11 +63,11 @@ def run_opencode(
 
 
 def found(opencode: str) -> str:
-    """Where the command is. Raises SystemExit, with what installs it."""
+    """Where the command is, from any folder. Raises SystemExit, with what installs it."""
     path = shutil.which(opencode)
     if path is None:
-        raise SystemExit(f"There is no {opencode}: npm install -g opencode-ai, or --opencode PATH.")
-    return path
+        raise SystemExit(f"There is no {opencode}: npm install -g {PACKAGE}, or --opencode PATH.")
+    return str(Path(path).absolute())
 
 
 def environment(workspace: Path, url: str, key: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ from benchmarks.mixed_checks import (
     check_states,
     check_trained_once,
 )
-from benchmarks.mixed_clients import Asked, Trouble
+from benchmarks.mixed_clients import Asked, Trouble, trouble_in
 
 Json = dict[str, Any]
 
@@ -32,7 +32,7 @@ def group(name: str, state: str = "trained", reason: str | None = None, **more: 
 
 
 def failed(findings: list[Finding]) -> list[str]:
-    return [one.what for one in findings if not one.is_good]
+    return [one.what for one in findings if one.is_good is False]
 
 
 def asked(name: str, began: float = 0.0, ended: float | None = 1.0) -> Asked:
@@ -41,8 +41,41 @@ def asked(name: str, began: float = 0.0, ended: float | None = 1.0) -> Asked:
 
 def test_a_request_without_an_answer_is_told() -> None:
     fine, never = asked("sdk-1"), asked("sdk-2", ended=None)
+    assert failed(check_apps([], [], [], 0)) == ["every request was answered in the end"]
     assert failed(check_apps([fine], [], [], 0)) == []
     assert failed(check_apps([fine, never], [], [], 0)) == ["every request was answered in the end"]
+
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "is_streamed"),
+    [
+        (CHAT, b'   {"error": {"message": "gone", "code": 503}}', False),
+        (MESSAGES, b'{"type": "error", "error": {"message": "gone"}}', False),
+        (CHAT, b'data: {"error":{"message":"gone"}}\n\ndata: [DONE]\n\n', True),
+        (CHAT, b'data: {"choices": [{"delta": {"content": "7"}}]}\n\n', True),
+        (RESPONSES, b'event: response.failed\ndata: {"type": "response.failed"}\n\n', True),
+    ],
+)
+def test_an_error_behind_status_200_is_no_answer(
+    path: str, content: bytes, is_streamed: bool
+) -> None:
+    assert trouble_in(path, content, is_streamed) is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "is_streamed"),
+    [
+        (CHAT, b'   {"choices": [{"message": {"content": "7"}}]}', False),
+        (RESPONSES, b'{"status": "completed", "error": null}', False),
+        (CHAT, b'data: {"choices": [{"delta": {"content": "7"}}]}\n\ndata: [DONE]\n\n', True),
+        (RESPONSES, b"event: response.completed\ndata: {}\n\n", True),
+    ],
+)
+def test_a_whole_answer_is_one(path: str, content: bytes, is_streamed: bool) -> None:
+    assert trouble_in(path, content, is_streamed) is None
 
 
 @pytest.mark.parametrize(("kill", "is_told"), [(PROXY, False), (SERVER, True)])
@@ -50,12 +83,13 @@ def test_an_error_is_the_fault_of_a_killed_proxy_and_of_no_killed_server(
     kill: Kill, is_told: bool
 ) -> None:
     trouble = Trouble("sdk", 99.0, 102.0, "503")
-    assert (failed(check_apps([], [trouble], [kill], 0)) != []) == is_told
+    blame = "no error reached an app while only the server was killed"
+    assert failed(check_apps([asked("sdk-1")], [trouble], [kill], 0)) == [blame] * is_told
 
 
 def test_an_error_long_after_a_kill_is_told() -> None:
     trouble = Trouble("sdk", 110.0, 111.0, "503")
-    assert failed(check_apps([], [trouble], [PROXY], 0)) != []
+    assert failed(check_apps([asked("sdk-1")], [trouble], [PROXY], 0)) != []
 
 
 def test_a_request_with_no_group_or_with_two_is_told() -> None:
@@ -85,12 +119,19 @@ def test_few_may_be_cut_when_their_answer_is_out() -> None:
 def test_equal_requests_of_opencode_are_told() -> None:
     body = group("a", request_json="Working directory: /w1")
     assert check_coding([body, group("b", request_json="Working directory: /w2")]).is_good
-    assert not check_coding([body, body]).is_good
+    assert check_coding([body, body]).is_good is False
+
+
+def test_what_cannot_fail_is_told_and_not_called_good() -> None:
+    blamed = check_apps([asked("sdk-1")], [Trouble("sdk", 99.0, 102.0, "503")], [PROXY], 0)[-1]
+    why = check_states([group("a")])[-1]
+    nothing_measured = [check_coding([]), *check_memory([])]
+    assert [one.mark for one in (blamed, why, *nothing_measured)] == ["told"] * 5
 
 
 def test_a_side_call_that_was_trained_is_told() -> None:
     assert check_side_calls([group("side-1", "served", "side_call: marker")]).is_good
-    assert not check_side_calls([group("side-1")]).is_good
+    assert check_side_calls([group("side-1")]).is_good is False
 
 
 def test_groups_that_wait_for_ever_or_were_lost_without_a_kill_are_told() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = "opencode-ai@1.18.33"
+from examples.opencode.recorded import PACKAGE
+
 INSTALL_TIMEOUT_S = 180.0
 
 

@@ -1,0 +1,72 @@
+"""What benchmarks of learning tell of a run and its frozen control."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gsm8k_format, learning_runs, opencode_sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Run(learning_runs.Run):
+    WINDOW = 2
+
+    def own_cells(self) -> dict[str, str]:
+        return {"steps": str(len(self.policy_mean))}
+
+
+def a_run(folder: Path, seed: int, control: str) -> Run:
+    assert folder.name == f"{control}-{seed}"
+    return Run(seed, control, [0.2, 0.4, 0.9, 0.7], 59.6)
+
+
+def test_each_seed_is_trained_and_its_control_comes_right_after_it(tmp_path: Path) -> None:
+    runs = learning_runs.with_controls(a_run, tmp_path, 2)
+    assert [(one.seed, one.control) for one in runs] == [
+        (0, "none"),
+        (0, "frozen"),
+        (1, "none"),
+        (1, "frozen"),
+    ]
+
+
+def test_start_and_end_are_means_over_the_window_at_either_end() -> None:
+    done = a_run(Path("none-0"), 0, "none")
+    assert (done.start, done.end) == (pytest.approx(0.3), pytest.approx(0.8))
+
+
+def test_what_only_one_benchmark_tells_stands_between_what_all_tell(tmp_path: Path) -> None:
+    header, rows = learning_runs.table_of(learning_runs.with_controls(a_run, tmp_path, 1))
+    assert header == [
+        "seed",
+        "updates",
+        "policy mean at the start",
+        "at the end",
+        "change",
+        "steps",
+        "wall s",
+    ]
+    assert rows == [
+        ["0", "yes", "0.300", "0.800", "+0.500", "4", "60"],
+        ["0", "no (frozen)", "0.300", "0.800", "+0.500", "4", "60"],
+    ]
+
+
+def test_gsm8k_tells_groups_by_state() -> None:
+    groups: dict[tuple[str, str | None], int] = {("trained", None): 8, ("dropped", "stale"): 2}
+    cells = gsm8k_format.Run(0, "none", [0.5] * 3, 1.0, groups, "").own_cells()
+    assert cells == {"steps": "3", "groups by state": "2 dropped, 8 trained"}
+
+
+def test_opencode_tells_its_first_and_last_calls() -> None:
+    calls = [0.0] * 24 + [1.0] * 24
+    cells = opencode_sessions.Run(0, "none", [0.5] * 3, 1.0, calls, "2 turns").own_cells()
+    assert cells == {
+        "first 24 calls": "0.000",
+        "last 24": "1.000",
+        "steps": "3",
+        "the users saw": "2 turns",
+    }
