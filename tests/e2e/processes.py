@@ -178,8 +178,14 @@ def wait_until(
 
 
 def free_port() -> int:
+    """For a server that starts a moment later: a connection that was closed on it keeps the port
+    from whoever asks for any port, for a minute, and a server may listen on it all the same."""
     with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", 0))
+        probe.listen()
+        with socket.create_connection(probe.getsockname()), probe.accept()[0] as accepted:
+            accepted.close()  # first, for the end that closes first is the one that waits
         return probe.getsockname()[1]
 
 

@@ -1,4 +1,4 @@
-"""The demo's task on the engines people run: vLLM samples, the embedded engine or verl trains.
+"""The demo's task with vLLM as the sampler and the embedded engine as the trainer.
 
 The processes are those of a user; apps are real openai clients; what dies is killed with -9.
 """
@@ -10,11 +10,7 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -25,15 +21,18 @@ import pytest
 from fakevllm.demo.sums import all_tasks
 from fakevllm.replay.proxy import register
 from fakevllm_adapters.swarm import Task
+from fakevllm_server.backends.procfs import living
 from tests.e2e.every_shape import ask_in_every_shape
 from tests.e2e.ledgers import rows, wait_for_groups
-from tests.e2e.processes import Process, Processes, wait_until
+from tests.e2e.processes import Process, Processes
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 READY_TIMEOUT_S = 240.0
 NUM_CLIENTS = 8
 STEPS = 40
+PARENT = 1
+"""As fakevllm_server.backends.procfs counts the fields of a process."""
 
 
 def entries_of(run_dir: Path) -> list[Any]:
@@ -41,61 +40,6 @@ def entries_of(run_dir: Path) -> list[Any]:
     file = run_dir / "runlog.jsonl"
     lines = file.read_text().split("\n")[:-1] if file.exists() else []
     return [json.loads(line) for line in lines]
-
-
-@dataclass(frozen=True, slots=True)
-class Demo:
-    """One running `fakevllm demo`."""
-
-    process: subprocess.Popen[bytes]
-    folder: Path
-    json_file: Path
-    log_file: Path
-
-    @property
-    def entries(self) -> list[Any]:
-        return entries_of(self.folder)
-
-    @property
-    def steps(self) -> list[Any]:
-        return [entry for entry in self.entries if entry["kind"] == "step"]
-
-    def wait_for_step(self, step: int) -> None:
-        def reached() -> bool:
-            assert self.process.poll() is None, self.log_file.read_text()
-            return any(entry["step"] >= step for entry in self.steps)
-
-        wait_until(reached, READY_TIMEOUT_S, f"step {step}")
-
-    def outcome(self, timeout_s: float) -> Any:
-        """When it has ended well."""
-        assert self.process.wait(timeout=timeout_s) == 0, self.log_file.read_text()
-        outcome = json.loads(self.json_file.read_text())
-        print({key: outcome[key] for key in ("before", "after", "wall_s", "restarts", "groups")})
-        print(" ".join(f"{value:.2f}" for value in outcome["policy_mean"]))
-        return outcome
-
-
-@contextmanager
-def demo(folder: Path, *arguments: str) -> Generator[Demo]:
-    """Ended, if need be, with all it started."""
-    run = folder / "run"
-    command = [sys.executable, "-m", "fakevllm", "demo", *arguments]
-    command += ["--run-dir", str(run), "--json", str(folder / "result.json")]
-    with (folder / "demo.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-    try:
-        yield Demo(process, run, folder / "result.json", folder / "demo.log")
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(timeout=40)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        process.wait()
-        for file in sorted(run.glob("*.log")):
-            print(f"--- {file}", *file.read_text(errors="replace").splitlines()[-40:], sep="\n")
 
 
 @pytest.mark.timeout(500)
@@ -145,37 +89,6 @@ async def play_until_trained(proxy: Process, server: Process) -> None:
 
     turns = itertools.cycle(tasks)
     await asyncio.gather(asyncio.to_thread(odd_user), *(user(turns) for _ in range(NUM_CLIENTS)))
-
-
-@pytest.mark.timeout(500)
-def test_with_verl_the_reward_rises_and_its_probabilities_are_vllms(tmp_path: Path) -> None:
-    with demo(tmp_path, "--backend", "verl", "--steps", "10") as running:
-        outcome = running.outcome(timeout_s=400)
-    first, *_ = metrics = [entry["metrics"] for entry in running.steps]
-    print("prob_diff_max", " ".join(f"{step['prob_diff_max']:.1e}" for step in metrics))
-    assert abs(first["ppo_kl"]) < 1e-6
-    assert first["mismatch"] < 1e-6, "mean of |log-probability of vLLM's - of verl's|"
-    assert first["prob_diff_max"] < 2e-6, "the greatest of some 400, in float32"
-    assert [entry["step"] for entry in running.steps] == list(range(1, 11))
-    assert outcome["after"] > outcome["before"]
-    assert mean(outcome["policy_mean"][-3:]) > mean(outcome["policy_mean"][:3])
-
-
-@pytest.mark.timeout(500)
-def test_a_killed_ray_worker_is_started_again_and_the_steps_go_on_from_the_checkpoint(
-    tmp_path: Path,
-) -> None:
-    with demo(tmp_path, "--backend", "verl", "--steps", "14") as running:
-        running.wait_for_step(11)
-        (worker,) = ray_workers("PolicyWorker")
-        os.kill(worker, signal.SIGKILL)
-        running.outcome(timeout_s=400)
-    restored = [entry for entry in running.entries if entry["kind"] == "restored"]
-    assert [entry["step"] for entry in restored] == [10], "the last checkpoint before it"
-    assert restored[0]["lost"], "what was trained since the checkpoint is told"
-    trained = [group["group_id"] for entry in running.steps for group in entry["groups"]]
-    assert len(trained) == len(set(trained))
-    assert running.steps[-1]["step"] == 14
 
 
 @pytest.mark.timeout(400)
@@ -254,26 +167,12 @@ async def under_load(proxy: Process, server: Process) -> int:
 
 
 def vllm_processes(server: Process) -> list[int]:
-    """vLLM's API process of this server: the one that was told the socket, beside its keeper."""
-    socket = str(server.folder / "engine.sock")
-    found = [
-        pid
-        for pid, command in commands()
-        if socket in command and "keeper" not in command and "fakevllm_server\0start" not in command
-    ]
+    """vLLM's API process of this server: what its keeper started."""
+    keepers = [pid for pid in living(PARENT, server.pid) if "vllm.keeper" in command_of(pid)]
+    found = [pid for keeper in keepers for pid in living(PARENT, keeper)]
     assert found
     return found
 
 
-def ray_workers(name: str) -> list[int]:
-    """Ray calls a worker's process by its actor's name."""
-    return [pid for pid, command in commands() if command.startswith("ray::") and name in command]
-
-
-def commands() -> Iterator[tuple[int, str]]:
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            try:
-                yield int(folder.name), (folder / "cmdline").read_bytes().decode()
-            except OSError:
-                continue
+def command_of(pid: int) -> str:
+    return (Path("/proc") / str(pid) / "cmdline").read_text()

@@ -1,0 +1,19 @@
+"""Tests run side by side, and each starts servers on ports that it asked for a moment before."""
+
+from __future__ import annotations
+
+import socket
+
+from tests.e2e.processes import free_port
+
+MANY = 1000
+"""Where ports are only looked for, some are found twice among so many."""
+
+
+def test_a_free_port_is_given_to_nobody_else_and_a_server_may_listen_on_it() -> None:
+    ports = [free_port() for _ in range(MANY)]
+    assert len(set(ports)) == MANY
+    for port in ports[:10]:
+        with socket.socket() as anyone, socket.create_server(("127.0.0.1", port)):
+            anyone.bind(("127.0.0.1", 0))
+            assert anyone.getsockname()[1] not in ports

@@ -1,0 +1,129 @@
+"""The demo with vLLM as the sampler and verl as the trainer; what dies is killed with -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from fakevllm_server.backends.procfs import SESSION, living
+from tests.contract.trainers import ray_workers
+from tests.e2e.processes import wait_until
+from tests.e2e.test_real_engines import READY_TIMEOUT_S, entries_of
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """One running `fakevllm demo`."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    json_file: Path
+    log_file: Path
+
+    @property
+    def entries(self) -> list[Any]:
+        return entries_of(self.folder)
+
+    @property
+    def steps(self) -> list[Any]:
+        return [entry for entry in self.entries if entry["kind"] == "step"]
+
+    def wait_for_step(self, step: int) -> None:
+        def reached() -> bool:
+            assert self.process.poll() is None, self.log_file.read_text()
+            return any(entry["step"] >= step for entry in self.steps)
+
+        wait_until(reached, READY_TIMEOUT_S, f"step {step}")
+
+    def outcome(self, timeout_s: float) -> Any:
+        """When it has ended well."""
+        assert self.process.wait(timeout=timeout_s) == 0, self.log_file.read_text()
+        outcome = json.loads(self.json_file.read_text())
+        print({key: outcome[key] for key in ("before", "after", "wall_s", "restarts", "groups")})
+        print(" ".join(f"{value:.2f}" for value in outcome["policy_mean"]))
+        return outcome
+
+
+@contextmanager
+def demo(folder: Path, *arguments: str) -> Generator[Demo]:
+    """Ended, if need be, with all it started."""
+    run = folder / "run"
+    command = [sys.executable, "-m", "fakevllm", "demo", *arguments]
+    command += ["--run-dir", str(run), "--json", str(folder / "result.json")]
+    with (folder / "demo.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    try:
+        yield Demo(process, run, folder / "result.json", folder / "demo.log")
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(timeout=40)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        process.wait()
+        for file in sorted(run.glob("*.log")):
+            print(f"--- {file}", *file.read_text(errors="replace").splitlines()[-40:], sep="\n")
+
+
+@pytest.mark.timeout(500)
+def test_with_verl_the_reward_rises_and_its_probabilities_are_vllms(tmp_path: Path) -> None:
+    with demo(tmp_path, "--backend", "verl", "--steps", "10") as running:
+        outcome = running.outcome(timeout_s=400)
+    first, *_ = metrics = [entry["metrics"] for entry in running.steps]
+    print("prob_diff_max", " ".join(f"{step['prob_diff_max']:.1e}" for step in metrics))
+    assert abs(first["ppo_kl"]) < 1e-6
+    assert first["mismatch"] < 1e-6, "mean of |log-probability of vLLM's - of verl's|"
+    assert first["prob_diff_max"] < 2e-6, "the greatest of some 400, in float32"
+    assert [entry["step"] for entry in running.steps] == list(range(1, 11))
+    assert outcome["after"] > outcome["before"]
+    assert mean(outcome["policy_mean"][-3:]) > mean(outcome["policy_mean"][:3])
+
+
+@pytest.mark.timeout(500)
+def test_a_killed_ray_worker_is_started_again_and_the_steps_go_on_from_the_checkpoint(
+    tmp_path: Path,
+) -> None:
+    with demo(tmp_path, "--backend", "verl", "--steps", "14") as running:
+        running.wait_for_step(11)
+        (worker,) = ray_workers(living(SESSION, trainer_of(running)))
+        os.kill(worker, signal.SIGKILL)
+        running.outcome(timeout_s=400)
+    restored = [entry for entry in running.entries if entry["kind"] == "restored"]
+    assert [entry["step"] for entry in restored] == [10], "the last checkpoint before it"
+    assert restored[0]["lost"], "what was trained since the checkpoint is told"
+    trained = [group["group_id"] for entry in running.steps for group in entry["groups"]]
+    assert len(trained) == len(set(trained))
+    assert running.steps[-1]["step"] == 14
+
+
+def trainer_of(running: Demo) -> int:
+    """The verl trainer of this demo and no other; it leads its session."""
+    (found,) = [
+        pid
+        for pid, command in commands()
+        if "-m\0fakevllm_server.backends.verl\0" in command and str(running.folder) in command
+    ]
+    return found
+
+
+def commands() -> Iterator[tuple[int, str]]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                yield int(folder.name), (folder / "cmdline").read_bytes().decode()
+            except OSError:
+                continue
