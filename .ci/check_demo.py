@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,9 +45,10 @@ def claims(runs: dict[str, dict[str, Any]]) -> list[tuple[str, bool]]:
 
 
 def steps_of(run_dir: Path) -> list[dict[str, float]]:
-    """What each step of the run log measured."""
-    lines = (run_dir / "runlog.jsonl").read_text().splitlines()
-    entries = [json.loads(line) for line in lines]
+    """What each step of the run's log measured."""
+    with contextlib.closing(sqlite3.connect(run_dir / "journal.sqlite")) as journal:
+        rows = journal.execute("select entry_json from entries order by seq").fetchall()
+    entries = [json.loads(row[0]) for row in rows]
     return [entry["metrics"] for entry in entries if entry["kind"] == "step"]
 
 

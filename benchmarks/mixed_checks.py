@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import statistics
 from collections import Counter
@@ -115,8 +116,14 @@ def read_samples(ledger: Path) -> list[Json]:
     )
 
 
-def _rows(ledger: Path, sql: str) -> list[Json]:
-    with closing(sqlite3.connect(ledger)) as db:
+def read_entries(journal: Path) -> list[Json]:
+    """The server's run log."""
+    rows = _rows(journal, "select entry_json from entries order by seq")
+    return [json.loads(row["entry_json"]) for row in rows]
+
+
+def _rows(file: Path, sql: str) -> list[Json]:
+    with closing(sqlite3.connect(file)) as db:
         db.row_factory = sqlite3.Row
         return [dict(row) for row in db.execute(sql)]
 
@@ -221,12 +228,12 @@ def check_coding(groups: Sequence[Json]) -> Finding:
 
 
 def check_trained_once(entries: Sequence[Json], rows: Sequence[Json]) -> list[Finding]:
-    """`entries`: of the server's runlog.jsonl; `rows`: the ledger's groups and feedbacks."""
-    steps = [entry for entry in entries if entry["kind"] == "step"]
+    """`entries`: of the server's run log; `rows`: the ledger's groups and feedbacks."""
+    steps = surviving_steps(entries)
     counts = Counter[str](group["group_id"] for entry in steps for group in entry["groups"])
-    lost: set[str] = {name for entry in entries for name in entry.get("lost") or ()}
+    num_undone = sum(entry["kind"] == "step" for entry in entries) - len(steps)
     twice = [name for name, count in counts.items() if count > 1]
-    kept = set(counts) - lost
+    kept = set(counts)
     told: set[str] = {one["group_id"] for one in rows if one["state"] == "trained"}
     return [
         Finding(
@@ -236,11 +243,23 @@ def check_trained_once(entries: Sequence[Json], rows: Sequence[Json]) -> list[Fi
         ),
         Finding(
             "ledger and server agree on what was trained",
-            f"{len(told)} and {len(kept)}; {len(set(counts) & lost)} undone by kills; only in one: "
-            f"{sorted(told ^ kept)[:5]}",
+            f"{len(told)} and {len(kept)}; {num_undone} steps were undone by kills and made again; "
+            f"only in one: {sorted(told ^ kept)[:5]}",
             told == kept,
         ),
     ]
+
+
+def surviving_steps(entries: Sequence[Json]) -> list[Json]:
+    """As the weights stand: what a kill undid was trained again, as it was planned."""
+    standing: dict[int, Json] = {}
+    for entry in entries:
+        if entry["kind"] == "step":
+            standing[entry["step"]] = entry
+        if entry["kind"] == "restored":
+            last: int = entry.get("step", 0)
+            standing = {step: one for step, one in standing.items() if step <= last}
+    return list(standing.values())
 
 
 # --- memory

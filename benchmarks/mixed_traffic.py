@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import contextlib
 import io
-import json
 import random
 import shutil
 import sys
@@ -39,6 +38,7 @@ from benchmarks.mixed_checks import (
     check_states,
     check_trained_once,
     is_waiting,
+    read_entries,
     read_groups,
     read_samples,
 )
@@ -127,9 +127,9 @@ async def settle(stack: Stack) -> None:
 
 
 def findings(stack: Stack, heard: Heard) -> list[Finding]:
-    ledger, log = stack.proxy.folder / "ledger.sqlite", stack.server.folder / "runlog.jsonl"
+    ledger = stack.proxy.folder / "ledger.sqlite"
     groups, samples, kills = read_groups(ledger), read_samples(ledger), stack.kills
-    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    entries = read_entries(stack.server.folder / "journal.sqlite")
     times = {
         name: [f"{kill.healthy_after_s:.0f}" for kill in kills if kill.name == name]
         for name in ("server", "proxy")

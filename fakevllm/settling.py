@@ -146,19 +146,14 @@ class Settling:
     async def _send(self, group: ScoredGroup) -> None:
         """However long the server is away; a stop leaves it to the next life."""
         while True:
-            await self._reached()
             try:
                 return await self._end(group)
             except Exception as error:  # isolates: one odd group must not hold up the others
                 if not is_passing(error):
                     return self._lose(group.group_id, error)
+            with self._leaving():
                 await asyncio.sleep(RESEND_PAUSE_S)
-
-    async def _reached(self) -> None:
-        if self._link.reached.is_set():
-            return
-        with self._leaving():
-            await self._link.reached.wait()
+                await self._link.reached.wait()
 
     @contextlib.contextmanager
     def _leaving(self) -> Generator[None]:

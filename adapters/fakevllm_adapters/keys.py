@@ -57,8 +57,9 @@ def new_id() -> str:
     return secrets.token_hex(16)
 
 
-def new_episode_key() -> str:
-    return EPISODE_KEY_PREFIX + secrets.token_urlsafe(24)
+def new_episode_key(epoch: int) -> str:
+    """Of one claim of an episode: another one has another key."""
+    return f"{EPISODE_KEY_PREFIX}{epoch}-{secrets.token_urlsafe(24)}"
 
 
 def new_app_key() -> str:

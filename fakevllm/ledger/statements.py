@@ -50,6 +50,10 @@ _TRAINED = """
     UPDATE groups SET state = 'trained', reason = NULL, trained_step = ?, trained_version = ?,
     run_id = COALESCE(run_id, ?) WHERE group_id = ?
 """
+_UNDONE = """
+    UPDATE groups SET state = 'pooled', trained_step = NULL, trained_version = NULL
+    WHERE run_id = ? AND trained_step > ?
+"""
 _UNTRAINED = """
     UPDATE groups SET state = ?, reason = ?, trained_step = NULL, trained_version = NULL
     WHERE group_id = ?
@@ -154,6 +158,8 @@ def _apply(db: Connection, run_id: str, entry: LogEntry) -> None:
             _many(db, _UNTRAINED, rows)
             _unmark(db, list(entry.reasons))
         case "restored":
+            # What was trained since is trained again, as it was planned.
+            db.exec_driver_sql(_UNDONE, (run_id, entry.step))
             rows = [(State.LOST, "server_crashed", group_id) for group_id in entry.lost]
             _many(db, _UNTRAINED, rows)
             _unmark(db, entry.lost)

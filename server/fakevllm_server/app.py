@@ -13,7 +13,7 @@ from fakevllm_adapters.asgi import Door
 from fakevllm_adapters.guard import Guard, GuardMiddleware
 from fakevllm_adapters.passthrough import PASSTHROUGH
 from fakevllm_adapters.registry import ADAPTERS, COUNTERS
-from fakevllm_server.api import control, episodes, groups, inference
+from fakevllm_server.api import control, episodes, groups, inference, refusals
 from fakevllm_server.config import ServerConfig
 from fakevllm_server.swarm import Swarm
 
@@ -23,10 +23,12 @@ def create_app(config: ServerConfig) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        await swarm.resume()
         yield
         await asyncio.shield(swarm.close())
 
     app = FastAPI(title="fakevllm-server", lifespan=lifespan)
+    refusals.add_handlers(app)
     for module in (control, groups, episodes):
         app.include_router(module.router(swarm))
     _add_doors(app, swarm)

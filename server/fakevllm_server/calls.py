@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from fakevllm_adapters.swarm import CapturedCall, pack_floats, pack_ids, unpack_floats, unpack_ids
 from fakevllm_server.allowed import Allowed
 
+MAX_ID = 2**31 - 1
+"""Ids and versions travel to the trainer in 32 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
@@ -70,11 +73,12 @@ class RecordedCall:
         fits = logprobs is None or len(logprobs) == len(response_ids)
         fits = fits and len(spans) == len(call.weight_versions) > 0
         fits = fits and all(0 <= one.start <= one.end <= len(response_ids) for one in spans)
+        fits = fits and all(0 <= one.version <= MAX_ID for one in spans)
         fits = fits and bool(prompt_ids) and min(prompt_ids + response_ids) >= 0
         if not fits or (call.untrainable is None and call.temperature <= 0):
             raise ValueError("its ids, log-probabilities and weight versions do not fit together")
-        if not all(map(math.isfinite, logprobs or [])):
-            raise ValueError("its log-probabilities are not all numbers")
+        if not all(map(math.isfinite, [call.temperature, *(logprobs or ())])):
+            raise ValueError("its temperature and log-probabilities are not all numbers")
         return RecordedCall(
             prompt_ids,
             response_ids,
@@ -93,6 +97,8 @@ class ScoredEpisode:
     index: int
     reward: float | None
     calls: Sequence[RecordedCall]
+    owner: str = ""
+    """The sibling or the claim its calls were made by."""
 
     @property
     def trains(self) -> bool:
@@ -118,6 +124,12 @@ class FinishedGroup:
     def is_sample(self) -> bool:
         """Whether it is an answer of an earlier group, trained once more."""
         return self.advantage is not None
+
+    @property
+    def num_tokens(self) -> int:
+        """That are held for it."""
+        calls = [call for episode in self.episodes for call in episode.calls]
+        return sum(len(call.prompt_ids) + len(call.response_ids) for call in calls)
 
     @property
     def scored(self) -> list[ScoredEpisode]:

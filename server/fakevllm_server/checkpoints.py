@@ -1,4 +1,5 @@
-"""Checkpoints on disk: written aside, flushed to disk, renamed; the last few kept.
+"""Checkpoints on disk: written aside, flushed to disk, renamed. The journal knows which of them
+are whole: a folder without a row there was never finished, and goes.
 
 A folder named `*.tmp` is being written or removed and is no checkpoint.
 """
@@ -6,99 +7,91 @@ A folder named `*.tmp` is being written or removed and is no checkpoint.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
-from typing import Any
 
-import orjson
+from fakevllm_server.crash_points import crash_point
+from fakevllm_server.journal.facts import SavedCheckpoint
 
 log = logging.getLogger("fakevllm.server")
 
-KEEP = 3
+CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A folder the trainer can be restored from."""
+class CheckpointFolders:
+    """The run directory's `checkpoints`."""
 
-    folder: Path
-    step: int
-    """The last step in it."""
-    version: int = 0
-    """Of its weights, when they were published."""
-    consumed: Sequence[str] = ()
-    """Ids of all groups trained up to it."""
-
-    @property
-    def weights(self) -> Path:
-        return self.folder / "trainer"
-
-
-class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for leftover in folder.glob("*.tmp"):
-            shutil.rmtree(leftover, ignore_errors=True)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is none at all, not even one that cannot be read."""
-        return not self._folders()
+        return not any(self._folder.glob("step-*"))
 
-    def newest_first(self) -> list[Checkpoint]:
-        """Those whose state can be read; the others are told in the log and passed over."""
-        found = [_read(folder) for folder in reversed(self._folders())]
-        return [checkpoint for checkpoint in found if checkpoint is not None]
+    def sweep(self, known: Collection[str]) -> None:
+        """Removes all but the folders of these names."""
+        for folder in self._folder.iterdir():
+            if folder.name not in known:
+                self.remove(folder.name)
 
-    async def write(
-        self, step: int, version: int, consumed: list[str], save: Callable[[Path], Awaitable[None]]
-    ) -> None:
-        """`save` writes the trainer's own files; `consumed` are the ids of all groups trained so
-        far. Raises OSError where the disk does not take it."""
+    async def write(self, step: int, save: Callable[[Path], Awaitable[None]]) -> tuple[str, str]:
+        """Name and digest of the folder; `save` writes the trainer's own files. Raises OSError
+        where the disk does not take it."""
         aside = self._folder / f"step-{step:08d}.tmp"
         shutil.rmtree(aside, ignore_errors=True)
-        (aside / "trainer").mkdir(parents=True)
-        await save(aside / "trainer")
-        state = {"step": step, "version": version, "consumed_groups": consumed}
-        (aside / "state.json").write_bytes(orjson.dumps(state))
-        await asyncio.to_thread(self._seal, aside)
+        aside.mkdir(mode=0o700)
+        await save(aside)
+        crash_point("save.written")
+        return aside.stem, await asyncio.to_thread(self._seal, aside)
 
-    def _seal(self, aside: Path) -> None:
+    def find(self, saved: SavedCheckpoint) -> Path:
+        """The folder the trainer is restored from. Raises OSError where it is not what was
+        written."""
+        folder = self._folder / saved.folder
+        if digest(folder) != saved.digest:
+            raise OSError(f"checkpoint {folder} is not what was written")
+        return folder
+
+    def remove(self, name: str) -> None:
+        """Renamed first, so that a crash in the middle leaves no half of a checkpoint behind."""
+        doomed = self._folder / f"{name.removesuffix('.tmp')}.old.tmp"
+        shutil.rmtree(doomed, ignore_errors=True)
+        try:
+            (self._folder / name).rename(doomed)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def _seal(self, aside: Path) -> str:
         for path in [*aside.rglob("*"), aside]:
             _sync(path)
-        final = aside.with_suffix("")
-        if final.exists():
-            _remove(final)
-        aside.rename(final)
+        sealed = digest(aside)
+        crash_point("save.synced")
+        self.remove(aside.stem)  # of a step that was undone
+        aside.rename(aside.with_suffix(""))
         _sync(self._folder)
-        for old in self._folders()[:-KEEP]:
-            _remove(old)
-
-    def _folders(self) -> list[Path]:
-        """Oldest first: the step in the name is padded."""
-        return sorted(path for path in self._folder.glob("step-*") if path.suffix != ".tmp")
+        crash_point("save.renamed")
+        return sealed
 
 
-def _read(folder: Path) -> Checkpoint | None:
-    try:
-        state: Any = orjson.loads((folder / "state.json").read_bytes())
-        return Checkpoint(folder, state["step"], state["version"], state["consumed_groups"])
-    except (OSError, ValueError, KeyError, TypeError) as failure:
-        log.error("checkpoint %s cannot be read and is passed over: %r", folder, failure)
-        return None
-
-
-def _remove(folder: Path) -> None:
-    """Renamed first, so that a crash in the middle leaves no half of a checkpoint behind."""
-    doomed = folder.with_name(f"{folder.name}.old.tmp")
-    shutil.rmtree(doomed, ignore_errors=True)
-    folder.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+def digest(folder: Path, on_read: Callable[[int], object] = int) -> str:
+    """Of the names and bytes of all its files; `on_read` hears of each number of bytes that was
+    read. Raises OSError."""
+    hashed = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = str(path.relative_to(folder)).encode()
+        hashed.update(len(name).to_bytes(8, "little") + name)
+        hashed.update(path.stat().st_size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                hashed.update(chunk)
+                on_read(len(chunk))
+    return hashed.hexdigest()
 
 
 def _sync(path: Path) -> None:

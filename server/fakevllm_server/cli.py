@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fakevllm_server import checkpoints_command
+
 app = typer.Typer(
     name="fakevllm-server",
     no_args_is_help=True,
@@ -15,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # drawing the help with rich doubles the time it takes
 )
+app.add_typer(checkpoints_command.app)
 
 
 NOT_IN_A_FILE = ("config", "until_stdin_closes")

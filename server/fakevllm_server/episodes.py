@@ -1,11 +1,15 @@
 """Episodes of active clients: claim, touch, end, abort, sweep. Pure; the clock is passed in.
 
-The texts of refusals are matched by clients as they stand.
+A claim that is given up or runs out leaves its episode to the next who asks. Each claim has an
+epoch, which is part of its key and of the uuid its client knows it by: whoever comes late with an
+older one is told so and changes nothing, also on routes that carry no more than the uuid. The texts
+of refusals are matched by clients as they stand.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fakevllm_adapters.keys import new_episode_key, new_id
@@ -13,8 +17,8 @@ from fakevllm_server.calls import RecordedCall
 
 MAX_CLAIMED = 128
 """Episodes that may be claimed at once; AgentJet's default of max_env_worker."""
-MAX_REMEMBERED = 10_000
-"""Ended episodes whose end may be repeated."""
+_ID_CHARS = 28
+_EPOCH_CHARS = 4
 
 
 class EpisodeRefused(Exception):
@@ -30,7 +34,8 @@ class EpisodeRefused(Exception):
 class Episode:
     """One claimed run of an agent: one key, one reward, any number of calls."""
 
-    uuid: str
+    episode_id: str
+    epoch: int
     key: str
     client_uuid: str
     kind: str
@@ -40,12 +45,27 @@ class Episode:
     calls: list[RecordedCall] = field(default_factory=list[RecordedCall])
     in_flight: int = 0
 
+    @property
+    def uuid(self) -> str:
+        """What its client calls this claim of it."""
+        return claim_uuid(self.episode_id, self.epoch)
+
+
+def claim_uuid(episode_id: str, epoch: int) -> str:
+    """32 hex digits, as an id of the protocol's.
+
+    >>> claim_uuid("ab" * 14, 2)
+    'abababababababababababababab0002'
+    """
+    return f"{episode_id}{epoch:0{_EPOCH_CHARS}x}"
+
 
 class Episodes:
     def __init__(self) -> None:
         self._claimed: dict[str, Episode] = {}
         self._by_key: dict[str, Episode] = {}
-        self._ended: OrderedDict[str, str] = OrderedDict()
+        self._open: deque[tuple[str, int]] = deque()
+        """Ids and last epochs of episodes that were given up."""
 
     @property
     def num_claimed(self) -> int:
@@ -59,9 +79,21 @@ class Episodes:
         return len(self._claimed) < MAX_CLAIMED
 
     def claim(self, client_uuid: str, kind: str, idle_limit_s: float, now: float) -> Episode:
-        episode = Episode(new_id(), new_episode_key(), client_uuid, kind, idle_limit_s, now)
-        self._claimed[episode.uuid] = self._by_key[episode.key] = episode
+        """The episode that has been given up longest ago, or a new one."""
+        episode_id, epoch = self._open.popleft() if self._open else (new_id()[:_ID_CHARS], 0)
+        epoch += 1
+        key = new_episode_key(epoch)
+        episode = Episode(episode_id, epoch, key, client_uuid, kind, idle_limit_s, now)
+        self.restore(episode)
         return episode
+
+    def restore(self, episode: Episode) -> None:
+        """One that was claimed in an earlier life, or just now."""
+        self._claimed[episode.uuid] = self._by_key[episode.key] = episode
+
+    def reopen(self, episodes: Sequence[tuple[str, int]]) -> None:
+        """Ids and last epochs of those an earlier life left unclaimed."""
+        self._open.extend(episodes)
 
     def find(self, uuid: str) -> Episode | None:
         return self._claimed.get(uuid)
@@ -69,55 +101,77 @@ class Episodes:
     def of_key(self, key: str | None) -> Episode | None:
         return self._by_key.get(key) if key is not None else None
 
+    def renew(self, episode: Episode, now: float) -> None:
+        """Its client is still there."""
+        episode.last_activity = now
+
     def call_begins(self, episode: Episode, now: float) -> None:
         episode.in_flight += 1
-        episode.last_activity = now
+        self.renew(episode, now)
 
     def call_ends(self, episode: Episode, now: float) -> None:
         """A call that outlived its episode changes nothing."""
         episode.in_flight -= 1
-        episode.last_activity = now
+        self.renew(episode, now)
 
-    def end(self, uuid: str, client_uuid: str) -> Episode | None:
-        """The episode, now closed; None where this client has already ended it. Raises
-        EpisodeRefused."""
-        if self._ended.get(uuid) == client_uuid:
-            return None
+    def owned(self, uuid: str, client_uuid: str) -> Episode:
+        """The claim of that name, where it is this client's. Raises EpisodeRefused."""
         episode = self._claimed.get(uuid)
         if episode is None:
-            raise EpisodeRefused(400, f"Episode {uuid} not found.")
+            raise EpisodeRefused(400, self._why_gone(uuid))
         if episode.client_uuid != client_uuid:
             owner = episode.client_uuid
             detail = (
                 f"Episode {uuid} is claimed by different client: {owner}, but got {client_uuid}."
             )
             raise EpisodeRefused(404, detail)
-        self._forget(episode)
-        self._ended[uuid] = client_uuid
-        if len(self._ended) > MAX_REMEMBERED:
-            self._ended.popitem(last=False)
         return episode
 
-    def abort(self, uuid: str, client_uuid: str) -> None:
-        """Unknown and foreign episodes are left alone."""
-        episode = self._claimed.get(uuid)
-        if episode is not None and episode.client_uuid == client_uuid:
-            self._forget(episode)
+    def end(self, uuid: str, client_uuid: str) -> Episode:
+        """The episode, now closed. Raises EpisodeRefused."""
+        episode = self.owned(uuid, client_uuid)
+        self._forget(episode)
+        return episode
 
-    def sweep(self, now: float) -> list[str]:
-        """Discards episodes idle beyond their limit. A call in flight is activity."""
+    def abort(self, uuid: str, client_uuid: str) -> Episode | None:
+        """The episode, which is open again. Unknown and foreign ones are left alone."""
+        episode = self._claimed.get(uuid)
+        if episode is None or episode.client_uuid != client_uuid:
+            return None
+        self._lapse(episode)
+        return episode
+
+    def sweep(self, now: float) -> list[Episode]:
+        """Those idle beyond their limit, which are open again. A call in flight is activity."""
         idle = [
             episode
             for episode in self._claimed.values()
             if not episode.in_flight and now - episode.last_activity > episode.idle_limit_s
         ]
         for episode in idle:
-            self._forget(episode)
-        return [episode.uuid for episode in idle]
+            self._lapse(episode)
+        return idle
 
-    def clear(self) -> None:
-        self._claimed.clear()
-        self._by_key.clear()
+    def give_up(self) -> list[Episode]:
+        """All of them: the engine has been stopped."""
+        claimed = list(self._claimed.values())
+        for episode in claimed:
+            self._lapse(episode)
+        return claimed
+
+    def _why_gone(self, uuid: str) -> str:
+        known = {episode_id for episode_id, _ in self._open}
+        known |= {episode.episode_id for episode in self._claimed.values()}
+        if uuid[:_ID_CHARS] in known:  # an earlier claim of it
+            return (
+                f"Episode {uuid} is not in claimed status, maybe you take **too long** to submit "
+                "the workflow output, try increase `discard_episode_timeout` when `begin_episode`."
+            )
+        return f"Episode {uuid} not found."
+
+    def _lapse(self, episode: Episode) -> None:
+        self._forget(episode)
+        self._open.append((episode.episode_id, episode.epoch))
 
     def _forget(self, episode: Episode) -> None:
         del self._claimed[episode.uuid]

@@ -4,7 +4,7 @@ episode."""
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -135,7 +135,7 @@ class EngineClient:
         capture: CallCapture,
         headers: dict[str, str],
         send: Send,
-        on_finished: Callable[[], None],
+        on_finished: Callable[[], Awaitable[None]],
         refuses: Refuses | None = None,
         exchange: Exchange | None = None,
         plain: bytes | None = None,
@@ -157,7 +157,7 @@ class EngineClient:
             await self._relay(answer, send, refuses, exchange)
             if answer.status == 200:
                 capture.gave_up()
-                on_finished()
+                await on_finished()
 
     async def _relay(
         self,
@@ -182,7 +182,7 @@ class EngineClient:
         answer: aiohttp.ClientResponse,
         capture: CallCapture,
         send: Send,
-        on_finished: Callable[[], None],
+        on_finished: Callable[[], Awaitable[None]],
         exchange: Exchange | None,
     ) -> None:
         shown = relayed_headers(answer.headers.items())
@@ -190,7 +190,7 @@ class EngineClient:
             events = _captured(await self._begun(answer), capture, on_finished)
             return await _stream(send, answer.status, shown, events, exchange)
         raw = _worded(capture.answer(await _whole(answer)), exchange)
-        on_finished()
+        await on_finished()
         await send_bytes(send, answer.status, raw, shown)
 
     @asynccontextmanager
@@ -251,7 +251,7 @@ async def _joined(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[b
 
 
 async def _captured(
-    chunks: AsyncIterator[bytes], capture: CallCapture, on_finished: Callable[[], None]
+    chunks: AsyncIterator[bytes], capture: CallCapture, on_finished: Callable[[], Awaitable[None]]
 ) -> AsyncIterator[bytes]:
     """Raises aiohttp.ClientError where the engine's stream has no end."""
     decoder = SseDecoder()
@@ -261,7 +261,7 @@ async def _captured(
         out = b"".join(map(capture.event, events))
         if DONE in events and not is_done:
             is_done = True
-            on_finished()
+            await on_finished()
         if out:
             yield out
     if not is_done:

@@ -11,6 +11,10 @@ from pathlib import Path
 from fakevllm_server.config import ConfigError
 
 
+class RunInUse(ConfigError):
+    """Another server holds the directory."""
+
+
 class RunFolder:
     """Holds the directory's lock until closed. The kernel lets go of it when the process dies."""
 
@@ -30,9 +34,7 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
-            raise ConfigError(
-                f"{path} is used by another server: choose another --run-dir."
-            ) from None
+            raise RunInUse(f"{path} is used by another server: choose another --run-dir.") from None
 
     def check_model(self, backend: str, model: str | None) -> None:
         """Raises ConfigError where this run was begun with another model: its checkpoints would

@@ -1,61 +1,100 @@
-"""When a run is saved, and what it goes on from: between the trainer, its checkpoints and the run's
-log."""
+"""When a run is saved, and what it goes on from: between the trainer, the folders it writes, and
+the journal that knows them."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
+from collections.abc import Mapping, Sequence
 
 from fakevllm_server.backends.base import ActionFailed, BackendRefused, Trainer
-from fakevllm_server.checkpoints import Checkpoint, Checkpoints
-from fakevllm_server.runlog import RunLog
+from fakevllm_server.checkpoints import CheckpointFolders
+from fakevllm_server.journal import changes, reads
+from fakevllm_server.journal.facts import SavedCheckpoint
+from fakevllm_server.journal.store import Journal
 
 log = logging.getLogger("fakevllm.server")
+
+KEEP = 3
+"""The newest; the best one is kept beside them."""
 
 
 class Saves:
     def __init__(
-        self, trainer: Trainer, checkpoints: Checkpoints, runlog: RunLog, save_freq: int
+        self, trainer: Trainer, folders: CheckpointFolders, journal: Journal, save_freq: int
     ) -> None:
         self._trainer = trainer
-        self._checkpoints = checkpoints
-        self._log = runlog
+        self._folders = folders
+        self._journal = journal
         self._save_freq = save_freq
         self._is_overdue = False
+        self._rewards: list[float] = []
+        """Of the steps since the last that is saved."""
         self.last_step = 0
         """The last step that is saved."""
 
-    async def restore(self) -> Checkpoint | None:
-        """The newest checkpoint that the engine can read. Raises BackendRefused where it can read
-        none of those there are: to begin anew would be to throw a run away."""
-        self.last_step = 0
-        for checkpoint in self._checkpoints.newest_first():
+    async def restore(self) -> SavedCheckpoint | None:
+        """The newest checkpoint that is whole and that the engine can read. Raises BackendRefused
+        where that is none of those there are: to begin anew would be to throw a run away."""
+        self.last_step, self._rewards = 0, []
+        known = self._journal.read(reads.checkpoints)
+        self._folders.sweep([saved.folder for saved in known])
+        for saved in known:
             try:
-                await self._trainer.restore(checkpoint.weights)
+                folder = await asyncio.to_thread(self._folders.find, saved)
+                await self._trainer.restore(folder)
             # Retried with the one before.
-            except ActionFailed as failure:
+            except (OSError, ActionFailed) as failure:
                 log.error("%s; trying the checkpoint before it", failure)
             else:
-                self.last_step = checkpoint.step
-                return checkpoint
-        if not self._checkpoints.is_empty:
+                self.last_step = saved.step
+                return saved
+        if known:
             raise BackendRefused(
                 "no checkpoint of this run can be restored (the server's log says why): "
                 "mend them, or choose another --run-dir"
             )
         return None
 
-    async def save(self, step: int, version: int) -> None:
-        """Raises OSError or BackendError."""
-        consumed = sorted(self._log.standing.trained)
-        await self._checkpoints.write(step, version, consumed, self._trainer.save)
-        self.last_step, self._is_overdue = step, False
-
-    async def save_if_due(self, step: int, version: int, *, is_last: bool) -> None:
-        """A full disk costs a checkpoint, not the run: it is tried again after the next step."""
+    async def save_if_due(
+        self, step: int, version: int, metrics: Mapping[str, float], *, is_last: bool
+    ) -> SavedCheckpoint | None:
+        """A full disk costs a checkpoint, not the run: it is tried again after the next step.
+        Raises what the trainer raises when it is lost."""
+        if "reward_mean" in metrics:
+            self._rewards.append(metrics["reward_mean"])
         if not (self._is_overdue or is_last or step % self._save_freq == 0):
-            return
+            return None
         try:
-            await self.save(step, version)
+            return await self.save(step, version)
         except (OSError, ActionFailed) as failure:
             self._is_overdue = True
             log.error("step %d could not be saved, trying again after the next: %s", step, failure)
+            return None
+
+    async def save(self, step: int, version: int) -> SavedCheckpoint:
+        """A folder that counts once the journal knows it. Raises OSError or BackendError."""
+        folder, digest = await self._folders.write(step, self._trainer.save)
+        mean = sum(self._rewards) / len(self._rewards) if self._rewards else None
+        return SavedCheckpoint(step, folder, version, digest, mean)
+
+    async def kept(self, saved: SavedCheckpoint) -> None:
+        """The journal knows it: older ones may go, and what was kept for them."""
+        self.last_step, self._is_overdue, self._rewards = saved.step, False, []
+        known = self._journal.read(reads.checkpoints)
+        kept = best(known)
+        gone = [one for one in known[KEEP:] if one is not kept]
+        oldest = known[:KEEP][-1].step
+        await self._journal.write(changes.pruned([one.step for one in gone], oldest))
+        for one in gone:
+            await asyncio.to_thread(self._folders.remove, one.folder)
+
+
+def best(known: Sequence[SavedCheckpoint]) -> SavedCheckpoint | None:
+    """That of the highest mean reward; of several, the newest."""
+
+    def worth(one: SavedCheckpoint) -> tuple[float, int]:
+        return (-math.inf if one.reward_mean is None else one.reward_mean, one.step)
+
+    return max(known, key=worth, default=None)

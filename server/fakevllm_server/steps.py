@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server.algorithms.staleness import keep_fresh
 from fakevllm_server.backends.base import ActionFailed, LossSpec, StepMetrics, Trainer
 from fakevllm_server.batch import PlannedStep, plan_step, with_left_out
 from fakevllm_server.branches import branches
 from fakevllm_server.calls import FinishedGroup
 from fakevllm_server.coverage import coverage, nothing_trained
+from fakevllm_server.crash_points import crash_point
 from fakevllm_server.engine import Engine
 from fakevllm_server.forest.history import Vocabulary
+from fakevllm_server.journal.reads import PlannedBatch
 from fakevllm_server.pool import Pool
 from fakevllm_server.reward_kl import reward_penalties
 from fakevllm_server.runlog import RunLog
+from fakevllm_server.saves import Saves
 from fakevllm_server.step_line import not_finite, shown, step_line
 from fakevllm_server.stop_limit import StopLimit
 
@@ -42,6 +47,7 @@ class Steps:
         pool: Pool,
         trainer: Trainer,
         runlog: RunLog,
+        saves: Saves,
         vocabulary: Callable[[], Vocabulary] = Vocabulary,
     ) -> None:
         """`vocabulary` names why sessions branch; it may take its time and is asked in a thread."""
@@ -50,8 +56,11 @@ class Steps:
         self._pool = pool
         self._trainer = trainer
         self._log = runlog
+        self._saves = saves
         self._vocabulary = vocabulary
         self._limit = StopLimit()
+        self._planned: deque[PlannedBatch] = deque()
+        """In the journal, and not trained yet as the weights stand."""
         self._num_failed = 0
         self._retry_at = 0.0
         self.is_whole = False
@@ -62,33 +71,63 @@ class Steps:
         """Why no more steps will be taken; None while they will."""
         return self._limit.reason
 
+    @property
+    def has_planned(self) -> bool:
+        """Whether the next step's groups are chosen: nobody need be waited for."""
+        return bool(self._planned)
+
     def is_due(self, now: float) -> bool:
-        return self.is_whole and now >= self._retry_at and self._pool.is_due
+        has_groups = self.has_planned or self._pool.is_due
+        return self.is_whole and now >= self._retry_at and has_groups
+
+    def resume(self, batches: Sequence[PlannedBatch]) -> None:
+        """The trainer has been restored; these come before any other."""
+        self._planned = deque(self._fresh(batch) for batch in batches)
+        self.is_whole = True
+
+    def _fresh(self, batch: PlannedBatch) -> PlannedBatch:
+        """As it was taken from the pool: without calls that were too old by then."""
+        bound = self._job.max_staleness
+        groups = [keep_fresh(group, batch.version, bound)[0] for group in batch.groups]
+        return replace(batch, groups=groups)
 
     async def make(self) -> int | None:
         """The version of the new weights, which are not published yet; None where no step came
-        about. Raises what the trainer raises when it is lost."""
-        step = self._engine.global_step
-        taken = self._pool.take(self._engine.version)
-        self._log.dropped(step, taken.dropped)
-        if not taken.groups:
+        about. Raises what the trainer raises when it is lost: its batch stays planned."""
+        batch = await self._next_batch()
+        if batch is None:
             return None
         try:
-            version = await self._train(step, taken.groups)
+            version = await self._train(batch)
         except StepFailed as failure:
-            log.error("step %d failed, the engine goes on: %s", step, failure)
+            log.error("step %d failed, the engine goes on: %s", batch.step, failure)
             self._retry_at = time.monotonic() + RETRY_STEP_AFTER_S
-            self._give_back(step, taken.groups)
-            return None
-        except BaseException:
-            self._give_back(step, taken.groups)
-            raise
+            self._num_failed += 1
+            if self._num_failed < MAX_FAILURES:
+                return None
+            # Its groups seem to be what makes it fail.
+            await self._log.gave_up(batch, "step_failed")
+            version = None
+        self._planned.popleft()
         self._num_failed = 0
         return version
 
-    async def _train(self, step: int, groups: list[FinishedGroup]) -> int:
+    async def _next_batch(self) -> PlannedBatch | None:
+        """In the journal before it is trained: whatever dies then, the next try trains the same."""
+        if not self._planned:
+            step, version = self._engine.global_step, self._engine.version
+            taken = self._pool.take(version)
+            self._log.dropped(step, taken.dropped)
+            if not taken.groups:
+                return None
+            self._planned.append(PlannedBatch(step, version, taken.groups))
+            await self._log.planned(self._planned[0])
+        return self._planned[0]
+
+    async def _train(self, batch: PlannedBatch) -> int:
         """The log knows the version before any call can carry it."""
-        plan = self._plan(step, groups, await self._penalties(groups))
+        groups = batch.groups
+        plan = self._plan(batch, await self._penalties(groups))
         covered = _covered(plan, groups)
         beside = asyncio.create_task(asyncio.to_thread(self._branches, groups))
         self.is_whole = False
@@ -97,12 +136,13 @@ class Steps:
             metrics = covered | await beside | metrics
         finally:
             beside.cancel()
-        version = self._engine.next_version()
-        self._record(plan, metrics, version)
+        crash_point("train.updated")
+        version = max(self._engine.next_version(), self._log.version + 1)
+        await self._record(plan, metrics, version)
         self.is_whole = True
         return version
 
-    def _branches(self, groups: list[FinishedGroup]) -> StepMetrics:
+    def _branches(self, groups: Sequence[FinishedGroup]) -> StepMetrics:
         # Isolated: the names of causes are not worth a step.
         try:
             return branches(groups, self._vocabulary())
@@ -110,44 +150,31 @@ class Steps:
             log.exception("why sessions branched could not be told")
             return {}
 
-    async def _penalties(self, groups: list[FinishedGroup]) -> list[list[float]] | None:
+    async def _penalties(self, groups: Sequence[FinishedGroup]) -> list[list[float]] | None:
         try:
             return await reward_penalties(self._trainer, groups, self._job)
         except ActionFailed as failure:
             raise StepFailed(str(failure)) from failure
 
-    def _plan(
-        self, step: int, groups: list[FinishedGroup], penalties: list[list[float]] | None
-    ) -> PlannedStep:
+    def _plan(self, batch: PlannedBatch, penalties: list[list[float]] | None) -> PlannedStep:
         # Translated: rewards no arithmetic can take are these groups' trouble, not the engine's.
         try:
-            return plan_step(step, groups, self._job, penalties)
+            plan = plan_step(batch.step, batch.groups, self._job, penalties)
         except Exception as failure:
             raise StepFailed(f"its groups cannot be compared: {failure!r}") from failure
+        # Served under this version were the trainer's weights as they stand: nothing has been
+        # trained since, or all of it has been undone.
+        return replace(plan, batch=replace(plan.batch, version=batch.version))
 
     async def _update(self, plan: PlannedStep) -> StepMetrics:
-        # What is served are the trainer's weights: nothing has been trained since the publish.
-        batch = replace(plan.batch, version=self._engine.version)
         try:
-            return await self._trainer.step(batch, LossSpec.of(self._job))
+            return await self._trainer.step(plan.batch, LossSpec.of(self._job))
         # Nothing was trained then: a step that fails half way is a plain BackendError.
         except ActionFailed as failure:
             self.is_whole = True
             raise StepFailed(str(failure)) from failure
 
-    def _give_back(self, step: int, groups: list[FinishedGroup]) -> None:
-        """Groups of a step that failed are tried again, unless they seem to be what makes it
-        fail."""
-        recorded = self._log.standing.trained
-        untrained = [group for group in groups if group.group_id not in recorded]
-        self._num_failed += 1
-        if self._num_failed < MAX_FAILURES:
-            self._pool.put_back(untrained)
-        else:
-            self._num_failed = 0
-            self._log.dropped(step, {group.group_id: "step_failed" for group in untrained})
-
-    def _record(self, plan: PlannedStep, measured: StepMetrics, version: int) -> None:
+    async def _record(self, plan: PlannedStep, measured: StepMetrics, version: int) -> None:
         step = plan.batch.step
         metrics = with_left_out(plan.metrics, self._pool.take_left_out()) | measured
         trained = plan.trained
@@ -157,7 +184,12 @@ class Steps:
             )
             metrics |= {"feedback_tokens": 0.0} if "feedback_tokens" in metrics else {}
             trained = [one.model_copy(update={"siblings": []}) for one in trained]
-        self._log.trained(step, version, trained, metrics)
+        self._limit.saw(step, metrics, self._job.max_mismatch_k3)
+        is_last = self.stopped is not None or step == self._job.total_training_steps
+        saved = await self._saves.save_if_due(step, version, metrics, is_last=is_last)
+        await self._log.trained(step, version, trained, metrics, saved)
+        if saved is not None:
+            await self._saves.kept(saved)
         log.info("%s", step_line(step, version, metrics))
         self._watch(step, metrics)
 
@@ -169,13 +201,12 @@ class Steps:
         elif metrics.get("skipped"):
             made = "no update" if metrics.get("no_update") else "not all of its updates"
             log.error("step %d made %s: %s", step, made, not_finite(metrics) or "not finite")
-        self._limit.saw(step, metrics, limit)
         if self.stopped is not None:
             log.error("%s", self.stopped)
             self._log.stopped(step, self.stopped)
 
 
-def _covered(plan: PlannedStep, groups: list[FinishedGroup]) -> StepMetrics:
+def _covered(plan: PlannedStep, groups: Sequence[FinishedGroup]) -> StepMetrics:
     """What is trained of the groups' tokens, and beside them of feedback samples'."""
     covered = coverage(groups, plan.batch.calls)
     if "feedback_samples" not in plan.metrics:

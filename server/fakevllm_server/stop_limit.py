@@ -1,9 +1,11 @@
-"""When training stops for good, because steps in a row made no update. Pure."""
+"""When training stops for good: after its last step, or where steps in a row made no update.
+Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.step_line import shown
 
 MAX_TOO_FAR = 3
@@ -13,19 +15,21 @@ MAX_TOO_FAR = 3
 
 class StopLimit:
     def __init__(self) -> None:
-        self._num_too_far = 0
+        self._too_far: list[int] = []
+        """Steps in a row."""
         self.reason: str | None = None
         """Why no more steps are taken; None while they are."""
 
     def saw(self, step: int, metrics: Mapping[str, float], limit: float | None) -> None:
         """After each step. `limit` is the job's `max_mismatch_k3`. A step that measured nothing
-        says nothing."""
+        says nothing; one that is made again counts once."""
+        self._too_far = [earlier for earlier in self._too_far if earlier < step]
         if not metrics.get("too_far"):
             if metrics.get("tokens_trained") and not metrics.get("skipped"):
-                self._num_too_far = 0
+                self._too_far.clear()
             return
-        self._num_too_far += 1
-        if self._num_too_far < MAX_TOO_FAR:
+        self._too_far.append(step)
+        if len(self._too_far) < MAX_TOO_FAR:
             return
         self.reason = (
             f"training stopped at step {step}: trainer and engine were too far apart in "
@@ -34,3 +38,9 @@ class StopLimit:
             "server and the proxy, and run `fakevllm-server start` and `fakevllm serve` with the "
             "same flags again"
         )
+
+
+def finished(job: TrainJob, last_step: int) -> str | None:
+    """Why no more steps will be taken once this one is made; None while they will."""
+    limit = job.total_training_steps
+    return "training_finished" if limit is not None and last_step >= limit else None

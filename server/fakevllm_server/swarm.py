@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -18,15 +19,21 @@ from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import Endpoint
 from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.backends.table import open_backend
-from fakevllm_server.checkpoints import Checkpoints
+from fakevllm_server.checkpoints import CheckpointFolders
 from fakevllm_server.config import ConfigError, ServerConfig, find_model
 from fakevllm_server.engine import Engine
 from fakevllm_server.episodes import Episodes
 from fakevllm_server.forward import EngineClient
+from fakevllm_server.intake import Intake
+from fakevllm_server.journal import changes, reads
+from fakevllm_server.journal.store import Journal
+from fakevllm_server.journal.writer import JournalTrouble
 from fakevllm_server.pool import Pool
 from fakevllm_server.run_folder import RunFolder
 from fakevllm_server.runlog import RunLog
+from fakevllm_server.saves import Saves
 from fakevllm_server.spelling import vocabulary_of
+from fakevllm_server.stop_limit import finished
 from fakevllm_server.trainer import TrainLoop
 
 log = logging.getLogger("fakevllm.server")
@@ -34,6 +41,10 @@ log = logging.getLogger("fakevllm.server")
 
 LOOK_AGAIN_S = 1.0
 """An engine that failed a call and goes on is only found out by asking it."""
+
+
+_JOB, _RUNS = "job", "engine_runs"
+"""Facts of the run: its latest job; whether an engine has been started and not stopped."""
 
 
 class WatchedEngine(Engine):
@@ -56,44 +67,91 @@ class WatchedEngine(Engine):
 class Swarm:
     config: ServerConfig
     engine: WatchedEngine = field(default_factory=WatchedEngine)
-    episodes: Episodes = field(default_factory=Episodes)
-    pool: Pool = field(default_factory=Pool)
     job: TrainJob | None = None
     server_id: str = field(default_factory=new_id)
     upstream: EngineClient | None = None
+    journal: Journal = field(init=False)
     runlog: RunLog = field(init=False)
+    intake: Intake = field(init=False)
     run_id: str = field(init=False)
     changing_engine: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held over a whole start or stop: a stop that is still at work would take the socket from
     under an engine started meanwhile."""
     _folder: RunFolder = field(init=False)
+    _checkpoints: CheckpointFolders = field(init=False)
     _model: str | None = None
     _loop: TrainLoop | None = None
     _running: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         self._folder = RunFolder(self.config.run_dir)
-        self.runlog = RunLog(self.config.run_dir / "runlog.jsonl")
+        with self._refusing():
+            if self.config.model is not None:
+                self._find_model(self.config.model)
+            self._checkpoints = CheckpointFolders(self.config.run_dir / "checkpoints")
+            self.journal = Journal(self.config.run_dir / "journal.sqlite")
         self.run_id = _run_id(self.config.run_dir / "run_id")
-        if self.config.model is not None:
-            self._find_model(self.config.model)
+        with self._refusing(), self.journal.opening():
+            self._read_journal()
 
-    def start_engine(self) -> None:
+    def _read_journal(self) -> None:
+        self.runlog = RunLog(self.journal)
+        if not (self.runlog.version or self._checkpoints.is_empty):
+            # Begun anew, the run would sweep them away.
+            raise ValueError("it knows of no training, and there are checkpoints")
+        kept = self.journal.read(reads.meta, _JOB)
+        self.job = None if kept is None else TrainJob.from_yaml(kept)
+        self.intake = Intake(self.journal, self.runlog, self.engine)
+        self.intake.resume(self.job, time.monotonic())
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Generator[None]:
+        """A server that does not start lets go of its directory."""
+        try:
+            yield
+        except ConfigError:
+            self._folder.close()
+            raise
+
+    @property
+    def episodes(self) -> Episodes:
+        return self.intake.episodes
+
+    @property
+    def pool(self) -> Pool:
+        return self.intake.pool
+
+    async def resume(self) -> None:
+        """Starts the engine where one ran when an earlier life ended without stopping it."""
+        if self.job is None or self.journal.read(reads.meta, _RUNS) is None:
+            return
+        log.info("going on with the run that was cut off")
+        async with self.changing_engine:
+            try:
+                await self.start_engine()
+            except (ConfigError, JournalTrouble) as error:
+                log.error("%s The engine stays offline.", error)
+
+    async def start_engine(self) -> None:
         """Begins to boot; for a holder of `changing_engine`. Raises ConfigError where the job's
         model cannot be loaded."""
         assert self.job is not None, "sync a job first"
         rollout, trainer = self._specs(self.config.model or self.job.model)
         backend = open_backend(rollout, trainer, self.config.weights_dir)
-        self.pool = Pool(self.job)
+        self.journal.put(
+            changes.remembered(_JOB, self.job.as_yaml()), changes.remembered(_RUNS, "yes")
+        )
+        await self.journal.settle()
+        self.intake.resume(self.job, time.monotonic())
         self.engine.move(EngineStatus.BOOTING, time.monotonic())
+        saves = Saves(backend.trainer, self._checkpoints, self.journal, self.job.save_freq)
         self._loop = TrainLoop(
             self.job,
             self.engine,
-            self.pool,
-            self.episodes,
+            self.intake,
             backend,
             self.runlog,
-            Checkpoints(self.config.run_dir / "checkpoints"),
+            saves,
             self.connect,
             cache(lambda: vocabulary_of(self._model)),
         )
@@ -112,30 +170,35 @@ class Swarm:
         before, self.upstream = self.upstream, None
         if before is not None:
             await _leave(before)
-        self.episodes.clear()
+        self.intake.give_up_episodes()
+        self.journal.put(changes.remembered(_RUNS, None))
         if self.engine.status is not EngineStatus.OFFLINE:
             self.engine.move(EngineStatus.OFFLINE, time.monotonic())
 
     async def close(self) -> None:
         await self.stop_engine()
-        self.runlog.close()
+        await asyncio.to_thread(self.journal.close)
         self._folder.close()
-
-    @property
-    def is_training(self) -> bool:
-        return self.closed is None
 
     @property
     def closed(self) -> str | None:
         """Why nothing is trained any more; None while it is."""
-        return "training_finished" if self._loop is None else self._loop.closed
+        if self._loop is not None:
+            return self._loop.closed
+        return None if self.job is None else finished(self.job, self.runlog.last_step)
 
     @property
     def backlog(self) -> float:
         """Finished groups that wait to be trained, in batches."""
-        if self.job is None or not self.is_training:
+        if self.job is None or self.closed is not None:
             return 0.0
         return self.pool.num_finished / self.job.batch_size
+
+    @property
+    def detail(self) -> str | None:
+        """What is wrong, where anything is."""
+        trouble = self.journal.trouble
+        return self.engine.detail or (trouble and f"the journal cannot be written: {trouble}")
 
     def changed(self) -> None:
         if self._loop is not None:

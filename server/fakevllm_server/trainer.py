@@ -16,14 +16,15 @@ from fakevllm_adapters.swarm import EngineStatus
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.back_off import BackOff
 from fakevllm_server.backends.base import Backend, BackendError, BackendRefused, Endpoint
-from fakevllm_server.checkpoints import Checkpoints
+from fakevllm_server.crash_points import crash_point
 from fakevllm_server.engine import Engine
-from fakevllm_server.episodes import Episodes
 from fakevllm_server.forest.history import Vocabulary
-from fakevllm_server.pool import Pool
+from fakevllm_server.intake import Intake
+from fakevllm_server.journal.reads import PlannedBatch
 from fakevllm_server.runlog import RunLog
 from fakevllm_server.saves import Saves
 from fakevllm_server.steps import Steps
+from fakevllm_server.stop_limit import finished
 
 log = logging.getLogger("fakevllm.server")
 
@@ -45,42 +46,35 @@ class TrainLoop:
         self,
         job: TrainJob,
         engine: Engine,
-        pool: Pool,
-        episodes: Episodes,
+        intake: Intake,
         backend: Backend,
         runlog: RunLog,
-        checkpoints: Checkpoints,
+        saves: Saves,
         on_endpoint: Callable[[Endpoint], Awaitable[None]],
         vocabulary: Callable[[], Vocabulary] = Vocabulary,
     ) -> None:
         self._job = job
         self._engine = engine
-        self._pool = pool
-        self._episodes = episodes
+        self._intake = intake
+        self._pool = intake.pool
+        self._episodes = intake.episodes
         self._backend = backend
         self._log = runlog
-        self._steps = Steps(job, engine, pool, backend.trainer, runlog, vocabulary)
-        self._saves = Saves(backend.trainer, checkpoints, runlog, job.save_freq)
+        self._saves = saves
+        self._steps = Steps(job, engine, self._pool, backend.trainer, runlog, saves, vocabulary)
         self._on_endpoint = on_endpoint
         self._changed = asyncio.Event()
         self._back_off = BackOff()
-        self._pool_is_new = True
         self._is_stopping = False
         self._connected: Endpoint | None = None
         self._lost: asyncio.Future[str] | None = None
-
-    @property
-    def is_training(self) -> bool:
-        return self.closed is None
 
     @property
     def closed(self) -> str | None:
         """Why no more steps will be taken, as groups are told; None while they are."""
         if self._steps.stopped is not None:
             return "training_stopped"
-        limit = self._job.total_training_steps
-        is_over = limit is not None and self._engine.global_step > limit
-        return "training_finished" if is_over else None
+        return finished(self._job, self._engine.global_step - 1)
 
     def notify(self) -> None:
         """The pool or the episodes changed."""
@@ -108,17 +102,25 @@ class TrainLoop:
             await asyncio.wait({running}, timeout=STEP_GRACE_S)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        step = self._log.standing.last_step
         # Isolated: a stop must come to its end.
         try:
-            if self._steps.is_whole and step > self._saves.last_step:
-                async with asyncio.timeout(SAVE_GRACE_S):
-                    await self._saves.save(step, self._engine.version)
+            async with asyncio.timeout(SAVE_GRACE_S):
+                await self._save_last()
         except Exception as failure:
             log.error("the last steps could not be saved: %r", failure)
-        if step > self._saves.last_step:
-            log.error("not saved: steps %d to %d", self._saves.last_step + 1, step)
+        if self._log.last_step > self._saves.last_step:
+            unsaved = self._saves.last_step + 1, self._log.last_step
+            log.warning(
+                "not saved, and to be trained again at the next start: steps %d to %d", *unsaved
+            )
         await self._close()
+
+    async def _save_last(self) -> None:
+        step = self._log.last_step
+        if self._steps.is_whole and step > self._saves.last_step:
+            saved = await self._saves.save(step, self._engine.version)
+            await self._log.saved(saved)
+            await self._saves.kept(saved)
 
     async def _give_up(self, refused: BackendRefused) -> None:
         """Trying again would end the same way: the user must mend something."""
@@ -189,7 +191,7 @@ class TrainLoop:
     async def _serve_untrained(self, refusal: str) -> None:
         """Nothing will be trained; what was trained before is served if that can be done."""
         log.error("nothing is trained: %s", refusal)
-        if self._log.standing.version == 0:
+        if self._log.version == 0:
             return
         try:
             await self._bring_weights()
@@ -198,34 +200,24 @@ class TrainLoop:
 
     async def _catch_up(self) -> None:
         """The trainer has gone on to where the log ends; its weights have not arrived."""
-        step = self._log.standing.last_step
-        self._engine.global_step = step + 1
-        await self._publish(max(self._log.standing.version, self._engine.version))
-        if step > self._saves.last_step:
-            await self._close_step(step)
+        self._engine.global_step = self._log.last_step + 1
+        await self._publish(max(self._log.version, self._engine.version))
+        self._close_if_over()
 
     async def _restore(self) -> None:
-        """A new trainer takes the newest checkpoint; what was trained since is lost, and told."""
+        """A new trainer takes the newest checkpoint; what was trained since it will train again."""
         await self._backend.trainer.boot(self._job)
         checkpoint = await self._saves.restore()
-        standing = self._log.standing
-        step = known_version = 0
-        if checkpoint is not None:
-            step, known_version = checkpoint.step, checkpoint.version
-            self._log.recovered(step, known_version, checkpoint.consumed)
-        # weights move only by training and publishing: a first start has neither, and stays 0
-        self._engine.version = max(standing.version, known_version, self._engine.version)
-        has_trained = bool(standing.last_step or step)
-        version = self._engine.next_version() if has_trained else self._engine.version
+        step = 0 if checkpoint is None else checkpoint.step
+        # Weights move only by training and publishing: a first start has neither, and stays 0.
+        known = max(self._log.version, self._engine.version)
+        version = known + 1 if known or step else 0
+        batches = await self._log.rolled_back(step, version)
+        if batches:
+            log.warning("restored step %d; training again: steps %s", step, _span(batches))
         await self._publish(version)
-        unfinished = standing.pending if self._pool_is_new else set[str]()
-        lost = standing.trained_after(step) | unfinished
-        if lost or has_trained:
-            self._log.restored(step, version, lost)
-            log.warning("restored step %d; %d groups lost", step, len(lost))
-        self._pool.refuse(dict.fromkeys(standing.trained, "already_trained") | standing.gone)
-        self._pool_is_new, self._steps.is_whole = False, True
         self._engine.global_step = step + 1
+        self._steps.resume(batches)
 
     async def _roll(self) -> None:
         while True:
@@ -234,7 +226,10 @@ class TrainLoop:
                 return
             self._move(EngineStatus.ROLLING_POST)
             await self._until(
-                lambda: self._engine.post_is_over(time.monotonic(), self._episodes.num_training)
+                lambda: (
+                    self._steps.has_planned
+                    or self._engine.post_is_over(time.monotonic(), self._episodes.num_training)
+                )
             )
             if self._is_stopping:
                 return
@@ -243,34 +238,34 @@ class TrainLoop:
             self._move(EngineStatus.ROLLING, self._steps.stopped)
 
     def _can_step(self) -> bool:
-        return self.is_training and self._steps.is_due(time.monotonic())
+        return self.closed is None and self._steps.is_due(time.monotonic())
 
     async def _train_step(self) -> None:
-        step = self._engine.global_step
         version = await self._steps.make()
         if version is None:
             return
         await self._publish(version)
         self._back_off.proved()
-        self._engine.global_step = step + 1
-        await self._close_step(step)
+        self._engine.global_step = self._log.last_step + 1
+        self._close_if_over()
 
-    async def _close_step(self, step: int) -> None:
-        version = self._engine.version
-        await self._saves.save_if_due(step, version, is_last=not self.is_training)
+    def _close_if_over(self) -> None:
         if self.closed is not None:
-            self._log.dropped(step, self._pool.give_up(self.closed))
+            self._log.dropped(self._log.last_step, self._pool.give_up(self.closed))
 
     async def _publish(self, version: int) -> None:
+        crash_point("publish.before")
         await self._backend.publish(version)
         self._engine.version = version
+        if version:
+            await self._log.published(version, self._log.last_step)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Until it holds or the loop is stopped. Idle episodes and open groups go at every look:
         at each change, and once a second. Raises EngineLost."""
         while True:
             now = time.monotonic()
-            self._episodes.sweep(now)
+            self._intake.sweep(now)
             self._pool.sweep(now)
             self._log.dropped(self._engine.global_step, self._pool.take_dropped())
             if self._is_stopping or condition():
@@ -295,3 +290,8 @@ class TrainLoop:
 
     def _move(self, to: EngineStatus, detail: str | None = None) -> None:
         self._engine.move(to, time.monotonic(), detail)
+
+
+def _span(batches: list[PlannedBatch]) -> str:
+    first, last = batches[0].step, batches[-1].step
+    return f"{first}" if first == last else f"{first} to {last}"

@@ -160,6 +160,10 @@ class Rig:
         """As the server does it: through the gate, recorded by the stamp."""
         sent = Sent()
         records: list[RecordedCall | None] = []
+
+        async def finished() -> None:
+            records.append(capture.record(stamp))
+
         async with self.endpoint.gate.call() as stamp:
             capture = Capture(
                 self.body(body),
@@ -172,7 +176,7 @@ class Rig:
                 capture,
                 {"Content-Type": "application/json"},
                 sent,
-                lambda: records.append(capture.record(stamp)),
+                finished,
             )
         return Captured(sent.status, sent.body, records[0] if records else None)
 

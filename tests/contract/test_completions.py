@@ -74,6 +74,10 @@ async def captured(rig: Rig, asked: Json) -> Captured:
     sent = Sent()
     records: list[RecordedCall | None] = []
     endpoint = rig.endpoint
+
+    async def finished() -> None:
+        records.append(capture.record(stamp))
+
     async with endpoint.gate.call() as stamp:
         capture = CAPTURES[PATH](body(rig, asked), endpoint.default_sampling, endpoint.refusal)
         await rig.client.capture(
@@ -81,7 +85,7 @@ async def captured(rig: Rig, asked: Json) -> Captured:
             capture,
             {"Content-Type": "application/json"},
             sent,
-            lambda: records.append(capture.record(stamp)),
+            finished,
         )
     return Captured(sent.status, sent.body, records[0] if records else None)
 

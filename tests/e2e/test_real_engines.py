@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import openai
 import pytest
@@ -23,6 +21,7 @@ from fakevllm.replay.proxy import register
 from fakevllm_adapters.swarm import Task
 from fakevllm_server.backends.procfs import living
 from tests.e2e.every_shape import ask_in_every_shape
+from tests.e2e.journals import entries_of
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes
 
@@ -33,13 +32,6 @@ NUM_CLIENTS = 8
 STEPS = 40
 PARENT = 1
 """As fakevllm_server.backends.procfs counts the fields of a process."""
-
-
-def entries_of(run_dir: Path) -> list[Any]:
-    """The run's log."""
-    file = run_dir / "runlog.jsonl"
-    lines = file.read_text().split("\n")[:-1] if file.exists() else []
-    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.timeout(500)

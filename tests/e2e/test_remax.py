@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.hook_files import PREFER_YES, write_hooks
+from tests.e2e.journals import steps_of
 from tests.e2e.processes import Processes
 from tests.e2e.stack import post
 
@@ -26,12 +26,6 @@ ASKED: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content
 WITHIN_S = 60.0
 
 
-def steps_in(log: Path) -> list[dict[str, Any]]:
-    lines = log.read_text().splitlines(keepends=True)
-    entries = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [entry for entry in entries if entry["kind"] == "step"]
-
-
 def test_siblings_train_against_the_greedy_answer_the_app_is_served(tmp_path: Path) -> None:
     hooks = write_hooks(tmp_path / "hooks", PREFER_YES)
     config = tmp_path / "fakevllm.toml"
@@ -40,7 +34,7 @@ def test_siblings_train_against_the_greedy_answer_the_app_is_served(tmp_path: Pa
         server = started.server("--backend", "fake")
         proxy = started.proxy(server, "--config", str(config), "--hooks", str(hooks))
         deadline = time.monotonic() + WITHIN_S
-        while not (steps := steps_in(tmp_path / "server" / "runlog.jsonl")):
+        while not (steps := steps_of(tmp_path / "server")):
             assert time.monotonic() < deadline, "nothing was trained"
             answer = post(proxy, ASKED).json()
             assert answer["choices"][0]["message"]["content"].startswith("no")

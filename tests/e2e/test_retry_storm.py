@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.journals import steps_of
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes, wait_until
 
@@ -226,8 +227,7 @@ def test_a_storm_of_retries_makes_one_group_of_each_request(
 
 
 def assert_trained_once(server: Process, group_ids: set[str]) -> None:
-    log = (server.folder / "runlog.jsonl").read_text().splitlines()
-    steps = [entry for entry in map(json.loads, log) if entry["kind"] == "step"]
+    steps = steps_of(server.folder)
     trained = Counter(group["group_id"] for entry in steps for group in entry["groups"])
     assert trained and set(trained.values()) == {1}
     assert set(trained) <= group_ids

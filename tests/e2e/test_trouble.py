@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from tests.e2e.hook_files import PREFER_YES, write_hooks
+from tests.e2e.journals import entries_of, survivors_of
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes, free_port, wait_until
 
@@ -139,7 +140,7 @@ def test_an_engine_that_dies_is_started_again_and_the_run_goes_on(
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_killed_servers_and_proxies_train_nothing_twice_and_count_what_is_lost(
+def test_killed_servers_and_proxies_train_everything_once(
     processes: Processes, yes_hooks: Path
 ) -> None:
     server = processes.server("--backend", "fake")
@@ -163,27 +164,18 @@ def test_killed_servers_and_proxies_train_nothing_twice_and_count_what_is_lost(
     proxy.start()
     proxy.wait_until_healthy()
     asked(6)
-    wait_for_groups(proxy, 20, states="trained lost")
+    # A proxy that is killed takes the request along that it has just answered.
+    wait_for_groups(proxy, 22, states="trained")
     assert_consistent(server, proxy)
 
 
 def assert_consistent(server: Process, proxy: Process) -> None:
     """Every group was trained at most once in the surviving line of weights, and the ledger agrees
     with the server about which."""
-    trained: dict[str, list[int]] = {}
-    ever: list[str] = []
-    num_lost = 0
-    for line in (server.folder / "runlog.jsonl").read_text().splitlines():
-        entry = json.loads(line)
-        if entry["kind"] == "step":
-            ever += [group["group_id"] for group in entry["groups"]]
-            trained |= {group["group_id"]: group["siblings"] for group in entry["groups"]}
-        if entry["kind"] == "restored":
-            num_lost += len(entry["lost"])
-            for group_id in entry["lost"]:
-                trained.pop(group_id, None)
-    assert len(ever) == len(set(ever)), "a group was trained twice"
-    assert num_lost > 0, "the crash was meant to lose what came after the checkpoint"
+    assert any(entry["kind"] == "restored" for entry in entries_of(server.folder))
+    groups = [group for entry in survivors_of(server.folder) for group in entry["groups"]]
+    trained = {group["group_id"]: group["siblings"] for group in groups}
+    assert len(groups) == len(trained), "a group was trained twice"
 
     def agreed() -> bool:
         found = rows(proxy, "select group_id from groups where state = 'trained'")
@@ -194,8 +186,7 @@ def assert_consistent(server: Process, proxy: Process) -> None:
     assert {(row[0], row[1]) for row in marked} == {
         (group_id, index) for group_id, siblings in trained.items() for index in siblings
     }
-    lost = rows(proxy, "select count(*) from groups where state = 'lost'")
-    assert lost[0][0] >= 1
+    assert rows(proxy, "select * from groups where state = 'lost'") == []
 
 
 def test_ctrl_c_stops_server_engine_and_proxy_and_leaves_a_checkpoint(
@@ -212,7 +203,7 @@ def test_ctrl_c_stops_server_engine_and_proxy_and_leaves_a_checkpoint(
         process.signal(signal.SIGINT)
         wait_until(lambda process=process: process.returncode is not None, 15, process.name)
         assert "Traceback" not in process.log
-    assert list((server.folder / "checkpoints").glob("step-*/state.json"))
+    assert list((server.folder / "checkpoints").glob("step-*"))
     assert not (server.folder / "engine.sock").exists()
 
 

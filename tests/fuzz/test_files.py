@@ -11,6 +11,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from swarm_server.samples import call
 
 from fakevllm.config import load
 from fakevllm.errors import ConfigError
@@ -18,9 +19,13 @@ from fakevllm.key_file import KeyFile
 from fakevllm.replay.progress import Progress
 from fakevllm.tasks import read_tasks
 from fakevllm_adapters.keys import named_key, new_app_key
+from fakevllm_adapters.swarm import LogEntry
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server import config as server_config
 from fakevllm_server import config_file
+from fakevllm_server.journal import changes, facts, reads
+from fakevllm_server.journal.store import Journal
+from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.runlog import RunLog
 from tests.fuzz.garble import DEEP, SOME_CHANGES, changed, garbled
 
@@ -101,27 +106,46 @@ def test_a_key_file_is_read_and_written_or_refused_in_one_line(tmp_path: Path, r
     one_line(lambda: server_config.read_keys(file), server_config.ConfigError)
 
 
-ENTRIES: list[Any] = [
-    {"seq": 1, "kind": "acked", "step": 1, "groups": [{"group_id": "g", "siblings": []}]},
-    {"seq": 2, "kind": "step", "step": 1, "version": 1, "metrics": {"loss": 1.5, "x": None}},
-    {"seq": 3, "kind": "dropped", "step": 1, "reasons": {"g": "stale"}},
-    {"seq": 4, "kind": "restored", "step": 0, "lost": ["g"]},
-]
+@pytest.fixture(scope="module")
+def used_journal(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("journal")
+    journal = Journal(folder / "journal.sqlite")
+    sample = facts.ScoredSample("g/0", 0, 1.0)
+    journal.put(
+        changes.call_ended("g/0", 0, call(), "g"),
+        changes.group_ended(
+            facts.PooledGroup("g", GroupState.POOLED),
+            [sample],
+            facts.Submission("group:g", b"x", "{}"),
+        ),
+        changes.planned(1, 0, ["g"]),
+        changes.trained(LogEntry(seq=1, kind="step", step=1, version=1), None),
+    )
+    journal.close()
+    return (folder / "journal.sqlite").read_bytes()
 
 
-@SOME
-@given(raw=garbled(*ENTRIES))
-def test_a_runs_log_is_read_or_refused_in_one_line(tmp_path: Path, raw: bytes) -> None:
-    file = tmp_path / "runlog.jsonl"
-    known = [json.dumps(entry).encode() for entry in ENTRIES]
-    file.write_bytes(b"\n".join([*known[:2], raw, *known[2:], b'{"seq": 5'])[: 2**20])
+@settings(SOME, max_examples=60)
+@given(data=st.data())
+def test_a_damaged_journal_is_read_or_refused_in_one_line(
+    used_journal: bytes, tmp_path: Path, data: st.DataObject
+) -> None:
+    whole = used_journal
+    start = data.draw(st.integers(0, len(whole)))
+    noise = data.draw(st.binary(max_size=200))
+    (tmp_path / "journal.sqlite").write_bytes(whole[:start] + noise + whole[start + len(noise) :])
 
     def read() -> None:
-        log = RunLog(file)
-        log.after(0)
-        log.close()
+        journal = Journal(tmp_path / "journal.sqlite")
+        with journal.opening():
+            RunLog(journal)
+            journal.read(reads.waiting, 0.0)
+            journal.read(reads.planned, [])
+        journal.close()
 
     one_line(read, server_config.ConfigError)
+    for left in tmp_path.glob("journal.sqlite*"):
+        left.unlink()
 
 
 def laughing(levels: int) -> str:

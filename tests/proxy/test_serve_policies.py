@@ -19,8 +19,8 @@ from tests.fuzz.rig import Stack, running
 from tests.fuzz.test_answers import ASKED, ENDS
 from tests.proxy.odd_swarm import until
 
-TAKEN = ("dropped", "training_finished")
-"""By a server whose trainer does not run: what it would train it gives back with its calls."""
+TAKEN = ("pooled", None)
+"""By a server whose engine trains nothing yet: it waits."""
 JSON = {"Content-Type": "application/json"}
 CHAT = "/v1/chat/completions"
 GROUP = "SELECT state, reason, num_siblings, served_index, served_by, cut, status FROM groups"
@@ -77,7 +77,7 @@ async def test_a_greedy_lead_is_scored_and_never_trained(tmp_path: Path) -> None
     assert leads == [(0.0,), (0.0,)]
 
 
-@pytest.mark.parametrize(("leaves", "state"), [("cancel", "failed"), ("finish", "dropped")])
+@pytest.mark.parametrize(("leaves", "state"), [("cancel", "failed"), ("finish", "pooled")])
 @pytest.mark.parametrize("kind", ["best", "lead"])
 async def test_who_leaves_leaves_no_episode_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, leaves: str, state: str

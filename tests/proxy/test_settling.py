@@ -124,7 +124,7 @@ async def test_what_an_earlier_life_sent_with_other_rewards_stands(ledger: Ledge
 async def test_a_group_too_large_for_the_wire_is_lost_with_the_reason(ledger: Ledger) -> None:
     async with OddSwarm() as swarm, settling(swarm, ledger) as one:
         one.settle(group("g1", [0.5] * 300))
-    assert outcome(ledger, "g1") == ("lost", "end_failed: ValidationError")
+        await until(lambda: outcome(ledger, "g1") == ("lost", "end_failed: ValidationError"))
 
 
 async def test_a_group_the_ledger_does_not_hold_is_not_trained(

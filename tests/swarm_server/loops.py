@@ -9,16 +9,21 @@ from typing import Generic, TypeVar
 
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import EngineStatus, SiblingRef
+from fakevllm_adapters.swarm import EndGroupReply, EndGroupRequest, EngineStatus, SiblingRef
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server import trainer
 from fakevllm_server.backends.base import Backend, Endpoint
-from fakevllm_server.checkpoints import Checkpoints
+from fakevllm_server.calls import RecordedCall
+from fakevllm_server.checkpoints import CheckpointFolders
 from fakevllm_server.engine import Engine
 from fakevllm_server.episodes import Episodes
 from fakevllm_server.forest.history import Vocabulary
+from fakevllm_server.intake import Intake
+from fakevllm_server.journal import reads
+from fakevllm_server.journal.store import Journal
 from fakevllm_server.pool import Pool
 from fakevllm_server.runlog import RunLog
+from fakevllm_server.saves import Saves
 
 AnyBackend = TypeVar("AnyBackend", bound=Backend)
 JOB = TrainJob(num_repeat=2, batch_size=1, lr=0.1, save_freq=1)
@@ -34,19 +39,19 @@ class Run(Generic[AnyBackend]):
     ) -> None:
         self.engine = Engine()
         self.endpoints: list[Endpoint] = []
-        self.pool = Pool(job)
-        self.episodes = Episodes()
         self.backend = backend
-        self.log = RunLog(folder / "log")
-        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.journal = Journal(folder / "journal.sqlite")
+        self.log = RunLog(self.journal)
+        self.intake = Intake(self.journal, self.log, self.engine)
+        self.intake.resume(job, now=0.0)
+        self.folders = CheckpointFolders(folder / "checkpoints")
         self.loop = trainer.TrainLoop(
             job,
             self.engine,
-            self.pool,
-            self.episodes,
+            self.intake,
             self.backend,
             self.log,
-            self.checkpoints,
+            Saves(backend.trainer, self.folders, self.journal, job.save_freq),
             self._connect,
             vocabulary,
         )
@@ -55,15 +60,47 @@ class Run(Generic[AnyBackend]):
 
     async def finish_group(self, name: str, *rewards: float) -> None:
         await self.rolling()
-        self.pool_group(name, *rewards)
+        await self.pool_group(name, *rewards)
 
-    def pool_group(self, name: str, *rewards: float) -> None:
+    async def pool_group(self, name: str, *rewards: float) -> None:
         rewards = rewards or (1.0, 0.0)
-        for index in range(len(rewards)):
-            self.pool.add_call(SiblingRef(name, index), call(), now=0.0)
-        assert self.pool.end_group(name, rewards, step=1).pooled
-        self.log.acked(name, step=1)
+        await self.capture(name, *[call() for _ in rewards])
+        assert (await self.end_group(name, *rewards)).pooled
+
+    @property
+    def pool(self) -> Pool:
+        return self.intake.pool
+
+    @property
+    def episodes(self) -> Episodes:
+        return self.intake.episodes
+
+    async def capture(self, name: str, *calls: RecordedCall) -> None:
+        """One call for each sibling."""
+        for index, one in enumerate(calls):
+            await self.intake.add_call(SiblingRef(name, index), one)
+
+    async def end_group(self, name: str, *rewards: float) -> EndGroupReply:
+        end = EndGroupRequest(group_id=name, rewards=list(rewards))
+        reply = await self.intake.end_group(end, self.loop.closed)
         self.loop.notify()
+        return reply
+
+    @property
+    def saved_steps(self) -> list[int]:
+        """Newest first."""
+        return [saved.step for saved in self.journal.read(reads.checkpoints)]
+
+    @property
+    def trained_groups(self) -> dict[str, int]:
+        """By the step that trained them, as the weights stand."""
+        query = "SELECT group_id, step FROM groups WHERE state = 'consumed'"
+        return dict(self.journal.read(lambda db: db.exec_driver_sql(query).all()))
+
+    @property
+    def dropped_groups(self) -> dict[str, str]:
+        query = "SELECT group_id, reason FROM groups WHERE state = 'dropped'"
+        return dict(self.journal.read(lambda db: db.exec_driver_sql(query).all()))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
@@ -76,12 +113,12 @@ class Run(Generic[AnyBackend]):
 
     async def trained(self, name: str) -> None:
         await self.until(
-            lambda: name in self.log.standing.trained and self.engine.status is EngineStatus.ROLLING
+            lambda: name in self.trained_groups and self.engine.status is EngineStatus.ROLLING
         )
 
     async def stop(self) -> None:
         await self.loop.stop(self.task)
-        self.log.close()
+        self.journal.close()
 
     async def _connect(self, endpoint: Endpoint) -> None:
         self.endpoints.append(endpoint)

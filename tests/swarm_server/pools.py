@@ -4,6 +4,7 @@ from typing import Any
 
 from swarm_server.samples import call
 
+from fakevllm_adapters.keys import new_id
 from fakevllm_adapters.swarm import SiblingRef
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.pool import Pool
@@ -21,7 +22,7 @@ def captured(
 
 
 def episode_of(pool: Pool, task: str, reward: float, *versions: int) -> None:
-    pool.add_episode(task, reward, [call(version) for version in versions])
+    pool.add_episode(task, reward, [call(version) for version in versions], new_id())
 
 
 def ended(pool: Pool, name: str, *rewards: float) -> str:

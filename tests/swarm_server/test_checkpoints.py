@@ -1,34 +1,59 @@
 from pathlib import Path
 
-from fakevllm_server.checkpoints import KEEP, Checkpoints
+import pytest
+
+from fakevllm_server.checkpoints import CheckpointFolders
+from fakevllm_server.journal.facts import SavedCheckpoint
 
 
 async def save(folder: Path) -> None:
     (folder / "theta.json").write_text("{}")
 
 
-async def test_the_newest_are_kept_with_their_version_and_groups(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    for step in range(1, 6):
-        await checkpoints.write(step, step + 10, ["a"], save)
-    found = checkpoints.newest_first()
-    assert [checkpoint.step for checkpoint in found] == [5, 4, 3] and KEEP == 3
-    assert (found[0].version, found[0].consumed) == (15, ["a"])
-    assert len(list(tmp_path.iterdir())) == KEEP
+async def written(folders: CheckpointFolders, step: int) -> SavedCheckpoint:
+    folder, digest = await folders.write(step, save)
+    return SavedCheckpoint(step, folder, step, digest, None)
 
 
-async def test_a_checkpoint_being_written_is_none(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    half = tmp_path / "step-00000009.tmp"
-    half.mkdir()
-    (half / "state.json").write_text('{"step": 9, "version": 9, "consumed_groups": []}')
-    assert checkpoints.is_empty and checkpoints.newest_first() == []
+async def test_what_was_written_is_found_as_it_was(tmp_path: Path) -> None:
+    folders = CheckpointFolders(tmp_path)
+    folder = folders.find(await written(folders, 7))
+    assert (folder / "theta.json").read_text() == "{}"
+    assert folder.name == "step-00000007"
 
 
-async def test_one_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
+async def test_only_those_the_journal_knows_stay(tmp_path: Path) -> None:
+    folders = CheckpointFolders(tmp_path)
     for step in (1, 2):
-        await checkpoints.write(step, step, [], save)
-    (tmp_path / "step-00000002" / "state.json").write_bytes(b'{"step": 2')
-    assert [checkpoint.step for checkpoint in checkpoints.newest_first()] == [1]
-    assert not checkpoints.is_empty
+        await written(folders, step)
+    (tmp_path / "step-00000009.tmp").mkdir()
+    folders.sweep(["step-00000002"])
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+async def test_a_step_that_was_undone_is_written_anew(tmp_path: Path) -> None:
+    folders = CheckpointFolders(tmp_path)
+    await written(folders, 1)
+    again = await written(folders, 1)
+    assert folders.find(again).name == again.folder
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("damage", ["change", "cut", "add", "remove", "rename"])
+async def test_one_that_is_not_what_was_written_is_refused(tmp_path: Path, damage: str) -> None:
+    folders = CheckpointFolders(tmp_path)
+    saved = await written(folders, 1)
+    file = tmp_path / saved.folder / "theta.json"
+    match damage:
+        case "change":
+            file.write_text("[]")
+        case "cut":
+            file.write_text("")
+        case "add":
+            (file.parent / "more").write_text("")
+        case "remove":
+            file.unlink()
+        case _:
+            file.rename(file.with_name("other"))
+    with pytest.raises(OSError, match="is not what was written"):
+        folders.find(saved)

@@ -12,16 +12,25 @@ def test_a_claimed_episode_is_found_by_its_key_and_keeps_its_calls() -> None:
     episodes.call_begins(episode, now=1.0)
     episode.calls.append(call())
     episodes.call_ends(episode, now=2.0)
-    ended = episodes.end(episode.uuid, "me")
-    assert ended is not None and len(ended.calls) == 1
+    assert len(episodes.end(episode.uuid, "me").calls) == 1
     assert episodes.of_key(episode.key) is None
 
 
-def test_ending_twice_is_a_repeat_and_not_a_second_episode() -> None:
+def test_a_claim_that_ran_out_is_told_so_and_its_episode_goes_to_the_next() -> None:
     episodes = Episodes()
-    episode = episodes.claim("me", "train", 60.0, now=0.0)
-    assert episodes.end(episode.uuid, "me") is not None
-    assert episodes.end(episode.uuid, "me") is None
+    first = episodes.claim("me", "train", 10.0, now=0.0)
+    assert episodes.sweep(now=11.0) == [first]
+    late = r"is not in claimed status, maybe you take \*\*too long\*\* to submit"
+    with pytest.raises(EpisodeRefused, match=late) as refused:
+        episodes.end(first.uuid, "me")
+    assert refused.value.status == 400
+    second = episodes.claim("me", "train", 10.0, now=12.0)
+    assert (second.episode_id, second.epoch) == (first.episode_id, 2)
+    assert second.uuid != first.uuid and second.key != first.key
+    assert episodes.of_key(first.key) is None
+    with pytest.raises(EpisodeRefused, match=late):
+        episodes.end(first.uuid, "me")
+    assert episodes.find(second.uuid) is second
 
 
 def test_an_unknown_episode_is_refused_with_the_protocol_text() -> None:
@@ -55,10 +64,10 @@ def test_an_idle_episode_is_swept_but_not_one_with_a_call_in_flight() -> None:
     idle = episodes.claim("me", "train", 10.0, now=0.0)
     busy = episodes.claim("me", "train", 10.0, now=0.0)
     episodes.call_begins(busy, now=0.0)
-    assert episodes.sweep(now=11.0) == [idle.uuid]
+    assert episodes.sweep(now=11.0) == [idle]
     episodes.call_ends(busy, now=20.0)
     assert episodes.sweep(now=25.0) == []
-    assert episodes.sweep(now=31.0) == [busy.uuid]
+    assert episodes.sweep(now=31.0) == [busy]
 
 
 def test_only_so_many_may_be_claimed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,10 @@ async def test_a_step_of_samples_alone_says_how_much_it_trained(
     caplog.set_level("INFO", "fakevllm.server")
     run = Run(tmp_path, LocalBackend())
     await run.rolling()
-    run.pool.add_sample("feedback:g/a", [call()], 0.5, 1)
+    said = AddSampleRequest(
+        sample_id="feedback:g/a", run_id="", advantage=0.5, calls=[call().to_wire()]
+    )
+    await run.intake.add_sample(said, [call()], None)
     run.loop.notify()
     await run.trained("feedback:g/a")
     (told,) = [line for line in caplog.messages if line.startswith("step ")]
@@ -85,7 +88,7 @@ def test_a_sample_is_pooled_once_counts_for_a_step_and_grows_stale() -> None:
     pool = Pool(TrainJob(batch_size=2, max_staleness=1, filter_groups=True))
     first = pool.add_sample("feedback:g/a", [call()], 0.5, 3)
     assert (first.success, first.pooled, first.step) == (True, True, 3)
-    assert pool.add_sample("feedback:g/a", [call()], -0.5, 4) == first
+    assert not pool.add_sample("feedback:g/a", [call()], -0.5, 4).success
     assert pool.num_finished == 1 and not pool.is_due
     pool.add_sample("feedback:g/b", [call(version=5)], 0.5, 3)
     taken = pool.take(version=5)
@@ -99,8 +102,7 @@ def test_a_sample_that_cannot_be_trained_says_why(closed: str | None) -> None:
     reply = pool.add_sample("feedback:g/a", calls, 0.5, 3, closed=closed)
     assert (reply.success, reply.pooled) == (True, False)
     assert reply.failure_reason == closed or "missing_logprob" in reply.failure_reason
-    pool.refuse({"feedback:g/b": "already_trained"})
-    assert not pool.add_sample("feedback:g/b", [call()], 0.5, 3).success
+    assert pool.add_sample("feedback:g/a", [call()], 0.5, 3).success is False
 
 
 def test_a_call_comes_back_from_the_wire_as_it_was() -> None:
@@ -131,7 +133,7 @@ def test_a_call_shaped_by_a_grammar_says_so() -> None:
     assert shaped.to_wire().shaped and not call().to_wire().shaped
 
 
-async def test_the_door_takes_a_sample_of_this_run_and_no_other_once_the_engine_is_up(
+async def test_the_door_takes_a_sample_of_this_run_once_in_whatever_state_the_engine_is(
     tmp_path: Path,
 ) -> None:
     app = create_app(ServerConfig("fake", tmp_path))
@@ -150,18 +152,16 @@ async def test_the_door_takes_a_sample_of_this_run_and_no_other_once_the_engine_
         assert (other["success"], other["failure_reason"]) == (False, "other_run")
         odd = call().to_wire().model_copy(update={"shaped": True})
         assert (await sent(calls=[odd])).status_code == 422
-        assert (await sent()).status_code == 503  # nothing boots
+        first = (await sent()).json()  # nothing boots
+        assert (first["success"], first["pooled"]) == (True, True)
+        assert (await sent()).json() == first
+        assert (await sent(advantage=0.25)).status_code == 409
         swarm.job = TrainJob(batch_size=4)
-        swarm.start_engine()
-        assert (await sent()).status_code == 503  # it cannot know yet what is trained
+        await swarm.start_engine()
+        assert swarm.pool.num_finished == 1
         async with asyncio.timeout(20):
             while not swarm.engine.is_serving:
                 await swarm.engine.next_move()
-        first = (await sent()).json()
-        assert (first["success"], first["pooled"]) == (True, True)
         assert (await sent()).json() == first
-        log = (tmp_path / "runlog.jsonl").read_text()
-        assert log.count('"acked"') == log.count("feedback:g/a") == 1
-        await swarm.stop_engine()
-        assert (await sent(sample_id="feedback:g/b")).status_code == 503
+        assert swarm.pool.num_finished == 1
     await swarm.close()

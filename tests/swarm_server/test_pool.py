@@ -8,7 +8,10 @@ from swarm_server.pools import captured, pool_of
 from swarm_server.samples import call
 
 from fakevllm_adapters.swarm import SiblingRef
+from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server import open_groups
 from fakevllm_server import pool as pool_module
+from fakevllm_server.pool import Completed, Pool
 
 
 def test_a_group_with_two_rewards_is_pooled_with_its_calls_in_the_reply() -> None:
@@ -20,11 +23,11 @@ def test_a_group_with_two_rewards_is_pooled_with_its_calls_in_the_reply() -> Non
     assert pool.num_finished == 1
 
 
-def test_ending_a_group_again_gives_the_same_reply_and_pools_nothing_more() -> None:
+def test_ending_a_group_again_pools_nothing_more() -> None:
     pool = pool_of()
     captured(pool, "g")
-    first = pool.end_group("g", [1.0, 0.0], step=1)
-    assert pool.end_group("g", [0.0, 1.0], step=2) == first
+    pool.end_group("g", [1.0, 0.0], step=1)
+    assert pool.end_group("g", [0.0, 1.0], step=2).failure_reason == "already_ended"
     assert pool.num_finished == 1
 
 
@@ -63,13 +66,14 @@ def test_a_group_without_a_greedy_answer_is_not_pooled_where_one_is_needed() -> 
     reply = pool.end_group("g", [1.0, 0.0], step=1)
     assert (reply.success, reply.pooled, reply.failure_reason) == (True, False, "no_greedy_answer")
 
-    pool.add_episode("sampled", 1.0, [call()])
-    assert pool.add_episode("sampled", 0.0, [call()]) is None
+    for at in range(2):
+        pool.add_episode("sampled", float(at), [call()], f"claim {at}")
     assert list(pool.take_dropped().values()) == ["no_greedy_answer"]
 
     greedy = replace(call(), temperature=0.0, logprobs=None, untrainable="greedy")
-    pool.add_episode("with greedy", 1.0, [greedy])
-    assert pool.add_episode("with greedy", 0.0, [call()]) is not None
+    pool.add_episode("with greedy", 1.0, [greedy], "greedy")
+    completed = pool.add_episode("with greedy", 0.0, [call()], "other")
+    assert completed is not None and completed.reason is None
 
 
 def test_after_the_last_step_groups_are_answered_and_not_pooled() -> None:
@@ -81,12 +85,11 @@ def test_after_the_last_step_groups_are_answered_and_not_pooled() -> None:
 
 
 def test_an_unknown_group_and_a_refused_id_fail_by_name() -> None:
-    pool = pool_of()
+    pool = Pool(TrainJob(), {"old": "stale"}.get)
     assert pool.end_group("never seen", [1.0, 0.0], step=1).failure_reason == "unknown_group"
-    pool.refuse({"old": "lost_in_crash"})
     captured(pool, "old")
     reply = pool.end_group("old", [1.0, 0.0], step=1)
-    assert not reply.success and reply.failure_reason == "lost_in_crash"
+    assert not reply.success and reply.failure_reason == "stale"
 
 
 def test_an_aborted_group_is_gone_for_good() -> None:
@@ -100,10 +103,12 @@ def test_an_aborted_group_is_gone_for_good() -> None:
 
 def test_episodes_of_a_task_make_a_group_when_there_are_enough() -> None:
     pool = pool_of(num_repeat=2)
-    pool.add_episode("t", 1.0, [call(), call()])
+    assert pool.add_episode("t", 1.0, [call(), call()], "one") is None
     assert pool.num_finished == 0
-    assert pool.add_episode("t", 0.0, [call()]) == "task:t#1"
+    completed = pool.add_episode("t", 0.0, [call()], "two")
     (group,) = pool.take(version=0).groups
+    assert completed == Completed(group, None)
+    assert [episode.owner for episode in group.episodes] == ["one", "two"]
     assert [len(episode.calls) for episode in group.episodes] == [2, 1]
     assert group.rewards == [1.0, 0.0]
 
@@ -111,7 +116,7 @@ def test_episodes_of_a_task_make_a_group_when_there_are_enough() -> None:
 def test_open_groups_are_bounded_and_what_falls_out_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool_module, "MAX_OPEN_GROUPS", 2)
+    monkeypatch.setattr(open_groups, "MAX_OPEN_GROUPS", 2)
     pool = pool_of()
     for name in "abc":
         captured(pool, name, siblings=1)
@@ -119,36 +124,44 @@ def test_open_groups_are_bounded_and_what_falls_out_is_counted(
     assert pool.take(version=0).dropped == {"a": "never_ended"}
 
 
-def test_every_completion_of_a_task_is_a_group_of_its_own_also_after_a_restart() -> None:
+@pytest.mark.parametrize(("name", "bound"), [("MAX_FINISHED_GROUPS", 2), ("MAX_TOKENS", 20)])
+def test_what_waits_is_bounded_by_groups_and_tokens_and_what_falls_out_is_told(
+    monkeypatch: pytest.MonkeyPatch, name: str, bound: int
+) -> None:
+    """A group of two calls has ten tokens."""
+    monkeypatch.setattr(pool_module, name, bound)
+    pool = pool_of(batch_size=2)
+    for group in "abc":
+        captured(pool, group)
+        pool.end_group(group, [1.0, 0.0], step=1)
+    taken = pool.take(version=0)
+    assert [group.group_id for group in taken.groups] == ["b", "c"]
+    assert taken.dropped == {"a": "pool_full"}
+
+
+def test_every_completion_of_a_task_is_a_group_of_its_own() -> None:
     pool = pool_of(num_repeat=2)
-    pool.refuse({"task:t#1": "already_trained"})
-    ids = [pool.add_episode("t", reward, [call()]) for reward in (1.0, 0.0, 1.0, 0.0)]
-    assert ids == [None, "task:t#2", None, "task:t#3"]
+    for at, reward in enumerate((1.0, 0.0, 1.0, 0.0)):
+        pool.add_episode("t", reward, [call()], f"claim {at}")
     assert pool.num_finished == 2
 
 
 def test_a_call_that_outlives_its_episode_changes_nothing() -> None:
     pool = pool_of(num_repeat=2)
     calls = [call()]
-    pool.add_episode("t", 1.0, calls)
+    pool.add_episode("t", 1.0, calls, "one")
     calls.append(call())
-    pool.add_episode("t", 0.0, [call()])
+    pool.add_episode("t", 0.0, [call()], "two")
     (group,) = pool.take(version=0).groups
     assert [len(episode.calls) for episode in group.episodes] == [1, 1]
 
 
 def test_a_task_without_any_trainable_call_is_dropped_by_name() -> None:
     pool = pool_of(num_repeat=2)
-    for reward in (1.0, 0.0):
-        assert pool.add_episode("t", reward, [call(untrainable="temperature 0")]) is None
-    assert pool.take(version=0).dropped == {"task:t#1": "no_trainable_call: temperature 0"}
-
-
-def test_after_the_last_step_episodes_are_not_pooled() -> None:
-    pool = pool_of(num_repeat=2)
-    for reward in (1.0, 0.0):
-        assert pool.add_episode("t", reward, [call()], trains=False) is None
-    assert pool.num_finished == 0
+    for at in range(2):
+        pool.add_episode("t", float(at), [call(untrainable="temperature 0")], f"claim {at}")
+    reason = "no_trainable_call: temperature 0"
+    assert pool.take(version=0).dropped == {"task:t#claim 1": reason}
 
 
 def test_open_groups_that_nobody_ends_age_out_after_an_hour_without_a_call() -> None:
@@ -162,25 +175,20 @@ def test_open_groups_that_nobody_ends_age_out_after_an_hour_without_a_call() -> 
     assert pool.take(version=0).dropped == {"left": "never_ended"}
 
 
-def test_an_id_stays_refused_when_its_reply_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "MAX_REPLIES", 1)
-    pool = pool_of()
+def test_an_id_that_is_forgotten_here_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "MAX_REMEMBERED", 1)
+    pool = Pool(TrainJob(batch_size=1), {"a": "already_trained"}.get)
     for name in "ab":
         captured(pool, name)
         pool.end_group(name, [1.0, 0.0], step=1)
     captured(pool, "a")
     assert pool.num_open == 0
-    assert pool.end_group("a", [1.0, 0.0], step=1).failure_reason == "already_ended"
+    assert pool.end_group("a", [1.0, 0.0], step=1).failure_reason == "already_trained"
 
 
-@pytest.mark.parametrize("max_replies", [1, 2_000])
 @given(st.lists(st.sampled_from(["call", "end", "abort", "take"]), max_size=40), st.randoms())
-def test_no_order_of_events_trains_a_group_twice(
-    max_replies: int, events: list[str], chance: random.Random
-) -> None:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pool_module, "MAX_REPLIES", max_replies)
-        trained = trained_after(events, chance)
+def test_no_order_of_events_trains_a_group_twice(events: list[str], chance: random.Random) -> None:
+    trained = trained_after(events, chance)
     assert len(trained) == len(set(trained))
 
 

@@ -18,6 +18,7 @@ from fakevllm_server.api.control import router
 from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics
 from fakevllm_server.backends.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
 from fakevllm_server.config import ServerConfig
+from fakevllm_server.journal.store import Journal
 from fakevllm_server.runlog import RunLog
 from fakevllm_server.stop_limit import MAX_TOO_FAR, StopLimit
 from fakevllm_server.swarm import Swarm
@@ -62,7 +63,7 @@ async def test_three_steps_in_a_row_that_are_too_far_end_training_and_not_servin
         await run.trained(name)
     (stop,) = entries(run, "stopped")
 
-    assert not run.loop.is_training
+    assert run.loop.closed is not None
     assert run.engine.status is EngineStatus.ROLLING and run.engine.is_serving
     assert run.engine.detail == stop.reason
     assert "training stopped at step 4" in stop.reason and "mismatch_k3 6" in stop.reason
@@ -70,22 +71,23 @@ async def test_three_steps_in_a_row_that_are_too_far_end_training_and_not_servin
     assert caplog.text.count("made no update") == 3
     assert run.backend.steps == [1, 2, 3, 4]
     await run.stop()
-    again = RunLog(tmp_path / "log")
-    assert [entry.reason for entry in again.after(0) if entry.kind == "stopped"] == [stop.reason]
-    again.close()
+    journal = Journal(tmp_path / "journal.sqlite")
+    again = RunLog(journal).after(0)
+    assert [entry.reason for entry in again if entry.kind == "stopped"] == [stop.reason]
+    journal.close()
 
 
 async def test_what_waits_when_training_stops_is_dropped_for_that_reason(tmp_path: Path) -> None:
     run = Run(tmp_path, DriftingBackend(5.0, 5.0, 5.0))
+    await run.rolling()
     run.backend.may_step.clear()
     for name in "abcd":
-        await run.rolling()
-        run.pool_group(name)
+        await run.pool_group(name)
     run.backend.may_step.set()
-    await run.until(lambda: len(run.log.standing.gone) == 1)
+    await run.until(lambda: len(run.dropped_groups) == 1)
 
-    assert set(run.log.standing.gone.values()) == {"training_stopped"}
-    assert len(run.log.standing.trained) == 3
+    assert set(run.dropped_groups.values()) == {"training_stopped"}
+    assert len(run.trained_groups) == 3
     await run.stop()
 
 
@@ -100,7 +102,7 @@ async def test_a_stopped_run_stays_so_when_its_engine_is_started_again(tmp_path:
     await run.rolling()
 
     assert reason is not None and run.engine.detail == reason
-    assert not run.loop.is_training
+    assert run.loop.closed is not None
     await run.stop()
 
 
@@ -128,7 +130,7 @@ async def test_a_step_without_an_update_trained_no_sibling_and_no_token(tmp_path
     assert far.metrics["too_far"] == 1 and "too_far" not in near.metrics
     assert (far.metrics["tokens_trained"], far.metrics["sample_coverage"]) == (0, 0)
     assert far.metrics["untrained_tokens_too_far"] == near.metrics["tokens_trained"] == 4
-    assert run.loop.is_training and run.engine.detail is None
+    assert run.loop.closed is None and run.engine.detail is None
     await run.stop()
 
 
@@ -141,7 +143,7 @@ async def test_every_step_tells_its_coverage_and_branches_and_the_run_adds_them_
         await run.trained(name)
     for entry in entries(run, "step"):
         assert entry.metrics["sample_coverage"] == 1 and entry.metrics["branch_rate"] == 0
-    assert run.log.standing.totals["tokens_sampled"] == 8
+    assert run.log.totals["tokens_sampled"] == 8
     await run.stop()
 
 
@@ -158,7 +160,7 @@ async def test_the_engines_status_tells_why_and_what_the_run_adds_up_to(tmp_path
     swarm = Swarm(ServerConfig("fake", tmp_path))
     metrics = {"tokens_eligible": 8.0, "tokens_trained": 4.0, "untrainable_tokens_x": 3.0}
     for step in (1, 2):
-        swarm.runlog.trained(step, step, [], metrics)
+        await swarm.runlog.trained(step, step, [], metrics)
     swarm.engine.detail = "training stopped at step 2"
     app = FastAPI()
     app.include_router(router(swarm))
@@ -189,14 +191,23 @@ def test_only_steps_in_a_row_stop_a_run() -> None:
     assert limit.reason is not None and "step 9" in limit.reason
 
 
+def test_a_step_that_is_made_again_counts_once() -> None:
+    limit = StopLimit()
+    for step in (1, 2, 1, 2):
+        limit.saw(step, {"too_far": 1.0, "mismatch_k3": 2.0}, 1.0)
+    assert limit.reason is None
+    limit.saw(3, {"too_far": 1.0, "mismatch_k3": 2.0}, 1.0)
+    assert limit.reason is not None
+
+
 @pytest.mark.parametrize("silent", [{"tokens_trained": 0.0}, {"tokens_trained": 1.0, "skipped": 1}])
 def test_a_step_that_measured_nothing_does_not_begin_the_count_anew(
     silent: dict[str, float],
 ) -> None:
     limit = StopLimit()
     for step in range(MAX_TOO_FAR):
-        limit.saw(step, {"too_far": 1.0, "mismatch_k3": 2.0}, 1.0)
-        limit.saw(step, silent, 1.0)
+        limit.saw(2 * step, {"too_far": 1.0, "mismatch_k3": 2.0}, 1.0)
+        limit.saw(2 * step + 1, silent, 1.0)
     assert limit.reason is not None
 
 

@@ -15,7 +15,7 @@ from fakevllm_server.swarm import Swarm
 
 async def started(swarm: Swarm) -> None:
     async with swarm.changing_engine:
-        swarm.start_engine()
+        await swarm.start_engine()
 
 
 async def rolling(swarm: Swarm) -> None:

@@ -10,9 +10,9 @@ from swarm_server.local_backend import LocalBackend
 from swarm_server.loops import JOB, Run
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import EngineStatus, SiblingRef, TrainedGroup
+from fakevllm_adapters.swarm import EngineStatus, SiblingRef
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server import back_off, steps, trainer
+from fakevllm_server import back_off, open_groups, steps, trainer
 from fakevllm_server.backends.base import (
     ActionFailed,
     BackendError,
@@ -61,7 +61,7 @@ async def test_a_full_disk_costs_a_checkpoint_and_not_the_engine(tmp_path: Path)
         await run.finish_group(name)
         await run.trained(name)
     assert run.backend.num_launched == 1
-    assert [checkpoint.step for checkpoint in run.checkpoints.newest_first()] == [3]
+    assert run.saved_steps == [3]
     await run.stop()
 
 
@@ -109,10 +109,8 @@ async def test_kl_in_the_reward_pulls_towards_the_starting_weights(
     run.backend._theta = START_THETA + 1.0  # pyright: ignore[reportPrivateUsage]
     for index, token in enumerate("yn"):
         said = replace(call(ids=(ord(token), 256)), logprobs=[math.log(0.5), 0.0])
-        run.pool.add_call(SiblingRef("a", index), said, now=0.0)
-    run.pool.end_group("a", [1.0, 1.0], step=1)
-    run.log.acked("a", step=1)
-    run.loop.notify()
+        await run.intake.add_call(SiblingRef("a", index), said)
+    await run.end_group("a", 1.0, 1.0)
     await run.trained("a")
     (entry,) = [one for one in run.log.after(0) if one.kind == "step"]
     assert (entry.groups[0].siblings, run.backend.asked) == ([0, 1], asked)
@@ -137,14 +135,10 @@ async def test_what_was_left_out_of_a_step_is_told_with_it(tmp_path: Path) -> No
     run = start(tmp_path, JOB.model_copy(update={"filter_groups": True, "max_staleness": 0}))
     await run.finish_group("a")
     await run.trained("a")
-    for index in range(2):
-        run.pool.add_call(SiblingRef("tied", index), call(version=1), now=0.0)
-    assert run.pool.end_group("tied", [1.0, 1.0], step=2).failure_reason == "tied"
-    for index, version in enumerate((0, 1, 1)):
-        run.pool.add_call(SiblingRef("b", index), call(version), now=0.0)
-    run.pool.end_group("b", [0.0, 1.0, 2.0], step=2)
-    run.log.acked("b", step=2)
-    run.loop.notify()
+    await run.capture("tied", call(version=1), call(version=1))
+    assert (await run.end_group("tied", 1.0, 1.0)).failure_reason == "tied"
+    await run.capture("b", call(version=0), call(version=1), call(version=1))
+    await run.end_group("b", 0.0, 1.0, 2.0)
     await run.trained("b")
     told = [one for one in run.log.after(0) if one.kind == "step"][-1]
     assert [group.siblings for group in told.groups] == [[1, 2]]
@@ -174,10 +168,9 @@ async def test_a_step_that_failed_half_way_is_made_again_from_the_checkpoint(
         for name in "ab":
             await run.finish_group(name)
             await run.trained(name)
-        assert not run.log.standing.gone
-        newest = next(iter(run.checkpoints.newest_first()))
-        assert newest.step == 2
-        (weights,) = folder.rglob(f"*{newest.step}*/**/theta.json")
+        assert not run.dropped_groups
+        assert run.saved_steps[0] == 2
+        (weights,) = folder.rglob("step-*2/theta.json")
         checkpoints.append(weights.read_bytes())
         await run.stop()
     assert backend.steps == [1, 2, 2] and backend.num_launched == 2
@@ -191,7 +184,7 @@ async def test_groups_that_fail_every_step_are_dropped_and_the_next_are_trained(
     run = start(tmp_path)
     run.backend.plan("step", *[ActionFailed("no")] * (3 if rewards[0] == 1 else 0))
     await run.finish_group("bad", *rewards)
-    await run.until(lambda: run.log.standing.gone == {"bad": "step_failed"})
+    await run.until(lambda: run.dropped_groups == {"bad": "step_failed"})
     await run.finish_group("good")
     await run.trained("good")
     assert run.backend.num_launched == 1
@@ -207,9 +200,9 @@ async def test_a_stop_waits_for_the_step_in_hand_and_saves_it(tmp_path: Path) ->
     await asyncio.sleep(0)
     run.backend.may_step.set()
     await stopping
-    assert run.log.standing.trained == {"a": 1}
-    (checkpoint,) = run.checkpoints.newest_first()
-    assert (checkpoint.step, checkpoint.consumed) == (1, ["a"])
+    again = start(tmp_path)
+    assert (again.trained_groups, again.saved_steps) == ({"a": 1}, [1])
+    await again.stop()
 
 
 async def test_a_step_that_does_not_end_in_time_is_not_saved(
@@ -224,7 +217,7 @@ async def test_a_step_that_does_not_end_in_time_is_not_saved(
     await run.finish_group("b")
     await run.backend.step_begun.wait()
     await run.stop()
-    assert run.checkpoints.is_empty
+    assert run.folders.is_empty
 
 
 async def test_a_stop_never_raises(tmp_path: Path) -> None:
@@ -260,8 +253,9 @@ async def test_a_checkpoint_the_engine_cannot_read_gives_way_to_the_one_before(
     again = start(tmp_path)
     again.backend.plan("restore", ActionFailed("torn"))
     await again.rolling()
-    assert again.engine.global_step == 2
-    assert again.log.standing.gone == {"b": "lost_in_crash"}
+    await again.trained("b")
+    assert (again.trained_groups, again.dropped_groups) == ({"a": 1, "b": 2}, {})
+    assert again.backend.steps == [2]
     await again.stop()
 
 
@@ -275,33 +269,17 @@ async def test_a_run_whose_checkpoints_are_all_unreadable_is_not_begun_anew(tmp_
     await again.task
     assert again.engine.status is EngineStatus.OFFLINE
     assert "choose another --run-dir" in (again.engine.detail or "")
-    again.log.close()
+    again.journal.close()
 
 
-async def test_what_a_power_cut_took_from_the_log_the_checkpoint_still_knows(
-    tmp_path: Path,
+async def test_a_group_that_the_pool_drops_is_told_though_no_step_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = start(tmp_path)
-    await run.finish_group("a")
-    await run.trained("a")
-    version = run.engine.version
-    await run.stop()
-    (tmp_path / "log").write_bytes((tmp_path / "log").read_bytes().split(b"\n")[0] + b"\n")
-    again = start(tmp_path)
-    await again.rolling()
-    assert again.engine.version > version
-    assert again.log.standing.trained == {"a": 1} and not again.log.standing.gone
-    again.pool.add_call(SiblingRef("a", 0), call(), now=0.0)
-    assert again.pool.end_group("a", [1.0, 0.0], step=2).failure_reason == "already_trained"
-    assert TrainedGroup(group_id="a", siblings=[]) in again.log.after(0)[-2].groups
-    await again.stop()
-
-
-async def test_a_group_that_the_pool_drops_is_told_though_no_step_comes(tmp_path: Path) -> None:
-    run = start(tmp_path)
     await run.rolling()
-    for _ in range(2):
-        assert run.pool.add_episode("tied", 1.0, []) is None
+    await run.capture("lost", call())
+    monkeypatch.setattr(open_groups, "MAX_OPEN_S", -1e9)
     run.loop.notify()
-    await run.until(lambda: run.log.standing.gone == {"task:tied#1": "no_trainable_call"})
+    await run.until(lambda: run.dropped_groups == {"lost": "never_ended"})
+    assert run.log.after(0)[-1].reasons == {"lost": "never_ended"}
     await run.stop()

@@ -50,11 +50,13 @@ async def test_a_dead_trainer_is_started_again_while_calls_go_on_being_answered(
     await run.trained("b")
     assert (parts.rollout.num_launched, parts.trainer.num_launched) == (1, 2)
     assert len(run.endpoints) == 1
-    assert run.log.standing.trained == {"a": 1, "b": 2}
+    assert run.trained_groups == {"a": 1, "b": 2}
     await run.stop()
 
 
-async def test_what_a_dead_trainer_had_not_saved_is_told_as_lost(tmp_path: Path) -> None:
+async def test_what_a_dead_trainer_had_not_saved_is_trained_again_as_it_was_planned(
+    tmp_path: Path,
+) -> None:
     parts = Parts(tmp_path)
     run = parts.run
     await run.finish_group("a")
@@ -63,10 +65,12 @@ async def test_what_a_dead_trainer_had_not_saved_is_told_as_lost(tmp_path: Path)
     await run.finish_group("b")
     await run.trained("b")
     parts.trainer.die("gone")
-    await run.until(lambda: run.log.standing.gone.get("b") == "lost_in_crash")
+    await run.until(lambda: parts.rollout.loaded == [0, 1, 2, 3, 4])
     await run.rolling()
-    assert run.engine.global_step == 2
-    assert parts.rollout.loaded == [0, 1, 2, 3]
+    assert run.engine.global_step == 3 and parts.trainer.steps == [1, 2, 2]
+    assert (run.trained_groups, run.dropped_groups) == ({"a": 1, "b": 2}, {})
+    told = [(entry.kind, entry.step, entry.version) for entry in run.log.after(0)]
+    assert told == [("step", 1, 1), ("step", 2, 2), ("restored", 1, 3), ("step", 2, 4)]
     await run.stop()
 
 
@@ -86,7 +90,7 @@ async def test_a_rollout_engine_that_dies_in_a_step_costs_no_step_and_no_group(
     assert (parts.rollout.num_launched, parts.trainer.num_launched) == (2, 1)
     assert parts.trainer.steps == [1, 2]
     assert parts.rollout.loaded == [0, 1, 2], "the new engine samples what was trained meanwhile"
-    assert run.log.standing.gone == {}
+    assert run.dropped_groups == {}
     assert len(run.endpoints) == 2
     await run.stop()
 
@@ -131,7 +135,7 @@ async def test_where_both_died_the_trainer_is_restored_however_often_the_other_f
     await run.finish_group("b")
     await run.trained("b")
     assert (parts.rollout.num_launched, parts.trainer.num_launched) == (2, 2)
-    assert run.log.standing.trained == {"a": 1, "b": 2}
+    assert run.trained_groups == {"a": 1, "b": 2}
     await run.stop()
 
 
@@ -146,7 +150,7 @@ async def test_a_stop_between_two_rollout_engines_saves_what_was_trained(tmp_pat
     parts.rollout.die("gone")
     await run.until(lambda: run.engine.status is EngineStatus.BOOTING)
     await run.stop()
-    assert [checkpoint.step for checkpoint in run.checkpoints.newest_first()] == [1]
+    assert run.saved_steps == [1]
 
 
 async def test_weights_leave_nothing_behind_and_what_was_left_is_not_in_the_way(
@@ -200,8 +204,8 @@ async def test_the_last_step_is_saved_though_its_weights_arrived_late(tmp_path: 
     await run.rolling()
     parts.rollout.plan("load_weights", BackendError("connection lost"))
     await run.finish_group("a")
-    await run.until(lambda: bool(run.checkpoints.newest_first()))
-    assert [checkpoint.step for checkpoint in run.checkpoints.newest_first()] == [1]
+    await run.until(lambda: bool(run.saved_steps))
+    assert run.saved_steps == [1]
     await run.stop()
 
 
@@ -218,7 +222,7 @@ async def test_an_engine_that_is_slow_to_say_it_is_well_is_asked_again(
     await run.finish_group("b")
     await run.trained("b")
     assert (parts.rollout.num_launched, parts.trainer.num_launched) == (2, 1)
-    assert run.log.standing.gone == {}
+    assert run.dropped_groups == {}
     await run.stop()
 
 

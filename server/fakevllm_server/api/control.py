@@ -46,13 +46,13 @@ def router(swarm: Swarm) -> APIRouter:
         facts = swarm.upstream.facts if swarm.upstream is not None else Engine()
         return EngineStatusReply(
             engine_status=swarm.engine.status,
-            engine_status_detail=swarm.engine.detail,
+            engine_status_detail=swarm.detail,
             global_step=swarm.engine.global_step,
             server_id=swarm.server_id,
             run_id=swarm.run_id,
             weight_version=swarm.engine.version,
             backlog=swarm.backlog,
-            totals=of_run(swarm.runlog.standing.totals),
+            totals=of_run(swarm.runlog.totals),
             model=facts.model,
             max_model_len=facts.max_model_len,
             engine_version=facts.version,
@@ -90,7 +90,7 @@ def router(swarm: Swarm) -> APIRouter:
             if swarm.job is None:
                 return StartReply(success=False, error="No training config found")
             try:
-                swarm.start_engine()
+                await swarm.start_engine()
             except ConfigError as error:
                 return StartReply(success=False, error=str(error))
             return StartReply(success=True, pid=os.getpid())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from fastapi import APIRouter, HTTPException, Request
+from pydantic import BaseModel
 
 from fakevllm_adapters.swarm import (
     CanContinueRequest,
@@ -25,6 +26,14 @@ _ADVICE = {
     EngineStatus.WEIGHT_SYNCING: "Engine is syncing weights. Try again (maybe 1 minute) later.",
     EngineStatus.ROLLING_POST: "Engine is in post-rolling phase. Try again (maybe 1 minute) later.",
 }
+
+
+class RenewReply(BaseModel):
+    success: bool
+    idle_limit_s: float
+    """How long it may be silent from now on."""
+
+
 _NONE_FREE = "No available episodes to claim. Try again (maybe 1 minute) later."
 
 
@@ -38,11 +47,8 @@ def router(swarm: Swarm) -> APIRouter:
             return ClaimEpisodeReply(
                 success=False, client_uuid=request.client_uuid, fail_cause=refusal
             )
-        episode = swarm.episodes.claim(
-            request.client_uuid,
-            request.episode_type,
-            request.discard_episode_timeout,
-            time.monotonic(),
+        episode = await swarm.intake.claim(
+            request.client_uuid, request.episode_type, request.discard_episode_timeout
         )
         return ClaimEpisodeReply(
             success=True,
@@ -54,31 +60,31 @@ def router(swarm: Swarm) -> APIRouter:
 
     @routes.post("/end_episode")
     async def end_episode(request: EndEpisodeRequest) -> dict[str, bool]:
-        status = swarm.engine.status
-        if not swarm.engine.is_serving:
-            raise HTTPException(
-                400,
-                f"Engine is not in rolling state. Current status: [{status}]. Cannot end episode.",
-            )
         reward = _scalar_reward(request)
         try:
-            episode = swarm.episodes.end(request.episode_uuid, request.client_uuid)
+            await swarm.intake.end_episode(request, reward, swarm.closed)
         except EpisodeRefused as refused:
-            raise HTTPException(refused.status, refused.detail) from None
-        if episode is not None and episode.kind == "train":
-            group_id = swarm.pool.add_episode(
-                request.task_id, reward, episode.calls, trains=swarm.is_training
-            )
-            if group_id is not None:
-                swarm.runlog.acked(group_id, swarm.engine.global_step)
+            status = swarm.engine.status
+            detail = refused.detail if swarm.engine.is_serving else _cannot_end(status)
+            raise HTTPException(refused.status, detail) from None
         swarm.changed()
         return {"success": True}
 
     @routes.post("/abort_episode")
     async def abort_episode(request: EndEpisodeRequest) -> dict[str, bool]:
-        swarm.episodes.abort(request.episode_uuid, request.client_uuid)
+        await swarm.intake.abort_episode(request.episode_uuid, request.client_uuid)
         swarm.changed()
         return {"success": True}
+
+    @routes.post("/renew_episode")
+    async def renew_episode(request: CanContinueRequest) -> RenewReply:
+        """A heartbeat, for agents that are long silent between their calls."""
+        try:
+            episode = swarm.episodes.owned(request.episode_uuid, request.client_uuid)
+        except EpisodeRefused as refused:
+            raise HTTPException(410, refused.detail) from None
+        swarm.episodes.renew(episode, time.monotonic())
+        return RenewReply(success=True, idle_limit_s=episode.idle_limit_s)
 
     @routes.post("/can_continue_episode")
     async def can_continue_episode(request: CanContinueRequest) -> dict[str, bool]:
@@ -95,6 +101,10 @@ def _cannot_claim(swarm: Swarm, request: ClaimEpisodeRequest) -> str | None:
     if request.episode_type not in ("train", "eval"):
         raise HTTPException(400, f"Unknown episode_type: {request.episode_type}")
     return None if swarm.episodes.can_claim() else _NONE_FREE
+
+
+def _cannot_end(status: EngineStatus) -> str:
+    return f"Engine is not in rolling state. Current status: [{status}]. Cannot end episode."
 
 
 def _scalar_reward(request: EndEpisodeRequest) -> float:

@@ -24,6 +24,7 @@ from fakevllm_server.captures import CAPTURES
 from fakevllm_server.forward import EngineClient, Refused, Refuses
 from fakevllm_server.weight_gate import CallStamp
 
+Keep = Callable[[RecordedCall], Awaitable[None]]
 Attempt = Callable[[EngineClient, CallStamp], Awaitable[None]]
 
 
@@ -50,7 +51,7 @@ class Inbound:
 
         await self._ask(upstream, exchange, ask)
 
-    def captured(self, keep: Callable[[RecordedCall], None]) -> Attempt:
+    def captured(self, keep: Keep) -> Attempt:
         """Each attempt is captured anew; one that is whole goes to `keep`."""
 
         async def attempt(upstream: EngineClient, stamp: CallStamp) -> None:
@@ -74,7 +75,7 @@ class Inbound:
         upstream: EngineClient,
         exchange: Exchange,
         stamp: CallStamp,
-        keep: Callable[[RecordedCall], None],
+        keep: Keep,
         refuses: Refuses,
     ) -> None:
         path, engine = self.adapter.upstream_path, upstream.endpoint
@@ -85,10 +86,10 @@ class Inbound:
             tells_allowed=engine.tells_allowed,
         )
 
-        def finished() -> None:
+        async def finished() -> None:
             call = capture.record(stamp)
             if call is not None:
-                keep(call)
+                await keep(call)
 
         shown, asked = self._shown(exchange), self._asked(exchange)
         await upstream.capture(

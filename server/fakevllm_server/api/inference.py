@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from fakevllm_adapters.asgi import (
     AsgiApp,
@@ -29,7 +30,6 @@ from fakevllm_adapters.limits import Admitted, Limits, admitted
 from fakevllm_adapters.passthrough import whole_path
 from fakevllm_adapters.swarm import SIBLING_HEADER, SiblingRef, parse_sibling
 from fakevllm_server.api.inbound import Attempt, Inbound
-from fakevllm_server.calls import RecordedCall
 from fakevllm_server.episodes import Episode
 from fakevllm_server.forward import EngineClient, EngineFailed
 from fakevllm_server.swarm import Swarm
@@ -86,16 +86,12 @@ async def _answer(swarm: Swarm, scope: Scope, adapter: Adapter, body: bytes, sen
     if sibling is None and episode is None:
         return await _twice(swarm, call.relay)
     if sibling is not None:
-
-        def pool(record: RecordedCall) -> None:
-            swarm.pool.add_call(sibling, record, time.monotonic())
-
-        return await _twice(swarm, call.captured(pool))
+        return await _twice(swarm, call.captured(partial(swarm.intake.add_call, sibling)))
     assert episode is not None
     swarm.episodes.call_begins(episode, time.monotonic())
     try:
         # Kept before the last byte goes out: the client may end the episode at it.
-        await _twice(swarm, call.captured(episode.calls.append))
+        await _twice(swarm, call.captured(partial(swarm.intake.add_episode_call, episode)))
     finally:
         swarm.episodes.call_ends(episode, time.monotonic())
 

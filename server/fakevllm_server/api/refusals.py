@@ -7,9 +7,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import orjson
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+
+from fakevllm_server.journal.writer import JournalTrouble
+from fakevllm_server.submissions import OtherBody
 
 
 class _StrictRequest(Request):
@@ -32,6 +36,26 @@ class ClearRoute(APIRoute):
                 return _refused(error.errors())
 
         return handled
+
+
+def add_handlers(app: FastAPI) -> None:
+    """What any route that acknowledges something may raise."""
+    app.add_exception_handler(JournalTrouble, _unwritten)
+    app.add_exception_handler(OtherBody, _other_body)
+
+
+def _unwritten(_: Request, error: Exception) -> Response:
+    """Nothing is acknowledged that a crash could take back; sent again it counts once."""
+    detail = f"It cannot be written to the journal now ({error}). Try again later."
+    return JSONResponse({"detail": detail}, 503, {"Retry-After": "2"})
+
+
+def _other_body(_: Request, error: Exception) -> Response:
+    detail = (
+        "It was acknowledged before with other contents, which stand: send again only what was "
+        "sent before."
+    )
+    return JSONResponse({"detail": detail}, 409)
 
 
 def _refused(problems: Sequence[Any]) -> Response:

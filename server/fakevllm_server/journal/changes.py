@@ -1,0 +1,245 @@
+"""Everything that is ever written to the journal: one function for each kind of change, all of it
+in one transaction."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import Connection
+
+from fakevllm_adapters.swarm import LogEntry
+from fakevllm_server.calls import RecordedCall
+from fakevllm_server.episodes import Episode
+from fakevllm_server.journal import statements
+from fakevllm_server.journal.facts import (
+    PRUNED,
+    PooledGroup,
+    SavedCheckpoint,
+    ScoredSample,
+    Submission,
+)
+from fakevllm_server.journal.tables import BatchState, EpisodeState, GroupState
+from fakevllm_server.journal.writer import Change
+
+# --- episodes
+
+
+def claimed(episode: Episode) -> Change:
+    row = (
+        episode.episode_id,
+        episode.epoch,
+        EpisodeState.CLAIMED,
+        episode.kind,
+        episode.client_uuid,
+        episode.key,
+        episode.idle_limit_s,
+    )
+
+    def make(db: Connection) -> None:
+        db.exec_driver_sql("INSERT OR REPLACE INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+    return Change("claim", make)
+
+
+def reopened(episodes: Sequence[Episode]) -> Change:
+    """Their claims were given up or ran out."""
+
+    def make(db: Connection) -> None:
+        for episode in episodes:
+            statements.move_episode(db, episode.episode_id, EpisodeState.OPEN)
+            db.exec_driver_sql("DELETE FROM calls WHERE owner = ?", (episode.uuid,))
+
+    return Change("reopen", make)
+
+
+def call_ended(owner: str, seq: int, call: RecordedCall, group_id: str | None = None) -> Change:
+    return Change("call", lambda db: statements.put_call(db, owner, seq, call, group_id))
+
+
+def episode_ended(
+    episode_id: str,
+    sample: ScoredSample,
+    submission: Submission,
+    group: PooledGroup | None,
+    members: Sequence[ScoredSample] = (),
+) -> Change:
+    """`members`: all of its group, where it completed one."""
+
+    def make(db: Connection) -> None:
+        statements.move_episode(db, episode_id, EpisodeState.ENDED)
+        statements.put_sample(db, sample, None)
+        statements.put_submission(db, submission)
+        if group is not None:
+            statements.complete(db, group, members)
+
+    return Change("end_episode", make)
+
+
+def task_completed(group: PooledGroup, members: Sequence[ScoredSample]) -> Change:
+    return Change("complete", lambda db: statements.complete(db, group, members))
+
+
+# --- groups
+
+
+def group_ended(
+    group: PooledGroup,
+    samples: Sequence[ScoredSample],
+    submission: Submission,
+    calls: Sequence[RecordedCall] = (),
+) -> Change:
+    """`calls`: of a feedback sample, which brings its own."""
+
+    def make(db: Connection) -> None:
+        for seq, call in enumerate(calls):
+            statements.put_call(db, samples[0].owner, seq, call, group.group_id)
+        for sample in samples:
+            statements.put_sample(db, sample, group.group_id)
+        statements.forget_unscored(db, group.group_id)
+        statements.put_group(db, group)
+        statements.put_submission(db, submission)
+        if group.state is not GroupState.POOLED:
+            statements.forget_calls(db, [group.group_id])
+
+    return Change("end_group", make)
+
+
+def group_aborted(group_id: str) -> Change:
+    group = PooledGroup(group_id, GroupState.DROPPED, "aborted")
+
+    def make(db: Connection) -> None:
+        statements.put_group(db, group)
+        statements.forget_calls(db, [group_id])
+
+    return Change("abort_group", make)
+
+
+def dropped(entry: LogEntry) -> Change:
+    """The groups of an entry of this kind, for its reasons."""
+
+    def make(db: Connection) -> None:
+        for group_id, reason in entry.reasons.items():
+            statements.put_group(db, PooledGroup(group_id, GroupState.DROPPED, reason))
+        statements.forget_calls(db, entry.reasons)
+        statements.put_entry(db, entry)
+
+    return Change("drop", make)
+
+
+# --- steps
+
+
+def planned(step: int, version: int, group_ids: Sequence[str]) -> Change:
+    def make(db: Connection) -> None:
+        row = (step, version, groups_hash(group_ids), BatchState.PLANNED)
+        db.exec_driver_sql("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?)", row)
+        for position, group_id in enumerate(group_ids):
+            db.exec_driver_sql(
+                "UPDATE groups SET state = ?, step = ?, position = ? WHERE group_id = ?",
+                (GroupState.PLANNED, step, position, group_id),
+            )
+
+    return Change("plan", make)
+
+
+def unplanned(step: int) -> Change:
+    """A batch that no trainer took; its groups are dropped beside."""
+    return Change(
+        "unplan", lambda db: db.exec_driver_sql("DELETE FROM batches WHERE step = ?", (step,))
+    )
+
+
+def trained(entry: LogEntry, checkpoint: SavedCheckpoint | None) -> Change:
+    """Step, consumed samples and checkpoint: all of them or none."""
+
+    def make(db: Connection) -> None:
+        done = "UPDATE batches SET state = ? WHERE step = ?"
+        db.exec_driver_sql(done, (BatchState.DONE, entry.step))
+        consumed = "UPDATE groups SET state = ? WHERE step = ? AND state = ?"
+        db.exec_driver_sql(consumed, (GroupState.CONSUMED, entry.step, GroupState.PLANNED))
+        statements.put_entry(db, entry)
+        if checkpoint is not None:
+            statements.put_checkpoint(db, checkpoint)
+
+    return Change("train", make)
+
+
+def saved(checkpoint: SavedCheckpoint) -> Change:
+    return Change("save", lambda db: statements.put_checkpoint(db, checkpoint))
+
+
+def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
+    """Checkpoints that are gone, and the calls that none of those kept can need again."""
+    rows = [(step,) for step in steps]
+
+    def make(db: Connection) -> None:
+        for row in rows:
+            db.exec_driver_sql("DELETE FROM checkpoints WHERE step = ?", row)
+        db.exec_driver_sql(
+            "DELETE FROM calls WHERE owner IN (SELECT s.owner FROM groups g JOIN samples s "
+            "ON s.group_id = g.group_id WHERE g.state = ? AND g.step <= ? AND g.step > ?)",
+            (GroupState.CONSUMED, oldest_kept, statements.last_pruned(db)),
+        )
+        # Never back: among the kept there may be one from long before what was let go.
+        statements.put_meta(db, PRUNED, str(max(statements.last_pruned(db), oldest_kept)))
+
+    return Change("prune", make)
+
+
+def rolled_back(entry: LogEntry) -> Change:
+    """The trainer stands at the end of the entry's step: what was trained since is planned as it
+    was."""
+
+    def make(db: Connection) -> None:
+        db.exec_driver_sql(
+            "UPDATE batches SET state = ? WHERE step > ?", (BatchState.PLANNED, entry.step)
+        )
+        db.exec_driver_sql(
+            "UPDATE groups SET state = ? WHERE step > ? AND state = ?",
+            (GroupState.PLANNED, entry.step, GroupState.CONSUMED),
+        )
+        db.exec_driver_sql("DELETE FROM checkpoints WHERE step > ?", (entry.step,))
+        statements.put_entry(db, entry)
+
+    return Change("roll_back", make)
+
+
+def abandoned(entry: LogEntry) -> Change:
+    """The trainer stands at the end of the entry's step, and what was trained since stays undone:
+    its groups are told as lost."""
+
+    def make(db: Connection) -> None:
+        db.exec_driver_sql("DELETE FROM batches WHERE step > ?", (entry.step,))
+        db.exec_driver_sql("DELETE FROM checkpoints WHERE step > ?", (entry.step,))
+        for group_id in entry.lost:
+            statements.put_group(
+                db, PooledGroup(group_id, GroupState.DROPPED, "lost_with_checkpoint")
+            )
+        statements.forget_calls(db, entry.lost)
+        # What is trained from here on can be made again, though such steps were pruned before.
+        statements.put_meta(db, PRUNED, str(min(statements.last_pruned(db), entry.step)))
+        statements.put_entry(db, entry)
+
+    return Change("abandon", make)
+
+
+def published(version: int, step: int) -> Change:
+    row = (version, step, time.time())
+    insert = "INSERT OR IGNORE INTO publications VALUES (?, ?, ?)"
+    return Change("publish", lambda db: db.exec_driver_sql(insert, row))
+
+
+def logged(entry: LogEntry) -> Change:
+    """An entry that changes nothing else."""
+    return Change("log", lambda db: statements.put_entry(db, entry))
+
+
+def remembered(key: str, value: str | None) -> Change:
+    """A fact of the run; None forgets it."""
+    return Change("meta", lambda db: statements.put_meta(db, key, value))
+
+
+def groups_hash(group_ids: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(group_ids).encode()).hexdigest()

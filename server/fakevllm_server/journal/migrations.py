@@ -1,0 +1,144 @@
+"""The journal's schema, step by step. A released migration is never edited: append one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+
+
+class NewerJournal(Exception):
+    """The file was written by a newer version."""
+
+
+def m001_tables(db: Connection) -> None:
+    for statement in _M001:
+        db.exec_driver_sql(statement)
+
+
+MIGRATIONS: list[Callable[[Connection], None]] = [m001_tables]
+
+
+def migrate(db: Connection) -> None:
+    """Applies what is missing. Raises NewerJournal."""
+    db.exec_driver_sql(
+        "CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at REAL NOT NULL)"
+    )
+    applied = set(db.exec_driver_sql("SELECT name FROM migrations").scalars())
+    unknown = applied - {migration.__name__ for migration in MIGRATIONS}
+    if unknown:
+        raise NewerJournal(", ".join(sorted(unknown)))
+    for migration in MIGRATIONS:
+        if migration.__name__ not in applied:
+            migration(db)
+            row = (migration.__name__, time.time())
+            db.exec_driver_sql("INSERT INTO migrations VALUES (?, ?)", row)
+
+
+_M001 = (
+    """
+    CREATE TABLE episodes (
+        episode_id VARCHAR NOT NULL,
+        epoch INTEGER NOT NULL,
+        state VARCHAR NOT NULL,
+        kind VARCHAR NOT NULL,
+        client_uuid VARCHAR NOT NULL,
+        "key" VARCHAR NOT NULL,
+        idle_limit_s FLOAT NOT NULL,
+        PRIMARY KEY (episode_id)
+    )
+    """,
+    "CREATE INDEX ix_episodes_state ON episodes (state)",
+    """
+    CREATE TABLE calls (
+        id INTEGER NOT NULL,
+        owner VARCHAR NOT NULL,
+        group_id VARCHAR,
+        seq INTEGER NOT NULL,
+        prompt_ids BLOB NOT NULL,
+        response_ids BLOB NOT NULL,
+        logprobs BLOB,
+        facts_json VARCHAR NOT NULL,
+        digest BLOB NOT NULL,
+        PRIMARY KEY (id),
+        UNIQUE (owner, seq)
+    )
+    """,
+    "CREATE INDEX ix_calls_group_id ON calls (group_id)",
+    """
+    CREATE TABLE samples (
+        owner VARCHAR NOT NULL,
+        group_id VARCHAR,
+        task_id VARCHAR,
+        "index" INTEGER NOT NULL,
+        reward FLOAT,
+        PRIMARY KEY (owner)
+    )
+    """,
+    "CREATE INDEX ix_samples_group_id ON samples (group_id)",
+    """
+    CREATE TABLE groups (
+        seq INTEGER NOT NULL,
+        group_id VARCHAR NOT NULL,
+        state VARCHAR NOT NULL,
+        reason VARCHAR,
+        step INTEGER,
+        position INTEGER,
+        advantage FLOAT,
+        PRIMARY KEY (seq),
+        UNIQUE (group_id)
+    )
+    """,
+    "CREATE INDEX ix_groups_state ON groups (state)",
+    "CREATE INDEX ix_groups_step ON groups (step)",
+    """
+    CREATE TABLE submissions (
+        "key" VARCHAR NOT NULL,
+        body_hash BLOB NOT NULL,
+        reply_json VARCHAR NOT NULL,
+        at FLOAT NOT NULL,
+        PRIMARY KEY ("key")
+    )
+    """,
+    """
+    CREATE TABLE batches (
+        step INTEGER NOT NULL,
+        version INTEGER NOT NULL,
+        groups_hash VARCHAR NOT NULL,
+        state VARCHAR NOT NULL,
+        PRIMARY KEY (step)
+    )
+    """,
+    "CREATE INDEX ix_batches_state ON batches (state)",
+    """
+    CREATE TABLE checkpoints (
+        step INTEGER NOT NULL,
+        folder VARCHAR NOT NULL,
+        version INTEGER NOT NULL,
+        digest VARCHAR NOT NULL,
+        reward_mean FLOAT,
+        at FLOAT NOT NULL,
+        PRIMARY KEY (step)
+    )
+    """,
+    """
+    CREATE TABLE publications (
+        version INTEGER NOT NULL,
+        step INTEGER NOT NULL,
+        at FLOAT NOT NULL,
+        PRIMARY KEY (version)
+    )
+    """,
+    """
+    CREATE TABLE entries (
+        seq INTEGER NOT NULL,
+        kind VARCHAR NOT NULL,
+        step INTEGER NOT NULL,
+        version INTEGER NOT NULL,
+        entry_json VARCHAR NOT NULL,
+        PRIMARY KEY (seq)
+    )
+    """,
+    'CREATE TABLE meta ("key" VARCHAR NOT NULL, value VARCHAR NOT NULL, PRIMARY KEY ("key"))',
+)

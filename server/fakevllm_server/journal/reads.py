@@ -1,0 +1,236 @@
+"""What is read from the journal: all a next life begins with, and single facts by their key."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection
+
+from fakevllm_adapters.swarm import LogEntry
+from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.episodes import Episode
+from fakevllm_server.journal.changes import groups_hash
+from fakevllm_server.journal.facts import (
+    SavedCheckpoint,
+    ScoredSample,
+    Submission,
+)
+from fakevllm_server.journal.rows import CALL_COLUMNS, CorruptCall, call_of
+from fakevllm_server.journal.tables import BatchState, EpisodeState, GroupState
+
+log = logging.getLogger("fakevllm.server")
+
+CORRUPT = "corrupt"
+"""Why a group is dropped of which a call is not what was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """What a step trains: its groups in order, and the version of the weights before it."""
+
+    step: int
+    version: int
+    groups: Sequence[FinishedGroup]
+    is_whole: bool = True
+    """Whether those are all that were planned."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Acknowledged or captured, and not trained yet."""
+
+    claimed: list[Episode] = field(default_factory=list[Episode])
+    open_episodes: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    """Ids and last epochs of episodes that nobody has claimed."""
+    open_groups: dict[str, dict[int, list[RecordedCall]]] = field(
+        default_factory=dict[str, dict[int, list[RecordedCall]]]
+    )
+    samples: list[tuple[ScoredSample, list[RecordedCall]]] = field(
+        default_factory=list[tuple[ScoredSample, list[RecordedCall]]]
+    )
+    """Of active clients, whose tasks are not complete."""
+    groups: list[FinishedGroup] = field(default_factory=list[FinishedGroup])
+    """Pooled, in the order they came."""
+    corrupt: list[str] = field(default_factory=list[str])
+    """Groups of which something is not what was written."""
+    corrupt_claims: list[Episode] = field(default_factory=list[Episode])
+    corrupt_samples: list[ScoredSample] = field(default_factory=list[ScoredSample])
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the run's log ends."""
+
+    last_seq: int
+    version: int
+    """Highest ever published or promised."""
+    last_step: int
+
+
+def waiting(db: Connection, now: float) -> Waiting:
+    """Clients of earlier lives are given their whole time again, from `now` on."""
+    found = Waiting()
+    claimed = (
+        'SELECT episode_id, epoch, "key", client_uuid, kind, idle_limit_s FROM episodes '
+        "WHERE state = ?"
+    )
+    for row in _rows(db, claimed, EpisodeState.CLAIMED):
+        episode = Episode(*row, last_activity=now)
+        try:
+            episode.calls.extend(_calls(db, episode.uuid))
+        except CorruptCall:
+            found.corrupt_claims.append(episode)
+        else:
+            found.claimed.append(episode)
+    opened = "SELECT episode_id, epoch FROM episodes WHERE state = ? ORDER BY rowid"
+    found.open_episodes = [(row[0], row[1]) for row in _rows(db, opened, EpisodeState.OPEN)]
+    _read_open_groups(db, found)
+    for row in _rows(
+        db,
+        'SELECT owner, "index", reward, task_id FROM samples WHERE group_id IS NULL ORDER BY rowid',
+    ):
+        sample = ScoredSample(*row)
+        try:
+            found.samples.append((sample, _calls(db, sample.owner)))
+        except CorruptCall:
+            found.corrupt_samples.append(sample)
+    pooled = "SELECT group_id FROM groups WHERE state = ? ORDER BY seq"
+    ids = [row[0] for row in _rows(db, pooled, GroupState.POOLED)]
+    found.groups = list(_groups(db, ids, found.corrupt))
+    return found
+
+
+def planned(db: Connection, corrupt: list[str]) -> list[PlannedBatch]:
+    """Batches that were planned and are not trained, oldest first. Groups of which something is not
+    what was written are left out, and added to `corrupt`."""
+    found: list[PlannedBatch] = []
+    batches = "SELECT step, version, groups_hash FROM batches WHERE state = ? ORDER BY step"
+    for step, version, expected in _rows(db, batches, BatchState.PLANNED):
+        members = "SELECT group_id FROM groups WHERE step = ? AND state = ? ORDER BY position"
+        ids = [row[0] for row in _rows(db, members, step, GroupState.PLANNED)]
+        groups = list(_groups(db, ids, corrupt))
+        is_whole = groups_hash([group.group_id for group in groups]) == expected
+        if not is_whole:
+            log.error("step %d is trained again without some of its groups", step)
+        found.append(PlannedBatch(step, version, groups, is_whole))
+    return found
+
+
+def standing(db: Connection) -> Standing:
+    seq, version = db.exec_driver_sql(
+        "SELECT COALESCE(MAX(seq), 0), COALESCE(MAX(version), 0) FROM entries"
+    ).one()
+    served = db.exec_driver_sql("SELECT COALESCE(MAX(version), 0) FROM publications").scalar()
+    last = "SELECT step FROM entries WHERE kind IN ('step', 'restored') ORDER BY seq DESC LIMIT 1"
+    last_step = db.exec_driver_sql(last).scalar()
+    return Standing(seq, max(version, served or 0), last_step or 0)
+
+
+def entries(db: Connection, after: int, limit: int) -> list[LogEntry]:
+    query = "SELECT entry_json FROM entries WHERE seq > ? ORDER BY seq LIMIT ?"
+    return [LogEntry.model_validate_json(row[0]) for row in _rows(db, query, after, limit)]
+
+
+def step_metrics(db: Connection, last: int) -> list[dict[str, float]]:
+    """Of the steps up to `last`, each as it was trained last."""
+    query = (
+        "SELECT entry_json FROM entries WHERE seq IN "
+        "(SELECT MAX(seq) FROM entries WHERE kind = 'step' AND step <= ? GROUP BY step)"
+    )
+    rows = _rows(db, query, last)
+    return [LogEntry.model_validate_json(row[0]).metrics for row in rows]
+
+
+def checkpoints(db: Connection) -> list[SavedCheckpoint]:
+    """Newest first."""
+    query = "SELECT step, folder, version, digest, reward_mean FROM checkpoints ORDER BY step DESC"
+    return [SavedCheckpoint(*row) for row in _rows(db, query)]
+
+
+def submission(db: Connection, key: str) -> Submission | None:
+    query = 'SELECT "key", body_hash, reply_json FROM submissions WHERE "key" = ?'
+    row = db.exec_driver_sql(query, (key,)).one_or_none()
+    return None if row is None else Submission(*row)
+
+
+def why_ended(db: Connection, group_id: str) -> str | None:
+    """Why a group of this id may not come again; None where there has been none."""
+    query = "SELECT state, reason FROM groups WHERE group_id = ?"
+    row = db.exec_driver_sql(query, (group_id,)).one_or_none()
+    if row is None:
+        return None
+    state, reason = row
+    return "already_trained" if state == GroupState.CONSUMED else reason or "already_ended"
+
+
+def calls_by_sibling(db: Connection, group_id: str, num: int) -> list[list[RecordedCall]]:
+    """As far as they are kept."""
+    try:
+        return [_calls(db, f"{group_id}/{index}") for index in range(num)]
+    except CorruptCall:
+        return []
+
+
+def trained_after(db: Connection, step: int) -> list[str]:
+    query = "SELECT group_id FROM groups WHERE step > ? AND state IN (?, ?) ORDER BY seq"
+    states = GroupState.CONSUMED, GroupState.PLANNED
+    return [row[0] for row in _rows(db, query, step, *states)]
+
+
+def meta(db: Connection, key: str) -> str | None:
+    return db.exec_driver_sql('SELECT value FROM meta WHERE "key" = ?', (key,)).scalar()
+
+
+def _read_open_groups(db: Connection, found: Waiting) -> None:
+    query = (
+        f"SELECT c.group_id, c.owner, {CALL_COLUMNS} FROM calls c "
+        "LEFT JOIN groups g ON g.group_id = c.group_id "
+        "WHERE c.group_id IS NOT NULL AND g.group_id IS NULL ORDER BY c.id"
+    )
+    for group_id, owner, *row in _rows(db, query):
+        try:
+            call = call_of(tuple(row))
+        except CorruptCall:
+            found.corrupt.append(group_id)
+            continue
+        index = int(owner.rpartition("/")[2])
+        found.open_groups.setdefault(group_id, {}).setdefault(index, []).append(call)
+    for group_id in found.corrupt:
+        found.open_groups.pop(group_id, None)
+
+
+def _groups(db: Connection, ids: Sequence[str], corrupt: list[str]) -> Iterator[FinishedGroup]:
+    for group_id in ids:
+        try:
+            yield _group(db, group_id)
+        except CorruptCall:
+            corrupt.append(group_id)
+
+
+def _group(db: Connection, group_id: str) -> FinishedGroup:
+    """Raises CorruptCall."""
+    members = (
+        'SELECT owner, "index", reward, task_id FROM samples WHERE group_id = ? ORDER BY "index"'
+    )
+    samples = [ScoredSample(*row) for row in _rows(db, members, group_id)]
+    episodes = [
+        ScoredEpisode(one.index, one.reward, tuple(_calls(db, one.owner)), one.owner)
+        for one in samples
+    ]
+    query = "SELECT advantage FROM groups WHERE group_id = ?"
+    return FinishedGroup(
+        group_id, episodes, advantage=db.exec_driver_sql(query, (group_id,)).scalar()
+    )
+
+
+def _calls(db: Connection, owner: str) -> list[RecordedCall]:
+    """Raises CorruptCall."""
+    query = f"SELECT {CALL_COLUMNS} FROM calls WHERE owner = ? ORDER BY seq"
+    return [call_of(row) for row in _rows(db, query, owner)]
+
+
+def _rows(db: Connection, query: str, *values: Any) -> list[Any]:
+    return [tuple(row) for row in db.exec_driver_sql(query, values)]

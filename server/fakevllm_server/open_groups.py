@@ -1,0 +1,67 @@
+"""Captured calls of passive groups that have no rewards yet. Pure; the clock is passed in."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fakevllm_adapters.swarm import SiblingRef
+from fakevllm_server.calls import RecordedCall
+
+MAX_OPEN_GROUPS = 10_000
+"""Beyond these the oldest is dropped."""
+MAX_OPEN_S = 3600.0
+"""A group whose last call is older has lost its client."""
+
+
+@dataclass(slots=True)
+class OpenGroup:
+    calls: defaultdict[int, list[RecordedCall]] = field(
+        default_factory=lambda: defaultdict[int, list[RecordedCall]](list)
+    )
+    """By sibling index."""
+    last_call: float = 0.0
+
+
+class OpenGroups:
+    def __init__(self) -> None:
+        self._groups: OrderedDict[str, OpenGroup] = OrderedDict()  # by their last call
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __contains__(self, group_id: str) -> bool:
+        return group_id in self._groups
+
+    def num_calls(self, sibling: SiblingRef) -> int:
+        opened = self._groups.get(sibling.group_id)
+        return 0 if opened is None else len(opened.calls[sibling.index])
+
+    def add(self, sibling: SiblingRef, call: RecordedCall, now: float) -> None:
+        group = self._groups.setdefault(sibling.group_id, OpenGroup())
+        group.calls[sibling.index].append(call)
+        group.last_call = now
+        self._groups.move_to_end(sibling.group_id)
+
+    def restore(
+        self, group_id: str, calls: Mapping[int, Sequence[RecordedCall]], now: float
+    ) -> None:
+        """Of an earlier life; its client is given its whole time again."""
+        for index, of_sibling in calls.items():
+            for call in of_sibling:
+                self.add(SiblingRef(group_id, index), call, now)
+
+    def pop(self, group_id: str) -> OpenGroup | None:
+        return self._groups.pop(group_id, None)
+
+    def take_left(self, now: float) -> list[str]:
+        """Those whose end will not come, or for which there is no room; they are open no more."""
+        left: list[str] = []
+        while self._groups:
+            group_id, oldest = next(iter(self._groups.items()))
+            if now - oldest.last_call <= MAX_OPEN_S and len(self._groups) <= MAX_OPEN_GROUPS:
+                break
+            del self._groups[group_id]
+            left.append(group_id)
+        return left

@@ -1,0 +1,46 @@
+"""`fakevllm-server checkpoints export`, of what the verl trainer saved."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from backends.verl.reference import assert_transformers_load, have_same_weights, on_policy_calls
+from contract.trainers import running
+from typer.testing import CliRunner
+
+from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
+from fakevllm_server.checkpoints import CheckpointFolders
+from fakevllm_server.cli import app
+from fakevllm_server.journal.changes import saved
+from fakevllm_server.journal.facts import SavedCheckpoint
+from fakevllm_server.journal.store import Journal
+from fakevllm_server.run_folder import RunFolder
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+
+async def test_what_verl_saved_is_exported_by_its_own_workers(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    async with running("verl", run_dir, "--num-workers=1") as trainer:
+        await trainer.step(on_policy_calls())
+        expected = await trainer.exported("expected")
+        folders = CheckpointFolders(run_dir / "checkpoints")
+        folder, digest = await folders.write(1, trainer.engine.save)
+    journal = Journal(run_dir / "journal.sqlite")
+    await journal.write(saved(SavedCheckpoint(1, folder, 1, digest, None)))
+    journal.close()
+    lock = RunFolder(run_dir)
+    lock.remember_model("verl", str(DEMO_MODEL_DIR))
+    lock.close()
+
+    model = tmp_path / "model"
+    command = ["checkpoints", "export", "1", str(model), "--run-dir", str(run_dir)]
+    refused = CliRunner().invoke(app, [*command, "--dtype", "float32"])
+    assert refused.exit_code == 2 and "is the embedded trainer's" in refused.stderr
+    result = await asyncio.to_thread(CliRunner().invoke, app, command)
+
+    assert result.exit_code == 0, result.output
+    assert have_same_weights(model, expected)
+    assert_transformers_load(model)

@@ -1,0 +1,281 @@
+"""A client as a real one is: it writes down what was acknowledged, and after a crash it sends
+again what was not. Its file is flushed to disk before it goes on, so what it says was told is what
+a user saw."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+import zlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from fakevllm_adapters.swarm import (
+    AddSampleRequest,
+    CapturedCall,
+    EndEpisodeRequest,
+    EndGroupRequest,
+    EngineStatus,
+    SiblingRef,
+)
+from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server.calls import RecordedCall, VersionSpan
+from fakevllm_server.episodes import EpisodeRefused
+from fakevllm_server.swarm import Swarm
+
+Ack = dict[str, Any]
+FILE = "client.jsonl"
+NAME = "client"
+IDLE_LIMIT_S = 60.0
+HOUR = 3600.0
+WAIT_S = 8.0
+ENDED = ("consumed", "dropped")
+
+
+def read_acks(run_dir: Path) -> dict[str, Ack]:
+    """By name, in the order they came."""
+    file = run_dir / FILE
+    lines = file.read_text().splitlines() if file.exists() else []
+    return {ack["name"]: ack for ack in map(json.loads, lines)}
+
+
+class Client:
+    def __init__(self, swarm: Swarm, run_dir: Path) -> None:
+        self._swarm = swarm
+        self._acks = read_acks(run_dir)
+        self._file = os.open(run_dir / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._acked = asyncio.Event()
+        self._life = os.getpid()
+
+    # --- what it sends
+
+    async def start(self, name: str, job: TrainJob) -> None:
+        async def do() -> Ack:
+            async with self._swarm.changing_engine:
+                if self._swarm.engine.status is EngineStatus.OFFLINE:
+                    self._swarm.job = job
+                    await self._swarm.start_engine()
+            await self._until(lambda: self._swarm.engine.status is EngineStatus.ROLLING)
+            return {}
+
+        await self._once(f"start {name}", do)
+
+    async def stop(self, name: str) -> None:
+        async def do() -> Ack:
+            await self._swarm.stop_engine()
+            await self._swarm.journal.settle()
+            return {}
+
+        await self._once(f"stop {name}", do)
+
+    async def group(self, name: str, *rewards: float) -> list[list[CapturedCall]]:
+        """Captured, ended, and trained or dropped. Returns the calls of the reply."""
+        for index in range(len(rewards)):
+            await self.call(SiblingRef(name, index))
+        request = EndGroupRequest(group_id=name, rewards=list(rewards))
+
+        async def do() -> Ack:
+            reply = await self._swarm.intake.end_group(request, self._swarm.closed)
+            assert reply.success or reply.failure_reason == "corrupt", reply.failure_reason
+            self._swarm.changed()
+            return {"request": request.model_dump(), "reply": reply.model_dump()}
+
+        ack = await self._once(f"end_group {name}", do)
+        await self.until_ended(name)
+        return [
+            [CapturedCall.model_validate(call) for call in calls] for calls in ack["reply"]["calls"]
+        ]
+
+    async def sample(self, name: str, *calls: CapturedCall) -> None:
+        run_id = self._swarm.run_id
+        request = AddSampleRequest(sample_id=name, run_id=run_id, advantage=0.5, calls=list(calls))
+        recorded = [RecordedCall.of_wire(call) for call in calls]
+
+        async def do() -> Ack:
+            reply = await self._swarm.intake.add_sample(request, recorded, self._swarm.closed)
+            assert reply.success
+            self._swarm.changed()
+            return {"request": request.model_dump(), "reply": reply.model_dump()}
+
+        await self._once(f"add_sample {name}", do)
+        await self.until_ended(name)
+
+    async def call(self, sibling: SiblingRef) -> None:
+        async def do() -> Ack:
+            call = self._new_call(sibling.episode_id)
+            await self._swarm.intake.add_call(sibling, call)
+            return {"group_id": sibling.group_id, "mark": call.prompt_ids[-1]}
+
+        await self._once(f"call {sibling.episode_id}", do)
+
+    async def abort_group(self, name: str) -> None:
+        async def do() -> Ack:
+            await self._swarm.intake.abort_group(name)
+            return {"group_id": name}
+
+        await self._once(f"abort_group {name}", do)
+
+    async def claim(self, name: str, kind: str = "train") -> str:
+        """The claim's uuid."""
+
+        async def do() -> Ack:
+            episode = await self._swarm.intake.claim(NAME, kind, IDLE_LIMIT_S)
+            return {"uuid": episode.uuid, "key": episode.key}
+
+        return (await self._once(f"claim {name}", do))["uuid"]
+
+    async def episode(self, name: str, task: str, reward: float, kind: str = "train") -> None:
+        uuid = await self.claim(name, kind)
+        await self.episode_call(name, uuid)
+
+        async def do() -> Ack:
+            request = EndEpisodeRequest(client_uuid=NAME, episode_uuid=uuid, task_id=task)
+            reply = await self._swarm.intake.end_episode(request, reward, self._swarm.closed)
+            self._swarm.changed()
+            return {"request": request.model_dump(), "reply": reply.model_dump(), "reward": reward}
+
+        try:
+            await self._once(f"end_episode {name}", do)
+        except EpisodeRefused:
+            await self.once(f"refused {name}", lambda: {"uuid": uuid})
+            await self.episode(f"{name}, again", task, reward, kind)
+
+    async def episode_call(self, name: str, uuid: str) -> None:
+        async def do() -> Ack:
+            episode = self._swarm.episodes.find(uuid)
+            # Its end may be in the journal without its acknowledgement; a call then is too late.
+            if episode is None:
+                assert self._count("SELECT COUNT(*) FROM samples WHERE owner = ?", uuid)
+                return {"uuid": uuid, "mark": None}
+            call = self._new_call(uuid)
+            await self._swarm.intake.add_episode_call(episode, call)
+            return {"uuid": uuid, "mark": call.prompt_ids[-1]}
+
+        await self._once(f"call of {name}", do)
+
+    async def abort_episode(self, name: str) -> None:
+        """Claimed, used and given up."""
+        uuid = await self.claim(name)
+        if f"abort_episode {name}" not in self._acks and self._swarm.episodes.find(uuid):
+            await self.episode_call(name, uuid)
+
+        async def do() -> Ack:
+            await self._swarm.intake.abort_episode(uuid, NAME)
+            return {"uuid": uuid}
+
+        await self._once(f"abort_episode {name}", do)
+
+    async def lapse(self, name: str) -> None:
+        """Claimed, used, silent for too long, and then ended too late."""
+        uuid = await self.claim(name)
+        if f"sweep {name}" not in self._acks and self._swarm.episodes.find(uuid):
+            await self.episode_call(name, uuid)
+
+        async def sweep() -> Ack:
+            await self._run_out(10 * HOUR)
+            return {"uuid": uuid}
+
+        async def end() -> Ack:
+            request = EndEpisodeRequest(client_uuid=NAME, episode_uuid=uuid, task_id="late")
+            try:
+                await self._swarm.intake.end_episode(request, 1.0, self._swarm.closed)
+            except EpisodeRefused as refused:
+                return {"uuid": uuid, "refused": refused.status}
+            raise AssertionError("a claim that ran out was ended")
+
+        swept = await self._once(f"sweep {name}", sweep)
+        assert self._swarm.episodes.find(uuid) is None, "a claim that ran out is back"
+        assert self._swarm.episodes.of_key(self._acks[f"claim {name}"]["key"]) is None, swept
+        await self._once(f"late {name}", end)
+
+    async def once(self, name: str, do: Callable[[], Ack]) -> None:
+        """Something that befalls the server, and is written down as done."""
+
+        async def told() -> Ack:
+            return do()
+
+        await self._once(name, told)
+
+    # --- what it waits for
+
+    @property
+    def num_acks(self) -> int:
+        return len(self._acks)
+
+    async def acknowledged(self, name: str) -> None:
+        while name not in self._acks:
+            self._acked.clear()
+            await self._acked.wait()
+
+    async def until_ended(self, group_id: str) -> None:
+        """Trained as the weights stand, or dropped, and the loop is at rest."""
+        query = f"SELECT COUNT(*) FROM groups WHERE group_id = ? AND state IN {ENDED}"
+        await self._until(lambda: self._count(query, group_id) == 1)
+
+    async def until_task_ended(self, task: str, num_episodes: int) -> None:
+        """Where one of its episodes was dropped, another is run."""
+        query = (
+            "SELECT COUNT(*) FROM samples s LEFT JOIN groups g ON g.group_id = s.group_id "
+            "WHERE s.task_id = ? AND g.reason IS NOT 'corrupt'"
+        )
+        for number in range(num_episodes - self._count(query, task)):
+            await self.episode(f"{task} {number}, instead", task, 0.0)
+        query = (
+            "SELECT COUNT(*) FROM samples s LEFT JOIN groups g ON g.group_id = s.group_id "
+            f"WHERE s.task_id = ? AND (g.state IS NULL OR g.state NOT IN {ENDED})"
+        )
+        await self._until(lambda: self._count(query, task) == 0)
+
+    async def forget_unknown_claims(self) -> None:
+        """Whose acknowledgement was lost: nobody uses them, and they run out."""
+        for name, ack in self._acks.items():
+            episode = self._swarm.episodes.find(ack["uuid"]) if name.startswith("claim") else None
+            if episode is not None:
+                self._swarm.episodes.renew(episode, time.monotonic() + 2 * HOUR)
+        await self._run_out(HOUR)
+
+    async def _run_out(self, after_s: float) -> None:
+        self._swarm.intake.sweep(time.monotonic() + after_s)
+        await self._swarm.journal.settle()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        engine = self._swarm.engine
+        # Without an engine nothing moves; what was trained before it stopped is at rest.
+        async with asyncio.timeout(WAIT_S):
+            await self._swarm.journal.settle()
+            while not (
+                condition() and engine.status in (EngineStatus.ROLLING, EngineStatus.OFFLINE)
+            ):
+                await engine.next_move()
+
+    def _count(self, query: str, *values: str) -> int:
+        found = self._swarm.journal.read(lambda db: db.exec_driver_sql(query, values).scalar())
+        assert isinstance(found, int)
+        return found
+
+    # --- its file
+
+    async def _once(self, name: str, do: Callable[[], Awaitable[Ack]]) -> Ack:
+        if name not in self._acks:
+            ack = {"name": name, **await do()}
+            os.write(self._file, json.dumps(ack).encode() + b"\n")
+            os.fsync(self._file)
+            self._acks[name] = ack
+            self._acked.set()
+        return self._acks[name]
+
+    def _new_call(self, owner: str) -> RecordedCall:
+        """An app that asks again gets another answer: another mark."""
+        mark = zlib.crc32(f"{owner} {self._life}".encode()) >> 1
+        return RecordedCall(
+            prompt_ids=[1, 2, mark],
+            response_ids=[5, 6],
+            logprobs=[-0.5, -0.5],
+            versions=[VersionSpan(self._swarm.engine.version, 0, 2)],
+            temperature=1.0,
+            finish_reason="stop",
+            untrainable=None,
+        )

@@ -1,0 +1,149 @@
+"""One life of a server that trains a real model with torch, on groups that are always the same.
+
+CRASH_AT=train.updated:3 python -m crash.torch_life RUN_DIR MODEL_DIR
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from crash.client import Client
+from crash.life import LocalSwarm
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fakevllm_adapters.swarm import SiblingRef
+from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server import swarm, trainer
+from fakevllm_server.backends.base import Endpoint, Started
+from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
+from fakevllm_server.backends.embedded.train_only import TrainOnlyEngine
+from fakevllm_server.calls import RecordedCall, VersionSpan
+from fakevllm_server.config import ServerConfig
+
+VOCABULARY = 512
+NUM_GROUPS = 7
+JOB = TrainJob(
+    num_repeat=2,
+    batch_size=1,
+    lr=1e-2,
+    ppo_epochs=2,
+    weight_decay=0.01,
+    save_freq=2,
+    max_staleness=100,
+    max_mismatch_k3=None,
+)
+
+
+class TorchTrainer(TrainOnlyEngine):
+    """Of this process."""
+
+    def __init__(self, model: Path) -> None:
+        super().__init__(model, seed=0, device="cpu", dtype="float32", torch_threads=1)
+
+    async def launch(self) -> object:
+        return None
+
+    async def health(self) -> bool:
+        return True
+
+    async def lost(self) -> str:
+        return await asyncio.get_running_loop().create_future()
+
+    async def close(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().close()
+
+
+class TorchBackend:
+    """Trains and samples nothing."""
+
+    def __init__(self, model: Path) -> None:
+        self.trainer = TorchTrainer(model)
+        self._is_new = True
+
+    async def start(self) -> Started:
+        is_new, self._is_new = self._is_new, False
+        return Started(Endpoint(None, "http://engine", "tiny", 64), trainer_is_new=is_new)
+
+    async def is_sampling(self) -> bool:
+        return True
+
+    async def publish(self, version: int) -> None:
+        pass
+
+    async def lost(self) -> str:
+        return await self.trainer.lost()
+
+    async def close(self) -> None:
+        await self.trainer.close()
+
+
+class FixedClient(Client):
+    """Asked again, it has the same calls: the group's name decides them."""
+
+    def _new_call(self, owner: str) -> RecordedCall:
+        rng = random.Random(owner)
+        prompt = [rng.randrange(7, VOCABULARY) for _ in range(6)]
+        response = [rng.randrange(7, VOCABULARY) for _ in range(8)]
+        version = self._swarm.engine.version
+        spans = [VersionSpan(version, 0, len(response))]
+        logprobs = [-6 + rng.random() for _ in response]
+        return RecordedCall(prompt, response, logprobs, spans, 1.0, "stop", None)
+
+    async def call(self, sibling: SiblingRef) -> None:
+        # A captured call whose acknowledgement was lost is there; another would be one more.
+        if not self._swarm.pool.num_calls(sibling):
+            await super().call(sibling)
+
+
+def make_model(folder: Path) -> None:
+    """As small as can be, with the demo model's tokens."""
+    shutil.copytree(DEMO_MODEL_DIR, folder)
+    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        eos_token_id=2,
+        bos_token_id=None,
+        pad_token_id=0,
+        initializer_range=0.3,
+    )
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
+
+
+async def live(run_dir: Path) -> None:
+    server = LocalSwarm(ServerConfig("fake", run_dir))
+    client = FixedClient(server, run_dir)
+    await server.resume()
+    await client.start("it", JOB)
+    for number in range(NUM_GROUPS):
+        await client.group(f"g{number}", 1.0, 0.0)
+    await client.stop("it")  # saves: the number of steps is odd
+    await server.close()
+
+
+def main(run_dir: Path, model: str, makes: bool = False) -> None:
+    """`makes`: the model, and no life."""
+    if makes:
+        return make_model(Path(model))
+
+    def open_backend(*_: object) -> TorchBackend:
+        return TorchBackend(Path(model))
+
+    swarm.open_backend = open_backend
+    trainer.SWEEP_EVERY_S = 0.01
+    asyncio.run(live(run_dir))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

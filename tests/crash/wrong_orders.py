@@ -1,0 +1,75 @@
+"""Three servers that do the right things in the wrong order. The suite is only worth something if
+it finds them out."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from fakevllm_server import crash_points
+from fakevllm_server.checkpoints import CheckpointFolders
+from fakevllm_server.journal.facts import SavedCheckpoint
+from fakevllm_server.journal.store import ACK_LIMIT_S, Journal
+from fakevllm_server.saves import Saves
+
+SLOW_S = 1.0
+
+
+def acknowledges_before_the_commit() -> None:
+    before = Journal.reach
+
+    async def reach(self: Journal, place: int, limit_s: float | None = ACK_LIMIT_S) -> None:
+        if limit_s is None:  # the training loop's own
+            await before(self, place, None)
+
+    Journal.reach = reach
+    told = crash_points.on_pass
+
+    def on_a_slow_disk(label: str) -> None:
+        # Else the writer's crash might come before the acknowledgement.
+        if label == "end_episode.before_commit":
+            time.sleep(SLOW_S)
+        if told is not None:
+            told(label)
+
+    crash_points.on_pass = on_a_slow_disk
+
+
+def commits_what_is_not_flushed() -> None:
+    def fsync(_: int) -> None:
+        """Later."""
+
+    os.fsync = fsync
+
+
+def commits_before_the_rename() -> None:
+    seal, kept = CheckpointFolders.write, Saves.kept
+    sealed: list[Path] = []
+
+    async def write(
+        self: CheckpointFolders, step: int, save: Callable[[Path], Awaitable[None]]
+    ) -> tuple[str, str]:
+        name, digest = await seal(self, step, save)
+        folder = self.find(SavedCheckpoint(step, name, 0, digest, None))
+        sealed.append(folder.rename(folder.with_suffix(".tmp")))
+        return name, digest
+
+    async def keep(self: Saves, saved: SavedCheckpoint) -> None:
+        while sealed:
+            folder = sealed.pop()
+            folder.rename(folder.with_suffix(""))
+        await kept(self, saved)
+
+    CheckpointFolders.write, Saves.kept = write, keep
+
+
+ALL = {
+    one.__name__: one
+    for one in (
+        acknowledges_before_the_commit,
+        commits_what_is_not_flushed,
+        commits_before_the_rename,
+    )
+}

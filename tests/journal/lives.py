@@ -1,0 +1,155 @@
+"""Lives of a server without HTTP: what it holds of a run directory, its steps, and a trainer whose
+weights are the list of all it was trained on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server.backends.base import Batch, Call, LossSpec, PolicyName, StepMetrics
+from fakevllm_server.checkpoints import CheckpointFolders
+from fakevllm_server.engine import Engine
+from fakevllm_server.intake import Intake
+from fakevllm_server.journal import reads
+from fakevllm_server.journal.store import Journal
+from fakevllm_server.runlog import RunLog
+from fakevllm_server.saves import Saves
+from fakevllm_server.steps import Steps
+
+# An entropy bonus pulls on every call, so that no group is left out of a batch.
+JOB = TrainJob(num_repeat=2, batch_size=1, entropy_coeff=0.1, save_freq=2, max_staleness=1000)
+
+Trained = list[list[tuple[str, list[int]]]]
+"""Of each step, in order: group id and answer of each call."""
+
+
+class Remembers:
+    """A trainer that can be asked what its weights are made of."""
+
+    def __init__(self) -> None:
+        self.weights: Trained = []
+        self.before: Callable[[], object] = lambda: None
+        self.after: Callable[[], object] = lambda: None
+
+    async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
+        self.before()
+        self.weights.append([(call.group_id, list(call.response_ids)) for call in batch.calls])
+        self.after()
+        return {"loss": 0.0}
+
+    async def save(self, folder: Path) -> None:
+        (folder / "weights.json").write_text(json.dumps(self.weights))
+
+    async def restore(self, folder: Path) -> None:
+        found = json.loads((folder / "weights.json").read_text())
+        self.weights = [[(name, ids) for name, ids in step] for step in found]
+
+    async def boot(self, job: TrainJob) -> None:
+        self.weights = []
+
+    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
+        return []
+
+    async def launch(self) -> object:
+        return None
+
+    async def export(self, folder: Path) -> None: ...
+    async def close(self) -> None: ...
+
+    async def health(self) -> bool:
+        return True
+
+    async def lost(self) -> str:
+        return ""
+
+
+class Life:
+    def __init__(self, folder: Path, job: TrainJob = JOB) -> None:
+        self.folder, self.job = folder, job
+        folder.mkdir(exist_ok=True)
+        self.journal = Journal(folder / "journal.sqlite")
+        with self.journal.opening():
+            self.engine = Engine()
+            self.log = RunLog(self.journal)
+            self.intake = Intake(self.journal, self.log, self.engine)
+            self.intake.resume(job, time.monotonic())
+        self.trainer = Remembers()
+        self.saves = Saves(
+            self.trainer, CheckpointFolders(folder / "checkpoints"), self.journal, job.save_freq
+        )
+        self.steps = self._new_steps()
+
+    async def boot_trainer(self) -> None:
+        """As a loop does with a trainer that is new."""
+        await self.trainer.boot(self.job)
+        self.steps = self._new_steps()
+        saved = await self.saves.restore()
+        step = 0 if saved is None else saved.step
+        known = max(self.log.version, self.engine.version)
+        version = known + 1 if known or step else 0
+        batches = await self.log.rolled_back(step, version)
+        await self._publish(version)
+        self.engine.global_step = step + 1
+        self.steps.resume(batches)
+
+    async def step(self) -> bool:
+        """As a loop does where a step is due; whether one was made."""
+        if not self.steps.is_due(time.monotonic()):
+            return False
+        version = await self.steps.make()
+        if version is not None:
+            await self._publish(version)
+            self.engine.global_step = self.log.last_step + 1
+        return version is not None
+
+    def tell_dropped(self) -> None:
+        """As a loop does at each look."""
+        self.log.dropped(self.engine.global_step, self.intake.pool.take_dropped())
+
+    def waiting(self) -> reads.Waiting:
+        """As the next life would find it now."""
+        assert self.journal.drain()
+        return self.journal.read(reads.waiting, 0.0)
+
+    def content(self) -> list[str]:
+        """All of the file."""
+        assert self.journal.drain()
+        return self.journal.read(_content)
+
+    def next(self, job: TrainJob | None = None) -> Life:
+        """Closed and opened anew."""
+        self.close()
+        return Life(self.folder, job or self.job)
+
+    def killed(self, into: Path) -> Life:
+        """The next life on the files as a `kill -9` leaves them now. Nothing may be written
+        meanwhile."""
+        shutil.copytree(self.folder, into)
+        self.close()
+        return Life(into, self.job)
+
+    def close(self) -> None:
+        self.journal.close()
+
+    def _new_steps(self) -> Steps:
+        return Steps(self.job, self.engine, self.intake.pool, self.trainer, self.log, self.saves)
+
+    async def _publish(self, version: int) -> None:
+        self.engine.version = version
+        if version:
+            await self.log.published(version, self.log.last_step)
+
+
+def _content(db: Connection) -> list[str]:
+    names = db.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'").scalars()
+    return [
+        f"{name} {tuple(row)}"
+        for name in sorted(names)
+        for row in db.exec_driver_sql(f"SELECT rowid, * FROM {name} ORDER BY rowid")
+    ]

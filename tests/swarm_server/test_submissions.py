@@ -1,0 +1,38 @@
+from fakevllm_adapters.swarm import EndGroupRequest, SuccessReply
+from fakevllm_server import submissions
+from fakevllm_server.submissions import Acknowledged, Submissions, hash_of
+
+REPLY = SuccessReply(success=True)
+
+
+def test_the_latest_are_found_with_their_words() -> None:
+    known = Submissions()
+    acknowledged = Acknowledged(b"x", REPLY, 1)
+    known.remember("a", acknowledged, reached=0)
+    assert known.find("a") is acknowledged
+    assert known.find("b") is None
+
+
+def test_only_what_the_journal_can_be_asked_for_is_forgotten() -> None:
+    known = Submissions()
+    most = submissions.MAX_REMEMBERED
+    for place in range(1, most + 11):
+        known.remember(str(place), Acknowledged(b"x", REPLY, place), reached=3)
+    found = [place for place in range(1, most + 11) if known.find(str(place))]
+    assert found == list(range(4, most + 11))
+    known.remember("last", Acknowledged(b"x", REPLY, most + 11), reached=most)
+    assert sum(known.find(str(place)) is not None for place in range(1, most + 11)) == most - 1
+
+
+def test_equal_bodies_have_equal_hashes_and_others_have_not() -> None:
+    body = EndGroupRequest(group_id="g", rewards=[1.0, None], metadata={"a": 1, "b": [2]})
+    assert hash_of(body) == hash_of(body.model_copy(deep=True))
+    others = (
+        {"rewards": [1.0, 0.0]},
+        {"rewards": [1.0]},
+        {"served": 0},
+        {"task_id": "t"},
+        {"metadata": {"a": 1, "b": [3]}},
+    )
+    hashes = {hash_of(body.model_copy(update=other)) for other in others}
+    assert len(hashes) == len(others) and hash_of(body) not in hashes
