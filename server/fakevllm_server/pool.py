@@ -157,7 +157,7 @@ class Pool:
     ) -> EndGroupReply:
         """An answer of an earlier group once more, with an advantage of its own; counts as a group
         of a step."""
-        refusal = self.refusal_of(sample_id)
+        refusal = "open_group" if sample_id in self._open else self.refusal_of(sample_id)
         if refusal is not None:
             return EndGroupReply(success=False, failure_reason=refusal)
         episode = ScoredEpisode(0, advantage, tuple(calls), SiblingRef(sample_id, 0).episode_id)

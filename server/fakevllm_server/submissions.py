@@ -46,4 +46,7 @@ class Submissions:
 
 
 def hash_of(request: BaseModel) -> bytes:
-    return hashlib.blake2b(request.model_dump_json().encode(), digest_size=16).digest()
+    """Of all that decides something; metadata does not, and may be too deep to be written."""
+    exclude = {"metadata": True, "workflow_output": {"metadata"}}
+    told = request.model_dump_json(exclude=exclude)
+    return hashlib.blake2b(told.encode(), digest_size=16).digest()

@@ -217,6 +217,7 @@ class Client:
 
     async def until_task_ended(self, task: str, num_episodes: int) -> None:
         """Where one of its episodes was dropped, another is run."""
+        await self._swarm.journal.settle()
         query = (
             "SELECT COUNT(*) FROM samples s LEFT JOIN groups g ON g.group_id = s.group_id "
             "WHERE s.task_id = ? AND g.reason IS NOT 'corrupt'"

@@ -13,7 +13,7 @@ from swarm_server.local_backend import LocalBackend
 from swarm_server.loops import Run
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import AddSampleRequest, CapturedCall, pack_floats
+from fakevllm_adapters.swarm import AddSampleRequest, CapturedCall, SiblingRef, pack_floats
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.algorithms import ESTIMATORS
 from fakevllm_server.allowed import Allowed, packed
@@ -93,6 +93,12 @@ def test_a_sample_is_pooled_once_counts_for_a_step_and_grows_stale() -> None:
     pool.add_sample("feedback:g/b", [call(version=5)], 0.5, 3)
     taken = pool.take(version=5)
     assert (taken.groups, taken.dropped) == ([], {"feedback:g/a": "stale"})
+
+
+def test_a_sample_that_bears_the_name_of_an_open_group_is_refused() -> None:
+    pool = Pool(TrainJob())
+    pool.add_call(SiblingRef("g", 0), call(), now=0.0)
+    assert pool.add_sample("g", [call()], 0.5, 1).failure_reason == "open_group"
 
 
 @pytest.mark.parametrize("closed", [None, "training_finished"])

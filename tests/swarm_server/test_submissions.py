@@ -1,3 +1,5 @@
+from typing import Any
+
 from fakevllm_adapters.swarm import EndGroupRequest, SuccessReply
 from fakevllm_server import submissions
 from fakevllm_server.submissions import Acknowledged, Submissions, hash_of
@@ -32,7 +34,15 @@ def test_equal_bodies_have_equal_hashes_and_others_have_not() -> None:
         {"rewards": [1.0]},
         {"served": 0},
         {"task_id": "t"},
-        {"metadata": {"a": 1, "b": [3]}},
     )
     hashes = {hash_of(body.model_copy(update=other)) for other in others}
     assert len(hashes) == len(others) and hash_of(body) not in hashes
+
+
+def test_what_decides_nothing_may_differ_and_be_deep() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(400):
+        deep = {"a": deep}
+    plain = EndGroupRequest(group_id="g", rewards=[1.0])
+    assert hash_of(plain.model_copy(update={"metadata": deep})) == hash_of(plain)
+    assert hash_of(plain.model_copy(update={"rewards": [0.5]})) != hash_of(plain)
