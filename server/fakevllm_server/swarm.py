@@ -96,6 +96,7 @@ class Swarm:
 
     def _read_journal(self) -> None:
         self.runlog = RunLog(self.journal)
+        self.engine.global_step = self.runlog.last_step + 1
         if not (self.runlog.version or self._checkpoints.is_empty):
             # Begun anew, the run would sweep them away.
             raise ValueError("it knows of no training, and there are checkpoints")
