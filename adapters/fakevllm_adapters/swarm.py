@@ -181,7 +181,7 @@ class LogEntry(BaseModel):
     reasons: dict[str, str] = {}
     """kind dropped: group id to reason."""
     reason: str = ""
-    """kind stopped: why no more steps are taken."""
+    """kind stopped: why no more steps are taken; kind restored: why groups are lost."""
     metrics: dict[str, float] = {}
     """kind step: what was measured; what was not is absent."""
 

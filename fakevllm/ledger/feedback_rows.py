@@ -104,7 +104,8 @@ def apply(db: Connection, entry: LogEntry) -> None:
             for name, reason in entry.reasons.items():
                 told += [("dropped", reason, None, None, *key) for key in _keys([name])]
         case "restored":
-            told = [("lost", "server_crashed", None, None, *key) for key in _keys(entry.lost)]
+            reason = entry.reason or "server_crashed"
+            told = [("lost", reason, None, None, *key) for key in _keys(entry.lost)]
         case _:
             pass
     if told:

@@ -50,6 +50,10 @@ _TRAINED = """
     UPDATE groups SET state = 'trained', reason = NULL, trained_step = ?, trained_version = ?,
     run_id = COALESCE(run_id, ?) WHERE group_id = ?
 """
+_UNMARKED = """
+    UPDATE siblings SET trained = 0 WHERE group_id IN
+    (SELECT group_id FROM groups WHERE run_id = ? AND trained_step > ?)
+"""
 _UNDONE = """
     UPDATE groups SET state = 'pooled', trained_step = NULL, trained_version = NULL
     WHERE run_id = ? AND trained_step > ?
@@ -159,8 +163,10 @@ def _apply(db: Connection, run_id: str, entry: LogEntry) -> None:
             _unmark(db, list(entry.reasons))
         case "restored":
             # What was trained since is trained again, as it was planned.
-            db.exec_driver_sql(_UNDONE, (run_id, entry.step))
-            rows = [(State.LOST, "server_crashed", group_id) for group_id in entry.lost]
+            for undo in (_UNMARKED, _UNDONE):
+                db.exec_driver_sql(undo, (run_id, entry.step))
+            reason = entry.reason or "server_crashed"
+            rows = [(State.LOST, reason, group_id) for group_id in entry.lost]
             _many(db, _UNTRAINED, rows)
             _unmark(db, entry.lost)
         case _:  # of the run and not of its groups, or told by a newer server

@@ -69,6 +69,7 @@ class RunLog:
         pruned = self._journal.read(reads.meta, PRUNED)
         if step < int(pruned or 0):  # no batch since can be made again
             entry.lost = self._journal.read(reads.trained_after, step)
+            entry.reason = "lost_with_checkpoint"
             await self._journal.write(changes.abandoned(self._next(entry)))
         else:
             await self._journal.write(changes.rolled_back(self._next(entry)))

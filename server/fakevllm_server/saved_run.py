@@ -229,6 +229,7 @@ class WayBack:
             step=self.to.step,
             version=standing.version + 1,
             lost=self.lost,
+            reason="gone_back",
         )
         self._journal.put(changes.abandoned(entry))
         if not self._journal.drain():

@@ -80,6 +80,25 @@ def test_groups_a_crash_undid_are_lost_and_unmarked(ledger: Ledger) -> None:
     assert found is not None and (found.trained_step, found.trained_version) == (None, None)
 
 
+def test_groups_that_were_given_up_on_purpose_say_so(ledger: Ledger) -> None:
+    ledger.record(group())
+    back = restored(5, "g1").model_copy(update={"reason": "gone_back"})
+    ledger.apply_log("run", [trained(1, "g1"), back])
+    assert state(ledger) == ("lost", "gone_back")
+
+
+def test_what_is_to_be_trained_again_waits_meanwhile(ledger: Ledger) -> None:
+    for number, group_id in enumerate(("g1", "g2"), start=1):
+        ledger.record(group(group_id))
+        ledger.apply_log("run", [trained(number, group_id, step=number)])
+        ledger.settle(group_id, "pooled", None, number, [[call()]], "run")
+    ledger.apply_log("run", [restored(3).model_copy(update={"step": 1})])
+    assert (state(ledger, "g1"), state(ledger, "g2")) == (("trained", None), ("pooled", None))
+    assert (marks(ledger), marks(ledger, "g2")) == ([True, True], [False, False])
+    ledger.apply_log("run", [trained(4, "g2", step=2)])
+    assert state(ledger, "g2") == ("trained", None)
+
+
 def test_each_run_has_its_own_cursor(ledger: Ledger) -> None:
     ledger.apply_log("run-a", [trained(4)])
     ledger.apply_log("run-b", [trained(2)])

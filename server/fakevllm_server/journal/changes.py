@@ -208,15 +208,13 @@ def rolled_back(entry: LogEntry) -> Change:
 
 def abandoned(entry: LogEntry) -> Change:
     """The trainer stands at the end of the entry's step, and what was trained since stays undone:
-    its groups are told as lost."""
+    its groups are told as lost, for the entry's reason."""
 
     def make(db: Connection) -> None:
         db.exec_driver_sql("DELETE FROM batches WHERE step > ?", (entry.step,))
         db.exec_driver_sql("DELETE FROM checkpoints WHERE step > ?", (entry.step,))
         for group_id in entry.lost:
-            statements.put_group(
-                db, PooledGroup(group_id, GroupState.DROPPED, "lost_with_checkpoint")
-            )
+            statements.put_group(db, PooledGroup(group_id, GroupState.DROPPED, entry.reason))
         statements.forget_calls(db, entry.lost)
         # What is trained from here on can be made again, though such steps were pruned before.
         statements.put_meta(db, PRUNED, str(min(statements.last_pruned(db), entry.step)))
