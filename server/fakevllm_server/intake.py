@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -21,7 +22,7 @@ from fakevllm_adapters.swarm import (
     SuccessReply,
 )
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.calls import RecordedCall
 from fakevllm_server.engine import Engine
 from fakevllm_server.episodes import Episode, Episodes
 from fakevllm_server.journal import changes, reads
@@ -38,6 +39,9 @@ from fakevllm_server.runlog import RunLog
 from fakevllm_server.submissions import Acknowledged, OtherBody, Submissions, hash_of
 
 Reply = TypeVar("Reply", bound=BaseModel)
+
+_Decided = tuple[Reply, Callable[[Submission], Change] | None]
+"""A reply, and the change it acknowledges; None where there is none."""
 
 CALL_LIMIT_S = 2.0
 """How long the end of an answer waits for its record: no longer than an app would notice."""
@@ -81,33 +85,15 @@ class Intake:
         self, request: EndEpisodeRequest, reward: float, closed: str | None
     ) -> SuccessReply:
         """Raises EpisodeRefused, OtherBody, JournalTrouble."""
-        key, body_hash = f"episode:{request.episode_uuid}", hash_of(request)
-        known = await self._known(key, body_hash, SuccessReply)
-        if known is not None:
-            return known
-        self._journal.check_room()
-        episode = self.episodes.end(request.episode_uuid, request.client_uuid)
-        reply = SuccessReply(success=True)
-        sample = ScoredSample(episode.uuid, 0, reward, request.task_id)
-        submission = Submission(key, body_hash, reply.model_dump_json())
-        if episode.kind == "eval":
-            group = PooledGroup(episode.uuid, GroupState.EVAL)
-        elif closed is not None:
-            group = PooledGroup(episode.uuid, GroupState.DROPPED, closed)
-            self._log.dropped(self._engine.global_step, {episode.uuid: closed})
-        else:
-            group = None
-        members: list[ScoredSample] = [sample] if group else []
-        if group is None:
-            completed = self.pool.add_episode(
-                request.task_id, reward, episode.calls, owner=episode.uuid
-            )
-            if completed is not None:
-                group = _pooled(completed.group, completed.reason)
-                members = _samples(completed.group.episodes, request.task_id)
-        change = changes.episode_ended(episode.episode_id, sample, submission, group, members)
-        await self._acknowledged(key, body_hash, reply, change)
-        return reply
+
+        def decide() -> _Decided[SuccessReply]:
+            episode = self.episodes.end(request.episode_uuid, request.client_uuid)
+            sample = ScoredSample(episode.uuid, 0, reward, request.task_id)
+            group, members = self._group_of(episode, sample, closed)
+            ended = partial(changes.episode_ended, episode.episode_id, sample, group, members)
+            return SuccessReply(success=True), ended
+
+        return await self._once(f"episode:{request.episode_uuid}", request, SuccessReply, decide)
 
     async def abort_episode(self, uuid: str, client_uuid: str) -> None:
         """Raises JournalTrouble."""
@@ -130,13 +116,11 @@ class Intake:
 
     async def add_call(self, sibling: SiblingRef, call: RecordedCall) -> None:
         """One that is not in the journal in time is told to nobody: the app is served."""
-        if not self.pool.takes_call(sibling) or self._journal.is_full:
+        if self._journal.is_full:
             return
-        seq = self.pool.num_calls(sibling)
-        self.pool.add_call(sibling, call, time.monotonic())
-        await self._kept(
-            changes.call_ended(sibling.episode_id, seq, call, sibling.group_id),
-        )
+        seq = self.pool.add_call(sibling, call, time.monotonic())
+        if seq is not None:
+            await self._kept(changes.call_ended(sibling.episode_id, seq, call, sibling.group_id))
 
     async def add_episode_call(self, episode: Episode, call: RecordedCall) -> None:
         if self.episodes.find(episode.uuid) is not episode or self._journal.is_full:
@@ -148,52 +132,41 @@ class Intake:
 
     async def end_group(self, request: EndGroupRequest, closed: str | None) -> EndGroupReply:
         """Raises OtherBody, JournalTrouble."""
-        key, body_hash = f"group:{request.group_id}", hash_of(request)
-        known = await self._known(key, body_hash, EndGroupReply)
-        if known is not None:
-            return self._with_calls(known, request)
-        self._journal.check_room()
-        reply = self.pool.end_group(
-            request.group_id,
-            request.rewards,
-            self._engine.collecting_step,
-            closed=closed,
-            served=request.served,
-            parent_id=request.parent_id,
-        )
-        if not reply.success:
-            return reply
-        samples = [
-            ScoredSample(SiblingRef(request.group_id, index).episode_id, index, reward)
-            for index, reward in enumerate(request.rewards)
-        ]
-        told = reply.model_copy(update={"calls": []})
-        submission = Submission(key, body_hash, told.model_dump_json())
-        change = changes.group_ended(_ended(request.group_id, reply), samples, submission)
-        await self._acknowledged(key, body_hash, reply, change)
-        return reply
+
+        def decide() -> _Decided[EndGroupReply]:
+            reply = self.pool.end_group(
+                request.group_id,
+                request.rewards,
+                self._engine.collecting_step,
+                closed=closed,
+                served=request.served,
+                parent_id=request.parent_id,
+            )
+            samples = [
+                ScoredSample(SiblingRef(request.group_id, index).episode_id, index, reward)
+                for index, reward in enumerate(request.rewards)
+            ]
+            group = _group(request.group_id, reply.failure_reason)
+            return reply, partial(changes.group_ended, group, samples) if reply.success else None
+
+        reply = await self._once(f"group:{request.group_id}", request, EndGroupReply, decide)
+        return self._with_calls(reply, request)
 
     async def add_sample(
         self, request: AddSampleRequest, calls: Sequence[RecordedCall], closed: str | None
     ) -> EndGroupReply:
         """Raises OtherBody, JournalTrouble."""
-        key, body_hash = f"sample:{request.sample_id}", hash_of(request)
-        known = await self._known(key, body_hash, EndGroupReply)
-        if known is not None:
-            return known
-        self._journal.check_room()
-        reply = self.pool.add_sample(
-            request.sample_id, calls, request.advantage, self._engine.collecting_step, closed=closed
-        )
-        if not reply.success:
-            return reply
-        owner = SiblingRef(request.sample_id, 0).episode_id
-        sample = ScoredSample(owner, 0, request.advantage)
-        submission = Submission(key, body_hash, reply.model_dump_json())
-        group = _ended(request.sample_id, reply, request.advantage)
-        change = changes.group_ended(group, [sample], submission, calls)
-        await self._acknowledged(key, body_hash, reply, change)
-        return reply
+        name, advantage = request.sample_id, request.advantage
+
+        def decide() -> _Decided[EndGroupReply]:
+            step = self._engine.collecting_step
+            reply = self.pool.add_sample(name, calls, advantage, step, closed=closed)
+            sample = ScoredSample(SiblingRef(name, 0).episode_id, 0, advantage)
+            group = _group(name, reply.failure_reason, advantage)
+            added = partial(changes.group_ended, group, [sample], calls=calls)
+            return reply, added if reply.success else None
+
+        return await self._once(f"sample:{name}", request, EndGroupReply, decide)
 
     async def abort_group(self, group_id: str) -> None:
         """Raises JournalTrouble."""
@@ -216,14 +189,61 @@ class Intake:
             self._journal.put(changes.task_completed(group, [one]))
         return {one.owner: reads.CORRUPT for one in samples}
 
+    def _group_of(
+        self, episode: Episode, sample: ScoredSample, closed: str | None
+    ) -> tuple[PooledGroup | None, list[ScoredSample]]:
+        """What an ended episode completes, and all that is in it: its task, or, where it is not
+        pooled, itself."""
+        if episode.kind == "eval":
+            return PooledGroup(episode.uuid, GroupState.EVAL), [sample]
+        if closed is not None:
+            self._log.dropped(self._engine.global_step, {episode.uuid: closed})
+            return _group(episode.uuid, closed), [sample]
+        return self._completed(sample, episode.calls)
+
     def _join_task(self, sample: ScoredSample, calls: Sequence[RecordedCall]) -> None:
         """An episode of an earlier life, whose task this job may complete with fewer."""
+        group, members = self._completed(sample, calls)
+        if group is not None:
+            self._journal.put(changes.task_completed(group, members))
+
+    def _completed(
+        self, sample: ScoredSample, calls: Sequence[RecordedCall]
+    ) -> tuple[PooledGroup | None, list[ScoredSample]]:
+        """The group that its task has come to with it, if it has."""
         assert sample.reward is not None and sample.task_id is not None
         completed = self.pool.add_episode(sample.task_id, sample.reward, calls, owner=sample.owner)
-        if completed is not None:
-            group = _pooled(completed.group, completed.reason)
-            members = _samples(completed.group.episodes, sample.task_id)
-            self._journal.put(changes.task_completed(group, members))
+        if completed is None:
+            return None, []
+        episodes = completed.group.episodes
+        members = [
+            ScoredSample(one.owner, one.index, one.reward, sample.task_id) for one in episodes
+        ]
+        return _group(completed.group.group_id, completed.reason), members
+
+    async def _once(
+        self,
+        key: str,
+        request: BaseModel,
+        kind: type[Reply],
+        decide: Callable[[], _Decided[Reply]],
+    ) -> Reply:
+        """What was answered to the same before; else what is decided now, once it is on disk.
+        Raises OtherBody, JournalTrouble."""
+        body_hash = hash_of(request)
+        known = await self._known(key, body_hash, kind)
+        if known is not None:
+            return known
+        self._journal.check_room()
+        reply, change = decide()
+        if change is None:
+            return reply
+        submission = Submission(key, body_hash, reply.model_dump_json(exclude={"calls"}))
+        place = self._journal.put(change(submission))
+        latest = Acknowledged(body_hash, reply, place)
+        self._submissions.remember(key, latest, self._journal.reached)
+        await self._journal.reach(place)
+        return reply
 
     async def _known(self, key: str, body_hash: bytes, kind: type[Reply]) -> Reply | None:
         """What was answered to the same before. Raises OtherBody, JournalTrouble."""
@@ -243,20 +263,12 @@ class Intake:
 
     def _with_calls(self, reply: EndGroupReply, request: EndGroupRequest) -> EndGroupReply:
         """The calls of a reply that comes from the journal, as far as they are kept."""
-        if reply.calls:
+        if reply.calls or not reply.success:
             return reply
         kept = self._journal.read(reads.calls_by_sibling, request.group_id, len(request.rewards))
         return reply.model_copy(
             update={"calls": [[call.to_wire() for call in calls] for calls in kept]}
         )
-
-    async def _acknowledged(
-        self, key: str, body_hash: bytes, reply: BaseModel, change: Change
-    ) -> None:
-        place = self._journal.put(change)
-        latest = Acknowledged(body_hash, reply, place)
-        self._submissions.remember(key, latest, self._journal.reached)
-        await self._journal.reach(place)
 
     async def _written(self, *change: Change) -> None:
         """Where there is none, it may have been put before and not be written yet."""
@@ -269,15 +281,7 @@ class Intake:
                 await self._journal.reach(place, CALL_LIMIT_S)
 
 
-def _pooled(group: FinishedGroup, reason: str | None) -> PooledGroup:
-    state = GroupState.POOLED if reason is None else GroupState.DROPPED
-    return PooledGroup(group.group_id, state, reason)
-
-
-def _ended(group_id: str, reply: EndGroupReply, advantage: float | None = None) -> PooledGroup:
-    state = GroupState.POOLED if reply.pooled else GroupState.DROPPED
-    return PooledGroup(group_id, state, reply.failure_reason or None, advantage)
-
-
-def _samples(episodes: Sequence[ScoredEpisode], task_id: str) -> list[ScoredSample]:
-    return [ScoredSample(one.owner, one.index, one.reward, task_id) for one in episodes]
+def _group(group_id: str, reason: str | None, advantage: float | None = None) -> PooledGroup:
+    """Pooled, unless there is a reason why not."""
+    state = GroupState.DROPPED if reason else GroupState.POOLED
+    return PooledGroup(group_id, state, reason or None, advantage)

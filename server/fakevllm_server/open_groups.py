@@ -34,15 +34,14 @@ class OpenGroups:
     def __contains__(self, group_id: str) -> bool:
         return group_id in self._groups
 
-    def num_calls(self, sibling: SiblingRef) -> int:
-        opened = self._groups.get(sibling.group_id)
-        return 0 if opened is None else len(opened.calls[sibling.index])
-
-    def add(self, sibling: SiblingRef, call: RecordedCall, now: float) -> None:
+    def add(self, sibling: SiblingRef, call: RecordedCall, now: float) -> int:
+        """Its place among the sibling's calls, from 0."""
         group = self._groups.setdefault(sibling.group_id, OpenGroup())
-        group.calls[sibling.index].append(call)
+        calls = group.calls[sibling.index]
+        calls.append(call)
         group.last_call = now
         self._groups.move_to_end(sibling.group_id)
+        return len(calls) - 1
 
     def restore(
         self, group_id: str, calls: Mapping[int, Sequence[RecordedCall]], now: float

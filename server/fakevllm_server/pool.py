@@ -83,25 +83,19 @@ class Pool:
     def num_open(self) -> int:
         return len(self._open)
 
-    def takes_call(self, sibling: SiblingRef) -> bool:
-        if sibling.group_id in self._open:
-            return sibling.index < MAX_GROUP_SIZE
-        return sibling.index < MAX_GROUP_SIZE and self.refusal_of(sibling.group_id) is None
-
     def refusal_of(self, group_id: str) -> str | None:
         """Why the id may not come again; None where it may."""
         return self._ended.get(group_id) or self._why_ended(group_id)
 
-    def num_calls(self, sibling: SiblingRef) -> int:
-        """Captured of an open group's sibling."""
-        return self._open.num_calls(sibling)
-
-    def add_call(self, sibling: SiblingRef, call: RecordedCall, now: float) -> None:
-        """Calls of a group that has ended, or whose id is refused, are ignored."""
-        if not self.takes_call(sibling):
-            return
-        self._open.add(sibling, call, now)
+    def add_call(self, sibling: SiblingRef, call: RecordedCall, now: float) -> int | None:
+        """Its place among the sibling's calls. None for one that is ignored: of a group that has
+        ended, or whose id is refused."""
+        is_open = sibling.group_id in self._open
+        if sibling.index >= MAX_GROUP_SIZE or not (is_open or self._is_new(sibling.group_id)):
+            return None
+        place = self._open.add(sibling, call, now)
         self.sweep(now)
+        return place
 
     def sweep(self, now: float) -> None:
         """Drops open groups whose end will not come."""
@@ -121,12 +115,10 @@ class Pool:
     ) -> EndGroupReply:
         """The reply to the end of a group; it is pooled where it can be compared and the run is not
         `closed`, for this reason."""
-        refusal = self.refusal_of(group_id)
-        if refusal is not None:
-            return EndGroupReply(success=False, failure_reason=refusal)
         opened = self._open.pop(group_id)
         if opened is None:
-            return EndGroupReply(success=False, failure_reason="unknown_group")
+            refusal = self.refusal_of(group_id) or "unknown_group"
+            return EndGroupReply(success=False, failure_reason=refusal)
         episodes = [
             ScoredEpisode(i, reward, opened.calls.get(i, []), SiblingRef(group_id, i).episode_id)
             for i, reward in enumerate(rewards)
@@ -172,7 +164,7 @@ class Pool:
     def abort_group(self, group_id: str) -> bool:
         """Whether that changes anything."""
         self._open.pop(group_id)
-        if self.refusal_of(group_id) is not None:
+        if not self._is_new(group_id):
             return False
         self._remember(group_id, "aborted")
         return True
@@ -242,6 +234,9 @@ class Pool:
         self._finished.clear()
         self._num_tokens = 0
         return dropped
+
+    def _is_new(self, group_id: str) -> bool:
+        return self.refusal_of(group_id) is None
 
     def _keep(self, group: FinishedGroup) -> str | None:
         """Pools it, or says why not."""

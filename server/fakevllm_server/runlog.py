@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from fakevllm_adapters.swarm import LogEntry, TrainedGroup
 from fakevllm_server.coverage import totals
 from fakevllm_server.journal import changes, reads
-from fakevllm_server.journal.facts import PRUNED, SavedCheckpoint
+from fakevllm_server.journal.facts import SavedCheckpoint
 from fakevllm_server.journal.reads import PlannedBatch
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.writer import Change
@@ -65,17 +65,21 @@ class RunLog:
         it is to train again, as they were planned."""
         if version == 0:  # nothing was ever trained
             return self._batches(step)
-        entry = LogEntry(seq=0, kind="restored", step=step, version=version)
-        pruned = self._journal.read(reads.meta, PRUNED)
-        if step < int(pruned or 0):  # no batch since can be made again
-            entry.lost = self._journal.read(reads.trained_after, step)
-            entry.reason = "lost_with_checkpoint"
-            await self._journal.write(changes.abandoned(self._next(entry)))
+        if step < self._journal.read(reads.last_pruned):  # no batch since can be made again
+            self.abandon(step, version, "lost_with_checkpoint")
+            await self._journal.write()
         else:
+            entry = LogEntry(seq=0, kind="restored", step=step, version=version)
             await self._journal.write(changes.rolled_back(self._next(entry)))
         self.version, self.last_step = max(self.version, version), step
         self._count()
         return self._batches(step)
+
+    def abandon(self, step: int, version: int, reason: str) -> None:
+        """Nothing that was trained or planned after `step` will be trained again."""
+        entry = LogEntry(seq=0, kind="restored", step=step, version=version, reason=reason)
+        entry.lost = self._journal.read(reads.trained_after, step)
+        self._put(changes.abandoned, entry)
 
     async def gave_up(self, batch: PlannedBatch, reason: str) -> None:
         """No trainer took it."""

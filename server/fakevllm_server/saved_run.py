@@ -20,15 +20,15 @@ from urllib.parse import quote
 from sqlalchemy import Connection, NullPool, create_engine
 from sqlalchemy.exc import DatabaseError
 
-from fakevllm_adapters.swarm import LogEntry
 from fakevllm_server.backends.child import ChildEngine
 from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.checkpoints import CheckpointFolders, digest
 from fakevllm_server.config import ConfigError, find_model
-from fakevllm_server.journal import changes, reads
+from fakevllm_server.journal import reads
 from fakevllm_server.journal.facts import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run_folder import RunFolder, RunInUse, fingerprint
+from fakevllm_server.runlog import RunLog
 from fakevllm_server.saves import best
 
 P = ParamSpec("P")
@@ -222,16 +222,8 @@ class WayBack:
     def go(self) -> None:
         """In the journal first: a folder that a crash leaves is swept away at the next start.
         Raises ConfigError."""
-        standing = self._journal.read(reads.standing)
-        entry = LogEntry(
-            seq=standing.last_seq + 1,
-            kind="restored",
-            step=self.to.step,
-            version=standing.version + 1,
-            lost=self.lost,
-            reason="gone_back",
-        )
-        self._journal.put(changes.abandoned(entry))
+        log = RunLog(self._journal)
+        log.abandon(self.to.step, log.version + 1, "gone_back")
         if not self._journal.drain():
             raise ConfigError(
                 f"The journal cannot be written ({self._journal.trouble or 'the disk is slow'}): "

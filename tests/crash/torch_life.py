@@ -24,6 +24,7 @@ from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.train_only import TrainOnlyEngine
 from fakevllm_server.calls import RecordedCall, VersionSpan
 from fakevllm_server.config import ServerConfig
+from fakevllm_server.journal import reads
 
 VOCABULARY = 512
 NUM_GROUPS = 7
@@ -96,7 +97,9 @@ class FixedClient(Client):
 
     async def call(self, sibling: SiblingRef) -> None:
         # A captured call whose acknowledgement was lost is there; another would be one more.
-        if not self._swarm.pool.num_calls(sibling):
+        await self._swarm.journal.settle()
+        where = sibling.group_id, sibling.index + 1
+        if not self._swarm.journal.read(reads.calls_by_sibling, *where)[-1]:
             await super().call(sibling)
 
 

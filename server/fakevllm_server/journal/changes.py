@@ -3,7 +3,6 @@ in one transaction."""
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterable, Sequence
 
@@ -12,13 +11,14 @@ from sqlalchemy import Connection
 from fakevllm_adapters.swarm import LogEntry
 from fakevllm_server.calls import RecordedCall
 from fakevllm_server.episodes import Episode
-from fakevllm_server.journal import statements
+from fakevllm_server.journal import reads, statements
 from fakevllm_server.journal.facts import (
     PRUNED,
     PooledGroup,
     SavedCheckpoint,
     ScoredSample,
     Submission,
+    groups_hash,
 )
 from fakevllm_server.journal.tables import BatchState, EpisodeState, GroupState
 from fakevllm_server.journal.writer import Change
@@ -61,9 +61,9 @@ def call_ended(owner: str, seq: int, call: RecordedCall, group_id: str | None = 
 def episode_ended(
     episode_id: str,
     sample: ScoredSample,
-    submission: Submission,
     group: PooledGroup | None,
-    members: Sequence[ScoredSample] = (),
+    members: Sequence[ScoredSample],
+    submission: Submission,
 ) -> Change:
     """`members`: all of its group, where it completed one."""
 
@@ -180,10 +180,10 @@ def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
         db.exec_driver_sql(
             "DELETE FROM calls WHERE owner IN (SELECT s.owner FROM groups g JOIN samples s "
             "ON s.group_id = g.group_id WHERE g.state = ? AND g.step <= ? AND g.step > ?)",
-            (GroupState.CONSUMED, oldest_kept, statements.last_pruned(db)),
+            (GroupState.CONSUMED, oldest_kept, reads.last_pruned(db)),
         )
         # Never back: among the kept there may be one from long before what was let go.
-        statements.put_meta(db, PRUNED, str(max(statements.last_pruned(db), oldest_kept)))
+        statements.put_meta(db, PRUNED, str(max(reads.last_pruned(db), oldest_kept)))
 
     return Change("prune", make)
 
@@ -217,7 +217,7 @@ def abandoned(entry: LogEntry) -> Change:
             statements.put_group(db, PooledGroup(group_id, GroupState.DROPPED, entry.reason))
         statements.forget_calls(db, entry.lost)
         # What is trained from here on can be made again, though such steps were pruned before.
-        statements.put_meta(db, PRUNED, str(min(statements.last_pruned(db), entry.step)))
+        statements.put_meta(db, PRUNED, str(min(reads.last_pruned(db), entry.step)))
         statements.put_entry(db, entry)
 
     return Change("abandon", make)
@@ -237,7 +237,3 @@ def logged(entry: LogEntry) -> Change:
 def remembered(key: str, value: str | None) -> Change:
     """A fact of the run; None forgets it."""
     return Change("meta", lambda db: statements.put_meta(db, key, value))
-
-
-def groups_hash(group_ids: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(group_ids).encode()).hexdigest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fakevllm_server.journal.tables import GroupState
@@ -44,3 +46,8 @@ class SavedCheckpoint:
     version: int
     digest: str
     reward_mean: float | None
+
+
+def groups_hash(group_ids: Sequence[str]) -> str:
+    """Of a batch's groups, in order."""
+    return hashlib.sha256("\n".join(group_ids).encode()).hexdigest()

@@ -9,14 +9,15 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from fakevllm_adapters.swarm import LogEntry
+from fakevllm_adapters.swarm import LogEntry, SiblingRef, parse_sibling
 from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
 from fakevllm_server.episodes import Episode
-from fakevllm_server.journal.changes import groups_hash
 from fakevllm_server.journal.facts import (
+    PRUNED,
     SavedCheckpoint,
     ScoredSample,
     Submission,
+    groups_hash,
 )
 from fakevllm_server.journal.rows import CALL_COLUMNS, CorruptCall, call_of
 from fakevllm_server.journal.tables import BatchState, EpisodeState, GroupState
@@ -169,7 +170,7 @@ def why_ended(db: Connection, group_id: str) -> str | None:
 def calls_by_sibling(db: Connection, group_id: str, num: int) -> list[list[RecordedCall]]:
     """As far as they are kept."""
     try:
-        return [_calls(db, f"{group_id}/{index}") for index in range(num)]
+        return [_calls(db, SiblingRef(group_id, index).episode_id) for index in range(num)]
     except CorruptCall:
         return []
 
@@ -178,6 +179,11 @@ def trained_after(db: Connection, step: int) -> list[str]:
     query = "SELECT group_id FROM groups WHERE step > ? AND state IN (?, ?) ORDER BY seq"
     states = GroupState.CONSUMED, GroupState.PLANNED
     return [row[0] for row in _rows(db, query, step, *states)]
+
+
+def last_pruned(db: Connection) -> int:
+    """The last step whose calls are not kept any more."""
+    return int(meta(db, PRUNED) or 0)
 
 
 def meta(db: Connection, key: str) -> str | None:
@@ -196,7 +202,7 @@ def _read_open_groups(db: Connection, found: Waiting) -> None:
         except CorruptCall:
             found.corrupt.append(group_id)
             continue
-        index = int(owner.rpartition("/")[2])
+        index = parse_sibling(owner).index
         found.open_groups.setdefault(group_id, {}).setdefault(index, []).append(call)
     for group_id in found.corrupt:
         found.open_groups.pop(group_id, None)

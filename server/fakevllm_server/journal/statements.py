@@ -10,7 +10,6 @@ from sqlalchemy import Connection
 from fakevllm_adapters.swarm import LogEntry
 from fakevllm_server.calls import RecordedCall
 from fakevllm_server.journal.facts import (
-    PRUNED,
     PooledGroup,
     SavedCheckpoint,
     ScoredSample,
@@ -25,11 +24,6 @@ def put_meta(db: Connection, key: str, value: str | None) -> None:
         db.exec_driver_sql('DELETE FROM meta WHERE "key" = ?', (key,))
     else:
         db.exec_driver_sql("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
-
-
-def last_pruned(db: Connection) -> int:
-    found = db.exec_driver_sql('SELECT value FROM meta WHERE "key" = ?', (PRUNED,)).scalar()
-    return int(found or 0)
 
 
 def move_episode(db: Connection, episode_id: str, state: EpisodeState) -> None:

@@ -81,7 +81,7 @@ class Journal:
         """Until nothing waits to be written: what is read right after is all there is. Raises
         JournalTrouble."""
         while not self._writer.is_settled:
-            await self._writer.settle(ACK_LIMIT_S)
+            await self.reach(self._writer.last_place)
 
     @property
     def trouble(self) -> str | None:

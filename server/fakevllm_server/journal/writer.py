@@ -88,10 +88,6 @@ class Writer:
     def is_settled(self) -> bool:
         return self._num_written == self._num_put
 
-    async def settle(self, limit_s: float | None = None) -> None:
-        """Until all that has been put by now is on disk. Raises JournalTrouble."""
-        await self.reach(self._num_put, limit_s)
-
     def put(self, change: Change) -> int:
         """Its place in the queue, for `reach`."""
         with self._wake:
