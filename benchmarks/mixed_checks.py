@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import statistics
 from collections import Counter
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.mixed_clients import Asked, Trouble
+from benchmarks.run_logs import surviving_steps
 
 Json = dict[str, Any]
 
@@ -114,12 +114,6 @@ def read_samples(ledger: Path) -> list[Json]:
         "select 'feedback:' || group_id || '/' || feedback_id as group_id, state, reason "
         "from feedback order by received_at",
     )
-
-
-def read_entries(journal: Path) -> list[Json]:
-    """The server's run log."""
-    rows = _rows(journal, "select entry_json from entries order by seq")
-    return [json.loads(row["entry_json"]) for row in rows]
 
 
 def _rows(file: Path, sql: str) -> list[Json]:
@@ -248,18 +242,6 @@ def check_trained_once(entries: Sequence[Json], rows: Sequence[Json]) -> list[Fi
             told == kept,
         ),
     ]
-
-
-def surviving_steps(entries: Sequence[Json]) -> list[Json]:
-    """As the weights stand: what a kill undid was trained again, as it was planned."""
-    standing: dict[int, Json] = {}
-    for entry in entries:
-        if entry["kind"] == "step":
-            standing[entry["step"]] = entry
-        if entry["kind"] == "restored":
-            last: int = entry.get("step", 0)
-            standing = {step: one for step, one in standing.items() if step <= last}
-    return list(standing.values())
 
 
 # --- memory

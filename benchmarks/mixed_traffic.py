@@ -38,7 +38,6 @@ from benchmarks.mixed_checks import (
     check_states,
     check_trained_once,
     is_waiting,
-    read_entries,
     read_groups,
     read_samples,
 )
@@ -46,6 +45,7 @@ from benchmarks.mixed_clients import MODEL, Heard, Traffic, plain, sdk
 from benchmarks.mixed_stack import Stack, left_behind, start, start_web_chat
 from benchmarks.opencode_sessions import make_model
 from benchmarks.results import conditions, markdown_table, replace_section
+from benchmarks.run_logs import entries_of
 from examples.opencode.recorded import found
 from tests.e2e.processes import Processes
 
@@ -129,7 +129,7 @@ async def settle(stack: Stack) -> None:
 def findings(stack: Stack, heard: Heard) -> list[Finding]:
     ledger = stack.proxy.folder / "ledger.sqlite"
     groups, samples, kills = read_groups(ledger), read_samples(ledger), stack.kills
-    entries = read_entries(stack.server.folder / "journal.sqlite")
+    entries = entries_of(stack.server.folder)
     times = {
         name: [f"{kill.healthy_after_s:.0f}" for kill in kills if kill.name == name]
         for name in ("server", "proxy")

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from fakevllm_server.exits import guarded
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,7 +63,7 @@ def list_checkpoints(
             print(f"{run_dir} stands at step {saved.last_step()}.")
             Console().print(_table(rows))
 
-    _guarded(run)
+    guarded(run)
 
 
 @app.command()
@@ -91,7 +93,7 @@ def verify(
         if not is_well:
             raise typer.Exit(1)
 
-    _guarded(run)
+    guarded(run)
 
 
 @app.command()
@@ -133,7 +135,7 @@ def export(
         _export(saved, one, trained, to, dtype or "float32")
         print(f"Step {one.step} is exported: start a server with --model {to}")
 
-    _guarded(run)
+    guarded(run)
 
 
 @app.command()
@@ -159,7 +161,7 @@ def restore(
             way.go()
         print(f"The next start of a server with --run-dir {run_dir} goes on from step {step}.")
 
-    _guarded(run)
+    guarded(run)
 
 
 def _rows(run: SavedRun) -> list[dict[str, Any]]:
@@ -283,17 +285,3 @@ def _progress(total: int, what: str) -> Generator[OnRead]:
     with Progress(*columns, console=console, transient=True, disable=is_idle) as progress:
         task = progress.add_task(what, total=total)
         yield lambda count: progress.advance(task, count)
-
-
-def _guarded(run: Callable[[], None]) -> None:
-    """A user's mistake is one line and exit code 2."""
-    from fakevllm_server.config import ConfigError
-
-    try:
-        run()
-    except ConfigError as error:
-        print(f"fakevllm-server: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        print("fakevllm-server: stopped", file=sys.stderr)
-        raise typer.Exit(130) from None

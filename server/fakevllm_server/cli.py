@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fakevllm_server import checkpoints_command
+from fakevllm_server.exits import refused
 
 app = typer.Typer(
     name="fakevllm-server",
@@ -52,13 +52,8 @@ def _take_file(context: typer.Context, file: Path | None) -> Path | None:
     try:
         context.default_map = read(file, flags)
     except ConfigError as error:
-        raise _refused(error) from None
+        raise refused(error) from None
     return file
-
-
-def _refused(error: Exception) -> typer.Exit:
-    print(f"fakevllm-server: {error}", file=sys.stderr)
-    return typer.Exit(2)
 
 
 @app.command()
@@ -135,7 +130,7 @@ def start(
         )
         serve(settings, until_stdin_closes=until_stdin_closes)
     except ConfigError as error:
-        raise _refused(error) from None
+        raise refused(error) from None
 
 
 def _parts(arguments: list[str] | None) -> list[str]:

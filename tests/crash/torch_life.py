@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-import shutil
 import sys
 from pathlib import Path
 
-import torch
+from backends.embedded.tiny_llama import save_tiny_llama
 from crash.client import Client
 from crash.life import LocalSwarm
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from fakevllm_adapters.swarm import SiblingRef
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server import swarm, trainer
 from fakevllm_server.backends.base import Endpoint, Started
-from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.train_only import TrainOnlyEngine
 from fakevllm_server.calls import RecordedCall, VersionSpan
 from fakevllm_server.config import ServerConfig
@@ -104,24 +101,15 @@ class FixedClient(Client):
 
 
 def make_model(folder: Path) -> None:
-    """As small as can be, with the demo model's tokens."""
-    shutil.copytree(DEMO_MODEL_DIR, folder)
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
+    save_tiny_llama(
+        folder,
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=64,
-        eos_token_id=2,
-        bos_token_id=None,
-        pad_token_id=0,
-        initializer_range=0.3,
     )
-    model = LlamaForCausalLM(config)
-    model.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
 
 
 async def live(run_dir: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.journals import entries_of, steps_of, survivors_of
+from benchmarks.run_logs import entries_of, steps_of, surviving_steps
 from tests.e2e.processes import wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
@@ -58,7 +58,9 @@ def test_a_demo_whose_server_and_proxy_are_killed_finishes_and_trains_nothing_tw
     assert outcome["restarts"] == 2
     assert "lost" not in outcome["groups"]
     log_entries = entries_of(run_dir)
-    trained = [g["group_id"] for entry in survivors_of(run_dir) for g in entry["groups"]]
+    trained = [
+        g["group_id"] for entry in surviving_steps(entries_of(run_dir)) for g in entry["groups"]
+    ]
     assert len(trained) == len(set(trained)) == outcome["groups"]["trained"]
     assert step_of(run_dir) == STEPS
     assert outcome["after"] > outcome["before"]

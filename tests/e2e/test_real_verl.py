@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.run_logs import entries_of, surviving_steps
 from fakevllm_server.backends.procfs import SESSION, living
 from tests.contract.trainers import ray_workers
-from tests.e2e.journals import entries_of, survivors_of
 from tests.e2e.processes import wait_until
 from tests.e2e.test_real_engines import READY_TIMEOUT_S
 
@@ -105,7 +105,7 @@ def test_a_killed_ray_worker_is_started_again_and_the_steps_go_on_from_the_check
         running.outcome(timeout_s=400)
     restored = [entry for entry in running.entries if entry["kind"] == "restored"]
     assert [entry["step"] for entry in restored] == [10], "the last checkpoint before it"
-    survivors = survivors_of(running.folder)
+    survivors = surviving_steps(entries_of(running.folder))
     trained = [group["group_id"] for entry in survivors for group in entry["groups"]]
     assert len(trained) == len(set(trained))
     assert [entry["step"] for entry in survivors] == list(range(1, 15))

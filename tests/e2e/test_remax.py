@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.run_logs import steps_of
 from tests.e2e.hook_files import PREFER_YES, write_hooks
-from tests.e2e.journals import steps_of
 from tests.e2e.processes import Processes
 from tests.e2e.stack import post
 

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.journals import steps_of
+from benchmarks.run_logs import steps_of
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes, wait_until
 

@@ -26,15 +26,13 @@ _ADVICE = {
     EngineStatus.WEIGHT_SYNCING: "Engine is syncing weights. Try again (maybe 1 minute) later.",
     EngineStatus.ROLLING_POST: "Engine is in post-rolling phase. Try again (maybe 1 minute) later.",
 }
+_NONE_FREE = "No available episodes to claim. Try again (maybe 1 minute) later."
 
 
 class RenewReply(BaseModel):
     success: bool
     idle_limit_s: float
     """How long it may be silent from now on."""
-
-
-_NONE_FREE = "No available episodes to claim. Try again (maybe 1 minute) later."
 
 
 def router(swarm: Swarm) -> APIRouter:

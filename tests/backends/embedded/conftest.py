@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from backends.embedded.driving import EngineMaker, load
-from transformers import LlamaConfig, LlamaForCausalLM
+from backends.embedded.tiny_llama import save_tiny_llama
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfig
@@ -22,24 +21,7 @@ torch.set_num_threads(1)
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of two layers with untied embeddings, speaking the demo model's tokens."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    shutil.copytree(DEMO_MODEL_DIR, folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        eos_token_id=2,
-        bos_token_id=None,
-        pad_token_id=0,
-        # Wide enough that the random model has opinions, so that a wrong position or mask shows.
-        initializer_range=0.3,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    save_tiny_llama(folder)
     return folder
 
 
