@@ -66,6 +66,7 @@ class TrainLoop:
         self._changed = asyncio.Event()
         self._back_off = BackOff()
         self._is_stopping = False
+        self._sweep_at = 0.0
         self._connected: Endpoint | None = None
         self._lost: asyncio.Future[str] | None = None
 
@@ -261,12 +262,10 @@ class TrainLoop:
             await self._log.published(version, self._log.last_step)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Until it holds or the loop is stopped. Idle episodes and open groups go at every look:
-        at each change, and once a second. Raises EngineLost."""
+        """Until it holds or the loop is stopped; it looks at each change, and once a second. Raises
+        EngineLost."""
         while True:
-            now = time.monotonic()
-            self._intake.sweep(now)
-            self._pool.sweep(now)
+            self._sweep_if_due(time.monotonic())
             self._log.dropped(self._engine.global_step, self._pool.take_dropped())
             if self._is_stopping or condition():
                 return
@@ -276,6 +275,13 @@ class TrainLoop:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SWEEP_EVERY_S):  # wait_for may lose a cancellation
                     await self._changed.wait()
+
+    def _sweep_if_due(self, now: float) -> None:
+        """Idle episodes and open groups go once a second: there may be a thousand changes in one."""
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_EVERY_S
+            self._intake.sweep(now)
+            self._pool.sweep(now)
 
     async def _roll_until_lost(self) -> None:
         """A step in hand is not cut off by the loss of another engine than the trainer."""
