@@ -262,10 +262,13 @@ class TrainLoop:
             await self._log.published(version, self._log.last_step)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Until it holds or the loop is stopped; it looks at each change, and once a second. Raises
-        EngineLost."""
+        """Until it holds or the loop is stopped. It looks at each change, and once a second, when
+        idle episodes and open groups go. Raises EngineLost."""
         while True:
-            self._sweep_if_due(time.monotonic())
+            if (now := time.monotonic()) >= self._sweep_at:
+                self._sweep_at = now + SWEEP_EVERY_S
+                self._intake.sweep(now)
+                self._pool.sweep(now)
             self._log.dropped(self._engine.global_step, self._pool.take_dropped())
             if self._is_stopping or condition():
                 return
@@ -275,13 +278,6 @@ class TrainLoop:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SWEEP_EVERY_S):  # wait_for may lose a cancellation
                     await self._changed.wait()
-
-    def _sweep_if_due(self, now: float) -> None:
-        """Idle episodes and open groups go once a second: there may be a thousand changes in one."""
-        if now >= self._sweep_at:
-            self._sweep_at = now + SWEEP_EVERY_S
-            self._intake.sweep(now)
-            self._pool.sweep(now)
 
     async def _roll_until_lost(self) -> None:
         """A step in hand is not cut off by the loss of another engine than the trainer."""
