@@ -161,8 +161,10 @@ def _of_floor(samples: dict[tuple[int, str], Sample], at_once: int, name: str) -
 def _reading(samples: dict[tuple[int, str], Sample]) -> str:
     ratios = [f"{_of_floor(samples, at_once, 'fakevllm-server'):.1f}" for at_once in AT_ONCE]
     return (
-        f"An episode takes {', '.join(ratios)} times the floor's CPU. All claims of a wave are sent at once, then all ends, so latencies are mostly "
-        "queueing: that of the last in the queue is the whole wave's."
+        f"An episode takes {', '.join(ratios)} times the floor's CPU. All claims of a wave are "
+        "sent at once, then all ends, so latencies are mostly queueing: that of the last in the "
+        "queue is the whole wave's. The floor flushes for each request, the server for all that "
+        "wait together, so on a slow disk the server is the quicker one."
     )
 
 
