@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from fakevllm_server import saves
 from fakevllm_server.episodes import EpisodeRefused
 from fakevllm_server.journal import forgetting, reads
 from fakevllm_server.submissions import OtherBody
+from tests.journal.disks import Held
 
 KEPT = 4
 TABLES = ("episodes", "calls", "samples", "groups", "submissions")
@@ -176,6 +178,23 @@ async def test_a_group_that_waits_does_not_hold_up_those_behind_it(
         await lives.add_sample(f"kept for ever {number}")
     await pass_by(lives, 10 * KEPT)
     assert len(lives.groups) <= 5 + 3 * KEPT
+
+
+async def test_a_rush_is_forgotten_as_fast_as_it_comes(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though all of it is written in one transaction."""
+    monkeypatch.setattr(forgetting, "EVERY", 10)
+    monkeypatch.setattr(forgetting, "PIECE", 20)
+    uuids = [(await lives.claimed(kind="eval")).uuid for _ in range(100)]
+    for rush in uuids[:50], uuids[50:]:
+        held = Held(lives.now.journal)
+        ends = [asyncio.ensure_future(lives.end(uuid)) for uuid in rush]
+        await asyncio.sleep(0)
+        held.let_go()
+        await asyncio.gather(*ends)
+    found = num_rows(lives)
+    assert (found["groups"], found["submissions"]) == (KEPT, KEPT)
 
 
 async def test_a_clock_that_was_wrong_holds_up_nothing(

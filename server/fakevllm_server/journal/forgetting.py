@@ -12,14 +12,14 @@ from fakevllm_server.journal import reads, statements
 from fakevllm_server.journal.tables import EpisodeState, GroupState
 
 KEEP_NEWEST = 100_000
-"""Replies, and groups with all that is in them: about a kilobyte each."""
+"""Replies, and groups with all that is in them: some 250 bytes a row."""
 KEEP_REPLIES_S = 3600.0
 """However many are newer. Clients send again for minutes; a proxy that was away for longer finds
 its replies among the newest."""
 EVERY = 100
 """Changes between two pieces of this work."""
 PIECE = 400
-"""Rows of a kind that are looked at in one: of a change come fewer than four of any."""
+"""Replies, and groups, that are looked at in one: of a change comes one at most."""
 _ID_CHARS = 28
 """Of an episode's id, with which the names of its claims begin."""
 
@@ -36,8 +36,8 @@ class Forgetting:
     def after(self, db: Connection, num_changes: int, now: float) -> None:
         """In the transaction of so many changes; `now` in Unix seconds."""
         self._num_changes += num_changes
-        if self._num_changes >= EVERY:
-            self._num_changes = 0
+        while self._num_changes >= EVERY:
+            self._num_changes -= EVERY
             _forget_replies(db, now)
             self._forget_groups(db)
 
