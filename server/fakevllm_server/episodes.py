@@ -8,15 +8,16 @@ of refusals are matched by clients as they stand.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fakevllm_adapters.keys import new_episode_key, new_id
 from fakevllm_server.calls import RecordedCall
 
-MAX_CLAIMED = 128
-"""Episodes that may be claimed at once; AgentJet's default of max_env_worker."""
+MAX_CLAIMED = 2_000
+"""Episodes that may be claimed at once: those of a thousand clients, and as many whose clients died
+or never heard of their claim, until these run out. Their calls are held in memory."""
 _ID_CHARS = 28
 _EPOCH_CHARS = 4
 
@@ -63,9 +64,11 @@ def claim_uuid(episode_id: str, epoch: int) -> str:
 class Episodes:
     def __init__(self) -> None:
         self._claimed: dict[str, Episode] = {}
+        """By id."""
         self._by_key: dict[str, Episode] = {}
-        self._open: deque[tuple[str, int]] = deque()
-        """Ids and last epochs of episodes that were given up."""
+        self._num_training = 0
+        self._open: OrderedDict[str, int] = OrderedDict()
+        """Ids and last epochs of episodes that were given up, oldest first."""
 
     @property
     def num_claimed(self) -> int:
@@ -73,14 +76,15 @@ class Episodes:
 
     @property
     def num_training(self) -> int:
-        return sum(episode.kind == "train" for episode in self._claimed.values())
+        return self._num_training
 
     def can_claim(self) -> bool:
         return len(self._claimed) < MAX_CLAIMED
 
     def claim(self, client_uuid: str, kind: str, idle_limit_s: float, now: float) -> Episode:
         """The episode that has been given up longest ago, or a new one."""
-        episode_id, epoch = self._open.popleft() if self._open else (new_id()[:_ID_CHARS], 0)
+        known = self._open.popitem(last=False) if self._open else None
+        episode_id, epoch = known or (new_id()[:_ID_CHARS], 0)
         epoch += 1
         key = new_episode_key(epoch)
         episode = Episode(episode_id, epoch, key, client_uuid, kind, idle_limit_s, now)
@@ -89,14 +93,17 @@ class Episodes:
 
     def restore(self, episode: Episode) -> None:
         """One that was claimed in an earlier life, or just now."""
-        self._claimed[episode.uuid] = self._by_key[episode.key] = episode
+        self._claimed[episode.episode_id] = self._by_key[episode.key] = episode
+        self._num_training += episode.kind == "train"
 
     def reopen(self, episodes: Sequence[tuple[str, int]]) -> None:
         """Ids and last epochs of those an earlier life left unclaimed."""
-        self._open.extend(episodes)
+        self._open.update(episodes)
 
     def find(self, uuid: str) -> Episode | None:
-        return self._claimed.get(uuid)
+        """The claim of that name; not a later one of the same episode."""
+        episode = self._claimed.get(uuid[:_ID_CHARS])
+        return episode if episode is not None and episode.uuid == uuid else None
 
     def of_key(self, key: str | None) -> Episode | None:
         return self._by_key.get(key) if key is not None else None
@@ -116,7 +123,7 @@ class Episodes:
 
     def owned(self, uuid: str, client_uuid: str) -> Episode:
         """The claim of that name, where it is this client's. Raises EpisodeRefused."""
-        episode = self._claimed.get(uuid)
+        episode = self.find(uuid)
         if episode is None:
             raise EpisodeRefused(400, self._why_gone(uuid))
         if episode.client_uuid != client_uuid:
@@ -135,14 +142,15 @@ class Episodes:
 
     def abort(self, uuid: str, client_uuid: str) -> Episode | None:
         """The episode, which is open again. Unknown and foreign ones are left alone."""
-        episode = self._claimed.get(uuid)
+        episode = self.find(uuid)
         if episode is None or episode.client_uuid != client_uuid:
             return None
         self._lapse(episode)
         return episode
 
     def sweep(self, now: float) -> list[Episode]:
-        """Those idle beyond their limit, which are open again. A call in flight is activity."""
+        """Those idle beyond their limit, which are open again. A call in flight is activity. Looks
+        at all: not for every request."""
         idle = [
             episode
             for episode in self._claimed.values()
@@ -160,9 +168,8 @@ class Episodes:
         return claimed
 
     def _why_gone(self, uuid: str) -> str:
-        known = {episode_id for episode_id, _ in self._open}
-        known |= {episode.episode_id for episode in self._claimed.values()}
-        if uuid[:_ID_CHARS] in known:  # an earlier claim of it
+        episode_id = uuid[:_ID_CHARS]
+        if episode_id in self._open or episode_id in self._claimed:  # an earlier claim of it
             return (
                 f"Episode {uuid} is not in claimed status, maybe you take **too long** to submit "
                 "the workflow output, try increase `discard_episode_timeout` when `begin_episode`."
@@ -171,8 +178,9 @@ class Episodes:
 
     def _lapse(self, episode: Episode) -> None:
         self._forget(episode)
-        self._open.append((episode.episode_id, episode.epoch))
+        self._open[episode.episode_id] = episode.epoch
 
     def _forget(self, episode: Episode) -> None:
-        del self._claimed[episode.uuid]
+        del self._claimed[episode.episode_id]
         del self._by_key[episode.key]
+        self._num_training -= episode.kind == "train"

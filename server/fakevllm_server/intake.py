@@ -93,7 +93,9 @@ class Intake:
             ended = partial(changes.episode_ended, episode.episode_id, sample, group, members)
             return SuccessReply(success=True), ended
 
-        return await self._once(f"episode:{request.episode_uuid}", request, SuccessReply, decide)
+        is_new = self.episodes.find(request.episode_uuid) is not None
+        key = f"episode:{request.episode_uuid}"
+        return await self._once(key, request, SuccessReply, decide, is_new=is_new)
 
     async def abort_episode(self, uuid: str, client_uuid: str) -> None:
         """Raises JournalTrouble."""
@@ -227,11 +229,14 @@ class Intake:
         request: BaseModel,
         kind: type[Reply],
         decide: Callable[[], _Decided[Reply]],
+        *,
+        is_new: bool = False,
     ) -> Reply:
         """What was answered to the same before; else what is decided now, once it is on disk.
-        Raises OtherBody, JournalTrouble."""
+        `is_new`: what it ends is open here, so nothing was ever answered. Raises OtherBody,
+        JournalTrouble."""
         body_hash = hash_of(request)
-        known = await self._known(key, body_hash, kind)
+        known = None if is_new else await self._known(key, body_hash, kind)
         if known is not None:
             return known
         self._journal.check_room()

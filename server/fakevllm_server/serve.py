@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -18,6 +19,9 @@ from fakevllm_server.config import ConfigError, ServerConfig
 
 KEEP_ALIVE_S = 65
 """Longer than clients keep idle connections, so that it is they who close them."""
+OPEN_FILES = 8_192
+"""Connections of all the clients that may have claimed, and as many to the engine. A shell's own
+limit is often 1,024."""
 
 
 def serve(config: ServerConfig, *, until_stdin_closes: bool = False) -> None:
@@ -27,6 +31,7 @@ def serve(config: ServerConfig, *, until_stdin_closes: bool = False) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    _allow_open_files()
     with _bind(config.host, config.port) as listener:
         server = uvicorn.Server(
             uvicorn.Config(
@@ -54,6 +59,14 @@ def _leave_with_parent() -> None:
     while os.read(sys.stdin.fileno(), 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _allow_open_files() -> None:
+    """As far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -66,6 +66,7 @@ class TrainLoop:
         self._changed = asyncio.Event()
         self._back_off = BackOff()
         self._is_stopping = False
+        self._sweep_at = 0.0
         self._connected: Endpoint | None = None
         self._lost: asyncio.Future[str] | None = None
 
@@ -261,12 +262,13 @@ class TrainLoop:
             await self._log.published(version, self._log.last_step)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Until it holds or the loop is stopped. Idle episodes and open groups go at every look:
-        at each change, and once a second. Raises EngineLost."""
+        """Until it holds or the loop is stopped. It looks at each change, and once a second, when
+        idle episodes and open groups go. Raises EngineLost."""
         while True:
-            now = time.monotonic()
-            self._intake.sweep(now)
-            self._pool.sweep(now)
+            if (now := time.monotonic()) >= self._sweep_at:
+                self._sweep_at = now + SWEEP_EVERY_S
+                self._intake.sweep(now)
+                self._pool.sweep(now)
             self._log.dropped(self._engine.global_step, self._pool.take_dropped())
             if self._is_stopping or condition():
                 return

@@ -11,6 +11,8 @@ from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.processes import Processes
 from tests.e2e.stack import Stack, running_stack
 
+pytest.register_assert_rewrite("tests.e2e.active_checks")
+
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:

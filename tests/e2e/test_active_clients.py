@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import resource
 from typing import Any
 
 import httpx
@@ -123,6 +125,23 @@ def can_continue(server: Process, claimed: Any) -> bool:
     return call(server, "/can_continue_episode", client_uuid="me", episode_uuid=uuid)[
         "can_continue"
     ]
+
+
+async def test_more_clients_connect_than_a_shell_lets_files_be_open(processes: Processes) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        server = processes.server("--backend", "fake")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    opened = [asyncio.open_connection("127.0.0.1", server.port) for _ in range(100)]
+    streams = await asyncio.gather(*opened)
+    for _, to_server in streams:  # all of them open
+        to_server.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    async with asyncio.timeout(20):
+        for from_server, to_server in streams:
+            assert (await from_server.readline()).startswith(b"HTTP/1.1 200")
+            to_server.close()
 
 
 def test_an_offline_engine_says_how_to_start_it(processes: Processes) -> None:

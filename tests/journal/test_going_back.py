@@ -11,7 +11,7 @@ from swarm_server.samples import call
 from fakevllm_adapters.swarm import EndGroupRequest, SiblingRef
 from fakevllm_server import saves, steps
 from fakevllm_server.backends.base import ActionFailed
-from fakevllm_server.journal import reads
+from fakevllm_server.journal import forgetting, reads
 from fakevllm_server.steps import MAX_FAILURES
 from tests.journal.lives import JOB, Life
 
@@ -58,8 +58,14 @@ class Run:
         return [name for entry in self.life.log.after(0) for name in entry.lost]
 
 
-@pytest.fixture
-async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Run]:
+@pytest.fixture(params=[False, True], ids=["", "forgets"])
+async def run(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Run]:
+    """Also where nothing is kept that can be forgotten."""
+    if request.param:
+        monkeypatch.setattr(forgetting, "KEEP_NEWEST", 0)
+        monkeypatch.setattr(forgetting, "EVERY", 1)
     monkeypatch.setattr(saves, "KEEP", 2)
     found = Run(tmp_path / "run")
     await found.life.boot_trainer()

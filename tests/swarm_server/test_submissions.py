@@ -1,6 +1,6 @@
 from typing import Any
 
-from fakevllm_adapters.swarm import EndGroupRequest, SuccessReply
+from fakevllm_adapters.swarm import EndGroupReply, EndGroupRequest, SuccessReply
 from fakevllm_server import submissions
 from fakevllm_server.submissions import Acknowledged, Submissions, hash_of
 
@@ -46,3 +46,16 @@ def test_what_decides_nothing_may_differ_and_be_deep() -> None:
     plain = EndGroupRequest(group_id="g", rewards=[1.0])
     assert hash_of(plain.model_copy(update={"metadata": deep})) == hash_of(plain)
     assert hash_of(plain.model_copy(update={"rewards": [0.5]})) != hash_of(plain)
+
+
+def test_only_the_newest_replies_keep_their_calls() -> None:
+    """They may be megabytes each."""
+    known = Submissions()
+    most = submissions.MAX_WITH_CALLS
+    reply = EndGroupReply(success=True, pooled=True, calls=[[]])
+    for place in range(most + 10):
+        known.remember(str(place), Acknowledged(b"x", reply, place), reached=0)
+    found = [known.find(str(place)) for place in range(most + 10)]
+    assert [one is not None and one.reply == reply for one in found] == [False] * 10 + [True] * most
+    slim = reply.model_copy(update={"calls": []})
+    assert all(one is not None and one.reply == slim for one in found[:10])

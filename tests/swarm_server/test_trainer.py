@@ -230,15 +230,31 @@ async def test_a_stop_never_raises(tmp_path: Path) -> None:
     assert run.task.done()
 
 
-async def test_idle_episodes_go_while_groups_keep_coming(
+async def test_idle_episodes_go_while_groups_keep_coming(tmp_path: Path) -> None:
+    run = start(tmp_path, JOB.model_copy(update={"batch_size": 100}))
+    await run.rolling()
+    run.episodes.claim("me", "train", 1.0, now=-1e9)
+
+    def is_swept() -> bool:
+        run.loop.notify()  # at each look: the loop is never left alone for its pause
+        return run.episodes.num_claimed == 0
+
+    await run.until(is_swept)
+    await run.stop()
+
+
+async def test_not_every_change_looks_at_all_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "SWEEP_EVERY_S", 1000.0)
     run = start(tmp_path, JOB.model_copy(update={"batch_size": 100}))
     await run.rolling()
     run.episodes.claim("me", "train", 1.0, now=-1e9)
-    run.loop.notify()
-    await run.until(lambda: run.episodes.num_claimed == 0)
+    for name in "abc":
+        run.pool.dropped[name] = "odd"
+        run.loop.notify()
+        await run.until(lambda name=name: name in run.dropped_groups)  # it has looked
+    assert run.episodes.num_claimed == 1
     await run.stop()
 
 

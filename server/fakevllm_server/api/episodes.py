@@ -15,7 +15,7 @@ from fakevllm_adapters.swarm import (
     EngineStatus,
 )
 from fakevllm_server.api.refusals import ClearRoute
-from fakevllm_server.episodes import EpisodeRefused
+from fakevllm_server.episodes import MAX_CLAIMED, EpisodeRefused
 from fakevllm_server.swarm import Swarm
 
 _ADVICE = {
@@ -26,7 +26,10 @@ _ADVICE = {
     EngineStatus.WEIGHT_SYNCING: "Engine is syncing weights. Try again (maybe 1 minute) later.",
     EngineStatus.ROLLING_POST: "Engine is in post-rolling phase. Try again (maybe 1 minute) later.",
 }
-_NONE_FREE = "No available episodes to claim. Try again (maybe 1 minute) later."
+_NONE_FREE = (
+    "No available episodes to claim. Try again (maybe 1 minute) later. "
+    f"{MAX_CLAIMED:,} are claimed, and no more are at once."
+)
 
 
 class RenewReply(BaseModel):

@@ -176,9 +176,21 @@ def calls_by_sibling(db: Connection, group_id: str, num: int) -> list[list[Recor
 
 
 def trained_after(db: Connection, step: int) -> list[str]:
-    query = "SELECT group_id FROM groups WHERE step > ? AND state IN (?, ?) ORDER BY seq"
-    states = GroupState.CONSUMED, GroupState.PLANNED
-    return [row[0] for row in _rows(db, query, step, *states)]
+    """Of the trained ones as the log tells it: the rows of groups are not kept for ever."""
+    trained: dict[int, LogEntry] = {}
+    query = (
+        "SELECT entry_json FROM entries WHERE kind = 'restored' OR (kind = 'step' AND step > ?) "
+        "ORDER BY seq"
+    )
+    for (entry_json,) in _rows(db, query, step):
+        entry = LogEntry.model_validate_json(entry_json)
+        if entry.kind == "restored":
+            trained = {at: made for at, made in trained.items() if at <= entry.step}
+        else:
+            trained[entry.step] = entry
+    planned = "SELECT group_id FROM groups WHERE step > ? AND state = ? ORDER BY seq"
+    ids = [one.group_id for made in trained.values() for one in made.groups]
+    return ids + [row[0] for row in _rows(db, planned, step, GroupState.PLANNED)]
 
 
 def last_pruned(db: Connection) -> int:

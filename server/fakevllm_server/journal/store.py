@@ -10,6 +10,7 @@ import os
 import signal
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from sqlalchemy.exc import DatabaseError
 
 from fakevllm_server.config import ConfigError
 from fakevllm_server.crash_points import crash_point
+from fakevllm_server.journal.forgetting import Forgetting
 from fakevllm_server.journal.migrations import NewerJournal, migrate
 from fakevllm_server.journal.rows import CorruptCall
 from fakevllm_server.journal.writer import Change, JournalTrouble, Writer
@@ -52,6 +54,7 @@ class Journal:
         except (OSError, DatabaseError, sqlite3.Error, ValueError) as error:
             cause = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
             raise self._refused(f"cannot be opened ({cause})") from error
+        self._forgetting = Forgetting()
         self._read_lock = threading.Lock()
         self._writer = Writer(self._transact, _end_process)
 
@@ -133,6 +136,7 @@ class Journal:
         with self._db.begin():
             for change in changes:
                 change.make(self._db)
+            self._forgetting.after(self._db, len(changes), time.time())
             for change in changes:
                 crash_point(f"{change.label}.before_commit")
         for change in changes:

@@ -1,0 +1,118 @@
+"""Fills a journal as a server would have, by its own changes, many in a transaction: episodes that
+were claimed, called, ended and trained two hours ago."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from fakevllm_adapters.keys import new_episode_key, new_id
+from fakevllm_adapters.swarm import EndEpisodeRequest, LogEntry, TrainedGroup, WorkflowOutput
+from fakevllm_server.calls import RecordedCall, VersionSpan
+from fakevllm_server.checkpoints import CheckpointFolders
+from fakevllm_server.episodes import Episode
+from fakevllm_server.journal import changes
+from fakevllm_server.journal.facts import PooledGroup, SavedCheckpoint, ScoredSample, Submission
+from fakevllm_server.journal.store import Journal
+from fakevllm_server.journal.tables import GroupState
+from fakevllm_server.journal.writer import Change
+from fakevllm_server.submissions import hash_of
+
+NUM_REPEAT = 4
+BATCH_SIZE = 20
+TABLES = ("episodes", "calls", "samples", "groups", "submissions")
+ROWS_PER_STEP = BATCH_SIZE * (1 + 3 * NUM_REPEAT)
+"""Of those tables, once a step's calls are pruned."""
+STEPS_AT_ONCE = 20
+"""That wait to be written."""
+AGE_S = 7200.0
+CALL = RecordedCall(
+    prompt_ids=list(range(20)),
+    response_ids=[1, 2, 3, 4],
+    logprobs=[-1.5, -0.5, -0.25, -2.0],
+    versions=[VersionSpan(0, 0, 4)],
+    temperature=1.0,
+    finish_reason="stop",
+    untrainable=None,
+)
+
+
+def fill(run_dir: Path, num_rows: int) -> None:
+    """The journal of a run that the fake engine goes on with, with about so many rows."""
+    run_dir.mkdir(parents=True)
+    journal = Journal(run_dir / "journal.sqlite")
+    num_steps = max(1, round(num_rows / ROWS_PER_STEP))
+    for step in range(1, num_steps + 1):
+        saved = _checkpoint(run_dir, step) if step == num_steps else None
+        journal.put(*_step(step, saved))
+        if step % STEPS_AT_ONCE == 0:
+            assert journal.drain()
+    journal.put(Change("age", _age))
+    assert journal.drain()
+    journal.close()
+
+
+def num_rows(run_dir: Path) -> int:
+    def count(db: Connection) -> int:
+        counts = " + ".join(f"(SELECT COUNT(*) FROM {table})" for table in TABLES)
+        return db.exec_driver_sql(f"SELECT {counts}").scalar_one()
+
+    journal = Journal(run_dir / "journal.sqlite")
+    try:
+        return journal.read(count)
+    finally:
+        journal.close()
+
+
+def _step(step: int, saved: SavedCheckpoint | None) -> Generator[Change]:
+    group_ids: list[str] = []
+    for _ in range(BATCH_SIZE):
+        group_ids.append((yield from _group()))
+    yield changes.planned(step, step - 1, group_ids)
+    groups = [TrainedGroup(group_id=one, siblings=list(range(NUM_REPEAT))) for one in group_ids]
+    metrics = {f"metric {number}": float(number) for number in range(40)}
+    entry = LogEntry(seq=step, kind="step", step=step, version=step, groups=groups, metrics=metrics)
+    yield changes.trained(entry, saved)
+    yield changes.published(step, step)
+    yield changes.pruned([], step)
+
+
+def _group() -> Generator[Change, None, str]:
+    task_id = f"task {new_id()}"
+    samples: list[ScoredSample] = []
+    group_id = ""
+    for index in range(NUM_REPEAT):
+        key = new_episode_key(1)
+        episode = Episode(new_id()[:28], 1, key, "a client", "train", 240.0, 0.0)
+        sample = ScoredSample(episode.uuid, index, float(index), task_id)
+        samples.append(sample)
+        yield changes.claimed(episode)
+        yield changes.call_ended(episode.uuid, 0, CALL)
+        end = EndEpisodeRequest(
+            client_uuid="a client",
+            episode_uuid=episode.uuid,
+            task_id=task_id,
+            workflow_output=WorkflowOutput(reward=float(index), metadata={"task_id": task_id}),
+        )
+        told = Submission(f"episode:{episode.uuid}", hash_of(end), '{"success":true}')
+        group_id = f"task:{task_id}#{episode.uuid}"
+        is_last = index == NUM_REPEAT - 1
+        group = PooledGroup(group_id, GroupState.POOLED) if is_last else None
+        members = samples if is_last else []
+        yield changes.episode_ended(episode.episode_id, sample, group, members, told)
+    return group_id
+
+
+def _checkpoint(run_dir: Path, step: int) -> SavedCheckpoint:
+    async def save(folder: Path) -> None:
+        (folder / "theta.json").write_text('{"theta": 0.0}')
+
+    folder, digest = asyncio.run(CheckpointFolders(run_dir / "checkpoints").write(step, save))
+    return SavedCheckpoint(step, folder, step, digest, None)
+
+
+def _age(db: Connection) -> None:
+    db.exec_driver_sql("UPDATE submissions SET at = at - ?", (AGE_S,))
