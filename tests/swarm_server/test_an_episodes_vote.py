@@ -40,7 +40,7 @@ def votes(episodes: list[list[RecordedCall]], mode: str) -> list[float]:
 
 
 def _index(one: Call) -> int:
-    return int(one.unit.split()[1])
+    return int((one.unit or "").split()[1])
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
