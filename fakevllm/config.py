@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from fakevllm.config_mistakes import explained
 from fakevllm.errors import ConfigError
+from fakevllm.failures import RewardSection
 from fakevllm.feedback import FeedbackSection
 from fakevllm.outage_settings import FallbackSection, UpstreamSection, http_url
 from fakevllm.policy_settings import PolicySection
@@ -116,6 +117,7 @@ class Config(Section):
     dataset: DatasetSection = DatasetSection()
     policy: PolicySection = PolicySection()
     serve: ServeSection = ServeSection()
+    reward: RewardSection = RewardSection()
     feedback: FeedbackSection = FeedbackSection()
     upstream: UpstreamSection = UpstreamSection()
     fallback: FallbackSection = FallbackSection()

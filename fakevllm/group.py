@@ -13,13 +13,14 @@ import orjson
 
 from fakevllm.conversation.place import Place
 from fakevllm.conversation.visit import Visit
+from fakevllm.failures import failure_of, is_broken_off
 from fakevllm.ledger.records import GroupRecord, KeptAnswer, SiblingRecord
 from fakevllm.policy import ServeOnly
 from fakevllm.reply import AppReply
 from fakevllm.resends import Attempted, missed
 from fakevllm.siblings import Request, SiblingResult, read_answer
 from fakevllm.verdict import Verdict
-from fakevllm_adapters.base import Answer
+from fakevllm_adapters.base import Answer, Json
 from fakevllm_adapters.swarm import Task
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class GroupDraft:
                 scored.annotations.get(result.index, {}),
                 served=result.index == verdict.served,
                 best=result.index == verdict.best,
+                failure=_failure(result, self.request.body),
             )
             for result in scored.results
         ]
@@ -233,6 +235,7 @@ def _sibling(
     *,
     served: bool = False,
     best: bool = False,
+    failure: str | None = None,
 ) -> SiblingRecord:
     answer = result.answer or Answer({}, None)
     tool_calls = answer.message.get("tool_calls")
@@ -250,7 +253,15 @@ def _sibling(
         reward=reward,
         annotations_json=orjson.dumps(dict(annotations)).decode() if annotations else None,
         error=None if result.answer else _trouble(result),
+        failure=failure,
     )
+
+
+def _failure(result: SiblingResult, body: Json) -> str | None:
+    """None also where there is no answer at all: `error` says why."""
+    if result.answer is None:
+        return None
+    return "broken_off" if is_broken_off(result.answer) else failure_of(result.answer, body)
 
 
 def _why_not_served(lead: SiblingResult) -> str:

@@ -54,6 +54,7 @@ class Means:
     chance: random.Random
     end: Callable[[GroupRun, GroupRecord], None]
     """Takes each group's record, once."""
+    failure_floor: float | None = None
 
 
 class GroupRun:
@@ -189,7 +190,8 @@ class GroupRun:
     async def _score(self, indices: tuple[int, ...]) -> None:
         results = [self._results[index] for index in indices]
         try:
-            outcome = await score(self._means.hooks, self._draft, results)
+            means = self._means
+            outcome = await score(means.hooks, self._draft, results, means.failure_floor)
         except Exception:  # isolates, as above
             log.exception("request %s could not be scored", self._request.id)
             return self._do(self._fanout.give_up("internal_error"))

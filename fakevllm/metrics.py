@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from fakevllm.ledger.records import GroupRecord, SiblingRecord
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
+
+
+class _Counts(Collector):
+    """Numbers that are counted elsewhere."""
+
+    def __init__(
+        self, name: str, told: str, label: str, values: Callable[[], Mapping[str, float]]
+    ) -> None:
+        self._name, self._told, self._label, self._values = name, told, label, values
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(self._name, self._told, labels=[self._label])
+        for word, value in self._values().items():
+            family.add_metric([word], value)
+        yield family
 
 
 class Metrics:
@@ -59,6 +76,12 @@ class Metrics:
             ["route"],
             registry=self._registry,
         )
+        self._failed = Counter(
+            "fakevllm_siblings_failed",
+            "Completions without an answer (no_answer), or in groups whose answer is none, by why.",
+            ["route", "failure"],
+            registry=self._registry,
+        )
         self._rewards = Summary(
             "fakevllm_reward",
             "Rewards of all siblings (policy), and of what apps got: the best, any (random), the "
@@ -81,6 +104,12 @@ class Metrics:
         """One more number, asked for whenever somebody looks."""
         Gauge(name, told, registry=self._registry).set_function(value)
 
+    def counts(
+        self, name: str, told: str, label: str, values: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """A number for each word, asked for whenever somebody looks."""
+        self._registry.register(_Counts(name, told, label, values))
+
     def resent(self, route: str) -> None:
         self._resent.labels(route).inc()
 
@@ -96,6 +125,9 @@ class Metrics:
         if group.cut is not None:
             self._cut.labels(group.route, group.cut.partition(":")[0]).inc()
         for sibling in group.siblings:
+            failure = sibling.failure or ("no_answer" if sibling.error is not None else None)
+            if failure is not None:
+                self._failed.labels(group.route, failure).inc()
             if sibling.reward is not None:
                 self._rewarded(group, sibling, sibling.reward)
 

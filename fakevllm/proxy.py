@@ -111,6 +111,8 @@ async def open_proxy(config: Config) -> AsyncGenerator[Proxy]:
         traffic = Traffic(config.policy, pause, keys.name_of, trains=config.hooks.path is not None)
         told = "1 while nothing is fanned out."
         runner.metrics.gauge("fakevllm_paused", told, lambda: pause.is_on)
+        told = "Groups that the swarm server's run dropped, by the reason's first word."
+        runner.metrics.counts("fakevllm_groups_dropped", told, "reason", lambda: link.dropped)
         conversations = Conversations()
         conversations.restore(ledger.sessions.kept(NUM_RESTORED))
         late = LateFeedback(config.feedback, ledger, link)

@@ -62,6 +62,7 @@ class Runner:
         self._num_siblings = config.job.num_repeat
         self._asking = Asking(upstream, self._lifeline, config.job.temperature)
         self._hooks = hooks
+        self._failure_floor = config.reward.failure_floor
         self._ledger = ledger
         self._settling = settling
         self._resends = resends
@@ -150,7 +151,8 @@ class Runner:
         if reason is not None:
             return await self._serve_once(request, draft, plan, reason, receive, app)
         assert self._hooks is not None
-        means = Means(self._asking, self._hooks, self._room, self._chance, self._end)
+        floor = self._failure_floor
+        means = Means(self._asking, self._hooks, self._room, self._chance, self._end, floor)
         run = GroupRun(means, request, draft, plan, rules, app)
         self._groups.add(run)
         num_awaited = _num_awaited(plan, rules)

@@ -99,6 +99,10 @@ def lines(stats: Json) -> Iterator[tuple[str, str]]:
     yield "step", str(engine.get("global_step") or 0)
     yield "groups", _counts(stats["counts"])
     yield "not trained", _counts(stats["untrained"])
+    if dropped := engine.get("dropped"):
+        yield "server dropped", _counts(dropped)
+    if failures := stats.get("failures"):
+        yield "siblings failed", _counts(failures)
     yield from _learnt(stats)
     if stats["ledger_dropped"]:
         yield "ledger", f"{stats['ledger_dropped']} writes given up"

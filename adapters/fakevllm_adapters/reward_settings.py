@@ -22,7 +22,10 @@ def read_rewards(job: TrainJob) -> dict[str, tuple[bool, str]]:
         "kl_coef": (job.use_kl_in_reward, "it is for use_kl_in_reward"),
         "max_response_length": is_shaped,
         "overlong_penalty_factor": is_shaped,
-        "max_num_gen_batches": (job.filter_groups, "it is for filter_groups"),
+        "max_num_gen_batches": (
+            job.filter_groups == "collect",
+            "it is for filter_groups = collect",
+        ),
     }
 
 

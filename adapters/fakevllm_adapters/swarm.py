@@ -83,8 +83,12 @@ class EngineStatusReply(BaseModel):
     backlog: float = 0.0
     """Finished groups that wait to be trained, in batches."""
     totals: dict[str, float] = {}
-    """Of all steps of the run: tokens sampled, eligible, trained, untrainable by reason, branches
-    by cause, and the shares they make."""
+    """Of all steps of the run: groups with and without signal, tokens sampled, eligible, trained,
+    untrainable by reason, branches by cause, and the shares they make."""
+    dropped: dict[str, int] = {}
+    """Groups of the run that were dropped, by the first word of the reason."""
+    waiting: dict[str, int] = {}
+    """What is held and not trained yet: open and finished groups, partial tasks, their tokens."""
     model: str | None = None
     """The name the engine serves."""
     max_model_len: int | None = None

@@ -29,6 +29,12 @@ def _list_as_text(value: object) -> object:
     return ",".join(map(str, cast("list[object]", value))) if isinstance(value, list) else value
 
 
+def _flag_as_word(value: object) -> object:
+    """verl's `filter_groups.enable`."""
+    return ("collect" if value else "keep") if isinstance(value, bool) else value
+
+
+FilterGroups = Annotated[Literal["keep", "drop", "collect"], BeforeValidator(_flag_as_word)]
 Threshold = Annotated[str, BeforeValidator(_number_as_text)]
 """`HIGH` or `LOW_HIGH`; a plain number is HIGH."""
 
@@ -74,10 +80,18 @@ class TrainJob(BaseModel):
     """The last tokens before max_response_length, over which that penalty grows; None is no
     penalty."""
     overlong_penalty_factor: float = Field(default=1.0, gt=0)
-    filter_groups: bool = False
-    """Groups whose rewards are all equal do not count to batch_size, and are dropped."""
+    filter_groups: FilterGroups = "keep"
+    """Groups whose rewards are all equal: `keep` has them in their step, where KL and entropy pull
+    on them; `drop` drops them, and they count to batch_size; `collect` drops them, and the step
+    waits for others. false is keep, true is collect."""
     max_num_gen_batches: int = Field(default=10, ge=1)
-    """Batches of groups after which a step is made of those with signal there are."""
+    """Batches of groups after which a step that collects is made of those with signal there
+    are."""
+    partial_tasks: Literal["train", "drop"] = "train"
+    """A task of active clients of which some episodes never come: compared as far as it is there,
+    or dropped."""
+    partial_after_s: float = Field(default=3600.0, gt=0)
+    """How long a task waits for its next episode before it counts as partial."""
     loss: Literal["vanilla", "gspo", "cispo", "sapo", "geo_mean", "gpg"] = "vanilla"
     loss_agg_mode: Aggregation | None = None
     """From a loss per token to one number; None is the loss's own way."""

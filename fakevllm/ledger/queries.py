@@ -27,6 +27,10 @@ UNTRAINED = """
            ELSE substr(reason, 1, instr(reason, ':') - 1) END AS word, COUNT(*)
     FROM groups WHERE reason IS NOT NULL GROUP BY word ORDER BY word
 """
+FAILURES = """
+    SELECT failure, COUNT(*) FROM siblings WHERE failure IS NOT NULL
+    GROUP BY failure ORDER BY failure
+"""
 SCORED = """
     SELECT g.group_id, g.task_id, g.question, g.served_index, g.parent_id, s.reward + CASE
            WHEN s.served THEN COALESCE((SELECT SUM(f.amount) FROM feedback AS f

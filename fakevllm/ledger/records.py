@@ -49,6 +49,8 @@ class SiblingRecord:
     annotations_json: str | None = None
     error: str | None = None
     trained: bool = False
+    failure: str | None = None
+    """Why its answer is no answer, by whoever's fault: a word of failures.py's."""
 
 
 @dataclass(frozen=True, slots=True)

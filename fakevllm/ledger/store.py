@@ -177,6 +177,11 @@ class Ledger:
         with self._reading.connect() as db:
             return {reason: count for reason, count in db.exec_driver_sql(queries.UNTRAINED)}
 
+    def failures(self) -> dict[str, int]:
+        """Siblings of groups whose answers were none, by whose fault and how."""
+        with self._reading.connect() as db:
+            return {failure: count for failure, count in db.exec_driver_sql(queries.FAILURES)}
+
     def sampled_tokens(self) -> int:
         """Of all siblings, as the engine counted them."""
         with self._reading.connect() as db:

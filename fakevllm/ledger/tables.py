@@ -102,6 +102,9 @@ class Siblings(_Row, table=True):
     annotations_json: str | None = None
     error: str | None = None
     trained: bool = False
+    failure: str | None = None
+    """Of the model's making `cut_off`, `broken_tool_call`, `empty`, `not_json`; of the engine's
+    `broken_off`."""
 
 
 class Calls(_Row, table=True):

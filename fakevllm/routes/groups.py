@@ -80,6 +80,8 @@ class Stats(BaseModel):
     """Groups by state."""
     untrained: dict[str, int] = {}
     """Groups that were not trained, by the reason's first word."""
+    failures: dict[str, int] = {}
+    """Siblings whose answers were none, by why."""
     feedback: dict[str, int] = {}
     """What was said of answers, by what became of it."""
     run_id: str = ""
@@ -169,11 +171,13 @@ def router(proxy: Proxy) -> APIRouter:
             )
         )
         feedback = await asyncio.to_thread(ledger.feedback.counts)
+        failures = await asyncio.to_thread(ledger.failures)
         return Stats(
             engine=proxy.link.status,
             paused=proxy.traffic.pause.is_on,
             counts=counts,
             untrained=untrained,
+            failures=failures,
             feedback=feedback,
             run_id=run_id,
             other_runs=[one for one in runs if one != run_id],

@@ -91,6 +91,11 @@ class SwarmLink:
         return self.status.model if self.status is not None else None
 
     @property
+    def dropped(self) -> dict[str, int]:
+        """By the server's run, as last heard."""
+        return self.status.dropped if self.status is not None else {}
+
+    @property
     def engine(self) -> Engine:
         """What is known of the engine that answers."""
         status = self.status

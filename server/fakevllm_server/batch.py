@@ -137,6 +137,8 @@ def _entries(
 
 def _calls_of(group: FinishedGroup, episode: ScoredEpisode, job: TrainJob) -> Iterator[Call]:
     labels = unit_labels(episode.calls, job.loss_unit)
+    # Calls that are in no loss have no vote: the others have all of their episode's.
+    weight = token_weight(job.loss_unit, sum(map(_trained, episode.calls)))
     for label, call in zip(labels, episode.calls, strict=True):
         if _trained(call) and call.logprobs is not None:
             yield Call(
@@ -147,7 +149,7 @@ def _calls_of(group: FinishedGroup, episode: ScoredEpisode, job: TrainJob) -> It
                 version=call.version,
                 temperature=call.temperature,
                 advantage=0.0,
-                weight=token_weight(job.loss_unit, len(episode.calls)),
+                weight=weight,
                 unit=f"{group.group_id} {episode.index} {label}",
                 allowed=call.allowed,
             )

@@ -45,6 +45,11 @@ class RecordedCall:
         return len(self.response_ids) - (self.allowed.num_forced if self.allowed else 0)
 
     @property
+    def num_tokens(self) -> int:
+        """That are held for it."""
+        return len(self.prompt_ids) + len(self.response_ids)
+
+    @property
     def version(self) -> int:
         return min((span.version for span in self.versions), default=0)
 
@@ -128,8 +133,17 @@ class FinishedGroup:
     @property
     def num_tokens(self) -> int:
         """That are held for it."""
-        calls = [call for episode in self.episodes for call in episode.calls]
-        return sum(len(call.prompt_ids) + len(call.response_ids) for call in calls)
+        return num_tokens_of(self.episodes)
+
+    @property
+    def version(self) -> int:
+        """Of the oldest weights that had a part in it."""
+        return min((call.version for one in self.episodes for call in one.calls), default=0)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some of its episodes have no reward."""
+        return len(self.rewards) < len(self.episodes)
 
     @property
     def scored(self) -> list[ScoredEpisode]:
@@ -139,3 +153,8 @@ class FinishedGroup:
     def rewards(self) -> list[float]:
         """Of those."""
         return [episode.reward for episode in self.episodes if episode.reward is not None]
+
+
+def num_tokens_of(episodes: Sequence[ScoredEpisode]) -> int:
+    """That are held for them."""
+    return sum(call.num_tokens for episode in episodes for call in episode.calls)

@@ -20,6 +20,7 @@ MAX_WORDS = 40
 """Characters of a reason in a metric's name."""
 _ADDED = re.compile(
     r"tokens_(sampled|eligible|trained|saved|computed)|(untrainable|untrained)_.*|branch_(?!rate$).*"
+    r"|groups(_with_signal)?|(tied|partial)_groups|feedback_samples|stale_calls"
 )
 
 

@@ -2,8 +2,8 @@
 
 A partial group is compared as far as it has rewards: a sibling without one has failed for reasons
 that are not the model's. One reward alone is compared with nothing. Where all are equal there is no
-signal: the group is a part of its step and teaches nothing, unless KL or entropy pull on it too;
-with `filter_groups` it is dropped, and the step is filled with others.
+signal: `filter_groups` says whether the group is a part of its step (with advantage 0, so that KL
+and entropy alone pull on it), or is dropped, and whether its step waits for another one then.
 """
 
 from __future__ import annotations
@@ -24,9 +24,21 @@ def why_not_pooled(group: FinishedGroup, job: TrainJob) -> str | None:
     needs_greedy = job.algorithm in NEEDS_GREEDY
     if reason is None and needs_greedy and not any(one.is_greedy for one in group.scored):
         return "no_greedy_answer"
-    if reason is None and job.filter_groups and is_tied(shaped_rewards(group, job)):
+    if reason is None and job.filter_groups != "keep" and is_tied(shaped_rewards(group, job)):
         return TIED
     return reason
+
+
+def groups_before_short_step(job: TrainJob) -> int | None:
+    """After how many groups, dropped ties among them, a step is made of fewer than batch_size; None
+    where it never is.
+
+    >>> groups_before_short_step(TrainJob(filter_groups="drop", batch_size=4))
+    4
+    """
+    if job.filter_groups == "keep":
+        return None
+    return job.batch_size * (job.max_num_gen_batches if job.filter_groups == "collect" else 1)
 
 
 def _why_untrainable(group: FinishedGroup) -> str | None:

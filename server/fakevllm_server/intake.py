@@ -34,7 +34,7 @@ from fakevllm_server.journal.facts import (
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.journal.writer import Change, JournalTrouble
-from fakevllm_server.pool import Pool
+from fakevllm_server.pool import Completed, Pool
 from fakevllm_server.runlog import RunLog
 from fakevllm_server.submissions import Acknowledged, OtherBody, Submissions, hash_of
 
@@ -103,10 +103,12 @@ class Intake:
         await self._written(*([] if episode is None else [changes.reopened([episode])]))
 
     def sweep(self, now: float) -> None:
-        """Claims that ran out are open again."""
+        """Claims that ran out are open again; tasks whose other episodes stay away are over."""
         idle = self.episodes.sweep(now)
         if idle:
             self._journal.put(changes.reopened(idle))
+        for left in self.pool.complete_left(now):
+            self._journal.put(changes.task_completed(*_group_and_members(left)))
 
     def give_up_episodes(self) -> None:
         """The engine has been stopped."""
@@ -215,13 +217,7 @@ class Intake:
         """The group that its task has come to with it, if it has."""
         assert sample.reward is not None and sample.task_id is not None
         completed = self.pool.add_episode(sample.task_id, sample.reward, calls, owner=sample.owner)
-        if completed is None:
-            return None, []
-        episodes = completed.group.episodes
-        members = [
-            ScoredSample(one.owner, one.index, one.reward, sample.task_id) for one in episodes
-        ]
-        return _group(completed.group.group_id, completed.reason), members
+        return (None, []) if completed is None else _group_and_members(completed)
 
     async def _once(
         self,
@@ -290,3 +286,9 @@ def _group(group_id: str, reason: str | None, advantage: float | None = None) ->
     """Pooled, unless there is a reason why not."""
     state = GroupState.DROPPED if reason else GroupState.POOLED
     return PooledGroup(group_id, state, reason or None, advantage)
+
+
+def _group_and_members(completed: Completed) -> tuple[PooledGroup, list[ScoredSample]]:
+    group = completed.group
+    members = [ScoredSample(one.owner, one.index, one.reward) for one in group.episodes]
+    return _group(group.group_id, completed.reason), members

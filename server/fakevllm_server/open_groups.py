@@ -10,7 +10,8 @@ from fakevllm_adapters.swarm import SiblingRef
 from fakevllm_server.calls import RecordedCall
 
 MAX_OPEN_GROUPS = 10_000
-"""Beyond these the oldest is dropped."""
+MAX_OPEN_TOKENS = 20_000_000
+"""Of all of them; beyond either the one goes that has been silent for longest."""
 MAX_OPEN_S = 3600.0
 """A group whose last call is older has lost its client."""
 
@@ -27,6 +28,7 @@ class OpenGroup:
 class OpenGroups:
     def __init__(self) -> None:
         self._groups: OrderedDict[str, OpenGroup] = OrderedDict()  # by their last call
+        self.num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -39,6 +41,7 @@ class OpenGroups:
         group = self._groups.setdefault(sibling.group_id, OpenGroup())
         calls = group.calls[sibling.index]
         calls.append(call)
+        self.num_tokens += call.num_tokens
         group.last_call = now
         self._groups.move_to_end(sibling.group_id)
         return len(calls) - 1
@@ -52,15 +55,20 @@ class OpenGroups:
                 self.add(SiblingRef(group_id, index), call, now)
 
     def pop(self, group_id: str) -> OpenGroup | None:
-        return self._groups.pop(group_id, None)
+        group = self._groups.pop(group_id, None)
+        if group is not None:
+            self.num_tokens -= sum(call.num_tokens for own in group.calls.values() for call in own)
+        return group
 
-    def take_left(self, now: float) -> list[str]:
-        """Those whose end will not come, or for which there is no room; they are open no more."""
-        left: list[str] = []
+    def take_left(self, now: float) -> dict[str, str]:
+        """Those whose end will not come, or for which there is no room, with which it is; they are
+        open no more."""
+        left: dict[str, str] = {}
         while self._groups:
             group_id, oldest = next(iter(self._groups.items()))
-            if now - oldest.last_call <= MAX_OPEN_S and len(self._groups) <= MAX_OPEN_GROUPS:
+            is_full = len(self._groups) > MAX_OPEN_GROUPS or self.num_tokens > MAX_OPEN_TOKENS
+            if not is_full and now - oldest.last_call <= MAX_OPEN_S:
                 break
-            del self._groups[group_id]
-            left.append(group_id)
+            self.pop(group_id)
+            left[group_id] = "pool_full" if is_full else "never_ended"
         return left

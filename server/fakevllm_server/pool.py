@@ -1,8 +1,8 @@
 """What has been captured and not yet trained: open groups, finished groups, the next batch. Pure.
 
 Passive groups arrive whole with their rewards; episodes of active clients gather under their task
-until there are
-`num_repeat` of them. Each id is accepted once; a repeated end is answered before it comes here.
+until there are `num_repeat` of them, or no more come. Each id is accepted once; a repeated end is
+answered before it comes here.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from fakevllm_adapters.swarm import MAX_GROUP_SIZE, EndGroupReply, SiblingRef
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.algorithms.staleness import keep_fresh
 from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
-from fakevllm_server.group_policy import TIED, why_not_pooled
+from fakevllm_server.finished_groups import FinishedGroups
+from fakevllm_server.group_policy import TIED, groups_before_short_step, why_not_pooled
 from fakevllm_server.open_groups import OpenGroups
 from fakevllm_server.served import ServedCalls
+from fakevllm_server.waiting_tasks import LeftTask, WaitingTasks
 
-MAX_FINISHED_GROUPS = 10_000
-MAX_TOKENS = 20_000_000
-"""Of all groups that wait; beyond either the oldest is dropped and counted."""
+FULL = "pool_full"
+"""Why a group is dropped for which there is no room."""
 MAX_REMEMBERED = 20_000
 """Ids that have ended, remembered here; older ones are looked up."""
 
@@ -37,7 +38,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A task that has all its episodes."""
+    """A task that has all the episodes it will have."""
 
     group: FinishedGroup
     reason: str | None
@@ -53,16 +54,16 @@ class Pool:
         """`why_ended` knows the ids of earlier lives, and why each may not come again."""
         self._job = job = job or TrainJob()
         self._why_ended = why_ended
-        self._num_repeat = job.num_repeat
         self._open = OpenGroups()
-        self._finished: OrderedDict[str, FinishedGroup] = OrderedDict()
-        self._num_tokens = 0
-        self._by_task: OrderedDict[str, list[ScoredEpisode]] = OrderedDict()
+        self._finished = FinishedGroups()
+        self._tasks = WaitingTasks(job.num_repeat)
         self._ended: OrderedDict[str, str] = OrderedDict()
         """Ids that may not come again, with the reason: every id that ended is one."""
         self.dropped: dict[str, str] = {}
         """Since the last look."""
         self._left_out: Counter[str] = Counter()
+        self._num_tied = 0
+        """Dropped since the last step was taken."""
         self._served = ServedCalls()
 
     @property
@@ -71,17 +72,27 @@ class Pool:
 
     @property
     def is_due(self) -> bool:
-        """Whether there are groups enough for a step. Where ties do not count, a step is made of
+        """Whether there are groups enough for a step. Where ties are dropped, a step is made of
         fewer rather than never."""
-        batch_size = self._job.batch_size
-        num_seen = self.num_finished + self._left_out["tied_groups"]
-        waited_long = num_seen >= self._job.max_num_gen_batches * batch_size
-        is_short = self._job.filter_groups and waited_long and self.num_finished > 0
-        return self.num_finished >= batch_size or is_short
+        enough = groups_before_short_step(self._job)
+        is_enough = enough is not None and self.num_finished + self._num_tied >= enough
+        is_short = is_enough and self.num_finished > 0
+        return self.num_finished >= self._job.batch_size or is_short
 
     @property
     def num_open(self) -> int:
         return len(self._open)
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """What is held here, and how many tokens that is."""
+        finished, opened, tasks = self._finished, self._open, self._tasks
+        return {
+            "finished_groups": len(finished),
+            "open_groups": len(opened),
+            "partial_tasks": len(tasks),
+            "tokens": finished.num_tokens + opened.num_tokens + tasks.num_tokens,
+        }
 
     def refusal_of(self, group_id: str) -> str | None:
         """Why the id may not come again; None where it may."""
@@ -99,9 +110,9 @@ class Pool:
 
     def sweep(self, now: float) -> None:
         """Drops open groups whose end will not come."""
-        for group_id in self._open.take_left(now):
-            self.dropped[group_id] = "never_ended"
-            self._remember(group_id, "never_ended")
+        for group_id, reason in self._open.take_left(now).items():
+            self.dropped[group_id] = reason
+            self._remember(group_id, reason)
 
     def end_group(
         self,
@@ -174,15 +185,33 @@ class Pool:
     ) -> Completed | None:
         """An active client's episode. Its task is complete with `num_repeat` of them; more join
         the next one."""
-        episodes = self._by_task.setdefault(task_id, [])
         # A copy: a call that is still running when its episode ends comes too late.
-        episodes.append(ScoredEpisode(len(episodes), reward, tuple(calls), owner))
-        if len(episodes) < self._num_repeat:
-            return None
-        del self._by_task[task_id]
-        # The owner's name is in it, for the task may come again, in this life or in another.
-        group = FinishedGroup(f"task:{task_id}#{owner}", episodes)
-        reason = self._keep(group)
+        copied = tuple(calls)
+        episodes = self._tasks.add(
+            task_id, lambda index: ScoredEpisode(index, reward, copied, owner)
+        )
+        return None if episodes is None else self._completed(task_id, episodes)
+
+    def complete_left(self, now: float) -> list[Completed]:
+        """Tasks whose other episodes are not waited for any longer. To be asked again and again."""
+        left = self._tasks.take_left(now, self._job.partial_after_s)
+        return [
+            self._completed(one.task_id, one.episodes, self._why_not_partial(one)) for one in left
+        ]
+
+    def _why_not_partial(self, task: LeftTask) -> str | None:
+        if task.is_for_room:
+            return FULL
+        return "partial" if self._job.partial_tasks == "drop" else None
+
+    def _completed(
+        self, task_id: str, episodes: Sequence[ScoredEpisode], reason: str | None = None
+    ) -> Completed:
+        # A claim's name is in it, for the task may come again, in this life or in another.
+        group = FinishedGroup(f"task:{task_id}#{episodes[-1].owner}", episodes)
+        reason = reason or self._keep(group)
+        if reason is None:
+            self._count_partial(len(episodes) < self._job.num_repeat)
         self._remember(group.group_id, reason)
         if reason is not None:
             self.dropped[group.group_id] = reason
@@ -213,12 +242,13 @@ class Pool:
         dropped = self.take_dropped() | self._drop_stale(version)
         if not self.is_due:
             return Taken([], dropped)
-        newest = list(self._finished)[-self._job.batch_size :]
-        return Taken([self._remove(group_id) for group_id in newest], dropped)
+        newest = self._finished.newest(self._job.batch_size)
+        self._num_tied = 0
+        return Taken([self._finished.remove(group_id) for group_id in newest], dropped)
 
     def take_left_out(self) -> dict[str, int]:
-        """How many calls were too old and, where ties do not count, how many groups were tied,
-        since the last look."""
+        """How many calls were too old, how many groups partial and, where they are dropped, how
+        many tied, since the last look."""
         left_out = {"stale_calls": 0} | dict(self._left_out)
         self._left_out.clear()
         return left_out
@@ -230,10 +260,7 @@ class Pool:
 
     def give_up(self, reason: str) -> dict[str, str]:
         """All finished groups are dropped; group id to reason."""
-        dropped = dict.fromkeys(self._finished, reason)
-        self._finished.clear()
-        self._num_tokens = 0
-        return dropped
+        return dict.fromkeys(self._finished.clear(), reason)
 
     def _is_new(self, group_id: str) -> bool:
         return self.refusal_of(group_id) is None
@@ -242,34 +269,28 @@ class Pool:
         """Pools it, or says why not."""
         reason = why_not_pooled(group, self._job)
         if reason == TIED:
+            self._num_tied += 1
             self._left_out["tied_groups"] += 1
         if reason is None:
-            self._finished[group.group_id] = group
-            self._num_tokens += group.num_tokens
-            self._make_room()
+            self._count_partial(group.is_partial)
+            self.dropped |= dict.fromkeys(self._finished.add(group), FULL)
         return reason
 
-    def _make_room(self) -> None:
-        while len(self._finished) > MAX_FINISHED_GROUPS or self._num_tokens > MAX_TOKENS:
-            self.dropped[self._remove(next(iter(self._finished))).group_id] = "pool_full"
-
-    def _remove(self, group_id: str) -> FinishedGroup:
-        group = self._finished.pop(group_id)
-        self._num_tokens -= group.num_tokens
-        return group
+    def _count_partial(self, is_partial: bool) -> None:
+        if is_partial:
+            self._left_out["partial_groups"] += 1
 
     def _drop_stale(self, version: int) -> dict[str, str]:
         """From all that waits; group id to reason, of the groups that go."""
         dropped: dict[str, str] = {}
-        for group in list(self._finished.values()):
+        for group in self._finished:
             fresh, num_stale = keep_fresh(group, version, self._job.max_staleness)
             self._left_out["stale_calls"] += num_stale
             if num_stale and why_not_pooled(fresh, self._job) is not None:
-                self._remove(group.group_id)
+                self._finished.remove(group.group_id)
                 dropped[group.group_id] = "stale"
             elif num_stale:
-                self._num_tokens += fresh.num_tokens - group.num_tokens
-                self._finished[group.group_id] = fresh
+                self._finished.put(fresh)
         return dropped
 
     def _remember(self, group_id: str, reason: str | None) -> None:

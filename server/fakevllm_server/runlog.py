@@ -95,6 +95,16 @@ class RunLog:
         """No more steps are taken until the engine is started again."""
         self._put(changes.logged, LogEntry(seq=0, kind="stopped", step=step, reason=reason))
 
+    def since_stop(self) -> list[LogEntry]:
+        """The steps since training last stopped, as the weights stand."""
+        return self._journal.read(reads.steps_since_stop, self.last_step)
+
+    @property
+    def drops(self) -> dict[str, int]:
+        """Groups of the run that were dropped and are on disk as such, by the first word of the
+        reason."""
+        return self._journal.read(reads.drops)
+
     def after(self, seq: int) -> list[LogEntry]:
         """Entries with a higher number, oldest first."""
         return self._journal.read(reads.entries, seq, MAX_TOLD) if seq < self._seq else []

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 
 UNMEASURED = "-"
+DROPPED = "dropped_"
+"""How the metric begins that counts groups dropped for a reason."""
 
 
 def shown(metrics: Mapping[str, float], name: str, how: str) -> str:
@@ -35,6 +37,7 @@ def step_line(step: int, version: int, metrics: Mapping[str, float]) -> str:
     parts = [
         *_groups(metrics),
         *_feedback(metrics),
+        *_dropped(metrics),
         *_coverage(metrics),
         *_forest(metrics),
         *_truth(metrics),
@@ -57,6 +60,16 @@ def _feedback(metrics: Mapping[str, float]) -> list[str]:
     num, tokens = metrics.get("feedback_samples", 0), metrics.get("feedback_tokens", 0)
     told = f"feedback on {num:.0f} answers, {tokens:.0f} tokens trained"
     return [told] if num else []
+
+
+def _dropped(metrics: Mapping[str, float]) -> list[str]:
+    """Groups, since the step before."""
+    told = [
+        f"{num:.0f} {name.removeprefix(DROPPED)}"
+        for name, num in metrics.items()
+        if name.startswith(DROPPED)
+    ]
+    return [f"dropped {' '.join(told)}"] if told else []
 
 
 def _coverage(metrics: Mapping[str, float]) -> list[str]:

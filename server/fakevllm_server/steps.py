@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ from fakevllm_server.pool import Pool
 from fakevllm_server.reward_kl import reward_penalties
 from fakevllm_server.runlog import RunLog
 from fakevllm_server.saves import Saves
-from fakevllm_server.step_line import not_finite, shown, step_line
+from fakevllm_server.step_line import DROPPED, not_finite, shown, step_line
 from fakevllm_server.stop_limit import StopLimit
 
 log = logging.getLogger("fakevllm.server")
@@ -59,12 +59,21 @@ class Steps:
         self._saves = saves
         self._vocabulary = vocabulary
         self._limit = StopLimit()
+        self._count_earlier(job.max_mismatch_k3)
+        self._told_drops = Counter(runlog.drops)
         self._planned: deque[PlannedBatch] = deque()
         """In the journal, and not trained yet as the weights stand."""
         self._num_failed = 0
         self._retry_at = 0.0
         self.is_whole = False
         """Whether the trainer's weights are those of the steps in the log."""
+
+    def _count_earlier(self, limit: float | None) -> None:
+        """Steps of earlier lives. One that ended right at the limit may not have told of it."""
+        for made in self._log.since_stop():
+            self._limit.saw(made.step, made.metrics, limit)
+        if self.stopped is not None:
+            self._log.stopped(self._log.last_step, self.stopped)
 
     @property
     def stopped(self) -> str | None:
@@ -177,6 +186,7 @@ class Steps:
     async def _record(self, plan: PlannedStep, measured: StepMetrics, version: int) -> None:
         step = plan.batch.step
         metrics = with_left_out(plan.metrics, self._pool.take_left_out()) | measured
+        metrics |= self._new_drops()
         trained = plan.trained
         if metrics.get("no_update"):
             metrics = nothing_trained(
@@ -192,6 +202,12 @@ class Steps:
             await self._saves.kept(saved)
         log.info("%s", step_line(step, version, metrics))
         self._watch(step, metrics)
+
+    def _new_drops(self) -> StepMetrics:
+        """Groups that were dropped since the step before, for whatever reason."""
+        drops = Counter(self._log.drops)
+        new, self._told_drops = drops - self._told_drops, drops
+        return {f"{DROPPED}{reason}": float(num) for reason, num in new.items()}
 
     def _watch(self, step: int, metrics: Mapping[str, float]) -> None:
         limit = self._job.max_mismatch_k3

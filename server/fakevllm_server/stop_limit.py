@@ -22,8 +22,12 @@ class StopLimit:
 
     def saw(self, step: int, metrics: Mapping[str, float], limit: float | None) -> None:
         """After each step. `limit` is the job's `max_mismatch_k3`. A step that measured nothing
-        says nothing; one that is made again counts once."""
+        says nothing, and nor does one of feedback alone, which is older than the weights; one that
+        is made again counts once."""
         self._too_far = [earlier for earlier in self._too_far if earlier < step]
+        is_feedback = bool(metrics.get("feedback_samples")) and not metrics.get("groups")
+        if limit is None or is_feedback:
+            return
         if not metrics.get("too_far"):
             if metrics.get("tokens_trained") and not metrics.get("skipped"):
                 self._too_far.clear()

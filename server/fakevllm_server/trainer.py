@@ -270,6 +270,7 @@ class TrainLoop:
                 self._intake.sweep(now)
                 self._pool.sweep(now)
             self._log.dropped(self._engine.global_step, self._pool.take_dropped())
+            self._close_if_over()
             if self._is_stopping or condition():
                 return
             self._changed.clear()

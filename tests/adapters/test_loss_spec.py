@@ -119,7 +119,8 @@ def test_a_job_that_names_no_bounds_gets_the_losses_own() -> None:
         ({"kl_coef": 0.1}, "kl_coef .* for use_kl_in_reward: take it out"),
         ({"max_response_length": 9}, "max_response_length .* for overlong_buffer_len: take it out"),
         ({"overlong_penalty_factor": 2.0}, "overlong_penalty_factor .* for overlong_buffer_len"),
-        ({"max_num_gen_batches": 2}, "max_num_gen_batches .* for filter_groups: take it out"),
+        ({"max_num_gen_batches": 2}, "max_num_gen_batches .* for filter_groups = collect: take it"),
+        ({"max_num_gen_batches": 2, "filter_groups": "drop"}, "max_num_gen_batches .* = collect: "),
     ],
 )
 def test_a_setting_that_nothing_would_read_is_told_in_one_line(

@@ -27,7 +27,14 @@ from fakevllm_server.config import ServerConfig
 from fakevllm_server.journal import writer
 from fakevllm_server.swarm import Swarm
 
-_JOB = {"batch_size": 1, "lr": 0.1, "save_freq": 2, "filter_groups": True, "max_staleness": 100}
+_JOB = {
+    "batch_size": 1,
+    "lr": 0.1,
+    "save_freq": 2,
+    "filter_groups": True,
+    "max_staleness": 100,
+    "partial_after_s": 1e6,  # the script lets claims run out, and no tasks
+}
 TASKS_OF_THREE = TrainJob.model_validate({**_JOB, "num_repeat": 3})
 TASKS_OF_TWO = TrainJob.model_validate({**_JOB, "num_repeat": 2})
 NUM_TORN = 3

@@ -38,6 +38,8 @@ STREAM = [(b"content-type", b"text/event-stream")]
 WHOLE = [(b"content-type", b"application/json")]
 ALIVE = b": the engine is alive\n\n"
 STATUS = {"fails": 500, "is refused": 400, "is too much": 429, "is crowded": 503, "is lost": 503}
+ENDS = {"is cut off": "length", "is aborted": "abort"}
+"""Finish reasons of whole answers."""
 TOLD = {
     "is crowded": "Too many requests are waiting.",
     "is lost": "The engine did not answer; it is being started again.",
@@ -58,9 +60,9 @@ def chunks_of(index: int) -> list[bytes]:
     return [encode({"id": f"chatcmpl-{index}", "choices": [choice]}) for choice in choices]
 
 
-def answer_of(index: int) -> bytes:
+def answer_of(index: int, word: str = "answers") -> bytes:
     message = {"role": "assistant", "content": text_of(index)}
-    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    choice = {"index": 0, "message": message, "finish_reason": ENDS.get(word, "stop")}
     return orjson.dumps({"id": f"chatcmpl-{index}", "choices": [choice]})
 
 
@@ -105,7 +107,7 @@ class Siblings(Upstream):
             return Reply(STATUS[word], WHOLE, error_of(word), False, 0.0)
         if orjson.loads(body).get("stream"):
             return Reply(200, STREAM, b"".join([*chunks_of(index), DONE]), True, 0.0)
-        return Reply(200, WHOLE, answer_of(index), False, 0.0)
+        return Reply(200, WHOLE, answer_of(index, word), False, 0.0)
 
     @asynccontextmanager
     async def live(
@@ -240,6 +242,7 @@ async def staged(
     visit: Visit | None = None,
     shadow: bool = False,
     hold_s: float = 30.0,
+    failure_floor: float | None = None,
     **rules: Any,
 ) -> AsyncGenerator[Stage]:
     """Whatever is left under way at the end is stopped."""
@@ -247,7 +250,10 @@ async def staged(
     upstream, judge, room, caller = Siblings(), Judge(), Room(bound), Caller()
     records: list[GroupRecord] = []
     asking = Asking(upstream, Lifeline(upstream, None, hold_s, room=room), 1.0)
-    means = Means(asking, judge, room, random.Random(0), lambda _, record: records.append(record))
+    chance = random.Random(0)
+    means = Means(
+        asking, judge, room, chance, lambda _, record: records.append(record), failure_floor
+    )
     room.take(num - 1)
     policy = ServeRules(**rules)
     app = AppReply(caller.send, request.adapter, request.exchange)

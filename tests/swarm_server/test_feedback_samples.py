@@ -85,7 +85,7 @@ async def test_a_step_of_samples_alone_says_how_much_it_trained(
 
 
 def test_a_sample_is_pooled_once_counts_for_a_step_and_grows_stale() -> None:
-    pool = Pool(TrainJob(batch_size=2, max_staleness=1, filter_groups=True))
+    pool = Pool(TrainJob(batch_size=2, max_staleness=1, filter_groups="collect"))
     first = pool.add_sample("feedback:g/a", [call()], 0.5, 3)
     assert (first.success, first.pooled, first.step) == (True, True, 3)
     assert not pool.add_sample("feedback:g/a", [call()], -0.5, 4).success

@@ -125,7 +125,7 @@ async def test_groups_the_next_job_does_not_take_are_dropped_with_a_reason(lives
     await lives.end_group("tells", 1.0, 0.0)
     for _ in range(2):
         await lives.end((await lives.played()).uuid, 1.0, task="tied too")
-    lives.next(filter_groups=True)
+    lives.next(filter_groups="collect")
     told = lives.reasons
     assert {why for why in told.values()} == {"tied"} and "tied" in told and len(told) == 2
     assert lives.groups["tells"] == ("pooled", None)
@@ -144,7 +144,7 @@ async def test_waiting_episodes_the_next_job_does_not_take_are_dropped_with_a_re
     lives.next(num_repeat=4)
     for _ in range(2):
         await lives.end((await lives.played()).uuid, 1.0)
-    lives.next(num_repeat=2, filter_groups=True)
+    lives.next(num_repeat=2, filter_groups="collect")
     assert [found for found in lives.groups.values()] == [("dropped", "tied")]
     lives.now.tell_dropped()
     assert list(lives.reasons.values()) == ["tied"]

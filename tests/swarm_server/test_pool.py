@@ -9,7 +9,7 @@ from swarm_server.samples import call
 
 from fakevllm_adapters.swarm import SiblingRef
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server import open_groups
+from fakevllm_server import finished_groups, open_groups
 from fakevllm_server import pool as pool_module
 from fakevllm_server.pool import Completed, Pool
 
@@ -113,15 +113,18 @@ def test_episodes_of_a_task_make_a_group_when_there_are_enough() -> None:
     assert group.rewards == [1.0, 0.0]
 
 
+@pytest.mark.parametrize(("name", "bound"), [("MAX_OPEN_GROUPS", 2), ("MAX_OPEN_TOKENS", 10)])
 def test_open_groups_are_bounded_and_what_falls_out_is_counted(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, name: str, bound: int
 ) -> None:
-    monkeypatch.setattr(open_groups, "MAX_OPEN_GROUPS", 2)
+    """A call has five tokens."""
+    monkeypatch.setattr(open_groups, name, bound)
     pool = pool_of()
-    for name in "abc":
-        captured(pool, name, siblings=1)
-    assert pool.num_open == 2
-    assert pool.take(version=0).dropped == {"a": "never_ended"}
+    for group in "abc":
+        captured(pool, group, siblings=1)
+    assert (pool.num_open, pool.waiting["tokens"]) == (2, 10)
+    assert pool.take(version=0).dropped == {"a": "pool_full"}
+    assert pool.end_group("a", [1.0], step=1).failure_reason == "pool_full"
 
 
 @pytest.mark.parametrize(("name", "bound"), [("MAX_FINISHED_GROUPS", 2), ("MAX_TOKENS", 20)])
@@ -129,7 +132,7 @@ def test_what_waits_is_bounded_by_groups_and_tokens_and_what_falls_out_is_told(
     monkeypatch: pytest.MonkeyPatch, name: str, bound: int
 ) -> None:
     """A group of two calls has ten tokens."""
-    monkeypatch.setattr(pool_module, name, bound)
+    monkeypatch.setattr(finished_groups, name, bound)
     pool = pool_of(batch_size=2)
     for group in "abc":
         captured(pool, group)
@@ -137,6 +140,19 @@ def test_what_waits_is_bounded_by_groups_and_tokens_and_what_falls_out_is_told(
     taken = pool.take(version=0)
     assert [group.group_id for group in taken.groups] == ["b", "c"]
     assert taken.dropped == {"a": "pool_full"}
+
+
+def test_of_a_full_pool_the_group_of_the_oldest_weights_goes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(finished_groups, "MAX_FINISHED_GROUPS", 2)
+    pool = pool_of(batch_size=2)
+    for group, version in (("new", 3), ("old", 1), ("newer", 4), ("oldest", 0)):
+        captured(pool, group, version=version)
+        assert pool.end_group(group, [1.0, 0.0], step=1).pooled
+    assert pool.take_dropped() == {"old": "pool_full", "oldest": "pool_full"}
+    assert [group.group_id for group in pool.take(version=4).groups] == ["new", "newer"]
+    assert pool.waiting["tokens"] == 0
 
 
 def test_every_completion_of_a_task_is_a_group_of_its_own() -> None:

@@ -8,6 +8,7 @@ from swarm_server.pools import captured, ended, episode_of, pool_of
 from swarm_server.samples import call
 
 from fakevllm_adapters.swarm import SiblingRef
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.calls import RecordedCall
 
 
@@ -94,6 +95,45 @@ def test_a_tied_group_counts_unless_groups_are_filtered() -> None:
     assert (ended(plain, "g", 1.0, 1.0), plain.is_due) == ("", True)
     assert (ended(filtering, "g", 1.0, 1.0), filtering.is_due) == ("tied", False)
     assert filtering.take_left_out() == {"stale_calls": 0, "tied_groups": 1}
+
+
+@pytest.mark.parametrize(("settings", "num_seen"), [({}, 4), ({"max_num_gen_batches": 1}, 2)])
+def test_a_step_that_collects_waits_for_groups_with_signal_and_one_that_drops_does_not(
+    settings: dict[str, Any], num_seen: int
+) -> None:
+    collecting = pool_of(
+        batch_size=2, filter_groups="collect", **{"max_num_gen_batches": 2} | settings
+    )
+    dropping = pool_of(batch_size=2, filter_groups="drop")
+    keeping = pool_of(batch_size=2)
+    for pool, is_due_at in ((collecting, num_seen), (dropping, 2), (keeping, 2)):
+        ended(pool, "signal", 1.0, 0.0)
+        num = 1
+        while not pool.is_due:
+            ended(pool, f"tied {num}", 1.0, 1.0)
+            num += 1
+        assert num == is_due_at
+    assert [len(pool.take(version=0).groups) for pool in (dropping, keeping)] == [1, 2]
+
+
+def test_ties_count_to_the_step_they_came_before_however_long_it_takes() -> None:
+    pool = pool_of(batch_size=2, filter_groups="drop")
+    ended(pool, "a", 1.0, 0.0)
+    ended(pool, "b", 1.0, 0.0)
+    pool.take(version=0)
+    ended(pool, "tied meanwhile", 1.0, 1.0)
+    pool.take_left_out()  # the step is told of
+    ended(pool, "c", 1.0, 0.0)
+    assert pool.is_due
+
+
+def test_a_switch_is_read_as_verls() -> None:
+    job = TrainJob.model_validate
+    read = [job({"filter_groups": value}).filter_groups for value in (False, True, "drop")]
+    assert read == ["keep", "collect", "drop"]
+    assert TrainJob.from_yaml(job({"filter_groups": True}).as_yaml()).filter_groups == "collect"
+    with pytest.raises(ValueError, match="filter_groups"):
+        job({"filter_groups": "some"})
 
 
 def test_a_tied_task_of_an_active_client_is_dropped_by_name_where_groups_are_filtered() -> None:

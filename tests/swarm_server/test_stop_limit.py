@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 from pathlib import Path
 
 import httpx
@@ -209,6 +210,71 @@ def test_a_step_that_measured_nothing_does_not_begin_the_count_anew(
         limit.saw(2 * step, {"too_far": 1.0, "mismatch_k3": 2.0}, 1.0)
         limit.saw(2 * step + 1, silent, 1.0)
     assert limit.reason is not None
+
+
+def test_a_step_of_feedback_alone_neither_counts_nor_begins_the_count_anew() -> None:
+    """What was said of old answers is far from the weights by age alone."""
+    limit = StopLimit()
+    far = {"too_far": 1.0, "mismatch_k3": 2.0}
+    alone = {"feedback_samples": 2.0, "groups": 0.0}
+    for step in range(9):
+        limit.saw(step, alone | far, 1.0)
+    assert limit.reason is None
+    limit.saw(10, far, 1.0)
+    limit.saw(11, {"feedback_samples": 2.0, "groups": 3.0} | far, 1.0)
+    limit.saw(12, alone | {"tokens_trained": 4.0}, 1.0)
+    assert limit.reason is None
+    limit.saw(13, far, 1.0)
+    assert limit.reason is not None
+
+
+async def test_the_count_goes_on_where_the_server_was_killed(tmp_path: Path) -> None:
+    """Two steps too far before a crash, one after it: three in a row."""
+    run = Run(tmp_path, DriftingBackend(0.01, 5.0, 6.0))
+    for name in "abc":
+        await run.finish_group(name)
+        await run.trained(name)
+    (tmp_path / "next").mkdir()
+    shutil.copytree(tmp_path / "checkpoints", tmp_path / "next/checkpoints")
+    for file in tmp_path.glob("journal.sqlite*"):
+        shutil.copy(file, tmp_path / "next")
+    again = Run(tmp_path / "next", DriftingBackend(7.0))
+    await again.finish_group("d")
+    await again.trained("d")
+    assert again.loop.closed == "training_stopped"
+    assert again.engine.detail is not None
+    assert "training stopped at step 4" in again.engine.detail
+    await run.stop()
+    await again.stop()
+
+
+async def test_a_run_that_was_stopped_tries_again_when_it_is_started_again(tmp_path: Path) -> None:
+    run = Run(tmp_path, DriftingBackend(5.0, 5.0, 5.0))
+    for name in "abc":
+        await run.finish_group(name)
+        await run.trained(name)
+    assert run.loop.closed == "training_stopped"
+    await run.stop()
+    again = Run(tmp_path, DriftingBackend(5.0, 0.01), JOB.model_copy(update={"max_staleness": 9}))
+    for name in "de":
+        await again.finish_group(name)
+        await again.trained(name)
+    assert again.loop.closed is None
+    await again.stop()
+
+
+async def test_a_server_killed_right_at_the_limit_says_so_in_its_next_life(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    log = RunLog(journal)
+    far = {"too_far": 1.0, "mismatch_k3": 5.0, "groups": 1.0}
+    for step in (1, 2, 3):
+        await log.trained(step, step, [], far)
+    journal.close()
+    run = Run(tmp_path, DriftingBackend())
+    await run.until(lambda: bool(entries(run, "stopped")))
+    assert run.loop.closed == "training_stopped"
+    assert "training stopped at step 3" in entries(run, "stopped")[0].reason
+    await run.stop()
 
 
 @pytest.mark.parametrize(

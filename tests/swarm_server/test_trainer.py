@@ -132,7 +132,7 @@ async def test_no_reference_is_asked_for_where_nothing_is_taken_from_rewards(
 
 
 async def test_what_was_left_out_of_a_step_is_told_with_it(tmp_path: Path) -> None:
-    run = start(tmp_path, JOB.model_copy(update={"filter_groups": True, "max_staleness": 0}))
+    run = start(tmp_path, JOB.model_copy(update={"filter_groups": "collect", "max_staleness": 0}))
     await run.finish_group("a")
     await run.trained("a")
     await run.capture("tied", call(version=1), call(version=1))

@@ -52,8 +52,8 @@ def unit_labels(calls: Sequence[Spoken], loss_unit: str) -> list[int]:
 
 
 def token_weight(loss_unit: str, num_calls: int) -> float:
-    """Of each token of a call, in an episode of `num_calls`."""
-    return 1 / num_calls if loss_unit == "episode" else 1.0
+    """Of each token of a call, in an episode of which `num_calls` are trained."""
+    return 1 / max(num_calls, 1) if loss_unit == "episode" else 1.0
 
 
 class Counted(NamedTuple):

@@ -53,6 +53,8 @@ def router(swarm: Swarm) -> APIRouter:
             weight_version=swarm.engine.version,
             backlog=swarm.backlog,
             totals=of_run(swarm.runlog.totals),
+            dropped=swarm.runlog.drops,
+            waiting=swarm.pool.waiting,
             model=facts.model,
             max_model_len=facts.max_model_len,
             engine_version=facts.version,

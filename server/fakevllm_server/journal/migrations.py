@@ -17,7 +17,14 @@ def m001_tables(db: Connection) -> None:
         db.exec_driver_sql(statement)
 
 
-MIGRATIONS: list[Callable[[Connection], None]] = [m001_tables]
+def m002_drops(db: Connection) -> None:
+    """Dropped groups are counted where they are written, whoever does so, and stay counted when
+    their rows are gone."""
+    for statement in _M002:
+        db.exec_driver_sql(statement)
+
+
+MIGRATIONS: list[Callable[[Connection], None]] = [m001_tables, m002_drops]
 
 
 def migrate(db: Connection) -> None:
@@ -141,4 +148,27 @@ _M001 = (
     )
     """,
     'CREATE TABLE meta ("key" VARCHAR NOT NULL, value VARCHAR NOT NULL, PRIMARY KEY ("key"))',
+)
+
+_SLUG = "substr({0}, 1, instr({0} || ':', ':') - 1)"
+"""A reason's first word."""
+_COUNT = f"""
+    INSERT INTO drops VALUES ({_SLUG.format("COALESCE(NEW.reason, '')")}, 1)
+    ON CONFLICT (reason) DO UPDATE SET num = num + 1;
+"""
+_M002 = (
+    "CREATE TABLE drops (reason VARCHAR NOT NULL, num INTEGER NOT NULL, PRIMARY KEY (reason))",
+    f"""
+    INSERT INTO drops SELECT {_SLUG.format("COALESCE(reason, '')")}, COUNT(*) FROM groups
+    WHERE state = 'dropped' GROUP BY 1
+    """,
+    f"""
+    CREATE TRIGGER count_dropped AFTER INSERT ON groups WHEN NEW.state = 'dropped'
+    BEGIN {_COUNT} END
+    """,
+    f"""
+    CREATE TRIGGER count_dropped_later AFTER UPDATE OF state ON groups
+    WHEN NEW.state = 'dropped' AND OLD.state <> 'dropped'
+    BEGIN {_COUNT} END
+    """,
 )

@@ -135,6 +135,24 @@ def entries(db: Connection, after: int, limit: int) -> list[LogEntry]:
     return [LogEntry.model_validate_json(row[0]) for row in _rows(db, query, after, limit)]
 
 
+def drops(db: Connection) -> dict[str, int]:
+    """Groups that were ever dropped, by the first word of the reason; the most frequent first."""
+    query = "SELECT reason, num FROM drops ORDER BY num DESC, reason"
+    return {reason: num for reason, num in _rows(db, query)}
+
+
+def steps_since_stop(db: Connection, last: int) -> list[LogEntry]:
+    """The steps up to `last` that were made since training last stopped for good, each as it was
+    trained last, oldest first."""
+    query = (
+        "SELECT entry_json FROM entries WHERE seq IN "
+        "(SELECT MAX(seq) FROM entries WHERE kind = 'step' AND step <= ? AND seq > "
+        "(SELECT COALESCE(MAX(seq), 0) FROM entries WHERE kind = 'stopped') GROUP BY step) "
+        "ORDER BY step"
+    )
+    return [LogEntry.model_validate_json(row[0]) for row in _rows(db, query, last)]
+
+
 def step_metrics(db: Connection, last: int) -> list[dict[str, float]]:
     """Of the steps up to `last`, each as it was trained last."""
     query = (

@@ -102,6 +102,14 @@ class Groups(_Row, table=True):
     """Of a feedback sample."""
 
 
+class Drops(_Row, table=True):
+    """How many groups were ever dropped; a trigger counts them."""
+
+    reason: str = Field(primary_key=True)
+    """Its first word."""
+    num: int
+
+
 class Submissions(_Row, table=True):
     """What was acknowledged, and with which words: the same again gets them again."""
 

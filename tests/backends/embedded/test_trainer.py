@@ -193,6 +193,27 @@ def test_the_kl_term_pulls_back_to_the_starting_weights(tiny_folder: Path) -> No
     assert distances[1] < distances[0] / 2
 
 
+def test_calls_of_a_group_without_signal_are_pulled_by_the_kl_term_and_by_nothing_else(
+    tiny_folder: Path,
+) -> None:
+    """As `filter_groups = "keep"` hands them over: with advantage 0."""
+    calls = sampled_calls(tiny_folder, 1.0)
+    tied = [replace(call, advantage=0.0) for call in calls]
+    distances: list[float] = []
+    for kl_loss_coef in (0.0, 10.0):
+        trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
+        spec = LossSpec("vanilla", 0.2, 0.28, 3.0, kl_loss_coef)
+        train(trainer, tied, spec, lr=1e-3)
+        if kl_loss_coef == 0:
+            assert sum(call_kl(trainer, call) for call in calls) < 1e-3, "it moved"
+        for _ in range(4):
+            train(trainer, calls, replace(spec, kl_loss_coef=0.0), lr=1e-3)
+        for _ in range(4):
+            train(trainer, tied, spec, lr=1e-3)
+        distances.append(sum(call_kl(trainer, call) for call in calls))
+    assert distances[1] < distances[0] * 0.75
+
+
 def call_kl(trainer: PolicyTrainer, call: Call) -> float:
     plain = plain_logprobs(trainer.model, [*call.prompt_ids, *call.response_ids])
     start = len(call.prompt_ids) - 1

@@ -1,0 +1,62 @@
+"""Groups that wait to be trained, in the order they came; bounded by number and by tokens. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from fakevllm_server.calls import FinishedGroup
+
+MAX_FINISHED_GROUPS = 10_000
+MAX_TOKENS = 20_000_000
+"""Of all of them; beyond either the group of the oldest weights goes: it is the next to be too old
+for any step."""
+
+
+class FinishedGroups:
+    def __init__(self) -> None:
+        self._groups: OrderedDict[str, FinishedGroup] = OrderedDict()
+        self._versions: dict[str, int] = {}
+        """Of each: a group's own is a look at all its calls."""
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __iter__(self) -> Iterator[FinishedGroup]:
+        """A copy: they may be changed meanwhile."""
+        return iter(list(self._groups.values()))
+
+    def add(self, group: FinishedGroup) -> list[str]:
+        """Ids of those it leaves no room for; its own may be one."""
+        self.put(group)
+        left_out: list[str] = []
+        while len(self._groups) > MAX_FINISHED_GROUPS or self.num_tokens > MAX_TOKENS:
+            # Of several, the one that came first.
+            left_out.append(min(self._groups, key=self._versions.__getitem__))
+            self.remove(left_out[-1])
+        return left_out
+
+    def put(self, group: FinishedGroup) -> None:
+        """A new one, or one in the place it has already."""
+        before = self._groups.get(group.group_id)
+        self.num_tokens += group.num_tokens - (before.num_tokens if before is not None else 0)
+        self._groups[group.group_id] = group
+        self._versions[group.group_id] = group.version
+
+    def newest(self, num: int) -> list[str]:
+        """Ids, in the order they came."""
+        return list(self._groups)[-num:]
+
+    def remove(self, group_id: str) -> FinishedGroup:
+        group = self._groups.pop(group_id)
+        del self._versions[group_id]
+        self.num_tokens -= group.num_tokens
+        return group
+
+    def clear(self) -> list[str]:
+        """Their ids."""
+        ids = list(self._groups)
+        for group_id in ids:
+            self.remove(group_id)
+        return ids
