@@ -4,6 +4,7 @@ count."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from fakevllm import feedback_desk
-from fakevllm.ledger.records import FeedbackRecord
+from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.proxy import Proxy
 from fakevllm_adapters.errors import WireError
 from fakevllm_adapters.swarm import AddSampleRequest, EndGroupReply
@@ -85,22 +86,38 @@ async def test_what_is_taken_back_while_the_ledger_is_stuck_counts_for_nothing(
     async with opened(tmp_path, window_s=1000.0) as (proxy, desk, _):
         proxy.settling.answered("g1", "chatcmpl-1", KEY, None)
         await desk.take(said("chatcmpl-1"), KEY)
-        monkeypatch.setattr(feedback_desk, "FLUSH_S", 0.2)
-        flush, is_asked = proxy.ledger.flush, asyncio.Event()
+        feedback, flush = proxy.ledger.feedback, proxy.ledger.flush
+        outcome = feedback.outcome
+        taken_back, is_joined, is_void = feedback.taken_back, asyncio.Event(), asyncio.Event()
 
-        async def watched(*limit_s: float) -> bool:
-            is_asked.set()
-            return await flush(*limit_s)
+        def joined(row: FeedbackRecord, state: FeedbackState, *told: Any, **more: Any) -> None:
+            if state is FeedbackState.JOINED:
+                is_joined.set()
+            outcome(row, state, *told, **more)
 
-        monkeypatch.setattr(proxy.ledger, "flush", watched)
-        go_on = stuck(proxy)
-        taking_back = asyncio.create_task(desk.take(said("chatcmpl-1", thumbs=None), KEY))
-        await is_asked.wait()
-        proxy.settling.settle(group("g1", [0.5, 1.0]))  # now it would be heard
-        with pytest.raises(WireError, match="Try again"):
-            await taking_back
-        await until(lambda: not desk._hearing)  # pyright: ignore[reportPrivateUsage]
-        go_on.set()
+        def then_void(row: FeedbackRecord) -> None:
+            taken_back(row)
+            is_void.set()
+
+        async def in_vain(*limit_s: float) -> bool:
+            """Of the desk's, each waits for the worst that the other may do meanwhile."""
+            if limit_s != (feedback_desk.FLUSH_S,):
+                return await flush(*limit_s)
+            of_other = is_joined if asyncio.current_task() is taking_back else is_void
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await of_other.wait()
+            return False
+
+        monkeypatch.setattr(feedback, "outcome", joined)
+        monkeypatch.setattr(feedback, "taken_back", then_void)
+        with monkeypatch.context() as stuck_ledger:
+            stuck_ledger.setattr(proxy.ledger, "flush", in_vain)
+            taking_back = asyncio.create_task(desk.take(said("chatcmpl-1", thumbs=None), KEY))
+            proxy.settling.settle(group("g1", [0.5, 1.0]))  # now it would be heard
+            with pytest.raises(WireError, match="Try again"):
+                await taking_back
+            await until(lambda: not desk._hearing)  # pyright: ignore[reportPrivateUsage]
         row, _ = await desk.take(said("chatcmpl-1", thumbs=None), KEY)
         assert (row.state, row.reason) == ("kept", "taken_back")
         assert {one.reason for one in rows(proxy)} == {"taken_back"}
@@ -148,8 +165,15 @@ async def test_what_is_being_taken_back_is_not_sent_while_the_ledger_is_stuck(
         taking_back = asyncio.create_task(desk.take(said("g1", thumbs=None), KEY))
         await is_put.wait()
         monkeypatch.setattr(proxy.ledger.feedback, "of_group", of_group)
+        flush, is_asked = proxy.ledger.flush, asyncio.Event()
+
+        async def watched(*limit_s: float) -> bool:
+            is_asked.set()
+            return await flush(*limit_s)
+
+        monkeypatch.setattr(proxy.ledger, "flush", watched)
         may_read.set()
-        assert swarm.calls["/add_sample"] == 0
+        await is_asked.wait()
         gates[0].set()
         row, _ = await taking_back
         assert (row.state, row.reason) == ("kept", "taken_back")
