@@ -60,7 +60,7 @@ class FeedbackDesk:
         self._metrics = metrics
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By group: what is said of an answer is taken one by one, for the same twice at once is
-        one feedback."""
+        one feedback. Nor does it come to count meanwhile, for it may be taken back."""
         self._hearing: dict[tuple[str, str], bool] = {}
         """By group and feedback id, of those under way: whether they still count."""
         self._background = Background(log, "feedback could not be heard")
@@ -79,7 +79,7 @@ class FeedbackDesk:
         group_id = await self._find(said.id, app_key)
         self._settling.hear(group_id)  # it must not be sent meanwhile
         try:
-            async with self._turns.setdefault(group_id, asyncio.Lock()):
+            async with self._turn(group_id):
                 row, is_new = await self._keep(said, group_id, app_key)
                 if is_new:
                     self._metrics.said("feedback")
@@ -183,9 +183,13 @@ class FeedbackDesk:
         try:
             await self._settling.until_over(row.group_id)
             value = await self._value(row)
-            return await self._amount(row, value) if self._hearing[key] else None
+            async with self._turn(row.group_id):
+                return await self._amount(row, value) if self._hearing[key] else None
         finally:
             del self._hearing[key]
+
+    def _turn(self, group_id: str) -> asyncio.Lock:
+        return self._turns.setdefault(group_id, asyncio.Lock())
 
     def _void(self, row: FeedbackRecord, reason: str) -> None:
         """It counts for nothing, unless it has been sent."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from fakevllm.errors import LedgerError
 from fakevllm.feedback import BASELINE_OVER, TOO_SMALL, FeedbackSection, baseline_of
 from fakevllm.ledger.feedback_rows import ServedCalls, sample_id
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
@@ -53,7 +54,8 @@ class LateFeedback:
                 for key in await self._ready():
                     await self._send(*key)
             except Exception as error:  # isolates: what waits is tried again
-                log.warning("feedback waits: %s", mend_of(error))
+                why = str(error) if isinstance(error, LedgerError) else mend_of(error)
+                log.warning("feedback waits: %s", why)
                 await asyncio.sleep(PAUSE_S)
                 self._woken.set()
 
@@ -92,6 +94,9 @@ class LateFeedback:
         reason = _why_not(found)
         if reason is not None:
             return rows.outcome(row, FeedbackState.KEPT, reason)
+        # Once more, now that its calls are read: it may be being taken back.
+        if not await self._ledger.flush():
+            raise LedgerError("the ledger cannot be written")
         if await asyncio.to_thread(rows.waiting, group_id, feedback_id) is None:
             return
         state, reason = await self._added(row, found, advantage)

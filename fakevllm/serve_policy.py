@@ -37,9 +37,7 @@ class ServeRules(Section):
     @field_validator(*_ONLY_FOR_BEST)
     @classmethod
     def _only_what_counts(cls, value: float | None, info: ValidationInfo) -> float | None:
-        policy = info.data.get("policy", "best")
-        if value and policy != "best":
-            raise ValueError(f'is for policy = "best", not for "{policy}": take one of them out')
+        _check_counts(value, info.data.get("policy", "best"))
         return value
 
 
@@ -82,9 +80,11 @@ class ServeSection(ServeRules):
             policy = own.policy or info.data.get("policy", "best")
             for key in _ONLY_FOR_BEST:
                 value = getattr(own, key)
-                if value and policy != "best":
-                    raise ValueError(
-                        f'{name}.{key} = {value} is for policy = "best", not for "{policy}": '
-                        "take one of them out"
-                    )
+                _check_counts(value, policy, f"{name}.{key} = {value} ")
         return routes
+
+
+def _check_counts(value: float | None, policy: str, said: str = "") -> None:
+    """Of a setting that counts for the policy "best" alone. Raises ValueError."""
+    if value and policy != "best":
+        raise ValueError(f'{said}is for policy = "best", not for "{policy}": take one of them out')

@@ -31,13 +31,16 @@ class Saves:
         self._is_overdue = False
         self._rewards: list[float] = []
         """Of the steps since the last that is saved."""
-        self.last_step = 0
+
+    @property
+    def last_step(self) -> int:
         """The last step that is saved."""
+        return max((saved.step for saved in self._journal.read(reads.checkpoints)), default=0)
 
     async def restore(self) -> SavedCheckpoint | None:
         """The newest checkpoint that is whole and that the engine can read. Raises BackendRefused
         where that is none of those there are: to begin anew would be to throw a run away."""
-        self.last_step, self._rewards = 0, []
+        self._rewards = []
         known = self._journal.read(reads.checkpoints)
         self._folders.sweep([saved.folder for saved in known])
         for saved in known:
@@ -48,7 +51,6 @@ class Saves:
             except (OSError, ActionFailed) as failure:
                 log.error("%s; trying the checkpoint before it", failure)
             else:
-                self.last_step = saved.step
                 return saved
         if known:
             raise BackendRefused(
@@ -81,7 +83,7 @@ class Saves:
 
     async def kept(self, saved: SavedCheckpoint) -> None:
         """The journal knows it: older ones may go, and what was kept for them."""
-        self.last_step, self._is_overdue, self._rewards = saved.step, False, []
+        self._is_overdue, self._rewards = False, []
         known = self._journal.read(reads.checkpoints)
         kept = best(known)
         gone = [one for one in known[KEEP:] if one is not kept]

@@ -16,11 +16,10 @@ from fakevllm_adapters.swarm import EngineStatus
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.back_off import BackOff
 from fakevllm_server.backends.base import Backend, BackendError, BackendRefused, Endpoint
-from fakevllm_server.crash_points import crash_point
 from fakevllm_server.engine import Engine
 from fakevllm_server.forest.history import Vocabulary
 from fakevllm_server.intake import Intake
-from fakevllm_server.journal.reads import PlannedBatch
+from fakevllm_server.last_weights import LastWeights
 from fakevllm_server.runlog import RunLog
 from fakevllm_server.saves import Saves
 from fakevllm_server.steps import Steps
@@ -62,6 +61,7 @@ class TrainLoop:
         self._log = runlog
         self._saves = saves
         self._steps = Steps(job, engine, self._pool, backend.trainer, runlog, saves, vocabulary)
+        self._weights = LastWeights(job, engine, backend, runlog, saves, self._steps)
         self._on_endpoint = on_endpoint
         self._changed = asyncio.Event()
         self._back_off = BackOff()
@@ -73,9 +73,7 @@ class TrainLoop:
     @property
     def closed(self) -> str | None:
         """Why no more steps will be taken, as groups are told; None while they are."""
-        if self._steps.stopped is not None:
-            return "training_stopped"
-        return finished(self._job, self._engine.global_step - 1)
+        return self._over if self._weights.refusal is None else "training_refused"
 
     def notify(self) -> None:
         """The pool or the episodes changed."""
@@ -115,6 +113,13 @@ class TrainLoop:
                 "not saved, and to be trained again at the next start: steps %d to %d", *unsaved
             )
         await self._close()
+
+    @property
+    def _over(self) -> str | None:
+        """Why no more steps will be taken though the trainer would; None while they are."""
+        if self._steps.stopped is not None:
+            return "training_stopped"
+        return finished(self._job, self._engine.global_step - 1)
 
     async def _save_last(self) -> None:
         step = self._log.last_step
@@ -172,53 +177,16 @@ class TrainLoop:
             self._move(EngineStatus.BOOTING, self._engine.detail)
         log.info("starting the engine; a large one takes minutes")
         started = await self._backend.start()
-        if started.trainer_is_new:
-            self._steps.is_whole = False
-        if started.endpoint.refusal is None:
-            await self._bring_weights()
-        else:
-            await self._serve_untrained(started.endpoint.refusal)
+        await self._weights.bring(started)
+        self._close_if_over()
         if started.endpoint is not self._connected:
             await self._on_endpoint(started.endpoint)
             self._connected = started.endpoint
         self._back_off.booted(time.monotonic())
-        self._move(EngineStatus.ROLLING, started.endpoint.refusal or self._steps.stopped)
+        untrained = started.endpoint.refusal or self._weights.detail
+        self._move(EngineStatus.ROLLING, untrained or self._steps.stopped)
         name = started.endpoint.model_name
         log.info("ready: %s, weights of version %d", name, self._engine.version)
-
-    async def _bring_weights(self) -> None:
-        await (self._catch_up() if self._steps.is_whole else self._restore())
-
-    async def _serve_untrained(self, refusal: str) -> None:
-        """Nothing will be trained; what was trained before is served if that can be done."""
-        log.error("nothing is trained: %s", refusal)
-        if self._log.version == 0:
-            return
-        try:
-            await self._bring_weights()
-        except BackendError as failure:
-            log.error("it serves the model as it was before training: %s", failure)
-
-    async def _catch_up(self) -> None:
-        """The trainer has gone on to where the log ends; its weights have not arrived."""
-        self._engine.global_step = self._log.last_step + 1
-        await self._publish(max(self._log.version, self._engine.version))
-        self._close_if_over()
-
-    async def _restore(self) -> None:
-        """A new trainer takes the newest checkpoint; what was trained since it will train again."""
-        await self._backend.trainer.boot(self._job)
-        checkpoint = await self._saves.restore()
-        step = 0 if checkpoint is None else checkpoint.step
-        # Weights move only by training and publishing: a first start has neither, and stays 0.
-        known = max(self._log.version, self._engine.version)
-        version = known + 1 if known or step else 0
-        batches = await self._log.rolled_back(step, version)
-        if batches:
-            log.warning("restored step %d; training again: steps %s", step, _span(batches))
-        await self._publish(version)
-        self._engine.global_step = step + 1
-        self._steps.resume(batches)
 
     async def _roll(self) -> None:
         while True:
@@ -245,21 +213,15 @@ class TrainLoop:
         version = await self._steps.make()
         if version is None:
             return
-        await self._publish(version)
+        await self._weights.publish(version)
         self._back_off.proved()
         self._engine.global_step = self._log.last_step + 1
         self._close_if_over()
 
     def _close_if_over(self) -> None:
-        if self.closed is not None:
-            self._log.dropped(self._log.last_step, self._pool.give_up(self.closed))
-
-    async def _publish(self, version: int) -> None:
-        crash_point("publish.before")
-        await self._backend.publish(version)
-        self._engine.version = version
-        if version:
-            await self._log.published(version, self._log.last_step)
+        """What waits goes; where the trainer refuses it stays, for it may be mended."""
+        if self._over is not None:
+            self._log.dropped(self._log.last_step, self._pool.give_up(self._over))
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Until it holds or the loop is stopped. It looks at each change, and once a second, when
@@ -293,8 +255,3 @@ class TrainLoop:
 
     def _move(self, to: EngineStatus, detail: str | None = None) -> None:
         self._engine.move(to, time.monotonic(), detail)
-
-
-def _span(batches: list[PlannedBatch]) -> str:
-    first, last = batches[0].step, batches[-1].step
-    return f"{first}" if first == last else f"{first} to {last}"

@@ -27,22 +27,11 @@ from tests.adapters.messages_bodies import (
     text,
     user,
 )
+from tests.adapters.messages_streams import FIRST, LAST, calls, chunk, fed, told, whole
+from tests.adapters.messages_streams import call as piece
 from tests.adapters.test_messages_answer import call, completion
 from tests.adapters.test_messages_fuzz import CONVERSATION, ODD_BODY
-from tests.adapters.test_messages_stream import (
-    CALLS,
-    FIRST,
-    LAST,
-    WORDS,
-    answered,
-    calls,
-    chunk,
-    chunks,
-    fed,
-    told,
-    whole,
-)
-from tests.adapters.test_messages_stream import call as piece
+from tests.adapters.test_messages_stream import CALLS, WORDS, answered, chunks
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 

@@ -23,7 +23,14 @@ from backends.verl.reference import (
 from contract.trainers import JOB, KINDS, Subject, kill, process_of, ray_workers, running
 
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.backends.base import ActionFailed, BackendError, Batch, Call, LossSpec
+from fakevllm_server.backends.base import (
+    ActionFailed,
+    BackendError,
+    BackendRefused,
+    Batch,
+    Call,
+    LossSpec,
+)
 from fakevllm_server.backends.procfs import SESSION, living
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
@@ -238,9 +245,11 @@ async def test_a_reference_model_is_held_to_or_refused_by_the_settings_name(
     trainer.needs("a model")
     wanted = JOB.model_copy(update={"kl_loss_coef": 0.1})
     if trainer.kind == "verl":
-        for refused in (trainer.engine.boot(wanted), trainer.step([ONE_TOKEN], wanted)):
-            with pytest.raises(ActionFailed, match=r"kl_loss_coef 0\.1 .*--trainer embedded"):
-                await refused
+        told = r"kl_loss_coef 0\.1 .*--trainer embedded"
+        with pytest.raises(BackendRefused, match=told):
+            await trainer.engine.boot(wanted)
+        with pytest.raises(ActionFailed, match=told):
+            await trainer.step([ONE_TOKEN], wanted)
     else:
         await trainer.step([ONE_TOKEN], wanted)
         assert (await trainer.step([ONE_TOKEN], wanted))["kl"] > 0
@@ -252,12 +261,11 @@ async def test_log_probabilities_are_told_of_both_policies_or_refused_by_the_set
     calls = [ONE_TOKEN, *stale(on_policy_calls(3))]
     wanted = JOB.model_copy(update={"use_kl_in_reward": True})
     if trainer.kind == "verl":
-        for refused in (
-            trainer.engine.boot(wanted),
-            trainer.engine.log_probs(calls, "reference"),
-        ):
-            with pytest.raises(ActionFailed, match=r"use_kl_in_reward .*--trainer embedded"):
-                await refused
+        told = r"use_kl_in_reward .*--trainer embedded"
+        with pytest.raises(BackendRefused, match=told):
+            await trainer.engine.boot(wanted)
+        with pytest.raises(ActionFailed, match=told):
+            await trainer.engine.log_probs(calls, "reference")
         return
     await trainer.engine.boot(wanted)
     before = await trainer.engine.log_probs(calls, "trained")

@@ -16,7 +16,7 @@ from fakevllm.proxy import Proxy
 from fakevllm.settling import Settling
 from fakevllm.swarm.link import SwarmLink
 from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.swarm import AddSampleRequest, EndGroupReply, EngineStatus
+from fakevllm_adapters.swarm import EndGroupReply, EngineStatus
 from fakevllm_adapters.train_job import TrainJob
 from tests.ledger.ledger_cases import call, group
 from tests.proxy.feedback_rig import KEY, POOLED, ended, opened, rows, said, until_states
@@ -37,54 +37,6 @@ async def test_no_sample_is_sent_before_the_engine_serves(tmp_path: Path) -> Non
         assert swarm.calls["/add_sample"] == 0
         swarm.answers |= {"/add_sample": POOLED, "/get_engine_status": ROLLING}
         await until_states(proxy, "pooled", "pooled")
-
-
-async def test_what_is_taken_back_while_others_are_sent_is_not_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with opened(tmp_path) as (proxy, desk, _):
-        ended(proxy, "g1", "g2", "g3")
-        sent: list[str] = []
-        go_on = asyncio.Event()
-
-        async def slow(request: AddSampleRequest) -> EndGroupReply:
-            sent.append(request.sample_id.partition("/")[0])
-            await go_on.wait()
-            return POOLED
-
-        monkeypatch.setattr(proxy.link, "add_sample", slow)
-        await desk.take(said("g1"), KEY)
-        await desk.take(said("g2", thumbs="down"), KEY)
-        await until(lambda: len(sent) == 1)
-        await desk.take(said("g3", score=0.25), KEY)
-        row, _ = await desk.take(said("g2", thumbs=None), KEY)
-        assert (row.state, row.reason) == ("kept", "taken_back")
-        go_on.set()
-        found = await until_states(proxy, "pooled", "kept", "kept", "pooled")
-        assert sent == ["feedback:g1", "feedback:g3"]
-        assert {row.reason for row in found[1:3]} == {"taken_back"}
-
-
-async def test_what_is_taken_back_on_its_way_is_told_as_taken_back_until_it_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with opened(tmp_path) as (proxy, desk, _):
-        ended(proxy, "g1", "g2")
-        is_sent, go_on = asyncio.Event(), asyncio.Event()
-
-        async def slow(request: AddSampleRequest) -> EndGroupReply:
-            is_sent.set()
-            await go_on.wait()
-            return POOLED
-
-        monkeypatch.setattr(proxy.link, "add_sample", slow)
-        await desk.take(said("g1"), KEY)
-        await desk.take(said("g2", thumbs="down"), KEY)
-        await is_sent.wait()
-        await desk.take(said("g1", thumbs=None), KEY)
-        go_on.set()
-        await until(lambda: any(row.amount for row in rows(proxy)))
-        assert [row.state for row in rows(proxy) if row.group_id == "g1"] == ["kept", "kept"]
 
 
 async def test_what_the_ledger_does_not_have_is_not_added_to_a_group(

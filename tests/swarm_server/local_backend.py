@@ -38,6 +38,10 @@ class LocalBackend(FakeEngine):
         self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
+    def served_theta(self) -> float:
+        return self._sampler_theta
+
+    @property
     def trainer(self) -> LocalBackend:
         return self
 

@@ -51,6 +51,8 @@ class Part:
         return self.engine is not None
 
     async def lost(self) -> str:
+        if self.engine is None and not self._dead.done():
+            return "it is not running"
         return await asyncio.shield(self._dead)
 
     async def close(self) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from swarm_server.local_parts import LocalRollout, LocalTrainer
 from swarm_server.samples import call
 
 from fakevllm_adapters.swarm import EndGroupReply, EndGroupRequest, EngineStatus, SiblingRef
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server import trainer
 from fakevllm_server.backends.base import Backend, Endpoint
+from fakevllm_server.backends.pair import TwoProcesses
 from fakevllm_server.calls import RecordedCall
 from fakevllm_server.checkpoints import CheckpointFolders
 from fakevllm_server.engine import Engine
@@ -122,3 +124,13 @@ class Run(Generic[AnyBackend]):
 
     async def _connect(self, endpoint: Endpoint) -> None:
         self.endpoints.append(endpoint)
+
+
+class Parts:
+    """The same with a rollout and a trainer apart."""
+
+    def __init__(self, folder: Path, job: TrainJob = JOB) -> None:
+        self.rollout = LocalRollout()
+        self.trainer = LocalTrainer()
+        backend = TwoProcesses(self.rollout, self.trainer, folder / "weights")
+        self.run = Run(folder, backend, job)

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 from swarm_server.intakes import CLIENT, LIMIT_S, Lives
 from swarm_server.samples import call
 
 from fakevllm_server.journal import writer
 from tests.journal.lives import JOB
-
-
-@pytest.fixture
-async def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lives]:
-    monkeypatch.setattr(writer, "RETRY_S", 0.01)
-    found = Lives(tmp_path / "run")
-    yield found
-    found.now.close()
 
 
 async def test_a_group_that_was_trained_and_let_go_answers_as_before_but_for_its_calls(

@@ -10,7 +10,7 @@ from swarm_server.local_backend import LocalBackend
 from swarm_server.loops import JOB, Run
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import EngineStatus, SiblingRef
+from fakevllm_adapters.swarm import SiblingRef
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server import back_off, open_groups, steps, trainer
 from fakevllm_server.backends.base import (
@@ -273,19 +273,6 @@ async def test_a_checkpoint_the_engine_cannot_read_gives_way_to_the_one_before(
     assert (again.trained_groups, again.dropped_groups) == ({"a": 1, "b": 2}, {})
     assert again.backend.steps == [2]
     await again.stop()
-
-
-async def test_a_run_whose_checkpoints_are_all_unreadable_is_not_begun_anew(tmp_path: Path) -> None:
-    run = start(tmp_path)
-    await run.finish_group("a")
-    await run.trained("a")
-    await run.stop()
-    again = start(tmp_path)
-    again.backend.plan("restore", ActionFailed("torn"))
-    await again.task
-    assert again.engine.status is EngineStatus.OFFLINE
-    assert "choose another --run-dir" in (again.engine.detail or "")
-    again.journal.close()
 
 
 async def test_a_group_that_the_pool_drops_is_told_though_no_step_comes(

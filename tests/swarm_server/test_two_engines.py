@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from swarm_server import local_parts
 from swarm_server.local_parts import LocalRollout, LocalTrainer
-from swarm_server.loops import JOB, Run
+from swarm_server.loops import JOB, Parts
 
 from fakevllm_adapters.swarm import EngineStatus
-from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server import back_off, steps, trainer
 from fakevllm_server.backends import pair
 from fakevllm_server.backends.base import ActionFailed, BackendError
@@ -23,14 +22,6 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(back_off, "FIRST_S", 0.0)
     monkeypatch.setattr(steps, "RETRY_STEP_AFTER_S", 0.0)
     monkeypatch.setattr(trainer, "SWEEP_EVERY_S", 0.01)
-
-
-class Parts:
-    def __init__(self, folder: Path, job: TrainJob = JOB) -> None:
-        self.rollout = LocalRollout()
-        self.trainer = LocalTrainer()
-        backend = TwoProcesses(self.rollout, self.trainer, folder / "weights")
-        self.run = Run(folder, backend, job)
 
 
 async def test_a_dead_trainer_is_started_again_while_calls_go_on_being_answered(

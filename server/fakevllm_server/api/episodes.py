@@ -43,21 +43,7 @@ def router(swarm: Swarm) -> APIRouter:
 
     @routes.post("/claim_episode")
     async def claim_episode(request: ClaimEpisodeRequest, http: Request) -> ClaimEpisodeReply:
-        refusal = _cannot_claim(swarm, request)
-        if refusal is not None:
-            return ClaimEpisodeReply(
-                success=False, client_uuid=request.client_uuid, fail_cause=refusal
-            )
-        episode = await swarm.intake.claim(
-            request.client_uuid, request.episode_type, request.discard_episode_timeout
-        )
-        return ClaimEpisodeReply(
-            success=True,
-            client_uuid=request.client_uuid,
-            episode_uuid=episode.uuid,
-            openai_base_url=f"{http.base_url}e/{episode.uuid}/v1",
-            openai_api_key=episode.key,
-        )
+        return await _claimed(swarm, request, str(http.base_url))
 
     @routes.post("/end_episode")
     async def end_episode(request: EndEpisodeRequest) -> dict[str, bool]:
@@ -93,6 +79,22 @@ def router(swarm: Swarm) -> APIRouter:
         return {"can_continue": swarm.engine.is_serving and known}
 
     return routes
+
+
+async def _claimed(swarm: Swarm, request: ClaimEpisodeRequest, base_url: str) -> ClaimEpisodeReply:
+    refusal = _cannot_claim(swarm, request)
+    if refusal is not None:
+        return ClaimEpisodeReply(success=False, client_uuid=request.client_uuid, fail_cause=refusal)
+    episode = await swarm.intake.claim(
+        request.client_uuid, request.episode_type, request.discard_episode_timeout
+    )
+    return ClaimEpisodeReply(
+        success=True,
+        client_uuid=request.client_uuid,
+        episode_uuid=episode.uuid,
+        openai_base_url=f"{base_url}e/{episode.uuid}/v1",
+        openai_api_key=episode.key,
+    )
 
 
 def _cannot_claim(swarm: Swarm, request: ClaimEpisodeRequest) -> str | None:

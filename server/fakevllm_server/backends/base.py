@@ -186,6 +186,9 @@ class Started:
     """The same object as before where the rollout engine went on."""
     trainer_is_new: bool
     """It has the model's starting weights, whatever was trained before."""
+    refusal: str | None = None
+    """Why there is no trainer, and will be none until the user mends it; the engine serves all the
+    same."""
 
 
 class Backend(Protocol):

@@ -12,7 +12,14 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 
-from fakevllm_server.backends.base import BackendError, Endpoint, Rollout, Started, Trainer
+from fakevllm_server.backends.base import (
+    BackendError,
+    BackendRefused,
+    Endpoint,
+    Rollout,
+    Started,
+    Trainer,
+)
 from fakevllm_server.backends.child import ChildEngine
 
 MEMORY = Path("/dev/shm")
@@ -80,9 +87,13 @@ class TwoProcesses:
             endpoint = await self._rollout.launch()
             # Only the trainer of the same engine renormalises over what was allowed.
             self._endpoint = replace(endpoint, tells_allowed=False)
-        if trainer_is_new:
-            await self._trainer.launch()
         assert self._endpoint is not None
+        if trainer_is_new:
+            try:
+                await self._trainer.launch()
+            # Told, not raised: apps are served without it.
+            except BackendRefused as refused:
+                return Started(self._endpoint, trainer_is_new, refusal=str(refused))
         self._has_trainer = True
         return Started(self._endpoint, trainer_is_new)
 
@@ -98,7 +109,8 @@ class TwoProcesses:
             await self._remove_weights()
 
     async def lost(self) -> str:
-        parts = [asyncio.ensure_future(part.lost()) for part in (self._rollout, self._trainer)]
+        running = [self._rollout, self._trainer] if self._has_trainer else [self._rollout]
+        parts = [asyncio.ensure_future(part.lost()) for part in running]
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             return done.pop().result()

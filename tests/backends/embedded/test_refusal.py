@@ -1,7 +1,11 @@
-"""A model the engine refuses leaves the server offline and says why, instead of trying for ever."""
+"""A model the engine refuses leaves the server offline; a job its trainer refuses does not. Both
+say why, instead of trying for ever."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -32,3 +36,35 @@ def test_a_model_of_no_known_kind_leaves_the_engine_offline_with_the_reason(
         answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body)
     assert answer.status_code == 503
     assert "cannot read the config" in answer.json()["error"]["message"]
+
+
+def test_a_job_that_the_trainer_refuses_costs_the_app_nothing(tmp_path: Path) -> None:
+    """Sampler and trainer are one process: it serves without training."""
+    job = tmp_path / "job.toml"
+    job.write_text('[job]\nlora_rank = 4\ntarget_modules = "nope"\n')
+    with Processes(tmp_path) as started:
+        server = started.server("--backend", "embedded", "--model", "demo")
+        proxy = started.proxy(server, "--config", str(job))
+        body = {
+            "model": "x",
+            "max_tokens": 2,
+            "messages": [{"role": "user", "content": "What is 1 plus 2?"}],
+        }
+        served = httpx.get(f"{proxy.url}/v1/models").json()["data"][0]["id"]
+        answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body | {"model": served})
+        assert answer.status_code == 200
+        status = httpx.get(f"{server.url}/get_engine_status").json()
+        told = status["engine_status_detail"]
+        for part in ("training is off, serving goes on", "'nope'", "name some of these", "again"):
+            assert part in told
+        assert "\n" not in told
+        assert told in server.log
+        wait_until(lambda: told in proxy.log, 10, "the proxy to tell")
+        shown = subprocess.run(
+            [sys.executable, "-m", "fakevllm", "status", "--url", proxy.url],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"COLUMNS": "1000"},
+        )
+        assert told in shown.stdout

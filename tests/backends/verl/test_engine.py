@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec
+from fakevllm_server.backends.base import BackendError, BackendRefused, Batch, Call, LossSpec
 from fakevllm_server.backends.partial_step import PartialStep
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ async def test_a_step_that_failed_tells_whether_anything_moved(
 async def test_what_its_rows_cannot_carry_is_told_by_name_before_any_step(
     settings: dict[str, Any], told: str
 ) -> None:
-    with pytest.raises(BackendError, match=told):
+    with pytest.raises(BackendRefused, match=told):
         await _trainer(WorkersThatFail(at=1)).boot(TrainJob(**settings))
 
 
@@ -113,8 +113,35 @@ async def test_what_its_rows_cannot_carry_is_told_by_name_before_any_step(
 async def test_what_its_models_were_not_made_for_is_told_by_name_before_any_step(
     settings: dict[str, Any], told: str
 ) -> None:
-    with pytest.raises(BackendError, match=told):
+    with pytest.raises(BackendRefused, match=told):
         await _trainer(WorkersThatFail(at=1)).boot(TrainJob(**settings))
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"kl_loss_coef": 0.1}, "kl_loss_coef 0.1 needs a reference model.* set kl_loss_coef to 0"),
+        ({"use_kl_in_reward": True}, "use_kl_in_reward needs a .* set use_kl_in_reward to false"),
+    ],
+)
+async def test_a_job_that_needs_a_reference_is_refused_before_any_step(
+    settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(BackendRefused, match=told):
+        await _trainer(WorkersThatFail(at=1)).boot(TrainJob(**settings))
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("ignore")
+async def test_a_checkpoint_of_other_workers_is_refused_and_no_older_one_is_tried(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "fsdp_config.json").write_text('{"world_size": 2}')
+    told = "is of 2 workers, and 1 run: start with --trainer-arg=--num-workers=2$"
+    with pytest.raises(BackendRefused, match=told):
+        await _trainer(WorkersThatFail(at=1)).restore(tmp_path)
 
 
 @pytest.mark.real

@@ -17,6 +17,7 @@ import torch
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import (
     BackendError,
+    BackendRefused,
     Batch,
     Call,
     LossSpec,
@@ -92,12 +93,17 @@ class VerlTrainer:
         await self._run(lambda: self._restore(folder))
 
     def _boot(self, job: TrainJob) -> None:
-        """Takes the job's settings; weights and moments stay, so it may come after a restore."""
-        _refuse_layers(job)
-        _refuse_reference(job.kl_loss_coef)
-        if job.use_kl_in_reward:
-            raise _no_reference("use_kl_in_reward", "use_kl_in_reward", "false")
-        Policy(LossSpec.of(job))  # what it cannot carry is told here, not in a step
+        """Takes the job's settings; weights and moments stay, so it may come after a restore.
+        Raises BackendRefused for what no step of it could carry."""
+        # Translated: what fails a step here would fail every one.
+        try:
+            _refuse_layers(job)
+            _refuse_reference(job.kl_loss_coef)
+            if job.use_kl_in_reward:
+                raise _no_reference("use_kl_in_reward", "use_kl_in_reward", "false")
+            Policy(LossSpec.of(job))
+        except BackendError as error:
+            raise BackendRefused(str(error)) from None
         self._workers.set_grad_clip(job.grad_clip)
         self._job = job
 
@@ -156,7 +162,8 @@ class VerlTrainer:
         self._workers.export_weights(folder, self._export_dtype)
 
     def _restore(self, folder: Path) -> None:
-        """Raises BackendError before anything has changed."""
+        """Raises BackendError before anything has changed; BackendRefused for one of other workers,
+        for an older one of as many would be a step back that nobody asked for."""
         try:
             saved_by: int = json.loads((folder / "fsdp_config.json").read_text())["world_size"]
         except (OSError, ValueError, KeyError) as error:
@@ -164,7 +171,7 @@ class VerlTrainer:
                 f"cannot read checkpoint {folder}, the verl trainer did not write it: {error}"
             ) from error
         if saved_by != self._workers.num_workers:
-            raise BackendError(
+            raise BackendRefused(
                 f"checkpoint {folder} is of {saved_by} workers, and {self._workers.num_workers} "
                 f"run: start with --trainer-arg=--num-workers={saved_by}"
             )

@@ -38,7 +38,10 @@ class Policy:
         try:
             self._loss: Callable[..., Any] = get_policy_loss_fn(spec.name)
         except ValueError as error:
-            raise BackendError(f"verl knows no loss {spec.name!r}: {error}") from None
+            raise BackendError(
+                f"verl knows no loss {spec.name!r} ({error}): choose another, or take "
+                "--trainer embedded"
+            ) from None
 
     def worker_loss(self) -> Callable[..., object]:
         """For a worker, which keeps the batch's totals in it."""

@@ -1,0 +1,31 @@
+"""Apps behind the guard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from fakevllm_adapters.asgi import (
+    AsgiApp,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    send_json,
+)
+from fakevllm_adapters.guard import Guard
+from fakevllm_adapters.keys import KeyRing
+
+OPEN = Guard()
+KEYED = Guard(KeyRing(["sk-one"]))
+
+
+def asked(app: AsgiApp, **defaults: Any) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=app)  # pyright: ignore[reportArgumentType]
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", **defaults)
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    body = await read_body(receive)
+    await send_json(send, 200, {"path": scope["path"], "bytes": len(body)})

@@ -1,0 +1,41 @@
+"""Lives of an intake, and a run with checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from swarm_server.intakes import Lives
+from swarm_server.saved_runs import GROUPS, life
+
+from fakevllm_server.journal import writer
+
+
+@pytest.fixture
+async def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lives]:
+    monkeypatch.setattr(writer, "RETRY_S", 0.01)
+    found = Lives(tmp_path / "run")
+    yield found
+    found.now.close()
+
+
+@pytest.fixture(scope="module")
+def five_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Saved after steps 2, 4 and 5; the highest rewards are those up to step 2."""
+    run_dir = tmp_path_factory.mktemp("run") / "run"
+
+    async def train() -> None:
+        async with life(run_dir) as one:
+            for name in GROUPS:
+                await one.train(name, *((1.0, 0.5) if name in "ab" else (1.0, 0.0)))
+
+    asyncio.run(train())
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(five_steps: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(five_steps, tmp_path / "run"))

@@ -1,0 +1,97 @@
+"""Runs that a whole server made with the fake engine, and what the command says of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from swarm_server.samples import call
+from typer.testing import CliRunner, Result
+
+from fakevllm_adapters.swarm import EndGroupReply, EndGroupRequest, EngineStatus, SiblingRef
+from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server.cli import app
+from fakevllm_server.config import ServerConfig
+from fakevllm_server.swarm import Swarm
+
+JOB = TrainJob(num_repeat=2, batch_size=1, lr=0.1, save_freq=2)
+GROUPS = ["a", "b", "c", "d", "e"]
+YES, NO = [ord("y"), 5], [ord("n"), 5]
+
+
+class Life:
+    """A server with a fake engine that trains one group a step."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.swarm = swarm
+
+    async def train(self, name: str, *rewards: float) -> None:
+        before = self.swarm.runlog.last_step
+        assert (await self.end_group(name, *rewards)).pooled
+        await self.until(lambda: self.swarm.runlog.last_step > before)
+
+    async def end_group(self, name: str, *rewards: float) -> EndGroupReply:
+        rewards = rewards or (1.0, 0.0)
+        for index, ids in enumerate((YES, NO)):
+            sampled = replace(call(self.swarm.engine.version), response_ids=ids)
+            await self.swarm.intake.add_call(SiblingRef(name, index), sampled)
+        end = EndGroupRequest(group_id=name, rewards=list(rewards))
+        reply = await self.swarm.intake.end_group(end, self.swarm.closed)
+        self.swarm.changed()
+        return reply
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Until it holds, and groups are taken."""
+        async with asyncio.timeout(30):
+            while not (condition() and self.swarm.engine.status is EngineStatus.ROLLING):
+                await self.swarm.engine.next_move()
+
+
+@asynccontextmanager
+async def life(run_dir: Path, job: TrainJob = JOB) -> AsyncGenerator[Life]:
+    swarm = Swarm(ServerConfig("fake", run_dir))
+    try:
+        swarm.job = job
+        async with swarm.changing_engine:
+            await swarm.start_engine()
+        one = Life(swarm)
+        await one.until(lambda: True)
+        yield one
+    finally:
+        await swarm.close()
+
+
+def ask(run_dir: Path, *arguments: str, answer: str | None = None) -> Result:
+    command = ["checkpoints", *arguments, "--run-dir", str(run_dir)]
+    return CliRunner(env={"COLUMNS": "100"}).invoke(app, command, input=answer)
+
+
+def listed(run_dir: Path) -> list[dict[str, object]]:
+    return json.loads(ask(run_dir, "list", "--json").stdout)
+
+
+def saved(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"step-{step:08d}"
+
+
+def theta(run_dir: Path, step: int) -> float:
+    return json.loads((saved(run_dir, step) / "theta.json").read_text())["theta"]
+
+
+@contextmanager
+def opened(run_dir: Path) -> Generator[sqlite3.Connection]:
+    with closing(sqlite3.connect(run_dir / "journal.sqlite")) as db, db:
+        yield db
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix not in (".sqlite-wal", ".sqlite-shm")
+    }

@@ -1,0 +1,178 @@
+"""What is served where a trainer refuses: the last weights it can be given, and nothing trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+from swarm_server.local_backend import LocalBackend
+from swarm_server.loops import JOB, Parts, Run
+from swarm_server.samples import call
+
+from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_server import back_off, trainer
+from fakevllm_server.backends.base import ActionFailed, BackendError, BackendRefused
+
+WHY = "target_modules names 'nope': name another"
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(back_off, "FIRST_S", 0.0)
+    monkeypatch.setattr(trainer, "SWEEP_EVERY_S", 0.01)
+    monkeypatch.setattr(trainer, "STEP_GRACE_S", 0.01)
+
+
+def start(folder: Path) -> Run[LocalBackend]:
+    return Run(folder, LocalBackend())
+
+
+async def trained_once(folder: Path) -> None:
+    """A run that has trained one group and waits with another."""
+    run = start(folder)
+    await run.finish_group("a")
+    await run.trained("a")
+    await run.stop()
+
+
+async def test_an_engine_serves_untrained_where_its_trainer_refuses_the_job(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = start(tmp_path)
+    run.backend.plan("boot", BackendRefused(WHY))
+    await run.rolling()
+    told = (
+        f"training is off, serving goes on: {WHY}. Mend it, then end the server and the proxy, and "
+        "start both again"
+    )
+    assert run.engine.detail == told and told in caplog.messages
+    assert (len(run.endpoints), run.backend.num_launched) == (1, 1)
+    await run.capture("a", call(), call())
+    reply = await run.end_group("a", 1.0, 0.0)
+    assert (reply.pooled, reply.failure_reason) == (False, "training_refused")
+    await run.stop()
+    assert run.backend.steps == []
+
+
+async def test_a_refused_job_is_served_by_the_last_weights_and_keeps_what_waits(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path)
+    for name in "ab":
+        await run.finish_group(name)
+        await run.trained(name)
+    run.backend.plan("save", *[OSError("disk full")] * 2)
+    await run.finish_group("c")
+    await run.trained("c")
+    run.backend.may_step.clear()
+    run.backend.step_begun.clear()
+    await run.finish_group("d")
+    await run.backend.step_begun.wait()
+    await run.stop()
+
+    refused = start(tmp_path)
+    refused.backend.plan("boot", BackendRefused(WHY))
+    await refused.rolling()
+    assert refused.engine.global_step == 3
+    assert refused.engine.version == refused.log.version
+    (theta,) = (tmp_path / "checkpoints").rglob("step-*2/theta.json")
+    assert orjson.loads(theta.read_bytes())["theta"] == refused.backend.served_theta
+    await refused.stop()
+    assert refused.backend.steps == []
+
+    mended = start(tmp_path)
+    await mended.trained("d")
+    assert mended.trained_groups == {"a": 1, "b": 2, "c": 3, "d": 4}
+    assert (mended.dropped_groups, mended.backend.steps) == ({}, [3, 4])
+    await mended.stop()
+
+
+async def test_a_run_whose_checkpoints_are_all_unreadable_is_not_begun_anew(tmp_path: Path) -> None:
+    await trained_once(tmp_path)
+    again = start(tmp_path)
+    again.backend.plan("restore", ActionFailed("torn"))
+    await again.rolling()
+    assert "choose another --run-dir" in (again.engine.detail or "")
+    await again.capture("b", call(), call())
+    assert (await again.end_group("b", 1.0, 0.0)).failure_reason == "training_refused"
+    await again.stop()
+    assert again.backend.steps == []
+    mended = start(tmp_path)
+    await mended.finish_group("c")
+    await mended.trained("c")
+    assert (mended.backend.steps, mended.trained_groups) == ([2], {"a": 1, "c": 2})
+    await mended.stop()
+
+
+async def test_a_trainer_that_cannot_be_had_at_all_stops_no_app(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    run = parts.run
+    parts.trainer.plan("launch", *[BackendRefused("verl needs ray: install it")] * 2)
+    await run.rolling()
+    await run.capture("a", call(), call())
+    assert (await run.end_group("a", 1.0, 0.0)).failure_reason == "training_refused"
+    assert "verl needs ray: install it" in (run.engine.detail or "")
+    assert len(parts.trainer.troubles["launch"]) == 1, "it is not tried over and over"
+    parts.trainer.troubles.clear()
+    parts.rollout.die("gone")
+    await run.until(lambda: parts.rollout.num_launched == 2)
+    await run.finish_group("b")  # what was to be mended has been
+    await run.trained("b")
+    assert (run.engine.detail, parts.trainer.num_launched) == (None, 1)
+    await run.stop()
+
+
+async def test_a_job_stays_refused_when_another_engine_samples(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    run = parts.run
+    parts.trainer.plan("boot", *[BackendRefused(WHY)] * 2)
+    await run.rolling()
+    await run.capture("a", call(), call())
+    parts.rollout.die("gone")
+    await run.until(lambda: parts.rollout.num_launched == 2)
+    await run.rolling()
+    assert WHY in (run.engine.detail or "")
+    assert (await run.end_group("a", 1.0, 0.0)).failure_reason == "training_refused"
+    await run.stop()
+
+
+async def test_a_trainer_that_refuses_after_a_death_leaves_the_last_weights_serving(
+    tmp_path: Path,
+) -> None:
+    parts = Parts(tmp_path)
+    run = parts.run
+    await run.finish_group("a")
+    await run.trained("a")
+    parts.trainer.plan("launch", BackendRefused("no GPU is left"))
+    parts.trainer.die("gone")
+    await run.until(lambda: "no GPU is left" in (run.engine.detail or ""))
+    assert (run.engine.status, run.engine.version) == (EngineStatus.ROLLING, 1)
+    assert (parts.rollout.num_launched, parts.rollout.loaded) == (1, [0, 1])
+    assert len(run.endpoints) == 1, "calls in flight go on"
+    await run.stop()
+
+
+async def test_what_passes_is_no_refusal(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    run.backend.plan("boot", BackendError("gone"))
+    await run.finish_group("a")
+    await run.trained("a")
+    assert run.engine.detail is None
+    await run.stop()
+
+
+async def test_groups_that_a_finished_run_still_held_are_dropped_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path)
+    await run.finish_group("a")
+    await run.trained("a")
+    run.backend.plan("launch", *[BackendError("no memory")] * 1000)
+    run.backend.dead.set_result("gone")
+    await run.until(lambda: run.engine.status is EngineStatus.BOOTING)
+    await run.pool_group("b")
+    await run.stop()
+    over = Run(tmp_path, LocalBackend(), JOB.model_copy(update={"total_training_steps": 1}))
+    await over.until(lambda: over.dropped_groups == {"b": "training_finished"})
+    await over.stop()
