@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from fakevllm_adapters.errors import bad_request, unavailable
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_adapters.vllm_chat import ChatRequest, check_length
-from fakevllm_server.backends.base import Batch, Call, LossSpec, PolicyName, StepMetrics
+from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec, PolicyName, StepMetrics
 from fakevllm_server.backends.embedded import checkpoint
 from fakevllm_server.backends.embedded.bending import Bend, is_bent
 from fakevllm_server.backends.embedded.cache import CacheShape, RowCache
@@ -64,6 +64,8 @@ class EngineConfig:
     torch_threads: int = 1
     """Two threads on two busy cores are far slower than one: OpenMP waits at every barrier."""
     drain_bound_s: float = DRAIN_BOUND_S
+    lockstep: bool = False
+    """Whether the same must be computed twice, to the bit."""
 
 
 class EmbeddedEngine:
@@ -75,6 +77,11 @@ class EmbeddedEngine:
         self._config = config
         self._folder = open_folder(config.model, config.max_model_len)
         self._device = device_named(config.device)
+        if config.lockstep and self._device.type != "cpu":
+            raise BackendError(
+                f"lockstep is for the CPU, for on {self._device.type} sums come out in any order: "
+                "give --engine-arg=--device=cpu, or take job.lockstep out"
+            )
         self._dtype = computed_dtype(config.dtype, self._device)
         model = self._folder.load_weights(self._dtype, self._device)
         check_decoding(model, self._folder.max_model_len)
