@@ -22,7 +22,15 @@ from fakevllm.demo.outcome import Outcome
 from fakevllm.demo.probe import NUM_SAMPLES, Probe, probe
 from fakevllm.demo.processes import Supervised, free_port
 from fakevllm.demo.report import show
-from fakevllm.demo.running import EMBEDDED, DemoSettings, Run, keep_polling, make_folder, poll, ready
+from fakevllm.demo.running import (
+    EMBEDDED,
+    DemoSettings,
+    Run,
+    keep_polling,
+    make_folder,
+    poll,
+    ready,
+)
 from fakevllm.demo.sums import all_tasks, endless_rows
 from fakevllm.demo.view import render
 from fakevllm.errors import FakevllmError, UserError
@@ -197,6 +205,7 @@ def _outcome(run: Run, before: Probe, after: Probe, wall_s: float) -> Outcome:
         wall_s=wall_s,
         seed=run.settings.seed,
         control=run.settings.control,
+        lockstep=run.settings.lockstep,
         rollout=run.settings.engines.rollout,
         trainer=run.settings.engines.trainer,
         groups=run.stats.counts,

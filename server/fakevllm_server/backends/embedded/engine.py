@@ -19,7 +19,14 @@ from transformers import PreTrainedModel
 from fakevllm_adapters.errors import bad_request, unavailable
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_adapters.vllm_chat import ChatRequest, check_length
-from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec, PolicyName, StepMetrics
+from fakevllm_server.backends.base import (
+    BackendError,
+    Batch,
+    Call,
+    LossSpec,
+    PolicyName,
+    StepMetrics,
+)
 from fakevllm_server.backends.embedded import checkpoint
 from fakevllm_server.backends.embedded.bending import Bend, is_bent
 from fakevllm_server.backends.embedded.cache import CacheShape, RowCache
