@@ -21,6 +21,8 @@ from benchmarks.run_logs import steps_of
 from tests.e2e.hook_files import write_hooks
 from tests.e2e.processes import Process, Processes
 
+pytestmark = pytest.mark.timeout(300)  # two engines start at once
+
 Json = dict[str, Any]
 
 OF_THE_CLOCK = {"seconds", "forest_speedup"}
@@ -131,12 +133,12 @@ def test_two_replays_through_an_app_train_the_same_to_the_bit(tmp_path: Path) ->
     assert one == other
     steps, saved, texts = one
     assert [step["groups_with_signal"] > 0 for step in steps] == [True] * 3
+    assert [step["equal_version"] for step in steps] == [1.0] * 3
     assert any("weights" in name for name in saved)
     assert len(texts) == 5 * 2 * 4 and len({text for _, _, text, _, _ in texts}) > 4
 
 
 @pytest.mark.live
-@pytest.mark.timeout(300)
 def test_two_demos_have_one_curve_to_the_bit(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in NAMES]
     command = [sys.executable, "-m", "fakevllm", "demo", "--lockstep", "--steps", "10"]
@@ -155,5 +157,6 @@ def test_two_demos_have_one_curve_to_the_bit(tmp_path: Path) -> None:
     assert one == other
     for known in ("before", "policy_mean", "returned_best", "after"):
         assert curves[0][known] == curves[1][known]
-    assert len(curves[0]["policy_mean"]) == len(one[0]) == 10
+    assert [step["equal_version"] for step in one[0]] == [1.0] * 10
+    assert len(curves[0]["policy_mean"]) == 10
     print(f"policy mean {curves[0]['policy_mean']}, after {curves[0]['after']}")
