@@ -48,7 +48,7 @@ def _engine(options: argparse.Namespace) -> EmbeddedEngine:
         served_model_name=options.served_model_name,
         seed=options.seed,
         max_model_len=options.max_model_len,
-        max_num_seqs=1 if options.lockstep else options.max_num_seqs or 64,
+        max_num_seqs=options.max_num_seqs or 64,
         lockstep=options.lockstep,
         device=options.device,
         dtype=options.dtype,

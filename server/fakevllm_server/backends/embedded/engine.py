@@ -72,7 +72,7 @@ class EngineConfig:
     """Two threads on two busy cores are far slower than one: OpenMP waits at every barrier."""
     drain_bound_s: float = DRAIN_BOUND_S
     lockstep: bool = False
-    """Whether the same must be computed twice, to the bit."""
+    """Drafts are decoded alone: what else is in a batch changes the bits of its sums."""
 
 
 class EmbeddedEngine:
@@ -103,7 +103,8 @@ class EmbeddedEngine:
         self._renderer = ChatRenderer(self._folder.tokenizer, self.model_name)
         self._rng = random.Random(config.seed)
         shape = cache_shape(model)
-        cache = RowCache(shape, config.max_num_seqs, self.max_model_len, _max_cells(shape))
+        max_rows = 1 if config.lockstep else config.max_num_seqs
+        cache = RowCache(shape, max_rows, self.max_model_len, _max_cells(shape))
         self._state = SamplingState(model, cache, self.eos_ids)
         self._trainer: PolicyTrainer | None = None
         self._loop = EngineLoop(self._state, config.torch_threads)
