@@ -39,6 +39,9 @@ ProxyKey = Annotated[
     str | None, typer.Option(envvar="FAKEVLLM_KEY", help="Our API key at the proxy.")
 ]
 ProxyUrl = Annotated[str, typer.Option(help="The proxy, with or without /v1.")]
+Lockstep = Annotated[
+    bool, typer.Option("--lockstep", help="Two runs of one seed are the same, to the bit.")
+]
 LOCAL = "http://127.0.0.1:8000"
 
 
@@ -79,6 +82,7 @@ def serve(
         str | None, typer.Option(help="URL of a server that answers while ours is away.")
     ] = None,
     fallback_key: FallbackKey = None,
+    lockstep: Lockstep = False,
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Run the proxy: point an app's OPENAI_BASE_URL at it."""
@@ -95,7 +99,7 @@ def serve(
             "dataset": {"file": dataset, "field": field},
             "fallback": {"url": fallback, "key": fallback_key},
             "serve": {"policy": serve_policy},
-            "job": {"num_repeat": n},
+            "job": {"num_repeat": n, "lockstep": lockstep or None},
         }
         run_proxy(load(config, flags), until_stdin_closes=until_stdin_closes)
 
@@ -167,13 +171,19 @@ def replay(
     url: Annotated[str, typer.Option(help="The proxy.")] = "http://127.0.0.1:8000/v1",
     app_command: AppCommand = None,
     model: Annotated[str | None, typer.Option(help="Default: the first the proxy lists.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Rows at a time.")] = 8,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Rows at a time: 8, or 1 in lockstep.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first rows.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Times through the dataset.")] = 1,
     max_tokens: Annotated[int | None, typer.Option(help="Limit of one answer.")] = None,
     state: State = None,
     fresh: Annotated[bool, typer.Option(help="Forget what was done before.")] = False,
     key: ProxyKey = None,
+    lockstep: Annotated[
+        bool,
+        typer.Option("--lockstep", help="Row after row, before a proxy that runs with --lockstep."),
+    ] = False,
 ) -> None:
     """Play the user: send a dataset through the proxy, row by row."""
 
@@ -193,6 +203,7 @@ def replay(
             state,
             fresh,
             key,
+            lockstep,
         )
         if not run_replay(settings):
             raise typer.Exit(1)
@@ -262,6 +273,7 @@ def demo(
     trainer: Annotated[
         str | None, typer.Option(help="Trains, instead of the pair's: embedded | verl.")
     ] = None,
+    lockstep: Lockstep = False,
 ) -> None:
     """Train a tiny model through the real processes and watch it get better."""
 
@@ -270,7 +282,7 @@ def demo(
         from fakevllm.demo.engines import Engines
 
         engines = Engines.named(backend, rollout, trainer)
-        run_demo(DemoSettings(steps, seed, control, run_dir, json_file, engines))
+        run_demo(DemoSettings(steps, seed, control, run_dir, json_file, engines, lockstep))
 
     guarded(run)
 

@@ -145,6 +145,26 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _leaves_nothing_to_chance_in_lockstep(self) -> Self:
+        rules = [self.serve.rules(name) for name in ADAPTERS]
+        left = {
+            'a serve.policy other than "best"': any(one.policy != "best" for one in rules),
+            "serve.quorum": any(one.quorum is not None for one in rules),
+            "serve.deadline_s": any(one.deadline_s is not None for one in rules),
+            "policy.shadow": self.policy.shadow,
+            "policy.sample_fraction below 1": self.policy.sample_fraction < 1,
+            "feedback.window_s": self.feedback.window_s > 0,
+            "fallback.url": self.fallback.url is not None,
+        }
+        for setting, is_set in left.items():
+            if self.job.lockstep and is_set:
+                raise ValueError(
+                    f"{setting} does not go with job.lockstep, for what comes first would decide "
+                    "what is trained: take one of them out"
+                )
+        return self
+
     @property
     def hosts(self) -> frozenset[str]:
         return LOOPBACK | {self.proxy.host} | set(self.proxy.allowed_hosts)

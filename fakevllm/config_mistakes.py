@@ -22,6 +22,7 @@ _FLAGS = {
     "fallback.key": "--fallback-key",
     "serve.policy": "--serve-policy",
     "job.num_repeat": "--n",
+    "job.lockstep": "--lockstep",
 }
 """Of `fakevllm serve`. Those of `proxy` are called as their keys."""
 _SECRETS = ("swarm.key", "fallback.key")

@@ -18,6 +18,7 @@ from fakevllm.late_feedback import LateFeedback
 from fakevllm.ledger.lock import LedgerLock
 from fakevllm.ledger.store import Ledger
 from fakevllm.lifeline import Lifeline
+from fakevllm.lockstep import Lockstep
 from fakevllm.metrics import Metrics
 from fakevllm.outage import NOT_READY
 from fakevllm.pause import Pause, pause_file
@@ -105,7 +106,8 @@ async def open_proxy(config: Config) -> AsyncGenerator[Proxy]:
         stack.push_async_callback(settling.close)
         lifeline = await _lifeline(config, upstream, link, room, stack)
         resends = _resends(config, ledger)
-        runner = Runner(config, upstream, hooks, ledger, settling, lifeline, resends)
+        lockstep = Lockstep(config.job.seed, settling, link) if config.job.lockstep else None
+        runner = Runner(config, upstream, hooks, ledger, settling, lifeline, resends, lockstep)
         stack.push_async_callback(runner.close)
         pause = Pause(pause_file(config.proxy.run_dir))
         traffic = Traffic(config.policy, pause, keys.name_of, trains=config.hooks.path is not None)

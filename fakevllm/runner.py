@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from fakevllm.leaving import WhileThere
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm.lifeline import Lifeline, why_failed
+from fakevllm.lockstep import Lockstep
 from fakevllm.metrics import Metrics
 from fakevllm.policy import ServeOnly, is_shadow, why_only_served
 from fakevllm.reply import AppReply
@@ -51,6 +53,7 @@ class Runner:
         settling: Settling,
         lifeline: Lifeline,
         resends: Resends,
+        lockstep: Lockstep | None = None,
     ) -> None:
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
@@ -66,6 +69,7 @@ class Runner:
         self._ledger = ledger
         self._settling = settling
         self._resends = resends
+        self._lockstep = lockstep
         self._chance = random.Random(config.job.seed)
         # The tasks of requests; bounded by the apps' connections.
         self._open: set[asyncio.Task[Any]] = set()
@@ -145,11 +149,27 @@ class Runner:
             if self.on_placed is not None:
                 self.on_placed(request.id, place, draft.question)
         plan, reason = await self._plan(request, draft.task, rules)
-        if reason is None:
-            plan, reason = self._fitting(plan, rules, draft)
-        draft.num_siblings = plan.num
-        if reason is not None:
-            return await self._serve_once(request, draft, plan, reason, receive, app)
+        lockstep = self._lockstep
+        is_group = reason is None
+        turn = lockstep.turn(draft.task, is_group=is_group) if lockstep else nullcontext()
+        async with turn as seed:
+            if is_group:
+                plan, reason = self._fitting(plan, rules, draft)
+            plan = replace(plan, seed=seed)
+            draft.num_siblings = plan.num
+            if reason is not None:
+                return await self._serve_once(request, draft, plan, reason, receive, app)
+            await self._run_group(request, draft, plan, rules, receive, app)
+
+    async def _run_group(
+        self,
+        request: Request,
+        draft: GroupDraft,
+        plan: Plan,
+        rules: ServeRules,
+        receive: Receive,
+        app: AppReply,
+    ) -> None:
         assert self._hooks is not None
         floor = self._failure_floor
         means = Means(self._asking, self._hooks, self._room, self._chance, self._end, floor)

@@ -54,6 +54,11 @@ class Settling:
         self.on_settled: Callable[[str], None] = lambda group_id: None
         """A group's outcome is on its way into the ledger."""
 
+    @property
+    def num_settling(self) -> int:
+        """Groups of this life that the server has not taken yet."""
+        return len(self._background)
+
     # --- what is said of an answer
 
     def answered(

@@ -129,21 +129,32 @@ class Plan:
     overrides: Sequence[Json] = field(default_factory=list[dict[str, Any]])
     is_greedy: bool = False
     """The lead is sampled at temperature 0."""
+    seed: int | None = None
+    """Of the lead, where its app names none; siblings count up from it."""
 
     def body(self, request: Request, index: int, temperature: float) -> bytes:
         """Of one sibling, as it goes upstream."""
+        seed = self._seed_for(request)
         if index > 0:
-            changed = request.adapter.sibling(request.body, index, temperature)
+            changed = request.adapter.sibling(request.body | seed, index, temperature)
             return orjson.dumps(changed | (self.overrides[index] if self.overrides else {}))
-        own: object = request.body.get("temperature")
-        # What the engine would refuse it is to refuse.
-        if not self.is_greedy or not (own is None or (isinstance(own, int | float) and own >= 0)):
-            return request.asked
-        return rewritten(request.asked, temperature=0)
+        changed = seed | self._temperature_for(request)
+        return rewritten(request.asked, **changed) if changed else request.asked
 
     def lead(self, request: Request) -> Request:
         """As its lead goes upstream where it is asked for alone."""
-        return replace(request, asked=self.body(request, 0, 0.0)) if self.is_greedy else request
+        return replace(request, asked=self.body(request, 0, 0.0))
+
+    def _seed_for(self, request: Request) -> Json:
+        is_read = request.exchange is not None
+        needs_one = self.seed is not None and is_read and request.body.get("seed") is None
+        return {"seed": self.seed} if needs_one else {}
+
+    def _temperature_for(self, request: Request) -> Json:
+        own: object = request.body.get("temperature")
+        # What the engine would refuse it is to refuse.
+        is_good = own is None or (isinstance(own, int | float) and own >= 0)
+        return {"temperature": 0} if self.is_greedy and is_good else {}
 
 
 def sibling_headers(request: Request, index: int) -> dict[str, str]:

@@ -81,7 +81,9 @@ class EngineStatusReply(BaseModel):
     """Stays with the run directory, and with the numbers of its log."""
     weight_version: int = 0
     backlog: float = 0.0
-    """Finished groups that wait to be trained, in batches."""
+    """Finished groups that wait to be trained, in batches; 1 or more where a step is due."""
+    lockstep: bool = False
+    """Whether two runs are the same to the bit, as far as it is the server's doing."""
     totals: dict[str, float] = {}
     """Of all steps of the run: groups with and without signal, tokens sampled, eligible, trained,
     untrainable by reason, branches by cause, and the shares they make."""

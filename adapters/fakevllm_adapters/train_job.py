@@ -149,6 +149,9 @@ class TrainJob(BaseModel):
     total_training_steps: int | None = Field(default=None, ge=1)
     """After this step the server keeps serving and stops training."""
     seed: int = 0
+    lockstep: bool = False
+    """Groups one after another, each with seeds of its row, so that two runs of one seed are the
+    same to the bit (the embedded engine on a CPU)."""
     control: Literal["none", "frozen", "shuffled"] = "none"
     """Experiments that must not learn: no updates, or rewards shuffled inside each group."""
 

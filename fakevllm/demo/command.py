@@ -22,7 +22,15 @@ from fakevllm.demo.outcome import Outcome
 from fakevllm.demo.probe import NUM_SAMPLES, Probe, probe
 from fakevllm.demo.processes import Supervised, free_port
 from fakevllm.demo.report import show
-from fakevllm.demo.running import DemoSettings, Run, keep_polling, make_folder, poll, ready
+from fakevllm.demo.running import (
+    EMBEDDED,
+    DemoSettings,
+    Run,
+    keep_polling,
+    make_folder,
+    poll,
+    ready,
+)
 from fakevllm.demo.sums import all_tasks, endless_rows
 from fakevllm.demo.view import render
 from fakevllm.errors import FakevllmError, UserError
@@ -43,6 +51,8 @@ JOB = TrainJob(
 
 def run_demo(settings: DemoSettings) -> Outcome:
     """Raises UserError for what the user can mend."""
+    if settings.lockstep and settings.engines != EMBEDDED:
+        raise UserError("--lockstep is for the embedded engine, which decodes every answer alone.")
     settings.engines.need_installed()
     settings = replace(settings, run_dir=settings.folder)
     console = Console()
@@ -58,9 +68,9 @@ def run_demo(settings: DemoSettings) -> Outcome:
 def _again(settings: DemoSettings) -> str:
     command = ["fakevllm", "demo", "--run-dir", str(settings.run_dir)]
     command += ["--steps", str(settings.steps), *settings.engines.flags]
-    return " ".join(
-        command if settings.control == "none" else [*command, "--control", settings.control]
-    )
+    command += [] if settings.control == "none" else ["--control", settings.control]
+    command += ["--lockstep"] if settings.lockstep else []
+    return " ".join(command)
 
 
 async def _demo(settings: DemoSettings, console: Console) -> Outcome:
@@ -93,11 +103,12 @@ async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
         update={
             "control": settings.control,
             "seed": settings.seed,
+            "lockstep": settings.lockstep,
             "total_training_steps": settings.steps,
         }
     )
     config = folder / "fakevllm.toml"
-    _same_control(config, settings.control)
+    _same_kind(config, job)
     _same_engines(folder / "engines.json", settings.engines)
     config.write_text(_toml(folder, server_port, proxy_port, job))
     model = ["--model", "demo"] if settings.engines.has_model else []
@@ -172,7 +183,8 @@ async def _train(run: Run, model: str) -> None:
     try:
         wanted = itertools.takewhile(lambda _: run.wants_more, rows)
         async with room_at(run.proxy_url) as room:
-            async for _ in play(wanted, player, lambda task: keys[task.task_id], CONCURRENCY, room):
+            concurrency = 1 if run.settings.lockstep else CONCURRENCY
+            async for _ in play(wanted, player, lambda task: keys[task.task_id], concurrency, room):
                 pass
     finally:
         polling.cancel()
@@ -193,6 +205,7 @@ def _outcome(run: Run, before: Probe, after: Probe, wall_s: float) -> Outcome:
         wall_s=wall_s,
         seed=run.settings.seed,
         control=run.settings.control,
+        lockstep=run.settings.lockstep,
         rollout=run.settings.engines.rollout,
         trainer=run.settings.engines.trainer,
         groups=run.stats.counts,
@@ -222,15 +235,16 @@ def _toml(folder: Path, server_port: int, proxy_port: int, job: TrainJob) -> str
     return "\n".join(lines)
 
 
-def _same_control(config: Path, control: str) -> None:
-    """A run that was a control must not go on as another: its curve would mean nothing."""
+def _same_kind(config: Path, job: TrainJob) -> None:
+    """A run that was a control, or in lockstep, must not go on as another: its curve would mean
+    nothing."""
     if not config.exists():
         return
-    before = load(config, {}).job.control
-    if before != control:
+    before = load(config, {}).job
+    if (before.control, before.lockstep) != (job.control, job.lockstep):
+        kind = f"--control {before.control}" + (" --lockstep" if before.lockstep else "")
         raise UserError(
-            f"{config.parent} is a run with --control {before}: go on with that, "
-            "or choose another --run-dir."
+            f"{config.parent} is a run with {kind}: go on with that, or choose another --run-dir."
         )
 
 

@@ -21,6 +21,7 @@ class Outcome:
     wall_s: float
     seed: int
     control: str
+    lockstep: bool
     rollout: str
     """The engine that sampled."""
     trainer: str

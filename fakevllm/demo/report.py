@@ -74,4 +74,5 @@ def _next_steps(outcome: Outcome) -> str:
         "Go on with this run: "
         f"fakevllm demo --run-dir {outcome.run_dir} --steps {outcome.steps * 2}{engines}"
         + ("" if outcome.control == "none" else f" --control {outcome.control}")
+        + (" --lockstep" if outcome.lockstep else "")
     )

@@ -28,6 +28,7 @@ class DemoSettings:
     run_dir: Path | None
     json_file: Path | None
     engines: Engines = EMBEDDED
+    lockstep: bool = False
 
     @property
     def folder(self) -> Path:

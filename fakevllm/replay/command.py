@@ -10,13 +10,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fakevllm.errors import ConfigError
 from fakevllm.replay.pace import room_at
 from fakevllm.replay.play import play
 from fakevllm.replay.players import AppPlayer, EndpointPlayer, Player
 from fakevllm.replay.progress import Progress as RowProgress
-from fakevllm.replay.proxy import checked_url, first_model, register, root_of
+from fakevllm.replay.proxy import checked_url, first_model, need_lockstep, register, root_of
 from fakevllm.tasks import read_tasks
 
+CONCURRENCY = 8
 MAX_SHOWN_FAILURES = 5
 
 
@@ -27,7 +29,8 @@ class ReplaySettings:
     url: str
     app_command: str | None
     model: str | None
-    concurrency: int
+    concurrency: int | None
+    """Rows at a time; None: as many as become the mode."""
     limit: int | None
     epochs: int
     max_tokens: int | None
@@ -35,6 +38,16 @@ class ReplaySettings:
     fresh: bool
     key: str | None = None
     """Ours at the proxy, for what is asked before and beside the rows; these have task keys."""
+    lockstep: bool = False
+
+    @property
+    def num_at_a_time(self) -> int:
+        """Raises ConfigError for several in lockstep."""
+        if not self.lockstep:
+            return self.concurrency or CONCURRENCY
+        if self.concurrency not in (None, 1):
+            raise ConfigError("--lockstep plays row after row: take --concurrency out.")
+        return 1
 
     @property
     def state_file(self) -> Path:
@@ -51,9 +64,12 @@ def run_replay(settings: ReplaySettings) -> bool:
 
 
 async def _replay(settings: ReplaySettings) -> Counter[str]:
+    concurrency = settings.num_at_a_time
     tasks = read_tasks(settings.dataset, settings.field)[: settings.limit]
     url = f"{root_of(checked_url(settings.url))}/v1"
     settings = replace(settings, url=url)
+    if settings.lockstep:
+        await need_lockstep(url, settings.key)
     keys = await register(url, tasks, settings.key)
     player = await _player(settings)
     progress = RowProgress(settings.state_file, fresh=settings.fresh)
@@ -69,7 +85,7 @@ async def _replay(settings: ReplaySettings) -> Counter[str]:
             with _bar() as bar:
                 shown = bar.add_task("rows", total=len(rows), failed=0)
                 async for end in play(
-                    rows, player, lambda task: keys[task.task_id], settings.concurrency, room
+                    rows, player, lambda task: keys[task.task_id], concurrency, room
                 ):
                     if end.is_done:
                         progress.note(end.epoch, end.task, failed=end.failed)

@@ -1,4 +1,5 @@
-"""What a replay asks the proxy before it plays: keys for its tasks, the model's name."""
+"""What a replay asks the proxy before it plays: keys for its tasks, the model's name,
+and whether it runs in lockstep."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import aiohttp
 from fakevllm.config import http_url
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.keys import bearer_header
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.swarm import EngineStatusReply, Task
 
 TASKS_PER_CALL = 500
 
@@ -26,9 +27,7 @@ async def register(url: str, tasks: list[Task], key: str | None = None) -> dict[
                     given: list[str] = (await answer.json())["keys"]
                 keys |= dict(zip([task.task_id for task in part], given, strict=True))
     except aiohttp.ClientError as error:
-        raise ConfigError(
-            f"No fakevllm proxy answers at {url} ({error}): start it, or set --url."
-        ) from None
+        raise _unreached(url, error) from None
     return keys
 
 
@@ -47,6 +46,25 @@ async def first_model(url: str, key: str | None = None) -> str:
         ) from None
 
 
+async def need_lockstep(url: str, key: str | None = None) -> None:
+    """Raises ConfigError unless the proxy and its server run in lockstep."""
+    try:
+        async with (
+            aiohttp.ClientSession(headers=bearer_header(key)) as http,
+            http.get(f"{root_of(url)}/fakevllm/engine") as answer,
+        ):
+            _let_in(answer)
+            told = await answer.json()
+    except aiohttp.ClientError as error:
+        raise _unreached(url, error) from None
+    status = None if told is None else EngineStatusReply.model_validate(told)
+    if status is None or not status.lockstep:
+        raise ConfigError(
+            f"{url} does not run in lockstep: end `fakevllm serve` and `fakevllm-server start`, "
+            "start both again, the proxy with --lockstep, and wait until its engine is up."
+        )
+
+
 def root_of(url: str) -> str:
     """The proxy itself, without the `/v1` that apps are given."""
     return url.rstrip("/").removesuffix("/v1")
@@ -58,6 +76,10 @@ def checked_url(url: str) -> str:
         return http_url(url)
     except ValueError as error:
         raise ConfigError(f"--url {url}: {error}.") from None
+
+
+def _unreached(url: str, error: aiohttp.ClientError) -> ConfigError:
+    return ConfigError(f"No fakevllm proxy answers at {url} ({error}): start it, or set --url.")
 
 
 def _let_in(answer: aiohttp.ClientResponse) -> None:

@@ -80,9 +80,11 @@ class SwarmLink:
 
     @status.setter
     def status(self, status: EngineStatusReply | None) -> None:
-        if status is not None and status.engine_status is EngineStatus.OFFLINE:
-            told = status.engine_status_detail or self._refused
-            status = status.model_copy(update={"engine_status_detail": told})
+        if status is not None:
+            is_off = status.engine_status is EngineStatus.OFFLINE
+            told = status.engine_status_detail or (self._refused if is_off else None)
+            both = status.lockstep and self._job.lockstep
+            status = status.model_copy(update={"engine_status_detail": told, "lockstep": both})
         self._status = status
         (self.serving.set if self.is_serving else self.serving.clear)()
 
@@ -144,6 +146,13 @@ class SwarmLink:
                 self.reached.clear()
                 self._report(error)
             await asyncio.sleep(POLL_EVERY_S)
+
+    async def ask(self) -> EngineStatusReply | None:
+        """The status at this moment; None where the server does not tell."""
+        try:
+            return await self._get("/get_engine_status", EngineStatusReply)
+        except (*TROUBLE, ValueError):
+            return None
 
     async def end_group(self, request: EndGroupRequest) -> EndGroupReply:
         """Sends again what may not have arrived; the server takes a group once. Raises

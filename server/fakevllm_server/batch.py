@@ -61,7 +61,10 @@ def plan_step(
     """`penalties`: what is taken from the reward of each trained token of each of
     `trainable_calls`, if anything is. Raises ValueError where an algorithm lacks what it needs."""
     rows = None if penalties is None else iter(penalties)
-    entries = [list(_entries(step, group, job, rows)) for group in groups]
+    entries = [
+        list(_entries(f"{job.seed} {step} {place}", group, job, rows))
+        for place, group in enumerate(groups)
+    ]
     compared = zip(groups, entries, strict=True)
     outcomes = [one.outcome for group, own in compared if not group.is_sample for one in own]
     spec = AdvantageSpec(job.norm_adv_by_std_in_grpo, job.std_floor, job.gamma)
@@ -113,7 +116,7 @@ def _teaches(group: FinishedGroup, scores: Sequence[float], job: TrainJob) -> bo
 
 
 def _entries(
-    step: int,
+    seed: str,
     group: FinishedGroup,
     job: TrainJob,
     penalties: Iterator[Sequence[float]] | None,
@@ -121,7 +124,7 @@ def _entries(
     """Masked calls still count in their group's baseline, through their episode's reward."""
     rewards = shaped_rewards(group, job)
     if job.control == "shuffled":
-        random.Random(f"{job.seed} {step} {group.group_id}").shuffle(rewards)
+        random.Random(seed).shuffle(rewards)
     for episode, reward in zip(group.scored, rewards, strict=True):
         calls = list(_calls_of(group, episode, job))
         taken = () if penalties is None else [next(penalties) for _ in calls]

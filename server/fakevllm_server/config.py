@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from fakevllm_adapters.guard import LOOPBACK, is_loopback
 from fakevllm_adapters.keys import FollowedKeyRing, KeyRing
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.table import PAIRS, ROLLOUTS, TRAINERS
 from fakevllm_server.backends.vllm.command import REFUSED, given_flags
@@ -98,6 +99,17 @@ class ServerConfig:
         for told, is_idle in idle.items():
             if is_idle:
                 raise ConfigError(f"{told}.")
+
+    def engine_args_for(self, job: TrainJob) -> Sequence[str]:
+        """Raises ConfigError for a job in lockstep where these engines do not keep to it."""
+        if not job.lockstep:
+            return self.engine_args
+        if {self.rollout_name, self.trainer_name} != {"embedded"}:
+            raise ConfigError(
+                "lockstep is for the embedded engine, which decodes every answer alone: start the "
+                "server with --backend embedded, or take lockstep out of [job]."
+            )
+        return [*self.engine_args, "--lockstep"]
 
     @property
     def rollout_name(self) -> str:

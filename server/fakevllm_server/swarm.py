@@ -137,7 +137,7 @@ class Swarm:
         """Begins to boot; for a holder of `changing_engine`. Raises ConfigError where the job's
         model cannot be loaded."""
         assert self.job is not None, "sync a job first"
-        rollout, trainer = self._specs(self.config.model or self.job.model)
+        rollout, trainer = self._specs(self.job)
         backend = open_backend(rollout, trainer, self.config.weights_dir)
         self.journal.put(
             changes.remembered(_JOB, self.job.as_yaml()), changes.remembered(_RUNS, "yes")
@@ -190,10 +190,10 @@ class Swarm:
 
     @property
     def backlog(self) -> float:
-        """Finished groups that wait to be trained, in batches."""
+        """Finished groups that wait to be trained, in batches; at least 1 where a step is due."""
         if self.job is None or self.closed is not None:
             return 0.0
-        return self.pool.num_finished / self.job.batch_size
+        return max(self.pool.num_finished / self.job.batch_size, float(self.pool.is_due))
 
     @property
     def detail(self) -> str | None:
@@ -252,9 +252,10 @@ class Swarm:
         self._folder.check_model(self.config.trainer_name, found)
         return found
 
-    def _specs(self, model: str | None) -> tuple[EngineSpec, EngineSpec]:
+    def _specs(self, job: TrainJob) -> tuple[EngineSpec, EngineSpec]:
         """Of the rollout engine and of the trainer."""
         config = self.config
+        model = config.model or job.model
         if model is None and config.trainer_name != "fake":
             raise ConfigError(
                 "No model: start the server with --model DIR, or name one in the job."
@@ -270,7 +271,7 @@ class Swarm:
             name,
             seed=config.seed,
             allow_hub=config.allow_hub,
-            extra_args=config.engine_args,
+            extra_args=config.engine_args_for(job),
             url=config.rollout_url,
             api_key=config.rollout_key,
         )

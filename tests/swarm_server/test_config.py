@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.config import ConfigError, ServerConfig
 
 RUN = Path("run")
@@ -50,6 +51,16 @@ def test_a_setting_that_names_nothing_or_would_do_nothing_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=told):
         ServerConfig(**(PLAIN | settings))
+
+
+def test_a_job_in_lockstep_is_for_engines_that_keep_to_it() -> None:
+    job = TrainJob(lockstep=True)
+    config = ServerConfig("embedded", RUN, engine_args=["--device=cpu"])
+    assert config.engine_args_for(job) == ["--device=cpu", "--lockstep"]
+    assert config.engine_args_for(TrainJob()) == ["--device=cpu"]
+    for backend, rollout in (("vllm", None), ("fake", None), ("embedded", "vllm")):
+        with pytest.raises(ConfigError, match="start the server with --backend embedded"):
+            ServerConfig(backend, RUN, rollout=rollout).engine_args_for(job)
 
 
 @pytest.mark.parametrize("url", ["http://gpu:8000", "https://gpu", "http://[::1]:8000/v1/"])

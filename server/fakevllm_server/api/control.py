@@ -52,6 +52,7 @@ def router(swarm: Swarm) -> APIRouter:
             run_id=swarm.run_id,
             weight_version=swarm.engine.version,
             backlog=swarm.backlog,
+            lockstep=swarm.job is not None and swarm.job.lockstep,
             totals=of_run(swarm.runlog.totals),
             dropped=swarm.runlog.drops,
             waiting=swarm.pool.waiting,

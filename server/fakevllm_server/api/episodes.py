@@ -26,6 +26,7 @@ _ADVICE = {
     EngineStatus.WEIGHT_SYNCING: "Engine is syncing weights. Try again (maybe 1 minute) later.",
     EngineStatus.ROLLING_POST: "Engine is in post-rolling phase. Try again (maybe 1 minute) later.",
 }
+_LOCKSTEP = "The job is in lockstep, which trains what its proxy asks and nothing else."
 _NONE_FREE = (
     "No available episodes to claim. Try again (maybe 1 minute) later. "
     f"{MAX_CLAIMED:,} are claimed, and no more are at once."
@@ -103,6 +104,9 @@ def _cannot_claim(swarm: Swarm, request: ClaimEpisodeRequest) -> str | None:
         return f"Engine not ready. Current status: [{status}]. {_ADVICE[status]}"
     if request.episode_type not in ("train", "eval"):
         raise HTTPException(400, f"Unknown episode_type: {request.episode_type}")
+    job = swarm.job
+    if job is not None and job.lockstep and request.episode_type == "train":
+        return _LOCKSTEP
     return None if swarm.episodes.can_claim() else _NONE_FREE
 
 

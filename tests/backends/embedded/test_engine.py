@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from backends.embedded.driving import (
 )
 
 from fakevllm_adapters.errors import WireError
+from fakevllm_server.backends.base import BackendError
+from fakevllm_server.backends.embedded import engine as engine_module
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
-from fakevllm_server.backends.sampling import Sampling
+from fakevllm_server.backends.sampling import Sampling, Token
 
 
 async def test_a_reply_ends_with_the_end_of_sequence(demo_engine: EmbeddedEngine) -> None:
@@ -104,6 +107,30 @@ async def test_more_requests_than_rows_all_get_their_reply(make_engine: EngineMa
     )
 
     assert [len(reply) for reply in replies] == [5] * 20
+
+
+async def test_in_lockstep_a_reply_has_the_same_bits_in_any_company(
+    demo_folder: Path, make_engine: EngineMaker
+) -> None:
+    engine = make_engine(demo_folder, lockstep=True)
+    prompts = [engine.render(ask(f"What is {a} plus 4?" + " Please!" * a)) for a in range(6)]
+
+    def reply(index: int) -> Coroutine[None, None, list[Token]]:
+        sampling = Sampling(max_tokens=24, seed=index, ignore_eos=True)
+        return collect(engine.generate(prompts[index], sampling))
+
+    alone = [await reply(index) for index in range(6)]
+    crowded = await asyncio.gather(*map(reply, reversed(range(6))))
+
+    assert alone == list(reversed(crowded))
+
+
+def test_lockstep_is_refused_where_sums_come_out_in_any_order(
+    make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "device_named", lambda name: torch.device("cuda"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    with pytest.raises(BackendError, match=r"lockstep is for the CPU.*--engine-arg=--device=cpu"):
+        make_engine(lockstep=True)
 
 
 async def test_closing_a_reply_frees_its_row(make_engine: EngineMaker) -> None:

@@ -52,6 +52,14 @@ def test_a_model_that_cannot_be_served_is_one_line_and_exit_2(tmp_path: Path) ->
     )
 
 
+def test_several_answers_at_a_time_are_refused_in_lockstep(tmp_path: Path) -> None:
+    command = [*arguments(tmp_path, tmp_path), "--max-num-seqs=8", "--lockstep"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, env=ENVIRONMENT)
+
+    assert done.returncode == 2
+    assert done.stderr.endswith("decodes one answer at a time: not with --max-num-seqs\n")
+
+
 async def test_the_server_can_start_ask_and_stop_it(demo_folder: Path, tmp_path: Path) -> None:
     backend = ChildEngine(EngineSpec("embedded", tmp_path, str(demo_folder), "demo"))
     try:

@@ -18,6 +18,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.train_only and (options.max_num_seqs or options.max_model_len):
         parser.error("--max-num-seqs and --max-model-len are for sampling: not with --train-only")
+    if options.lockstep and options.max_num_seqs not in (None, 1):
+        parser.error("a job in lockstep decodes one answer at a time: not with --max-num-seqs")
     # Heavy, and not needed to print --help.
     from fakevllm_server.backends.base import BackendError
     from fakevllm_server.backends.door import serve
@@ -47,6 +49,7 @@ def _engine(options: argparse.Namespace) -> EmbeddedEngine:
         seed=options.seed,
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs or 64,
+        lockstep=options.lockstep,
         device=options.device,
         dtype=options.dtype,
         torch_threads=options.torch_threads,
@@ -82,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto")
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
     parser.add_argument("--torch-threads", type=int, default=1)
+    parser.add_argument("--lockstep", action="store_true", help="one answer at a time, on a CPU")
     parser.add_argument("--train-only", action="store_true", help="no sampler, no KV cache")
     return parser
 

@@ -19,7 +19,14 @@ from transformers import PreTrainedModel
 from fakevllm_adapters.errors import bad_request, unavailable
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_adapters.vllm_chat import ChatRequest, check_length
-from fakevllm_server.backends.base import Batch, Call, LossSpec, PolicyName, StepMetrics
+from fakevllm_server.backends.base import (
+    BackendError,
+    Batch,
+    Call,
+    LossSpec,
+    PolicyName,
+    StepMetrics,
+)
 from fakevllm_server.backends.embedded import checkpoint
 from fakevllm_server.backends.embedded.bending import Bend, is_bent
 from fakevllm_server.backends.embedded.cache import CacheShape, RowCache
@@ -64,6 +71,8 @@ class EngineConfig:
     torch_threads: int = 1
     """Two threads on two busy cores are far slower than one: OpenMP waits at every barrier."""
     drain_bound_s: float = DRAIN_BOUND_S
+    lockstep: bool = False
+    """Drafts are decoded alone: what else is in a batch changes the bits of its sums."""
 
 
 class EmbeddedEngine:
@@ -75,6 +84,11 @@ class EmbeddedEngine:
         self._config = config
         self._folder = open_folder(config.model, config.max_model_len)
         self._device = device_named(config.device)
+        if config.lockstep and self._device.type != "cpu":
+            raise BackendError(
+                f"lockstep is for the CPU, for on {self._device.type} sums come out in any order: "
+                "give --engine-arg=--device=cpu, or take job.lockstep out"
+            )
         self._dtype = computed_dtype(config.dtype, self._device)
         model = self._folder.load_weights(self._dtype, self._device)
         check_decoding(model, self._folder.max_model_len)
@@ -89,7 +103,8 @@ class EmbeddedEngine:
         self._renderer = ChatRenderer(self._folder.tokenizer, self.model_name)
         self._rng = random.Random(config.seed)
         shape = cache_shape(model)
-        cache = RowCache(shape, config.max_num_seqs, self.max_model_len, _max_cells(shape))
+        max_rows = 1 if config.lockstep else config.max_num_seqs
+        cache = RowCache(shape, max_rows, self.max_model_len, _max_cells(shape))
         self._state = SamplingState(model, cache, self.eos_ids)
         self._trainer: PolicyTrainer | None = None
         self._loop = EngineLoop(self._state, config.torch_threads)

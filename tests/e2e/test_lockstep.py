@@ -1,0 +1,162 @@
+"""Two runs in lockstep are the same, to the bit: through the real processes and the torch engine.
+
+Two run side by side, so that neither has a time of its own for anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.run_logs import steps_of
+from tests.e2e.hook_files import write_hooks
+from tests.e2e.processes import Process, Processes
+
+pytestmark = pytest.mark.timeout(300)  # two engines start at once
+
+Json = dict[str, Any]
+
+OF_THE_CLOCK = {"seconds", "forest_speedup"}
+"""Metrics that measure time."""
+REPLAY = [sys.executable, "-m", "fakevllm", "replay", "--dataset", "rows.jsonl"]
+NAMES = ("one", "other")
+
+PREFER_SHORT = """
+def on_compute_relative_reward(valid_results, all_answers):
+    return [-float(len(answer["content"] or "")) for answer in all_answers]
+"""
+JOB = """
+[job]
+num_repeat = 4
+batch_size = 3
+lr = 1e-3
+total_training_steps = 3
+"""
+ROWS = "".join(f'{{"question": "What is {a} plus 3?"}}\n' for a in range(5))
+TWO_TURNS = """
+import json, os, sys, urllib.request
+
+URL, KEY = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+history = []
+for text in (sys.argv[1], "What is 1 plus 4?"):
+    history.append({"role": "user", "content": text})
+    body = json.dumps({"model": "demo", "messages": history, "max_tokens": 24}).encode()
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{URL}/chat/completions", body, headers)
+    with urllib.request.urlopen(request) as answer:
+        history.append(json.load(answer)["choices"][0]["message"])
+"""
+"""Steps of three groups, rows of two: weights change in the middle of a row."""
+
+
+def measured(run_dir: Path) -> list[Json]:
+    """Of each step, all that is not of the clock."""
+    return [
+        {"step": entry["step"], "version": entry["version"]}
+        | {name: value for name, value in entry["metrics"].items() if name not in OF_THE_CLOCK}
+        for entry in steps_of(run_dir)
+    ]
+
+
+def digests(run_dir: Path) -> dict[str, str]:
+    """Of all that is saved: weights, the optimiser's moments, the sampler's state."""
+    files = sorted((run_dir / "checkpoints").rglob("*.*"))
+    return {
+        str(file.relative_to(run_dir)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files
+    }
+
+
+def sampled(run_dir: Path, where: str = "1") -> list[Any]:
+    """Each group's siblings in the order of the groups: texts, rewards, who was served."""
+    query = (
+        'select question, "index", text, reward, served from siblings join groups using (group_id)'
+        f' where {where} order by received_at, "index"'
+    )
+    with closing(sqlite3.connect(run_dir / "ledger.sqlite")) as ledger:
+        return ledger.execute(query).fetchall()
+
+
+def start(started: Processes) -> Process:
+    """A proxy in lockstep, and behind it a server whose engine is about to start."""
+    hooks = write_hooks(started.folder / "hooks", PREFER_SHORT)
+    config = started.folder / "job.toml"
+    config.write_text(JOB)
+    (started.folder / "rows.jsonl").write_text(ROWS)
+    (started.folder / "app.py").write_text(TWO_TURNS)
+    server = started.server("--model", "demo")
+    what = ["--config", str(config), "--hooks", str(hooks), "--lockstep"]
+    return started.proxy(server, *what, wait=False)
+
+
+def side_by_side(commands: Sequence[list[str]], folders: Sequence[Path]) -> None:
+    """Raises AssertionError where one fails."""
+    pairs = zip(commands, folders, strict=True)
+    both = [
+        subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        for command, folder in pairs
+    ]
+    try:
+        assert [one.wait(timeout=250) for one in both] == [0, 0]
+    finally:
+        for one in both:
+            one.kill()
+            one.wait()
+
+
+def test_two_replays_through_an_app_train_the_same_to_the_bit(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in NAMES]
+    with ExitStack() as stack:
+        both = [stack.enter_context(Processes(folder)) for folder in folders]
+        proxies = [start(one) for one in both]
+        app = ["--app", f"{sys.executable} app.py {{question}}"]
+        side_by_side(
+            [
+                [*REPLAY, "--lockstep", *app, "--url", proxy.wait_until_healthy().url]
+                for proxy in proxies
+            ],
+            folders,
+        )
+    one, other = (
+        (measured(folder / "server"), digests(folder / "server"), sampled(folder / "proxy"))
+        for folder in folders
+    )
+    assert one == other
+    steps, saved, texts = one
+    assert [step["groups_with_signal"] > 0 for step in steps] == [True] * 3
+    assert [step["equal_version"] for step in steps] == [1.0] * 3
+    assert any("weights" in name for name in saved)
+    assert len(texts) == 5 * 2 * 4 and len({text for _, _, text, _, _ in texts}) > 4
+
+
+@pytest.mark.live
+def test_two_demos_have_one_curve_to_the_bit(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in NAMES]
+    command = [sys.executable, "-m", "fakevllm", "demo", "--lockstep", "--steps", "10"]
+    side_by_side(
+        [
+            [*command, "--seed", "0", "--run-dir", str(folder), "--json", f"{folder}.json"]
+            for folder in folders
+        ],
+        [tmp_path, tmp_path],
+    )
+    curves = [json.loads(Path(f"{folder}.json").read_text()) for folder in folders]
+    one, other = (
+        (measured(folder), digests(folder), sampled(folder, "groups.state = 'trained'"))
+        for folder in folders
+    )
+    assert one == other
+    for known in ("before", "policy_mean", "returned_best", "after"):
+        assert curves[0][known] == curves[1][known]
+    assert [step["equal_version"] for step in one[0]] == [1.0] * 10
+    assert len(curves[0]["policy_mean"]) == 10
+    print(f"policy mean {curves[0]['policy_mean']}, after {curves[0]['after']}")

@@ -1,0 +1,94 @@
+"""What a job in lockstep asks of the server beside its engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+from fastapi import FastAPI
+from swarm_server.pools import ended
+from swarm_server.samples import call
+
+from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply
+from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server.api import control, episodes
+from fakevllm_server.batch import plan_step
+from fakevllm_server.calls import FinishedGroup, ScoredEpisode
+from fakevllm_server.config import ServerConfig
+from fakevllm_server.swarm import Swarm
+
+
+def rolling(folder: Path, job: TrainJob) -> Swarm:
+    swarm = Swarm(ServerConfig("fake", folder))
+    swarm.job = job
+    swarm.intake.resume(job, now=0.0)
+    for status in (EngineStatus.BOOTING, EngineStatus.ROLLING):
+        swarm.engine.move(status, 0.0)
+    return swarm
+
+
+def asking(swarm: Swarm) -> httpx.AsyncClient:
+    app = FastAPI()
+    for module in (control, episodes):
+        app.include_router(module.router(swarm))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")
+
+
+async def test_the_status_tells_of_lockstep_and_claims_for_training_are_refused(
+    tmp_path: Path,
+) -> None:
+    swarm = rolling(tmp_path, TrainJob(lockstep=True))
+    async with asking(swarm) as http:
+        status = EngineStatusReply.model_validate((await http.get("/get_engine_status")).json())
+        claims = {
+            kind: (
+                await http.post("/claim_episode", json={"client_uuid": "me", "episode_type": kind})
+            ).json()
+            for kind in ("train", "eval")
+        }
+    await swarm.close()
+    assert status.lockstep
+    assert "The job is in lockstep" in claims["train"]["fail_cause"]
+    assert "lockstep" not in claims["eval"]["fail_cause"]
+
+
+async def test_an_engine_that_does_not_keep_to_lockstep_is_not_started(tmp_path: Path) -> None:
+    swarm = Swarm(ServerConfig("fake", tmp_path))
+    async with asking(swarm) as http:
+        job = TrainJob(lockstep=True).as_yaml()
+        assert (await http.post("/sync_train_config", json={"yaml_as_string": job})).json()[
+            "success"
+        ]
+        told = (await http.post("/start_engine")).json()
+    await swarm.close()
+    assert not told["success"] and "start the server with --backend embedded" in told["error"]
+
+
+async def test_a_step_that_is_due_with_few_groups_is_a_backlog_of_one(tmp_path: Path) -> None:
+    """Else what is asked next would be sampled while it is trained."""
+    job = TrainJob(batch_size=4, filter_groups=True, max_num_gen_batches=1)
+    swarm = rolling(tmp_path, job)
+    for name in "abc":
+        assert ended(swarm.pool, name, 0.0, 0.0) == "tied"
+    assert swarm.backlog == 0
+    assert ended(swarm.pool, "d", 1.0, 0.0) == ""
+    assert swarm.backlog == 1
+    await swarm.close()
+
+
+def test_shuffled_rewards_do_not_depend_on_the_groups_ids() -> None:
+    job = TrainJob(control="shuffled", algorithm="rloo")
+
+    def advantages(prefix: str) -> list[float]:
+        groups = [
+            FinishedGroup(
+                f"{prefix}{at}",
+                [ScoredEpisode(index, float(index == 0), [call()]) for index in range(4)],
+            )
+            for at in range(8)
+        ]
+        return [one.advantages[0] for one in plan_step(1, groups, job).batch.calls]
+
+    assert advantages("g") == advantages("h")
+    by_group = [tuple(advantages("g")[at : at + 4]) for at in range(0, 32, 4)]
+    assert len(set(by_group)) > 1
