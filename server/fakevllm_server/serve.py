@@ -20,14 +20,21 @@ KEEP_ALIVE_S = 65
 """Longer than clients keep idle connections, so that it is they who close them."""
 
 
-def serve(config: ServerConfig, *, until_stdin_closes: bool = False) -> None:
-    """Raises ConfigError where the address or the run directory cannot be had."""
+def serve(
+    config: ServerConfig, *, until_stdin_closes: bool = False, listen_fd: int | None = None
+) -> None:
+    """`listen_fd`: of the socket that a parent listens on for it. Raises ConfigError where the
+    address or the run directory cannot be had."""
     if until_stdin_closes:
         threading.Thread(target=_leave_with_parent, daemon=True).start()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    with _bind(config.host, config.port) as listener:
+    if listen_fd is not None:
+        listener = socket.socket(fileno=listen_fd)
+    else:
+        listener = _bind(config.host, config.port)
+    with listener:
         server = uvicorn.Server(
             uvicorn.Config(
                 create_app(config),
