@@ -40,6 +40,7 @@ from fakevllm.replay.pace import room_at
 from fakevllm.replay.play import PATIENCE_S, play
 from fakevllm.replay.players import EndpointPlayer
 from fakevllm.replay.proxy import register
+from fakevllm_adapters.swarm import Task
 from fakevllm_adapters.train_job import TrainJob
 
 HOOKS = Path(__file__).parent / "hooks"
@@ -183,19 +184,22 @@ async def probe_once(run: Run, model: str, name: str) -> Probe:
     return result
 
 
-_patiently = retry(
+@retry(
     retry=retry_if_exception_type(ConfigError),
     stop=stop_after_delay(PATIENCE_S),
     wait=wait_fixed(POLL_EVERY_S),
     reraise=True,
 )
-"""A proxy that is just being started again is waited for, as the replay does."""
+async def keys_of(proxy_url: str, tasks: list[Task]) -> dict[str, str]:
+    """By the task's id. A proxy that is being started again is waited for, as the replay does.
+    Raises ConfigError."""
+    return await register(f"{proxy_url}/v1", tasks)
 
 
 async def _train(run: Run, model: str) -> None:
     """Plays users until the last step is done."""
     tasks = all_tasks()
-    keys = await _patiently(register)(f"{run.proxy_url}/v1", tasks)
+    keys = await keys_of(run.proxy_url, tasks)
     polling = asyncio.create_task(keep_polling(run))
     played_before = run.stats.counts if run.stats is not None else {}
     rows = endless_rows(tasks, run.settings.seed, skip=sum(played_before.values()))
