@@ -218,6 +218,7 @@ class TrainLoop:
         await self._publish(version)
         self._engine.global_step = step + 1
         self._steps.resume(batches)
+        self._close_if_over()
 
     async def _roll(self) -> None:
         while True:
