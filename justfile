@@ -40,6 +40,7 @@ long:
     python -m benchmarks.opencode_sessions --seeds 1
     python -m benchmarks.mixed_traffic
     python -m benchmarks.swarm_load
+    python -m benchmarks.demo_kills
 
 # SDKs and coding agents as PyPI and npm have them, in an environment that is made where it is not there yet
 clients folder=".venv-clients":

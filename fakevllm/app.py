@@ -72,15 +72,21 @@ def _guard(proxy: Proxy) -> Guard:
     )
 
 
-def serve(config: Config, *, until_stdin_closes: bool = False) -> None:
-    """Runs the proxy until it is told to stop. Raises UserError."""
+def serve(
+    config: Config, *, until_stdin_closes: bool = False, listen_fd: int | None = None
+) -> None:
+    """Runs the proxy until it is told to stop. `listen_fd`: of the socket that a parent listens on
+    for it. Raises UserError."""
     if until_stdin_closes:
         threading.Thread(target=_leave_with_parent, daemon=True).start()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     config.keys()
-    listener = _bind(config.proxy.host, config.proxy.port)
+    if listen_fd is not None:
+        listener = socket.socket(fileno=listen_fd)
+    else:
+        listener = _bind(config.proxy.host, config.proxy.port)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(config, listener))
 

@@ -84,6 +84,7 @@ def serve(
     fallback_key: FallbackKey = None,
     lockstep: Lockstep = False,
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
+    listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run the proxy: point an app's OPENAI_BASE_URL at it."""
 
@@ -101,7 +102,8 @@ def serve(
             "serve": {"policy": serve_policy},
             "job": {"num_repeat": n, "lockstep": lockstep or None},
         }
-        run_proxy(load(config, flags), until_stdin_closes=until_stdin_closes)
+        settings = load(config, flags)
+        run_proxy(settings, until_stdin_closes=until_stdin_closes, listen_fd=listen_fd)
 
     guarded(run)
 

@@ -69,6 +69,15 @@ class Reply:
         body = data_of(first) or b""
         return Reply(code, JSON, body, False, self.latency_s, is_late=True)
 
+    @property
+    def broke_off(self) -> bool:
+        """Whether this is a stream that the engine did not live to end: its server can only say so
+        inside it."""
+        if not self.streamed or b'"error"' not in self.body:
+            return False
+        codes = [code for event in self.events if (code := _code_in(event)) is not None]
+        return any(code >= 500 for code in codes)
+
 
 @dataclass(frozen=True, slots=True)
 class LiveReply:
@@ -106,7 +115,8 @@ class Upstream:
         await self._http.close()
 
     async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
-        """Raises WireError (503) where the server cannot be reached or breaks off."""
+        """Raises WireError (503) where the server cannot be reached, or it or its engine breaks
+        off."""
         started = time.monotonic()
         try:
             async with self._http.post(
@@ -115,11 +125,14 @@ class Upstream:
                 if not is_final(answer.status):
                     raise _odd(answer)
                 raw = await answer.read()
+                streamed = answer.status == 200 and answer.content_type == EVENT_STREAM
+                shown = relayed_headers(answer.headers.items())
+                reply = Reply(answer.status, shown, raw, streamed, time.monotonic() - started)
+                if reply.broke_off:
+                    raise aiohttp.ClientPayloadError("its engine broke off")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise unreachable(error) from error
-        streamed = answer.status == 200 and answer.content_type == EVENT_STREAM
-        shown = relayed_headers(answer.headers.items())
-        return Reply(answer.status, shown, raw, streamed, time.monotonic() - started).timely
+        return reply.timely
 
     def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
@@ -198,6 +211,12 @@ async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 def _lasting(event: bytes) -> int | None:
     """The code of the error in an event, where it is one of 4xx."""
+    code = _code_in(event)
+    return code if code is not None and 400 <= code < 500 else None
+
+
+def _code_in(event: bytes) -> int | None:
+    """Of the error in an event, where it holds one."""
     if b'"error"' not in event:
         return None
     try:
@@ -205,7 +224,7 @@ def _lasting(event: bytes) -> int | None:
     except ValueError:
         return None
     code: Any = cast(dict[str, Any], error).get("code") if isinstance(error, dict) else None
-    return code if isinstance(code, int) and 400 <= code < 500 else None
+    return code if isinstance(code, int) else None
 
 
 def unreachable(error: Exception) -> WireError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
+import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,9 @@ async def serving(
     command: str, workspaces: Path, url: str, key: str, agent: str = "small"
 ) -> AsyncGenerator[Opencode]:
     """Until the block ends. `url` is the model's, with `/v1`. Raises TimeoutError."""
-    port = _free_port()
-    arguments = ["serve", "--hostname", "127.0.0.1", "--port", str(port)]
-    with (workspaces / "opencode.log").open("wb") as log:
+    arguments = ["serve", "--hostname", "127.0.0.1", "--port", "0"]
+    log_file = workspaces / "opencode.log"
+    with log_file.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             command,
             *arguments,
@@ -65,7 +65,7 @@ async def serving(
             stderr=log,
         )
     try:
-        base = f"http://127.0.0.1:{port}"
+        base = await _address_in(log_file)
         async with httpx.AsyncClient(base_url=base, timeout=TURN_TIMEOUT_S) as http:
             await _until_ready(http)
             yield Opencode(http, agent)
@@ -83,6 +83,14 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
+async def _address_in(log_file: Path) -> str:
+    """Of a port that it chose: it tells when it listens there."""
+    async with asyncio.timeout(START_TIMEOUT_S):
+        while (told := re.search(r"listening on (http://\S+)\n", log_file.read_text())) is None:
+            await asyncio.sleep(0.1)
+        return told[1]
+
+
 async def _until_ready(http: httpx.AsyncClient) -> None:
     async with asyncio.timeout(START_TIMEOUT_S):
         while True:
@@ -91,9 +99,3 @@ async def _until_ready(http: httpx.AsyncClient) -> None:
                 if (await http.get("/global/health", timeout=2)).is_success:
                     return
             await asyncio.sleep(0.1)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

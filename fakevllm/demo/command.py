@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import socket
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -15,34 +16,38 @@ from pathlib import Path
 import openai
 from rich.console import Console
 from rich.live import Live
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from fakevllm.config import load
 from fakevllm.demo.engines import Engines
 from fakevllm.demo.outcome import Outcome
 from fakevllm.demo.probe import NUM_SAMPLES, Probe, probe
-from fakevllm.demo.processes import Supervised, free_port
+from fakevllm.demo.processes import Supervised
 from fakevllm.demo.report import show
 from fakevllm.demo.running import (
     EMBEDDED,
+    POLL_EVERY_S,
     DemoSettings,
     Run,
     keep_polling,
     make_folder,
-    poll,
     ready,
+    told,
 )
 from fakevllm.demo.sums import all_tasks, endless_rows
 from fakevllm.demo.view import render
-from fakevllm.errors import FakevllmError, UserError
+from fakevllm.errors import ConfigError, FakevllmError, UserError
 from fakevllm.replay.pace import room_at
-from fakevllm.replay.play import play
+from fakevllm.replay.play import PATIENCE_S, play
 from fakevllm.replay.players import EndpointPlayer
 from fakevllm.replay.proxy import register
+from fakevllm_adapters.swarm import Task
 from fakevllm_adapters.train_job import TrainJob
 
 HOOKS = Path(__file__).parent / "hooks"
 CONCURRENCY = 8
 MAX_TOKENS = 24
+ANY_PORT = ("127.0.0.1", 0)
 
 JOB = TrainJob(
     num_repeat=8, batch_size=8, lr=2.5e-4, ppo_epochs=2, clip_ratio_low=0.2, clip_ratio_high=0.28
@@ -85,7 +90,7 @@ async def _demo(settings: DemoSettings, console: Console) -> Outcome:
             await _train(run, model)
             after = await probe_once(run, model, "after")
             run.phase = "done"
-            await poll(run)
+            await told(run)
         outcome = _outcome(run, before, after, time.monotonic() - started)
         show(console, outcome, before, after, run.folder / "ledger.sqlite")
     if settings.json_file is not None:
@@ -96,9 +101,16 @@ async def _demo(settings: DemoSettings, console: Console) -> Outcome:
 @asynccontextmanager
 async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
     """The processes, kept up until the block ends; one that cannot be kept up ends it."""
+    make_folder(settings.folder)
+    with socket.create_server(ANY_PORT) as of_server, socket.create_server(ANY_PORT) as of_proxy:
+        run = _prepared(settings, of_server, of_proxy)
+        async with _kept_up(run):
+            yield run
+
+
+def _prepared(settings: DemoSettings, of_server: socket.socket, of_proxy: socket.socket) -> Run:
+    """Raises UserError where the folder holds another run."""
     folder = settings.folder
-    make_folder(folder)
-    server_port, proxy_port = free_port(), free_port()
     job = JOB.model_copy(
         update={
             "control": settings.control,
@@ -107,23 +119,27 @@ async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
             "total_training_steps": settings.steps,
         }
     )
+    server_port, proxy_port = of_server.getsockname()[1], of_proxy.getsockname()[1]
     config = folder / "fakevllm.toml"
     _same_kind(config, job)
     _same_engines(folder / "engines.json", settings.engines)
     config.write_text(_toml(folder, server_port, proxy_port, job))
     model = ["--model", "demo"] if settings.engines.has_model else []
-    server_arguments = ["start", *settings.engines.flags, *model, "--port", str(server_port)]
-    server_arguments += ["--run-dir", str(folder), "--seed", str(settings.seed)]
-    run = Run(
+    server = ["start", *settings.engines.flags, *model, "--port", str(server_port)]
+    server += ["--run-dir", str(folder), "--seed", str(settings.seed)]
+    proxy = ["serve", "--config", str(config)]
+    return Run(
         settings,
         folder,
-        Supervised("the server", "fakevllm_server", server_arguments, folder / "server.log"),
-        Supervised(
-            "the proxy", "fakevllm", ["serve", "--config", str(config)], folder / "proxy.log"
-        ),
+        Supervised("the server", "fakevllm_server", server, folder / "server.log", of_server),
+        Supervised("the proxy", "fakevllm", proxy, folder / "proxy.log", of_proxy),
         f"http://127.0.0.1:{server_port}",
         f"http://127.0.0.1:{proxy_port}",
     )
+
+
+@asynccontextmanager
+async def _kept_up(run: Run) -> AsyncGenerator[None]:
     body = asyncio.current_task()
     assert body is not None
     keepers = [asyncio.create_task(part.run(run.notes.append)) for part in (run.server, run.proxy)]
@@ -135,7 +151,7 @@ async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
     for keeper in keepers:
         keeper.add_done_callback(give_up)
     try:
-        yield run
+        yield
     except asyncio.CancelledError:
         for keeper in keepers:
             if keeper.done() and (error := keeper.exception()) is not None:
@@ -144,8 +160,9 @@ async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
     finally:
         for keeper in keepers:
             keeper.remove_done_callback(give_up)
+        for keeper in reversed(keepers):  # what the proxy still has to send reaches its server
             keeper.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
+            await asyncio.gather(keeper, return_exceptions=True)
 
 
 async def probe_once(run: Run, model: str, name: str) -> Probe:
@@ -171,10 +188,22 @@ async def probe_once(run: Run, model: str, name: str) -> Probe:
     return result
 
 
+@retry(
+    retry=retry_if_exception_type(ConfigError),
+    stop=stop_after_delay(PATIENCE_S),
+    wait=wait_fixed(POLL_EVERY_S),
+    reraise=True,
+)
+async def keys_of(proxy_url: str, tasks: list[Task]) -> dict[str, str]:
+    """By the task's id. A proxy that is being started again is waited for, as the replay does.
+    Raises ConfigError."""
+    return await register(f"{proxy_url}/v1", tasks)
+
+
 async def _train(run: Run, model: str) -> None:
     """Plays users until the last step is done."""
     tasks = all_tasks()
-    keys = await register(f"{run.proxy_url}/v1", tasks)
+    keys = await keys_of(run.proxy_url, tasks)
     polling = asyncio.create_task(keep_polling(run))
     played_before = run.stats.counts if run.stats is not None else {}
     rows = endless_rows(tasks, run.settings.seed, skip=sum(played_before.values()))
@@ -221,6 +250,7 @@ def _toml(folder: Path, server_port: int, proxy_port: int, job: TrainJob) -> str
     sections = {
         "proxy": {"port": proxy_port, "run_dir": str(folder)},
         "swarm": {"url": f"http://127.0.0.1:{server_port}"},
+        "upstream": {"hold_s": PATIENCE_S},  # as long as the replay, also on a busy machine
         "hooks": {"path": str(HOOKS)},
         "job": job.model_dump(exclude_none=True),
     }

@@ -19,6 +19,8 @@ CONCURRENCY = 32
 MAX_TOKENS = 24
 SEED = 2024
 """Of the choice of questions; the same in every run."""
+MAX_RETRIES = 60
+"""Each after two seconds, while a server that died is started again: nobody holds these calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,9 @@ async def probe(
     chosen = [chance.choice(tasks) for _ in range(NUM_SAMPLES)]
     turns = asyncio.Semaphore(CONCURRENCY)
     reward = load_hooks(Path(__file__).parent / "hooks").reward
-    async with openai.AsyncOpenAI(base_url=url, api_key="sk-probe", max_retries=5) as client:
+    async with openai.AsyncOpenAI(
+        base_url=url, api_key="sk-probe", max_retries=MAX_RETRIES
+    ) as client:
 
         async def sample(seed: int, task: Task) -> tuple[str, str, bool]:
             async with turns:

@@ -20,12 +20,25 @@ MIN_LIFE_S = 2.0
 
 class Supervised:
     """One process, kept running. It leaves by itself when we are gone: it holds the other end of
-    our pipe."""
+    our pipe.
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], log_file: Path) -> None:
+    It listens on a socket of ours, which outlives it: nobody else gets its port, and who connects
+    while it is started again waits and is not refused."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        log_file: Path,
+        listener: socket.socket,
+    ) -> None:
         self.name = name
         self.num_restarts = 0
-        self._command = [sys.executable, "-m", module, *arguments, "--until-stdin-closes"]
+        fd = str(listener.fileno())
+        self._command = [sys.executable, "-m", module, *arguments, "--listen-fd", fd]
+        self._command += ["--until-stdin-closes"]
+        self._listener = listener
         self._log_file = log_file
         self._process: asyncio.subprocess.Process | None = None
 
@@ -58,6 +71,7 @@ class Supervised:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                pass_fds=[self._listener.fileno()],
             )
         return await self._process.wait()
 
@@ -72,9 +86,3 @@ class Supervised:
         except TimeoutError:
             process.kill()
             await process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 
-from fakevllm.demo.engines import Engines
+from fakevllm.demo.engines import OWN_READY_TIMEOUT_S, Engines
 from fakevllm.demo.processes import Supervised
 from fakevllm.demo.view import Snapshot
 from fakevllm.errors import FakevllmError, UserError
@@ -131,8 +131,23 @@ async def keep_polling(run: Run) -> None:
         await asyncio.sleep(POLL_EVERY_S)
 
 
-async def poll(run: Run) -> None:
-    """What the proxy says of the run; an unreachable one leaves the last word standing."""
+async def told(run: Run, timeout_s: float = OWN_READY_TIMEOUT_S) -> None:
+    """Until the proxy has said once more how the run stands, and has heard it of the server: either
+    may have died a moment ago. Raises FakevllmError."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not (await poll(run) and run.stats is not None and run.stats.engine is not None):
+                await asyncio.sleep(POLL_EVERY_S)
+    except TimeoutError:
+        raise FakevllmError(
+            f"The proxy did not say within {timeout_s:.0f} s how the run has ended: "
+            f"see {run.folder / 'proxy.log'}."
+        ) from None
+
+
+async def poll(run: Run) -> bool:
+    """What the proxy says of the run; an unreachable one leaves the last word standing. Whether it
+    said anything."""
     timeout = aiohttp.ClientTimeout(total=5)
     try:
         async with (
@@ -142,8 +157,9 @@ async def poll(run: Run) -> None:
             answer.raise_for_status()
             stats = Stats.model_validate_json(await answer.read())
     except (aiohttp.ClientError, TimeoutError, OSError):
-        return
+        return False
     now = time.monotonic()
     if run.stats is not None and stats.sampled_tokens > run.stats.sampled_tokens:
         run.rate = (stats.sampled_tokens - run.stats.sampled_tokens) / (now - run.polled_at)
     run.stats, run.polled_at = stats, now
+    return True

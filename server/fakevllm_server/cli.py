@@ -20,7 +20,7 @@ app = typer.Typer(
 app.add_typer(checkpoints_command.app)
 
 
-NOT_IN_A_FILE = ("config", "until_stdin_closes")
+NOT_IN_A_FILE = ("config", "until_stdin_closes", "listen_fd")
 
 
 def _tell_version(is_asked: bool) -> None:
@@ -102,6 +102,7 @@ def start(
         Path | None, typer.Option(help="Folder shared with that vLLM; default: in memory.")
     ] = None,
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
+    listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Start the server. A client's job starts the engine."""
     from fakevllm_server.config import ConfigError, ServerConfig, read_key, read_keys
@@ -128,7 +129,7 @@ def start(
             trainer_args=_parts(trainer_arg),
             keys=read_keys(key_file),
         )
-        serve(settings, until_stdin_closes=until_stdin_closes)
+        serve(settings, until_stdin_closes=until_stdin_closes, listen_fd=listen_fd)
     except ConfigError as error:
         raise refused(error) from None
 

@@ -24,15 +24,22 @@ OPEN_FILES = 8_192
 limit is often 1,024."""
 
 
-def serve(config: ServerConfig, *, until_stdin_closes: bool = False) -> None:
-    """Raises ConfigError where the address or the run directory cannot be had."""
+def serve(
+    config: ServerConfig, *, until_stdin_closes: bool = False, listen_fd: int | None = None
+) -> None:
+    """`listen_fd`: of the socket that a parent listens on for it. Raises ConfigError where the
+    address or the run directory cannot be had."""
     if until_stdin_closes:
         threading.Thread(target=_leave_with_parent, daemon=True).start()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     _allow_open_files()
-    with _bind(config.host, config.port) as listener:
+    if listen_fd is not None:
+        listener = socket.socket(fileno=listen_fd)
+    else:
+        listener = _bind(config.host, config.port)
+    with listener:
         server = uvicorn.Server(
             uvicorn.Config(
                 create_app(config),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ FAKE = Engines.named("fake")
 
 def run_at(url: str, folder: Path) -> Run:
     settings = DemoSettings(2, 0, "none", folder, None, FAKE)
-    idle = Supervised("nobody", "nothing", [], folder / "log")
+    with socket.socket() as listener:
+        idle = Supervised("nobody", "nothing", [], folder / "log", listener)
     return Run(settings, folder, idle, idle, url, url)
 
 

@@ -10,8 +10,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from fakevllm.lifeline import trouble_of
+from fakevllm.outage import Trouble
 from fakevllm.upstream import Upstream
-from fakevllm_adapters.sse import DONE
+from fakevllm_adapters.errors import WireError, bad_request, internal_error
+from fakevllm_adapters.sse import DONE, encode
 
 
 @dataclass
@@ -85,3 +88,34 @@ async def test_closing_does_not_wait_for_ends_that_do_not_come(
     await read_to_done(upstream)
     await upstream.close()
     assert not upstream.num_resting and not engine.may_end.is_set()
+
+
+TOKEN = encode({"choices": [{"index": 0, "delta": {"content": 'it says {"error": 500}'}}]})
+
+
+async def answer_to_a_call(events: bytes) -> bytes:
+    """What `Upstream.call` makes of a stream."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=events, content_type="text/event-stream")
+
+    app = web.Application()
+    app.router.add_post("/", answer)
+    async with TestServer(app) as server:
+        upstream = Upstream(str(server.make_url("")), None)
+        try:
+            return (await upstream.call("/", b"{}", {})).body
+        finally:
+            await upstream.close()
+
+
+async def test_a_stream_whose_engine_broke_off_is_no_answer_and_may_be_asked_for_again() -> None:
+    with pytest.raises(WireError) as told:
+        await answer_to_a_call(TOKEN + encode(internal_error().body) + DONE)
+    assert told.value.status == 503
+    assert trouble_of(told.value) is Trouble.BROKEN
+
+
+@pytest.mark.parametrize("end", [b"", encode(bad_request("no").body)])
+async def test_a_stream_that_ends_otherwise_is_passed_on_as_it_came(end: bytes) -> None:
+    assert await answer_to_a_call(TOKEN + end + DONE) == TOKEN + end + DONE

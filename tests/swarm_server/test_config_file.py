@@ -19,7 +19,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
     """What would be served; nothing is."""
     settings: list[ServerConfig] = []
 
-    def keep(config: ServerConfig, *, until_stdin_closes: bool) -> None:
+    def keep(config: ServerConfig, **_: object) -> None:
         settings.append(config)
 
     monkeypatch.setattr("fakevllm_server.serve.serve", keep)

@@ -1,0 +1,39 @@
+"""An engine that dies while it answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from benchmarks.kills import children_of
+from tests.e2e.ledgers import wait_for_groups
+from tests.e2e.processes import Processes
+
+SLOW = [{"role": "user", "content": "[[say abcdefghij]] [[slow 0.3]]"}]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="engines are found as Linux tells of them")
+def test_a_stream_that_is_cut_off_with_its_engine_is_asked_for_again_and_no_app_sees_it(
+    processes: Processes, yes_hooks: Path
+) -> None:
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2")
+    body = json.dumps({"model": "fake", "messages": SLOW, "stream": True}).encode()
+    request = urllib.request.Request(
+        f"{proxy.url}/v1/chat/completions", body, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=50) as answer:
+        first = answer.read(1)  # what keeps the app waiting: both siblings are on their way
+        (engine,) = children_of(server.pid)
+        os.kill(engine, signal.SIGKILL)
+        streamed = first + answer.read()
+    assert b'"error"' not in streamed and streamed.endswith(b"data: [DONE]\n\n")
+    assert "starting it again" in server.log
+    (group,) = wait_for_groups(proxy, 1)
+    assert (group["state"], group["status"]) == ("pooled", 200)

@@ -1,0 +1,26 @@
+"""A run that has taken its last step, and is started again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from swarm_server.local_backend import LocalBackend
+from swarm_server.loops import JOB, Run
+
+
+async def test_groups_that_an_earlier_life_left_waiting_are_told_that_training_is_over(
+    tmp_path: Path,
+) -> None:
+    job = JOB.model_copy(update={"batch_size": 2})
+    run = Run(tmp_path, LocalBackend(), job)
+    for name in "abc":
+        await run.finish_group(name)
+    await run.trained("b")
+    await run.stop()  # a crash between the last step and what the rest is told comes to the same
+    again = Run(tmp_path, LocalBackend(), job.model_copy(update={"total_training_steps": 1}))
+    await again.rolling()
+    assert again.trained_groups == {"a": 1, "b": 1}
+    await again.until(lambda: again.dropped_groups == {"c": "training_finished"})
+    assert again.log.after(0)[-1].reasons == {"c": "training_finished"}
+    assert again.pool.num_finished == 0
+    await again.stop()
