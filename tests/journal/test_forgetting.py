@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 from swarm_server.intakes import CLIENT, Lives, end_of
 from swarm_server.samples import call
 
@@ -54,12 +55,12 @@ async def pass_by(lives: Lives, num: int = 3 * KEPT) -> None:
 
 def num_rows(lives: Lives) -> dict[str, int]:
     assert lives.now.journal.drain()
-    return {
-        table: lives.now.journal.read(
-            lambda db, table=table: db.exec_driver_sql(f"SELECT COUNT(*) FROM {table}").scalar_one()
-        )
-        for table in TABLES
-    }
+    return lives.now.journal.read(_count)
+
+
+def _count(db: Connection) -> dict[str, int]:
+    query = "SELECT COUNT(*) FROM "
+    return {table: db.exec_driver_sql(query + table).scalar_one() for table in TABLES}
 
 
 async def test_the_rows_of_what_is_done_are_bounded(lives: Lives) -> None:
