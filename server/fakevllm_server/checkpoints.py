@@ -58,14 +58,16 @@ class CheckpointFolders:
         return folder
 
     def remove(self, name: str) -> None:
-        """Renamed first, so that a crash in the middle leaves no half of a checkpoint behind."""
-        doomed = self._folder / f"{name.removesuffix('.tmp')}.old.tmp"
-        shutil.rmtree(doomed, ignore_errors=True)
+        """Renamed first, so that a crash in the middle leaves no half of a checkpoint behind. What
+        cannot be removed is told, and costs no step: it is tried again at the next start."""
+        doomed = self._folder / f"{name.removesuffix('.tmp').removesuffix('.old')}.old.tmp"
         try:
-            (self._folder / name).rename(doomed)
-        except FileNotFoundError:
-            return
-        shutil.rmtree(doomed, ignore_errors=True)
+            _delete(doomed)
+            if (self._folder / name).exists():
+                (self._folder / name).rename(doomed)
+            _delete(doomed)
+        except OSError as error:
+            log.error("%s cannot be removed: %s", self._folder / name, error.strerror)
 
     def _seal(self, aside: Path) -> str:
         for path in [*aside.rglob("*"), aside]:
@@ -92,6 +94,14 @@ def digest(folder: Path, on_read: Callable[[int], object] = int) -> str:
                 hashed.update(chunk)
                 on_read(len(chunk))
     return hashed.hexdigest()
+
+
+def _delete(path: Path) -> None:
+    """A folder, or a file that somebody left there. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 from pathlib import Path
 
+from fakevllm_adapters.keys import new_id
 from fakevllm_server.config import ConfigError
 
 
@@ -52,10 +53,28 @@ class RunFolder:
         """Once the engine is up: a model that cannot be loaded must not take the directory."""
         identity = {"backend": backend, "model": model, "fingerprint": fingerprint(model)}
         if not self._model_file.exists():
-            self._model_file.write_text(json.dumps(identity))
+            _write(self._model_file, json.dumps(identity))
+
+    def run_id(self) -> str:
+        """By which proxies know this run: made once, and kept."""
+        file = self._path / "run_id"
+        if not (file.exists() and file.read_text()):
+            _write(file, new_id())
+        return file.read_text()
 
     def close(self) -> None:
         os.close(self._lock)
+
+
+def _write(file: Path, text: str) -> None:
+    """All of it or nothing, whatever dies and however full the disk is: half of it would be taken
+    for what was meant by every later life. Raises OSError."""
+    aside = file.with_name(f"{file.name}.tmp")
+    with aside.open("w") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    aside.replace(file)
 
 
 def fingerprint(model: str | None) -> str | None:

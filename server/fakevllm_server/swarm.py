@@ -90,7 +90,7 @@ class Swarm:
                 self._find_model(self.config.model)
             self._checkpoints = CheckpointFolders(self.config.run_dir / "checkpoints")
             self.journal = Journal(self.config.run_dir / "journal.sqlite")
-        self.run_id = _run_id(self.config.run_dir / "run_id")
+        self.run_id = self._folder.run_id()
         with self._refusing(), self.journal.opening():
             self._read_journal()
 
@@ -286,12 +286,6 @@ async def _leave(engine: EngineClient, to: Endpoint | None = None) -> None:
     if to is None or to.gate is not engine.endpoint.gate:
         engine.endpoint.gate.abandon()
     await engine.close()
-
-
-def _run_id(file: Path) -> str:
-    if not file.exists():
-        file.write_text(new_id())
-    return file.read_text()
 
 
 def _report(task: asyncio.Task[None]) -> None:

@@ -1,3 +1,4 @@
+import errno
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,33 @@ async def test_only_those_the_journal_knows_stay(tmp_path: Path) -> None:
     (tmp_path / "step-00000009.tmp").mkdir()
     folders.sweep(["step-00000002"])
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+async def test_a_file_that_somebody_left_there_goes_as_well(tmp_path: Path) -> None:
+    folders = CheckpointFolders(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    for _ in range(2):
+        folders.sweep([])
+        assert list(tmp_path.iterdir()) == []
+
+
+async def test_what_cannot_be_removed_is_told_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = CheckpointFolders(tmp_path)
+    one, other = [await written(folders, step) for step in (1, 2)]
+    rename = Path.rename
+
+    def is_busy(path: Path, to: Path) -> Path:
+        if path.name == one.folder:
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", is_busy)
+    folders.sweep([])
+    assert [path.name for path in tmp_path.iterdir()] == [one.folder]
+    assert f"{tmp_path / one.folder} cannot be removed: Device or resource busy" in caplog.messages
+    assert not (tmp_path / other.folder).exists()
 
 
 async def test_a_step_that_was_undone_is_written_anew(tmp_path: Path) -> None:

@@ -49,3 +49,31 @@ def test_a_copy_of_a_model_is_the_same_model(tmp_path: Path) -> None:
     folder.remember_model("embedded", model_folder(tmp_path, "mine"))
     folder.check_model("embedded", model_folder(tmp_path, "copy"))
     folder.close()
+
+
+def test_a_run_keeps_its_id_and_one_that_was_half_written_gets_one(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    first = folder.run_id()
+    assert first and folder.run_id() == first
+    (tmp_path / "run_id").write_text("")  # as a full disk left it before it was written whole
+    assert folder.run_id() == folder.run_id() != ""
+    folder.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")
+def test_a_full_disk_leaves_no_half_of_what_a_run_is(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    mine = model_folder(tmp_path, "mine")
+    for name in ("model.json", "run_id"):
+        (tmp_path / "run" / f"{name}.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        folder.remember_model("embedded", mine)
+    with pytest.raises(OSError, match="No space left"):
+        folder.run_id()
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "lock",
+        "model.json.tmp",
+        "run_id.tmp",
+    ]
+    folder.check_model("embedded", mine)  # as of a run that has not begun
+    folder.close()
