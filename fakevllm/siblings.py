@@ -143,7 +143,8 @@ class Plan:
 
     def lead(self, request: Request) -> Request:
         """As its lead goes upstream where it is asked for alone."""
-        return replace(request, asked=self.body(request, 0, 0.0))
+        asked = self.body(request, 0, 0.0)
+        return request if asked is request.asked else replace(request, asked=asked)
 
     def _seed_for(self, request: Request) -> Json:
         is_read = request.exchange is not None

@@ -107,7 +107,7 @@ class ServerConfig:
         if {self.rollout_name, self.trainer_name} != {"embedded"}:
             raise ConfigError(
                 "lockstep is for the embedded engine, which decodes every answer alone: start the "
-                "server with --backend embedded, or take lockstep out of [job]."
+                "server with --backend embedded, or take job.lockstep out."
             )
         return [*self.engine_args, "--lockstep"]
 
