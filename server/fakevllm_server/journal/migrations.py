@@ -17,7 +17,12 @@ def m001_tables(db: Connection) -> None:
         db.exec_driver_sql(statement)
 
 
-MIGRATIONS: list[Callable[[Connection], None]] = [m001_tables]
+def m002_owner(db: Connection) -> None:
+    """Claims from before are nobody's in particular."""
+    db.exec_driver_sql("ALTER TABLE episodes ADD COLUMN owner VARCHAR NOT NULL DEFAULT ''")
+
+
+MIGRATIONS: list[Callable[[Connection], None]] = [m001_tables, m002_owner]
 
 
 def migrate(db: Connection) -> None:
