@@ -200,9 +200,11 @@ class KeyRing:
         return not self._is_asked or (found is not None and found.role is Role.ADMIN)
 
     def owner_of(self, key: str | None) -> str:
-        """Under what the things of a key that is accepted are kept; "" where none is asked for."""
-        found = self._find(key)
-        return "" if found is None else found.owner
+        """Under what the things of a key are kept; "" where none is asked for, and there only: a
+        key that was revoked a moment ago owns nothing of anybody's."""
+        if not self._is_asked:
+            return ""
+        return (self._find(key) or AppKey(_digest(key or ""))).owner
 
     def has_owner(self, owner: str) -> bool:
         """Whether somebody who has things under this still has a good key; things of the time when

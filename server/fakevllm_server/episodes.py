@@ -91,9 +91,7 @@ class Episodes:
         episode_id, epoch = self._open.popleft() if self._open else (new_id()[:_ID_CHARS], 0)
         epoch += 1
         key = new_episode_key(epoch)
-        episode = Episode(
-            episode_id, epoch, key, client_uuid, kind, idle_limit_s, now, owner=owner
-        )
+        episode = Episode(episode_id, epoch, key, client_uuid, kind, idle_limit_s, now, owner=owner)
         self.restore(episode)
         return episode
 
