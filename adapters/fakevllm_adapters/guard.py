@@ -53,6 +53,8 @@ class Guard:
     """Paths that need the key of an admin."""
     own_keys: Callable[[str | None, str], bool] = lambda _key, _path: False
     """(key, path): further keys, good for some paths only, such as those of claimed episodes."""
+    stranger: Callable[[str | None, str], WireError] = lambda _key, _path: unauthorized()
+    """(key, path): what the bearer of a key that is not good is told."""
     limits: Limits = field(default_factory=Limits)
     open_calls: OpenCalls = field(default_factory=OpenCalls)
 
@@ -77,7 +79,7 @@ class Guard:
         if path in self.open_paths or self.own_keys(key, path):
             return None
         if not self.keys.accepts(key, name):
-            return unauthorized()
+            return self.stranger(key, path)
         if path in self.admin_paths and not self.keys.is_admin(key):
             return _for_admins(path, self.keys.owner_of(key))
         return None

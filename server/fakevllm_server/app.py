@@ -15,7 +15,7 @@ from fakevllm_adapters.guard import Guard, GuardMiddleware
 from fakevllm_adapters.passthrough import PASSTHROUGH
 from fakevllm_adapters.registry import ADAPTERS, COUNTERS
 from fakevllm_server.api import control, episodes, groups, inference, inspection, refusals, uploads
-from fakevllm_server.api.access import ADMIN_PATHS, opens_episode
+from fakevllm_server.api.access import ADMIN_PATHS, opens_episode, stranger
 from fakevllm_server.config import ServerConfig
 from fakevllm_server.latest_call import LatestCall
 from fakevllm_server.swarm import Swarm
@@ -43,6 +43,7 @@ def create_app(config: ServerConfig) -> FastAPI:
         hosts_setting="those of --allow-host",
         admin_paths=ADMIN_PATHS,
         own_keys=partial(opens_episode, swarm),
+        stranger=partial(stranger, swarm),
     )
     app.add_middleware(GuardMiddleware, guard=guard)
     app.state.swarm = swarm

@@ -24,12 +24,12 @@ from fakevllm_adapters.asgi import (
 )
 from fakevllm_adapters.base import Adapter
 from fakevllm_adapters.credentials import key_of
-from fakevllm_adapters.errors import WireError, bad_request, error_body, unavailable
+from fakevllm_adapters.errors import WireError, bad_request, unavailable
 from fakevllm_adapters.keys import EPISODE_KEY_PREFIX
 from fakevllm_adapters.limits import Admitted, Limits, admitted
 from fakevllm_adapters.passthrough import whole_path
 from fakevllm_adapters.swarm import SIBLING_HEADER, SiblingRef, parse_sibling
-from fakevllm_server.api.access import caller_of
+from fakevllm_server.api.access import caller_of, late_key, not_found
 from fakevllm_server.api.inbound import Attempt, Inbound
 from fakevllm_server.episodes import Episode, EpisodeRefused
 from fakevllm_server.forward import EngineClient, EngineFailed
@@ -167,20 +167,16 @@ def _episode(swarm: Swarm, scope: Scope, headers: dict[bytes, bytes]) -> Episode
     by_key = swarm.episodes.of_key(key)
     if uuid is None:
         if is_of_one and by_key is None:
-            raise _not_found("The episode of this key is not claimed, cannot accept new requests.")
+            raise late_key()
         return by_key
     named = swarm.episodes.find(uuid)
     if named is None:
-        raise _not_found(f"Episode {uuid} not found.")
+        raise not_found(f"Episode {uuid} not found.")
     if is_of_one and by_key is not named:
-        raise _not_found(f"The episode {uuid} is not claimed, cannot accept new requests.")
+        raise not_found(f"The episode {uuid} is not claimed, cannot accept new requests.")
     if by_key is not named:
         try:
             swarm.episodes.check_owner(uuid, caller_of(swarm, scope))
         except EpisodeRefused as refused:
-            raise _not_found(refused.detail) from None
+            raise not_found(refused.detail) from None
     return named
-
-
-def _not_found(message: str) -> WireError:
-    return WireError(404, error_body(message, "NotFoundError", 404))
