@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -150,11 +152,14 @@ def test_the_stock_clients_url_carries_its_credentials_through_claim_calls_and_e
 def test_an_openai_client_sends_the_urls_credentials_and_not_its_key(alice: Member) -> None:
     """Why the path must name the episode."""
     seen: list[str] = []
+
+    def note(request: Any) -> None:
+        seen.append(request.headers["authorization"])
+
     claim = alice.claim()
     with asking(alice, claim) as app:
-        app._client.event_hooks["request"].append(  # pyright: ignore[reportPrivateUsage]
-            lambda request: seen.append(request.headers["authorization"])
-        )
+        hooks: Any = app._client.event_hooks  # pyright: ignore[reportPrivateUsage]
+        hooks["request"].append(note)
         ask(app)
     assert seen == ["Basic " + base64.b64encode(b"alice:sk-alice-1").decode()]
     alice.about("/abort_episode", claim.uuid)
@@ -252,3 +257,46 @@ def test_everybody_sees_his_own_episodes_an_admin_all_and_nobody_their_keys(
     }
     alice.about("/abort_episode", hers.uuid)
     bob.about("/abort_episode", his.uuid)
+
+
+# --- what can be looked at
+
+
+def test_an_admin_is_told_the_latest_call_and_before_the_first_that_there_is_none(
+    tmp_path: Path,
+) -> None:
+    with Processes(tmp_path) as processes:
+        box = box_of(processes, write_keys(tmp_path / "keys"))
+        root, alice = box.member("root"), box.member("alice")
+        none = root.post("/replay_latest_llm_call")
+        assert none.status_code == 404
+        assert none.json() == {"detail": "No LLM call has been made yet"}
+        assert alice.post("/v1/chat/completions", **ASKED).status_code == 200
+        told = root.post("/replay_latest_llm_call").json()
+        assert told["input"] == ASKED and "format" not in told
+        assert told["output"]["choices"][0]["message"]["content"] == "hello"
+        claim = alice.claim()
+        with asking(alice, claim) as app:
+            for _ in app.chat.completions.create(
+                model="fake", messages=[{"role": "user", "content": "hi"}], stream=True
+            ):
+                pass
+        told = root.post("/replay_latest_llm_call").json()
+        assert told["input"]["stream"] is True
+        assert told["output"][0]["object"] == "chat.completion.chunk"
+        alice.post("/v1/messages/count_tokens", **ASKED)
+        assert root.post("/replay_latest_llm_call").json() == told
+
+
+def test_what_is_pushed_is_told_to_all_and_is_bounded(alice: Member, bob: Member) -> None:
+    assert alice.post("/push_verbose_log", tag="t", message="here").json()["success"]
+    assert alice.post("/push_verbose_log", message="no tag").json()["success"]
+    assert alice.post("/push_verbose_log", message="x" * 4001).status_code == 422
+    entries = bob.get("/get_verbose_logs").json()["entries"]
+    assert [(one["tag"], one["message"]) for one in entries] == [("t", "here"), ("", "no tag")]
+    assert all(one["timestamp"] > 1e9 for one in entries)
+
+
+def test_the_run_directory_is_told(alice: Member) -> None:
+    told = alice.get("/get_server_experiment_dir").json()
+    assert told == {"server_experiment_dir": str(alice.server.folder.resolve())}
