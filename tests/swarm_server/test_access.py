@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -205,7 +204,7 @@ def test_one_key_may_not_play_anothers_claim_by_its_uuid_in_the_path(
     for key in (his.key, "sk-ajet-1-made-up"):
         headers = {"Authorization": f"Bearer {key}"}
         url = f"{alice.server.url}/e/{hers.uuid}/v1/chat/completions"
-        assert httpx.post(url, json=ASKED, headers=headers).status_code in (401, 404)
+        assert httpx.post(url, json=ASKED, headers=headers).status_code == 404
     alice.about("/abort_episode", hers.uuid)
     bob.about("/abort_episode", his.uuid)
 
@@ -257,46 +256,3 @@ def test_everybody_sees_his_own_episodes_an_admin_all_and_nobody_their_keys(
     }
     alice.about("/abort_episode", hers.uuid)
     bob.about("/abort_episode", his.uuid)
-
-
-# --- what can be looked at
-
-
-def test_an_admin_is_told_the_latest_call_and_before_the_first_that_there_is_none(
-    tmp_path: Path,
-) -> None:
-    with Processes(tmp_path) as processes:
-        box = box_of(processes, write_keys(tmp_path / "keys"))
-        root, alice = box.member("root"), box.member("alice")
-        none = root.post("/replay_latest_llm_call")
-        assert none.status_code == 404
-        assert none.json() == {"detail": "No LLM call has been made yet"}
-        assert alice.post("/v1/chat/completions", **ASKED).status_code == 200
-        told = root.post("/replay_latest_llm_call").json()
-        assert told["input"] == ASKED and "format" not in told
-        assert told["output"]["choices"][0]["message"]["content"] == "hello"
-        claim = alice.claim()
-        with asking(alice, claim) as app:
-            for _ in app.chat.completions.create(
-                model="fake", messages=[{"role": "user", "content": "hi"}], stream=True
-            ):
-                pass
-        told = root.post("/replay_latest_llm_call").json()
-        assert told["input"]["stream"] is True
-        assert told["output"][0]["object"] == "chat.completion.chunk"
-        alice.post("/v1/messages/count_tokens", **ASKED)
-        assert root.post("/replay_latest_llm_call").json() == told
-
-
-def test_what_is_pushed_is_told_to_all_and_is_bounded(alice: Member, bob: Member) -> None:
-    assert alice.post("/push_verbose_log", tag="t", message="here").json()["success"]
-    assert alice.post("/push_verbose_log", message="no tag").json()["success"]
-    assert alice.post("/push_verbose_log", message="x" * 4001).status_code == 422
-    entries = bob.get("/get_verbose_logs").json()["entries"]
-    assert [(one["tag"], one["message"]) for one in entries] == [("t", "here"), ("", "no tag")]
-    assert all(one["timestamp"] > 1e9 for one in entries)
-
-
-def test_the_run_directory_is_told(alice: Member) -> None:
-    told = alice.get("/get_server_experiment_dir").json()
-    assert told == {"server_experiment_dir": str(alice.server.folder.resolve())}
