@@ -66,6 +66,7 @@ def _guard(proxy: Proxy) -> Guard:
         proxy.config.keys(),
         hosts=proxy.config.hosts,
         hosts_setting="`proxy.allowed_hosts`",
+        admin_paths=groups.ADMIN_PATHS,
         own_keys=lambda key, path: path.startswith("/v1/") and proxy.tasks.knows(key),
         limits=limits.per_request,
         open_calls=OpenCalls(limits.num_open, limits.num_open_per_key),

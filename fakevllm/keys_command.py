@@ -11,6 +11,7 @@ import typer
 
 from fakevllm.errors import ConfigError
 from fakevllm.exits import guarded
+from fakevllm_adapters.keys import Role
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,6 +34,9 @@ RunDir = Annotated[Path | None, typer.Option("--run-dir", help="The proxy's.")]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="Default: fakevllm.toml, where it exists.")
 ]
+AskedRole = Annotated[
+    Role, typer.Option("--role", help="client: asks and plays; admin: also starts and stops.")
+]
 
 # A proxy that runs keeps its keys when their file goes: it must be started again.
 _NOBODY = (
@@ -44,7 +48,11 @@ _NOBODY = (
 
 @app.command()
 def add(
-    name: Name, key_file: File = None, run_dir: RunDir = None, config: ConfigFile = None
+    name: Name,
+    role: AskedRole = Role.ADMIN,
+    key_file: File = None,
+    run_dir: RunDir = None,
+    config: ConfigFile = None,
 ) -> None:
     """Make a key. It is shown this once: only its SHA-256 is kept."""
 
@@ -56,12 +64,13 @@ def add(
         file = _file(key_file, run_dir, config)
         secret = new_app_key()
         try:
-            key = named_key(secret, name, _now())
+            key = named_key(secret, name, _now(), role)
         except ValueError as error:
             raise ConfigError(f"{name!r} cannot be used: {error}.") from None
         file.add(key)
         print(secret)
-        print(f"The key of {name}, shown this once; {file.path} keeps its hash.", file=sys.stderr)
+        told = f"The key of {name} ({role}), shown this once; {file.path} keeps its hash."
+        print(told, file=sys.stderr)
         if len(file.entries()) == 1:
             print("It is the first: from now on every app needs a key.", file=sys.stderr)
 
@@ -111,10 +120,10 @@ def _file(key_file: Path | None, run_dir: Path | None, config: Path | None) -> K
 def _table(keys: Sequence[AppKey], title: str) -> Table:
     from rich.table import Table
 
-    table = Table("name", "fingerprint", "created", "revoked", title=title)
+    table = Table("name", "role", "fingerprint", "created", "revoked", title=title)
     for key in keys:
         name = key.name or "(in plain text)"
-        table.add_row(name, key.fingerprint, key.created or "", key.revoked or "")
+        table.add_row(name, key.role, key.fingerprint, key.created or "", key.revoked or "")
     return table
 
 

@@ -80,7 +80,10 @@ def _refused(url: str, error: urllib.error.HTTPError) -> str:
     if error.code == 401:
         return "The proxy asks for an API key: give one of its key file with --key."
     try:
-        said: Json = json.load(error)["error"]
+        reply: Json = json.load(error)
+        if error.code == 403 and "detail" in reply:
+            return str(reply["detail"])
+        said: Json = reply["error"]
         if said["param"] == "run":
             return str(said["message"])
     except (ValueError, LookupError, TypeError):

@@ -13,6 +13,7 @@ from typing import cast
 
 import pytest
 import typer
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from typer.main import get_command
 
@@ -22,6 +23,9 @@ from fakevllm.hooks.check import check
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server import cli as server_cli
+from fakevllm_server.api.access import ADMIN_PATHS
+from fakevllm_server.app import create_app
+from fakevllm_server.config import ServerConfig
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -186,3 +190,20 @@ def test_ci_installs_what_the_readme_says() -> None:
 
 def test_the_readme_is_short_enough_to_be_read() -> None:
     assert README.count("\n") < 300
+
+
+async def test_every_route_of_the_server_says_who_may_ask_it(tmp_path: Path) -> None:
+    app = create_app(ServerConfig("fake", tmp_path))
+    await app.state.swarm.close()
+    own = {route.path for route in app.routes if isinstance(route, APIRoute)}
+    table = (ROOT / "docs/access.md").read_text().partition("## Roles")[2].partition("## Whose")[0]
+    named = set(re.findall(r"(?<=[` ])(/\w+)`", table))
+    assert own - named == set()
+    for_admins = {
+        path
+        for line in table.splitlines()
+        if "| 403 |" in line
+        for path in own
+        if f"{path}`" in line
+    }
+    assert for_admins == ADMIN_PATHS

@@ -9,7 +9,6 @@ from typing import Any, cast
 import orjson
 
 from fakevllm_adapters.errors import WireError, error_body
-from fakevllm_adapters.keys import bearer
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -57,14 +56,6 @@ def engine_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
     return {
         name: headers[key].decode("latin-1") for key, name in _FOR_ENGINES.items() if key in headers
     }
-
-
-def key_of(headers: Mapping[bytes, bytes]) -> str | None:
-    """The API key in a request's headers, as a bearer token or the way Anthropic's SDK sends it."""
-    given = headers.get(b"authorization")
-    own = bearer(given.decode("latin-1")) if given is not None else None
-    other = headers.get(b"x-api-key")
-    return own or (other.decode("latin-1") if other is not None else None)
 
 
 def json_object(raw: bytes) -> dict[str, Any] | None:

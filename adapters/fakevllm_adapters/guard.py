@@ -4,7 +4,7 @@ A browser page on another site can make its visitor's browser POST to 127.0.0.1,
 own name at 127.0.0.1 (DNS rebinding). Checking `Host` and `Origin` stops both.
 
 Keys guard every path but the open ones, by the path that is routed: a URL put together from
-headers can be made to read differently.
+headers can be made to read differently. What stops others is for the keys of admins.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from fakevllm_adapters.asgi import (
     Scope,
     Send,
     header_map,
-    key_of,
     send_error,
     too_large,
 )
+from fakevllm_adapters.credentials import shown_by
 from fakevllm_adapters.errors import WireError, error_body, unauthorized
 from fakevllm_adapters.keys import KeyRing
 from fakevllm_adapters.limits import Limits, OpenCalls
@@ -49,14 +49,25 @@ class Guard:
     """What a further name is to be added to, as the user knows it."""
     open_paths: Collection[str] = OPEN_PATHS
     """Paths that need no key."""
+    admin_paths: Collection[str] = frozenset()
+    """Paths that need the key of an admin."""
     own_keys: Callable[[str | None, str], bool] = lambda _key, _path: False
     """(key, path): further keys, good for some paths only, such as those of claimed episodes."""
+    stranger: Callable[[str | None, str], WireError] = lambda _key, _path: unauthorized()
+    """(key, path): what the bearer of a key that is not good is told."""
     limits: Limits = field(default_factory=Limits)
     open_calls: OpenCalls = field(default_factory=OpenCalls)
 
     def refusal(
-        self, method: str, path: str, host: str, origin: str | None, key: str | None
+        self,
+        method: str,
+        path: str,
+        host: str,
+        origin: str | None,
+        key: str | None,
+        name: str | None = None,
     ) -> WireError | None:
+        """`key`, `name`: what is shown, and whose it is said to be."""
         if _HOST.fullmatch(host) is None or _hostname_of(f"//{host}") not in self.hosts:
             return _forbidden(
                 f"Host {host[:200]!r} is not served here: add it to {self.hosts_setting}."
@@ -65,9 +76,13 @@ class Guard:
             return None  # a browser asks so without a key; no route of ours does anything for it
         if method not in ("GET", "HEAD") and origin is not None and not self._is_own(origin):
             return _forbidden(f"Requests from the origin {origin[:200]!r} are not accepted.")
-        if path in self.open_paths or self.keys.accepts(key) or self.own_keys(key, path):
+        if path in self.open_paths or self.own_keys(key, path):
             return None
-        return unauthorized()
+        if not self.keys.accepts(key, name):
+            return self.stranger(key, path)
+        if path in self.admin_paths and not self.keys.is_admin(key):
+            return _for_admins(path, self.keys.owner_of(key))
+        return None
 
     def is_counted(self, method: str, path: str) -> bool:
         """Whether a request is one of those that an engine works for."""
@@ -91,9 +106,10 @@ class GuardMiddleware:
             return await self._app(scope, receive, send)
         guard, method, path = self._guard, scope["method"], scope["path"]
         headers = header_map(scope)
-        key = key_of(headers)
+        shown = shown_by(headers)
+        key = shown.key
         refusal = guard.limits.headers_refusal(scope["headers"]) or guard.refusal(
-            method, path, _text(headers, b"host") or "", _text(headers, b"origin"), key
+            method, path, _text(headers, b"host") or "", _text(headers, b"origin"), *shown
         )
         if refusal is not None:
             return await send_error(send, refusal)
@@ -145,6 +161,15 @@ def _hostname_of(url: str) -> str:
         return (urlsplit(url).hostname or "").lower()
     except ValueError:
         return ""
+
+
+def _for_admins(path: str, owner: str) -> WireError:
+    """In the swarm protocol's shape: it is no engine's door."""
+    detail = (
+        f"{path} is for admins, and the key of {owner} has the role client: ask an admin, or show "
+        "a key made with `fakevllm keys add NAME --role admin`."
+    )
+    return WireError(403, {"detail": detail})
 
 
 def _forbidden(message: str) -> WireError:

@@ -5,7 +5,10 @@ replayed request belongs to, and an episode key opens one claimed episode.
 
 A key file has one key a line, plain or as what `fakevllm keys add` keeps of it:
 
-    sha256:<64 hex digits> NAME <date> [revoked <date>]
+    sha256:<64 hex digits> NAME <date> [role <role>] [revoked <date>]
+
+A line that names no role is an admin's: such keys were made to start engines, before there were
+roles.
 """
 
 from __future__ import annotations
@@ -16,16 +19,27 @@ import re
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 TASK_KEY_PREFIX = "sk-task-"
 EPISODE_KEY_PREFIX = "sk-ajet-"
 _APP_KEY_PREFIX = "sk-"
 
 _KEPT = re.compile(
-    r"sha256:(?P<digest>[0-9a-f]{64}) (?P<name>\S+) (?P<created>\S+)( revoked (?P<revoked>\S+))?"
+    r"sha256:(?P<digest>[0-9a-f]{64}) (?P<name>\S+) (?P<created>\S+)"
+    r"( role (?P<role>admin|client))?( revoked (?P<revoked>\S+))?"
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LOOK_EVERY_S = 1.0
+
+
+class Role(StrEnum):
+    """What a key may do."""
+
+    ADMIN = "admin"
+    """Everything, also what stops others."""
+    CLIENT = "client"
+    """Ask the model, and play its own episodes."""
 
 
 def bearer(authorization: str | None) -> str | None:
@@ -83,6 +97,7 @@ class AppKey:
     created: str | None = None
     revoked: str | None = None
     """Dates as they are shown; None: not known, not revoked."""
+    role: Role = Role.ADMIN
 
     @property
     def fingerprint(self) -> str:
@@ -90,16 +105,22 @@ class AppKey:
         return self.digest.hex()[:8]
 
     @property
+    def owner(self) -> str:
+        """What belongs to its bearer is kept under this: another key of the name has it too."""
+        return self.name or f"sha256:{self.fingerprint}"
+
+    @property
     def line(self) -> str:
+        role = "" if self.role is Role.ADMIN else f" role {self.role}"
         end = f" revoked {self.revoked}" if self.revoked else ""
-        return f"sha256:{self.digest.hex()} {self.name} {self.created}{end}"
+        return f"sha256:{self.digest.hex()} {self.name} {self.created}{role}{end}"
 
 
-def named_key(key: str, name: str, created: str) -> AppKey:
+def named_key(key: str, name: str, created: str, role: Role = Role.ADMIN) -> AppKey:
     """Raises ValueError for a name that a line of the file cannot hold."""
     if _NAME.fullmatch(name) is None:
         raise ValueError("a name is 1 to 64 letters, digits, '.', '_' and '-'")
-    return AppKey(_digest(key), name, created)
+    return AppKey(_digest(key), name, created, role=role)
 
 
 def keys_in(text: str) -> list[AppKey]:
@@ -111,9 +132,13 @@ def keys_in(text: str) -> list[AppKey]:
             continue
         if (kept := _KEPT.fullmatch(line)) is not None:
             digest = bytes.fromhex(kept["digest"])
-            found.append(AppKey(digest, kept["name"], kept["created"], kept["revoked"]))
+            role = Role(kept["role"] or Role.ADMIN)
+            found.append(AppKey(digest, kept["name"], kept["created"], kept["revoked"], role))
         elif line.startswith("sha256:"):  # taken for a plain key it would look like one and be none
-            raise ValueError(f"line {number} is not `sha256:<64 hex digits> NAME DATE`")
+            raise ValueError(
+                f"line {number} is not `sha256:<64 hex digits> NAME DATE`, "
+                "with `role admin` or `role client` behind it or not"
+            )
         else:
             found.append(AppKey(_digest(line)))
     return found
@@ -141,12 +166,11 @@ def with_revoked(text: str, name: str, when: str) -> str:
 
 
 class KeyRing:
-    """The keys a process accepts, held as hashes. Made of no key at all it accepts everybody; once
-    its keys are revoked it accepts nobody."""
+    """The keys a process accepts, held as hashes. Made of no key at all it accepts everybody, and
+    everybody is an admin; once its keys are revoked it accepts nobody."""
 
     def __init__(self, keys: Iterable[str | AppKey] = ()) -> None:
-        self._digests: list[bytes] = []
-        self._names: dict[bytes, str] = {}
+        self._good: dict[bytes, AppKey] = {}
         self._is_asked = False
         self._take([AppKey(_digest(key)) if isinstance(key, str) else key for key in keys])
 
@@ -154,23 +178,60 @@ class KeyRing:
         """Whether keys are asked for."""
         return self._is_asked
 
-    def accepts(self, key: str | None) -> bool:
+    def accepts(self, key: str | None, name: str | None = None) -> bool:
+        """`name`: whose it is said to be, which must be so where the file tells."""
+        self._look()
         if not self._is_asked:
             return True
         given = _digest(key or "")
         # every hash is compared, so that the time taken does not tell which one matched
-        return any([hmac.compare_digest(given, known) for known in self._digests])
+        if not any([hmac.compare_digest(given, known) for known in self._good]):
+            return False
+        return name is None or self._good[given].name in (None, name)
 
     def name_of(self, key: str | None) -> str | None:
         """Whose key it is, where the file tells."""
-        return self._names.get(_digest(key or ""))
+        found = self._find(key)
+        return None if found is None else found.name
+
+    def is_admin(self, key: str | None) -> bool:
+        """Of a key that is accepted."""
+        found = self._find(key)
+        return not self._is_asked or (found is not None and found.role is Role.ADMIN)
+
+    def owner_of(self, key: str | None) -> str:
+        """Under what the things of a key are kept; "" where none is asked for, and there only: a
+        key that was revoked a moment ago owns nothing of anybody's."""
+        if not self._is_asked:
+            return ""
+        return (self._find(key) or AppKey(_digest(key or ""))).owner
+
+    def has_owner(self, owner: str) -> bool:
+        """Whether somebody who has things under this still has a good key; things of the time when
+        no key was asked for are nobody's, and nobody lost his key to them."""
+        self._look()
+        return not owner or any(known.owner == owner for known in self._good.values())
+
+    def _find(self, key: str | None) -> AppKey | None:
+        self._look()
+        return self._good.get(_digest(key or ""))
+
+    def _look(self) -> None:
+        """Whether there are other keys now."""
 
     def _take(self, keys: Iterable[AppKey]) -> None:
-        """A ring that has ever asked for keys goes on asking: an emptied file opens nothing."""
+        """A ring that has ever asked for keys goes on asking: an emptied file opens nothing. Of
+        lines that differ about one key the strictest counts."""
         keys = list(keys)
-        revoked = {key.digest for key in keys if key.revoked is not None}
-        self._digests = [key.digest for key in keys if key.digest not in revoked]
-        self._names = {key.digest: key.name for key in keys if key.name is not None}
+        good: dict[bytes, AppKey] = {}
+        for key in keys:
+            known = good.get(key.digest, key)
+            role = Role.CLIENT if Role.CLIENT in (key.role, known.role) else Role.ADMIN
+            good[key.digest] = replace(known, name=known.name or key.name, role=role)
+        for key in keys:
+            if key.revoked is not None:
+                good.pop(key.digest, None)
+        self._good = good
         self._is_asked = self._is_asked or bool(keys)
 
 
@@ -201,15 +262,7 @@ class FollowedKeyRing(KeyRing):
     @property
     def num_good(self) -> int:
         """Keys that are not revoked."""
-        return len(self._digests)
-
-    def accepts(self, key: str | None) -> bool:
-        self._look()
-        return super().accepts(key)
-
-    def name_of(self, key: str | None) -> str | None:
-        self._look()
-        return super().name_of(key)
+        return len(self._good)
 
     def _look(self) -> None:
         now = self._clock()

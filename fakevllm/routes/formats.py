@@ -25,11 +25,11 @@ from fakevllm_adapters.asgi import (
     Send,
     engine_headers,
     header_map,
-    key_of,
     read_body,
     send_error,
 )
 from fakevllm_adapters.base import Adapter, Earlier, Json, Untranslated
+from fakevllm_adapters.credentials import key_of
 from fakevllm_adapters.errors import WireError
 from fakevllm_adapters.keys import fingerprint, new_id
 from fakevllm_adapters.limits import Admitted, admitted, rewritten

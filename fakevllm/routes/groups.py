@@ -98,6 +98,10 @@ class Stats(BaseModel):
     """Why its last write failed; None where it did not."""
 
 
+ADMIN_PATHS = frozenset({"/fakevllm/pause", "/fakevllm/resume"})
+"""They end and begin training for all apps."""
+
+
 def router(proxy: Proxy) -> APIRouter:
     routes = APIRouter(prefix="/fakevllm")
 

@@ -14,7 +14,7 @@ from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_ex
 
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.engine_queue import EngineQueue
-from fakevllm.swarm.trouble import CALL_TIMEOUT_S, TROUBLE, is_passing, mend_of, one_line
+from fakevllm.swarm.trouble import CALL_TIMEOUT_S, NO_ADMIN, TROUBLE, is_passing, mend_of, one_line
 from fakevllm_adapters.base import Engine
 from fakevllm_adapters.keys import bearer_header
 from fakevllm_adapters.swarm import (
@@ -205,6 +205,8 @@ class SwarmLink:
                 reply: dict[str, Any] = await answer.json()
             if not reply.get("success"):
                 self._refused = one_line(str(reply.get("error") or reply.get("detail")))
+                if answer.status == 403:
+                    self._refused = f"{NO_ADMIN} ({self._refused})"
                 log.error("%s%s: %s", self._url, path, self._refused)
                 break
 

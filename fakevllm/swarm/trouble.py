@@ -7,6 +7,10 @@ import os
 import aiohttp
 
 CALL_TIMEOUT_S = 10
+NO_ADMIN = (
+    "our key may not start the engine: have an admin start it, or give an admin's key with "
+    "--swarm-key and start this again"
+)
 TROUBLE = (aiohttp.ClientError, TimeoutError, OSError)
 
 

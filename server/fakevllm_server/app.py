@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.routing import Route
@@ -13,8 +14,10 @@ from fakevllm_adapters.asgi import Door
 from fakevllm_adapters.guard import Guard, GuardMiddleware
 from fakevllm_adapters.passthrough import PASSTHROUGH
 from fakevllm_adapters.registry import ADAPTERS, COUNTERS
-from fakevllm_server.api import control, episodes, groups, inference, refusals
+from fakevllm_server.api import control, episodes, groups, inference, inspection, refusals, uploads
+from fakevllm_server.api.access import ADMIN_PATHS, opens_episode, stranger
 from fakevllm_server.config import ServerConfig
+from fakevllm_server.latest_call import LatestCall
 from fakevllm_server.swarm import Swarm
 
 
@@ -29,28 +32,33 @@ def create_app(config: ServerConfig) -> FastAPI:
 
     app = FastAPI(title="fakevllm-server", lifespan=lifespan)
     refusals.add_handlers(app)
-    for module in (control, groups, episodes):
+    for module in (control, uploads, groups, episodes):
         app.include_router(module.router(swarm))
-    _add_doors(app, swarm)
+    latest_call = LatestCall()
+    app.include_router(inspection.router(swarm, latest_call))
+    _add_doors(app, swarm, latest_call)
     guard = Guard(
         config.keys,
         hosts=config.hosts,
         hosts_setting="those of --allow-host",
-        own_keys=lambda key, path: (
-            path.startswith(("/v1/", "/e/")) and swarm.episodes.of_key(key) is not None
-        ),
+        admin_paths=ADMIN_PATHS,
+        own_keys=partial(opens_episode, swarm),
+        stranger=partial(stranger, swarm),
     )
     app.add_middleware(GuardMiddleware, guard=guard)
     app.state.swarm = swarm
     return app
 
 
-def _add_doors(app: FastAPI, swarm: Swarm) -> None:
+def _add_doors(app: FastAPI, swarm: Swarm, latest_call: LatestCall) -> None:
     """Each also under the path of an episode."""
     doors = {adapter.path: (["POST"], adapter) for adapter in (ADAPTERS | COUNTERS).values()}
     relayed = PASSTHROUGH | {"/v1/models": ("GET",), "/metrics": ("GET",)}
     passed = {path: (list(methods), None) for path, methods in relayed.items() if path not in doors}
     for path, (methods, adapter) in (doors | passed).items():
-        door = Door(inference.door(swarm, adapter))
+        answered = inference.door(swarm, adapter)
+        if adapter is not None and adapter.name in ADAPTERS:
+            answered = latest_call.watching(answered, adapter.name)
+        door = Door(answered)
         app.router.routes.append(Route(path, door, methods=methods))
         app.router.routes.append(Route(f"/e/{{episode_uuid}}{path}", door, methods=methods))

@@ -87,6 +87,9 @@ def start(
     key_file: Annotated[Path | None, typer.Option(help="One API key a line.")] = None,
     allow_host: Annotated[list[str] | None, typer.Option(help="Further names in `Host`.")] = None,
     allow_hub: Annotated[bool, typer.Option(help="Let --model be a hub name.")] = False,
+    allow_train_code: Annotated[
+        bool, typer.Option(help="Keep what clients send as training code; it is never run.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the engine.")] = 0,
     engine_arg: Annotated[
         list[str] | None, typer.Option(help="Passed to the rollout engine as is.")
@@ -119,6 +122,7 @@ def start(
             key_file=key_file,
             allowed_hosts=allow_host or (),
             allow_hub=allow_hub,
+            allow_train_code=allow_train_code,
             seed=seed,
             rollout=rollout,
             trainer=trainer,

@@ -43,6 +43,8 @@ class ServerConfig:
     """API keys, one a line. Without it everybody on this machine is served."""
     allowed_hosts: Sequence[str] = ()
     allow_hub: bool = False
+    allow_train_code: bool = False
+    """Whether what clients send as training code is kept; it is never run."""
     seed: int = 0
     engine_args: Sequence[str] = ()
     """Passed to the rollout engine's process as they are."""

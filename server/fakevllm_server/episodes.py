@@ -45,6 +45,8 @@ class Episode:
     last_activity: float
     calls: list[RecordedCall] = field(default_factory=list[RecordedCall])
     in_flight: int = 0
+    owner: str = ""
+    """Whose key claimed it; "": no key was asked for."""
 
     @property
     def uuid(self) -> str:
@@ -75,19 +77,25 @@ class Episodes:
         return len(self._claimed)
 
     @property
+    def claimed(self) -> list[Episode]:
+        return list(self._claimed.values())
+
+    @property
     def num_training(self) -> int:
         return self._num_training
 
     def can_claim(self) -> bool:
         return len(self._claimed) < MAX_CLAIMED
 
-    def claim(self, client_uuid: str, kind: str, idle_limit_s: float, now: float) -> Episode:
+    def claim(
+        self, client_uuid: str, kind: str, idle_limit_s: float, now: float, owner: str = ""
+    ) -> Episode:
         """The episode that has been given up longest ago, or a new one."""
         known = self._open.popitem(last=False) if self._open else None
         episode_id, epoch = known or (new_id()[:_ID_CHARS], 0)
         epoch += 1
         key = new_episode_key(epoch)
-        episode = Episode(episode_id, epoch, key, client_uuid, kind, idle_limit_s, now)
+        episode = Episode(episode_id, epoch, key, client_uuid, kind, idle_limit_s, now, owner=owner)
         self.restore(episode)
         return episode
 
@@ -108,6 +116,13 @@ class Episodes:
     def of_key(self, key: str | None) -> Episode | None:
         return self._by_key.get(key) if key is not None else None
 
+    def check_owner(self, uuid: str, caller: str) -> None:
+        """Raises EpisodeRefused where somebody else's key claimed it. Without keys nobody is
+        somebody else."""
+        episode = self._claimed.get(uuid)
+        if episode is not None and caller and episode.owner not in ("", caller):
+            raise EpisodeRefused(404, _foreign(uuid, episode.owner, caller))
+
     def renew(self, episode: Episode, now: float) -> None:
         """Its client is still there."""
         episode.last_activity = now
@@ -127,11 +142,7 @@ class Episodes:
         if episode is None:
             raise EpisodeRefused(400, self._why_gone(uuid))
         if episode.client_uuid != client_uuid:
-            owner = episode.client_uuid
-            detail = (
-                f"Episode {uuid} is claimed by different client: {owner}, but got {client_uuid}."
-            )
-            raise EpisodeRefused(404, detail)
+            raise EpisodeRefused(404, _foreign(uuid, episode.client_uuid, client_uuid))
         return episode
 
     def end(self, uuid: str, client_uuid: str) -> Episode:
@@ -184,3 +195,7 @@ class Episodes:
         del self._claimed[episode.episode_id]
         del self._by_key[episode.key]
         self._num_training -= episode.kind == "train"
+
+
+def _foreign(uuid: str, claimed_by: str, asked_by: str) -> str:
+    return f"Episode {uuid} is claimed by different client: {claimed_by}, but got {asked_by}."

@@ -74,10 +74,12 @@ class Intake:
 
     # --- episodes
 
-    async def claim(self, client_uuid: str, kind: str, idle_limit_s: float) -> Episode:
+    async def claim(
+        self, client_uuid: str, kind: str, idle_limit_s: float, owner: str = ""
+    ) -> Episode:
         """Raises JournalTrouble."""
         self._journal.check_room()
-        episode = self.episodes.claim(client_uuid, kind, idle_limit_s, time.monotonic())
+        episode = self.episodes.claim(client_uuid, kind, idle_limit_s, time.monotonic(), owner)
         await self._written(changes.claimed(episode))
         return episode
 

@@ -18,8 +18,9 @@ from fakevllm_adapters.asgi import (
     Scope,
     Send,
 )
+from fakevllm_adapters.errors import WireError, unauthorized
 from fakevllm_adapters.guard import OPEN_PATHS, Guard, GuardMiddleware, is_loopback
-from fakevllm_adapters.keys import KeyRing
+from fakevllm_adapters.keys import KeyRing, Role, named_key
 from tests.adapters.guarded import KEYED, OPEN, asked, echo
 
 # --- Host and Origin
@@ -93,6 +94,33 @@ def test_keys_of_claimed_episodes_open_the_paths_they_are_for_and_no_other() -> 
     )
     assert guard.refusal("POST", "/v1/x", "localhost", None, "sk-episode") is None
     refusal = guard.refusal("POST", "/stop_engine", "localhost", None, "sk-episode")
+    assert refusal is not None and refusal.status == 401
+
+
+def test_paths_for_admins_are_closed_to_clients_and_to_strangers_first() -> None:
+    guard = Guard(
+        KeyRing([named_key("sk-c", "c", "today", Role.CLIENT), named_key("sk-a", "a", "today")]),
+        admin_paths={"/stop"},
+    )
+    assert guard.refusal("POST", "/stop", "localhost", None, "sk-a") is None
+    assert guard.refusal("POST", "/other", "localhost", None, "sk-c") is None
+    refusal = guard.refusal("POST", "/stop", "localhost", None, "sk-c")
+    assert refusal is not None and refusal.status == 403
+    assert refusal.body == {
+        "detail": "/stop is for admins, and the key of c has the role client: ask an admin, or "
+        "show a key made with `fakevllm keys add NAME --role admin`."
+    }
+    for key, name in (("sk-x", None), (None, None), ("sk-a", "c")):
+        refusal = guard.refusal("POST", "/stop", "localhost", None, key, name)
+        assert refusal is not None and refusal.status == 401
+    assert Guard(admin_paths={"/stop"}).refusal("POST", "/stop", "localhost", None, None) is None
+
+
+def test_who_has_no_good_key_may_be_told_why() -> None:
+    late = WireError(404, {"detail": "late"})
+    guard = Guard(KeyRing(["sk-one"]), stranger=lambda key, _: late if key else unauthorized())
+    assert guard.refusal("POST", "/x", "localhost", None, "sk-old") is late
+    refusal = guard.refusal("POST", "/x", "localhost", None, None)
     assert refusal is not None and refusal.status == 401
 
 

@@ -12,6 +12,7 @@ from fakevllm_adapters.keys import (
     AppKey,
     FollowedKeyRing,
     KeyRing,
+    Role,
     bearer,
     fingerprint,
     keys_in,
@@ -192,3 +193,93 @@ def test_a_file_that_is_gone_or_damaged_changes_nothing_and_is_told_of_once() ->
 def test_a_file_that_is_none_at_the_start_is_an_error() -> None:
     with pytest.raises(ValueError, match="line 1 is not"):
         File("sha256:zz\n").ring()
+
+
+# --- roles and owners
+
+
+def test_a_line_says_its_role_and_one_that_says_none_is_an_admins() -> None:
+    digest = hashlib.sha256(b"sk-1").hexdigest()
+    for end, role in (
+        ("", Role.ADMIN),
+        (" role admin", Role.ADMIN),
+        (" role client", Role.CLIENT),
+        (" role client revoked later", Role.CLIENT),
+        (" revoked later", Role.ADMIN),
+    ):
+        (key,) = keys_in(f"sha256:{digest} app today{end}\n")
+        assert key.role is role
+    assert keys_in("sk-plain")[0].role is Role.ADMIN
+
+
+@pytest.mark.parametrize("end", ["role", "role boss", "role Client", "revoked later role client"])
+def test_a_role_that_is_none_is_an_error_and_never_an_admins(end: str) -> None:
+    with pytest.raises(ValueError, match=r"line 1 is not .*`role admin` or `role client`"):
+        keys_in(f"sha256:{'0' * 64} app today {end}\n")
+
+
+def test_an_admins_line_reads_as_it_did_before_there_were_roles() -> None:
+    assert named_key("sk-1", "app", "today").line == f"sha256:{_sha('sk-1')} app today"
+    client = named_key("sk-1", "app", "today", Role.CLIENT)
+    assert client.line == f"sha256:{_sha('sk-1')} app today role client"
+    assert keys_in(with_revoked(client.line, "app", "later")) == [
+        AppKey(client.digest, "app", "today", "later", Role.CLIENT)
+    ]
+
+
+def test_only_admins_are_admins_and_without_keys_everybody_is() -> None:
+    ring = KeyRing([named_key("sk-c", "c", "today", Role.CLIENT), named_key("sk-a", "a", "today")])
+    assert ring.is_admin("sk-a") and not ring.is_admin("sk-c")
+    assert not ring.is_admin("sk-other") and not ring.is_admin(None)
+    assert KeyRing().is_admin(None) and KeyRing().is_admin("sk-any")
+
+
+@pytest.mark.parametrize("is_plain_first", [True, False])
+def test_of_lines_that_differ_about_a_key_the_strictest_counts(is_plain_first: bool) -> None:
+    lines = ["sk-1", named_key("sk-1", "app", "today", Role.CLIENT).line]
+    ring = KeyRing(keys_in("\n".join(lines if is_plain_first else lines[::-1])))
+    assert ring.accepts("sk-1") and not ring.is_admin("sk-1") and ring.name_of("sk-1") == "app"
+    assert not ring.accepts("sk-1", "other")
+
+
+def test_a_name_must_be_the_keys_where_the_file_tells_it() -> None:
+    ring = KeyRing([*keys_in("sk-plain"), named_key("sk-1", "app", "today")])
+    assert ring.accepts("sk-1", "app") and ring.accepts("sk-1")
+    for name in ("", "App", "other", "sk-1"):
+        assert not ring.accepts("sk-1", name)
+    assert ring.accepts("sk-plain", "anybody") and ring.accepts("sk-plain", "")
+    assert KeyRing().accepts(None, "anybody")
+
+
+def test_what_is_owned_is_a_names_through_its_keys_and_ends_with_the_last() -> None:
+    old, new = named_key("sk-1", "app", "today"), named_key("sk-2", "app", "later")
+    both = KeyRing([old, new, *keys_in("sk-plain")])
+    assert both.owner_of("sk-1") == both.owner_of("sk-2") == "app"
+    assert both.owner_of("sk-plain") == f"sha256:{fingerprint('sk-plain')}"
+    rotated = KeyRing(keys_in(with_revoked(old.line, "app", "x") + new.line))
+    assert rotated.has_owner("app") and rotated.owner_of("sk-2") == "app"
+    gone = KeyRing(keys_in(with_revoked(old.line, "app", "x") + "sk-plain"))
+    assert not gone.has_owner("app") and gone.has_owner(both.owner_of("sk-plain"))
+
+
+def test_a_key_that_is_not_good_owns_nothing_of_anybodys() -> None:
+    """Also where it was revoked between the guard's look and the route's."""
+    ring = KeyRing(keys_in(with_revoked(named_key("sk-1", "app", "a").line, "app", "b")))
+    assert ring.owner_of("sk-1") not in ("", "app") and ring.owner_of(None) != ""
+    assert KeyRing().owner_of("sk-1") == "" and ring.has_owner("")
+
+
+def test_roles_and_owners_follow_the_file() -> None:
+    file = File(named_key("sk-1", "app", "today").line)
+    ring = file.ring()
+    assert ring.is_admin("sk-1")
+    file.text = named_key("sk-1", "app", "today", Role.CLIENT).line
+    file.now += 1
+    assert not ring.is_admin("sk-1")
+    file.text = named_key("sk-2", "other", "today").line
+    file.now += 1
+    assert not ring.has_owner("app")
+
+
+def _sha(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()

@@ -106,6 +106,23 @@ def test_a_migration_that_fails_leaves_nothing_behind(
     Journal(path).close()
 
 
+def test_claims_from_before_there_were_owners_are_nobodys(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("fakevllm_server.journal.migrations.MIGRATIONS", MIGRATIONS[:1])
+        Journal(path).close()
+    db = sqlite3.connect(path)
+    with db:
+        values = ("a" * 28, 1, "claimed", "train", "me", "sk-ajet-1-x", 60.0)
+        db.execute("INSERT INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+    db.close()
+    journal = Journal(path)
+    (episode,) = journal.read(reads.waiting, 5.0).claimed
+    assert (episode.client_uuid, episode.key, episode.owner) == ("me", "sk-ajet-1-x", "")
+    journal.close()
+
+
 def test_an_empty_file_becomes_a_journal(path: Path) -> None:
     path.touch()
     journal = Journal(path)

@@ -60,6 +60,8 @@ class OddSwarm:
         if request.can_read_body:
             self.bodies[request.path] = await request.json()
         answer = self.answers.get(request.path, 404)
+        if isinstance(answer, web.Response):
+            return answer
         if isinstance(answer, int):
             return web.Response(status=answer)
         if isinstance(answer, str):

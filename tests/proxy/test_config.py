@@ -23,8 +23,9 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
     assert config.proxy.host == "127.0.0.1"
 
 
-def test_listening_to_the_world_needs_a_key(tmp_path: Path) -> None:
-    flags = {"host": "0.0.0.0", "run_dir": tmp_path}
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "::ffff:0.0.0.0", "0", "", "gpu-box"])
+def test_listening_to_the_world_needs_a_key(tmp_path: Path, host: str) -> None:
+    flags = {"host": host, "run_dir": tmp_path}
     with pytest.raises(ConfigError, match=r"reachable from outside.*keys add.*--key-file"):
         load(None, {"proxy": flags}).keys()
     keys = tmp_path / "some_keys"

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.engine_queue import EngineQueue
 from fakevllm.swarm.link import SwarmLink
-from fakevllm.swarm.trouble import mend_of
+from fakevllm.swarm.trouble import NO_ADMIN, mend_of
 from fakevllm_adapters.swarm import EngineStatus
 from fakevllm_adapters.train_job import TrainJob
 from tests.proxy.odd_swarm import ROLLING, OddSwarm, until
@@ -216,6 +217,24 @@ async def test_why_a_job_was_not_taken_is_logged_once_and_stays_in_the_status(
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(errors) == 1 and errors[0].endswith(told)
     assert swarm.calls["/sync_train_config"] == 1
+
+
+async def test_a_key_that_may_not_start_the_engine_is_told_with_the_mend(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    detail = "/sync_train_config is for admins"
+    async with OddSwarm() as swarm:
+        swarm.answers |= {
+            "/get_engine_status": OFFLINE,
+            "/sync_train_config": web.json_response({"detail": detail}, status=403),
+        }
+        async with following(swarm, ledger) as link:
+            await until(lambda: swarm.calls["/get_engine_status"] >= 5)
+            assert link.status is not None
+            assert link.status.engine_status_detail == f"{NO_ADMIN} ({detail})"
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert errors == [f"{swarm.url}/sync_train_config: {NO_ADMIN} ({detail})"]
+    assert swarm.calls["/start_engine"] == 0
 
 
 async def test_an_engine_that_runs_with_another_job_is_told_key_by_key(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.config import ConfigError, ServerConfig
+from fakevllm_server.config import ConfigError, ServerConfig, read_keys
 
 RUN = Path("run")
 PLAIN: dict[str, Any] = {"backend": "embedded", "run_dir": RUN}
@@ -99,3 +99,19 @@ def test_a_folder_that_is_no_model_is_refused_before_an_engine_starts(
         (tmp_path / name).write_text("{}")
     with pytest.raises(ConfigError, match=told):
         ServerConfig("vllm", RUN, model=str(tmp_path))
+
+
+OUTSIDE = ["0.0.0.0", "::", "::ffff:0.0.0.0", "0", "", "192.168.0.1", "gpu-box", "localhost.evil"]
+
+
+@pytest.mark.parametrize("host", OUTSIDE)
+def test_an_address_that_others_can_reach_needs_a_key(host: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is reachable from outside: add --key-file"):
+        ServerConfig("fake", RUN, host=host)
+    keys = tmp_path / "keys"
+    keys.write_text("sk-one\n")
+    assert ServerConfig("fake", RUN, host=host, keys=read_keys(keys)).host == host
+    for text in ("", "# sk-one\n", f"sha256:{'0' * 64} app today revoked later\n"):
+        keys.write_text(text)
+        with pytest.raises(ConfigError, match="holds no key that is good"):
+            read_keys(keys)

@@ -77,3 +77,32 @@ def test_only_so_many_may_be_claimed_at_once(monkeypatch: pytest.MonkeyPatch) ->
     episodes.claim("me", "eval", 10.0, now=0.0)
     assert not episodes.can_claim()
     assert episodes.num_training == 0
+
+
+def test_an_episode_is_for_the_key_that_claimed_it() -> None:
+    episodes = Episodes()
+    hers = episodes.claim("me", "train", 60.0, now=0.0, owner="ann")
+    episodes.check_owner(hers.uuid, "ann")
+    words = f"^Episode {hers.uuid} is claimed by different client: ann, but got bob\\.$"
+    with pytest.raises(EpisodeRefused, match=words) as refused:
+        episodes.check_owner(hers.uuid, "bob")
+    assert refused.value.status == 404
+
+
+def test_where_no_key_is_asked_for_an_episode_is_for_everybody() -> None:
+    episodes = Episodes()
+    nobodys = episodes.claim("me", "train", 60.0, now=0.0)
+    hers = episodes.claim("me", "train", 60.0, now=0.0, owner="ann")
+    episodes.check_owner(nobodys.uuid, "ann")
+    episodes.check_owner(hers.uuid, "")
+    episodes.check_owner("unknown", "ann")
+
+
+def test_the_next_claim_is_for_whom_it_is_made() -> None:
+    episodes = Episodes()
+    first = episodes.claim("me", "train", 60.0, now=0.0, owner="ann")
+    episodes.abort(first.uuid, "me")
+    second = episodes.claim("you", "train", 60.0, now=0.0, owner="bob")
+    assert second.episode_id == first.episode_id
+    episodes.check_owner(second.uuid, "bob")
+    episodes.check_owner(first.uuid, "ann")  # it is gone, as its end is told

@@ -14,6 +14,7 @@ from fakevllm_adapters.swarm import (
     EndEpisodeRequest,
     EngineStatus,
 )
+from fakevllm_server.api.access import caller_of
 from fakevllm_server.api.refusals import ClearRoute
 from fakevllm_server.episodes import MAX_CLAIMED, EpisodeRefused
 from fakevllm_server.swarm import Swarm
@@ -44,12 +45,13 @@ def router(swarm: Swarm) -> APIRouter:
 
     @routes.post("/claim_episode")
     async def claim_episode(request: ClaimEpisodeRequest, http: Request) -> ClaimEpisodeReply:
-        return await _claimed(swarm, request, str(http.base_url))
+        return await _claimed(swarm, request, http)
 
     @routes.post("/end_episode")
-    async def end_episode(request: EndEpisodeRequest) -> dict[str, bool]:
+    async def end_episode(request: EndEpisodeRequest, http: Request) -> dict[str, bool]:
         reward = _scalar_reward(request)
         try:
+            swarm.episodes.check_owner(request.episode_uuid, caller_of(swarm, http.scope))
             await swarm.intake.end_episode(request, reward, swarm.closed)
         except EpisodeRefused as refused:
             status = swarm.engine.status
@@ -59,15 +61,20 @@ def router(swarm: Swarm) -> APIRouter:
         return {"success": True}
 
     @routes.post("/abort_episode")
-    async def abort_episode(request: EndEpisodeRequest) -> dict[str, bool]:
+    async def abort_episode(request: EndEpisodeRequest, http: Request) -> dict[str, bool]:
+        try:
+            swarm.episodes.check_owner(request.episode_uuid, caller_of(swarm, http.scope))
+        except EpisodeRefused as refused:
+            raise HTTPException(refused.status, refused.detail) from None
         await swarm.intake.abort_episode(request.episode_uuid, request.client_uuid)
         swarm.changed()
         return {"success": True}
 
     @routes.post("/renew_episode")
-    async def renew_episode(request: CanContinueRequest) -> RenewReply:
+    async def renew_episode(request: CanContinueRequest, http: Request) -> RenewReply:
         """A heartbeat, for agents that are long silent between their calls."""
         try:
+            swarm.episodes.check_owner(request.episode_uuid, caller_of(swarm, http.scope))
             episode = swarm.episodes.owned(request.episode_uuid, request.client_uuid)
         except EpisodeRefused as refused:
             raise HTTPException(410, refused.detail) from None
@@ -75,25 +82,32 @@ def router(swarm: Swarm) -> APIRouter:
         return RenewReply(success=True, idle_limit_s=episode.idle_limit_s)
 
     @routes.post("/can_continue_episode")
-    async def can_continue_episode(request: CanContinueRequest) -> dict[str, bool]:
+    async def can_continue_episode(request: CanContinueRequest, http: Request) -> dict[str, bool]:
+        try:
+            swarm.episodes.check_owner(request.episode_uuid, caller_of(swarm, http.scope))
+        except EpisodeRefused:
+            return {"can_continue": False}
         known = swarm.episodes.find(request.episode_uuid) is not None
         return {"can_continue": swarm.engine.is_serving and known}
 
     return routes
 
 
-async def _claimed(swarm: Swarm, request: ClaimEpisodeRequest, base_url: str) -> ClaimEpisodeReply:
+async def _claimed(swarm: Swarm, request: ClaimEpisodeRequest, http: Request) -> ClaimEpisodeReply:
     refusal = _cannot_claim(swarm, request)
     if refusal is not None:
         return ClaimEpisodeReply(success=False, client_uuid=request.client_uuid, fail_cause=refusal)
     episode = await swarm.intake.claim(
-        request.client_uuid, request.episode_type, request.discard_episode_timeout
+        request.client_uuid,
+        request.episode_type,
+        request.discard_episode_timeout,
+        caller_of(swarm, http.scope),
     )
     return ClaimEpisodeReply(
         success=True,
         client_uuid=request.client_uuid,
         episode_uuid=episode.uuid,
-        openai_base_url=f"{base_url}e/{episode.uuid}/v1",
+        openai_base_url=f"{http.base_url}e/{episode.uuid}/v1",
         openai_api_key=episode.key,
     )
 

@@ -18,19 +18,20 @@ from fakevllm_adapters.asgi import (
     engine_headers,
     header_map,
     json_object,
-    key_of,
     read_body,
     send_error,
     until_disconnect,
 )
 from fakevllm_adapters.base import Adapter
-from fakevllm_adapters.errors import WireError, bad_request, error_body, unavailable
+from fakevllm_adapters.credentials import key_of
+from fakevllm_adapters.errors import WireError, bad_request, unavailable
 from fakevllm_adapters.keys import EPISODE_KEY_PREFIX
 from fakevllm_adapters.limits import Admitted, Limits, admitted
 from fakevllm_adapters.passthrough import whole_path
 from fakevllm_adapters.swarm import SIBLING_HEADER, SiblingRef, parse_sibling
+from fakevllm_server.api.access import caller_of, late_key, not_found
 from fakevllm_server.api.inbound import Attempt, Inbound
-from fakevllm_server.episodes import Episode
+from fakevllm_server.episodes import Episode, EpisodeRefused
 from fakevllm_server.forward import EngineClient, EngineFailed
 from fakevllm_server.swarm import Swarm
 from fakevllm_server.weight_gate import CallStamp, GateAbandoned
@@ -158,21 +159,24 @@ def _sibling(headers: dict[bytes, bytes]) -> SiblingRef | None:
 
 
 def _episode(swarm: Swarm, scope: Scope, headers: dict[bytes, bytes]) -> Episode | None:
-    """The claimed episode a call belongs to. A key or path that names none is refused, as the
-    protocol words it."""
+    """The claimed episode a call belongs to: its key names it, or the path does to whose key
+    claimed it. A key or path that names none is refused, as the protocol words it."""
     key = key_of(headers)
     uuid = scope.get("path_params", {}).get("episode_uuid")
-    owner = swarm.episodes.of_key(key)
-    if uuid is None and owner is None:
-        if key is not None and key.startswith(EPISODE_KEY_PREFIX):
-            raise _not_found("The episode of this key is not claimed, cannot accept new requests.")
-        return None
-    if uuid is not None and swarm.episodes.find(uuid) is None:
-        raise _not_found(f"Episode {uuid} not found.")
-    if owner is None or (uuid is not None and owner.uuid != uuid):
-        raise _not_found(f"The episode {uuid} is not claimed, cannot accept new requests.")
-    return owner
-
-
-def _not_found(message: str) -> WireError:
-    return WireError(404, error_body(message, "NotFoundError", 404))
+    is_of_one = key is not None and key.startswith(EPISODE_KEY_PREFIX)
+    by_key = swarm.episodes.of_key(key)
+    if uuid is None:
+        if is_of_one and by_key is None:
+            raise late_key()
+        return by_key
+    named = swarm.episodes.find(uuid)
+    if named is None:
+        raise not_found(f"Episode {uuid} not found.")
+    if is_of_one and by_key is not named:
+        raise not_found(f"The episode {uuid} is not claimed, cannot accept new requests.")
+    if by_key is not named:
+        try:
+            swarm.episodes.check_owner(uuid, caller_of(swarm, scope))
+        except EpisodeRefused as refused:
+            raise not_found(refused.detail) from None
+    return named

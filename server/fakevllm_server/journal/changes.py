@@ -35,10 +35,11 @@ def claimed(episode: Episode) -> Change:
         episode.client_uuid,
         episode.key,
         episode.idle_limit_s,
+        episode.owner,
     )
 
     def make(db: Connection) -> None:
-        db.exec_driver_sql("INSERT OR REPLACE INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        db.exec_driver_sql("INSERT OR REPLACE INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     return Change("claim", make)
 

@@ -24,7 +24,12 @@ def m002_drops(db: Connection) -> None:
         db.exec_driver_sql(statement)
 
 
-MIGRATIONS: list[Callable[[Connection], None]] = [m001_tables, m002_drops]
+def m003_owner(db: Connection) -> None:
+    """Claims from before are nobody's in particular."""
+    db.exec_driver_sql("ALTER TABLE episodes ADD COLUMN owner VARCHAR NOT NULL DEFAULT ''")
+
+
+MIGRATIONS: list[Callable[[Connection], None]] = [m001_tables, m002_drops, m003_owner]
 
 
 def migrate(db: Connection) -> None:

@@ -75,11 +75,11 @@ def waiting(db: Connection, now: float) -> Waiting:
     """Clients of earlier lives are given their whole time again, from `now` on."""
     found = Waiting()
     claimed = (
-        'SELECT episode_id, epoch, "key", client_uuid, kind, idle_limit_s FROM episodes '
+        'SELECT episode_id, epoch, "key", client_uuid, kind, idle_limit_s, owner FROM episodes '
         "WHERE state = ?"
     )
-    for row in _rows(db, claimed, EpisodeState.CLAIMED):
-        episode = Episode(*row, last_activity=now)
+    for *row, owner in _rows(db, claimed, EpisodeState.CLAIMED):
+        episode = Episode(*row, last_activity=now, owner=owner)
         try:
             episode.calls.extend(_calls(db, episode.uuid))
         except CorruptCall:

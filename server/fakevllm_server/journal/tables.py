@@ -48,6 +48,8 @@ class Episodes(_Row, table=True):
     client_uuid: str
     key: str
     idle_limit_s: float
+    owner: str = Field(default="", sa_column_kwargs={"server_default": ""})
+    """Whose key claimed it; "": no key was asked for."""
 
 
 class Calls(_Row, table=True):

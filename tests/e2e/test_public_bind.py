@@ -1,0 +1,98 @@
+"""No address that others can reach without a key, of either program, as their user starts them."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fakevllm_adapters.keys import named_key
+from tests.e2e.processes import Process, Processes, free_port, wait_until
+
+SERVER = ("-m", "fakevllm_server", "start", "--backend", "fake")
+PROXY = ("-m", "fakevllm", "serve")
+PROGRAMS = pytest.mark.parametrize("program", [SERVER, PROXY], ids=["server", "proxy"])
+
+
+def started(
+    folder: Path, program: tuple[str, ...], *flags: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *program, "--run-dir", str(folder / "run"), *flags],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@PROGRAMS
+@pytest.mark.parametrize("host", ["::", socket.gethostname() or "gpu-box"])
+def test_without_a_key_it_does_not_start_and_says_what_to_do(
+    tmp_path: Path, program: tuple[str, ...], host: str
+) -> None:
+    ended = started(tmp_path, program, "--host", host, "--port", str(free_port()))
+    assert ended.returncode == 2
+    told = ended.stderr.strip()
+    assert f"--host {host} is reachable from outside" in told
+    assert "--key-file" in told and "\n" not in told
+
+
+@PROGRAMS
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_with_a_key_it_listens_and_asks_for_it(
+    tmp_path: Path, program: tuple[str, ...], host: str
+) -> None:
+    if host == "::" and not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    (tmp_path / "keys").write_text(named_key("sk-one", "app", "today").line)
+    port = free_port()
+    flags = ["--host", host, "--port", str(port), "--key-file", str(tmp_path / "keys")]
+    command = [*program, "--run-dir", str(tmp_path / "run"), *flags]
+    path = "/get_engine_status" if program is SERVER else "/fakevllm/stats"
+    with Processes(tmp_path) as processes:
+        process = processes.adopt(Process("outside", command, port, tmp_path / "cwd"))
+        process.url = f"http://127.0.0.1:{port}" if host == "0.0.0.0" else f"http://[::1]:{port}"
+        until_listening(process)
+        assert httpx.get(process.url + path).status_code == 401
+        assert httpx.get(process.url + path, auth=("app", "sk-one")).status_code == 200
+
+
+def until_listening(process: Process) -> None:
+    """A proxy without a server is not healthy, and listens."""
+
+    def listens() -> bool:
+        assert process.returncode is None, process.log
+        try:
+            httpx.get(f"{process.url}/health", timeout=5)
+        except httpx.TransportError:
+            return False
+        return True
+
+    wait_until(listens, 30)
+
+
+def test_by_default_both_listen_on_this_machine_alone(processes: Processes) -> None:
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server)
+    hosts = {address for process in (server, proxy) for address in listening(process.port)}
+    assert hosts == {"0100007F"}
+
+
+def listening(port: int) -> list[str]:
+    """Addresses in the kernel's own words."""
+    found: list[str] = []
+    for table in ("tcp", "tcp6"):
+        file = Path(f"/proc/net/{table}")
+        if not file.exists():
+            pytest.skip("the kernel's table is Linux's")
+        for line in file.read_text().splitlines()[1:]:
+            local, state = line.split()[1], line.split()[3]
+            address, hex_port = local.split(":")
+            if state == "0A" and int(hex_port, 16) == port:
+                found.append(address)
+    return found

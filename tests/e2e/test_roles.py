@@ -1,0 +1,47 @@
+"""A proxy with the key of a client: it starts no engine, and serves on one that runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+from swarm_server.boxes import ASKED, KEYS, Box, write_keys
+
+from tests.e2e.ledgers import wait_for_groups
+from tests.e2e.processes import Process, Processes, wait_until
+
+
+def command(proxy: Process, *words: str, name: str) -> subprocess.CompletedProcess[str]:
+    """What `fakevllm` says of that proxy to one of the team."""
+    asked = [sys.executable, "-m", "fakevllm", *words, "--url", proxy.url, "--key", KEYS[name][0]]
+    return subprocess.run(asked, capture_output=True, text=True, timeout=60)
+
+
+def test_a_proxy_of_a_client_says_who_must_start_the_engine_and_serves_once_it_runs(
+    processes: Processes, yes_hooks: Path
+) -> None:
+    keys = write_keys(processes.folder / "keys")
+    server = processes.server("--backend", "fake", "--key-file", str(keys))
+    file = processes.folder / "fakevllm.toml"
+    file.write_text(f"[swarm]\nkey = '{KEYS['alice'][0]}'\n[policy]\n")
+    flags = ("--hooks", str(yes_hooks), "--n", "2", "--config", str(file), "--key-file", str(keys))
+    proxy = processes.proxy(server, *flags, wait=False)
+    told = "our key may not start the engine: have an admin start it, or give an admin's key"
+    wait_until(lambda: told in proxy.log, 30, lambda: proxy.log)
+    status = " ".join(command(proxy, "status", name="alice").stdout.split())
+    assert "our key may not start the engine" in status
+
+    refused = command(proxy, "pause", name="alice")
+    assert refused.returncode == 2
+    assert "/fakevllm/pause is for admins, and the key of alice has the role" in refused.stderr
+    assert "paused" in command(proxy, "pause", name="root").stdout
+    assert "fanned out" in command(proxy, "resume", name="root").stdout
+
+    Box(server).start_engine()
+    proxy.wait_until_healthy()
+    bearer = {"Authorization": f"Bearer {KEYS['bob'][0]}"}
+    url = f"{proxy.url}/v1/chat/completions"
+    assert httpx.post(url, json=ASKED, headers=bearer, timeout=20).status_code == 200
+    assert wait_for_groups(proxy, 1)[0]["num_siblings"] == 2
