@@ -66,7 +66,7 @@ async def test_an_engine_that_does_not_keep_to_lockstep_is_not_started(tmp_path:
 
 async def test_a_step_that_is_due_with_few_groups_is_a_backlog_of_one(tmp_path: Path) -> None:
     """Else what is asked next would be sampled while it is trained."""
-    job = TrainJob(batch_size=4, filter_groups=True, max_num_gen_batches=1)
+    job = TrainJob(batch_size=4, filter_groups="collect", max_num_gen_batches=1)
     swarm = rolling(tmp_path, job)
     for name in "abc":
         assert ended(swarm.pool, name, 0.0, 0.0) == "tied"
