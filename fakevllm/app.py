@@ -22,10 +22,12 @@ from fakevllm.graceful import GracefulServer
 from fakevllm.origins import NoOrigins
 from fakevllm.proxy import Proxy, open_proxy
 from fakevllm.routes import feedback, formats, groups, health, metrics, models, passthrough
+from fakevllm_adapters import log_lines
 from fakevllm_adapters.asgi import AsgiApp, Door, Receive, Scope, Send
 from fakevllm_adapters.bounded_http import bounded
 from fakevllm_adapters.guard import Guard, GuardMiddleware
 from fakevllm_adapters.limits import OpenCalls
+from fakevllm_adapters.log_lines import LogFormat
 from fakevllm_adapters.registry import ADAPTERS
 
 KEEP_ALIVE_S = 65
@@ -72,13 +74,13 @@ def _guard(proxy: Proxy) -> Guard:
     )
 
 
-def serve(config: Config, *, until_stdin_closes: bool = False) -> None:
+def serve(
+    config: Config, *, log_format: LogFormat = "human", until_stdin_closes: bool = False
+) -> None:
     """Runs the proxy until it is told to stop. Raises UserError."""
     if until_stdin_closes:
         threading.Thread(target=_leave_with_parent, daemon=True).start()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_lines.set_up(log_format)
     config.keys()
     listener = _bind(config.proxy.host, config.proxy.port)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -91,6 +93,7 @@ async def _serve(config: Config, listener: socket.socket) -> None:
             uvicorn.Config(
                 create_app(proxy),
                 http=bounded(AutoHTTPProtocol),
+                log_config=None,
                 log_level="warning",
                 access_log=False,
                 proxy_headers=False,

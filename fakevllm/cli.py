@@ -34,6 +34,9 @@ AppCommand = Annotated[
 ServePolicy = Annotated[
     Literal["best", "lead", "greedy"] | None, typer.Option(help="Which sibling the app gets.")
 ]
+LogFormat = Annotated[
+    Literal["human", "json"], typer.Option(help="Lines for people, or one JSON object a line.")
+]
 State = Annotated[Path | None, typer.Option(help="Where done rows are noted, to resume.")]
 ProxyKey = Annotated[
     str | None, typer.Option(envvar="FAKEVLLM_KEY", help="Our API key at the proxy.")
@@ -79,6 +82,7 @@ def serve(
         str | None, typer.Option(help="URL of a server that answers while ours is away.")
     ] = None,
     fallback_key: FallbackKey = None,
+    log_format: LogFormat = "human",
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Run the proxy: point an app's OPENAI_BASE_URL at it."""
@@ -97,7 +101,8 @@ def serve(
             "serve": {"policy": serve_policy},
             "job": {"num_repeat": n},
         }
-        run_proxy(load(config, flags), until_stdin_closes=until_stdin_closes)
+        settings = load(config, flags)
+        run_proxy(settings, log_format=log_format, until_stdin_closes=until_stdin_closes)
 
     guarded(run)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -101,6 +101,9 @@ def start(
     weights_dir: Annotated[
         Path | None, typer.Option(help="Folder shared with that vLLM; default: in memory.")
     ] = None,
+    log_format: Annotated[
+        Literal["human", "json"], typer.Option(help="Lines for people, or one JSON object a line.")
+    ] = "human",
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Start the server. A client's job starts the engine."""
@@ -128,7 +131,7 @@ def start(
             trainer_args=_parts(trainer_arg),
             keys=read_keys(key_file),
         )
-        serve(settings, until_stdin_closes=until_stdin_closes)
+        serve(settings, log_format=log_format, until_stdin_closes=until_stdin_closes)
     except ConfigError as error:
         raise refused(error) from None
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
+import time
 from pathlib import Path
 
+from fakevllm_adapters.keys import new_id
 from fakevllm_server.config import ConfigError
+from fakevllm_server.run_record import Life, with_life
+
+log = logging.getLogger("fakevllm.server")
 
 
 class RunInUse(ConfigError):
@@ -53,6 +59,24 @@ class RunFolder:
         identity = {"backend": backend, "model": model, "fingerprint": fingerprint(model)}
         if not self._model_file.exists():
             self._model_file.write_text(json.dumps(identity))
+
+    def run_id(self) -> str:
+        """Stays with the directory."""
+        file = self._path / "run_id"
+        if not file.exists():
+            file.write_text(new_id())
+        return file.read_text()
+
+    def remember_life(self, life: Life) -> None:
+        """In `run.json`, which is for people. A disk that does not take it stops no engine."""
+        file = self._path / "run.json"
+        try:
+            known = file.read_text() if file.exists() else None
+            aside = file.with_suffix(".new")
+            aside.write_text(with_life(known, self.run_id(), life, time.time()))
+            aside.rename(file)
+        except OSError as error:
+            log.warning("%s was not written: %s", file, error.strerror)
 
     def close(self) -> None:
         os.close(self._lock)

@@ -12,7 +12,9 @@ import threading
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from fakevllm_adapters import log_lines
 from fakevllm_adapters.bounded_http import bounded
+from fakevllm_adapters.log_lines import LogFormat
 from fakevllm_server.app import create_app
 from fakevllm_server.config import ConfigError, ServerConfig
 
@@ -20,18 +22,19 @@ KEEP_ALIVE_S = 65
 """Longer than clients keep idle connections, so that it is they who close them."""
 
 
-def serve(config: ServerConfig, *, until_stdin_closes: bool = False) -> None:
+def serve(
+    config: ServerConfig, *, log_format: LogFormat = "human", until_stdin_closes: bool = False
+) -> None:
     """Raises ConfigError where the address or the run directory cannot be had."""
     if until_stdin_closes:
         threading.Thread(target=_leave_with_parent, daemon=True).start()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_lines.set_up(log_format)
     with _bind(config.host, config.port) as listener:
         server = uvicorn.Server(
             uvicorn.Config(
                 create_app(config),
                 http=bounded(AutoHTTPProtocol),
+                log_config=None,
                 log_level="warning",
                 access_log=False,
                 timeout_keep_alive=KEEP_ALIVE_S,

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from fakevllm_adapters.swarm import told_numbers
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.algorithms.staleness import keep_fresh
 from fakevllm_server.backends.base import ActionFailed, LossSpec, StepMetrics, Trainer
@@ -100,7 +101,8 @@ class Steps:
         try:
             version = await self._train(batch)
         except StepFailed as failure:
-            log.error("step %d failed, the engine goes on: %s", batch.step, failure)
+            fields = {"step": batch.step}
+            log.error("step %d failed, the engine goes on: %s", batch.step, failure, extra=fields)
             self._retry_at = time.monotonic() + RETRY_STEP_AFTER_S
             self._num_failed += 1
             if self._num_failed < MAX_FAILURES:
@@ -190,19 +192,22 @@ class Steps:
         await self._log.trained(step, version, trained, metrics, saved)
         if saved is not None:
             await self._saves.kept(saved)
-        log.info("%s", step_line(step, version, metrics))
+        fields = {"step": step, "version": version, "metrics": told_numbers(metrics)}
+        log.info("%s", step_line(step, version, metrics), extra=fields)
         self._watch(step, metrics)
 
     def _watch(self, step: int, metrics: Mapping[str, float]) -> None:
-        limit = self._job.max_mismatch_k3
+        limit, field = self._job.max_mismatch_k3, {"step": step}
         if metrics.get("too_far"):
             told = (step, shown(metrics, "mismatch_k3", ".3g"), limit)
-            log.error("step %d made no update: mismatch_k3 %s is above max_mismatch_k3 %s", *told)
+            said = "step %d made no update: mismatch_k3 %s is above max_mismatch_k3 %s"
+            log.error(said, *told, extra=field)
         elif metrics.get("skipped"):
             made = "no update" if metrics.get("no_update") else "not all of its updates"
-            log.error("step %d made %s: %s", step, made, not_finite(metrics) or "not finite")
+            why = not_finite(metrics) or "not finite"
+            log.error("step %d made %s: %s", step, made, why, extra=field)
         if self.stopped is not None:
-            log.error("%s", self.stopped)
+            log.error("%s", self.stopped, extra=field)
             self._log.stopped(step, self.stopped)
 
 

@@ -29,7 +29,8 @@ from fakevllm_server.journal import changes, reads
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.writer import JournalTrouble
 from fakevllm_server.pool import Pool
-from fakevllm_server.run_folder import RunFolder
+from fakevllm_server.run_folder import RunFolder, fingerprint
+from fakevllm_server.run_record import life_of
 from fakevllm_server.runlog import RunLog
 from fakevllm_server.saves import Saves
 from fakevllm_server.spelling import vocabulary_of
@@ -90,7 +91,7 @@ class Swarm:
                 self._find_model(self.config.model)
             self._checkpoints = CheckpointFolders(self.config.run_dir / "checkpoints")
             self.journal = Journal(self.config.run_dir / "journal.sqlite")
-        self.run_id = _run_id(self.config.run_dir / "run_id")
+        self.run_id = self._folder.run_id()
         with self._refusing(), self.journal.opening():
             self._read_journal()
 
@@ -143,6 +144,8 @@ class Swarm:
             changes.remembered(_JOB, self.job.as_yaml()), changes.remembered(_RUNS, "yes")
         )
         await self.journal.settle()
+        life = life_of(self.config, self.job, self._model, fingerprint(self._model))
+        await asyncio.to_thread(self._folder.remember_life, life)
         self.intake.resume(self.job, time.monotonic())
         self.engine.move(EngineStatus.BOOTING, time.monotonic())
         saves = Saves(backend.trainer, self._checkpoints, self.journal, self.job.save_freq)
@@ -285,12 +288,6 @@ async def _leave(engine: EngineClient, to: Endpoint | None = None) -> None:
     if to is None or to.gate is not engine.endpoint.gate:
         engine.endpoint.gate.abandon()
     await engine.close()
-
-
-def _run_id(file: Path) -> str:
-    if not file.exists():
-        file.write_text(new_id())
-    return file.read_text()
 
 
 def _report(task: asyncio.Task[None]) -> None:

@@ -214,7 +214,8 @@ class TrainLoop:
         version = known + 1 if known or step else 0
         batches = await self._log.rolled_back(step, version)
         if batches:
-            log.warning("restored step %d; training again: steps %s", step, _span(batches))
+            told = (step, _span(batches))
+            log.warning("restored step %d; training again: steps %s", *told, extra={"step": step})
         await self._publish(version)
         self._engine.global_step = step + 1
         self._steps.resume(batches)
