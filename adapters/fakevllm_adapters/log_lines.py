@@ -16,10 +16,10 @@ _OWN = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "color
 class JsonLines(logging.Formatter):
     """Time, level, logger and message; then what was given as `extra`; then a traceback.
 
-    >>> record = logging.makeLogRecord({"name": "x", "levelname": "INFO", "msg": "done", "step": 3})
+    >>> record = logging.makeLogRecord({"name": "x", "levelname": "INFO", "step": 3})
     >>> record.created = 0.5
     >>> print(JsonLines().format(record))
-    {"time": "1970-01-01T00:00:00.500Z", "level": "INFO", "logger": "x", "message": "done", "step": 3}
+    {"time": "1970-01-01T00:00:00.500Z", "level": "INFO", "logger": "x", "message": "", "step": 3}
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -15,6 +15,7 @@ from fakevllm_adapters.passthrough import PASSTHROUGH
 from fakevllm_adapters.registry import ADAPTERS, COUNTERS
 from fakevllm_server.api import control, episodes, groups, inference, refusals
 from fakevllm_server.config import ServerConfig
+from fakevllm_server.curves.follower import Follower
 from fakevllm_server.swarm import Swarm
 
 
@@ -23,9 +24,12 @@ def create_app(config: ServerConfig) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        curves = Follower(config.run_dir)
+        curves.start()
         await swarm.resume()
         yield
         await asyncio.shield(swarm.close())
+        await asyncio.to_thread(curves.close)
 
     app = FastAPI(title="fakevllm-server", lifespan=lifespan)
     refusals.add_handlers(app)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm_server import checkpoints_command
+from fakevllm_server import checkpoints_command, curves_command
 from fakevllm_server.exits import refused
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # drawing the help with rich doubles the time it takes
 )
 app.add_typer(checkpoints_command.app)
+app.command()(curves_command.curves)
 
 
 NOT_IN_A_FILE = ("config", "until_stdin_closes")

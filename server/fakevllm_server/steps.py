@@ -64,6 +64,7 @@ class Steps:
         """In the journal, and not trained yet as the weights stand."""
         self._num_failed = 0
         self._retry_at = 0.0
+        self._recorded_at: float | None = None
         self.is_whole = False
         """Whether the trainer's weights are those of the steps in the log."""
 
@@ -178,14 +179,14 @@ class Steps:
 
     async def _record(self, plan: PlannedStep, measured: StepMetrics, version: int) -> None:
         step = plan.batch.step
-        metrics = with_left_out(plan.metrics, self._pool.take_left_out()) | measured
+        metrics = with_left_out(plan.metrics, self._pool.take_left_out()) | measured | self._lap()
         trained = plan.trained
         if metrics.get("no_update"):
             metrics = nothing_trained(
                 metrics, "too_far" if metrics.get("too_far") else "not_finite"
             )
             metrics |= {"feedback_tokens": 0.0} if "feedback_tokens" in metrics else {}
-            trained = [one.model_copy(update={"siblings": []}) for one in trained]
+            trained = [one.model_copy(update={"siblings": [], "advantages": []}) for one in trained]
         self._limit.saw(step, metrics, self._job.max_mismatch_k3)
         is_last = self.stopped is not None or step == self._job.total_training_steps
         saved = await self._saves.save_if_due(step, version, metrics, is_last=is_last)
@@ -195,6 +196,11 @@ class Steps:
         fields = {"step": step, "version": version, "metrics": told_numbers(metrics)}
         log.info("%s", step_line(step, version, metrics), extra=fields)
         self._watch(step, metrics)
+
+    def _lap(self) -> StepMetrics:
+        """Since the step before: what was sampled and waited for is in it."""
+        before, self._recorded_at = self._recorded_at, time.monotonic()
+        return {} if before is None else {"step_seconds": self._recorded_at - before}
 
     def _watch(self, step: int, metrics: Mapping[str, float]) -> None:
         limit, field = self._job.max_mismatch_k3, {"step": step}
