@@ -21,6 +21,10 @@ def test_what_verl_has_no_name_for_is_charted_under_our_own() -> None:
     }
 
 
+def test_what_clients_measure_keeps_its_name() -> None:
+    assert charted(1, {"train_tools": 2.0})["train_tools"] == 2.0
+
+
 def test_no_name_is_given_twice_and_none_is_ours() -> None:
     given = [name for names_of in VERL.values() for name in names_of]
     assert len(given) == len(set(given))

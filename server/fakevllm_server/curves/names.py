@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from fakevllm_server.client_metrics import PREFIX
+
 VERL: Mapping[str, tuple[str, ...]] = {
     # of what was sampled
     "reward_mean": ("critic/score/mean", "critic/rewards/mean"),
@@ -57,7 +59,8 @@ def charted(step: int, metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _names(name: str, metrics: Mapping[str, float]) -> Iterator[str]:
-    for theirs in VERL.get(name, (OWN + name,)):
+    own = name if name.startswith(PREFIX) else OWN + name
+    for theirs in VERL.get(name, (own,)):
         if not any(
             theirs.startswith(start) and other in metrics for start, other in NOT_WITH.items()
         ):
