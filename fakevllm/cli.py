@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm import keys_command
+from fakevllm import keys_command, tokens_command
 from fakevllm.errors import UserError
 from fakevllm.exits import guarded
 
@@ -19,9 +19,9 @@ app = typer.Typer(
     rich_markup_mode=None,  # drawing the help with rich doubles the time it takes
 )
 app.add_typer(keys_command.app)
+app.command()(tokens_command.tokens)
 
 Hooks = Annotated[Path | None, typer.Option(help="Folder with the hook files, or one file.")]
-SwarmKey = Annotated[str | None, typer.Option(envvar="FAKEVLLM_SWARM_KEY", help="Our key there.")]
 Aliases = Annotated[list[str] | None, typer.Option(help="Further model names; '*' is any.")]
 Rows = Annotated[Path | None, typer.Option(help="JSONL rows that requests may quote.")]
 FallbackKey = Annotated[
@@ -68,7 +68,7 @@ def serve(
     config: keys_command.ConfigFile = None,
     hooks: Hooks = None,
     swarm: Annotated[str | None, typer.Option(help="URL of the swarm server.")] = None,
-    swarm_key: SwarmKey = None,
+    swarm_key: tokens_command.SwarmKey = None,
     n: Annotated[int | None, typer.Option(help="Siblings per request.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,

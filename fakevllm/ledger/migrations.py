@@ -83,6 +83,10 @@ def m006_feedback(db: Connection) -> None:
     db.exec_driver_sql("CREATE INDEX ix_feedback_app ON feedback (app_key, received_at)")
 
 
+def m007_advantage(db: Connection) -> None:
+    db.exec_driver_sql("ALTER TABLE siblings ADD COLUMN advantage FLOAT")
+
+
 MIGRATIONS: list[Callable[[Connection], None]] = [
     m001_tables,
     m002_response_id,
@@ -90,6 +94,7 @@ MIGRATIONS: list[Callable[[Connection], None]] = [
     m004_place,
     m005_resent,
     m006_feedback,
+    m007_advantage,
 ]
 
 

@@ -49,6 +49,7 @@ class SiblingRecord:
     annotations_json: str | None = None
     error: str | None = None
     trained: bool = False
+    advantage: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

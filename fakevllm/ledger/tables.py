@@ -102,6 +102,9 @@ class Siblings(_Row, table=True):
     annotations_json: str | None = None
     error: str | None = None
     trained: bool = False
+    advantage: float | None = None
+    """Of the step that trained it, the mean over its tokens; NULL where none did, or a server of
+    before it was told."""
 
 
 class Calls(_Row, table=True):

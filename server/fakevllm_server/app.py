@@ -13,7 +13,7 @@ from fakevllm_adapters.asgi import Door
 from fakevllm_adapters.guard import Guard, GuardMiddleware
 from fakevllm_adapters.passthrough import PASSTHROUGH
 from fakevllm_adapters.registry import ADAPTERS, COUNTERS
-from fakevllm_server.api import control, episodes, groups, inference, refusals
+from fakevllm_server.api import control, episodes, groups, inference, refusals, shown
 from fakevllm_server.config import ServerConfig
 from fakevllm_server.curves.follower import Follower
 from fakevllm_server.swarm import Swarm
@@ -33,7 +33,7 @@ def create_app(config: ServerConfig) -> FastAPI:
 
     app = FastAPI(title="fakevllm-server", lifespan=lifespan)
     refusals.add_handlers(app)
-    for module in (control, groups, episodes):
+    for module in (control, groups, episodes, shown):
         app.include_router(module.router(swarm))
     _add_doors(app, swarm)
     guard = Guard(
