@@ -235,38 +235,6 @@ class CanContinueRequest(BaseModel):
     episode_uuid: str
 
 
-# --- tokens, to be looked at
-
-
-class ShownCall(CapturedCall):
-    forced: list[int] = []
-    """Places in the response where nothing else could have been sampled: not in the loss."""
-
-
-class ShownSibling(BaseModel):
-    """One sibling of a group, or one episode."""
-
-    index: int
-    name: str
-    """`<group>/<index>`, or an episode's uuid."""
-    reward: float | None = None
-    advantage: float | None = None
-    """Of the step that trained it, the mean over its tokens."""
-    is_trained: bool = False
-    calls: list[ShownCall] = []
-
-
-class ShownGroup(BaseModel):
-    group_id: str
-    state: str
-    """open: not ended yet; else as the journal has it."""
-    reason: str | None = None
-    step: int | None = None
-    version: int | None = None
-    """Of the weights that step made."""
-    siblings: list[ShownSibling]
-
-
 # --- numbers and arrays
 
 

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fakevllm.ledger.records import GroupRecord
+from fakevllm_adapters.shown import ShownCall, ShownGroup
 from fakevllm_adapters.swarm import (
     CapturedCall,
-    ShownCall,
-    ShownGroup,
     unpack_floats,
     unpack_ids,
 )
