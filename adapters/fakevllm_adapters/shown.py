@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from fakevllm_adapters.swarm import CapturedCall
 
 
 class ShownCall(CapturedCall):
-    forced: list[int] = []
+    forced: list[int] = Field(default_factory=list[int])
     """Places in the response where nothing else could have been sampled: not in the loss."""
 
 
