@@ -22,10 +22,12 @@ from fakevllm.graceful import GracefulServer
 from fakevllm.origins import NoOrigins
 from fakevllm.proxy import Proxy, open_proxy
 from fakevllm.routes import feedback, formats, groups, health, metrics, models, passthrough
+from fakevllm_adapters import log_lines
 from fakevllm_adapters.asgi import AsgiApp, Door, Receive, Scope, Send
 from fakevllm_adapters.bounded_http import bounded
 from fakevllm_adapters.guard import Guard, GuardMiddleware
 from fakevllm_adapters.limits import OpenCalls
+from fakevllm_adapters.log_lines import LogFormat
 from fakevllm_adapters.registry import ADAPTERS
 
 KEEP_ALIVE_S = 65
@@ -74,15 +76,17 @@ def _guard(proxy: Proxy) -> Guard:
 
 
 def serve(
-    config: Config, *, until_stdin_closes: bool = False, listen_fd: int | None = None
+    config: Config,
+    *,
+    log_format: LogFormat = "human",
+    until_stdin_closes: bool = False,
+    listen_fd: int | None = None,
 ) -> None:
     """Runs the proxy until it is told to stop. `listen_fd`: of the socket that a parent listens on
     for it. Raises UserError."""
     if until_stdin_closes:
         threading.Thread(target=_leave_with_parent, daemon=True).start()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_lines.set_up(log_format)
     config.keys()
     if listen_fd is not None:
         listener = socket.socket(fileno=listen_fd)
@@ -98,6 +102,7 @@ async def _serve(config: Config, listener: socket.socket) -> None:
             uvicorn.Config(
                 create_app(proxy),
                 http=bounded(AutoHTTPProtocol),
+                log_config=None,
                 log_level="warning",
                 access_log=False,
                 proxy_headers=False,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm import keys_command
+from fakevllm import keys_command, tokens_command
 from fakevllm.errors import UserError
 from fakevllm.exits import guarded
 
@@ -19,9 +19,9 @@ app = typer.Typer(
     rich_markup_mode=None,  # drawing the help with rich doubles the time it takes
 )
 app.add_typer(keys_command.app)
+app.command()(tokens_command.tokens)
 
 Hooks = Annotated[Path | None, typer.Option(help="Folder with the hook files, or one file.")]
-SwarmKey = Annotated[str | None, typer.Option(envvar="FAKEVLLM_SWARM_KEY", help="Our key there.")]
 Aliases = Annotated[list[str] | None, typer.Option(help="Further model names; '*' is any.")]
 Rows = Annotated[Path | None, typer.Option(help="JSONL rows that requests may quote.")]
 FallbackKey = Annotated[
@@ -33,6 +33,9 @@ AppCommand = Annotated[
 ]
 ServePolicy = Annotated[
     Literal["best", "lead", "greedy"] | None, typer.Option(help="Which sibling the app gets.")
+]
+LogFormat = Annotated[
+    Literal["human", "json"], typer.Option(help="Lines for people, or one JSON object a line.")
 ]
 State = Annotated[Path | None, typer.Option(help="Where done rows are noted, to resume.")]
 ProxyKey = Annotated[
@@ -68,7 +71,7 @@ def serve(
     config: keys_command.ConfigFile = None,
     hooks: Hooks = None,
     swarm: Annotated[str | None, typer.Option(help="URL of the swarm server.")] = None,
-    swarm_key: SwarmKey = None,
+    swarm_key: tokens_command.SwarmKey = None,
     n: Annotated[int | None, typer.Option(help="Siblings per request.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
@@ -83,6 +86,7 @@ def serve(
     ] = None,
     fallback_key: FallbackKey = None,
     lockstep: Lockstep = False,
+    log_format: LogFormat = "human",
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -103,7 +107,12 @@ def serve(
             "job": {"num_repeat": n, "lockstep": lockstep or None},
         }
         settings = load(config, flags)
-        run_proxy(settings, until_stdin_closes=until_stdin_closes, listen_fd=listen_fd)
+        run_proxy(
+            settings,
+            log_format=log_format,
+            until_stdin_closes=until_stdin_closes,
+            listen_fd=listen_fd,
+        )
 
     guarded(run)
 

@@ -205,7 +205,12 @@ class FeedbackDesk:
         be trained once more. Awaits nothing before it writes."""
         rows = self._ledger.feedback
         if isinstance(value, HookFailure):
-            log.warning("feedback about %s counts for nothing: %s", row.group_id, value.reason)
+            log.warning(
+                "feedback about %s counts for nothing: %s",
+                row.group_id,
+                value.reason,
+                extra={"group": row.group_id},
+            )
             rows.outcome(row, FeedbackState.KEPT, value.reason)
             return None
         number, hook_hash = value.value, value.hook_hash or None

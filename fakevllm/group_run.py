@@ -71,6 +71,7 @@ class GroupRun:
     ) -> None:
         self._means = means
         self._request = request
+        self._log = logging.LoggerAdapter(log, {"group": request.id})
         self._draft = draft
         self._plan = plan
         self._rules = rules
@@ -104,7 +105,7 @@ class GroupRun:
             await self._app.refuse(error)
             self._do(self._fanout.give_up("upstream_unreachable"))
         except Exception:  # isolates: a defect of ours must not leave the app without an answer
-            log.exception("request %s failed", self._request.id)
+            self._log.exception("request %s failed", self._request.id)
             self._do(self._fanout.give_up("internal_error"))
             await self._app.break_off(internal_error())
         finally:
@@ -154,7 +155,7 @@ class GroupRun:
                 result = await asking.sample(self._request, self._plan, index, self._app)
             came = came_of(self._request, result)
         except Exception:  # isolates: a defect of ours must not leave the app without an answer
-            log.exception("sibling %d of request %s failed", index, self._request.id)
+            self._log.exception("sibling %d of request %s failed", index, self._request.id)
             return self._do(self._fanout.give_up("internal_error"))
         self._results[index] = result
         if is_relayed:
@@ -193,7 +194,7 @@ class GroupRun:
             means = self._means
             outcome = await score(means.hooks, self._draft, results, means.failure_floor)
         except Exception:  # isolates, as above
-            log.exception("request %s could not be scored", self._request.id)
+            self._log.exception("request %s could not be scored", self._request.id)
             return self._do(self._fanout.give_up("internal_error"))
         self._scoring = None
         self._outcome = outcome
@@ -268,7 +269,7 @@ class GroupRun:
         try:
             record = self._record(reason)
         except Exception:  # isolates: the server must hear of the group's end, come what may
-            log.exception("request %s could not be recorded", self._request.id)
+            self._log.exception("request %s could not be recorded", self._request.id)
             record = self._draft.failed("internal_error", 500)
         means.end(self, record)
 

@@ -117,7 +117,12 @@ class LateFeedback:
         except Exception as error:  # isolates: one odd feedback must not hold up the others
             if is_passing(error):
                 raise
-            log.warning("feedback about %s is lost: %s", row.group_id, mend_of(error))
+            log.warning(
+                "feedback about %s is lost: %s",
+                row.group_id,
+                mend_of(error),
+                extra={"group": row.group_id},
+            )
             return FeedbackState.LOST, reason_of(error)
         if not reply.success:
             return FeedbackState.LOST, reply.failure_reason

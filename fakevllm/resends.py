@@ -131,7 +131,11 @@ class Resends:
         self._told(attempt, app)
         pending.num_resent += 1
         self._kept.told(pending.group_id)
-        log.info("request %s was sent again and got its answer", pending.group_id)
+        log.info(
+            "request %s was sent again and got its answer",
+            pending.group_id,
+            extra={"group": pending.group_id},
+        )
         return True
 
     def left(self, attempt: Attempted | None) -> None:

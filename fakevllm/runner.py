@@ -253,7 +253,7 @@ class Runner:
             await app.refuse(error)
             self._record(draft.failed(why_failed(error), error.status))
         except Exception:  # isolates: a defect of ours must not leave the app without an answer
-            log.exception("request %s failed", request.id)
+            log.exception("request %s failed", request.id, extra={"group": request.id})
             await app.break_off(internal_error())
             self._record(draft.failed("internal_error", 500))
 

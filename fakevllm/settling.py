@@ -232,7 +232,12 @@ class Settling:
             changed.set()
 
     def _lose(self, group_id: str, error: Exception) -> None:
-        log.warning("group %s could not be ended: the swarm server %s", group_id, mend_of(error))
+        log.warning(
+            "group %s could not be ended: the swarm server %s",
+            group_id,
+            mend_of(error),
+            extra={"group": group_id},
+        )
         self.forget(group_id)
         self._ledger.settle(group_id, "lost", reason_of(error), None, [])
         self.on_settled(group_id)

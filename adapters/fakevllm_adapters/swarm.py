@@ -169,6 +169,8 @@ class TrainedGroup(BaseModel):
     group_id: str
     siblings: list[int]
     """Indices that went into the loss."""
+    advantages: list[float] = []
+    """Of each of those, the mean over its trained tokens."""
 
 
 class LogEntry(BaseModel):

@@ -3,18 +3,17 @@ loop."""
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
-import orjson
-from sqlalchemy import Connection, Engine, Row, select
+from sqlalchemy import Connection, Engine, select
 from sqlalchemy.dialects import sqlite
 
 from fakevllm.conversation.place import Kind, Place
+from fakevllm.ledger.call_reads import call_of
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.tables import CALLS, FEEDBACK, GROUPS
 from fakevllm_adapters.swarm import CapturedCall, LogEntry
@@ -215,7 +214,7 @@ class FeedbackRows:
             query = select(CALLS).where(CALLS.c.group_id == group_id, CALLS.c.sibling == served)
             rows = db.execute(query.order_by(CALLS.c.seq)).all()
         is_known = all(row.shaped is not None and not row.shaped for row in rows)
-        return ServedCalls(run_id, [_call(row) for row in rows], is_known)
+        return ServedCalls(run_id, [call_of(row) for row in rows], is_known)
 
     def counts(self) -> dict[str, int]:
         """By state."""
@@ -235,16 +234,3 @@ class FeedbackRows:
 
 def _run(db: Connection, sql: str, row: tuple[Any, ...]) -> None:
     db.exec_driver_sql(sql, row)
-
-
-def _call(row: Row[Any]) -> CapturedCall:
-    return CapturedCall(
-        prompt_ids=b64encode(row.prompt_ids).decode(),
-        response_ids=b64encode(row.response_ids).decode(),
-        logprobs=None if row.logprobs is None else b64encode(row.logprobs).decode(),
-        weight_versions=orjson.loads(row.weight_versions_json),
-        temperature=row.temperature,
-        finish_reason=row.finish_reason,
-        untrainable=row.untrainable,
-        shaped=bool(row.shaped),
-    )

@@ -87,6 +87,10 @@ def m007_failure(db: Connection) -> None:
     db.exec_driver_sql("ALTER TABLE siblings ADD COLUMN failure VARCHAR")
 
 
+def m008_advantage(db: Connection) -> None:
+    db.exec_driver_sql("ALTER TABLE siblings ADD COLUMN advantage FLOAT")
+
+
 MIGRATIONS: list[Callable[[Connection], None]] = [
     m001_tables,
     m002_response_id,
@@ -95,6 +99,7 @@ MIGRATIONS: list[Callable[[Connection], None]] = [
     m005_resent,
     m006_feedback,
     m007_failure,
+    m008_advantage,
 ]
 
 

@@ -51,6 +51,7 @@ class SiblingRecord:
     trained: bool = False
     failure: str | None = None
     """Why its answer is no answer, by whoever's fault: a word of failures.py's."""
+    advantage: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

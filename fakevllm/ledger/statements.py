@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import sqlite3
 import time
@@ -17,7 +18,7 @@ from sqlalchemy.dialects import sqlite
 from fakevllm.ledger import feedback_rows
 from fakevllm.ledger.records import GroupRecord, KeptAnswer, State
 from fakevllm.ledger.tables import CALLS, GROUPS, KEPT_ANSWERS, META, SIBLINGS, TASKS
-from fakevllm_adapters.swarm import CapturedCall, LogEntry, Task
+from fakevllm_adapters.swarm import CapturedCall, LogEntry, Task, TrainedGroup
 
 
 def _replace(table: Table) -> str:
@@ -51,13 +52,14 @@ _TRAINED = """
     run_id = COALESCE(run_id, ?) WHERE group_id = ?
 """
 _UNMARKED = """
-    UPDATE siblings SET trained = 0 WHERE group_id IN
+    UPDATE siblings SET trained = 0, advantage = NULL WHERE group_id IN
     (SELECT group_id FROM groups WHERE run_id = ? AND trained_step > ?)
 """
 _UNDONE = """
     UPDATE groups SET state = 'pooled', trained_step = NULL, trained_version = NULL
     WHERE run_id = ? AND trained_step > ?
 """
+_MARK = 'UPDATE siblings SET trained = 1, advantage = ? WHERE group_id = ? AND "index" = ?'
 _UNTRAINED = """
     UPDATE groups SET state = ?, reason = ?, trained_step = NULL, trained_version = NULL
     WHERE group_id = ?
@@ -154,9 +156,7 @@ def _apply(db: Connection, run_id: str, entry: LogEntry) -> None:
             rows = [(entry.step, entry.version, run_id, group_id) for group_id in ids]
             _many(db, _TRAINED, rows)
             _unmark(db, ids)
-            marks = [(group.group_id, index) for group in entry.groups for index in group.siblings]
-            mark = 'UPDATE siblings SET trained = 1 WHERE group_id = ? AND "index" = ?'
-            _many(db, mark, marks)
+            _many(db, _MARK, [mark for group in entry.groups for mark in _marks(group)])
         case "dropped":
             rows = [(State.DROPPED, reason, group_id) for group_id, reason in entry.reasons.items()]
             _many(db, _UNTRAINED, rows)
@@ -175,7 +175,13 @@ def _apply(db: Connection, run_id: str, entry: LogEntry) -> None:
 
 def _unmark(db: Connection, group_ids: Sequence[str]) -> None:
     rows = [(group_id,) for group_id in group_ids]
-    _many(db, "UPDATE siblings SET trained = 0 WHERE group_id = ?", rows)
+    _many(db, "UPDATE siblings SET trained = 0, advantage = NULL WHERE group_id = ?", rows)
+
+
+def _marks(group: TrainedGroup) -> list[tuple[float | None, str, int]]:
+    """A server of before they were told tells no advantages."""
+    pairs = itertools.zip_longest(group.siblings, group.advantages[: len(group.siblings)])
+    return [(advantage, group.group_id, index) for index, advantage in pairs]
 
 
 def _call_row(group_id: str, sibling: int, seq: int, call: CapturedCall) -> tuple[Any, ...]:

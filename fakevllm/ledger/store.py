@@ -22,6 +22,7 @@ from fakevllm.errors import LedgerError
 from fakevllm.hooks.recorded import RecordedGroup
 from fakevllm.ledger import queries, statements
 from fakevllm.ledger.asked import messages_asked
+from fakevllm.ledger.call_reads import CallReads
 from fakevllm.ledger.feedback_rows import FeedbackRows
 from fakevllm.ledger.kept_answers import KeptAnswers
 from fakevllm.ledger.migrations import migrate
@@ -54,6 +55,7 @@ class Ledger:
         self._reading = reading
         self._writer: Writer[_Change] = Writer(self._transact)
         self.sessions = SessionReads(reading)
+        self.calls = CallReads(reading)
         self.kept = KeptAnswers(reading, self._writer.put)
         self.feedback = FeedbackRows(reading, self._writer.put)
 

@@ -105,6 +105,9 @@ class Siblings(_Row, table=True):
     failure: str | None = None
     """Of the model's making `cut_off`, `broken_tool_call`, `empty`, `not_json`; of the engine's
     `broken_off`."""
+    advantage: float | None = None
+    """Of the step that trained it, the mean over its tokens; NULL where none did, or a server of
+    before it was told."""
 
 
 class Calls(_Row, table=True):

@@ -14,9 +14,19 @@ from fakevllm_adapters.asgi import Door
 from fakevllm_adapters.guard import Guard, GuardMiddleware
 from fakevllm_adapters.passthrough import PASSTHROUGH
 from fakevllm_adapters.registry import ADAPTERS, COUNTERS
-from fakevllm_server.api import control, episodes, groups, inference, inspection, refusals, uploads
+from fakevllm_server.api import (
+    control,
+    episodes,
+    groups,
+    inference,
+    inspection,
+    refusals,
+    shown,
+    uploads,
+)
 from fakevllm_server.api.access import ADMIN_PATHS, opens_episode, stranger
 from fakevllm_server.config import ServerConfig
+from fakevllm_server.curves.follower import Follower
 from fakevllm_server.latest_call import LatestCall
 from fakevllm_server.swarm import Swarm
 
@@ -26,13 +36,16 @@ def create_app(config: ServerConfig) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        curves = Follower(config.run_dir)
+        curves.start()
         await swarm.resume()
         yield
         await asyncio.shield(swarm.close())
+        await asyncio.to_thread(curves.close)
 
     app = FastAPI(title="fakevllm-server", lifespan=lifespan)
     refusals.add_handlers(app)
-    for module in (control, uploads, groups, episodes):
+    for module in (control, uploads, groups, episodes, shown):
         app.include_router(module.router(swarm))
     latest_call = LatestCall()
     app.include_router(inspection.router(swarm, latest_call))

@@ -72,19 +72,26 @@ def plan_step(
     calls: list[Call] = []
     trained: list[TrainedGroup] = []
     for group, of_group in zip(groups, entries, strict=True):
-        own = [
-            (entry.index, list(_with(entry.calls, _advantages(group, entry, advantages))))
+        own = {
+            entry.index: list(_with(entry.calls, _advantages(group, entry, advantages)))
             for entry in of_group
-        ]
-        teaches = _teaches(group, [entry.outcome.score for entry in of_group], job)
-        siblings = sorted(index for index, given in own if given and teaches)
-        calls.extend(call for _, given in own for call in given if teaches)
-        trained.append(TrainedGroup(group_id=group.group_id, siblings=siblings))
+        }
+        if not _teaches(group, [entry.outcome.score for entry in of_group], job):
+            own = {}
+        trained.append(_trained_group(group.group_id, own))
+        calls.extend(call for given in own.values() for call in given)
     metrics = _metrics(groups, calls, job)
     if penalties is not None:
         means = [_mean(row) for row in penalties if row]
         metrics["reward_kl_penalty"] = _mean(means) / job.kl_coef
     return PlannedStep(Batch(step, calls), trained, metrics)
+
+
+def _trained_group(group_id: str, given: Mapping[int, Sequence[Call]]) -> TrainedGroup:
+    """`given`: of each sibling, the calls that train."""
+    siblings = sorted(index for index, calls in given.items() if calls)
+    advantages = [_mean([one for call in given[i] for one in call.advantages]) for i in siblings]
+    return TrainedGroup(group_id=group_id, siblings=siblings, advantages=advantages)
 
 
 def with_left_out(metrics: Mapping[str, float], left_out: Mapping[str, int]) -> dict[str, float]:
@@ -194,8 +201,8 @@ def _metrics(
         "tokens_trained": float(sum(call.num_trained for call in calls)),
         "tokens_forced": float(sum(len(call.response_ids) - call.num_trained for call in calls)),
     }
-    if rewards:
-        metrics["reward_mean"] = _mean(rewards)
+    metrics |= _spread("reward", rewards) | _lengths(groups)
+    metrics |= _spread("advantage", [one for call in calls for one in call.advantages])
     if num_samples:
         metrics["feedback_samples"] = float(num_samples)
     if job.overlong_buffer_len is not None:
@@ -203,6 +210,27 @@ def _metrics(
         metrics["overlong"] = float(sum(penalty < 0 for penalty in overlong))
         metrics["overlong_penalty"] = _mean(overlong)
     return metrics
+
+
+def _lengths(groups: Sequence[FinishedGroup]) -> dict[str, float]:
+    """Of all calls, trained or not; a turn of a conversation is one."""
+    calls = [call for group in groups for episode in group.episodes for call in episode.calls]
+    if not calls:
+        return {}
+    cut = _mean([call.finish_reason == "length" for call in calls])
+    return (
+        _spread("prompt_length", [len(call.prompt_ids) for call in calls])
+        | _spread("response_length", [len(call.response_ids) for call in calls])
+        | {"response_length_clip_ratio": cut}
+    )
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Nothing of nothing."""
+    if not values:
+        return {}
+    found = {"mean": _mean(values), "max": max(values), "min": min(values)}
+    return {f"{name}_{kind}": float(value) for kind, value in found.items()}
 
 
 def _mean(values: Sequence[float]) -> float:

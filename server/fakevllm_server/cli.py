@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from fakevllm_server import checkpoints_command
+from fakevllm_server import checkpoints_command, curves_command
 from fakevllm_server.exits import refused
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # drawing the help with rich doubles the time it takes
 )
 app.add_typer(checkpoints_command.app)
+app.command()(curves_command.curves)
 
 
 NOT_IN_A_FILE = ("config", "until_stdin_closes", "listen_fd")
@@ -104,6 +105,9 @@ def start(
     weights_dir: Annotated[
         Path | None, typer.Option(help="Folder shared with that vLLM; default: in memory.")
     ] = None,
+    log_format: Annotated[
+        Literal["human", "json"], typer.Option(help="Lines for people, or one JSON object a line.")
+    ] = "human",
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -133,7 +137,12 @@ def start(
             trainer_args=_parts(trainer_arg),
             keys=read_keys(key_file),
         )
-        serve(settings, until_stdin_closes=until_stdin_closes, listen_fd=listen_fd)
+        serve(
+            settings,
+            log_format=log_format,
+            until_stdin_closes=until_stdin_closes,
+            listen_fd=listen_fd,
+        )
     except ConfigError as error:
         raise refused(error) from None
 

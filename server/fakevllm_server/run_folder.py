@@ -5,11 +5,16 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
+import time
 from pathlib import Path
 
 from fakevllm_adapters.keys import new_id
 from fakevllm_server.config import ConfigError
+from fakevllm_server.run_record import Life, with_life
+
+log = logging.getLogger("fakevllm.server")
 
 
 class RunInUse(ConfigError):
@@ -61,6 +66,17 @@ class RunFolder:
         if not (file.exists() and file.read_text()):
             _write(file, new_id())
         return file.read_text()
+
+    def remember_life(self, life: Life) -> None:
+        """In `run.json`, which is for people. A disk that does not take it stops no engine."""
+        file = self._path / "run.json"
+        try:
+            known = file.read_text() if file.exists() else None
+            aside = file.with_suffix(".new")
+            aside.write_text(with_life(known, self.run_id(), life, time.time()))
+            aside.rename(file)
+        except OSError as error:
+            log.warning("%s was not written: %s", file, error.strerror)
 
     def close(self) -> None:
         os.close(self._lock)

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from fakevllm_adapters.swarm import LogEntry, TrainedGroup
+from fakevllm_server.client_metrics import ClientMetrics
 from fakevllm_server.coverage import totals
 from fakevllm_server.journal import changes, reads
 from fakevllm_server.journal.facts import SavedCheckpoint
@@ -32,6 +33,8 @@ class RunLog:
         """The last step that is trained, as the weights stand."""
         self.totals: defaultdict[str, float] = defaultdict(float)
         """Counts of those steps by their metric's name."""
+        self.of_clients = ClientMetrics()
+        """Told with the next step."""
         self._count()
 
     async def planned(self, batch: PlannedBatch) -> None:
@@ -45,6 +48,7 @@ class RunLog:
         metrics: dict[str, float],
         checkpoint: SavedCheckpoint | None = None,
     ) -> None:
+        metrics = metrics | self.of_clients.take()
         entry = self._next(
             LogEntry(seq=0, kind="step", step=step, version=version, groups=groups, metrics=metrics)
         )

@@ -8,23 +8,21 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
-from urllib.parse import quote
 
-from sqlalchemy import Connection, NullPool, create_engine
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy import Connection
 
 from fakevllm_server.backends.child import ChildEngine
 from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.checkpoints import CheckpointFolders, digest
 from fakevllm_server.config import ConfigError, find_model
 from fakevllm_server.journal import reads
+from fakevllm_server.journal.beside import read_beside
 from fakevllm_server.journal.facts import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run_folder import RunFolder, RunInUse, fingerprint
@@ -35,8 +33,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 OnRead = Callable[[int], object]
 """Hears of each number of bytes that was read."""
-
-BUSY_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,20 +168,7 @@ class SavedRun:
     def _read(
         self, query: Callable[Concatenate[Connection, P], T], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        uri = f"file:{quote(str(self._journal))}?mode=ro"
-        engine = create_engine(
-            "sqlite://",
-            creator=lambda: sqlite3.connect(uri, timeout=BUSY_TIMEOUT_S, uri=True),
-            poolclass=NullPool,
-        )
-        try:
-            with engine.connect() as db:
-                return query(db, *arguments, **named)
-        except DatabaseError as error:
-            raise ConfigError(
-                f"The journal {self._journal} cannot be read ({error.orig}): was it written by "
-                "another version?"
-            ) from error
+        return read_beside(self._journal, query, *arguments, **named)
 
 
 class WayBack:

@@ -72,7 +72,12 @@ class Saves:
             return await self.save(step, version)
         except (OSError, ActionFailed) as failure:
             self._is_overdue = True
-            log.error("step %d could not be saved, trying again after the next: %s", step, failure)
+            log.error(
+                "step %d could not be saved, trying again after the next: %s",
+                step,
+                failure,
+                extra={"step": step},
+            )
             return None
 
     async def save(self, step: int, version: int) -> SavedCheckpoint:

@@ -13,7 +13,9 @@ import threading
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from fakevllm_adapters import log_lines
 from fakevllm_adapters.bounded_http import bounded
+from fakevllm_adapters.log_lines import LogFormat
 from fakevllm_server.app import create_app
 from fakevllm_server.config import ConfigError, ServerConfig
 
@@ -25,15 +27,17 @@ limit is often 1,024."""
 
 
 def serve(
-    config: ServerConfig, *, until_stdin_closes: bool = False, listen_fd: int | None = None
+    config: ServerConfig,
+    *,
+    log_format: LogFormat = "human",
+    until_stdin_closes: bool = False,
+    listen_fd: int | None = None,
 ) -> None:
     """`listen_fd`: of the socket that a parent listens on for it. Raises ConfigError where the
     address or the run directory cannot be had."""
     if until_stdin_closes:
         threading.Thread(target=_leave_with_parent, daemon=True).start()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_lines.set_up(log_format)
     _allow_open_files()
     if listen_fd is not None:
         listener = socket.socket(fileno=listen_fd)
@@ -44,6 +48,7 @@ def serve(
             uvicorn.Config(
                 create_app(config),
                 http=bounded(AutoHTTPProtocol),
+                log_config=None,
                 log_level="warning",
                 access_log=False,
                 timeout_keep_alive=KEEP_ALIVE_S,

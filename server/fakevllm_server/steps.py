@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from fakevllm_adapters.swarm import told_numbers
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.algorithms.staleness import keep_fresh
 from fakevllm_server.backends.base import ActionFailed, LossSpec, StepMetrics, Trainer
@@ -65,6 +66,7 @@ class Steps:
         """In the journal, and not trained yet as the weights stand."""
         self._num_failed = 0
         self._retry_at = 0.0
+        self._recorded_at: float | None = None
         self.is_whole = False
         """Whether the trainer's weights are those of the steps in the log."""
 
@@ -109,7 +111,8 @@ class Steps:
         try:
             version = await self._train(batch)
         except StepFailed as failure:
-            log.error("step %d failed, the engine goes on: %s", batch.step, failure)
+            fields = {"step": batch.step}
+            log.error("step %d failed, the engine goes on: %s", batch.step, failure, extra=fields)
             self._retry_at = time.monotonic() + RETRY_STEP_AFTER_S
             self._num_failed += 1
             if self._num_failed < MAX_FAILURES:
@@ -186,21 +189,22 @@ class Steps:
     async def _record(self, plan: PlannedStep, measured: StepMetrics, version: int) -> None:
         step = plan.batch.step
         metrics = with_left_out(plan.metrics, self._pool.take_left_out()) | measured
-        metrics |= self._new_drops()
+        metrics |= self._lap() | self._new_drops()
         trained = plan.trained
         if metrics.get("no_update"):
             metrics = nothing_trained(
                 metrics, "too_far" if metrics.get("too_far") else "not_finite"
             )
             metrics |= {"feedback_tokens": 0.0} if "feedback_tokens" in metrics else {}
-            trained = [one.model_copy(update={"siblings": []}) for one in trained]
+            trained = [one.model_copy(update={"siblings": [], "advantages": []}) for one in trained]
         self._limit.saw(step, metrics, self._job.max_mismatch_k3)
         is_last = self.stopped is not None or step == self._job.total_training_steps
         saved = await self._saves.save_if_due(step, version, metrics, is_last=is_last)
         await self._log.trained(step, version, trained, metrics, saved)
         if saved is not None:
             await self._saves.kept(saved)
-        log.info("%s", step_line(step, version, metrics))
+        fields = {"step": step, "version": version, "metrics": told_numbers(metrics)}
+        log.info("%s", step_line(step, version, metrics), extra=fields)
         self._watch(step, metrics)
 
     def _new_drops(self) -> StepMetrics:
@@ -209,16 +213,23 @@ class Steps:
         new, self._told_drops = drops - self._told_drops, drops
         return {f"{DROPPED}{reason}": float(num) for reason, num in new.items()}
 
+    def _lap(self) -> StepMetrics:
+        """Since the step before: what was sampled and waited for is in it."""
+        before, self._recorded_at = self._recorded_at, time.monotonic()
+        return {} if before is None else {"step_seconds": self._recorded_at - before}
+
     def _watch(self, step: int, metrics: Mapping[str, float]) -> None:
-        limit = self._job.max_mismatch_k3
+        limit, field = self._job.max_mismatch_k3, {"step": step}
         if metrics.get("too_far"):
             told = (step, shown(metrics, "mismatch_k3", ".3g"), limit)
-            log.error("step %d made no update: mismatch_k3 %s is above max_mismatch_k3 %s", *told)
+            said = "step %d made no update: mismatch_k3 %s is above max_mismatch_k3 %s"
+            log.error(said, *told, extra=field)
         elif metrics.get("skipped"):
             made = "no update" if metrics.get("no_update") else "not all of its updates"
-            log.error("step %d made %s: %s", step, made, not_finite(metrics) or "not finite")
+            why = not_finite(metrics) or "not finite"
+            log.error("step %d made %s: %s", step, made, why, extra=field)
         if self.stopped is not None:
-            log.error("%s", self.stopped)
+            log.error("%s", self.stopped, extra=field)
             self._log.stopped(step, self.stopped)
 
 

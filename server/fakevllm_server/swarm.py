@@ -29,7 +29,8 @@ from fakevllm_server.journal import changes, reads
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.writer import JournalTrouble
 from fakevllm_server.pool import Pool
-from fakevllm_server.run_folder import RunFolder
+from fakevllm_server.run_folder import RunFolder, fingerprint
+from fakevllm_server.run_record import life_of
 from fakevllm_server.runlog import RunLog
 from fakevllm_server.saves import Saves
 from fakevllm_server.spelling import vocabulary_of
@@ -143,6 +144,8 @@ class Swarm:
             changes.remembered(_JOB, self.job.as_yaml()), changes.remembered(_RUNS, "yes")
         )
         await self.journal.settle()
+        life = life_of(self.config, self.job, self._model, fingerprint(self._model))
+        await asyncio.to_thread(self._folder.remember_life, life)
         self.intake.resume(self.job, time.monotonic())
         self.engine.move(EngineStatus.BOOTING, time.monotonic())
         saves = Saves(backend.trainer, self._checkpoints, self.journal, self.job.save_freq)

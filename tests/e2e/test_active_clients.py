@@ -40,7 +40,11 @@ def claim(server: Process, client: str = "me", kind: str = "train") -> Any:
 
 
 def end(server: Process, claimed: Any, reward: Any, client: str = "me") -> Any:
-    output = {"reward": reward, "metadata": {"task_id": "t"}}
+    output = {
+        "reward": reward,
+        "metadata": {"task_id": "t"},
+        "log_metrics": {"tools": [1.0, 3.0]},
+    }
     return call(
         server,
         "/end_episode",
@@ -71,9 +75,12 @@ def test_two_episodes_of_a_task_with_several_calls_each_make_a_step(server: Proc
     wait_until(lambda: len(run_log(server)) == 1, 10)
     (entry,) = run_log(server)
     assert entry["metrics"]["calls"] == 4
-    assert entry["groups"] == [
-        {"group_id": f"task:t#{episode['episode_uuid']}", "siblings": [0, 1]}
-    ]
+    assert entry["metrics"]["train_tools"] == 2.0
+    (trained,) = entry["groups"]
+    assert trained["group_id"] == f"task:t#{episode['episode_uuid']}"
+    assert trained["siblings"] == [0, 1]
+    better, worse = trained["advantages"]
+    assert better > 0 and worse == -better
 
 
 def run_log(server: Process) -> Any:

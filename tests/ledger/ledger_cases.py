@@ -71,8 +71,17 @@ def call(*, version: int = 3, logprobs: Sequence[float] | None = (-0.5, -0.25)) 
     )
 
 
-def trained(seq: int, *group_ids: str, step: int = 1, siblings: Sequence[int] = (0, 1)) -> LogEntry:
-    groups = [TrainedGroup(group_id=one, siblings=list(siblings)) for one in group_ids]
+def trained(
+    seq: int,
+    *group_ids: str,
+    step: int = 1,
+    siblings: Sequence[int] = (0, 1),
+    advantages: Sequence[float] = (),
+) -> LogEntry:
+    groups = [
+        TrainedGroup(group_id=one, siblings=list(siblings), advantages=list(advantages))
+        for one in group_ids
+    ]
     return LogEntry(seq=seq, kind="step", step=step, version=step, groups=groups)
 
 

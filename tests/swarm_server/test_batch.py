@@ -61,6 +61,25 @@ def test_remax_trains_what_differs_from_the_greedy_answer_and_no_ties() -> None:
         assert [call.advantage for call in plan.batch.calls] == [0.5] * len(siblings)
 
 
+def test_each_siblings_advantage_is_told_with_the_group() -> None:
+    plan = planned([1.0, 0.0, 1.0, 0.0])
+    (trained,) = plan.trained
+    of_call = [call.advantage for call in plan.batch.calls]
+    assert trained.siblings == [0, 1, 2, 3]
+    assert trained.advantages == of_call
+    assert planned([1.0, 1.0]).trained[0].advantages == []
+
+
+def test_a_step_tells_the_spread_of_rewards_advantages_and_lengths() -> None:
+    metrics = planned([1.0, 0.0, 0.5]).metrics
+    assert (metrics["reward_min"], metrics["reward_mean"], metrics["reward_max"]) == (0, 0.5, 1)
+    assert metrics["advantage_min"] == -metrics["advantage_max"] < 0
+    lengths = [metrics[f"response_length_{kind}"] for kind in ("min", "mean", "max")]
+    assert lengths == [2, 2, 2]
+    assert metrics["prompt_length_mean"] == 3
+    assert metrics["response_length_clip_ratio"] == 0
+
+
 def group_of(*episodes: tuple[float, list[RecordedCall]], name: str = "g") -> FinishedGroup:
     scored = [ScoredEpisode(at, reward, calls) for at, (reward, calls) in enumerate(episodes)]
     return FinishedGroup(name, scored)

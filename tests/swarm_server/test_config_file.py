@@ -43,6 +43,15 @@ def test_a_shipped_configuration_starts_a_server(file: Path, served: list[Server
     assert served[0].engine_args and all(part for part in served[0].engine_args)
 
 
+def test_a_file_may_choose_the_logs_format_of_those_there_are(
+    tmp_path: Path, served: list[ServerConfig]
+) -> None:
+    assert started(written(tmp_path, "backend: fake\nlog-format: json\n")).exit_code == 0
+    refused = started(written(tmp_path, "backend: fake\nlog-format: xml\n"))
+    assert refused.exit_code == 2 and "human" in refused.output
+    assert len(served) == 1
+
+
 def test_a_file_sets_flags_with_dashes_or_underscores(
     tmp_path: Path, served: list[ServerConfig]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from fastapi import APIRouter, HTTPException, Request
@@ -16,8 +17,11 @@ from fakevllm_adapters.swarm import (
 )
 from fakevllm_server.api.access import caller_of
 from fakevllm_server.api.refusals import ClearRoute
+from fakevllm_server.client_metrics import MAX_NAME_CHARS
 from fakevllm_server.episodes import MAX_CLAIMED, EpisodeRefused
 from fakevllm_server.swarm import Swarm
+
+log = logging.getLogger("fakevllm.server")
 
 _ADVICE = {
     EngineStatus.OFFLINE: "Please start the engine first. Please use one of the client to run "
@@ -50,6 +54,7 @@ def router(swarm: Swarm) -> APIRouter:
     @routes.post("/end_episode")
     async def end_episode(request: EndEpisodeRequest, http: Request) -> dict[str, bool]:
         reward = _scalar_reward(request)
+        ending = swarm.episodes.find(request.episode_uuid)
         try:
             swarm.episodes.check_owner(request.episode_uuid, caller_of(swarm, http.scope))
             await swarm.intake.end_episode(request, reward, swarm.closed)
@@ -57,6 +62,8 @@ def router(swarm: Swarm) -> APIRouter:
             status = swarm.engine.status
             detail = refused.detail if swarm.engine.is_serving else _cannot_end(status)
             raise HTTPException(refused.status, detail) from None
+        if ending is not None and ending.kind == "train":
+            _hear(swarm, request)
         swarm.changed()
         return {"success": True}
 
@@ -110,6 +117,13 @@ async def _claimed(swarm: Swarm, request: ClaimEpisodeRequest, http: Request) ->
         openai_base_url=f"{http.base_url}e/{episode.uuid}/v1",
         openai_api_key=episode.key,
     )
+
+
+def _hear(swarm: Swarm, request: EndEpisodeRequest) -> None:
+    refused = swarm.runlog.of_clients.hear(request.workflow_output.log_metrics)
+    if refused:
+        told = len(refused), refused[0][:MAX_NAME_CHARS]
+        log.warning("%d log_metrics are not kept, for there are too many: %r and so on", *told)
 
 
 def _cannot_claim(swarm: Swarm, request: ClaimEpisodeRequest) -> str | None:

@@ -1,0 +1,106 @@
+"""What a run leaves to be looked at, through the real processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.curves.readings import Charts
+from tests.e2e.ledgers import wait_for_groups
+from tests.e2e.processes import Process, Processes, wait_until
+from tests.e2e.test_active_clients import ask, claim, end
+
+pytestmark = pytest.mark.timeout(180)
+JSON_LOG = ("--log-format", "json")
+
+
+def fakevllm(program: str, folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", program, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def lines(process: Process) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in process.log.splitlines()]
+
+
+def train(server: Process, proxy: Process) -> None:
+    with openai.OpenAI(base_url=f"{proxy.url}/v1", api_key="any") as app:
+        app.chat.completions.create(model="fake", messages=[{"role": "user", "content": "well?"}])
+    wait_until(lambda: num_steps(server) > 0, 20)
+
+
+def num_steps(server: Process) -> int:
+    entries = httpx.get(f"{server.url}/get_run_log").json()["entries"]
+    return sum(entry["kind"] == "step" for entry in entries)
+
+
+def test_a_run_can_be_looked_at_while_it_goes_on_and_afterwards(
+    processes: Processes, yes_hooks: Path
+) -> None:
+    config = processes.folder / "job.toml"
+    # An entropy bonus trains ties too: what the fake engine says is not the same each time.
+    config.write_text("[job]\nbatch_size = 1\nentropy_coeff = 0.1\n")
+    server = processes.server("--backend", "fake", *JSON_LOG)
+    hooks = ("--config", str(config), "--hooks", str(yes_hooks), "--n", "2")
+    proxy = processes.proxy(server, *hooks, *JSON_LOG)
+    train(server, proxy)
+    wait_for_groups(proxy, 1, states="trained")
+
+    group = fakevllm("fakevllm", proxy.folder, "tokens", "--run-dir", ".", "--swarm", server.url)
+    assert "trained, step 1" in group and "advantage" in group
+    assert "ids without texts" not in group  # the engine told them
+    episode = claim(server)
+    assert ask(episode, "[[say one]]") == "one"
+    asked = ("tokens", episode["episode_uuid"], "--run-dir", ".", "--swarm", server.url)
+    assert "open" in fakevllm("fakevllm", proxy.folder, *asked)
+    fakevllm("fakevllm", proxy.folder, *asked, "--html", "page.html")
+    assert "not in the loss" in (proxy.folder / "page.html").read_text()
+    measured = claim(server, kind="eval")
+    assert end(server, measured, 0.5) == {"success": True}
+    assert httpx.get(f"{server.url}/get_episode_tokens?episode=no").status_code == 404
+
+    server.stop()
+    proxy.stop()
+    charts = Charts(server.folder)
+    assert charts.steps() == [1]
+    assert charts.of("val/reward/mean") == [(1, 0.5)]
+    made = fakevllm("fakevllm_server", server.folder, "curves", "--run-dir", ".")
+    assert "2 points written" in made
+    assert Charts(server.folder).steps() == [1]
+
+    run = json.loads((server.folder / "run.json").read_text())
+    (life,) = run["lives"]
+    assert life["job"]["entropy_coeff"] == 0.1
+    assert life["engines"]["rollout"] == "fake"
+
+    for process in (server, proxy):
+        assert {"time", "level", "logger", "message"} <= lines(process)[0].keys()
+    (step,) = [line for line in lines(server) if line.get("step") == 1]
+    assert step["version"] == 1 and "reward_mean" in step["metrics"]
+
+
+def test_curves_are_not_made_while_the_server_makes_them(processes: Processes) -> None:
+    server = processes.server("--backend", "fake").wait_until_healthy()
+    done = subprocess.run(
+        [sys.executable, "-m", "fakevllm_server", "curves", "--run-dir", "."],
+        cwd=server.folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "is used by another server" in done.stderr
