@@ -4,15 +4,16 @@ it can be told afterwards."""
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import aiohttp
+import httpx
 import openai
 
 from fakevllm.demo.sums import BELOW
@@ -21,6 +22,7 @@ from fakevllm.replay.proxy import first_model, register
 from fakevllm_adapters.swarm import Task
 
 MAX_REQUESTS = 2_000
+"""Then it falls silent: ten minutes of a quick machine."""
 NUM_USERS = 2
 """One reads whole answers, the other streams."""
 MEAN_PAUSE_S = 0.3
@@ -44,17 +46,17 @@ class Asked:
 
 
 async def ask_beside(run_dir: Path, seed: int, heard: list[Asked]) -> None:
-    """Until cancelled: OpenAI's package as it comes, and an app that asks again what failed."""
+    """Until cancelled: OpenAI's package as it comes, and an app that asks again what failed. Puts
+    what it asks into `heard`."""
     url = await _url_of(run_dir)
     chance = random.Random(f"app {seed}")
     sums = [(chance.randrange(BELOW), chance.randrange(BELOW)) for _ in range(MAX_REQUESTS)]
-    tasks = {f"beside-{at}": _task(f"beside-{at}", *pair) for at, pair in enumerate(sums)}
-    model, keys = await _introduced(url, list(tasks.values()))
-    numbers = itertools.count()
+    tasks = [_task(f"beside-{at}", *pair) for at, pair in enumerate(sums)]
+    model, keys = await _introduced(url, tasks)
+    app, to_ask = App(url, model, keys, chance, heard), iter(tasks)
     async with asyncio.TaskGroup() as users:
         for user in range(NUM_USERS):
-            is_streamed = user % 2 == 1
-            users.create_task(_use(url, model, tasks, keys, numbers, chance, heard, is_streamed))
+            users.create_task(app.use(to_ask, is_streamed=user % 2 == 1))
 
 
 def _task(name: str, a: int, b: int) -> Task:
@@ -78,57 +80,46 @@ async def _introduced(url: str, tasks: list[Task]) -> tuple[str, dict[str, str]]
             await asyncio.sleep(ASK_AGAIN_S)
 
 
-async def _use(
-    url: str,
-    model: str,
-    tasks: Mapping[str, Task],
-    keys: Mapping[str, str],
-    numbers: itertools.count[int],
-    chance: random.Random,
-    heard: list[Asked],
-    is_streamed: bool,
-) -> None:
-    async with openai.AsyncOpenAI(base_url=url, api_key="set for each request") as client:
-        while True:
-            asked = Asked(f"beside-{next(numbers)}", time.time())
-            heard.append(asked)
-            own = client.with_options(api_key=keys[asked.name])
-            while asked.ended is None:
-                try:
-                    await _answer(own, model, tasks[asked.name].main_query, is_streamed)
-                    asked.ended = time.time()
-                except (openai.OpenAIError, HalfAnAnswer) as error:
-                    asked.errors.append(f"{type(error).__name__}: {error}")
-                    await asyncio.sleep(ASK_AGAIN_S)
-            await asyncio.sleep(chance.expovariate(1 / MEAN_PAUSE_S))
+@dataclass(frozen=True, slots=True)
+class App:
+    url: str
+    model: str
+    keys: Mapping[str, str]
+    """By task."""
+    chance: random.Random
+    heard: list[Asked]
+
+    async def use(self, tasks: Iterator[Task], *, is_streamed: bool) -> None:
+        """One user, who takes the next task when the one before is answered."""
+        async with openai.AsyncOpenAI(base_url=self.url, api_key="one a task") as client:
+            for task in tasks:
+                asked = Asked(task.task_id, time.time())
+                self.heard.append(asked)
+                own = client.with_options(api_key=self.keys[task.task_id])
+                while asked.ended is None:
+                    try:
+                        await self._ask(own, task.main_query, is_streamed)
+                        asked.ended = time.time()
+                    except (openai.OpenAIError, httpx.HTTPError, HalfAnAnswer) as error:
+                        asked.errors.append(f"{type(error).__name__}: {error}")
+                        await asyncio.sleep(ASK_AGAIN_S)
+                await asyncio.sleep(self.chance.expovariate(1 / MEAN_PAUSE_S))
+
+    async def _ask(self, client: openai.AsyncOpenAI, question: str, is_streamed: bool) -> None:
+        """Raises httpx.HTTPError for what the package lets through inside a stream."""
+        create = partial(
+            client.chat.completions.create,
+            model=self.model,
+            messages=[{"role": "user", "content": question}],
+            max_tokens=MAX_TOKENS,
+        )
+        if not is_streamed:
+            await create()
+            return
+        chunks = [chunk async for chunk in await create(stream=True)]
+        if not any(choice.finish_reason for chunk in chunks for choice in chunk.choices):
+            raise HalfAnAnswer("no finish reason")
 
 
 class HalfAnAnswer(Exception):
-    """A stream that broke off."""
-
-
-async def _answer(client: openai.AsyncOpenAI, model: str, question: str, is_streamed: bool) -> None:
-    asked = client.chat.completions
-    if not is_streamed:
-        await asked.create(
-            model=model, messages=[{"role": "user", "content": question}], max_tokens=MAX_TOKENS
-        )
-        return
-    chunks = await asked.create(
-        model=model,
-        messages=[{"role": "user", "content": question}],
-        max_tokens=MAX_TOKENS,
-        stream=True,
-    )
-    reasons: list[str] = []
-    try:
-        async for chunk in chunks:
-            reasons += [
-                str(choice.finish_reason) for choice in chunk.choices if choice.finish_reason
-            ]
-    except Exception as error:  # httpx's, which the package lets through inside a stream
-        if isinstance(error, openai.OpenAIError):
-            raise
-        raise HalfAnAnswer(f"{type(error).__name__}: {error}") from error
-    if not reasons:
-        raise HalfAnAnswer("no finish reason")
+    """A stream that ended too soon."""

@@ -38,7 +38,7 @@ class Row:
 
 def check_demo(run_dir: Path, kills: Sequence[Killed], asked: Sequence[Asked]) -> list[Finding]:
     ledger = run_dir / "ledger.sqlite"
-    groups = _groups(ledger, "select group_id, task_id, state, reason from groups")
+    groups = _rows(ledger, "select group_id, task_id, state, reason from groups")
     return [
         *check_one_group_each(groups, kills, asked),
         check_errors(kills, asked),
@@ -149,8 +149,8 @@ def _just_killed(kills: Sequence[Killed], one: Asked) -> bool:
 def _journal(run_dir: Path) -> tuple[list[str], dict[str, Row]]:
     """What was acknowledged, and the groups."""
     file = run_dir / "journal.sqlite"
-    groups = _groups(file, "select group_id, state, reason from groups")
-    ended = _groups(file, 'select "key", reply_json from submissions')
+    groups = _rows(file, "select group_id, state, reason from groups")
+    ended = _rows(file, 'select "key", reply_json from submissions')
     acknowledged = [
         row["key"].removeprefix("group:")
         for row in ended
@@ -163,7 +163,7 @@ def _by_id(groups: Sequence[Json]) -> dict[str, Row]:
     return {group["group_id"]: Row(group["state"], group["reason"]) for group in groups}
 
 
-def _groups(file: Path, sql: str) -> list[Json]:
+def _rows(file: Path, sql: str) -> list[Json]:
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as db:
         db.row_factory = sqlite3.Row
         return [dict(row) for row in db.execute(sql)]
