@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -146,9 +146,14 @@ class TrainJob(SwarmSections):
     def _under_one_name(cls, given: Any) -> Any:
         return under_one_name(given)
 
-    @property
-    def lora_target_modules(self) -> str:
-        return self.target_modules
+    if TYPE_CHECKING:  # for whom it is an argument, too
+        lora_target_modules: str = "all-linear"
+    else:
+
+        @property
+        def lora_target_modules(self) -> str:
+            """AgentJet's name for target_modules."""
+            return self.target_modules
 
     @staticmethod
     def from_yaml(text: str) -> TrainJob:

@@ -19,6 +19,7 @@ from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import Endpoint
 from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.backends.table import open_backend
+from fakevllm_server.backends.vllm.command import job_arguments
 from fakevllm_server.checkpoints import CheckpointFolders
 from fakevllm_server.config import ConfigError, ServerConfig, find_model
 from fakevllm_server.engine import Engine
@@ -137,7 +138,7 @@ class Swarm:
         """Begins to boot; for a holder of `changing_engine`. Raises ConfigError where the job's
         model cannot be loaded."""
         assert self.job is not None, "sync a job first"
-        rollout, trainer = self._specs(self.config.model or self.job.model)
+        rollout, trainer = self._specs(self.job)
         backend = open_backend(rollout, trainer, self.config.weights_dir)
         self.journal.put(
             changes.remembered(_JOB, self.job.as_yaml()), changes.remembered(_RUNS, "yes")
@@ -252,16 +253,15 @@ class Swarm:
         self._folder.check_model(self.config.trainer_name, found)
         return found
 
-    def _specs(self, model: str | None) -> tuple[EngineSpec, EngineSpec]:
-        """Of the rollout engine and of the trainer."""
+    def _specs(self, job: TrainJob) -> tuple[EngineSpec, EngineSpec]:
+        """Of the rollout engine and of the trainer. The server's own flags win over the job."""
         config = self.config
+        model = config.model_for(job.model)
         if model is None and config.trainer_name != "fake":
             raise ConfigError(
                 "No model: start the server with --model DIR, or name one in the job."
             )
-        name = config.served_model_name or (
-            Path(model).resolve().name if model else config.rollout_name
-        )
+        name = config.served_name_of(model)
         self._model = model = self._find_model(model)
         rollout = EngineSpec(
             config.rollout_name,
@@ -271,6 +271,7 @@ class Swarm:
             seed=config.seed,
             allow_hub=config.allow_hub,
             extra_args=config.engine_args,
+            job_args=job_arguments(job) if config.rollout_name == "vllm" else {},
             url=config.rollout_url,
             api_key=config.rollout_key,
         )
