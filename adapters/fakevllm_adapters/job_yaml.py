@@ -66,7 +66,7 @@ def _told(problem: Any, keys: Mapping[str, str]) -> str:
     said = str(problem["msg"]).removeprefix("Value error, ")
     if not name:
         return said
-    where = ".".join([keys.get(name, name), *inside])
+    where = repr(".".join([keys.get(name, name), *inside]))[1:-1][:_SHOWN_CHARS]
     if problem["type"] == "extra_forbidden":
         return f"{where} is no setting of a job: take it out"
     return f"{where}: {said}, got {repr(problem['input'])[:_SHOWN_CHARS]}"

@@ -150,6 +150,12 @@ def test_a_mistake_in_our_spelling_is_one_line_too() -> None:
         read_job("job: 3")
 
 
+def test_a_key_is_one_line_whatever_is_in_it() -> None:
+    with pytest.raises(ValueError) as raised:
+        read_job(yaml.safe_dump({"job": {"a\nb" * 5000: 1}}))
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 200
+
+
 def test_a_value_is_shown_no_longer_than_a_line() -> None:
     with pytest.raises(ValueError) as raised:
         read_job(yaml.safe_dump({"job": {"lr": "x" * 5000}}))

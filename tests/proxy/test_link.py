@@ -218,6 +218,23 @@ async def test_why_a_job_was_not_taken_is_logged_once_and_stays_in_the_status(
     assert swarm.calls["/sync_train_config"] == 1
 
 
+async def test_what_of_a_job_is_not_done_is_told_in_the_proxys_log_too(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = "logging = 'tensorboard' is without effect:\ncurves are elsewhere"
+    async with OddSwarm() as swarm:
+        swarm.answers |= {
+            "/get_engine_status": OFFLINE,
+            "/sync_train_config": TAKEN | {"warnings": [told]},
+            "/start_engine": TAKEN,
+        }
+        async with following(swarm, ledger):
+            await until(lambda: swarm.calls["/start_engine"] == 1)
+    assert [line for line in told_of_link(caplog) if "without effect" in line] == [
+        "[job]: logging = 'tensorboard' is without effect: curves are elsewhere"
+    ]
+
+
 async def test_an_engine_that_runs_with_another_job_is_told_key_by_key(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
