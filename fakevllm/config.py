@@ -21,9 +21,9 @@ from fakevllm.policy_settings import PolicySection
 from fakevllm.section import Section
 from fakevllm.serve_policy import ServeSection
 from fakevllm_adapters.guard import LOOPBACK, is_loopback
+from fakevllm_adapters.job_rules import checked
 from fakevllm_adapters.keys import FollowedKeyRing
 from fakevllm_adapters.limits import NOT_FOR_CLIENTS, Limits
-from fakevllm_adapters.loss_spec import LossSpec
 from fakevllm_adapters.registry import ADAPTERS
 from fakevllm_adapters.swarm import MAX_GROUP_SIZE
 from fakevllm_adapters.train_job import TrainJob
@@ -103,12 +103,6 @@ class LimitsSection(Section):
         return Limits(**self.model_dump(exclude=others))
 
 
-def _consistent(job: TrainJob) -> TrainJob:
-    """As the server will check it. Raises ValueError."""
-    LossSpec.of(job)
-    return job
-
-
 class Config(Section):
     proxy: ProxySection = ProxySection()
     swarm: SwarmSection = SwarmSection()
@@ -122,7 +116,8 @@ class Config(Section):
     upstream: UpstreamSection = UpstreamSection()
     fallback: FallbackSection = FallbackSection()
     limits: LimitsSection = LimitsSection()
-    job: Annotated[TrainJob, AfterValidator(_consistent)] = TrainJob()
+    job: Annotated[TrainJob, AfterValidator(checked)] = TrainJob()
+    """As the server will check it."""
 
     @cached_property
     def serves_greedy(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import tomllib
@@ -21,11 +22,14 @@ from fakevllm import cli
 from fakevllm.config import Config, load
 from fakevllm.hooks.check import check
 from fakevllm.ledger.store import Ledger
+from fakevllm_adapters.ajet_yaml import KEYS
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server import cli as server_cli
 from fakevllm_server.api.access import ADMIN_PATHS
 from fakevllm_server.app import create_app
+from fakevllm_server.backends.vllm.command import JOB_ARGUMENTS
 from fakevllm_server.config import ServerConfig
+from fakevllm_server.job_warnings import EVERYWHERE
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -118,6 +122,24 @@ def test_the_shown_configuration_has_every_key() -> None:
     assert {key for key in TrainJob.model_fields} == {
         key.removeprefix("job.") for key in shown if key.startswith("job.")
     }
+
+
+def test_the_table_of_the_job_is_its_schema() -> None:
+    page = (ROOT / "docs/job.md").read_text().partition("## The table")[2]
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    told = {row[0].strip("`"): row for row in rows}
+    assert len(told) == len(rows) and told.keys() == TrainJob.model_fields.keys()
+    for name, (_, meaning, default, key, *on_engines) in told.items():
+        value = TrainJob.model_fields[name].default
+        spelt = "none" if value is None else f"`{json.dumps(value)}`"
+        assert default.partition(" (")[0] == spelt, f"the default of {name} is {spelt}"
+        assert key == (f"`{KEYS[name]}`" if name in KEYS else "–"), f"the key of {name}"
+        assert meaning.endswith((".", "…")) and len(on_engines) == 4, name
+        assert set(on_engines) <= {"yes", "argument", "checked", "kept", "no", "refused"}, name
+        of_vllm = on_engines == ["no", "argument", "argument", "no"]
+        assert of_vllm is (name in JOB_ARGUMENTS.values()), f"{name} is an argument of vLLM, or not"
+        is_no = set(on_engines) == {"no"}
+        assert is_no is (name in {*EVERYWHERE, "backbone"}), f"{name} is without effect, or not"
 
 
 @pytest.mark.parametrize("page", page_names())

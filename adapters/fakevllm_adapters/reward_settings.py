@@ -20,7 +20,7 @@ def read_rewards(job: TrainJob) -> dict[str, tuple[bool, str]]:
             f"it is for algorithm = {' or '.join(sorted(DISCOUNTS))}",
         ),
         "kl_coef": (job.use_kl_in_reward, "it is for use_kl_in_reward"),
-        "max_response_length": is_shaped,
+        "max_response_length": (is_shaped[0] or job.max_model_len is not None, is_shaped[1]),
         "overlong_penalty_factor": is_shaped,
         "max_num_gen_batches": (
             job.filter_groups == "collect",
@@ -32,10 +32,12 @@ def read_rewards(job: TrainJob) -> dict[str, tuple[bool, str]]:
 def _check_overlong(job: TrainJob) -> None:
     if job.overlong_buffer_len is None:
         return
-    if job.max_response_length is None:
+    longest = job.max_answer_length
+    if longest is None:
         raise ValueError(
             "overlong_buffer_len is counted back from the longest answer: set "
             "max_response_length too, in tokens"
         )
-    if job.overlong_buffer_len > job.max_response_length:
-        raise ValueError("overlong_buffer_len must not be above max_response_length")
+    if job.overlong_buffer_len > longest:
+        of_turn = "" if job.max_response_length_in_one_turn is None else "_in_one_turn"
+        raise ValueError(f"overlong_buffer_len must not be above max_response_length{of_turn}")

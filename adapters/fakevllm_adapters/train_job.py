@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from fakevllm_adapters import plain_yaml
+from fakevllm_adapters.job_sections import SwarmSections, list_as_text
+from fakevllm_adapters.job_yaml import one_line, under_one_name, written
 
 Aggregation = Literal[
     "token-mean",
@@ -25,10 +26,6 @@ def _number_as_text(value: object) -> object:
     return str(value) if is_number else value
 
 
-def _list_as_text(value: object) -> object:
-    return ",".join(map(str, cast("list[object]", value))) if isinstance(value, list) else value
-
-
 def _flag_as_word(value: object) -> object:
     """verl's `filter_groups.enable`."""
     return ("collect" if value else "keep") if isinstance(value, bool) else value
@@ -39,8 +36,9 @@ Threshold = Annotated[str, BeforeValidator(_number_as_text)]
 """`HIGH` or `LOW_HIGH`; a plain number is HIGH."""
 
 
-class TrainJob(BaseModel):
-    """What to train and how. `[job]` in fakevllm.toml spells the same fields."""
+class TrainJob(SwarmSections):
+    """What to train and how. `[job]` in fakevllm.toml spells the same fields, and so do the
+    arguments of AgentJet's job; job_yaml.py reads its YAML."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False
@@ -74,12 +72,11 @@ class TrainJob(BaseModel):
     use_kl_in_reward: bool = False
     """Each token's reward is less kl_coef times its log-ratio to the starting weights."""
     kl_coef: float = Field(default=0.001, gt=0)
-    max_response_length: int | None = Field(default=None, ge=1)
-    """Tokens an answer may have before overlong_penalty_factor is taken from its reward in full."""
     overlong_buffer_len: int | None = Field(default=None, ge=1)
-    """The last tokens before max_response_length, over which that penalty grows; None is no
-    penalty."""
+    """The last tokens before the longest an answer may be (`max_answer_length`), over which a
+    penalty grows; None is no penalty."""
     overlong_penalty_factor: float = Field(default=1.0, gt=0)
+    """What an answer of that length loses of its reward."""
     filter_groups: FilterGroups = "keep"
     """Groups whose rewards are all equal: `keep` has them in their step, where KL and entropy pull
     on them; `drop` drops them, and they count to batch_size; `collect` drops them, and the step
@@ -112,8 +109,9 @@ class TrainJob(BaseModel):
     trainer)."""
     lora_alpha: int = Field(default=16, gt=0)
     """What an adapter adds is multiplied by lora_alpha / lora_rank."""
-    target_modules: Annotated[str, BeforeValidator(_list_as_text)] = "all-linear"
-    """Which linear layers get an adapter: all but the LM head, or their names, with commas."""
+    target_modules: Annotated[str, BeforeValidator(list_as_text)] = "all-linear"
+    """Which linear layers get an adapter: all but the LM head, or their names, with commas.
+    `lora_target_modules` is taken for it too."""
     forest: bool = True
     """Whether what calls share goes through the model once (the embedded trainer). The weights are
     the same either way, but for rounding."""
@@ -160,14 +158,37 @@ class TrainJob(BaseModel):
         job that makes use of it."""
         return yaml.safe_dump({"job": self.model_dump(exclude_defaults=True)}, sort_keys=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _under_one_name(cls, given: Any) -> Any:
+        return under_one_name(given)
+
+    if TYPE_CHECKING:  # for whom it is an argument, too
+        lora_target_modules: str = "all-linear"
+    else:
+
+        @property
+        def lora_target_modules(self) -> str:
+            """AgentJet's name for target_modules."""
+            return self.target_modules
+
     @staticmethod
     def from_yaml(text: str) -> TrainJob:
-        """Raises ValueError (pydantic's ValidationError is one) for anything but a `job:`
-        mapping."""
-        try:
-            loaded: Any = plain_yaml.loads(text)
-        except yaml.YAMLError as error:
-            raise ValueError(f"not YAML: {error}") from None
-        if not isinstance(loaded, dict) or "job" not in loaded:
-            raise ValueError("expected a YAML mapping with the key `job`")
-        return TrainJob.model_validate(loaded["job"])
+        """As `read_job`, which says more."""
+        return read_job(text).job
+
+
+class ReadJob(NamedTuple):
+    job: TrainJob
+    warnings: list[str]
+    """What the YAML asks for and this schema has no setting for."""
+
+
+def read_job(text: str) -> ReadJob:
+    """A `job:` of ours, or AgentJet's `ajet:`. Raises ValueError, in one line, for anything
+    else."""
+    read = written(text)
+    try:
+        return ReadJob(TrainJob.model_validate(read.settings), read.warnings)
+    except ValidationError as error:
+        raise ValueError(one_line(error, read.keys)) from None

@@ -209,13 +209,15 @@ class SwarmLink:
                     self._refused = f"{NO_ADMIN} ({self._refused})"
                 log.error("%s%s: %s", self._url, path, self._refused)
                 break
+            for warning in reply.get("warnings") or ():
+                log.warning("[job]: %s", one_line(str(warning)))
 
     async def _attach(self, server_id: str) -> None:
         """A running engine keeps its job; a differing one of ours is reported, not applied."""
         self._started_on = server_id
         async with self._http.get("/get_train_config") as answer:
             theirs: dict[str, Any] | None = await answer.json()
-        ours = self._job.model_dump()
+        ours = self._job.model_dump(mode="json")
         differing = [
             f"{key} = {value}, not {ours.get(key)}"
             for key, value in (theirs or {}).items()

@@ -121,6 +121,16 @@ class ServerConfig:
     def trainer_name(self) -> str:
         return self.trainer or PAIRS[self.backend][1]
 
+    def model_for(self, named: str | None) -> str | None:
+        """`named` by the job, which counts where no flag does. The fake engine has no weights: a
+        job may name any model there."""
+        return self.model or (None if self.trainer_name == "fake" else named)
+
+    def served_name_of(self, model: str | None) -> str:
+        return self.served_model_name or (
+            Path(model).resolve().name if model else self.rollout_name
+        )
+
     @property
     def hosts(self) -> frozenset[str]:
         return LOOPBACK | {self.host} | set(self.allowed_hosts)

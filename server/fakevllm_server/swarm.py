@@ -10,7 +10,6 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 
 from fakevllm_adapters.errors import WireError, unavailable
 from fakevllm_adapters.keys import new_id
@@ -19,6 +18,7 @@ from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import Endpoint
 from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.backends.table import open_backend
+from fakevllm_server.backends.vllm.command import job_arguments
 from fakevllm_server.checkpoints import CheckpointFolders
 from fakevllm_server.config import ConfigError, ServerConfig, find_model
 from fakevllm_server.engine import Engine
@@ -256,16 +256,14 @@ class Swarm:
         return found
 
     def _specs(self, job: TrainJob) -> tuple[EngineSpec, EngineSpec]:
-        """Of the rollout engine and of the trainer."""
+        """Of the rollout engine and of the trainer. The server's own flags win over the job."""
         config = self.config
-        model = config.model or job.model
+        model = config.model_for(job.model)
         if model is None and config.trainer_name != "fake":
             raise ConfigError(
                 "No model: start the server with --model DIR, or name one in the job."
             )
-        name = config.served_model_name or (
-            Path(model).resolve().name if model else config.rollout_name
-        )
+        name = config.served_name_of(model)
         self._model = model = self._find_model(model)
         rollout = EngineSpec(
             config.rollout_name,
@@ -275,6 +273,7 @@ class Swarm:
             seed=config.seed,
             allow_hub=config.allow_hub,
             extra_args=config.engine_args_for(job),
+            job_args=job_arguments(job) if config.rollout_name == "vllm" else {},
             url=config.rollout_url,
             api_key=config.rollout_key,
         )

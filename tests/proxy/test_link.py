@@ -237,6 +237,23 @@ async def test_a_key_that_may_not_start_the_engine_is_told_with_the_mend(
     assert swarm.calls["/start_engine"] == 0
 
 
+async def test_what_of_a_job_is_not_done_is_told_in_the_proxys_log_too(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = "logging = 'tensorboard' is without effect:\ncurves are elsewhere"
+    async with OddSwarm() as swarm:
+        swarm.answers |= {
+            "/get_engine_status": OFFLINE,
+            "/sync_train_config": TAKEN | {"warnings": [told]},
+            "/start_engine": TAKEN,
+        }
+        async with following(swarm, ledger):
+            await until(lambda: swarm.calls["/start_engine"] == 1)
+    assert [line for line in told_of_link(caplog) if "without effect" in line] == [
+        "[job]: logging = 'tensorboard' is without effect: curves are elsewhere"
+    ]
+
+
 async def test_an_engine_that_runs_with_another_job_is_told_key_by_key(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:

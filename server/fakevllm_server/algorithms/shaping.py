@@ -39,7 +39,7 @@ def overlong_penalty(num_tokens: int, max_tokens: int, buffer: int, factor: floa
 def overlong_penalties(group: FinishedGroup, job: TrainJob) -> list[float]:
     """For each scored episode, to be added to its reward; an episode is as long as its longest
     answer."""
-    buffer, longest = job.overlong_buffer_len, job.max_response_length
+    buffer, longest = job.overlong_buffer_len, job.max_answer_length
     if buffer is None or longest is None:
         return [0.0] * len(group.scored)
     factor = job.overlong_penalty_factor

@@ -20,6 +20,7 @@ ADMIN_PATHS = frozenset(
         "/start_engine",
         "/stop_engine",
         "/replay_latest_llm_call",
+        "/get_episode_tokens",
     }
 )
 _CALLED = ("/v1/", "/e/")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel
 
 from fakevllm_adapters.base import Engine
-from fakevllm_adapters.loss_spec import LossSpec
+from fakevllm_adapters.job_rules import checked
 from fakevllm_adapters.swarm import (
     EngineStatus,
     EngineStatusReply,
@@ -16,11 +17,14 @@ from fakevllm_adapters.swarm import (
     SuccessReply,
     SyncTrainConfigRequest,
 )
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.train_job import TrainJob, read_job
 from fakevllm_server.api.refusals import ClearRoute
 from fakevllm_server.config import ConfigError
 from fakevllm_server.coverage import of_run
+from fakevllm_server.job_warnings import warnings_of
 from fakevllm_server.swarm import Swarm
+
+log = logging.getLogger("fakevllm.server")
 
 
 class StartReply(BaseModel):
@@ -32,6 +36,8 @@ class StartReply(BaseModel):
 class SyncReply(BaseModel):
     success: bool
     error: str = ""
+    warnings: list[str] = []
+    """What the job asks for and is not done, a line each."""
 
 
 def router(swarm: Swarm) -> APIRouter:
@@ -70,12 +76,14 @@ def router(swarm: Swarm) -> APIRouter:
                 "configuration.",
             )
         try:
-            job = TrainJob.from_yaml(request.yaml_as_string)
-            LossSpec.of(job)  # settings that contradict each other are told here, not in a step
-            swarm.job = job
+            read = read_job(request.yaml_as_string)
+            swarm.job = checked(read.job)  # what cannot work is told here, not in a step
         except ValueError as error:
             return SyncReply(success=False, error=str(error))
-        return SyncReply(success=True)
+        warnings = read.warnings + warnings_of(read.job, swarm.config)
+        for warning in warnings:
+            log.warning("the job's %s", warning)
+        return SyncReply(success=True, warnings=warnings)
 
     @routes.get("/get_train_config")
     async def get_train_config() -> TrainJob | None:

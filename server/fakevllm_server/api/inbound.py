@@ -19,8 +19,10 @@ from fakevllm_adapters.body import object_of
 from fakevllm_adapters.context import is_over_context, unlimited, within_context
 from fakevllm_adapters.errors import WireError, not_served
 from fakevllm_adapters.registry import COUNTERS
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.calls import RecordedCall
 from fakevllm_server.captures import CAPTURES
+from fakevllm_server.episode_body import with_job
 from fakevllm_server.forward import EngineClient, Refused, Refuses
 from fakevllm_server.weight_gate import CallStamp
 
@@ -36,6 +38,8 @@ class Inbound:
     """None: not an object of JSON; the engine says so better than we could."""
     headers: dict[str, str]
     send: Send
+    job: TrainJob | None = None
+    """Of an active client's episode: what it adds to the call."""
 
     async def relay(self, upstream: EngineClient, stamp: CallStamp | None = None) -> None:
         if self.adapter.name in COUNTERS and await self._has_native(upstream):
@@ -125,6 +129,8 @@ class Inbound:
             return error
         except Untranslated as why:
             return why.error or not_served(str(why))
+        if self.job is not None and self.adapter.upstream_path in CAPTURES:
+            exchange.body = with_job(exchange.body, self.job)
         exchange.body = within_context(exchange.body, upstream.endpoint.max_model_len)
         try:
             orjson.dumps(exchange.body)

@@ -83,7 +83,8 @@ async def _answer(swarm: Swarm, scope: Scope, adapter: Adapter, body: bytes, sen
         raise bad_request(f"{SIBLING_HEADER} is not for the key of an episode.")
     # What comes from a proxy has been admitted there, by limits that its user may have set.
     found = admitted(body, LIMITS) if episode is not None else Admitted(body, json_object(body))
-    call = Inbound(adapter, found.raw, found.body, engine_headers(headers), send)
+    job = swarm.job if episode is not None else None
+    call = Inbound(adapter, found.raw, found.body, engine_headers(headers), send, job)
     if sibling is None and episode is None:
         return await _twice(swarm, call.relay)
     if sibling is not None:

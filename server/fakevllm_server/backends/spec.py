@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,8 @@ class EngineSpec:
     allow_hub: bool = False
     extra_args: Sequence[str] = ()
     """Command-line arguments of the engine's own, after ours."""
+    job_args: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Arguments of the engine's own by name, from the job; those above win."""
     train_only: bool = False
     """A trainer beside another rollout engine: it never samples."""
     url: str | None = None

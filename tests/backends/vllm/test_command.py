@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import BackendRefused
 from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.backends.vllm import command as module
@@ -14,6 +15,7 @@ from fakevllm_server.backends.vllm.command import (
     command,
     environment,
     given_flags,
+    job_arguments,
     tool_parser,
 )
 
@@ -22,10 +24,22 @@ HERMES = "{{ '<tool_call>' }}"
 
 
 def started(
-    *arguments: str, install: Install = GPU, template: str | None = None, model: str | None = "m"
+    *arguments: str,
+    install: Install = GPU,
+    template: str | None = None,
+    model: str | None = "m",
+    job: TrainJob | None = None,
 ) -> list[str]:
     """What vLLM itself is given."""
-    spec = EngineSpec("vllm", Path("."), model, "served", seed=7, extra_args=arguments)
+    spec = EngineSpec(
+        "vllm",
+        Path("."),
+        model,
+        "served",
+        seed=7,
+        extra_args=arguments,
+        job_args=job_arguments(job or TrainJob()),
+    )
     whole = command(spec, install, Path("s"), template)
     assert whole[: len(module.KEEPER)] == list(module.KEEPER)
     return whole[len(module.KEEPER) + len(module.VLLM) :]
@@ -60,6 +74,30 @@ def test_on_a_cpu_nothing_is_compiled_and_numbers_are_exact_unless_the_user_says
     assert started(install=CPU)[-3:] == ["--enforce-eager", "--dtype", "float32"]
     asked = started("--dtype", "bfloat16", "--no-enforce-eager", install=CPU)
     assert "--enforce-eager" not in asked and "float32" not in asked
+
+
+JOB = TrainJob(
+    max_model_len=18000, max_num_seqs=64, gpu_memory_utilization=0.85, tensor_model_parallel_size=2
+)
+
+
+def test_what_the_job_says_of_the_engine_is_ours_to_pass_on() -> None:
+    assert started(job=JOB)[-8:] == [
+        *("--max-model-len", "18000", "--max-num-seqs", "64"),
+        *("--gpu-memory-utilization", "0.85", "--tensor-parallel-size", "2"),
+    ]
+    assert started(job=TrainJob()) == started()
+
+
+def test_an_argument_of_the_users_replaces_the_jobs() -> None:
+    given = started("--max_model_len=512", "--gpu-memory-utilization", "0.45", job=JOB)
+    assert "18000" not in given and "0.85" not in given
+    assert given[-3:] == ["--max_model_len=512", "--gpu-memory-utilization", "0.45"]
+
+
+def test_a_cpu_has_no_memory_of_a_gpu() -> None:
+    assert "--gpu-memory-utilization" not in started(job=JOB, install=CPU)
+    assert "--max-model-len" in started(job=JOB, install=CPU)
 
 
 def test_tool_calls_are_parsed_as_the_chat_template_writes_them() -> None:

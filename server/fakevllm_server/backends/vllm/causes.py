@@ -24,7 +24,8 @@ CAUSES = (
     ),
     (
         r"max_model_len \(\d+\) is greater than the derived max_model_len",
-        "the model was made for fewer tokens: lower --engine-arg=--max-model-len=N",
+        "the model was made for fewer tokens: lower --engine-arg=--max-model-len=N, or the job's "
+        "max_model_len",
     ),
     (
         r"Failed to infer device type",

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import BackendRefused
 from fakevllm_server.backends.spec import EngineSpec
 
@@ -26,6 +27,14 @@ REFUSED = {
     "trust-remote-code": "code from a model folder is never run: leave --trust-remote-code away",
 }
 """Arguments of vLLM's that break what the server relies on, and what to do."""
+
+JOB_ARGUMENTS = {
+    "max-model-len": "max_model_len",
+    "max-num-seqs": "max_num_seqs",
+    "gpu-memory-utilization": "gpu_memory_utilization",
+    "tensor-parallel-size": "tensor_model_parallel_size",
+}
+"""vLLM's name -> the job's."""
 
 TOOL_MARKERS = (
     ("<tool_call>", "<arg_key>", "glm45"),
@@ -83,6 +92,16 @@ def command(
         for part in ([f"--{name}"] if value is None else [f"--{name}", value])
     ]
     return [*KEEPER, *VLLM, spec.model, "--uds", str(socket), *arguments, *spec.extra_args]
+
+
+def job_arguments(job: TrainJob) -> dict[str, str]:
+    """What the job says of the engine.
+
+    >>> job_arguments(TrainJob(max_num_seqs=8))
+    {'max-num-seqs': '8'}
+    """
+    asked = {name: getattr(job, setting) for name, setting in JOB_ARGUMENTS.items()}
+    return {name: str(value) for name, value in asked.items() if value is not None}
 
 
 def environment(given: Mapping[str, str], install: Install) -> dict[str, str]:
@@ -146,6 +165,9 @@ def _defaults(
         yield "enable-auto-tool-choice", None
     if parser is not None:
         yield "tool-call-parser", parser
+    for name, value in spec.job_args.items():
+        if name != "gpu-memory-utilization" or not install.is_cpu:
+            yield name, value
     if install.is_cpu:
         yield "enforce-eager", None
         yield "dtype", "float32"

@@ -1,0 +1,92 @@
+"""A job that cannot work is refused in one line that says what to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fakevllm_adapters.job_rules import LENGTHS, checked
+from fakevllm_adapters.train_job import TrainJob
+
+FOUR: dict[str, Any] = dict(zip(LENGTHS, (3000, 15000, 4096, 18000), strict=True))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        FOUR,
+        {"overlong_buffer_len": 512, "max_response_length": 2048},
+        {**FOUR, "overlong_buffer_len": 512},
+        {"n_gpu": 8, "batch_size": 32, "num_repeat": 4},
+        {"n_gpu": 8, "batch_size": 8, "num_repeat": 4, "tensor_model_parallel_size": 2},
+        {"lora_rank": 8, "lr": 3e-5},
+        {"backbone": "debug"},
+    ],
+)
+def test_a_job_that_can_work_is_taken_as_it_is(settings: dict[str, Any]) -> None:
+    assert checked(TrainJob(**settings)) == TrainJob(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"max_model_len": 4096},
+            "go together: set max_prompt_length, max_response_length, "
+            "max_response_length_in_one_turn too, or none of them",
+        ),
+        (
+            {**FOUR, "max_response_length_in_one_turn": None},
+            "go together: set max_response_length_in_one_turn too, or none of them",
+        ),
+        ({"max_response_length": 9}, "go together: set max_prompt_length, "),
+        (
+            {**FOUR, "max_prompt_length": 3001},
+            "max_prompt_length 3001 and max_response_length 15000 are more than max_model_len "
+            "18000: raise that to 18001, or lower them",
+        ),
+        (
+            {**FOUR, "max_response_length_in_one_turn": 15001},
+            "max_response_length_in_one_turn 15001 is more than max_response_length 15000: lower "
+            "it to 15000 or less",
+        ),
+        (
+            {**FOUR, "overlong_buffer_len": 4097},
+            "overlong_buffer_len must not be above max_response_length_in_one_turn",
+        ),
+        (
+            {"n_gpu": 3, "batch_size": 4, "num_repeat": 4},
+            "batch_size 4 times num_repeat 4 is 16 episodes a step, which n_gpu 3 does not divide",
+        ),
+        (
+            {"n_gpu": 2, "tensor_model_parallel_size": 4},
+            "tensor_model_parallel_size 4 does not divide n_gpu 2: lower it, or set n_gpu to a",
+        ),
+        ({"backbone": "trinity"}, "backbone trinity is not supported: take it out, or name verl"),
+        ({"lora_rank": 8}, "lr 1e-06 is too small for adapters (lora_rank 8): set lr above 1e-05"),
+        ({"tau_pos": 2.0}, "tau_pos = 2.0 would change nothing"),
+    ],
+)
+def test_a_job_that_cannot_work_is_refused_with_the_mend(
+    settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError) as raised:
+        checked(TrainJob(**settings))
+    assert told in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_an_answer_is_as_long_as_a_turn_or_else_as_the_response_may_be() -> None:
+    assert TrainJob(**FOUR).max_answer_length == 4096
+    assert TrainJob(max_response_length=9).max_answer_length == 9
+    assert TrainJob().max_answer_length is None
+
+
+def test_layers_that_get_adapters_have_two_names_and_one_value() -> None:
+    job = TrainJob.model_validate({"lora_target_modules": ["q_proj", "v_proj"]})
+    assert job.target_modules == job.lora_target_modules == "q_proj,v_proj"
+    same = {"lora_target_modules": "q_proj", "target_modules": "q_proj"}
+    assert TrainJob.model_validate(same).target_modules == "q_proj"
+    with pytest.raises(ValueError, match="are one setting: name it once"):
+        TrainJob.model_validate({"lora_target_modules": "q_proj", "target_modules": "v_proj"})

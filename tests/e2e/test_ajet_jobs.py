@@ -1,0 +1,62 @@
+"""A job as AgentJet's client sends it, over the real routes, on a server without GPU and model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.adapters.ajet_jobs import stock
+from tests.e2e.processes import Process, Processes, wait_until
+
+
+def post(server: Process, path: str, body: Any) -> Any:
+    answer = httpx.post(f"{server.url}{path}", json=body, timeout=20)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def status(server: Process) -> str:
+    return httpx.get(f"{server.url}/get_engine_status").json()["engine_status"]
+
+
+@pytest.fixture
+def server(processes: Processes) -> Process:
+    return processes.server("--backend", "fake")
+
+
+def test_a_stock_job_runs_on_the_engine_that_the_server_was_started_with(server: Process) -> None:
+    synced = post(server, "/sync_train_config", {"yaml_as_string": stock()})
+    assert synced["success"], synced
+    started = post(server, "/start_engine", {})
+    assert started["success"], started
+    wait_until(lambda: status(server) == "ENGINE.ROLLING", 20)
+    (model,) = httpx.get(f"{server.url}/v1/models").json()["data"]
+    assert model["id"] == "fake"
+    job = httpx.get(f"{server.url}/get_train_config").json()
+    assert (job["batch_size"], job["num_repeat"], job["n_gpu"]) == (32, 4, 8)
+
+
+def test_what_a_job_does_not_get_is_in_the_reply_and_in_the_log(server: Process) -> None:
+    sent = {"yaml_as_string": stock(ajet__rollout__top_p=0.9)}
+    warnings = post(server, "/sync_train_config", sent)["warnings"]
+    for told in (
+        "ajet.rollout.top_p = 0.9 is not read",
+        "backbone = 'verl' is without effect: the server was started with --backend fake",
+        "model = 'Qwen/Qwen2.5-7B-Instruct' is without effect: the fake engine has none",
+        "n_gpu = 8 is without effect",
+    ):
+        assert len([line for line in warnings if line.startswith(told)]) == 1, warnings
+    wait_until(lambda: all(line in server.log for line in warnings), 10)
+
+
+def test_a_job_that_cannot_work_is_refused_with_the_mend(server: Process) -> None:
+    sent = {"yaml_as_string": stock(ajet__trainer_common__n_gpus_per_node=7)}
+    refused = post(server, "/sync_train_config", sent)
+    assert not refused["success"]
+    assert refused["error"] == (
+        "batch_size 32 times num_repeat 4 is 128 episodes a step, which n_gpu 7 does not divide: "
+        "change one of them"
+    )
+    assert post(server, "/start_engine", {})["error"] == "No training config found"
