@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fakevllm.client.errors import SwarmServerOfflineError
@@ -33,8 +34,12 @@ def run_episodes_until_all_complete(
     if not tasks:
         return []
     run = Retries().of(func) if auto_retry else func
-    with ThreadPoolExecutor(max_workers or len(tasks), "episode") as pool:
-        return list(pool.map(run, tasks))
+    pool = DaemonPool(max_workers or len(tasks))
+    try:
+        futures = [pool.submit(run, task) for task in tasks]
+        return [future.result() for future in futures]
+    finally:
+        pool.shutdown()
 
 
 class PeriodicDrainThreadPoolExecutor:
@@ -58,7 +63,7 @@ class PeriodicDrainThreadPoolExecutor:
         """`workers` is the size of a window, `max_parallel` how many run at once. With
         `block_first_run` the first one runs alone, so that a mistake is seen once and at once."""
         self._window = workers
-        self._pool = ThreadPoolExecutor(max_parallel or workers, "episode")
+        self._pool = DaemonPool(max_parallel or workers)
         self._retries = Retries() if auto_retry else None
         self._is_first = block_first_run
         self._open: list[Future[Any]] = []
@@ -96,7 +101,7 @@ class PeriodicDrainThreadPoolExecutor:
     def shutdown(self, wait: bool = True) -> list[Any]:
         """The last window's results."""
         results = self.drain() if wait else []
-        self._pool.shutdown(wait=wait, cancel_futures=not wait)
+        self._pool.shutdown()
         return results
 
 
@@ -121,6 +126,40 @@ def auto_train_with_dataset(
         for _ in range(local_grpo_n):
             executor.submit_with_periodic_drain(rollout, task)
     executor.shutdown()
+
+
+class DaemonPool:
+    """Threads that do not keep a script alive: one that is interrupted ends at once, and its
+    episodes go to the next client."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._threads: list[threading.Thread] = []
+        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+
+    def submit(self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        future: Future[R] = Future()
+        self._work.put((future, lambda: fn(*args, **kwargs)))
+        if len(self._threads) < self._size:
+            thread = threading.Thread(target=self._run, name="episode", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return future
+
+    def shutdown(self) -> None:
+        """What was submitted is still run, unless its future is cancelled; nobody is waited for."""
+        for _ in self._threads:
+            self._work.put(None)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            future, run = work
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(run())
+            except BaseException as error:  # the future's reader gets it
+                future.set_exception(error)
 
 
 class Retries:
