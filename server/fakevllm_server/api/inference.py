@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 from fakevllm_adapters.asgi import (
@@ -26,7 +27,7 @@ from fakevllm_adapters.base import Adapter
 from fakevllm_adapters.credentials import key_of
 from fakevllm_adapters.errors import WireError, bad_request, unavailable
 from fakevllm_adapters.keys import EPISODE_KEY_PREFIX
-from fakevllm_adapters.limits import Admitted, Limits, admitted
+from fakevllm_adapters.limits import Admitted, Limits, admitted, rewritten
 from fakevllm_adapters.passthrough import whole_path
 from fakevllm_adapters.swarm import SIBLING_HEADER, SiblingRef, parse_sibling
 from fakevllm_server.api.access import caller_of, late_key, not_found
@@ -82,8 +83,12 @@ async def _answer(swarm: Swarm, scope: Scope, adapter: Adapter, body: bytes, sen
     if sibling is not None and episode is not None:
         raise bad_request(f"{SIBLING_HEADER} is not for the key of an episode.")
     # What comes from a proxy has been admitted there, by limits that its user may have set.
-    found = admitted(body, LIMITS) if episode is not None else Admitted(body, json_object(body))
-    job = swarm.job if episode is not None else None
+    job = None
+    if episode is None:
+        found = Admitted(body, json_object(body))
+    else:
+        job, served = swarm.job, swarm.ever_served().facts.model
+        found = _of_its_model(admitted(body, LIMITS), served)
     call = Inbound(adapter, found.raw, found.body, engine_headers(headers), send, job)
     if sibling is None and episode is None:
         return await _twice(swarm, call.relay)
@@ -181,3 +186,11 @@ def _episode(swarm: Swarm, scope: Scope, headers: dict[bytes, bytes]) -> Episode
         except EpisodeRefused as refused:
             raise not_found(refused.detail) from None
     return named
+
+
+def _of_its_model(found: Admitted, model: str | None) -> Admitted:
+    """An episode is one model's, whatever its agent calls it."""
+    if found.body is None or model is None or found.body.get("model") == model:
+        return found
+    raw, body = rewritten(found.raw, model=model), found.body | {"model": model}
+    return replace(found, raw=raw, body=body)

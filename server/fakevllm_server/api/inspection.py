@@ -8,6 +8,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import BaseModel, Field
 
 from fakevllm_adapters.swarm import SuccessReply
+from fakevllm_adapters.swarm_pool import EpisodeBuffer, EpisodeStatus, ExperimentDirReply
 from fakevllm_server.api.access import caller_of, is_admin
 from fakevllm_server.api.refusals import ClearRoute
 from fakevllm_server.episodes import Episode
@@ -19,28 +20,6 @@ MASKED = "***"
 """In place of a key. Nobody needs the key of a claim but who made it, and he was told it then."""
 
 
-class EpisodeStatus(BaseModel):
-    """In the protocol's words; what nobody fills here is empty."""
-
-    episode_uuid: str
-    episode_status: str = "claimed"
-    episode_type: str
-    openai_base_url: str
-    openai_api_key: str = MASKED
-    client_uuid: str
-    zmq_listen_result_addr: str = ""
-    latest_activity_timestamp: float
-    """Unix seconds."""
-    discard_episode_timeout: float
-    llm_call_count: int
-    debug_log: list[str] = []
-    optional_task_id: str = ""
-
-
-class BufferReply(BaseModel):
-    buffer: list[EpisodeStatus]
-
-
 class VerboseRequest(BaseModel):
     tag: str = Field(default="", max_length=200)
     message: str = Field(max_length=MAX_CHARS)
@@ -50,21 +29,16 @@ class VerboseReply(BaseModel):
     entries: list[VerboseEntry]
 
 
-class FolderReply(BaseModel):
-    server_experiment_dir: str | None
-    """The run directory."""
-
-
 def router(swarm: Swarm, latest_call: LatestCall) -> APIRouter:
     routes = APIRouter(route_class=ClearRoute)
     verbose = VerboseLog()
 
     @routes.post("/get_episode_buffer")
-    async def get_episode_buffer(request: Request) -> BufferReply:
+    async def get_episode_buffer(request: Request) -> EpisodeBuffer:
         """One's own; an admin sees all."""
         caller, sees_all = caller_of(swarm, request.scope), is_admin(swarm, request.scope)
         shown = [one for one in swarm.episodes.claimed if sees_all or one.owner == caller]
-        return BufferReply(buffer=[_status(one, str(request.base_url)) for one in shown])
+        return EpisodeBuffer(buffer=[_status(one, str(request.base_url)) for one in shown])
 
     @routes.post("/replay_latest_llm_call")
     async def replay_latest_llm_call() -> Response:
@@ -83,8 +57,8 @@ def router(swarm: Swarm, latest_call: LatestCall) -> APIRouter:
         return VerboseReply(entries=verbose.entries(time.time()))
 
     @routes.get("/get_server_experiment_dir")
-    async def get_server_experiment_dir() -> FolderReply:
-        return FolderReply(server_experiment_dir=str(swarm.config.run_dir.resolve()))
+    async def get_server_experiment_dir() -> ExperimentDirReply:
+        return ExperimentDirReply(server_experiment_dir=str(swarm.config.run_dir.resolve()))
 
     return routes
 

@@ -1,0 +1,148 @@
+"""Talks about the engine: its state, its job, start and stop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+
+from pydantic import BaseModel
+
+from fakevllm.client.errors import ServerUnreachable, SwarmError, SwarmServerOfflineError
+from fakevllm.client.talk import (
+    ENGINE_TIMEOUT_S,
+    QUICK_TIMEOUT_S,
+    Answer,
+    Ask,
+    Patience,
+    Talk,
+    answered,
+    asked,
+    insisted,
+)
+from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply, SuccessReply
+from fakevllm_adapters.train_job import TrainJob
+
+log = logging.getLogger("fakevllm.client")
+
+CANNOT_CONNECT = "ENGINE.CANNOT_CONNECT"
+"""A client's own word for a server that does not answer."""
+RUNNING = (EngineStatus.ROLLING, EngineStatus.ROLLING_POST, EngineStatus.WEIGHT_SYNCING)
+FIND_SERVER_S = 16.0
+"""How long a server that is just being started is waited for."""
+
+
+class Done(BaseModel):
+    """What the control routes answer."""
+
+    success: bool
+    error: str = ""
+
+
+def status() -> Talk[EngineStatusReply]:
+    """Raises ServerUnreachable, SwarmError."""
+    ask = Ask("/get_engine_status", timeout_s=QUICK_TIMEOUT_S)
+    return (yield from asked(ask, EngineStatusReply))
+
+
+def sync_job(job: TrainJob) -> Talk[None]:
+    """Raises SwarmError where an engine runs, or the server does not take the job."""
+    ask = Ask("/sync_train_config", {"yaml_as_string": job.as_yaml()})
+    done = yield from asked(ask, Done)
+    if not done.success:
+        raise SwarmError(f"The server does not take this job: {done.error}")
+
+
+def start(limit_s: float | None) -> Talk[None]:
+    """Returns once the engine answers. Raises SwarmError with the reason where it does not come up,
+    ServerUnreachable where that takes longer than `limit_s`."""
+    done = yield from asked(Ask("/start_engine", {}, ENGINE_TIMEOUT_S), Done)
+    if not done.success:
+        raise SwarmError(f"The engine was not started: {done.error}")
+    yield from until(RUNNING, limit_s)
+
+
+def stop() -> Talk[None]:
+    """Returns once the engine is off; nothing happens where it is."""
+    known = yield from status()
+    if known.engine_status is EngineStatus.OFFLINE:
+        return
+    yield from asked(Ask("/stop_engine", {}, ENGINE_TIMEOUT_S), SuccessReply)
+    yield from until((EngineStatus.OFFLINE,), None)
+
+
+def until(
+    wanted: Collection[EngineStatus],
+    limit_s: float | None,
+    is_there: Callable[[EngineStatusReply], bool] = lambda _: True,
+) -> Talk[EngineStatusReply]:
+    """Raises SwarmServerOfflineError where the engine goes off meanwhile and that was not wanted;
+    ServerUnreachable after `limit_s`."""
+    patience = Patience(limit_s)
+    was_on = False
+    while True:
+        try:
+            known = yield from status()
+        except ServerUnreachable as error:
+            if patience.is_over:
+                raise
+            yield from patience.pause(error.detail)
+            continue
+        if known.engine_status in wanted and is_there(known):
+            return known
+        if known.engine_status is EngineStatus.OFFLINE and was_on:
+            raise SwarmServerOfflineError(
+                known.engine_status_detail or "The engine was stopped while it was waited for."
+            )
+        was_on = known.engine_status is not EngineStatus.OFFLINE
+        if patience.is_over:
+            raise ServerUnreachable(f"The engine is still in {known.engine_status}.")
+        yield from patience.pause(f"the engine is in {known.engine_status}")
+
+
+def ensure_running(job: TrainJob, force_restart: bool, limit_s: float | None) -> Talk[None]:
+    """An engine with this job; one that runs already is left as it is, and what its job says
+    otherwise is told. Raises SwarmError."""
+    known = yield from _found()
+    if force_restart:
+        yield from stop()
+    elif known.engine_status is not EngineStatus.OFFLINE:
+        yield from until(RUNNING, limit_s)
+        return (yield from _tell_differences(job))
+    yield from sync_job(job)
+    yield from start(limit_s)
+
+
+def _found() -> Talk[EngineStatusReply]:
+    """A server that is being started may take a moment."""
+    ask = Ask("/get_engine_status", timeout_s=QUICK_TIMEOUT_S)
+    try:
+        return (yield from insisted(ask, EngineStatusReply, Patience(FIND_SERVER_S)))
+    except ServerUnreachable as error:
+        raise ServerUnreachable(
+            f"{error.detail}. Start a server with `fakevllm-server start`, or mend the URL."
+        ) from None
+
+
+def _tell_differences(job: TrainJob) -> Talk[None]:
+    answer = yield from answered(Ask("/get_train_config", timeout_s=QUICK_TIMEOUT_S))
+    differences = differing(job, answer)
+    if differences:
+        log.warning(
+            "the engine runs with another job, which stays: %s. To begin anew with this one: "
+            "force_restart=True",
+            "; ".join(differences),
+        )
+
+
+def differing(job: TrainJob, answer: Answer) -> list[str]:
+    """Setting by setting, what this client asks for and the server does otherwise; of settings that
+    the client left alone nothing is told."""
+    running = answer.content
+    if answer.status != 200 or not isinstance(running, dict):
+        return []
+    wanted = job.model_dump(mode="json", exclude_unset=True)
+    return [
+        f"{name} is {running[name]!r}, not {value!r}"
+        for name, value in wanted.items()
+        if name in running and running[name] != value
+    ]

@@ -1,0 +1,262 @@
+"""The SDK against a real server: claims, trains, and outlives the server's crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Generator
+from typing import Any
+
+import httpx
+import pytest
+
+from fakevllm import (
+    AsyncSwarmClient,
+    EpisodeAccess,
+    EpisodeLost,
+    PeriodicDrainThreadPoolExecutor,
+    RandomReader,
+    SwarmClient,
+    SwarmError,
+    Task,
+    TrainJob,
+    WorkflowOutput,
+    auto_train_with_dataset,
+    episodes_together,
+    run_episodes_until_all_complete,
+    start_engines,
+)
+from tests.e2e.processes import Process, Processes, wait_until
+
+JOB = TrainJob(num_repeat=2, batch_size=2, lr=0.5)
+TASK = Task(task_id="t")
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def server(processes: Processes) -> Process:
+    return processes.server("--backend", "fake")
+
+
+@pytest.fixture
+def client(server: Process) -> Generator[SwarmClient]:
+    with SwarmClient(server.url) as client:
+        client.auto_sync_train_config_and_start_engine(JOB)
+        yield client
+
+
+def steps(server: Process) -> list[Any]:
+    entries = httpx.get(f"{server.url}/get_run_log").json()["entries"]
+    return [entry for entry in entries if entry["kind"] == "step"]
+
+
+def answer(access: EpisodeAccess, text: str = "[[say yes]]") -> str:
+    with access.openai() as app:
+        reply = app.chat.completions.create(
+            model="any", messages=[{"role": "user", "content": text}]
+        )
+    return reply.choices[0].message.content or ""
+
+
+def test_a_dataset_in_windows_of_a_batch_trains_a_step_each(
+    server: Process, client: SwarmClient
+) -> None:
+    drawn = iter(range(1000))
+
+    def rollout(task: Task) -> float:
+        uuid, access = client.begin_episode()
+        assert answer(access) == "yes"
+        output = WorkflowOutput(reward=float(next(drawn) % 2))
+        client.end_episode(task, uuid, output)
+        return output.reward if isinstance(output.reward, float) else 0.0
+
+    executor = PeriodicDrainThreadPoolExecutor(workers=4, max_parallel=4)
+    for task in RandomReader(6):
+        for _ in range(2):
+            executor.submit_with_periodic_drain(fn=rollout, task=task)
+    executor.shutdown()
+    wait_until(lambda: len(steps(server)) == 3, WAIT_S)
+    assert client.get_global_step() == 4
+
+
+def test_a_whole_batch_at_once_and_a_callback_for_its_step(
+    server: Process, client: SwarmClient
+) -> None:
+    synced = threading.Event()
+    client.add_entering_weight_sync_callback(synced.set)
+
+    def rollout(task: Task) -> str:
+        with client.episode(task) as episode:
+            told = answer(episode.access)
+            episode.end(reward=0.5, is_success=True)
+        return told
+
+    tasks = [Task(task_id=str(number // 2)) for number in range(4)]
+    assert run_episodes_until_all_complete(tasks, rollout) == ["yes"] * 4
+    assert synced.wait(WAIT_S)
+
+
+def test_an_agent_that_fails_gives_its_episode_up(server: Process, client: SwarmClient) -> None:
+    uuid = ""
+    with pytest.raises(ZeroDivisionError), client.episode(TASK) as episode:
+        uuid = episode.uuid
+        raise ZeroDivisionError
+    assert not client.can_continue_episode(uuid)
+    with pytest.raises(EpisodeLost, match="not in claimed status"):
+        client.end_episode(TASK, uuid, WorkflowOutput(reward=1.0))
+    again, _ = client.begin_episode()
+    assert again[:28] == uuid[:28] and again != uuid
+
+
+def test_a_block_without_an_end_gives_its_episode_up(client: SwarmClient) -> None:
+    with client.episode(TASK) as episode:
+        assert client.can_continue_episode(episode.uuid)
+    assert not client.can_continue_episode(episode.uuid)
+
+
+def test_an_end_waits_for_a_server_that_is_killed_and_counts_once(
+    server: Process, client: SwarmClient
+) -> None:
+    uuid, access = client.begin_episode()
+    answer(access)
+    server.kill()
+    ending = threading.Thread(
+        target=client.end_episode, args=(TASK, uuid, WorkflowOutput(reward=1.0))
+    )
+    ending.start()
+    server.start()
+    ending.join(WAIT_S)
+    assert not ending.is_alive()
+    client.end_episode(TASK, uuid, WorkflowOutput(reward=1.0))
+    with client.episode(TASK) as episode:
+        answer(episode.access)
+        episode.end(reward=0.0)
+    _train(client, "other")
+    wait_until(lambda: len(steps(server)) == 1, WAIT_S)
+    assert [len(group["siblings"]) for group in steps(server)[0]["groups"]] == [2, 2]
+
+
+def _train(client: SwarmClient, task_id: str) -> None:
+    for reward in (0.0, 1.0):
+        with client.episode(Task(task_id=task_id)) as episode:
+            answer(episode.access)
+            episode.end(reward=reward)
+
+
+def test_an_engine_is_stopped_once(client: SwarmClient) -> None:
+    for _ in range(2):
+        client.stop_engine()
+        assert client.get_engine_status()[0] == "ENGINE.OFFLINE"
+
+
+def test_an_engine_that_cannot_start_says_why(processes: Processes) -> None:
+    server = processes.server("--backend", "embedded")
+    with SwarmClient(server.url) as client, pytest.raises(SwarmError, match="No model"):
+        client.auto_sync_train_config_and_start_engine(JOB)
+
+
+def test_many_tasks_of_one_event_loop_train_too(server: Process, client: SwarmClient) -> None:
+    async def rollout(twin: AsyncSwarmClient, number: int) -> str:
+        async with (
+            twin.episode(Task(task_id=f"a{number // 2}")) as episode,
+            episode.openai() as app,
+        ):
+            reply = await app.chat.completions.create(
+                model="any", messages=[{"role": "user", "content": "[[say yes]]"}]
+            )
+            await episode.end(reward=float(number % 2))
+        return reply.choices[0].message.content or ""
+
+    async def run() -> list[str]:
+        async with AsyncSwarmClient(server.url) as twin:
+            assert (await twin.get_engine_status())[0] == "ENGINE.ROLLING"
+            return await asyncio.gather(*(rollout(twin, number) for number in range(4)))
+
+    assert asyncio.run(run()) == ["yes"] * 4
+    wait_until(lambda: len(steps(server)) == 1, WAIT_S)
+
+
+def test_an_async_agent_that_is_cancelled_gives_its_episode_up(
+    server: Process, client: SwarmClient
+) -> None:
+    async def run() -> str:
+        async with AsyncSwarmClient(server.url) as twin:
+            begun = asyncio.Event()
+            uuids: list[str] = []
+
+            async def rollout() -> None:
+                async with twin.episode(TASK) as episode:
+                    uuids.append(episode.uuid)
+                    begun.set()
+                    await asyncio.Event().wait()
+
+            agent = asyncio.create_task(rollout())
+            await begun.wait()
+            agent.cancel()
+            await asyncio.gather(agent, return_exceptions=True)
+            return uuids[0]
+
+    assert not client.can_continue_episode(asyncio.run(run()))
+
+
+def test_a_workflow_function_and_a_dataset_are_enough(server: Process, client: SwarmClient) -> None:
+    drawn = iter(range(1000))
+
+    def execute_agent(task: Task, access: EpisodeAccess) -> WorkflowOutput:
+        answer(access)
+        return WorkflowOutput(reward=float(next(drawn) % 2))
+
+    auto_train_with_dataset(
+        RandomReader(4), client, execute_agent, local_grpo_n=2, remote_batch_size=2
+    )
+    wait_until(lambda: len(steps(server)) == 2, WAIT_S)
+
+
+# --- two servers
+
+
+@pytest.fixture
+def two(processes: Processes) -> Generator[list[tuple[Process, SwarmClient]]]:
+    servers = [processes.server("--backend", "fake", folder=name) for name in ("one", "two")]
+    with SwarmClient(servers[0].url) as one, SwarmClient(servers[1].url) as other:
+        start_engines([(one, JOB), (other, JOB)])
+        yield [(servers[0], one), (servers[1], other)]
+
+
+def test_episodes_of_two_servers_end_together(two: list[tuple[Process, SwarmClient]]) -> None:
+    clients = [client for _, client in two]
+    for number in range(4):
+        task = Task(task_id=str(number // 2))
+        with episodes_together(clients, task) as (planner, executor):
+            answer(planner.access)
+            answer(executor.access)
+            planner.end(reward=float(number % 2))
+            executor.end(reward=1.0 - number % 2)
+    for server, _ in two:
+        wait_until(lambda server=server: len(steps(server)) == 1, WAIT_S)
+
+
+def test_where_one_claim_is_gone_both_are_aborted(two: list[tuple[Process, SwarmClient]]) -> None:
+    clients = [client for _, client in two]
+    with (
+        pytest.raises(EpisodeLost),
+        episodes_together(clients, TASK) as (planner, executor),
+    ):
+        planner.end(reward=1.0)
+        executor.end(reward=1.0)
+        clients[1].abort_episode(executor.uuid)
+    assert not clients[0].can_continue_episode(planner.uuid)
+    pools = [httpx.get(f"{server.url}/get_run_log").json()["entries"] for server, _ in two]
+    assert pools == [[], []]
+
+
+def test_engines_that_cannot_start_are_told_by_their_address(
+    two: list[tuple[Process, SwarmClient]],
+) -> None:
+    server, client = two[0]
+    with (
+        SwarmClient("http://127.0.0.1:9") as nobody,
+        pytest.raises(SwarmError, match=r"127\.0\.0\.1:9: No swarm server"),
+    ):
+        start_engines([(client, JOB), (nobody, JOB)])
+    assert server.returncode is None

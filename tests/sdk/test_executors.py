@@ -1,0 +1,83 @@
+"""Many episodes at once."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from fakevllm import (
+    PeriodicDrainThreadPoolExecutor,
+    SwarmServerOfflineError,
+    Task,
+    run_episodes_until_all_complete,
+)
+from fakevllm.client.executors import Retries
+
+TASKS = [Task(task_id=str(number)) for number in range(6)]
+TIMEOUT_S = 10.0
+
+
+def test_results_come_in_the_order_of_the_tasks_and_all_run_at_once() -> None:
+    all_there = threading.Barrier(len(TASKS), timeout=TIMEOUT_S)
+
+    def run(task: Task) -> str:
+        all_there.wait()
+        return task.task_id
+
+    assert run_episodes_until_all_complete(TASKS, run) == [task.task_id for task in TASKS]
+    assert run_episodes_until_all_complete([], run) == []
+
+
+def test_what_fails_is_run_again_later_and_later_and_shown_in_full_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pauses: list[float] = []
+    left = iter([ValueError("no"), ValueError("no"), ValueError("yes, but"), None])
+
+    def run() -> str:
+        error = next(left)
+        if error is not None:
+            raise error
+        return "done"
+
+    assert Retries(pauses.append).of(run)() == "done"
+    assert pauses == [0.5, 1.0, 2.0]
+    assert [record.exc_info is not None for record in caplog.records] == [True, False, True]
+
+
+def test_an_engine_that_was_stopped_ends_the_retries() -> None:
+    def run(_: Task) -> None:
+        raise SwarmServerOfflineError("stopped")
+
+    with pytest.raises(SwarmServerOfflineError):
+        run_episodes_until_all_complete(TASKS[:1], run)
+
+
+def test_without_retries_an_error_is_the_callers() -> None:
+    def run(_: Task) -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        run_episodes_until_all_complete(TASKS[:1], run, auto_retry=False)
+
+
+def test_a_window_is_over_before_the_next_begins() -> None:
+    executor = PeriodicDrainThreadPoolExecutor(workers=2, max_parallel=2, auto_retry=False)
+    drained = [executor.submit_with_periodic_drain(int, str(number))[1] for number in range(5)]
+    assert drained == [[], [], [0, 1], [], [2, 3]]
+    assert executor.shutdown() == [4]
+
+
+def test_a_window_goes_on_without_those_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+    executor = PeriodicDrainThreadPoolExecutor(workers=2, auto_retry=False)
+    executor.submit_with_periodic_drain(int, "one")
+    executor.submit_with_periodic_drain(int, "2")
+    assert executor.shutdown() == [2]
+    assert "an episode failed" in caplog.text
+
+
+def test_the_first_may_run_alone() -> None:
+    executor = PeriodicDrainThreadPoolExecutor(workers=2, auto_retry=False, block_first_run=True)
+    assert executor.submit(int, "1").done()
+    executor.shutdown()

@@ -1,0 +1,72 @@
+"""Where tasks come from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fakevllm import CsvReader, JsonlReader, RandomReader, RouterReader, TaskReader
+from fakevllm.errors import ConfigError
+
+
+@pytest.fixture
+def jsonl(tmp_path: Path) -> Path:
+    file = tmp_path / "sums.jsonl"
+    file.write_text('{"question": "1+1", "answer": "2"}\n{"question": "2+2", "answer": "4"}\n')
+    return file
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    file = tmp_path / "sums.csv"
+    file.write_text('question,answer\n1+1,2\n"2,5+2",4.5\n')
+    return file
+
+
+def test_a_line_is_a_task_with_its_fields(jsonl: Path) -> None:
+    first, second = JsonlReader(jsonl)
+    assert (first.main_query, second.metadata["answer"]) == ("1+1", "4")
+
+
+def test_a_row_is_a_task_with_its_columns(table: Path) -> None:
+    first, second = CsvReader(table)
+    assert (first.main_query, second.main_query) == ("1+1", "2,5+2")
+    assert second.metadata == {"question": "2,5+2", "answer": "4.5"}
+
+
+def test_tasks_have_the_same_ids_each_time_and_in_each_reader(jsonl: Path, table: Path) -> None:
+    for make in (lambda: JsonlReader(jsonl), lambda: CsvReader(table), lambda: RandomReader(3)):
+        reader = make()
+        ids = [task.task_id for task in reader]
+        assert ids == [task.task_id for task in make().generate_training_tasks()]
+        assert ids == [task.task_id for task in reader] and len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("make", [JsonlReader, CsvReader])
+def test_a_field_that_is_not_there_is_told_with_those_that_are(
+    make: type[JsonlReader] | type[CsvReader], jsonl: Path, table: Path
+) -> None:
+    with pytest.raises(ConfigError, match="question, answer"):
+        make(jsonl if make is JsonlReader else table, "prompt")
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        CsvReader(tmp_path / "none.csv")
+
+
+def test_several_readers_come_up_by_their_shares_evenly_spread() -> None:
+    readers: dict[str, TaskReader] = {"a": RandomReader(40, 1), "b": RandomReader(100, 2)}
+    tasks = list(RouterReader(readers, {"a": 0.4, "b": 0.6}))
+    assert len(tasks) == 140
+    for start in range(0, 90, 10):
+        window = Counter(task.env_type for task in tasks[start : start + 10])
+        assert window == {"a": 4, "b": 6}
+    assert {task.env_type for task in tasks[100:]} == {"b"}
+
+
+def test_shares_of_other_readers_are_refused() -> None:
+    with pytest.raises(ValueError, match="same readers"):
+        RouterReader({"a": RandomReader(1)}, {"b": 1.0})

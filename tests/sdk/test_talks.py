@@ -1,0 +1,193 @@
+"""What a client says, and what it makes of each answer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from sdk.scripts import NOBODY, Played, play, said, state
+
+from fakevllm.client import control, episodes, pool
+from fakevllm.client.errors import (
+    EpisodeLost,
+    ServerUnreachable,
+    SwarmError,
+    SwarmServerOfflineError,
+)
+from fakevllm.client.talk import Answer
+from fakevllm.client.watch import Syncs
+from fakevllm_adapters.swarm import EngineStatusReply, Task, WorkflowOutput
+from fakevllm_adapters.swarm_pool import ThrottlePolicy
+from fakevllm_adapters.train_job import TrainJob
+
+TASK = Task(task_id="t", main_query="q")
+OUTPUT = WorkflowOutput(reward=1.0, metadata={"mine": 1})
+OK = said(success=True)
+CLAIMED = said(
+    success=True,
+    client_uuid="me",
+    episode_uuid="u1",
+    openai_base_url="http://inside:10086/e/u1/v1",
+    openai_api_key="sk-1",
+)
+NONE_FREE = "No available episodes to claim. Try again (maybe 1 minute) later."
+NOT_CLAIMED = "Episode u1 is not in claimed status, maybe you take **too long** to submit"
+
+
+def refused(fail_cause: str) -> Answer:
+    return said(success=False, client_uuid="me", fail_cause=fail_cause)
+
+
+def not_ready(name: str) -> Answer:
+    return refused(f"Engine not ready. Current status: [ENGINE.{name}]. Try again later.")
+
+
+# --- episodes
+
+
+def test_a_claim_is_asked_for_until_there_is_one() -> None:
+    answers = [NOBODY, not_ready("BOOTING"), not_ready("WEIGHT_SYNCING"), refused(NONE_FREE)]
+    played = play(episodes.begin("me", "train", 60.0, None), [*answers, CLAIMED])
+    assert played.result == episodes.Claim("u1", "/e/u1/v1", "sk-1")
+    assert len(played.pauses) == 4 and played.waited_s < 4
+    assert len({str(ask.body) for ask in played.asks}) == 1
+
+
+def test_an_engine_that_nobody_has_started_is_waited_for_and_one_that_was_stopped_is_not() -> None:
+    waited = play(episodes.begin("me", "train", 60.0, None), [not_ready("OFFLINE"), CLAIMED])
+    assert waited.result is not None
+    with pytest.raises(SwarmServerOfflineError, match="OFFLINE"):
+        play(episodes.begin("me", "train", 60.0, None), [refused(NONE_FREE), not_ready("OFFLINE")])
+
+
+def test_a_throttle_policy_travels_with_the_claim() -> None:
+    policy = ThrottlePolicy(share=0.4, mix="math", current_task_id="t")
+    played = play(episodes.begin("me", "train", 60.0, policy), [CLAIMED])
+    assert played.asks[0].body is not None
+    assert played.asks[0].body["throttle_policy"]["share"] == 0.4
+    assert played.asks[0].body["throttle_policy"]["mix"] == "math"
+
+
+def test_an_end_is_sent_again_in_the_same_words_until_it_is_on_disk() -> None:
+    full = said(503, detail="It cannot be written to the journal now (full). Try again later.")
+    played = play(episodes.end("me", TASK, "u1", OUTPUT), [NOBODY, full, NOBODY, OK])
+    bodies = [ask.body for ask in played.asks]
+    assert len(bodies) == 4 and all(body == bodies[0] for body in bodies)
+    assert bodies[0] is not None
+    assert bodies[0]["workflow_output"]["metadata"] == {"mine": 1, "task_id": "t"}
+    assert OUTPUT.metadata == {"mine": 1}
+
+
+def test_an_end_is_given_up_after_ten_minutes() -> None:
+    played: Played[None] = Played()
+    with pytest.raises(ServerUnreachable):
+        play(episodes.end("me", TASK, "u1", OUTPUT), [NOBODY] * 1000, played)
+    assert played.waited_s == pytest.approx(episodes.END_PATIENCE_S)
+
+
+@pytest.mark.parametrize(("status", "detail"), [(400, NOT_CLAIMED), (404, "claimed by different")])
+def test_a_claim_that_is_gone_is_told_as_lost_and_not_sent_again(status: int, detail: str) -> None:
+    with pytest.raises(EpisodeLost, match=detail[:20]):
+        play(episodes.end("me", TASK, "u1", OUTPUT), [said(status, detail=detail)])
+
+
+@pytest.mark.parametrize("reward", [None, [1.0, 2.0]])
+def test_a_reward_that_cannot_be_trained_is_refused_before_anything_is_sent(reward: Any) -> None:
+    with pytest.raises(ValueError, match="one finite number"):
+        play(episodes.end("me", TASK, "u1", WorkflowOutput(reward=reward)), [])
+
+
+def test_a_task_without_an_id_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(ValueError, match="task_id is empty"):
+        play(episodes.end("me", Task(), "u1", OUTPUT), [])
+
+
+def test_rewards_that_are_not_finite_cannot_even_be_put_into_an_output() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        WorkflowOutput(reward=math.nan)
+
+
+def test_an_abort_gives_up_soon() -> None:
+    played: Played[None] = Played()
+    with pytest.raises(ServerUnreachable):
+        play(episodes.abort("me", "u1"), [NOBODY] * 100, played)
+    assert played.waited_s == pytest.approx(episodes.ABORT_PATIENCE_S)
+
+
+def test_a_claim_that_cannot_be_renewed_is_lost() -> None:
+    with pytest.raises(EpisodeLost):
+        play(episodes.renew("me", "u1"), [said(410, detail=NOT_CLAIMED)])
+
+
+# --- the engine
+
+
+def test_an_engine_that_is_off_gets_the_job_and_is_started() -> None:
+    answers = [state("OFFLINE"), OK, OK, state("BOOTING"), state("ROLLING")]
+    played = play(control.ensure_running(TrainJob(batch_size=3), False, None), answers)
+    assert played.paths[1:3] == ["/sync_train_config", "/start_engine"]
+    assert "batch_size: 3" in (played.asks[1].body or {})["yaml_as_string"]
+
+
+def test_an_engine_that_cannot_start_says_why() -> None:
+    failed = [state("OFFLINE"), OK, OK, state("BOOTING"), state("OFFLINE", detail="no such model")]
+    with pytest.raises(SwarmServerOfflineError, match="no such model"):
+        play(control.ensure_running(TrainJob(), False, None), failed)
+
+
+def test_a_job_that_is_refused_is_told_in_the_servers_words() -> None:
+    with pytest.raises(SwarmError, match="does not take this job: lr must be"):
+        play(control.sync_job(TrainJob()), [said(success=False, error="lr must be above 0")])
+
+
+def test_an_engine_that_runs_stays_and_what_its_job_says_otherwise_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    running = said(**TrainJob(batch_size=4, lr=0.5).model_dump(mode="json"))
+    job = TrainJob(batch_size=8, lr=0.5)
+    played = play(control.ensure_running(job, False, None), [*[state("ROLLING")] * 2, running])
+    assert "/start_engine" not in played.paths
+    assert "batch_size is 4, not 8" in caplog.text and "lr" not in caplog.text
+
+
+def test_a_forced_restart_stops_first() -> None:
+    answers = [*[state("ROLLING")] * 2, OK, state("OFFLINE"), OK, OK, state("ROLLING")]
+    played = play(control.ensure_running(TrainJob(), True, None), answers)
+    paths = [path for path in played.paths if path != "/get_engine_status"]
+    assert paths == ["/stop_engine", "/sync_train_config", "/start_engine"]
+
+
+def test_a_server_that_is_not_there_is_waited_for_a_little_and_the_mend_is_named() -> None:
+    with pytest.raises(ServerUnreachable, match="fakevllm-server start"):
+        play(control.ensure_running(TrainJob(), False, None), [NOBODY] * 100)
+
+
+def test_a_stranger_on_the_port_is_no_swarm_server() -> None:
+    with pytest.raises(SwarmError, match="not answered by a swarm server"):
+        play(control.status(), [Answer(200, "<html>hello</html>")])
+
+
+# --- steps
+
+
+def test_agreeing_waits_until_the_step_begins() -> None:
+    refusal = said(success=False, failure_reason="Client me is not in the active list")
+    answers = [refusal, state("ROLLING"), OK, state("ROLLING"), state("ROLLING_POST")]
+    assert play(pool.agree("me"), answers).result is True
+
+
+def test_nobody_agrees_while_nothing_is_collected() -> None:
+    answers = [said(success=False, failure_reason="..."), state("BOOTING")]
+    assert play(pool.agree("me"), answers).result is False
+
+
+def test_each_weight_sync_is_counted_once_also_one_that_no_poll_saw() -> None:
+    syncs = Syncs()
+    seen = [("ROLLING", 1), ("WEIGHT_SYNCING", 1), ("WEIGHT_SYNCING", 1), ("ROLLING", 2)]
+    seen += [("ROLLING", 3), ("WEIGHT_SYNCING", 3), ("WEIGHT_SYNCING", 4), ("ROLLING", 5)]
+    begun = [
+        syncs.begun(EngineStatusReply.model_validate(state(name, step).content))
+        for name, step in seen
+    ]
+    assert begun == [False, True, False, False, True, True, True, False]
