@@ -301,7 +301,7 @@ async def test_two_verl_trainers_do_not_meet_and_two_ranks_step_as_one(
     assert_transformers_load(two_ranks.folder / "together")
 
     await two_ranks.engine.save(two_ranks.folder / "saved")
-    with pytest.raises(ActionFailed, match="of 2 workers, and 1 run"):
+    with pytest.raises(BackendRefused, match="of 2 workers, and 1 run"):
         await trainer.engine.restore(two_ranks.folder / "saved")
 
 
