@@ -67,8 +67,10 @@ def _status(episode: Episode, base_url: str) -> EpisodeStatus:
     idle_s = time.monotonic() - episode.last_activity
     return EpisodeStatus(
         episode_uuid=episode.uuid,
+        episode_status="claimed",
         episode_type=episode.kind,
         openai_base_url=f"{base_url}e/{episode.uuid}/v1",
+        openai_api_key=MASKED,
         client_uuid=episode.client_uuid,
         latest_activity_timestamp=time.time() - idle_s,
         discard_episode_timeout=episode.idle_limit_s,
