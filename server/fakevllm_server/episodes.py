@@ -119,7 +119,7 @@ class Episodes:
     def check_owner(self, uuid: str, caller: str) -> None:
         """Raises EpisodeRefused where somebody else's key claimed it. Without keys nobody is
         somebody else."""
-        episode = self._claimed.get(uuid)
+        episode = self.find(uuid)
         if episode is not None and caller and episode.owner not in ("", caller):
             raise EpisodeRefused(404, _foreign(uuid, episode.owner, caller))
 

@@ -41,7 +41,7 @@ def test_a_model_of_no_known_kind_leaves_the_engine_offline_with_the_reason(
 def test_a_job_that_the_trainer_refuses_costs_the_app_nothing(tmp_path: Path) -> None:
     """Sampler and trainer are one process: it serves without training."""
     job = tmp_path / "job.toml"
-    job.write_text('[job]\nlora_rank = 4\ntarget_modules = "nope"\n')
+    job.write_text('[job]\nlr = 1e-4\nlora_rank = 4\ntarget_modules = "nope"\n')
     with Processes(tmp_path) as started:
         server = started.server("--backend", "embedded", "--model", "demo")
         proxy = started.proxy(server, "--config", str(job))
