@@ -19,9 +19,9 @@ import aiohttp
 
 from fakevllm.background import Background
 from fakevllm_adapters.asgi import Headers, is_final, relayed_headers
-from fakevllm_adapters.errors import WireError, unavailable
+from fakevllm_adapters.errors import WireError, internal_error, unavailable
 from fakevllm_adapters.keys import bearer_header
-from fakevllm_adapters.sse import SseDecoder, data_of, json_of
+from fakevllm_adapters.sse import SseDecoder, data_of, encode, json_of
 
 log = logging.getLogger("fakevllm.upstream")
 
@@ -73,10 +73,9 @@ class Reply:
     def broke_off(self) -> bool:
         """Whether this is a stream that the engine did not live to end: its server can only say so
         inside it."""
-        if not self.streamed or b'"error"' not in self.body:
-            return False
-        codes = [code for event in self.events if (code := _code_in(event)) is not None]
-        return any(code >= 500 for code in codes)
+        # The server's own words: an engine that lives may end a stream in an error of its own, and
+        # that is an answer.
+        return self.streamed and encode(internal_error().body) in self.body
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +210,6 @@ async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 def _lasting(event: bytes) -> int | None:
     """The code of the error in an event, where it is one of 4xx."""
-    code = _code_in(event)
-    return code if code is not None and 400 <= code < 500 else None
-
-
-def _code_in(event: bytes) -> int | None:
-    """Of the error in an event, where it holds one."""
     if b'"error"' not in event:
         return None
     try:
@@ -224,7 +217,7 @@ def _code_in(event: bytes) -> int | None:
     except ValueError:
         return None
     code: Any = cast(dict[str, Any], error).get("code") if isinstance(error, dict) else None
-    return code if isinstance(code, int) else None
+    return code if isinstance(code, int) and 400 <= code < 500 else None
 
 
 def unreachable(error: Exception) -> WireError:
