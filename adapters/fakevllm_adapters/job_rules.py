@@ -22,6 +22,7 @@ def checked(job: TrainJob) -> TrainJob:
     _check_backbone(job)
     _check_lengths(job)
     _check_gpus(job)
+    _check_workers(job)
     _check_lora(job)
     LossSpec.of(job)
     return job
@@ -74,6 +75,15 @@ def _check_gpus(job: TrainJob) -> None:
         raise ValueError(
             f"tensor_model_parallel_size {split} does not divide n_gpu {job.n_gpu}: lower it, or "
             "set n_gpu to a multiple of it"
+        )
+
+
+def _check_workers(job: TrainJob) -> None:
+    workers = job.max_env_worker
+    if workers is not None and workers < job.num_repeat:
+        raise ValueError(
+            f"max_env_worker {workers} is less than num_repeat {job.num_repeat}: no task could be "
+            f"played at a time, so raise it to {job.num_repeat} or more"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -10,11 +10,11 @@ import yaml
 from pydantic import ValidationError
 
 from fakevllm_adapters import ajet_yaml, plain_yaml
+from fakevllm_adapters.mistakes import SHOWN_CHARS, meant_by, said
 
 Settings = dict[str, Any]
 
 _TARGETS, _TARGETS_THERE = "target_modules", "lora_target_modules"
-_SHOWN_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,9 @@ def written(text: str) -> Written:
     """Raises ValueError, in one line, for anything but a YAML mapping with one of the keys."""
     whole = _mapping_of(text)
     if len({"job", "ajet"} & whole.keys()) != 1:
-        raise ValueError("expected a YAML mapping with the key `job`, or AgentJet's `ajet`")
+        raise ValueError(
+            "expected a YAML mapping with the key `job`, or AgentJet's `ajet`, not both"
+        )
     if "ajet" in whole:
         settings, warnings = ajet_yaml.settings_of(whole)
         return Written(settings, ajet_yaml.KEYS, warnings)
@@ -56,20 +58,25 @@ def under_one_name(given: Any) -> Any:
     return rest
 
 
-def one_line(error: ValidationError, keys: Mapping[str, str] | None = None) -> str:
-    """Every mistake, each with the setting as its user spelt it."""
-    return "; ".join(_told(problem, keys or {}) for problem in error.errors(include_url=False))
+def one_line(
+    error: ValidationError, settings: Iterable[str], keys: Mapping[str, str] | None = None
+) -> str:
+    """Every mistake, each with the setting as its user spelt it. `settings` are those there are."""
+    return "; ".join(
+        _told(problem, settings, keys or {}) for problem in error.errors(include_url=False)
+    )
 
 
-def _told(problem: Any, keys: Mapping[str, str]) -> str:
+def _told(problem: Any, settings: Iterable[str], keys: Mapping[str, str]) -> str:
     name, *inside = [str(part) for part in problem["loc"]] or [""]
-    said = str(problem["msg"]).removeprefix("Value error, ")
     if not name:
-        return said
-    where = repr(".".join([keys.get(name, name), *inside]))[1:-1][:_SHOWN_CHARS]
+        return str(problem["msg"]).removeprefix("Value error, ")
+    where = repr(".".join([keys.get(name, name), *inside]))[1:-1][:SHOWN_CHARS]
     if problem["type"] == "extra_forbidden":
-        return f"{where} is no setting of a job: take it out"
-    return f"{where}: {said}, got {repr(problem['input'])[:_SHOWN_CHARS]}"
+        meant = meant_by(name, settings)
+        mend = "take it out" if meant is None else f"take it out, or write {meant}"
+        return f"{where} is no setting of a job: {mend}"
+    return f"{where}: {said(problem)}"
 
 
 def _mapping_of(text: str) -> dict[str, Any]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import math
-from array import array
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, FiniteFloat, field_serializer
+from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat, field_serializer
+
+from fakevllm_adapters.packed_numbers import told_numbers
+from fakevllm_adapters.swarm_pool import MAX_ID_CHARS, MAX_TASK_CHARS, ThrottlePolicy
 
 Json = dict[str, Any]
 
@@ -24,6 +23,24 @@ MAX_JOB_CHARS = 100_000
 MAX_GROUP_SIZE = 256
 """Siblings of one group."""
 MAX_SAMPLE_CALLS = 64
+MAX_REWARD = 1e9
+"""A larger one leaves what a step can compute, and with its own it takes everybody's groups."""
+MAX_IDLE_S = 86_400.0
+"""Of a claim: one whose client died holds its slot so long."""
+
+
+def _no_text(value: object) -> object:
+    if isinstance(value, str):
+        raise ValueError("must be a number, not text")
+    return value
+
+
+Reward = Annotated[
+    float,
+    Field(ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=False),
+    BeforeValidator(_no_text),
+]
+"""True is 1, as in Python."""
 
 
 class EngineStatus(StrEnum):
@@ -82,6 +99,11 @@ class EngineStatusReply(BaseModel):
     weight_version: int = 0
     backlog: float = 0.0
     """Finished groups that wait to be trained, in batches; 1 or more where a step is due."""
+    closed: str | None = None
+    """Why no more steps are taken, as groups are told that come too late, such as
+    `training_finished`; None while they are."""
+    claims_paused: bool = False
+    """No new episode begins; those that are claimed go on."""
     lockstep: bool = False
     """Whether two runs are the same to the bit, as far as it is the server's doing."""
     totals: dict[str, float] = {}
@@ -109,9 +131,9 @@ class SuccessReply(BaseModel):
 class EndGroupRequest(BaseModel):
     group_id: str = Field(min_length=1, max_length=200)
     task_id: str = ""
-    rewards: list[FiniteFloat | None] = Field(max_length=MAX_GROUP_SIZE)
+    rewards: list[Reward | None] = Field(max_length=MAX_GROUP_SIZE)
     """By sibling index; None means: do not train this sibling."""
-    served: int | None = None
+    served: int | None = Field(default=None, ge=0)
     """The sibling whose answer the app got."""
     parent_id: str | None = None
     """The group whose served answer this one's conversation goes on from."""
@@ -160,7 +182,7 @@ class AddSampleRequest(BaseModel):
     """Unlike any group's."""
     run_id: str
     """Of the reply its calls came in."""
-    advantage: FiniteFloat
+    advantage: Reward
     """Of every token, centred by the sender."""
     calls: list[CapturedCall] = Field(min_length=1, max_length=MAX_SAMPLE_CALLS)
 
@@ -178,8 +200,8 @@ class LogEntry(BaseModel):
 
     seq: int
     kind: str
-    """acked, step, dropped, restored or stopped. A newer server may tell of others, and a reader
-    that does not know one goes on behind it."""
+    """acked, step, evaluated, dropped, restored or stopped. A newer server may tell of others, and
+    a reader that does not know one goes on behind it."""
     step: int = 0
     version: int = 0
     groups: list[TrainedGroup] = []
@@ -189,9 +211,13 @@ class LogEntry(BaseModel):
     reasons: dict[str, str] = {}
     """kind dropped: group id to reason."""
     reason: str = ""
-    """kind stopped: why no more steps are taken; kind restored: why groups are lost."""
+    """kind stopped: why no more steps are taken; kind restored: why groups are lost, where what was
+    undone is not trained again."""
     metrics: dict[str, float] = {}
-    """kind step: what was measured; what was not is absent."""
+    """kind step: what was measured; what was not is absent. kind evaluated: `reward`, of one
+    evaluation by the weights of step and version."""
+    at: float | None = None
+    """kind evaluated: when it ended, in Unix seconds."""
 
     @field_serializer("metrics", when_used="json")
     def _told_metrics(self, metrics: dict[str, float]) -> dict[str, float | str]:
@@ -206,10 +232,12 @@ class LogReply(BaseModel):
 
 
 class ClaimEpisodeRequest(BaseModel):
-    client_uuid: str
-    episode_type: str
-    discard_episode_timeout: float = Field(default=240.0, gt=0)
-    throttle_policy: Json | None = None
+    client_uuid: str = Field(min_length=1, max_length=MAX_ID_CHARS)
+    episode_type: str = Field(max_length=MAX_ID_CHARS)
+    discard_episode_timeout: float = Field(default=240.0, gt=0, le=MAX_IDLE_S)
+    throttle_policy: ThrottlePolicy | None = None
+    idempotency_key: str = Field(default="", max_length=MAX_ID_CHARS)
+    """A claim that is asked for again with the same one is the same, as long as it stands."""
 
 
 class ClaimEpisodeReply(BaseModel):
@@ -222,65 +250,26 @@ class ClaimEpisodeReply(BaseModel):
 
 
 class WorkflowOutput(BaseModel):
-    reward: FiniteFloat | list[FiniteFloat] | None = None
+    reward: Reward | list[Reward] | None = None
     is_success: bool | None = None
     metadata: Json = {}
-    log_metrics: dict[str, float | list[float]] = {}
+    log_metrics: dict[str, FiniteFloat | list[FiniteFloat]] = {}
 
 
 class EndEpisodeRequest(BaseModel):
     client_uuid: str
     episode_uuid: str
-    task_id: str = ""
+    task_id: str = Field(default="", max_length=MAX_TASK_CHARS)
     workflow_output: WorkflowOutput = WorkflowOutput()
     declare_client_active: bool = True
+
+
+class EndEpisodeReply(BaseModel):
+    success: bool
+    warning: str = ""
+    """What its client has surely not meant; absent where there is nothing."""
 
 
 class CanContinueRequest(BaseModel):
     client_uuid: str
     episode_uuid: str
-
-
-# --- numbers and arrays
-
-
-def told_numbers(numbers: Mapping[str, float]) -> dict[str, float | str]:
-    """For JSON, which has no number that is not finite: those are told by name. `float` reads both.
-
-    >>> told_numbers({"loss": math.nan, "grad_norm": -math.inf, "lr": 0.5})
-    {'loss': 'NaN', 'grad_norm': '-Infinity', 'lr': 0.5}
-    """
-    return {
-        name: value if math.isfinite(value) else _not_finite(value)
-        for name, value in numbers.items()
-    }
-
-
-def _not_finite(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
-
-
-def pack_ids(ids: Sequence[int]) -> str:
-    """
-    >>> unpack_ids(pack_ids([1, 2, 300]))
-    [1, 2, 300]
-    """
-    return base64.b64encode(array("i", ids).tobytes()).decode()
-
-
-def unpack_ids(text: str) -> list[int]:
-    values = array("i")
-    values.frombytes(base64.b64decode(text))
-    return values.tolist()
-
-
-def pack_floats(values: Sequence[float]) -> str:
-    return base64.b64encode(array("f", values).tobytes()).decode()
-
-
-def unpack_floats(text: str) -> list[float]:
-    values = array("f")
-    values.frombytes(base64.b64decode(text))
-    return values.tolist()

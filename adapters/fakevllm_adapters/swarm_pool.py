@@ -6,23 +6,41 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+MAX_ID_CHARS = 200
+"""Of a client, a mix, a kind of episode."""
+MAX_TASK_CHARS = 1_000
+"""Of a task's id, which is told to all who ask for the batch."""
+LEAST_SHARE = 1e-6
+"""Counts divided by less leave floating point."""
+
 
 class ThrottlePolicy(BaseModel):
     """How much of each batch one kind of task may be, so that several make a mix."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
-    share: float | None = Field(default=None, gt=0, le=1)
-    """Of the tasks of a batch; None: expected_batch_size says it in tasks. Shares are taken in
-    proportion to each other, and only among the mixes that ask for episodes."""
-    mix: str = ""
+    share: float | None = Field(default=None, ge=LEAST_SHARE, le=1)
+    """Of the tasks of a batch. Shares are taken in proportion to each other, and only among the
+    mixes that ask for episodes."""
+    mix: str = Field(default="", max_length=MAX_ID_CHARS)
     """What shares are counted by, such as "math"; empty: each client is a mix of its own."""
-    current_task_id: str = ""
+    current_task_id: str = Field(default="", max_length=MAX_TASK_CHARS)
     """The task that the episode is for. Repeats of a task that has begun are never held back."""
     ratio: float = Field(default=1.5, gt=0)
     """How far a mix may run ahead of its share, in its tasks of one batch."""
-    expected_batch_size: int = Field(default=1, ge=1)
-    expected_num_repeat: int = Field(default=1, ge=1)
+    expected_batch_size: int | None = Field(default=None, ge=1)
+    """The share, in tasks of a batch: AgentJet's way to say it."""
+    expected_num_repeat: int | None = Field(default=None, ge=1)
+
+    @property
+    def asks_for_share(self) -> bool:
+        return self.share is not None or self.expected_batch_size is not None
+
+    def share_of(self, batch_size: int) -> float | None:
+        """None: it asks for none."""
+        if self.share is None and self.expected_batch_size is not None:
+            return min(1.0, self.expected_batch_size / batch_size)
+        return self.share
 
 
 class EpisodeStatus(BaseModel):

@@ -17,6 +17,8 @@ Aggregation = Literal[
     "seq-mean-token-mean",
     "seq-mean-token-sum-norm",
 ]
+MAX_BATCH_SIZE = 10_000
+"""What a server holds of groups that wait."""
 LossUnit = Literal["call", "timeline", "episode"]
 KlType = Literal["k1", "kl", "k2", "mse", "k3", "low_var_kl", "k1+", "kl+", "k3+", "low_var_kl+"]
 
@@ -48,7 +50,7 @@ class TrainJob(SwarmSections):
     """Model folder. The server's own --model wins."""
     num_repeat: int = Field(default=4, ge=1, le=256)
     """Siblings per request (N)."""
-    batch_size: int = Field(default=8, ge=1)
+    batch_size: int = Field(default=8, ge=1, le=MAX_BATCH_SIZE)
     """Groups per step."""
     temperature: float = Field(default=1.0, gt=0)
     """At which siblings are sampled. The lead keeps the app's own."""
@@ -153,6 +155,11 @@ class TrainJob(SwarmSections):
     control: Literal["none", "frozen", "shuffled"] = "none"
     """Experiments that must not learn: no updates, or rewards shuffled inside each group."""
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether it is held to the starting weights."""
+        return self.kl_loss_coef > 0 or self.use_kl_in_reward
+
     def as_yaml(self) -> str:
         """Without what is at its default: a server that does not know a setting yet refuses only a
         job that makes use of it."""
@@ -191,4 +198,4 @@ def read_job(text: str) -> ReadJob:
     try:
         return ReadJob(TrainJob.model_validate(read.settings), read.warnings)
     except ValidationError as error:
-        raise ValueError(one_line(error, read.keys)) from None
+        raise ValueError(one_line(error, TrainJob.model_fields, read.keys)) from None

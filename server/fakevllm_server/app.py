@@ -15,6 +15,7 @@ from fakevllm_adapters.guard import Guard, GuardMiddleware
 from fakevllm_adapters.passthrough import PASSTHROUGH
 from fakevllm_adapters.registry import ADAPTERS, COUNTERS
 from fakevllm_server.api import (
+    collected,
     control,
     episodes,
     groups,
@@ -22,6 +23,7 @@ from fakevllm_server.api import (
     inspection,
     refusals,
     shown,
+    trainer_routes,
     uploads,
 )
 from fakevllm_server.api.access import ADMIN_PATHS, opens_episode, stranger
@@ -45,7 +47,7 @@ def create_app(config: ServerConfig) -> FastAPI:
 
     app = FastAPI(title="fakevllm-server", lifespan=lifespan)
     refusals.add_handlers(app)
-    for module in (control, uploads, groups, episodes, shown):
+    for module in (control, uploads, groups, episodes, collected, shown, trainer_routes):
         app.include_router(module.router(swarm))
     latest_call = LatestCall()
     app.include_router(inspection.router(swarm, latest_call))

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fakevllm_adapters.swarm import CapturedCall, pack_floats, pack_ids, unpack_floats, unpack_ids
+from fakevllm_adapters.packed_numbers import pack_floats, pack_ids, unpack_floats, unpack_ids
+from fakevllm_adapters.swarm import CapturedCall
 from fakevllm_server.allowed import Allowed
 
 MAX_ID = 2**31 - 1
@@ -114,6 +115,9 @@ class ScoredEpisode:
         return {call.temperature for call in self.calls} == {0.0}
 
 
+TASK = "task:"
+
+
 @dataclass(frozen=True, slots=True)
 class FinishedGroup:
     """Episodes whose rewards are compared with each other."""
@@ -124,6 +128,12 @@ class FinishedGroup:
     """The served call that its conversation goes on from, where that is known here."""
     advantage: float | None = None
     """Of a feedback sample: given from outside, its one episode is compared with no other."""
+
+    @property
+    def task_id(self) -> str:
+        """Which the group of an active task bears in its name; of any other it is its own id."""
+        name, _, _ = self.group_id.rpartition("#")
+        return name.removeprefix(TASK) if name.startswith(TASK) else self.group_id
 
     @property
     def is_sample(self) -> bool:

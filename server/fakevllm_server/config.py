@@ -17,6 +17,7 @@ from fakevllm_server.backends.table import PAIRS, ROLLOUTS, TRAINERS
 from fakevllm_server.backends.vllm.command import REFUSED, given_flags
 
 DEFAULT_PORT = 10086
+MAX_PORT = 65535
 
 log = logging.getLogger("fakevllm.server.config")
 
@@ -58,6 +59,8 @@ class ServerConfig:
     keys: KeyRing = field(default_factory=KeyRing)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.port <= MAX_PORT:
+            raise ConfigError(f"--port must be 0 to {MAX_PORT}, got {self.port}.")
         _one_of("--backend", self.backend, PAIRS)
         _one_of("--rollout", self.rollout or self.rollout_name, ROLLOUTS)
         _one_of("--trainer", self.trainer or self.trainer_name, TRAINERS)
@@ -71,8 +74,8 @@ class ServerConfig:
             self._refuse_vllm_arguments()
         if not is_loopback(self.host) and not self.keys:
             raise ConfigError(
-                f"--host {self.host} is reachable from outside: "
-                "add --key-file FILE with one API key a line."
+                f"--host {self.host} is reachable from outside: add --key-file FILE with one API "
+                "key a line, made with `fakevllm keys add NAME --key-file FILE`."
             )
         if self.model is not None:
             find_model(self.model, self.allow_hub)
@@ -112,6 +115,11 @@ class ServerConfig:
                 "server with --backend embedded, or take job.lockstep out."
             )
         return [*self.engine_args, "--lockstep"]
+
+    def trainer_args_for(self, job: TrainJob) -> Sequence[str]:
+        """The verl trainer keeps what it was given at its start, or could not find it again."""
+        keeps = job.needs_reference and self.trainer_name == "verl"
+        return [*self.trainer_args, "--keep-reference"] if keeps else self.trainer_args
 
     @property
     def rollout_name(self) -> str:

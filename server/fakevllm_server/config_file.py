@@ -11,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
+from fakevllm_adapters.mistakes import meant_by
 from fakevllm_server.config import ConfigError
 
 
@@ -66,8 +67,10 @@ def checked(
     for key, value in values.items():
         name = str(key).replace("-", "_")
         if name not in flags:
-            known = ", ".join(flag.replace("_", "-") for flag in flags)
-            raise ConfigError(f"Unknown key `{key}` in {file}: known are {known}.")
+            known = [flag.replace("_", "-") for flag in flags]
+            meant = meant_by(name.replace("_", "-"), known)
+            mend = f"known are {', '.join(known)}" if meant is None else f"write {meant}"
+            raise ConfigError(f"Unknown key `{key}` in {file}: {mend}.")
         if name in taken:
             raise ConfigError(f"`{key}` is twice in {file}: with a dash and with an underscore.")
         if not _fits(value, flags[name]):

@@ -36,6 +36,7 @@ class Engine:
         self.global_step = 1
         self.version = 0
         self._since = 0.0
+        self._rolled_s = 0.0
 
     @property
     def is_serving(self) -> bool:
@@ -49,7 +50,15 @@ class Engine:
     def move(self, to: EngineStatus, now: float, detail: str | None = None) -> None:
         if to not in TRANSITIONS[self.status]:
             raise IllegalTransition(f"{self.status} -> {to}")
+        self._rolled_s = self.seconds_rolling(now)
         self.status, self.detail, self._since = to, detail, now
+
+    def seconds_in_state(self, now: float) -> float:
+        return now - self._since
+
+    def seconds_rolling(self, now: float) -> float:
+        """In ROLLING, where episodes may be claimed, all told: a clock that stands meanwhile."""
+        return self._rolled_s + (now - self._since if self.status is ROLLING else 0.0)
 
     def post_is_over(self, now: float, num_claimed: int) -> bool:
         """Whether ROLLING_POST may end."""

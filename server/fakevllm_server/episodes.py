@@ -13,13 +13,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fakevllm_adapters.keys import new_episode_key, new_id
+from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.calls import RecordedCall
+from fakevllm_server.submissions import OtherBody
 
 MAX_CLAIMED = 2_000
 """Episodes that may be claimed at once: those of a thousand clients, and as many whose clients died
 or never heard of their claim, until these run out. Their calls are held in memory."""
-_ID_CHARS = 28
+ID_CHARS = 28
+"""Of an episode's id, with which the names of its claims begin."""
 _EPOCH_CHARS = 4
+_SHOWN_CHARS = 80
+
+
+def slots(job: TrainJob | None) -> int:
+    """How many may be claimed at once: a batch, or as many whole tasks as `max_env_worker` allows.
+
+    >>> slots(TrainJob(batch_size=32, num_repeat=4, max_env_worker=50))
+    48
+    """
+    if job is None:
+        return MAX_CLAIMED
+    workers = min(job.max_env_worker or MAX_CLAIMED, MAX_CLAIMED)
+    return min(job.batch_size, max(1, workers // job.num_repeat)) * job.num_repeat
+
+
+NO_CALL = (
+    "No call of it was captured, so nothing of it trains: let its agent call the base URL and the "
+    "key of its claim, and abort an episode that comes to no call."
+)
 
 
 class EpisodeRefused(Exception):
@@ -29,6 +51,15 @@ class EpisodeRefused(Exception):
         super().__init__(detail)
         self.status = status
         self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Idempotency:
+    """With which a claim is asked for again."""
+
+    key: str
+    body_hash: bytes
+    """Of the whole request."""
 
 
 @dataclass(slots=True)
@@ -47,11 +78,24 @@ class Episode:
     in_flight: int = 0
     owner: str = ""
     """Whose key claimed it; "": no key was asked for."""
+    task_id: str = ""
+    """Where a throttle policy named it at the claim."""
+    idempotency: Idempotency | None = None
+    """None: its client does not ask for this claim again."""
+
+    @property
+    def warning(self) -> str:
+        """Where it is ended as it is."""
+        return NO_CALL if self.kind == "train" and not self.calls else ""
 
     @property
     def uuid(self) -> str:
         """What its client calls this claim of it."""
         return claim_uuid(self.episode_id, self.epoch)
+
+
+def _name_of(episode: Episode, idempotency: Idempotency) -> tuple[str, str, str]:
+    return episode.owner, episode.client_uuid, idempotency.key
 
 
 def claim_uuid(episode_id: str, epoch: int) -> str:
@@ -68,6 +112,8 @@ class Episodes:
         self._claimed: dict[str, Episode] = {}
         """By id."""
         self._by_key: dict[str, Episode] = {}
+        self._by_idempotency: dict[tuple[str, str, str], Episode] = {}
+        """By owner, client and key."""
         self._num_training = 0
         self._open: OrderedDict[str, int] = OrderedDict()
         """Ids and last epochs of episodes that were given up, oldest first."""
@@ -84,24 +130,50 @@ class Episodes:
     def num_training(self) -> int:
         return self._num_training
 
-    def can_claim(self) -> bool:
-        return len(self._claimed) < MAX_CLAIMED
+    def can_claim(self, num_slots: int) -> bool:
+        return len(self._claimed) < num_slots
 
     def claim(
-        self, client_uuid: str, kind: str, idle_limit_s: float, now: float, owner: str = ""
+        self,
+        client_uuid: str,
+        kind: str,
+        idle_limit_s: float,
+        now: float,
+        owner: str = "",
+        idempotency: Idempotency | None = None,
     ) -> Episode:
         """The episode that has been given up longest ago, or a new one."""
         known = self._open.popitem(last=False) if self._open else None
-        episode_id, epoch = known or (new_id()[:_ID_CHARS], 0)
+        episode_id, epoch = known or (new_id()[:ID_CHARS], 0)
         epoch += 1
         key = new_episode_key(epoch)
-        episode = Episode(episode_id, epoch, key, client_uuid, kind, idle_limit_s, now, owner=owner)
+        episode = Episode(
+            episode_id,
+            epoch,
+            key,
+            client_uuid,
+            kind,
+            idle_limit_s,
+            now,
+            owner=owner,
+            idempotency=idempotency,
+        )
         self.restore(episode)
+        return episode
+
+    def find_claim(self, client_uuid: str, owner: str, idempotency: Idempotency) -> Episode | None:
+        """What the same request has claimed, as long as it stands: its answer may have been lost.
+        Raises OtherBody."""
+        episode = self._by_idempotency.get((owner, client_uuid, idempotency.key))
+        if episode is not None and episode.idempotency != idempotency:
+            raise OtherBody
         return episode
 
     def restore(self, episode: Episode) -> None:
         """One that was claimed in an earlier life, or just now."""
         self._claimed[episode.episode_id] = self._by_key[episode.key] = episode
+        if episode.idempotency is not None:
+            self._by_idempotency[_name_of(episode, episode.idempotency)] = episode
         self._num_training += episode.kind == "train"
 
     def reopen(self, episodes: Sequence[tuple[str, int]]) -> None:
@@ -110,7 +182,7 @@ class Episodes:
 
     def find(self, uuid: str) -> Episode | None:
         """The claim of that name; not a later one of the same episode."""
-        episode = self._claimed.get(uuid[:_ID_CHARS])
+        episode = self._claimed.get(uuid[:ID_CHARS])
         return episode if episode is not None and episode.uuid == uuid else None
 
     def of_key(self, key: str | None) -> Episode | None:
@@ -179,7 +251,7 @@ class Episodes:
         return claimed
 
     def _why_gone(self, uuid: str) -> str:
-        episode_id = uuid[:_ID_CHARS]
+        episode_id, uuid = uuid[:ID_CHARS], uuid[:_SHOWN_CHARS]
         if episode_id in self._open or episode_id in self._claimed:  # an earlier claim of it
             return (
                 f"Episode {uuid} is not in claimed status, maybe you take **too long** to submit "
@@ -194,6 +266,8 @@ class Episodes:
     def _forget(self, episode: Episode) -> None:
         del self._claimed[episode.episode_id]
         del self._by_key[episode.key]
+        if episode.idempotency is not None:
+            del self._by_idempotency[_name_of(episode, episode.idempotency)]
         self._num_training -= episode.kind == "train"
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from fakevllm_adapters.train_job import MAX_BATCH_SIZE, TrainJob
+from fakevllm_server.algorithms.staleness import keep_fresh
 from fakevllm_server.calls import FinishedGroup
+from fakevllm_server.group_policy import why_not_pooled
 
-MAX_FINISHED_GROUPS = 10_000
+MAX_FINISHED_GROUPS = MAX_BATCH_SIZE
 MAX_TOKENS = 20_000_000
 """Of all of them; beyond either the group of the oldest weights goes: it is the next to be too old
 for any step."""
@@ -18,7 +21,7 @@ class FinishedGroups:
         self._groups: OrderedDict[str, FinishedGroup] = OrderedDict()
         self._versions: dict[str, int] = {}
         """Of each: a group's own is a look at all its calls."""
-        self.num_tokens = 0
+        self.num_tokens = self.num_episodes = 0
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -41,6 +44,7 @@ class FinishedGroups:
         """A new one, or one in the place it has already."""
         before = self._groups.get(group.group_id)
         self.num_tokens += group.num_tokens - (before.num_tokens if before is not None else 0)
+        self.num_episodes += len(group.episodes) - (len(before.episodes) if before else 0)
         self._groups[group.group_id] = group
         self._versions[group.group_id] = group.version
 
@@ -52,7 +56,22 @@ class FinishedGroups:
         group = self._groups.pop(group_id)
         del self._versions[group_id]
         self.num_tokens -= group.num_tokens
+        self.num_episodes -= len(group.episodes)
         return group
+
+    def drop_stale(self, version: int, job: TrainJob) -> tuple[list[str], int]:
+        """Takes out the calls that are too many versions back. Ids of the groups of which too
+        little is left, which go too, and how many calls were taken."""
+        left_out: list[str] = []
+        num_calls = 0
+        for group in self:
+            fresh, num_stale = keep_fresh(group, version, job.max_staleness)
+            num_calls += num_stale
+            if num_stale and why_not_pooled(fresh, job) is not None:
+                left_out.append(self.remove(group.group_id).group_id)
+            elif num_stale:
+                self.put(fresh)
+        return left_out, num_calls
 
     def clear(self) -> list[str]:
         """Their ids."""

@@ -14,6 +14,9 @@ from fakevllm_server.algorithms.shaping import is_tied, shaped_rewards
 from fakevllm_server.calls import FinishedGroup
 
 TIED = "tied"
+FULL = "pool_full"
+"""There is no room for it."""
+NON_DUMMY = "rollout_until_finish_enough_non_dummy_tasks"
 
 
 def why_not_pooled(group: FinishedGroup, job: TrainJob) -> str | None:
@@ -24,9 +27,15 @@ def why_not_pooled(group: FinishedGroup, job: TrainJob) -> str | None:
     needs_greedy = job.algorithm in NEEDS_GREEDY
     if reason is None and needs_greedy and not any(one.is_greedy for one in group.scored):
         return "no_greedy_answer"
-    if reason is None and job.filter_groups != "keep" and is_tied(shaped_rewards(group, job)):
+    if reason is None and filtering(job) != "keep" and is_tied(shaped_rewards(group, job)):
         return TIED
     return reason
+
+
+def filtering(job: TrainJob) -> str:
+    """`filter_groups`, which AgentJet's name for collecting says too."""
+    method = job.swarm_mode_sample_collection_method
+    return "collect" if method == NON_DUMMY else job.filter_groups
 
 
 def groups_before_short_step(job: TrainJob) -> int | None:
@@ -36,9 +45,9 @@ def groups_before_short_step(job: TrainJob) -> int | None:
     >>> groups_before_short_step(TrainJob(filter_groups="drop", batch_size=4))
     4
     """
-    if job.filter_groups == "keep":
+    if filtering(job) == "keep":
         return None
-    return job.batch_size * (job.max_num_gen_batches if job.filter_groups == "collect" else 1)
+    return job.batch_size * (job.max_num_gen_batches if filtering(job) == "collect" else 1)
 
 
 def _why_untrainable(group: FinishedGroup) -> str | None:

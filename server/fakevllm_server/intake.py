@@ -7,44 +7,42 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
 
-from pydantic import BaseModel
-
+from fakevllm_adapters.closing import why_closed
 from fakevllm_adapters.swarm import (
     AddSampleRequest,
+    EndEpisodeReply,
     EndEpisodeRequest,
     EndGroupReply,
     EndGroupRequest,
     SiblingRef,
-    SuccessReply,
 )
+from fakevllm_adapters.swarm_pool import ThrottlePolicy
 from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server.acknowledging import Acknowledging, Decided
 from fakevllm_server.calls import RecordedCall
 from fakevllm_server.engine import Engine
-from fakevllm_server.episodes import Episode, Episodes
+from fakevllm_server.episodes import Episode, Episodes, Idempotency
 from fakevllm_server.journal import changes, reads
-from fakevllm_server.journal.facts import (
-    PooledGroup,
-    ScoredSample,
-    Submission,
-)
+from fakevllm_server.journal.facts import PooledGroup, ScoredSample, pooled_or_dropped
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.journal.writer import Change, JournalTrouble
-from fakevllm_server.pool import Completed, Pool
+from fakevllm_server.pool import Pool
 from fakevllm_server.runlog import RunLog
-from fakevllm_server.submissions import Acknowledged, OtherBody, Submissions, hash_of
-
-Reply = TypeVar("Reply", bound=BaseModel)
-
-_Decided = tuple[Reply, Callable[[Submission], Change] | None]
-"""A reply, and the change it acknowledges; None where there is none."""
+from fakevllm_server.taking_part import TakingPart
+from fakevllm_server.waiting_tasks import Completed
 
 CALL_LIMIT_S = 2.0
 """How long the end of an answer waits for its record: no longer than an app would notice."""
+
+
+def _warning(episode: Episode, closed: str | None) -> str:
+    if closed is None or episode.kind == "eval":
+        return episode.warning
+    return why_closed(closed)
 
 
 class Intake:
@@ -52,9 +50,10 @@ class Intake:
         self._journal = journal
         self._log = runlog
         self._engine = engine
-        self._submissions = Submissions()
+        self._acknowledging = Acknowledging(journal)
         self.episodes = Episodes()
         self.pool = self._new_pool(None)
+        self.taking_part = TakingPart(self.pool, engine)
 
     def resume(self, job: TrainJob | None, now: float) -> None:
         """What the journal holds, for this job. Once at the start of a life, and at that of an
@@ -65,6 +64,7 @@ class Intake:
         for episode in found.claimed:
             self.episodes.restore(episode)
         self.pool = self._new_pool(job)
+        self.taking_part = TakingPart(self.pool, self._engine)
         dropped = self.pool.restore(found.groups, found.open_groups, now)
         dropped |= dict.fromkeys(found.corrupt, reads.CORRUPT)
         dropped |= self._give_up_corrupt(found)
@@ -75,33 +75,69 @@ class Intake:
     # --- episodes
 
     async def claim(
-        self, client_uuid: str, kind: str, idle_limit_s: float, owner: str = ""
+        self,
+        client_uuid: str,
+        kind: str,
+        idle_limit_s: float,
+        owner: str = "",
+        policy: ThrottlePolicy | None = None,
+        idempotency: Idempotency | None = None,
     ) -> Episode:
         """Raises JournalTrouble."""
         self._journal.check_room()
-        episode = self.episodes.claim(client_uuid, kind, idle_limit_s, time.monotonic(), owner)
+        now = time.monotonic()
+        episode = self.episodes.claim(client_uuid, kind, idle_limit_s, now, owner, idempotency)
+        self.taking_part.claimed(episode, policy, now)
         await self._written(changes.claimed(episode))
+        return episode
+
+    async def renew_claim(
+        self,
+        client_uuid: str,
+        owner: str,
+        idempotency: Idempotency,
+        policy: ThrottlePolicy | None = None,
+    ) -> Episode | None:
+        """What the same request has claimed before, as long as it stands. Raises OtherBody,
+        JournalTrouble."""
+        episode = self.episodes.find_claim(client_uuid, owner, idempotency)
+        if episode is None:
+            return None
+        now = time.monotonic()
+        self.episodes.renew(episode, now)
+        self.taking_part.clients.seen(client_uuid, now)
+        if not episode.task_id:  # of an earlier life, which the journal does not tell
+            self.taking_part.claimed(episode, policy, now)
+        await self._written()
         return episode
 
     async def end_episode(
         self, request: EndEpisodeRequest, reward: float, closed: str | None
-    ) -> SuccessReply:
+    ) -> EndEpisodeReply:
         """Raises EpisodeRefused, OtherBody, JournalTrouble."""
 
-        def decide() -> _Decided[SuccessReply]:
+        def decide() -> Decided[EndEpisodeReply]:
             episode = self.episodes.end(request.episode_uuid, request.client_uuid)
+            waits = request.task_id if closed is None else None
+            is_active = request.declare_client_active
+            self.taking_part.over(episode, waits, is_active, time.monotonic())
             sample = ScoredSample(episode.uuid, 0, reward, request.task_id)
             group, members = self._group_of(episode, sample, closed)
+            is_eval = episode.kind == "eval"
+            told = self._log.evaluated(reward, time.time()) if is_eval else None
             ended = partial(changes.episode_ended, episode.episode_id, sample, group, members)
-            return SuccessReply(success=True), ended
+            reply = EndEpisodeReply(success=True, warning=_warning(episode, closed))
+            return reply, partial(ended, evaluated=told)
 
         is_new = self.episodes.find(request.episode_uuid) is not None
         key = f"episode:{request.episode_uuid}"
-        return await self._once(key, request, SuccessReply, decide, is_new=is_new)
+        return await self._acknowledging.once(key, request, EndEpisodeReply, decide, is_new=is_new)
 
-    async def abort_episode(self, uuid: str, client_uuid: str) -> None:
+    async def abort_episode(self, uuid: str, client_uuid: str, is_active: bool = True) -> None:
         """Raises JournalTrouble."""
         episode = self.episodes.abort(uuid, client_uuid)
+        if episode is not None:
+            self.taking_part.over(episode, None, is_active, time.monotonic())
         await self._written(*([] if episode is None else [changes.reopened([episode])]))
 
     def sweep(self, now: float) -> None:
@@ -109,8 +145,14 @@ class Intake:
         idle = self.episodes.sweep(now)
         if idle:
             self._journal.put(changes.reopened(idle))
+        self.taking_part.lapsed(idle, now)
         for left in self.pool.complete_left(now):
-            self._journal.put(changes.task_completed(*_group_and_members(left)))
+            self._journal.put(changes.task_completed(*self._told(left)))
+
+    def complete_all(self) -> None:
+        """Before a step that takes what there is."""
+        for one in self.pool.complete_all():
+            self._journal.put(changes.task_completed(*self._told(one)))
 
     def give_up_episodes(self) -> None:
         """The engine has been stopped."""
@@ -139,7 +181,7 @@ class Intake:
     async def end_group(self, request: EndGroupRequest, closed: str | None) -> EndGroupReply:
         """Raises OtherBody, JournalTrouble."""
 
-        def decide() -> _Decided[EndGroupReply]:
+        def decide() -> Decided[EndGroupReply]:
             reply = self.pool.end_group(
                 request.group_id,
                 request.rewards,
@@ -152,10 +194,12 @@ class Intake:
                 ScoredSample(SiblingRef(request.group_id, index).episode_id, index, reward)
                 for index, reward in enumerate(request.rewards)
             ]
-            group = _group(request.group_id, reply.failure_reason)
+            group = pooled_or_dropped(request.group_id, reply.failure_reason)
             return reply, partial(changes.group_ended, group, samples) if reply.success else None
 
-        reply = await self._once(f"group:{request.group_id}", request, EndGroupReply, decide)
+        reply = await self._acknowledging.once(
+            f"group:{request.group_id}", request, EndGroupReply, decide
+        )
         return self._with_calls(reply, request)
 
     async def add_sample(
@@ -164,15 +208,15 @@ class Intake:
         """Raises OtherBody, JournalTrouble."""
         name, advantage = request.sample_id, request.advantage
 
-        def decide() -> _Decided[EndGroupReply]:
+        def decide() -> Decided[EndGroupReply]:
             step = self._engine.collecting_step
             reply = self.pool.add_sample(name, calls, advantage, step, closed=closed)
             sample = ScoredSample(SiblingRef(name, 0).episode_id, 0, advantage)
-            group = _group(name, reply.failure_reason, advantage)
+            group = pooled_or_dropped(name, reply.failure_reason, advantage)
             added = partial(changes.group_ended, group, [sample], calls=calls)
             return reply, added if reply.success else None
 
-        return await self._once(f"sample:{name}", request, EndGroupReply, decide)
+        return await self._acknowledging.once(f"sample:{name}", request, EndGroupReply, decide)
 
     async def abort_group(self, group_id: str) -> None:
         """Raises JournalTrouble."""
@@ -204,7 +248,7 @@ class Intake:
             return PooledGroup(episode.uuid, GroupState.EVAL), [sample]
         if closed is not None:
             self._log.dropped(self._engine.global_step, {episode.uuid: closed})
-            return _group(episode.uuid, closed), [sample]
+            return pooled_or_dropped(episode.uuid, closed), [sample]
         return self._completed(sample, episode.calls)
 
     def _join_task(self, sample: ScoredSample, calls: Sequence[RecordedCall]) -> None:
@@ -219,50 +263,12 @@ class Intake:
         """The group that its task has come to with it, if it has."""
         assert sample.reward is not None and sample.task_id is not None
         completed = self.pool.add_episode(sample.task_id, sample.reward, calls, owner=sample.owner)
-        return (None, []) if completed is None else _group_and_members(completed)
+        return (None, []) if completed is None else self._told(completed)
 
-    async def _once(
-        self,
-        key: str,
-        request: BaseModel,
-        kind: type[Reply],
-        decide: Callable[[], _Decided[Reply]],
-        *,
-        is_new: bool = False,
-    ) -> Reply:
-        """What was answered to the same before; else what is decided now, once it is on disk.
-        `is_new`: what it ends is open here, so nothing was ever answered. Raises OtherBody,
-        JournalTrouble."""
-        body_hash = hash_of(request)
-        known = None if is_new else await self._known(key, body_hash, kind)
-        if known is not None:
-            return known
-        self._journal.check_room()
-        reply, change = decide()
-        if change is None:
-            return reply
-        submission = Submission(key, body_hash, reply.model_dump_json(exclude={"calls"}))
-        place = self._journal.put(change(submission))
-        latest = Acknowledged(body_hash, reply, place)
-        self._submissions.remember(key, latest, self._journal.reached)
-        await self._journal.reach(place)
-        return reply
-
-    async def _known(self, key: str, body_hash: bytes, kind: type[Reply]) -> Reply | None:
-        """What was answered to the same before. Raises OtherBody, JournalTrouble."""
-        latest = self._submissions.find(key)
-        if latest is not None:
-            if latest.body_hash != body_hash:
-                raise OtherBody
-            await self._journal.reach(latest.place)
-            assert isinstance(latest.reply, kind)
-            return latest.reply
-        kept = self._journal.read(reads.submission, key)
-        if kept is None:
-            return None
-        if kept.body_hash != body_hash:
-            raise OtherBody
-        return kind.model_validate_json(kept.reply_json)
+    def _told(self, completed: Completed) -> tuple[PooledGroup, list[ScoredSample]]:
+        group = completed.group
+        members = [ScoredSample(one.owner, one.index, one.reward) for one in group.episodes]
+        return pooled_or_dropped(group.group_id, completed.reason), members
 
     def _with_calls(self, reply: EndGroupReply, request: EndGroupRequest) -> EndGroupReply:
         """The calls of a reply that comes from the journal, as far as they are kept."""
@@ -282,15 +288,3 @@ class Intake:
         if self._journal.trouble is None:
             with contextlib.suppress(JournalTrouble):
                 await self._journal.reach(place, CALL_LIMIT_S)
-
-
-def _group(group_id: str, reason: str | None, advantage: float | None = None) -> PooledGroup:
-    """Pooled, unless there is a reason why not."""
-    state = GroupState.DROPPED if reason else GroupState.POOLED
-    return PooledGroup(group_id, state, reason or None, advantage)
-
-
-def _group_and_members(completed: Completed) -> tuple[PooledGroup, list[ScoredSample]]:
-    group = completed.group
-    members = [ScoredSample(one.owner, one.index, one.reward) for one in group.episodes]
-    return _group(group.group_id, completed.reason), members

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server.algorithms import NEEDS_GREEDY
 from fakevllm_server.backends.vllm.command import JOB_ARGUMENTS, given_flags
 from fakevllm_server.config import ServerConfig
 
@@ -20,8 +21,6 @@ EVERYWHERE = {
     "train_print_to_markdown_file_path": "a step's numbers are in the server's run log",
     "val_print_to_markdown_file_path": "nothing is validated here",
     "swarm_mode": "clients always bring the episodes",
-    "swarm_mode_sample_collection_method": "a step waits for batch_size tasks of num_repeat each",
-    "max_env_worker": "as many episodes run as clients claim",
     "compute_madness_checklist": "answers are not looked at: let a reward do it",
     "mini_batch_num": "an update is over the whole batch; ppo_epochs makes more of them",
     "ulysses_sequence_parallel_size": "a sequence is on one GPU",
@@ -34,16 +33,27 @@ EVERYWHERE = {
 def warnings_of(job: TrainJob, config: ServerConfig) -> list[str]:
     """One line each, of settings that are not at their default."""
     told = {**EVERYWHERE, **dict(_here(job, config))}
-    return [
+    return _lone(job) + [
         f"{name} = {getattr(job, name)!r} is without effect: {why}"
         for name, why in told.items()
         if getattr(job, name) != TrainJob.model_fields[name].default
     ]
 
 
+def _lone(job: TrainJob) -> list[str]:
+    if job.num_repeat > 1 or job.algorithm in NEEDS_GREEDY:
+        return []
+    return [
+        "num_repeat = 1 trains nothing: a lone answer has none to be compared with; set 2 or more"
+    ]
+
+
 def _here(job: TrainJob, config: ServerConfig) -> Iterator[tuple[str, str]]:
-    if job.backbone not in (None, config.backend):
-        yield "backbone", f"the server was started with --backend {config.backend}"
+    flag, trains = "backend", config.backend
+    if config.trainer is not None or config.rollout is not None:
+        flag, trains = "trainer", config.trainer_name
+    if job.backbone not in (None, trains):
+        yield "backbone", f"the server was started with --{flag} {trains}"
     if config.model not in (None, job.model):
         yield "model", f"the server was started with --model {config.model}"
     elif config.trainer_name == "fake":

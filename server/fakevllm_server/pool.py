@@ -7,24 +7,22 @@ answered before it comes here.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fakevllm_adapters.swarm import MAX_GROUP_SIZE, EndGroupReply, SiblingRef
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server.algorithms.staleness import keep_fresh
-from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.calls import TASK, FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.clients import ActiveClients
+from fakevllm_server.collecting import Collected, method_of
+from fakevllm_server.ended_ids import EndedIds
 from fakevllm_server.finished_groups import FinishedGroups
-from fakevllm_server.group_policy import TIED, groups_before_short_step, why_not_pooled
+from fakevllm_server.group_policy import FULL, TIED, why_not_pooled
+from fakevllm_server.mixes import Mixes
 from fakevllm_server.open_groups import OpenGroups
 from fakevllm_server.served import ServedCalls
-from fakevllm_server.waiting_tasks import LeftTask, WaitingTasks
-
-FULL = "pool_full"
-"""Why a group is dropped for which there is no room."""
-MAX_REMEMBERED = 20_000
-"""Ids that have ended, remembered here; older ones are looked up."""
+from fakevllm_server.waiting_tasks import Completed, LeftTask, WaitingTasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +34,6 @@ class Taken:
     """Group id to reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """A task that has all the episodes it will have."""
-
-    group: FinishedGroup
-    reason: str | None
-    """Why it is not pooled; None where it is."""
-
-
 class Pool:
     def __init__(
         self,
@@ -53,17 +42,18 @@ class Pool:
     ) -> None:
         """`why_ended` knows the ids of earlier lives, and why each may not come again."""
         self._job = job = job or TrainJob()
-        self._why_ended = why_ended
         self._open = OpenGroups()
         self._finished = FinishedGroups()
         self._tasks = WaitingTasks(job.num_repeat)
-        self._ended: OrderedDict[str, str] = OrderedDict()
-        """Ids that may not come again, with the reason: every id that ended is one."""
+        self._method = method_of(job)
+        self.clients = ActiveClients()
+        self.mixes = Mixes(job.batch_size)
+        self._ended = EndedIds(why_ended)
         self.dropped: dict[str, str] = {}
         """Since the last look."""
         self._left_out: Counter[str] = Counter()
-        self._num_tied = 0
-        """Dropped since the last step was taken."""
+        self._tied: list[int] = []
+        """Episodes of each tied group that was dropped since the last step was taken."""
         self._served = ServedCalls()
 
     @property
@@ -72,12 +62,31 @@ class Pool:
 
     @property
     def is_due(self) -> bool:
-        """Whether there are groups enough for a step. Where ties are dropped, a step is made of
-        fewer rather than never."""
-        enough = groups_before_short_step(self._job)
-        is_enough = enough is not None and self.num_finished + self._num_tied >= enough
-        is_short = is_enough and self.num_finished > 0
-        return self.num_finished >= self._job.batch_size or is_short
+        """Whether there is enough for a step, by the job's way of collecting."""
+        return self._method.is_due(self.collected, self._job)
+
+    @property
+    def collected(self) -> Collected:
+        return Collected(
+            self.num_finished,
+            len(self._tied),
+            self._finished.num_episodes + self._tasks.num_episodes + sum(self._tied),
+            self.clients.any_agreed,
+            self.clients.all_agreed,
+        )
+
+    @property
+    def finished(self) -> Iterator[FinishedGroup]:
+        return iter(self._finished)
+
+    @property
+    def partial(self) -> Iterator[tuple[str, Sequence[ScoredEpisode]]]:
+        """Task id and episodes, of tasks that lack some."""
+        return iter(self._tasks)
+
+    @property
+    def batch_size(self) -> int:
+        return self._job.batch_size
 
     @property
     def num_open(self) -> int:
@@ -94,15 +103,11 @@ class Pool:
             "tokens": finished.num_tokens + opened.num_tokens + tasks.num_tokens,
         }
 
-    def refusal_of(self, group_id: str) -> str | None:
-        """Why the id may not come again; None where it may."""
-        return self._ended.get(group_id) or self._why_ended(group_id)
-
     def add_call(self, sibling: SiblingRef, call: RecordedCall, now: float) -> int | None:
         """Its place among the sibling's calls. None for one that is ignored: of a group that has
         ended, or whose id is refused."""
         is_open = sibling.group_id in self._open
-        if sibling.index >= MAX_GROUP_SIZE or not (is_open or self._is_new(sibling.group_id)):
+        if sibling.index >= MAX_GROUP_SIZE or not (is_open or self._ended.is_new(sibling.group_id)):
             return None
         place = self._open.add(sibling, call, now)
         self.sweep(now)
@@ -112,7 +117,7 @@ class Pool:
         """Drops open groups whose end will not come."""
         for group_id, reason in self._open.take_left(now).items():
             self.dropped[group_id] = reason
-            self._remember(group_id, reason)
+            self._ended.remember(group_id, reason)
 
     def end_group(
         self,
@@ -128,7 +133,7 @@ class Pool:
         `closed`, for this reason."""
         opened = self._open.pop(group_id)
         if opened is None:
-            refusal = self.refusal_of(group_id) or "unknown_group"
+            refusal = self._ended.refusal_of(group_id) or "unknown_group"
             return EndGroupReply(success=False, failure_reason=refusal)
         episodes = [
             ScoredEpisode(i, reward, opened.calls.get(i, []), SiblingRef(group_id, i).episode_id)
@@ -146,7 +151,7 @@ class Pool:
             step=step,
             calls=[[call.to_wire() for call in episode.calls] for episode in episodes],
         )
-        self._remember(group_id, reason)
+        self._ended.remember(group_id, reason)
         return reply
 
     def add_sample(
@@ -160,24 +165,23 @@ class Pool:
     ) -> EndGroupReply:
         """An answer of an earlier group once more, with an advantage of its own; counts as a group
         of a step."""
-        refusal = "open_group" if sample_id in self._open else self.refusal_of(sample_id)
+        refusal = "open_group" if sample_id in self._open else self._ended.refusal_of(sample_id)
         if refusal is not None:
             return EndGroupReply(success=False, failure_reason=refusal)
         episode = ScoredEpisode(0, advantage, tuple(calls), SiblingRef(sample_id, 0).episode_id)
         sample = FinishedGroup(sample_id, [episode], advantage=advantage)
         reason = closed or self._keep(sample)
-        reply = EndGroupReply(
+        self._ended.remember(sample_id, reason)
+        return EndGroupReply(
             success=True, failure_reason=reason or "", pooled=reason is None, step=step
         )
-        self._remember(sample_id, reason)
-        return reply
 
     def abort_group(self, group_id: str) -> bool:
         """Whether that changes anything."""
         self._open.pop(group_id)
-        if not self._is_new(group_id):
+        if not self._ended.is_new(group_id):
             return False
-        self._remember(group_id, "aborted")
+        self._ended.remember(group_id, "aborted")
         return True
 
     def add_episode(
@@ -195,26 +199,29 @@ class Pool:
     def complete_left(self, now: float) -> list[Completed]:
         """Tasks whose other episodes are not waited for any longer. To be asked again and again."""
         left = self._tasks.take_left(now, self._job.partial_after_s)
-        return [
-            self._completed(one.task_id, one.episodes, self._why_not_partial(one)) for one in left
-        ]
+        return [self._over(one) for one in left]
 
-    def _why_not_partial(self, task: LeftTask) -> str | None:
-        if task.is_for_room:
-            return FULL
-        return "partial" if self._job.partial_tasks == "drop" else None
+    def complete_all(self) -> list[Completed]:
+        """The same of all tasks, where a step takes what there is."""
+        left = self._tasks.take_all() if self._method.takes_all else []
+        return [self._over(one) for one in left]
+
+    def _over(self, task: LeftTask) -> Completed:
+        return self._completed(task.task_id, task.episodes, task.why_not_pooled(self._job))
 
     def _completed(
         self, task_id: str, episodes: Sequence[ScoredEpisode], reason: str | None = None
     ) -> Completed:
         # A claim's name is in it, for the task may come again, in this life or in another.
-        group = FinishedGroup(f"task:{task_id}#{episodes[-1].owner}", episodes)
+        group = FinishedGroup(f"{TASK}{task_id}#{episodes[-1].owner}", episodes)
         reason = reason or self._keep(group)
         if reason is None:
             self._count_partial(len(episodes) < self._job.num_repeat)
-        self._remember(group.group_id, reason)
+        self._ended.remember(group.group_id, reason)
         if reason is not None:
             self.dropped[group.group_id] = reason
+        is_pooled = group.group_id not in self.dropped
+        self.mixes.completed(task_id, group.group_id, is_pooled=is_pooled)
         return Completed(group, reason)
 
     def restore(
@@ -238,12 +245,16 @@ class Pool:
         """The newest groups of a step, in the order they came: where more arrives than can be
         trained, the freshest is the closest to the policy. Calls too many versions back are
         dropped, and groups of which too little is left. There are none where that leaves too few
-        for a step."""
+        for a step. Where the job collects what there is, it is all of them."""
         dropped = self.take_dropped() | self._drop_stale(version)
-        if not self.is_due:
+        takes_all = self._method.takes_all
+        if not (takes_all or self.is_due):
             return Taken([], dropped)
-        newest = self._finished.newest(self._job.batch_size)
-        self._num_tied = 0
+        newest = self._finished.newest(self.num_finished if takes_all else self._job.batch_size)
+        self._tied.clear()
+        self.clients.stepped()
+        for group_id in newest:
+            self.mixes.taken(group_id)
         return Taken([self._finished.remove(group_id) for group_id in newest], dropped)
 
     def take_left_out(self) -> dict[str, int]:
@@ -262,18 +273,18 @@ class Pool:
         """All finished groups are dropped; group id to reason."""
         return dict.fromkeys(self._finished.clear(), reason)
 
-    def _is_new(self, group_id: str) -> bool:
-        return self.refusal_of(group_id) is None
-
     def _keep(self, group: FinishedGroup) -> str | None:
         """Pools it, or says why not."""
         reason = why_not_pooled(group, self._job)
         if reason == TIED:
-            self._num_tied += 1
+            self._tied.append(len(group.episodes))
             self._left_out["tied_groups"] += 1
         if reason is None:
             self._count_partial(group.is_partial)
-            self.dropped |= dict.fromkeys(self._finished.add(group), FULL)
+            left_out = self._finished.add(group)
+            self.dropped |= dict.fromkeys(left_out, FULL)
+            for group_id in left_out:
+                self.mixes.dropped(group_id)
         return reason
 
     def _count_partial(self, is_partial: bool) -> None:
@@ -282,18 +293,8 @@ class Pool:
 
     def _drop_stale(self, version: int) -> dict[str, str]:
         """From all that waits; group id to reason, of the groups that go."""
-        dropped: dict[str, str] = {}
-        for group in self._finished:
-            fresh, num_stale = keep_fresh(group, version, self._job.max_staleness)
-            self._left_out["stale_calls"] += num_stale
-            if num_stale and why_not_pooled(fresh, self._job) is not None:
-                self._finished.remove(group.group_id)
-                dropped[group.group_id] = "stale"
-            elif num_stale:
-                self._finished.put(fresh)
-        return dropped
-
-    def _remember(self, group_id: str, reason: str | None) -> None:
-        self._ended[group_id] = reason or "already_ended"
-        if len(self._ended) > MAX_REMEMBERED:
-            self._ended.popitem(last=False)
+        left_out, num_calls = self._finished.drop_stale(version, self._job)
+        self._left_out["stale_calls"] += num_calls
+        for group_id in left_out:
+            self.mixes.dropped(group_id)
+        return dict.fromkeys(left_out, "stale")

@@ -58,13 +58,13 @@ class RunFolder:
         """Once the engine is up: a model that cannot be loaded must not take the directory."""
         identity = {"backend": backend, "model": model, "fingerprint": fingerprint(model)}
         if not self._model_file.exists():
-            _write(self._model_file, json.dumps(identity))
+            write_whole(self._model_file, json.dumps(identity))
 
     def run_id(self) -> str:
         """By which proxies know this run: made once, and kept."""
         file = self._path / "run_id"
         if not (file.exists() and file.read_text()):
-            _write(file, new_id())
+            write_whole(file, new_id())
         return file.read_text()
 
     def remember_life(self, life: Life) -> None:
@@ -72,9 +72,7 @@ class RunFolder:
         file = self._path / "run.json"
         try:
             known = file.read_text() if file.exists() else None
-            aside = file.with_suffix(".new")
-            aside.write_text(with_life(known, self.run_id(), life, time.time()))
-            aside.rename(file)
+            write_whole(file, with_life(known, self.run_id(), life, time.time()))
         except OSError as error:
             log.warning("%s was not written: %s", file, error.strerror)
 
@@ -82,7 +80,7 @@ class RunFolder:
         os.close(self._lock)
 
 
-def _write(file: Path, text: str) -> None:
+def write_whole(file: Path, text: str) -> None:
     """All of it or nothing, whatever dies and however full the disk is: half of it would be taken
     for what was meant by every later life. Raises OSError."""
     aside = file.with_name(f"{file.name}.tmp")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.config import ServerConfig
 
 Life = dict[str, Any]
@@ -90,7 +91,9 @@ def with_life(known: str | None, run_id: str, life: Life, now: float) -> str:
 
 
 def _name(model: str | None) -> str | None:
-    """A folder's own, wherever it lies; a hub's as it is."""
+    """A folder's own, wherever it lies; a hub's as it is. `demo` is what `--model` calls it."""
+    if model == str(DEMO_MODEL_DIR):
+        return "demo"
     if model is None or not Path(model).is_dir():
         return model
     return Path(model).resolve().name

@@ -1,5 +1,6 @@
-"""The run's log: which steps were planned, trained, undone, and which groups were dropped. Its
-entries are told to proxies, which keep a cursor: the number of the last one they have seen.
+"""The run's log: which steps were planned, trained, undone, which groups were dropped, and what
+evaluations came to. Its entries are told to proxies, which keep a cursor: the number of the last
+one they have seen.
 
 Every change of a group's state on its way through training goes through here, into the journal.
 """
@@ -14,7 +15,7 @@ from fakevllm_server.client_metrics import ClientMetrics
 from fakevllm_server.coverage import totals
 from fakevllm_server.journal import changes, reads
 from fakevllm_server.journal.facts import SavedCheckpoint
-from fakevllm_server.journal.reads import PlannedBatch
+from fakevllm_server.journal.reads import PlannedBatch, Served
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.writer import Change
 
@@ -31,8 +32,12 @@ class RunLog:
         """Highest ever published or promised."""
         self.last_step = found.last_step
         """The last step that is trained, as the weights stand."""
+        self._served = journal.read(reads.served)
+        """None while what is served was given up."""
         self.totals: defaultdict[str, float] = defaultdict(float)
         """Counts of those steps by their metric's name."""
+        self._drops: tuple[int, dict[str, int]] | None = None
+        """As they were read last, and how far the journal was written then."""
         self.of_clients = ClientMetrics()
         """Told with the next step."""
         self._count()
@@ -62,6 +67,7 @@ class RunLog:
 
     async def published(self, version: int, step: int) -> None:
         self.version = max(self.version, version)
+        self._served = Served(version, step)
         await self._journal.write(changes.published(version, step))
 
     async def rolled_back(self, step: int, version: int) -> list[PlannedBatch]:
@@ -81,6 +87,8 @@ class RunLog:
 
     def abandon(self, step: int, version: int, reason: str) -> None:
         """Nothing that was trained or planned after `step` will be trained again."""
+        if self._served is not None and self._served.step > step:
+            self._served = None
         entry = LogEntry(seq=0, kind="restored", step=step, version=version, reason=reason)
         entry.lost = self._journal.read(reads.trained_after, step)
         self._put(changes.abandoned, entry)
@@ -95,6 +103,16 @@ class RunLog:
             entry = LogEntry(seq=0, kind="dropped", step=step, reasons=dict(reasons))
             self._put(changes.dropped, entry)
 
+    def evaluated(self, reward: float, now: float) -> LogEntry | None:
+        """Of an evaluation that ends now, for the step whose weights are served; to be written with
+        its end, next of all entries. None where they were given up: they are no step's any more."""
+        if self._served is None:
+            return None
+        version, step, told = self._served.version, self._served.step, {"reward": reward}
+        return self._next(
+            LogEntry(seq=0, kind="evaluated", step=step, version=version, metrics=told, at=now)
+        )
+
     def stopped(self, step: int, reason: str) -> None:
         """No more steps are taken until the engine is started again."""
         self._put(changes.logged, LogEntry(seq=0, kind="stopped", step=step, reason=reason))
@@ -106,8 +124,11 @@ class RunLog:
     @property
     def drops(self) -> dict[str, int]:
         """Groups of the run that were dropped and are on disk as such, by the first word of the
-        reason."""
-        return self._journal.read(reads.drops)
+        reason. Every client asks several times a second: read again once something was written."""
+        reached = self._journal.reached
+        if self._drops is None or self._drops[0] != reached:
+            self._drops = reached, self._journal.read(reads.drops)
+        return self._drops[1]
 
     def after(self, seq: int) -> list[LogEntry]:
         """Entries with a higher number, oldest first."""

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from fakevllm_adapters.swarm import told_numbers
+from fakevllm_adapters.packed_numbers import told_numbers
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.algorithms.staleness import keep_fresh
 from fakevllm_server.backends.base import ActionFailed, LossSpec, StepMetrics, Trainer

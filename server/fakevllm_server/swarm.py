@@ -20,8 +20,8 @@ from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.backends.table import open_backend
 from fakevllm_server.backends.vllm.command import job_arguments
 from fakevllm_server.checkpoints import CheckpointFolders
+from fakevllm_server.collecting import batches_waiting
 from fakevllm_server.config import ConfigError, ServerConfig, find_model
-from fakevllm_server.engine import Engine
 from fakevllm_server.episodes import Episodes
 from fakevllm_server.forward import EngineClient
 from fakevllm_server.intake import Intake
@@ -35,7 +35,9 @@ from fakevllm_server.runlog import RunLog
 from fakevllm_server.saves import Saves
 from fakevllm_server.spelling import vocabulary_of
 from fakevllm_server.stop_limit import finished
+from fakevllm_server.taking_part import TakingPart
 from fakevllm_server.trainer import TrainLoop
+from fakevllm_server.watched_engine import WatchedEngine
 
 log = logging.getLogger("fakevllm.server")
 
@@ -46,22 +48,6 @@ LOOK_AGAIN_S = 1.0
 
 _JOB, _RUNS = "job", "engine_runs"
 """Facts of the run: its latest job; whether an engine has been started and not stopped."""
-
-
-class WatchedEngine(Engine):
-    """An Engine whose moves can be waited for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._moved = asyncio.Event()
-
-    def move(self, to: EngineStatus, now: float, detail: str | None = None) -> None:
-        super().move(to, now, detail)
-        moved, self._moved = self._moved, asyncio.Event()
-        moved.set()
-
-    async def next_move(self) -> None:
-        await self._moved.wait()
 
 
 @dataclass(slots=True)
@@ -80,7 +66,8 @@ class Swarm:
     under an engine started meanwhile."""
     _folder: RunFolder = field(init=False)
     _checkpoints: CheckpointFolders = field(init=False)
-    _model: str | None = None
+    model: str | None = None
+    """The folder; None where there is none, or before the first start."""
     _loop: TrainLoop | None = None
     _running: asyncio.Task[None] | None = None
 
@@ -123,6 +110,10 @@ class Swarm:
     def pool(self) -> Pool:
         return self.intake.pool
 
+    @property
+    def taking_part(self) -> TakingPart:
+        return self.intake.taking_part
+
     async def resume(self) -> None:
         """Starts the engine where one ran when an earlier life ended without stopping it."""
         if self.job is None or self.journal.read(reads.meta, _RUNS) is None:
@@ -144,7 +135,7 @@ class Swarm:
             changes.remembered(_JOB, self.job.as_yaml()), changes.remembered(_RUNS, "yes")
         )
         await self.journal.settle()
-        life = life_of(self.config, self.job, self._model, fingerprint(self._model))
+        life = life_of(self.config, self.job, self.model, fingerprint(self.model))
         await asyncio.to_thread(self._folder.remember_life, life)
         self.intake.resume(self.job, time.monotonic())
         self.engine.move(EngineStatus.BOOTING, time.monotonic())
@@ -157,7 +148,7 @@ class Swarm:
             self.runlog,
             saves,
             self.connect,
-            cache(lambda: vocabulary_of(self._model)),
+            cache(lambda: vocabulary_of(self.model)),
         )
         self._running = asyncio.create_task(self._loop.run())
         self._running.add_done_callback(_report)
@@ -175,6 +166,7 @@ class Swarm:
         if before is not None:
             await _leave(before)
         self.intake.give_up_episodes()
+        self.taking_part.is_paused = False
         self.journal.put(changes.remembered(_RUNS, None))
         if self.engine.status is not EngineStatus.OFFLINE:
             self.engine.move(EngineStatus.OFFLINE, time.monotonic())
@@ -193,10 +185,13 @@ class Swarm:
 
     @property
     def backlog(self) -> float:
-        """Finished groups that wait to be trained, in batches; at least 1 where a step is due."""
+        """What waits to be trained, in batches; at least 1 where a step is due, or is to be tried
+        again. What is being trained waits no more."""
         if self.job is None or self.closed is not None:
             return 0.0
-        return max(self.pool.num_finished / self.job.batch_size, float(self.pool.is_due))
+        is_rolling = self.engine.status is EngineStatus.ROLLING
+        is_retried = is_rolling and self._loop is not None and self._loop.has_planned
+        return max(batches_waiting(self.pool.collected, self.job), float(is_retried))
 
     @property
     def detail(self) -> str | None:
@@ -247,7 +242,7 @@ class Swarm:
         before, self.upstream = self.upstream, client
         if before is not None:
             await _leave(before, to=endpoint)
-        self._folder.remember_model(self.config.trainer_name, self._model)
+        self._folder.remember_model(self.config.trainer_name, self.model)
 
     def _find_model(self, model: str | None) -> str | None:
         """Raises ConfigError where there is none, or the run is another model's."""
@@ -264,7 +259,7 @@ class Swarm:
                 "No model: start the server with --model DIR, or name one in the job."
             )
         name = config.served_name_of(model)
-        self._model = model = self._find_model(model)
+        self.model = model = self._find_model(model)
         rollout = EngineSpec(
             config.rollout_name,
             config.run_dir,
@@ -278,7 +273,10 @@ class Swarm:
             api_key=config.rollout_key,
         )
         trainer = replace(
-            rollout, engine=config.trainer_name, extra_args=config.trainer_args, train_only=True
+            rollout,
+            engine=config.trainer_name,
+            extra_args=config.trainer_args_for(job),
+            train_only=True,
         )
         return rollout, trainer
 

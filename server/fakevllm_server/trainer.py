@@ -75,6 +75,11 @@ class TrainLoop:
         """Why no more steps will be taken, as groups are told; None while they are."""
         return self._over if self._weights.refusal is None else "training_refused"
 
+    @property
+    def has_planned(self) -> bool:
+        """Whether a step is being made, or is to be tried again."""
+        return self._steps.has_planned
+
     def notify(self) -> None:
         """The pool or the episodes changed."""
         self._changed.set()
@@ -187,6 +192,7 @@ class TrainLoop:
         self._move(EngineStatus.ROLLING, untrained or self._steps.stopped)
         name = started.endpoint.model_name
         log.info("ready: %s, weights of version %d", name, self._engine.version)
+        self._tell_if_finished()
 
     async def _roll(self) -> None:
         while True:
@@ -202,6 +208,8 @@ class TrainLoop:
             )
             if self._is_stopping:
                 return
+            if not self._steps.has_planned:
+                self._intake.complete_all()
             self._move(EngineStatus.WEIGHT_SYNCING)
             await self._train_step()
             self._move(EngineStatus.ROLLING, self._steps.stopped)
@@ -217,6 +225,16 @@ class TrainLoop:
         self._back_off.proved()
         self._engine.global_step = self._log.last_step + 1
         self._close_if_over()
+        self._tell_if_finished()
+
+    def _tell_if_finished(self) -> None:
+        if finished(self._job, self._log.last_step) is not None:
+            log.info(
+                "step %d was the last (total_training_steps %d): calls are served, and nothing is "
+                "trained any more",
+                self._log.last_step,
+                self._job.total_training_steps,
+            )
 
     def _close_if_over(self) -> None:
         """What waits goes; where the trainer refuses it stays, for it may be mended."""

@@ -4,10 +4,12 @@ in."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from fakevllm_server.calls import ScoredEpisode, num_tokens_of
+from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server.calls import FinishedGroup, ScoredEpisode, num_tokens_of
+from fakevllm_server.group_policy import FULL
 
 MAX_TASKS = 10_000
 MAX_TOKENS = 20_000_000
@@ -29,19 +31,32 @@ class LeftTask:
     episodes: Sequence[ScoredEpisode]
     is_for_room: bool
 
+    def why_not_pooled(self, job: TrainJob) -> str | None:
+        if self.is_for_room:
+            return FULL
+        return "partial" if job.partial_tasks == "drop" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A task that has all the episodes it will have."""
+
+    group: FinishedGroup
+    reason: str | None
+    """Why it is not pooled; None where it is."""
+
 
 class WaitingTasks:
     def __init__(self, num_repeat: int) -> None:
         self._num_repeat = num_repeat
         self._tasks: OrderedDict[str, _Task] = OrderedDict()  # by their last episode
-        self.num_tokens = 0
+        self.num_tokens = self.num_episodes = 0
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    @property
-    def num_episodes(self) -> int:
-        return sum(len(task.episodes) for task in self._tasks.values())
+    def __iter__(self) -> Iterator[tuple[str, Sequence[ScoredEpisode]]]:
+        return ((task_id, task.episodes) for task_id, task in self._tasks.items())
 
     def add(
         self, task_id: str, episode: Callable[[int], ScoredEpisode]
@@ -53,7 +68,12 @@ class WaitingTasks:
         task.episodes.append(episode(len(task.episodes)))
         task.since = None
         self.num_tokens += num_tokens_of(task.episodes[-1:])
+        self.num_episodes += 1
         return self._pop(task_id) if len(task.episodes) >= self._num_repeat else None
+
+    def take_all(self) -> list[LeftTask]:
+        """Nothing is waited for any more."""
+        return [LeftTask(task_id, self._pop(task_id), False) for task_id in list(self._tasks)]
 
     def take_left(self, now: float, after_s: float) -> list[LeftTask]:
         """Those that have waited `after_s` for their next episode, or that there is no room for;
@@ -74,4 +94,5 @@ class WaitingTasks:
     def _pop(self, task_id: str) -> list[ScoredEpisode]:
         episodes = self._tasks.pop(task_id).episodes
         self.num_tokens -= num_tokens_of(episodes)
+        self.num_episodes -= len(episodes)
         return episodes

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fakevllm_adapters.job_rules import LENGTHS, checked
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.train_job import TrainJob, read_job
 
 FOUR: dict[str, Any] = dict(zip(LENGTHS, (3000, 15000, 4096, 18000), strict=True))
 
@@ -75,6 +75,39 @@ def test_a_job_that_cannot_work_is_refused_with_the_mend(
     with pytest.raises(ValueError) as raised:
         checked(TrainJob(**settings))
     assert told in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "expected a YAML mapping with the key `job`, or AgentJet's `ajet`"),
+        ("job: {}\najet: {}", "expected a YAML mapping with the key `job`, or AgentJet's `ajet`"),
+        ("job: {a: [", "not YAML: "),
+        ("job: hello", "expected a mapping below `job`"),
+        ("job: {batchsize: 8}", "batchsize is no setting of a job: take it out"),
+        ("job: {batch_size: 8, batch_size: 9}", "'batch_size' stands twice: name it once"),
+        ("job: {batch_size: 0}", "batch_size: Input should be greater than or equal to 1, got 0"),
+        ("job: {batch_size: 10001}", "batch_size: Input should be less than or equal to 10000"),
+        ("job: {batch_size: many}", "batch_size: Input should be a valid integer"),
+        ("job: {num_repeat: 0}", "num_repeat: Input should be greater than or equal to 1, got 0"),
+        ("job: {max_env_worker: 0}", "max_env_worker: Input should be greater than or equal to 1"),
+        ("job: {max_env_worker: 3}", "max_env_worker 3 is less than num_repeat 4: no task could"),
+        ("job: {n_gpu: 0}", "n_gpu: Input should be greater than or equal to 1, got 0"),
+        ("job: {algorithm: ppo}", "algorithm: Input should be 'grpo', "),
+        ("job: {lr: .nan}", "lr: Input should be a finite number, got nan"),
+        ("ajet: [1]", "expected a mapping below `ajet`"),
+        ("ajet: {data: hello}", "expected a mapping below `ajet.data`"),
+        ("ajet: {data: {train_batch_size: many}}", "ajet.data.train_batch_size: Input should be"),
+        ("ajet: {rollout: {num_repeat: 0}}", "ajet.rollout.num_repeat: Input should be"),
+        ("ajet: {model: {path: 5}}", "ajet.model.path: Input should be a valid string, got 5"),
+    ],
+)
+def test_a_jobs_yaml_that_cannot_work_is_refused_by_the_name_it_is_written_with(
+    text: str, told: str
+) -> None:
+    with pytest.raises(ValueError) as raised:
+        checked(read_job(text).job)
+    assert str(raised.value).startswith(told) and "\n" not in str(raised.value)
 
 
 def test_an_answer_is_as_long_as_a_turn_or_else_as_the_response_may_be() -> None:

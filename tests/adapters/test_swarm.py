@@ -6,15 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fakevllm_adapters.swarm import (
-    EndGroupRequest,
-    WorkflowOutput,
-    pack_floats,
-    pack_ids,
-    parse_sibling,
-    unpack_floats,
-    unpack_ids,
-)
+from fakevllm_adapters.packed_numbers import pack_floats, pack_ids, unpack_floats, unpack_ids
+from fakevllm_adapters.swarm import EndGroupRequest, WorkflowOutput, parse_sibling
 from fakevllm_adapters.train_job import TrainJob
 
 

@@ -32,6 +32,17 @@ async def test_the_socket_is_its_owners_alone_and_gone_after_the_close(tmp_path:
     assert not endpoint.socket.exists()
 
 
+async def test_an_engine_of_an_earlier_life_is_never_where_its_successor_is(tmp_path: Path) -> None:
+    left, successor = ChildEngine(spec(tmp_path)), ChildEngine(spec(tmp_path))
+    before, after = await left.launch(), await successor.launch()
+    assert before.socket is not None and after.socket is not None
+    assert before.socket != after.socket
+    assert not before.socket.exists() and after.socket.exists()
+    await left.close()
+    assert await successor.health()
+    await successor.close()
+
+
 async def test_a_folder_made_for_a_long_path_goes_with_the_engine(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 100)
     folder.mkdir()

@@ -125,6 +125,9 @@ async def test_what_the_model_itself_sampled_is_on_policy(
         ),
         pytest.param(on_policy_calls(9), {"micro_batch_tokens": 20}, id="small-pieces"),
         pytest.param(
+            stale(on_policy_calls(mixed=True)), {"kl_loss_coef": 2.0, "ppo_epochs": 2}, id="kl"
+        ),
+        pytest.param(
             stale(on_policy_calls(3)),
             {"grad_clip": 0.01, "weight_decay": 0.1, "clip_ratio_high": 0.05, "clip_ratio_c": 1.2},
             id="clipped-and-decayed",
@@ -146,6 +149,9 @@ async def test_all_trainers_make_the_same_step(
         for name in ("loss", "grad_norm", "approx_kl", "mismatch", "prob_diff_max", "entropy"):
             assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
         assert metrics["tokens"] == expected["tokens"] and metrics["lr"] == job.lr
+        assert ("kl" in metrics) == ("kl" in expected) == (job.kl_loss_coef > 0)
+        if job.kl_loss_coef > 0:
+            assert metrics["kl"] == pytest.approx(expected["kl"], rel=1e-3, abs=1e-6)
         if len({call.weight for call in calls}) == 1:  # verl's own means do not weigh calls
             for name in ("clip_fraction", "clip_fraction_lower", "ppo_kl"):
                 assert metrics[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
@@ -239,34 +245,26 @@ async def test_a_trainer_alone_does_not_publish(trainer: Subject) -> None:
         await trainer.engine.publish(1)
 
 
-async def test_a_reference_model_is_held_to_or_refused_by_the_settings_name(
+async def test_the_reference_is_of_the_first_weights_also_behind_a_restore(
     trainer: Subject,
 ) -> None:
     trainer.needs("a model")
     wanted = JOB.model_copy(update={"kl_loss_coef": 0.1})
-    if trainer.kind == "verl":
-        told = r"kl_loss_coef 0\.1 .*--trainer embedded"
-        with pytest.raises(BackendRefused, match=told):
-            await trainer.engine.boot(wanted)
-        with pytest.raises(ActionFailed, match=told):
-            await trainer.step([ONE_TOKEN], wanted)
-    else:
-        await trainer.step([ONE_TOKEN], wanted)
-        assert (await trainer.step([ONE_TOKEN], wanted))["kl"] > 0
+    await trainer.engine.boot(wanted)
+    first = await trainer.step([ONE_TOKEN], wanted)
+    assert first["kl"] == pytest.approx(0, abs=1e-7)
+    await trainer.engine.save(trainer.folder / "held")
+    second = await trainer.step([ONE_TOKEN], wanted)
+    assert second["kl"] > 1e-6
+
+    await trainer.engine.restore(trainer.folder / "held")
+    await trainer.engine.boot(wanted)
+    assert (await trainer.step([ONE_TOKEN], wanted))["kl"] == second["kl"]
 
 
-async def test_log_probabilities_are_told_of_both_policies_or_refused_by_the_settings_name(
-    trainer: Subject,
-) -> None:
+async def test_log_probabilities_are_told_of_both_policies(trainer: Subject) -> None:
     calls = [ONE_TOKEN, *stale(on_policy_calls(3))]
     wanted = JOB.model_copy(update={"use_kl_in_reward": True})
-    if trainer.kind == "verl":
-        told = r"use_kl_in_reward .*--trainer embedded"
-        with pytest.raises(BackendRefused, match=told):
-            await trainer.engine.boot(wanted)
-        with pytest.raises(ActionFailed, match=told):
-            await trainer.engine.log_probs(calls, "reference")
-        return
     await trainer.engine.boot(wanted)
     before = await trainer.engine.log_probs(calls, "trained")
     assert [len(row) for row in before] == [len(call.response_ids) for call in calls]
@@ -290,11 +288,13 @@ async def test_two_verl_trainers_do_not_meet_and_two_ranks_step_as_one(
 ) -> None:
     """Three rows on two ranks: one is padding."""
     calls = on_policy_calls(3, mixed=True)
-    reference = Reference(JOB)
+    held = JOB.model_copy(update={"kl_loss_coef": 2.0})
+    reference = Reference(held)
     for _ in range(2):
         expected = reference.step(calls)
-        for metrics in await asyncio.gather(trainer.step(calls), two_ranks.step(calls)):
-            for name in ("loss", "grad_norm", "entropy", "prob_diff_max"):
+        steps = (subject.step(calls, held) for subject in (trainer, two_ranks))
+        for metrics in await asyncio.gather(*steps):
+            for name in ("loss", "grad_norm", "entropy", "prob_diff_max", "kl"):
                 assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
     for subject in (trainer, two_ranks):
         reference.assert_same_weights(await subject.exported("together"))

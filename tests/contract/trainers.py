@@ -60,8 +60,9 @@ class Subject:
 async def running(kind: str, folder: Path, *arguments: str) -> AsyncGenerator[Subject]:
     """A trainer alone, on the demo model."""
     folder.mkdir(parents=True, exist_ok=True)
+    keeps = ["--keep-reference"] if kind == "verl" else []
     spec = EngineSpec(
-        kind, folder, str(DEMO_MODEL_DIR), "demo", extra_args=arguments, train_only=True
+        kind, folder, str(DEMO_MODEL_DIR), "demo", extra_args=[*arguments, *keeps], train_only=True
     )
     engine = ChildEngine(spec)
     try:

@@ -169,6 +169,16 @@ def versions_only_grow(run: Finished) -> None:
     assert served <= set(told), "weights were served under a version the log never told"
 
 
+def evaluations_are_told_once(run: Finished) -> None:
+    """Each that was acknowledged, by weights that had been served."""
+    query = "SELECT s.reward FROM samples s JOIN groups g USING (group_id) WHERE g.state = 'eval'"
+    rewards = [reward for (reward,) in run.rows(query)]
+    told = [entry for entry in run.entries if entry.kind == "evaluated"]
+    assert sorted(entry.metrics["reward"] for entry in told) == sorted(rewards)
+    served = {(0, 0), *run.rows("SELECT version, step FROM publications")}
+    assert {(entry.version, entry.step) for entry in told} <= served
+
+
 def rows_have_whole_folders(run: Finished) -> None:
     """At any moment: a row tells of a checkpoint that is whole. But for those that the script
     tore, until the next start has noticed."""
@@ -253,6 +263,7 @@ OF_FILES: tuple[Callable[[Finished], None], ...] = (
     v6_siblings_are_distinct_and_few_enough,
     v7_batches_are_what_was_consumed,
     versions_only_grow,
+    evaluations_are_told_once,
     rows_have_whole_folders,
     folders_have_rows,
 )

@@ -68,6 +68,11 @@ class Run:
         return Charts(self.folder)
 
     @property
+    def evaluations(self) -> list[tuple[int, float]]:
+        name = "val/reward/mean"
+        return self.charts.of(name) if name in self.charts.names else []
+
+    @property
     def files(self) -> list[Path]:
         return sorted((self.folder / FOLDER).glob("events.out.tfevents.*"))
 
@@ -167,17 +172,52 @@ async def test_evaluations_are_charted_at_the_step_whose_weights_were_served(run
     assert run.charts.of("val/episodes")[1] == (1, 2.0)
 
 
-async def test_evaluations_of_weights_that_were_undone_are_gone_with_their_steps(run: Run) -> None:
+async def test_evaluations_of_steps_that_were_undone_are_gone_until_these_are_trained_again(
+    run: Run,
+) -> None:
     await run.train("a", "b", "c")
     await run.evaluate(1.0)  # of step 3, which is not saved
     run.chart(is_last=True)
-    assert run.charts.of("val/reward/mean") == [(3, 1.0)]
+    assert run.evaluations == [(3, 1.0)]
     await run.crash()
     run.chart(is_last=True)
-    assert "val/reward/mean" not in run.charts.names or run.charts.of("val/reward/mean") == []
+    assert run.evaluations == []
+    await run.catch_up()
+    run.chart(is_last=True)
+    assert run.evaluations == [(3, 1.0)]
     run.curves.begin_anew()
     run.chart(is_last=True)
-    assert "val/reward/mean" not in run.charts.names
+    assert run.evaluations == [(3, 1.0)]
+
+
+async def test_evaluations_of_the_step_that_a_run_went_back_to_are_charted_whole(run: Run) -> None:
+    await run.train("a", "b")  # saved at 2
+    await run.evaluate(0.0)
+    await run.train("c")
+    await run.evaluate(1.0)
+    run.chart(is_last=True)
+    await run.crash()
+    run.chart(is_last=True)
+    assert run.evaluations == [(2, 0.0)]
+    await run.evaluate(0.5)
+    await run.catch_up()
+    run.chart(is_last=True)
+    assert run.evaluations == [(2, 0.0), (2, 0.25), (3, 1.0)]
+
+
+async def test_evaluations_of_steps_that_were_given_up_never_come_back(run: Run) -> None:
+    await run.train("a", "b", "c")
+    await run.evaluate(1.0)
+    run.chart(is_last=True)
+    run.life.log.abandon(2, 4, "gone_back")
+    await run.crash()
+    await run.train("d")  # another step 3
+    await run.evaluate(0.5)
+    run.chart(is_last=True)
+    assert run.evaluations == [(3, 0.5)]
+    run.curves.begin_anew()
+    run.chart(is_last=True)
+    assert run.evaluations == [(3, 0.5)]
 
 
 def test_a_disk_that_refuses_is_tried_again_and_leaves_no_step_out(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel
 
 from fakevllm_server.calls import RecordedCall
+from fakevllm_server.episodes import Idempotency
 from tests.journal.lives import Life
 
 Calls = list[RecordedCall]
@@ -23,6 +24,7 @@ class Claim:
     kind: str
     is_short: bool
     """Whether it runs out within the hour."""
+    asked_with: Idempotency
     renewed_at_h: int = 0
     calls: Calls = field(default_factory=list[RecordedCall])
 

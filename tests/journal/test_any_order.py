@@ -34,7 +34,7 @@ from fakevllm_adapters.swarm import (
 )
 from fakevllm_server.backends.base import BackendError
 from fakevllm_server.calls import RecordedCall
-from fakevllm_server.episodes import Episode, EpisodeRefused
+from fakevllm_server.episodes import Episode, EpisodeRefused, Idempotency
 from fakevllm_server.journal import reads
 from fakevllm_server.submissions import OtherBody
 from tests.journal.account import Account, Acknowledged, Ask, Claim, Ended
@@ -152,12 +152,35 @@ class AnyOrder(RuleBasedStateMachine):
     )
     def claim(self, kind: str, short: bool, fate: str | None) -> None:
         limit_s = SHORT_S if short else 1e9
-        outcome = self.act(fate, lambda: self.life.intake.claim(CLIENT, kind, limit_s))
+        asked = Idempotency(f"asked {next(self.serial)}", b"so")
+        outcome = self.act(
+            fate,
+            lambda: self.life.intake.claim(CLIENT, kind, limit_s, idempotency=asked),
+        )
         if self.has_effect(fate, outcome):
             one = outcome.result
             known = {claim.uuid for claim in self.account.lapsed}
             assert one.uuid not in known | set(self.account.claims) | set(self.account.ended)
-            self.account.claimed(Claim(one.episode_id, one.uuid, one.key, kind, short))
+            self.account.claimed(Claim(one.episode_id, one.uuid, one.key, kind, short, asked))
+        else:
+            assert self.asked_again(asked) is None
+
+    def asked_again(self, asked: Idempotency) -> Episode | None:
+        return self.changes_nothing(self.life.intake.renew_claim(CLIENT, "", asked))
+
+    @precondition(lambda self: self.account.claims)
+    @rule(pick=PICK)
+    def claim_again(self, pick: int) -> None:
+        claim = self.picked(pick)
+        assert self.asked_again(claim.asked_with) is self.episode(claim)
+        claim.renewed_at_h = 0
+
+    @precondition(lambda self: self.account.lapsed or self.account.ended)
+    @rule(pick=PICK)
+    def claim_again_what_is_over(self, pick: int) -> None:
+        over = self.account.lapsed + [one.claim for one in self.account.ended.values()]
+        claim = over[pick % len(over)]
+        assert self.asked_again(claim.asked_with) is None
 
     @precondition(lambda self: self.account.claims)
     @rule(pick=PICK, fate=fates("call"))

@@ -13,7 +13,7 @@ import openai
 from fakevllm_adapters.keys import Role, named_key, with_key
 from tests.e2e.processes import Process, Processes, wait_until
 
-JOB = "job: {num_repeat: 2, batch_size: 1, lr: 0.5}"
+JOB = "job: {num_repeat: 2, batch_size: 16, lr: 0.5}"
 KEYS = {
     "root": ("sk-root-1", Role.ADMIN),
     "alice": ("sk-alice-1", Role.CLIENT),

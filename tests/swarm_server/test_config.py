@@ -31,6 +31,8 @@ def test_each_of_the_pair_can_be_another() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
+        ({"port": 80000}, "--port must be 0 to 65535, got 80000"),
+        ({"port": -1}, "--port must be 0 to 65535, got -1"),
         ({"backend": "vlm"}, "--backend must be one of"),
         ({"rollout": "verl"}, "--rollout must be one of"),
         ({"trainer": "vllm"}, "--trainer must be one of"),
@@ -115,3 +117,12 @@ def test_an_address_that_others_can_reach_needs_a_key(host: str, tmp_path: Path)
         keys.write_text(text)
         with pytest.raises(ConfigError, match="holds no key that is good"):
             read_keys(keys)
+
+
+@pytest.mark.parametrize("of_job", [{"kl_loss_coef": 0.1}, {"use_kl_in_reward": True}])
+def test_the_verl_trainer_keeps_a_reference_for_jobs_that_need_one(of_job: dict[str, Any]) -> None:
+    job = TrainJob.model_validate(of_job)
+    verl = ServerConfig("verl", RUN, trainer_args=["--num-workers=2"])
+    assert verl.trainer_args_for(job) == ["--num-workers=2", "--keep-reference"]
+    assert verl.trainer_args_for(TrainJob()) == ["--num-workers=2"]
+    assert ServerConfig("vllm", RUN).trainer_args_for(job) == ()

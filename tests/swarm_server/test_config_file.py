@@ -84,7 +84,9 @@ def test_an_empty_file_leaves_the_defaults(tmp_path: Path, served: list[ServerCo
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("backnd: vllm\n", "Unknown key `backnd` in .*known are backend, rollout"),
+        ("backnd: vllm\n", "Unknown key `backnd` in .*: write backend.$"),
+        ("run-dirs: a\n", "Unknown key `run-dirs` in .*: write run-dir.$"),
+        ("folder: a\n", "Unknown key `folder` in .*known are backend, rollout"),
         ("until-stdin-closes: true\n", "Unknown key `until-stdin-closes`"),
         ("config: other.yaml\n", "Unknown key `config`"),
         ("port: '7'\n", "`port` in .* must be a whole number, got '7'"),

@@ -63,3 +63,17 @@ def test_calls_are_answered_while_weights_sync() -> None:
         assert not engine.is_serving or status is not EngineStatus.BOOTING
         engine.move(status, now=0.0)
     assert engine.is_serving
+
+
+def test_the_clock_of_rolling_stands_in_every_other_state() -> None:
+    engine = Engine()
+    for status, now, rolled_s in (
+        (EngineStatus.BOOTING, 5.0, 0.0),
+        (EngineStatus.ROLLING, 10.0, 0.0),
+        (EngineStatus.ROLLING_POST, 14.0, 4.0),
+        (EngineStatus.WEIGHT_SYNCING, 20.0, 4.0),
+        (EngineStatus.ROLLING, 30.0, 4.0),
+    ):
+        engine.move(status, now)
+        assert engine.seconds_rolling(now) == rolled_s
+    assert engine.seconds_rolling(31.0) == 5.0

@@ -1,8 +1,10 @@
-"""What active clients are told where no more of them are taken."""
+"""What active clients are told where no more of them are taken, and in states that are short."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -16,17 +18,25 @@ from fakevllm_server.swarm import Swarm
 CLAIM = {"client_uuid": "me", "episode_type": "train", "discard_episode_timeout": 60}
 
 
+@asynccontextmanager
+async def asked(folder: Path) -> AsyncGenerator[tuple[Swarm, httpx.AsyncClient]]:
+    app = create_app(ServerConfig("fake", folder))
+    swarm: Swarm = app.state.swarm
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        yield swarm, http
+    await swarm.close()
+
+
 async def test_a_claim_beyond_the_bound_is_told_so_and_taken_once_another_has_ended(
     tmp_path: Path,
 ) -> None:
     """The first sentence is the protocol's: clients look for it, and ask again."""
-    app = create_app(ServerConfig("fake", tmp_path))
-    swarm: Swarm = app.state.swarm
-    for status in (EngineStatus.BOOTING, EngineStatus.ROLLING):
-        swarm.engine.move(status, time.monotonic())
-    held = [swarm.episodes.claim("me", "train", 60.0, time.monotonic()) for _ in range(MAX_CLAIMED)]
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+    async with asked(tmp_path) as (swarm, http):
+        for status in (EngineStatus.BOOTING, EngineStatus.ROLLING):
+            swarm.engine.move(status, time.monotonic())
+        episodes, now = swarm.episodes, time.monotonic()
+        held = [episodes.claim("me", "train", 60.0, now) for _ in range(MAX_CLAIMED)]
         refused = (await http.post("/claim_episode", json=CLAIM)).json()
         assert not refused["success"]
         cause = refused["fail_cause"]
@@ -34,4 +44,99 @@ async def test_a_claim_beyond_the_bound_is_told_so_and_taken_once_another_has_en
         assert cause.endswith("2,000 are claimed, and no more are at once.")
         await swarm.intake.abort_episode(held[0].uuid, "me")
         assert (await http.post("/claim_episode", json=CLAIM)).json()["success"]
-    await swarm.close()
+
+
+async def test_a_claim_asked_for_again_gets_its_first_answer_where_its_calls_are_answered(
+    tmp_path: Path,
+) -> None:
+    async with asked(tmp_path) as (swarm, http):
+        for status in (EngineStatus.BOOTING, EngineStatus.ROLLING):
+            swarm.engine.move(status, time.monotonic())
+        one, other = (CLAIM | {"idempotency_key": key} for key in ("one", "other"))
+        first, _ = [(await http.post("/claim_episode", json=body)).json() for body in (one, other)]
+        for status in (
+            EngineStatus.ROLLING_POST,
+            EngineStatus.WEIGHT_SYNCING,
+            EngineStatus.BOOTING,
+            EngineStatus.OFFLINE,
+        ):
+            swarm.engine.move(status, time.monotonic())
+            again = (await http.post("/claim_episode", json=one)).json()
+            if swarm.engine.is_serving:
+                assert again == first
+            else:
+                assert again["fail_cause"].startswith(
+                    f"Engine not ready. Current status: [{status}]"
+                )
+        assert swarm.episodes.num_claimed == 2
+
+
+async def test_another_claim_under_the_same_key_is_refused(tmp_path: Path) -> None:
+    async with asked(tmp_path) as (swarm, http):
+        for status in (EngineStatus.BOOTING, EngineStatus.ROLLING):
+            swarm.engine.move(status, time.monotonic())
+        one = CLAIM | {"idempotency_key": "one"}
+        assert (await http.post("/claim_episode", json=one)).json()["success"]
+        for change in ({"discard_episode_timeout": 5}, {"episode_type": "eval"}):
+            assert (await http.post("/claim_episode", json=one | change)).status_code == 409
+        assert swarm.episodes.num_claimed == 1
+
+
+ADVICE = {
+    EngineStatus.BOOTING: "Please wait until the engine is fully booted.",
+    EngineStatus.ROLLING_POST: "Engine is in post-rolling phase.",
+    EngineStatus.WEIGHT_SYNCING: "Engine is syncing weights.",
+}
+"""The protocol's words, which clients look for."""
+END = {
+    "client_uuid": "me",
+    "task_id": "t",
+    "workflow_output": {"reward": 1.0, "metadata": {"task_id": "t"}},
+}
+
+
+async def test_each_state_has_its_words_and_a_live_claim_is_ended_while_weights_are_synced(
+    tmp_path: Path,
+) -> None:
+    async with asked(tmp_path) as (swarm, http):
+
+        async def move(status: EngineStatus) -> None:
+            swarm.engine.move(status, time.monotonic())
+            if status in ADVICE:
+                cause = (await http.post("/claim_episode", json=CLAIM)).json()["fail_cause"]
+                told = f"Engine not ready. Current status: [{status}]. {ADVICE[status]}"
+                assert cause == f"{told} Try again (maybe 1 minute) later."
+
+        await move(EngineStatus.BOOTING)
+        await move(EngineStatus.ROLLING)
+        claimed = (await http.post("/claim_episode", json=CLAIM)).json()
+        await move(EngineStatus.ROLLING_POST)
+        await move(EngineStatus.WEIGHT_SYNCING)
+        end = {**END, "episode_uuid": claimed["episode_uuid"]}
+        ended = await http.post("/end_episode", json=end)
+        assert (ended.status_code, ended.json()["success"]) == (200, True)
+
+
+async def test_while_claims_are_paused_nothing_new_begins_and_what_is_claimed_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with asked(tmp_path) as (swarm, http):
+        offline = (await http.post("/pause_claims")).json()
+        assert not offline["success"] and "offline" in offline["failure_reason"]
+        for status in (EngineStatus.BOOTING, EngineStatus.ROLLING):
+            swarm.engine.move(status, time.monotonic())
+        held = (await http.post("/claim_episode", json=CLAIM)).json()["episode_uuid"]
+        assert (await http.post("/pause_claims")).json()["success"]
+        assert (await http.get("/get_engine_status")).json()["claims_paused"]
+        for kind in ("train", "eval"):
+            claim = CLAIM | {"episode_type": kind}
+            refused = (await http.post("/claim_episode", json=claim)).json()
+            assert refused["fail_cause"].startswith("No available episodes to claim. ")
+            assert "paused" in refused["fail_cause"]
+        mine = {"client_uuid": "me", "episode_uuid": held}
+        assert (await http.post("/can_continue_episode", json=mine)).json()["can_continue"]
+        assert (await http.post("/resume_claims")).json()["success"]
+        assert (await http.post("/claim_episode", json=CLAIM)).json()["success"]
+        await http.post("/pause_claims")
+        await swarm.stop_engine()  # the pause ends with it
+        assert not (await http.get("/get_engine_status")).json()["claims_paused"]

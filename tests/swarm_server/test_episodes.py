@@ -1,8 +1,9 @@
 import pytest
 from swarm_server.samples import call
 
-from fakevllm_server import episodes as module
-from fakevllm_server.episodes import EpisodeRefused, Episodes
+from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server.episodes import MAX_CLAIMED, EpisodeRefused, Episodes, Idempotency, slots
+from fakevllm_server.submissions import OtherBody
 
 
 def test_a_claimed_episode_is_found_by_its_key_and_keeps_its_calls() -> None:
@@ -70,13 +71,25 @@ def test_an_idle_episode_is_swept_but_not_one_with_a_call_in_flight() -> None:
     assert episodes.sweep(now=31.0) == [busy]
 
 
-def test_only_so_many_may_be_claimed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_CLAIMED", 1)
+def test_only_so_many_may_be_claimed_at_once() -> None:
     episodes = Episodes()
-    assert episodes.can_claim()
+    assert episodes.can_claim(1)
     episodes.claim("me", "eval", 10.0, now=0.0)
-    assert not episodes.can_claim()
+    assert not episodes.can_claim(1)
     assert episodes.num_training == 0
+
+
+def test_a_claim_asked_for_again_is_the_same_for_whom_it_is_and_while_it_stands() -> None:
+    episodes, once = Episodes(), Idempotency("once", b"so")
+    hers = episodes.claim("me", "train", 60.0, 0.0, "ann", once)
+    assert episodes.find_claim("me", "ann", once) is hers
+    assert episodes.find_claim("you", "ann", once) is None
+    assert episodes.find_claim("me", "bob", once) is None
+    assert episodes.find_claim("me", "ann", Idempotency("twice", b"so")) is None
+    with pytest.raises(OtherBody):
+        episodes.find_claim("me", "ann", Idempotency("once", b"otherwise"))
+    episodes.abort(hers.uuid, "me")
+    assert episodes.find_claim("me", "ann", once) is None
 
 
 def test_an_episode_is_for_the_key_that_claimed_it() -> None:
@@ -106,3 +119,19 @@ def test_the_next_claim_is_for_whom_it_is_made() -> None:
     assert second.episode_id == first.episode_id
     episodes.check_owner(second.uuid, "bob")
     episodes.check_owner(first.uuid, "ann")  # it is gone, as its end is told
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "num_repeat", "workers", "expected"),
+    [
+        (8, 4, None, 32),  # a batch
+        (32, 4, 50, 48),  # as many whole tasks as there are workers for
+        (1000, 4, None, MAX_CLAIMED),
+        (8, 4, 4, 4),
+    ],
+)
+def test_there_are_slots_for_a_batch_of_whole_tasks(
+    batch_size: int, num_repeat: int, workers: int | None, expected: int
+) -> None:
+    job = TrainJob(batch_size=batch_size, num_repeat=num_repeat, max_env_worker=workers)
+    assert slots(job) == expected

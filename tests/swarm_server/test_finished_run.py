@@ -4,8 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from swarm_server.local_backend import LocalBackend
 from swarm_server.loops import JOB, Run
+
+
+async def test_the_last_step_is_told_as_the_last_also_in_the_next_life(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fakevllm.server")
+    job = JOB.model_copy(update={"total_training_steps": 1})
+    for life in (1, 2):
+        run = Run(tmp_path, LocalBackend(), job)
+        if life == 1:
+            await run.finish_group("a")
+            await run.trained("a")
+        await run.rolling()
+        told = [line for line in caplog.messages if "was the last" in line]
+        assert (
+            told
+            == [
+                "step 1 was the last (total_training_steps 1): calls are served, and "
+                "nothing is trained any more"
+            ]
+            * life
+        )
+        await run.stop()
 
 
 async def test_groups_that_an_earlier_life_left_waiting_are_told_that_training_is_over(

@@ -39,7 +39,7 @@ def test_a_job_of_defaults_has_nothing_to_tell() -> None:
 
 def test_a_stock_job_is_told_what_it_does_not_get() -> None:
     job = read_job(stock()).job
-    everywhere = ["logging", "max_env_worker", "max_prompt_length", "max_response_length", "n_gpu"]
+    everywhere = ["logging", "max_prompt_length", "max_response_length", "n_gpu"]
     engine = ["gpu_memory_utilization", "max_model_len", "max_num_seqs"]
     at_fake = [*everywhere, *engine, "backbone", "model", "tensor_model_parallel_size"]
     assert told(job, FAKE) == sorted(at_fake)
@@ -55,6 +55,11 @@ def test_the_servers_own_flags_are_named_where_they_win() -> None:
         "model = 'theirs' is without effect: the server was started with --model demo",
     ]
     assert warnings_of(TrainJob(model="demo", backbone="vllm"), config) == []
+    mixed = ServerConfig("embedded", Path("runs"), rollout="vllm", trainer="verl")
+    assert warnings_of(TrainJob(backbone="verl"), mixed) == []
+    assert warnings_of(TrainJob(backbone="embedded"), mixed) == [
+        "backbone = 'embedded' is without effect: the server was started with --trainer verl"
+    ]
 
 
 def test_an_argument_of_the_engine_that_the_server_was_given_wins_over_the_jobs() -> None:
@@ -80,3 +85,9 @@ def test_lengths_that_only_have_to_fit_are_told() -> None:
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_a_setting_without_effect_is_a_setting_of_the_job(name: str) -> None:
     assert name in TrainJob.model_fields
+
+
+def test_a_job_that_compares_nothing_is_told_so() -> None:
+    (line,) = warnings_of(TrainJob(num_repeat=1), FAKE)
+    assert line.startswith("num_repeat = 1 trains nothing") and line.endswith("set 2 or more")
+    assert warnings_of(TrainJob(num_repeat=1, algorithm="remax"), FAKE) == []  # the greedy answer

@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
+import pytest
 from fastapi import FastAPI
+from swarm_server.local_backend import LocalBackend
+from swarm_server.loops import JOB, Run
 from swarm_server.pools import ended
 from swarm_server.samples import call
 
 from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply
 from fakevllm_adapters.train_job import TrainJob
+from fakevllm_server import steps
 from fakevllm_server.api import control, episodes
+from fakevllm_server.backends.base import ActionFailed
 from fakevllm_server.batch import plan_step
 from fakevllm_server.calls import FinishedGroup, ScoredEpisode
 from fakevllm_server.config import ServerConfig
@@ -74,6 +79,40 @@ async def test_a_step_that_is_due_with_few_groups_is_a_backlog_of_one(tmp_path: 
     assert ended(swarm.pool, "d", 1.0, 0.0) == ""
     assert swarm.backlog == 1
     await swarm.close()
+
+
+async def test_what_waits_for_an_agreement_is_no_backlog(tmp_path: Path) -> None:
+    """Else who waits until nothing is due would wait for ever."""
+    method = "rollout_until_all_clients_agree_sync_weight"
+    swarm = rolling(tmp_path, TrainJob(batch_size=1, swarm_mode_sample_collection_method=method))
+    for name in "ab":
+        assert ended(swarm.pool, name, 1.0, 0.0) == ""
+    assert swarm.backlog == 0
+    swarm.pool.clients.entered("me", 0.0)
+    swarm.pool.clients.agree("me", 0.0)
+    assert swarm.backlog == 1
+    await swarm.close()
+
+
+async def test_a_step_that_is_to_be_tried_again_is_a_backlog_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "RETRY_STEP_AFTER_S", 3600.0)
+    run = Run(tmp_path, LocalBackend())
+    run.backend.plan("step", ActionFailed("no"))
+    await run.finish_group("a")
+    await run.backend.step_begun.wait()
+    await run.rolling()
+    swarm = rolling(tmp_path / "server", JOB)
+    assert swarm.backlog == 0
+    swarm._loop = run.loop  # pyright: ignore[reportPrivateUsage]
+    assert swarm.backlog == 1
+    for status in (EngineStatus.ROLLING_POST, EngineStatus.WEIGHT_SYNCING):
+        swarm.engine.move(status, 0.0)
+    assert swarm.backlog == 0, "replay goes on while a step is made"
+    swarm._loop = None  # pyright: ignore[reportPrivateUsage]
+    await swarm.close()
+    await run.stop()
 
 
 def test_shuffled_rewards_do_not_depend_on_the_groups_ids() -> None:

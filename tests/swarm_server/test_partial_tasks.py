@@ -15,7 +15,8 @@ from swarm_server.samples import call
 
 from fakevllm_adapters.swarm import EndEpisodeRequest, WorkflowOutput
 from fakevllm_server import waiting_tasks
-from fakevllm_server.pool import Completed, Pool
+from fakevllm_server.pool import Pool
+from fakevllm_server.waiting_tasks import Completed
 
 HOUR_S = 3600.0
 

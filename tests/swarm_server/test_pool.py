@@ -9,9 +9,9 @@ from swarm_server.samples import call
 
 from fakevllm_adapters.swarm import SiblingRef
 from fakevllm_adapters.train_job import TrainJob
-from fakevllm_server import finished_groups, open_groups
-from fakevllm_server import pool as pool_module
-from fakevllm_server.pool import Completed, Pool
+from fakevllm_server import ended_ids, finished_groups, open_groups
+from fakevllm_server.pool import Pool
+from fakevllm_server.waiting_tasks import Completed
 
 
 def test_a_group_with_two_rewards_is_pooled_with_its_calls_in_the_reply() -> None:
@@ -192,7 +192,7 @@ def test_open_groups_that_nobody_ends_age_out_after_an_hour_without_a_call() -> 
 
 
 def test_an_id_that_is_forgotten_here_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "MAX_REMEMBERED", 1)
+    monkeypatch.setattr(ended_ids, "MAX_REMEMBERED", 1)
     pool = Pool(TrainJob(batch_size=1), {"a": "already_trained"}.get)
     for name in "ab":
         captured(pool, name)

@@ -11,7 +11,7 @@ import pytest
 
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server import run_record
-from fakevllm_server.config import ServerConfig
+from fakevllm_server.config import ServerConfig, find_model
 from fakevllm_server.run_folder import RunFolder
 from fakevllm_server.run_record import HIDDEN, life_of, versions, with_life
 
@@ -59,6 +59,12 @@ def test_a_life_has_every_setting_of_the_job_the_seeds_and_versions(tmp_path: Pa
     assert {"python", "fakevllm"} <= life["versions"].keys()
 
 
+def test_the_shipped_model_is_called_as_its_flag_calls_it(tmp_path: Path) -> None:
+    config = ServerConfig("embedded", tmp_path / "run", model="demo")
+    life = life_of(config, TrainJob(), find_model("demo", False), "abc")
+    assert life["model"]["name"] == "demo"
+
+
 def test_versions_are_those_installed_and_load_nothing() -> None:
     found = versions()
     assert found["fakevllm"]
@@ -84,10 +90,10 @@ def test_a_disk_that_does_not_take_it_stops_no_engine(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = RunFolder(tmp_path / "run")
-    (tmp_path / "run/run.new").mkdir()  # what is written first
+    (tmp_path / "run/run.json.tmp").mkdir()  # what is written first
     folder.remember_life(ONE)
     assert "run.json was not written" in caplog.text
-    (tmp_path / "run/run.new").rmdir()
+    (tmp_path / "run/run.json.tmp").rmdir()
     folder.remember_life(ONE)
     folder.close()
     assert len(lives((tmp_path / "run/run.json").read_text())) == 1

@@ -74,6 +74,23 @@ async def test_a_step_the_engine_refuses_is_tried_again_without_a_restart(tmp_pa
     await run.stop()
 
 
+async def test_a_step_that_is_tried_again_leaves_tasks_that_came_meanwhile_their_time(
+    tmp_path: Path,
+) -> None:
+    method = "rollout_until_finish_enough_episodes"
+    run = start(tmp_path, JOB.model_copy(update={"swarm_mode_sample_collection_method": method}))
+    run.backend.plan("step", ActionFailed("no"), ActionFailed("no"))
+    run.backend.may_step.clear()
+    await run.finish_group("a")
+    await run.backend.step_begun.wait()
+    run.pool.add_episode("half", 1.0, [call()], "claim of an episode")
+    run.backend.may_step.set()
+    await run.until(lambda: run.log.last_step == 1)
+    assert run.dropped_groups == {}
+    assert [(task, len(episodes)) for task, episodes in run.pool.partial] == [("half", 1)]
+    await run.stop()
+
+
 def with_kl(**settings: object) -> TrainJob:
     return JOB.model_copy(update={"use_kl_in_reward": True, "kl_coef": 0.5} | settings)
 

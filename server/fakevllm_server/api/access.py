@@ -19,6 +19,8 @@ ADMIN_PATHS = frozenset(
         "/sync_train_code",
         "/start_engine",
         "/stop_engine",
+        "/pause_claims",
+        "/resume_claims",
         "/replay_latest_llm_call",
         "/get_episode_tokens",
     }

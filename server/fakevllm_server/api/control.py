@@ -58,6 +58,8 @@ def router(swarm: Swarm) -> APIRouter:
             run_id=swarm.run_id,
             weight_version=swarm.engine.version,
             backlog=swarm.backlog,
+            closed=swarm.closed,
+            claims_paused=swarm.taking_part.is_paused,
             lockstep=swarm.job is not None and swarm.job.lockstep,
             totals=of_run(swarm.runlog.totals),
             dropped=swarm.runlog.drops,
@@ -109,6 +111,20 @@ def router(swarm: Swarm) -> APIRouter:
     @routes.post("/stop_engine")
     async def stop_engine() -> SuccessReply:
         await swarm.stop_engine()
+        return SuccessReply(success=True)
+
+    @routes.post("/pause_claims")
+    async def pause_claims() -> SuccessReply:
+        """Until `resume_claims`, a stop, or a restart of the server. What is claimed goes on."""
+        if swarm.engine.status is EngineStatus.OFFLINE:
+            reason = "The engine is offline: nothing can be claimed."
+            return SuccessReply(success=False, failure_reason=reason)
+        swarm.taking_part.is_paused = True
+        return SuccessReply(success=True)
+
+    @routes.post("/resume_claims")
+    async def resume_claims() -> SuccessReply:
+        swarm.taking_part.is_paused = False
         return SuccessReply(success=True)
 
     @routes.get("/get_run_log")

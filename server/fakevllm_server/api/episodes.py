@@ -12,13 +12,15 @@ from fakevllm_adapters.swarm import (
     CanContinueRequest,
     ClaimEpisodeReply,
     ClaimEpisodeRequest,
+    EndEpisodeReply,
     EndEpisodeRequest,
     EngineStatus,
 )
 from fakevllm_server.api.access import caller_of
 from fakevllm_server.api.refusals import ClearRoute
 from fakevllm_server.client_metrics import MAX_NAME_CHARS
-from fakevllm_server.episodes import MAX_CLAIMED, EpisodeRefused
+from fakevllm_server.episodes import EpisodeRefused, Idempotency, slots
+from fakevllm_server.submissions import hash_of
 from fakevllm_server.swarm import Swarm
 
 log = logging.getLogger("fakevllm.server")
@@ -32,9 +34,11 @@ _ADVICE = {
     EngineStatus.ROLLING_POST: "Engine is in post-rolling phase. Try again (maybe 1 minute) later.",
 }
 _LOCKSTEP = "The job is in lockstep, which trains what its proxy asks and nothing else."
-_NONE_FREE = (
-    "No available episodes to claim. Try again (maybe 1 minute) later. "
-    f"{MAX_CLAIMED:,} are claimed, and no more are at once."
+_NONE_FREE = "No available episodes to claim. Try again (maybe 1 minute) later."
+"""Matched by clients; what stands behind it is for people."""
+_NO_TASK = (
+    "throttle_policy.current_task_id must name the task of the episode: "
+    "shares are counted in tasks."
 )
 
 
@@ -51,13 +55,13 @@ def router(swarm: Swarm) -> APIRouter:
     async def claim_episode(request: ClaimEpisodeRequest, http: Request) -> ClaimEpisodeReply:
         return await _claimed(swarm, request, http)
 
-    @routes.post("/end_episode")
-    async def end_episode(request: EndEpisodeRequest, http: Request) -> dict[str, bool]:
+    @routes.post("/end_episode", response_model_exclude_defaults=True)
+    async def end_episode(request: EndEpisodeRequest, http: Request) -> EndEpisodeReply:
         reward = _scalar_reward(request)
         ending = swarm.episodes.find(request.episode_uuid)
         try:
             swarm.episodes.check_owner(request.episode_uuid, caller_of(swarm, http.scope))
-            await swarm.intake.end_episode(request, reward, swarm.closed)
+            reply = await swarm.intake.end_episode(request, reward, swarm.closed)
         except EpisodeRefused as refused:
             status = swarm.engine.status
             detail = refused.detail if swarm.engine.is_serving else _cannot_end(status)
@@ -65,7 +69,9 @@ def router(swarm: Swarm) -> APIRouter:
         if ending is not None and ending.kind == "train":
             _hear(swarm, request)
         swarm.changed()
-        return {"success": True}
+        if reply.warning and swarm.closed is None:  # which is told once, not for each episode
+            log.warning("episode %s: %s", request.episode_uuid, reply.warning)
+        return reply
 
     @routes.post("/abort_episode")
     async def abort_episode(request: EndEpisodeRequest, http: Request) -> dict[str, bool]:
@@ -73,7 +79,9 @@ def router(swarm: Swarm) -> APIRouter:
             swarm.episodes.check_owner(request.episode_uuid, caller_of(swarm, http.scope))
         except EpisodeRefused as refused:
             raise HTTPException(refused.status, refused.detail) from None
-        await swarm.intake.abort_episode(request.episode_uuid, request.client_uuid)
+        await swarm.intake.abort_episode(
+            request.episode_uuid, request.client_uuid, request.declare_client_active
+        )
         swarm.changed()
         return {"success": True}
 
@@ -85,7 +93,9 @@ def router(swarm: Swarm) -> APIRouter:
             episode = swarm.episodes.owned(request.episode_uuid, request.client_uuid)
         except EpisodeRefused as refused:
             raise HTTPException(410, refused.detail) from None
-        swarm.episodes.renew(episode, time.monotonic())
+        now = time.monotonic()
+        swarm.episodes.renew(episode, now)
+        swarm.taking_part.clients.seen(episode.client_uuid, now)
         return RenewReply(success=True, idle_limit_s=episode.idle_limit_s)
 
     @routes.post("/can_continue_episode")
@@ -101,15 +111,18 @@ def router(swarm: Swarm) -> APIRouter:
 
 
 async def _claimed(swarm: Swarm, request: ClaimEpisodeRequest, http: Request) -> ClaimEpisodeReply:
-    refusal = _cannot_claim(swarm, request)
+    client, owner = request.client_uuid, caller_of(swarm, http.scope)
+    policy, idempotency = request.throttle_policy, _idempotency_of(request)
+    episode = None
+    if idempotency is not None:
+        episode = await swarm.intake.renew_claim(client, owner, idempotency, policy)
+    is_known = episode is not None and swarm.engine.is_serving  # or its calls would be refused
+    refusal = None if is_known else _cannot_claim(swarm, request)
     if refusal is not None:
-        return ClaimEpisodeReply(success=False, client_uuid=request.client_uuid, fail_cause=refusal)
-    episode = await swarm.intake.claim(
-        request.client_uuid,
-        request.episode_type,
-        request.discard_episode_timeout,
-        caller_of(swarm, http.scope),
-    )
+        return ClaimEpisodeReply(success=False, client_uuid=client, fail_cause=refusal)
+    if episode is None:
+        kind, idle_limit_s = request.episode_type, request.discard_episode_timeout
+        episode = await swarm.intake.claim(client, kind, idle_limit_s, owner, policy, idempotency)
     return ClaimEpisodeReply(
         success=True,
         client_uuid=request.client_uuid,
@@ -117,6 +130,11 @@ async def _claimed(swarm: Swarm, request: ClaimEpisodeRequest, http: Request) ->
         openai_base_url=f"{http.base_url}e/{episode.uuid}/v1",
         openai_api_key=episode.key,
     )
+
+
+def _idempotency_of(request: ClaimEpisodeRequest) -> Idempotency | None:
+    key = request.idempotency_key
+    return Idempotency(key, hash_of(request)) if key else None
 
 
 def _hear(swarm: Swarm, request: EndEpisodeRequest) -> None:
@@ -135,7 +153,14 @@ def _cannot_claim(swarm: Swarm, request: ClaimEpisodeRequest) -> str | None:
     job = swarm.job
     if job is not None and job.lockstep and request.episode_type == "train":
         return _LOCKSTEP
-    return None if swarm.episodes.can_claim() else _NONE_FREE
+    policy = request.throttle_policy if request.episode_type == "train" else None
+    if policy is not None and policy.asks_for_share and not policy.current_task_id:
+        raise HTTPException(400, _NO_TASK)
+    held_back = swarm.taking_part.why_not(request, time.monotonic())  # who asks is heard, always
+    num_slots = slots(job)
+    if not swarm.episodes.can_claim(num_slots):
+        return f"{_NONE_FREE} {num_slots:,} are claimed, and no more are at once."
+    return None if held_back is None else f"{_NONE_FREE} {held_back}"
 
 
 def _cannot_end(status: EngineStatus) -> str:

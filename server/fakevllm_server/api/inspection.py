@@ -22,7 +22,7 @@ MASKED = "***"
 
 class VerboseRequest(BaseModel):
     tag: str = Field(default="", max_length=200)
-    message: str = Field(max_length=MAX_CHARS)
+    message: str = Field(default="", max_length=MAX_CHARS)
 
 
 class VerboseReply(BaseModel):
@@ -75,4 +75,5 @@ def _status(episode: Episode, base_url: str) -> EpisodeStatus:
         latest_activity_timestamp=time.time() - idle_s,
         discard_episode_timeout=episode.idle_limit_s,
         llm_call_count=len(episode.calls) + episode.in_flight,
+        optional_task_id=episode.task_id,
     )

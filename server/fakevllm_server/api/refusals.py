@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import orjson
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
+from fakevllm_adapters.errors import WireError
+from fakevllm_adapters.mistakes import one_line
 from fakevllm_server.journal.writer import JournalTrouble
 from fakevllm_server.submissions import OtherBody
 
+_NO_OBJECT = (
+    "The body must be one JSON object, sent with the header content-type: application/json."
+)
+_NOT_FINITE = " JSON has no NaN and no Infinity: send a finite number."
+
 
 class _StrictRequest(Request):
+    async def body(self) -> bytes:
+        """FastAPI would tell of one that is too large that it cannot be parsed."""
+        try:
+            return await super().body()
+        except WireError as error:
+            raise HTTPException(error.status, error.body["error"]["message"]) from None
+
     async def json(self) -> Any:
         """What cannot be written again (NaN, half a surrogate) must not get into the run's log or
         a reply. Raises json.JSONDecodeError, of which orjson's is one."""
@@ -24,7 +37,7 @@ class _StrictRequest(Request):
 
 
 class ClearRoute(APIRoute):
-    """Strict JSON, and FastAPI's 422 without the body in it, which may be beyond writing."""
+    """Strict JSON, and FastAPI's 422 in one line, without the body, which may be beyond writing."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -33,7 +46,7 @@ class ClearRoute(APIRoute):
             try:
                 return await handle(_StrictRequest(request.scope, request.receive))
             except RequestValidationError as error:
-                return _refused(error.errors())
+                return JSONResponse({"detail": _told(error)}, 422)
 
         return handled
 
@@ -58,7 +71,10 @@ def _other_body(_: Request, error: Exception) -> Response:
     return JSONResponse({"detail": detail}, 409)
 
 
-def _refused(problems: Sequence[Any]) -> Response:
-    shown = [{key: problem[key] for key in ("type", "loc", "msg")} for problem in problems]
-    body = json.dumps({"detail": shown}).encode()
-    return Response(body, 422, media_type="application/json")
+def _told(error: RequestValidationError) -> str:
+    problems = error.errors()
+    first = problems[0]
+    if first["type"] == "json_invalid":
+        is_not_finite = any(word in str(error.body) for word in ("NaN", "Infinity"))
+        return f"The body is not JSON: {first['ctx']['error']}." + _NOT_FINITE * is_not_finite
+    return _NO_OBJECT if first["loc"] == ("body",) else f"{one_line(problems)}."

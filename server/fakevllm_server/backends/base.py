@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from fakevllm_adapters.loss_spec import LossSpec as LossSpec
-from fakevllm_adapters.swarm import pack_floats, pack_ids, unpack_floats, unpack_ids
+from fakevllm_adapters.packed_numbers import pack_floats, pack_ids, unpack_floats, unpack_ids
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_adapters.vllm_chat import ChatRequest
 from fakevllm_server.allowed import Allowed

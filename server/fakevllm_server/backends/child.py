@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from fakevllm_adapters.swarm import unpack_floats
+from fakevllm_adapters.packed_numbers import unpack_floats
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import (
     ActionFailed,

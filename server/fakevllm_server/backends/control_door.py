@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fakevllm_adapters.swarm import pack_floats, told_numbers
+from fakevllm_adapters.packed_numbers import pack_floats, told_numbers
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import (
     BackendRefused,

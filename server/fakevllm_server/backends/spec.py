@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,12 +48,19 @@ class EngineSpec:
         return dict(os.environ) if self.allow_hub else os.environ | {"HF_HUB_OFFLINE": "1"}
 
     def new_socket(self) -> Path:
-        """A free socket path, in the run directory or, where that is too long, in a folder of its
-        own; give it to `remove_socket` afterwards."""
-        path = self.run_dir.resolve() / f"{self.role}.sock"
+        """A path that no process has listened at, in the run directory or, where that is too long,
+        in a folder of its own; give it to `remove_socket` afterwards.
+
+        An engine whose server was killed while it started comes up once more, for a moment. At a
+        path of both, its successor's weights would be loaded into it, and the successor, which
+        listens there last, would answer apps with the weights the run began with.
+        """
+        run_dir = self.run_dir.resolve()
+        for left in run_dir.glob(f"{self.role}-*.sock"):
+            left.unlink(missing_ok=True)
+        path = run_dir / f"{self.role}-{secrets.token_hex(4)}.sock"
         if len(str(path)) > MAX_SOCKET_PATH:
             return Path(tempfile.mkdtemp(prefix="fakevllm-")) / f"{self.role}.sock"
-        path.unlink(missing_ok=True)
         return path
 
     def remove_socket(self, path: Path) -> None:

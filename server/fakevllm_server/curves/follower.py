@@ -13,7 +13,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fakevllm_server.curves.points import Charted, Cursor, Point, read_evaluations, read_log
+from fakevllm_server.curves.points import (
+    Charted,
+    Cursor,
+    Point,
+    read_back,
+    read_evaluations,
+    read_log,
+)
 from fakevllm_server.curves.writer import EventFiles, PackageMissing
 from fakevllm_server.journal.beside import read_beside
 
@@ -42,9 +49,13 @@ class Curves:
             if not found.entries:
                 break
             charted = found.charted(now)
-            self._write(charted, replace(self._cursor, entry=found.entries[-1][0].seq))
+            cursor = replace(self._cursor, entry=found.entries[-1][0].seq)
+            for entry, _ in found.entries:
+                if entry.kind == "restored":
+                    cursor = read_beside(self._journal, read_back, entry, cursor)
+            self._write(charted, cursor)
             num += sum(isinstance(one, Point) for one in charted)
-        evaluations = read_beside(self._journal, read_evaluations, self._cursor.evaluation)
+        evaluations = read_beside(self._journal, read_evaluations, self._cursor)
         points, cursor = evaluations.charted(self._cursor, now, is_last=is_last)
         self._write(points, cursor)
         return num + len(points)

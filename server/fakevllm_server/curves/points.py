@@ -1,14 +1,14 @@
-"""What is charted of a run, read from its journal: steps as its log tells them, and evaluations.
+"""What is charted of a run, read from the log in its journal: its steps, and its evaluations.
 
 An evaluation is an episode that a client claimed to measure and not to train. It counts for the
-step whose weights were served when it ended. Once such a step is over, its mean is a point.
+step whose weights were served when it ended. Once such a step is over, its mean is a point. Where
+steps are trained again, their evaluations come back behind them.
 """
 
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -16,7 +16,6 @@ from sqlalchemy import Connection
 
 from fakevllm_adapters.swarm import LogEntry
 from fakevllm_server.curves.names import charted
-from fakevllm_server.journal.tables import GroupState
 
 MAX_READ = 500
 """Entries at once."""
@@ -49,18 +48,17 @@ class Cursor:
 
     entry: int = 0
     """Number of the last entry of the run's log."""
-    evaluation: int = 0
-    """Number of the group before the first evaluation of the last step that is charted."""
+    evaluated_step: int = -1
+    """The last step whose evaluations are charted."""
     num_evaluations: int = 0
-    """That step's, when it was charted."""
+    """That step's, when they were charted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    seq: int
+    step: int
     reward: float
     at: float
-    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +79,13 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Evaluations:
-    """Those from a cursor on, in order, and the step whose weights are served."""
+    """Those from a cursor's step on, by step."""
 
     found: Sequence[Evaluation]
-    newest_step: int
+    served_step: int
+    """Whose weights are served."""
+    charted_step: int
+    """The last that is charted: evaluations do not come before their step."""
 
     def charted(self, cursor: Cursor, now: float, *, is_last: bool) -> tuple[list[Point], Cursor]:
         """Of steps that are over: newer weights are served, nothing was heard of them for a while,
@@ -93,9 +94,10 @@ class Evaluations:
         for step, group in itertools.groupby(self.found, lambda one: one.step):
             own = list(group)
             is_quiet = now - own[-1].at > QUIET_S
-            if not (is_last or is_quiet or step < self.newest_step):
+            is_over = is_last or is_quiet or step < self.served_step
+            if not is_over or step > self.charted_step:
                 break
-            moved = replace(cursor, evaluation=own[0].seq - 1, num_evaluations=len(own))
+            moved = replace(cursor, evaluated_step=step, num_evaluations=len(own))
             if moved != cursor:
                 points.append(_point(step, own))
             cursor = moved
@@ -111,24 +113,42 @@ def read_log(db: Connection, after: int) -> Log:
     return Log([(LogEntry.model_validate_json(entry), at) for entry, at in rows])
 
 
-def read_evaluations(db: Connection, after: int) -> Evaluations:
-    """But those of weights that were undone."""
-    publications = db.exec_driver_sql(
-        "SELECT at, step, version FROM publications ORDER BY version"
-    ).all()
-    undone = db.exec_driver_sql("SELECT step, version FROM entries WHERE kind = 'restored'").all()
+def read_evaluations(db: Connection, cursor: Cursor) -> Evaluations:
+    """But those of steps that were given up."""
+    restored = "SELECT entry_json FROM entries WHERE kind = 'restored'"
+    given_up = [one for one in _entries(db, restored) if one.reason]
     query = (
-        "SELECT g.seq, s.reward, b.at FROM groups g JOIN samples s ON s.group_id = g.group_id "
-        "JOIN submissions b ON b.\"key\" = 'episode:' || g.group_id "
-        "WHERE g.state = ? AND g.seq > ? AND s.reward IS NOT NULL ORDER BY g.seq"
+        "SELECT entry_json FROM entries WHERE kind = 'evaluated' AND step >= ? ORDER BY step, seq"
     )
-    found: list[Evaluation] = []
-    for seq, reward, at in db.exec_driver_sql(query, (GroupState.EVAL, after)):
-        served = bisect_right(publications, at, key=lambda row: row[0])
-        _, step, version = publications[served - 1] if served else (0.0, 0, 0)
-        if not any(to < step and version < since for to, since in undone):
-            found.append(Evaluation(seq, reward, at, step))
-    return Evaluations(found, publications[-1][1] if publications else 0)
+    found = [
+        Evaluation(one.step, one.metrics["reward"], one.at or 0.0)
+        for one in _entries(db, query, cursor.evaluated_step)
+        if not any(one.seq < undo.seq and one.step > undo.step for undo in given_up)
+    ]
+    served = "SELECT step FROM publications ORDER BY version DESC LIMIT 1"
+    charted = (
+        "SELECT step FROM entries WHERE kind IN ('step', 'restored') AND seq <= ? "
+        "ORDER BY seq DESC LIMIT 1"
+    )
+    return Evaluations(
+        found,
+        db.exec_driver_sql(served).scalar() or 0,
+        db.exec_driver_sql(charted, (cursor.entry,)).scalar() or 0,
+    )
+
+
+def read_back(db: Connection, restored: LogEntry, cursor: Cursor) -> Cursor:
+    """Where a chart of evaluations goes on that has forgotten what came after a step."""
+    if cursor.evaluated_step <= restored.step:
+        return cursor
+    query = "SELECT COUNT(*) FROM entries WHERE kind = 'evaluated' AND step = ? AND seq < ?"
+    num = db.exec_driver_sql(query, (restored.step, restored.seq)).scalar_one()
+    return replace(cursor, evaluated_step=restored.step, num_evaluations=num)
+
+
+def _entries(db: Connection, query: str, *values: int) -> Iterator[LogEntry]:
+    for (entry_json,) in db.exec_driver_sql(query, values):
+        yield LogEntry.model_validate_json(entry_json)
 
 
 def _point(step: int, evaluations: Sequence[Evaluation]) -> Point:

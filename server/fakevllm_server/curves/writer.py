@@ -20,6 +20,7 @@ from typing import Any
 
 from fakevllm_server.config import ConfigError
 from fakevllm_server.curves.points import Charted, Cursor, Point, Restart
+from fakevllm_server.run_folder import write_whole
 
 FORMAT = "brain.Event:2"
 """In the first record of each file. Readers heed marks since this version."""
@@ -75,9 +76,7 @@ class EventFiles:
             self.close()
             raise
         self._folder.mkdir(parents=True, exist_ok=True)
-        aside = self._cursor_file.with_suffix(".new")
-        aside.write_text(json.dumps(asdict(cursor)))
-        aside.rename(self._cursor_file)
+        write_whole(self._cursor_file, json.dumps(asdict(cursor)))
 
     def clear(self) -> None:
         """Forgets all that was written before."""

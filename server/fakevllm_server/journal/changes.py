@@ -27,6 +27,7 @@ from fakevllm_server.journal.writer import Change
 
 
 def claimed(episode: Episode) -> Change:
+    again = episode.idempotency
     row = (
         episode.episode_id,
         episode.epoch,
@@ -36,10 +37,13 @@ def claimed(episode: Episode) -> Change:
         episode.key,
         episode.idle_limit_s,
         episode.owner,
+        "" if again is None else again.key,
+        b"" if again is None else again.body_hash,
     )
 
     def make(db: Connection) -> None:
-        db.exec_driver_sql("INSERT OR REPLACE INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        places = ", ".join("?" * len(row))
+        db.exec_driver_sql(f"INSERT OR REPLACE INTO episodes VALUES ({places})", row)
 
     return Change("claim", make)
 
@@ -65,8 +69,10 @@ def episode_ended(
     group: PooledGroup | None,
     members: Sequence[ScoredSample],
     submission: Submission,
+    evaluated: LogEntry | None = None,
 ) -> Change:
-    """`members`: all of its group, where it completed one."""
+    """`members`: all of its group, where it completed one. `evaluated`: what the log tells of it,
+    where it is told."""
 
     def make(db: Connection) -> None:
         statements.move_episode(db, episode_id, EpisodeState.ENDED)
@@ -74,6 +80,8 @@ def episode_ended(
         statements.put_submission(db, submission)
         if group is not None:
             statements.complete(db, group, members)
+        if evaluated is not None:
+            statements.put_entry(db, evaluated)
 
     return Change("end_episode", make)
 

@@ -39,6 +39,14 @@ class PooledGroup:
     advantage: float | None = None
 
 
+def pooled_or_dropped(
+    group_id: str, reason: str | None, advantage: float | None = None
+) -> PooledGroup:
+    """Pooled, unless there is a reason why not."""
+    state = GroupState.DROPPED if reason else GroupState.POOLED
+    return PooledGroup(group_id, state, reason or None, advantage)
+
+
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
     step: int

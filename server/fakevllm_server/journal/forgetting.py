@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
+from fakevllm_server.episodes import ID_CHARS
 from fakevllm_server.journal import reads, statements
 from fakevllm_server.journal.tables import EpisodeState, GroupState
 
@@ -20,8 +21,6 @@ EVERY = 100
 """Changes between two pieces of this work."""
 PIECE = 400
 """Replies, and groups, that are looked at in one: of a change comes one at most."""
-_ID_CHARS = 28
-"""Of an episode's id, with which the names of its claims begin."""
 
 
 class Forgetting:
@@ -74,7 +73,7 @@ def _forget_group(db: Connection, group_id: str) -> None:
     statements.forget_calls(db, [group_id])  # one that was left would open the group again
     db.exec_driver_sql(
         f"DELETE FROM episodes WHERE state = ? AND episode_id IN (SELECT substr(owner, 1, "
-        f"{_ID_CHARS}) FROM samples WHERE group_id = ? AND task_id IS NOT NULL)",
+        f"{ID_CHARS}) FROM samples WHERE group_id = ? AND task_id IS NOT NULL)",
         (EpisodeState.ENDED, group_id),
     )
     for table in ("samples", "groups"):

@@ -29,7 +29,21 @@ def m003_owner(db: Connection) -> None:
     db.exec_driver_sql("ALTER TABLE episodes ADD COLUMN owner VARCHAR NOT NULL DEFAULT ''")
 
 
-MIGRATIONS: list[Callable[[Connection], None]] = [m001_tables, m002_drops, m003_owner]
+def m004_idempotency(db: Connection) -> None:
+    """Claims from before are not asked for again."""
+    for column in (
+        "idempotency_key VARCHAR NOT NULL DEFAULT ''",
+        "body_hash BLOB NOT NULL DEFAULT x''",
+    ):
+        db.exec_driver_sql(f"ALTER TABLE episodes ADD COLUMN {column}")
+
+
+MIGRATIONS: list[Callable[[Connection], None]] = [
+    m001_tables,
+    m002_drops,
+    m003_owner,
+    m004_idempotency,
+]
 
 
 def migrate(db: Connection) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from fakevllm_adapters.swarm import LogEntry, SiblingRef, parse_sibling
 from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
-from fakevllm_server.episodes import Episode
+from fakevllm_server.episodes import Episode, Idempotency
 from fakevllm_server.journal.facts import (
     PRUNED,
     SavedCheckpoint,
@@ -71,15 +71,25 @@ class Standing:
     last_step: int
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Weights that apps are answered with."""
+
+    version: int = 0
+    step: int = 0
+    """At whose end they came about."""
+
+
 def waiting(db: Connection, now: float) -> Waiting:
     """Clients of earlier lives are given their whole time again, from `now` on."""
     found = Waiting()
     claimed = (
-        'SELECT episode_id, epoch, "key", client_uuid, kind, idle_limit_s, owner FROM episodes '
-        "WHERE state = ?"
+        'SELECT episode_id, epoch, "key", client_uuid, kind, idle_limit_s, owner, '
+        "idempotency_key, body_hash FROM episodes WHERE state = ?"
     )
-    for *row, owner in _rows(db, claimed, EpisodeState.CLAIMED):
-        episode = Episode(*row, last_activity=now, owner=owner)
+    for *row, owner, key, body_hash in _rows(db, claimed, EpisodeState.CLAIMED):
+        again = Idempotency(key, body_hash) if key else None
+        episode = Episode(*row, last_activity=now, owner=owner, idempotency=again)
         try:
             episode.calls.extend(_calls(db, episode.uuid))
         except CorruptCall:
@@ -128,6 +138,17 @@ def standing(db: Connection) -> Standing:
     last = "SELECT step FROM entries WHERE kind IN ('step', 'restored') ORDER BY seq DESC LIMIT 1"
     last_step = db.exec_driver_sql(last).scalar()
     return Standing(seq, max(version, served or 0), last_step or 0)
+
+
+def served(db: Connection) -> Served | None:
+    """None where they were given up, and no others have been served since."""
+    newest = "SELECT version, step FROM publications ORDER BY version DESC LIMIT 1"
+    found = Served(*(db.exec_driver_sql(newest).one_or_none() or ()))
+    later = "SELECT entry_json FROM entries WHERE kind = 'restored' AND step < ? AND version > ?"
+    restored = _rows(db, later, found.step, found.version)
+    # Without a reason it is trained again, as it was.
+    is_given_up = any(LogEntry.model_validate_json(row[0]).reason for row in restored)
+    return None if is_given_up else found
 
 
 def entries(db: Connection, after: int, limit: int) -> list[LogEntry]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from sqlalchemy import MetaData, UniqueConstraint
+from sqlalchemy import MetaData, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
 
@@ -50,6 +50,10 @@ class Episodes(_Row, table=True):
     idle_limit_s: float
     owner: str = Field(default="", sa_column_kwargs={"server_default": ""})
     """Whose key claimed it; "": no key was asked for."""
+    idempotency_key: str = Field(default="", sa_column_kwargs={"server_default": ""})
+    """With which its client would ask for this claim again; "": it would not."""
+    body_hash: bytes = Field(default=b"", sa_column_kwargs={"server_default": text("x''")})
+    """Of the request that has this key."""
 
 
 class Calls(_Row, table=True):

@@ -120,16 +120,12 @@ async def test_what_its_models_were_not_made_for_is_told_by_name_before_any_step
 @pytest.mark.real
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"kl_loss_coef": 0.1}, "kl_loss_coef 0.1 needs a reference model.* set kl_loss_coef to 0"),
-        ({"use_kl_in_reward": True}, "use_kl_in_reward needs a .* set use_kl_in_reward to false"),
-    ],
+    "settings", [{"kl_loss_coef": 0.1}, {"use_kl_in_reward": True}], ids=["loss", "reward"]
 )
-async def test_a_job_that_needs_a_reference_is_refused_before_any_step(
-    settings: dict[str, Any], told: str
+async def test_a_job_that_needs_a_reference_is_refused_where_none_was_kept(
+    settings: dict[str, Any],
 ) -> None:
-    with pytest.raises(BackendRefused, match=told):
+    with pytest.raises(BackendRefused, match="stop the engine, and start it with this job"):
         await _trainer(WorkersThatFail(at=1)).boot(TrainJob(**settings))
 
 

@@ -163,7 +163,7 @@ async def num_begun(session: aiohttp.ClientSession) -> int:
 async def test_a_request_in_flight_goes_on_with_the_new_weights_and_nothing_of_the_old_ones(
     engines: Engines, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollout_module, "DRAIN_BOUND_S", 0.5)
+    monkeypatch.setattr(rollout_module, "DRAIN_BOUND_S", 0.0)
     endpoint = await engines.up()
     old, new = Greedy(folders[0]), Greedy(folders[1])
     before = await engines.push(folders[0])

@@ -38,7 +38,7 @@ def _serve(options: argparse.Namespace) -> None:
     # A cluster that is joined has accelerators, though none may be here, or says that it has none.
     may_be_cpu = options.ray_address is None or os.environ.get("VERL_PLATFORM") == "cpu"
     is_cpu = may_be_cpu and not torch.cuda.is_available()
-    workers_env = _environment(is_cpu=is_cpu)
+    workers_env = workers_environment(is_cpu=is_cpu)
     os.environ.update(workers_env)
     # Heavy, and not needed to print --help.
     from fakevllm_server.backends.door import serve
@@ -59,7 +59,16 @@ def _serve(options: argparse.Namespace) -> None:
         places = spread(cluster.num_gpus_per_node(), options.num_workers)
         config = worker_config(model, is_cpu=is_cpu, seed=options.seed)
         workers = Workers(config, places, on_loopback=cluster.is_private)
-        trainer = VerlTrainer(cluster, workers, model, dtype, options.micro_batch_tokens)
+        if options.keep_reference:  # before anything is restored
+            workers.keep_reference()
+        trainer = VerlTrainer(
+            cluster,
+            workers,
+            model,
+            dtype,
+            options.micro_batch_tokens,
+            has_reference=options.keep_reference,
+        )
         faulthandler.cancel_dump_traceback_later()
         serve(None, trainer, options.socket, on_close=_end_soon)
     finally:
@@ -70,7 +79,7 @@ def _end_soon() -> None:
     faulthandler.dump_traceback_later(END_WITHIN_S, exit=True)
 
 
-def _environment(*, is_cpu: bool) -> dict[str, str]:
+def workers_environment(*, is_cpu: bool) -> dict[str, str]:
     """What this process and every worker of it must see."""
     env = {"RAY_USAGE_STATS_ENABLED": "0"}
     if "HF_HUB_OFFLINE" in os.environ:
@@ -109,6 +118,11 @@ def _parser() -> argparse.ArgumentParser:
         "--ray-address",
         default=os.environ.get("RAY_ADDRESS") or None,
         help="a Ray cluster to join; RAY_ADDRESS where not given, a private one where neither is",
+    )
+    parser.add_argument(
+        "--keep-reference",
+        action="store_true",
+        help="said by the server, of jobs that need it: hold a copy of the first weights",
     )
     parser.add_argument("--num-workers", type=int, help="one per GPU; all of them where not given")
     parser.add_argument(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import (
@@ -42,8 +43,8 @@ LOST_EXIT_CODE = 70
 """Not 2, which would say that the user must mend something."""
 CLOSE_WITHIN_S = 5.0
 NO_REFERENCE = (
-    "{asked} needs a reference model, and the verl trainer has none: set {setting} to {without}, "
-    "or start with --trainer embedded"
+    "the verl trainer was started without the reference that this job needs (kl_loss_coef or "
+    "use_kl_in_reward): stop the engine, and start it with this job"
 )
 
 
@@ -55,13 +56,16 @@ class VerlTrainer:
         model: Path,
         export_dtype: torch.dtype,
         micro_batch_tokens: int | None,
+        *,
+        has_reference: bool = False,
     ) -> None:
-        """`micro_batch_tokens` wins over the job's."""
+        """`micro_batch_tokens` wins over the job's. `has_reference`: the workers keep one."""
         self._cluster = cluster
         self._workers = workers
         self._model = model
         self._export_dtype = export_dtype
         self._micro_batch_tokens = micro_batch_tokens
+        self._has_reference = has_reference
         self._job = TrainJob()
         self._policy: Policy | None = None
         self._thread = OneThread("trainer", lambda: None)
@@ -75,7 +79,7 @@ class VerlTrainer:
             return await self._run(lambda: self._step(batch, loss, updates))
 
     async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
-        raise _no_reference("use_kl_in_reward", "use_kl_in_reward", "false")
+        return await self._run(lambda: self._log_probs(calls, policy))
 
     async def publish(self, version: int) -> None:
         raise BackendError("this process only trains: nothing samples in it")
@@ -98,9 +102,7 @@ class VerlTrainer:
         # Translated: what fails a step here would fail every one.
         try:
             _refuse_layers(job)
-            _refuse_reference(job.kl_loss_coef)
-            if job.use_kl_in_reward:
-                raise _no_reference("use_kl_in_reward", "use_kl_in_reward", "false")
+            self._check_reference(job.needs_reference)
             Policy(LossSpec.of(job))
         except BackendError as error:
             raise BackendRefused(str(error)) from None
@@ -125,7 +127,9 @@ class VerlTrainer:
         """`ppo_epochs` updates. A loss or gradient that is not finite ends the step without an
         update and is told as it is; what is too far from the engine ends it too."""
         job = self._job
-        data = as_tensordict(rows, self._micro_batch_tokens or job.micro_batch_tokens)
+        is_held = policy.spec.kl_loss_coef > 0
+        reference = self._pass(rows, "reference") if is_held else None
+        data = as_tensordict(rows, self._max_tokens, reference)
         epochs: list[StepMetrics] = []
         # A step that failed may have left its own, and verl adds to what it finds.
         self._workers.drop_gradients()
@@ -133,6 +137,8 @@ class VerlTrainer:
             loss, told = self._workers.forward_backward(data)
             log_probs = of_responses(rows, told["log_probs"])
             shown = {"loss": loss} | policy.metrics(rows, log_probs, is_first=epoch == 0)
+            if reference is not None:
+                shown["kl"] = policy.kl(rows, log_probs, reference)
             epochs.append(shown)
             ended = NO_UPDATE if epoch == 0 else {"skipped": 1.0}
             if epoch == 0:
@@ -150,12 +156,32 @@ class VerlTrainer:
         return mean_of_epochs(epochs)
 
     def _policy_of(self, spec: LossSpec) -> Policy:
-        _refuse_reference(spec.kl_loss_coef)
+        self._check_reference(spec.kl_loss_coef > 0)
         if self._policy is None or self._policy.spec != spec:
             policy = Policy(spec)
             self._workers.set_loss(policy.worker_loss())
             self._policy = policy
         return self._policy
+
+    def _check_reference(self, is_asked: bool) -> None:
+        if is_asked and not self._has_reference:
+            raise BackendError(NO_REFERENCE)
+
+    def _log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
+        self._check_reference(policy == "reference")
+        rows = deal(calls, self._workers.num_workers)
+        places = {id(row): place for place, row in enumerate(rows)}
+        told = self._pass(rows, policy) if rows else []
+        return [told[places[id(call)]].tolist() if call.response_ids else [] for call in calls]
+
+    def _pass(self, rows: list[Call], policy: PolicyName) -> list[Tensor]:
+        """Of each row's response tokens."""
+        data = as_tensordict(rows, self._max_tokens, is_trained=False)
+        return of_responses(rows, self._workers.log_probs(data, policy))
+
+    @property
+    def _max_tokens(self) -> int:
+        return self._micro_batch_tokens or self._job.micro_batch_tokens
 
     def _export(self, folder: Path) -> None:
         copy_own_files(self._model, folder, self._export_dtype)
@@ -205,12 +231,3 @@ def _refuse_layers(job: TrainJob) -> None:
                 f"{setting} is not the verl trainer's, {instead}: take it out, or start with "
                 "--trainer embedded"
             )
-
-
-def _refuse_reference(kl_loss_coef: float) -> None:
-    if kl_loss_coef > 0:
-        raise _no_reference(f"kl_loss_coef {kl_loss_coef:g}", "kl_loss_coef", "0")
-
-
-def _no_reference(asked: str, setting: str, without: str) -> BackendError:
-    return BackendError(NO_REFERENCE.format(asked=asked, setting=setting, without=without))

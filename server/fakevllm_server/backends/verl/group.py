@@ -14,7 +14,7 @@ from ray.exceptions import RayError, RayTaskError
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.utils.device import get_device_name
 
-from fakevllm_server.backends.base import BackendError
+from fakevllm_server.backends.base import BackendError, PolicyName
 from fakevllm_server.backends.verl.cluster import LOOPBACK
 from fakevllm_server.backends.verl.worker import PolicyWorker
 
@@ -57,6 +57,17 @@ class Workers:
         self._all(answer.futures)
         told = answer.get()
         return float(told["metrics"]["loss"]), told
+
+    def keep_reference(self) -> None:
+        self._on_all("keep_reference")
+
+    def log_probs(self, rows: Any, policy: PolicyName) -> Any:
+        """Of every row in order, as `forward_backward` tells them, without a gradient."""
+        group = self._group
+        asked = group.reference_log_probs if policy == "reference" else group.infer_batch
+        answer = asked(rows)
+        self._all(answer.futures)
+        return answer.get()["log_probs"]
 
     def optimizer_step(self, lr: float, weight_decay: float) -> float:
         """The gradient's norm before it was clipped. Where that is not finite, verl makes no

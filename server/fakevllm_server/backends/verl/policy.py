@@ -1,4 +1,4 @@
-"""verl's own policy loss: what the workers train on, and what it says of a whole batch."""
+"""verl's own policy loss, and our KL: what the workers train on, and what is told of a batch."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -15,8 +15,13 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import FSDPActorConfig
 from verl.workers.config.actor import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import no_padding_2_padding
 
 from fakevllm_server.backends.base import BackendError, Call, LossSpec, StepMetrics
+from fakevllm_server.backends.torch_losses.aggregate import token_mean
+from fakevllm_server.backends.torch_losses.kl import kl_loss
+from fakevllm_server.backends.verl.rows import token_weights
+from fakevllm_server.backends.verl.shares import total_weight
 
 SHOWN = {
     "actor/pg_clipfrac": "clip_fraction",
@@ -26,7 +31,7 @@ SHOWN = {
 """verl's name -> ours. Its means are over tokens and do not weigh calls."""
 UNCARRIED = ("gspo", "sapo", "geo_mean")
 OF_OTHERS = ("kl_loss_coef", "kl_loss_type", "tau_pos", "tau_neg")
-"""The KL is refused by the engine; the others do nothing without it, or without sapo."""
+"""The KL is the worker's own; the others do nothing without it, or without sapo."""
 
 
 class Policy:
@@ -45,7 +50,19 @@ class Policy:
 
     def worker_loss(self) -> Callable[..., object]:
         """For a worker, which keeps the batch's totals in it."""
-        return partial(ppo_loss, config=_config(self.spec))
+        config, coef = _config(self.spec), self.spec.kl_loss_coef
+        if coef == 0:
+            return partial(ppo_loss, config=config)
+        return partial(_ppo_and_kl_loss, config, coef, self.spec.kl_loss_type)
+
+    def kl(
+        self, rows: Sequence[Call], log_probs: Sequence[Tensor], reference: Sequence[Tensor]
+    ) -> float:
+        """From the reference, a mean over response tokens by their calls' weights."""
+        per_token = kl_loss(
+            torch.cat(list(log_probs)), torch.cat(list(reference)), self.spec.kl_loss_type
+        )
+        return token_mean(per_token, token_weights(rows), total_weight(rows)).item()
 
     def metrics(
         self, rows: Sequence[Call], log_probs: Sequence[Tensor], *, is_first: bool
@@ -68,6 +85,23 @@ class Policy:
             for theirs, ours in SHOWN.items()
             if theirs in metrics and (is_first or ours != "ppo_kl")
         }
+
+
+def _ppo_and_kl_loss(
+    config: FSDPActorConfig,
+    coef: float,
+    estimator: str,
+    model_output: Any,
+    data: Any,
+    dp_group: Any = None,
+) -> tuple[Tensor, Any]:
+    """verl's own KL (`use_kl_loss`) leaves out the weights of calls, which its policy loss has."""
+    loss, metrics = ppo_loss(config, model_output, data, dp_group)
+    told = data.select("response_mask", "rollout_is_weights", "ref_log_prob").to_padded_tensor()
+    log_probs = no_padding_2_padding(model_output["log_probs"], data)
+    kl = kl_loss(log_probs, told["ref_log_prob"], estimator)
+    weighed = kl * told["rollout_is_weights"] * told["response_mask"]
+    return loss + coef * weighed.sum() / data["batch_num_tokens"] * data["dp_size"], metrics
 
 
 def _refuse(spec: LossSpec) -> None:

@@ -16,11 +16,19 @@ from fakevllm_server.backends.base import Call
 from fakevllm_server.backends.verl.shares import PADDING, num_tokens, total_weight
 
 
-def as_tensordict(rows: Sequence[Call], max_tokens: int) -> TensorDict:
+def as_tensordict(
+    rows: Sequence[Call],
+    max_tokens: int,
+    reference: Sequence[Tensor] | None = None,
+    *,
+    is_trained: bool = True,
+) -> TensorDict:
     """The loss is then the mean over response tokens, each worth its call's weight: verl multiplies
     by `rollout_is_weights` and divides by the sum of `loss_mask` over all workers.
 
-    A micro-batch has at most `max_tokens` tokens, or one row that is longer.
+    A micro-batch has at most `max_tokens` tokens, or one row that is longer. `reference`: its
+    log-probabilities of each row's response tokens. `is_trained`: else it is looked through for
+    log-probabilities alone.
     """
     assert all(row.allowed is None for row in rows), "verl's rows know one distribution, the whole"
     tensors: dict[str, Any] = {
@@ -35,12 +43,17 @@ def as_tensordict(rows: Sequence[Call], max_tokens: int) -> TensorDict:
         "rollout_is_weights": _jagged(rows, _each(lambda row: row.weight), torch.float32),
         "temperature": torch.tensor([row.temperature for row in rows]),
     }
+    if reference is not None:
+        tensors["ref_log_prob"] = torch.nested.as_nested_tensor(
+            list(reference), layout=torch.jagged
+        )
     settings: dict[str, Any] = {
         "global_batch_size": len(rows),
         "batch_num_tokens": total_weight(rows),
         "max_token_len_per_gpu": max(max_tokens, *map(num_tokens, rows)),
         "use_dynamic_bsz": True,
-        "calculate_entropy": True,
+        "calculate_entropy": is_trained,
+        "compute_loss": is_trained,
         "pad_mode": DatasetPadMode.NO_PADDING,
     }
     return tensordict_utils.get_tensordict(tensor_dict=tensors, non_tensor_dict=settings)
@@ -52,6 +65,11 @@ def of_responses(rows: Sequence[Call], per_token: Tensor) -> list[Tensor]:
         values[len(row.prompt_ids) - 1 : num_tokens(row) - 1].float()
         for row, values in zip(rows, per_token.unbind(), strict=True)
     ]
+
+
+def token_weights(rows: Sequence[Call]) -> Tensor:
+    """Of all response tokens, row after row: their calls'."""
+    return torch.cat([torch.full((len(row.response_ids),), row.weight) for row in rows])
 
 
 def _each(value: Callable[[Call], float]) -> Callable[[Call], Sequence[float]]:

@@ -11,6 +11,7 @@ from fakevllm_server.backends.base import Call, StepMetrics
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.kl import k3
 from fakevllm_server.backends.torch_losses.mismatch import Mismatch
+from fakevllm_server.backends.verl.rows import token_weights
 from fakevllm_server.backends.verl.shares import total_weight
 
 
@@ -23,7 +24,7 @@ def seen(
     """Means over response tokens by their calls' weights, as the embedded trainer's. `log_probs`
     and `entropies`: of each row's response tokens; `version`: of the weights they are of."""
     sampled = torch.cat([torch.tensor(list(row.logprobs), dtype=torch.float32) for row in rows])
-    weights = torch.cat([torch.full((len(row.response_ids),), row.weight) for row in rows])
+    weights = token_weights(rows)
     now = torch.cat(list(log_probs))
     total = total_weight(rows)
     per_token = {

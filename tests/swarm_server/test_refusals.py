@@ -1,0 +1,252 @@
+"""What is refused is said in one line that names its place, and changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fakevllm_adapters.asgi import MAX_BODY_BYTES
+from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_server.app import create_app
+from fakevllm_server.config import ServerConfig
+from fakevllm_server.swarm import Swarm
+
+Json = dict[str, Any]
+CLAIM: Json = {"client_uuid": "me", "episode_type": "train", "discard_episode_timeout": 60}
+
+
+@dataclass
+class Rig:
+    swarm: Swarm
+    http: httpx.AsyncClient
+
+    async def claim(self, **changes: Any) -> str:
+        claimed = (await self.http.post("/claim_episode", json=CLAIM | changes)).json()
+        assert claimed["success"], claimed
+        return claimed["episode_uuid"]
+
+    async def refused(self, path: str, **sent: Any) -> tuple[int, str]:
+        answer = await self.http.post(path, **sent)
+        detail = answer.json()["detail"]
+        assert isinstance(detail, str) and "\n" not in detail and len(detail) < 400
+        return answer.status_code, detail
+
+    def move(self, *states: EngineStatus) -> None:
+        for state in states:
+            self.swarm.engine.move(state, time.monotonic())
+
+
+@contextlib.asynccontextmanager
+async def rolling(folder: Path) -> AsyncGenerator[Rig]:
+    app = create_app(ServerConfig("fake", folder))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        rig = Rig(app.state.swarm, http)
+        rig.move(EngineStatus.BOOTING, EngineStatus.ROLLING)
+        yield rig
+        await rig.swarm.close()
+
+
+def ended(uuid: str, reward: Any = 1.0, **changes: Any) -> Json:
+    output: Json = {"reward": reward, "metadata": {"task_id": "t"}}
+    end = {"client_uuid": "me", "episode_uuid": uuid, "task_id": "t", "workflow_output": output}
+    return end | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"discard_episode_timeout": -1}, "discard_episode_timeout: Input should be greater"),
+        ({"discard_episode_timeout": 0}, "discard_episode_timeout: Input should be greater"),
+        ({"discard_episode_timeout": 1e9}, "discard_episode_timeout: Input should be less"),
+        ({"discard_episode_timeout": "soon"}, "discard_episode_timeout: Input should be a valid"),
+        ({"discard_episode_timeout": None}, "discard_episode_timeout: Input should be a valid"),
+        ({"client_uuid": ""}, "client_uuid: String should have at least 1"),
+        ({"client_uuid": "x" * 10_240}, "client_uuid: String should have at most"),
+        ({"client_uuid": 5}, "client_uuid: Input should be a valid string, got 5"),
+        ({"episode_type": "x" * 10_240}, "episode_type: String should have at most"),
+        ({"episode_type": "Train"}, "Unknown episode_type: Train"),
+        ({"throttle_policy": 5}, "throttle_policy: Input should be a valid dictionary"),
+        ({"throttle_policy": {"ratio": 0}}, "throttle_policy.ratio: Input should be greater"),
+        ({"throttle_policy": {"ratio": -1}}, "throttle_policy.ratio: Input should be greater"),
+        ({"throttle_policy": {"share": 0}}, "throttle_policy.share: Input should be greater"),
+        ({"throttle_policy": {"share": 1e-320}}, "throttle_policy.share: Input should be greater"),
+        ({"throttle_policy": {"share": 1.01}}, "throttle_policy.share: Input should be less"),
+        ({"throttle_policy": {"mix": "x" * 10_240}}, "throttle_policy.mix: String should have"),
+        (
+            {"throttle_policy": {"current_task_id": "x" * 10_240}},
+            "throttle_policy.current_task_id: String should have at most",
+        ),
+        (
+            {"throttle_policy": {"expected_batch_size": 0}},
+            "throttle_policy.expected_batch_size: Input should be greater",
+        ),
+    ],
+)
+async def test_a_claim_that_makes_no_sense_takes_no_slot(
+    tmp_path: Path, changes: Json, told: str
+) -> None:
+    async with rolling(tmp_path) as rig:
+        code, detail = await rig.refused("/claim_episode", json=CLAIM | changes)
+        assert code in (400, 422) and detail.startswith(told)
+        assert rig.swarm.episodes.num_claimed == 0
+
+
+NO_NUMBER = "workflow_output.reward: must be a number, not text"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        *[({"reward": one}, "workflow_output.reward must be one number") for one in ([], [1.0])],
+        ({"reward": None}, "workflow_output.reward must be one number, got None"),
+        ({"reward": {}}, "workflow_output.reward: Input should be a valid number, got {}"),
+        *[({"reward": text}, NO_NUMBER) for text in ("good", "1.5", "nan", "-inf")],
+        ({"reward": 1e10}, "workflow_output.reward: Input should be less than or equal"),
+        ({"reward": -1e308}, "workflow_output.reward: Input should be greater than or equal"),
+        ({"task_id": ""}, "workflow_output.metadata['task_id'] must be there and equal"),
+        ({"task_id": "other"}, "workflow_output.metadata['task_id'] must be there and equal"),
+        ({"task_id": "x" * 10_240}, "task_id: String should have at most"),
+        ({"task_id": 5}, "task_id: Input should be a valid string"),
+        ({"workflow_output": {}}, "workflow_output.metadata['task_id'] must be there"),
+        ({"workflow_output": "1"}, "workflow_output: Input should be a valid dictionary"),
+        (
+            {"workflow_output": {"reward": 1, "log_metrics": {"a": "x"}}},
+            "workflow_output.log_metrics.a: Input should be a valid number",
+        ),
+        ({"client_uuid": "another"}, "Episode UUID is claimed by different client: me, but got"),
+        ({"episode_uuid": "x" * 10_240}, f"Episode {'x' * 80} not found."),
+        ({"episode_uuid": ""}, "Episode  not found."),
+        ({"episode_uuid": "\0é\x1b[31m"}, "Episode \0é\x1b[31m not found."),
+    ],
+)
+async def test_an_end_that_makes_no_sense_leaves_its_episode_as_it_was(
+    tmp_path: Path, changes: Json, told: str
+) -> None:
+    async with rolling(tmp_path) as rig:
+        uuid = await rig.claim()
+        code, detail = await rig.refused("/end_episode", json=ended(uuid, **changes))
+        assert code in (400, 404, 422) and detail.startswith(told.replace("UUID", uuid))
+        assert [one.uuid for one in rig.swarm.episodes.claimed] == [uuid]
+        assert rig.swarm.pool.collected.num_episodes == 0
+        assert (await rig.http.post("/end_episode", json=ended(uuid))).json()["success"]
+
+
+DEEP = b'{"metadata":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+NOT_FINITE = "JSON has no NaN and no Infinity: send a finite number."
+NO_OBJECT = "The body must be one JSON object, sent with the header content-type: application/json."
+
+
+@pytest.mark.parametrize("path", ["/end_episode", "/end_group", "/claim_episode"])
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        (b'{"reward": NaN}', 422, NOT_FINITE),
+        (b'{"reward": -Infinity}', 422, NOT_FINITE),
+        (b'{"reward": 1e400}', 422, "number is infinity"),
+        (b'{"reward', 422, "The body is not JSON: "),
+        (b'{"client_uuid": "\xff"}', 422, "The body is not JSON: "),
+        (b'{"client_uuid": "\\ud800"}', 422, "The body is not JSON: "),
+        (DEEP, 422, "The body is not JSON: "),
+        (b"[]", 422, NO_OBJECT),
+        (b"", 422, NO_OBJECT),
+        (b'"' + b"x" * MAX_BODY_BYTES + b'"', 413, "The request body is larger than"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+async def test_a_body_that_cannot_be_read_says_why(
+    tmp_path: Path, path: str, body: bytes, status: int, told: str
+) -> None:
+    async with rolling(tmp_path) as rig:
+        headers = {"content-type": "application/json"}
+        code, detail = await rig.refused(path, content=body, headers=headers)
+        assert code == status and told in detail
+
+
+async def test_a_form_is_told_what_to_send(tmp_path: Path) -> None:
+    async with rolling(tmp_path) as rig:
+        assert await rig.refused("/end_episode", data={"reward": "1"}) == (422, NO_OBJECT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"rewards": ["a", 1]}, "rewards.0: must be a number, not text, got 'a'"),
+        ({"rewards": [1, [1]]}, "rewards.1: Input should be a valid number, got [1]"),
+        ({"rewards": [0.5, 1e308]}, "rewards.1: Input should be less than or equal"),
+        ({"rewards": "11"}, "rewards: Input should be a valid list"),
+        ({"rewards": [1.0] * 257}, "rewards: List should have at most 256 items"),
+        ({"group_id": ""}, "group_id: String should have at least 1"),
+        ({"group_id": "x" * 10_240}, "group_id: String should have at most"),
+        ({"served": -1}, "served: Input should be greater than or equal to 0, got -1"),
+        ({"served": "first"}, "served: Input should be a valid integer"),
+    ],
+)
+async def test_the_end_of_a_group_that_makes_no_sense_is_refused(
+    tmp_path: Path, changes: Json, told: str
+) -> None:
+    async with rolling(tmp_path) as rig:
+        end = {"group_id": "g", "rewards": [1.0, 0.0]} | changes
+        code, detail = await rig.refused("/end_group", json=end)
+        assert code == 422 and detail.startswith(told)
+
+
+LATER = {
+    "rolling": (),
+    "rolling_post": (EngineStatus.ROLLING_POST,),
+    "weight_syncing": (EngineStatus.ROLLING_POST, EngineStatus.WEIGHT_SYNCING),
+    "booting": (EngineStatus.BOOTING,),
+    "offline": (EngineStatus.OFFLINE,),
+}
+
+
+@pytest.mark.parametrize("states", LATER.values(), ids=LATER)
+async def test_a_live_claim_is_ended_in_every_state_once_and_never_otherwise(
+    tmp_path: Path, states: tuple[EngineStatus, ...]
+) -> None:
+    async with rolling(tmp_path) as rig:
+        uuid = await rig.claim()
+        rig.move(*states)
+        first = await rig.http.post("/end_episode", json=ended(uuid))
+        again = await rig.http.post("/end_episode", json=ended(uuid))
+        assert (first.status_code, again.status_code) == (200, 200)
+        code, detail = await rig.refused("/end_episode", json=ended(uuid, 0.0))
+        assert code == 409 and "send again only what was sent before" in detail
+        assert rig.swarm.pool.collected.num_episodes == 1
+
+
+async def test_an_aborted_claim_and_its_next_one_are_not_mixed_up(tmp_path: Path) -> None:
+    async with rolling(tmp_path) as rig:
+        first = await rig.claim()
+        assert (await rig.http.post("/abort_episode", json=ended(first))).json()["success"]
+        second = await rig.claim()
+        assert second[:-4] == first[:-4]
+        code, detail = await rig.refused("/end_episode", json=ended(first))
+        assert code == 400 and "try increase `discard_episode_timeout`" in detail
+        assert (await rig.http.post("/abort_episode", json=ended(first))).json()["success"]
+        assert [one.uuid for one in rig.swarm.episodes.claimed] == [second]
+
+
+async def test_who_ends_an_episode_without_a_call_is_told_that_nothing_of_it_trains(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its agent called another server, or this one without the claim's key."""
+    async with rolling(tmp_path) as rig:
+        uuid = await rig.claim()
+        reply = (await rig.http.post("/end_episode", json=ended(uuid))).json()
+        assert (await rig.http.post("/end_episode", json=ended(uuid))).json() == reply
+        assert reply["success"] and "base URL and the key" in reply["warning"]
+        assert uuid in caplog.text and reply["warning"] in caplog.text
+
+
+async def test_who_agrees_where_nobody_is_asked_hears_which_methods_ask(tmp_path: Path) -> None:
+    async with rolling(tmp_path) as rig:
+        code, detail = await rig.refused("/agree_sync_weight", json={"client_uuid": "me"})
+        assert code == 400 and detail.endswith("Name one that ends in agree_sync_weight.")
