@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         auto_train_with_dataset,
         run_episodes_until_all_complete,
     )
+    from fakevllm.client.given import ThrottlePolicy, WorkflowOutput
     from fakevllm.client.job import TrainJob
     from fakevllm.client.readers import (
         CsvReader,
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
     )
     from fakevllm.client.swarm_client import SwarmClient
     from fakevllm.client.together import episodes_together, start_engines
-    from fakevllm_adapters.swarm import Task, WorkflowOutput
-    from fakevllm_adapters.swarm_pool import ThrottlePolicy
+    from fakevllm_adapters.swarm import Task
 
 __all__ = [
     "AsyncEpisode",
@@ -77,6 +77,7 @@ _HOMES = {
         "auto_train_with_dataset",
         "run_episodes_until_all_complete",
     ),
+    "fakevllm.client.given": ("ThrottlePolicy", "WorkflowOutput"),
     "fakevllm.client.job": ("TrainJob",),
     "fakevllm.client.readers": (
         "CsvReader",
@@ -88,9 +89,12 @@ _HOMES = {
     ),
     "fakevllm.client.swarm_client": ("SwarmClient",),
     "fakevllm.client.together": ("episodes_together", "start_engines"),
-    "fakevllm_adapters.swarm": ("Task", "WorkflowOutput"),
-    "fakevllm_adapters.swarm_pool": ("ThrottlePolicy",),
+    "fakevllm_adapters.swarm": ("Task",),
 }
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> object:

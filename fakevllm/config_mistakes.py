@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from fakevllm.policy_settings import SkipRule
 from fakevllm.serve_policy import RouteRules
+from fakevllm_adapters.mistakes import meant_by
 
 _FLAGS = {
     "swarm.url": "--swarm",
@@ -40,12 +41,13 @@ def explained(
     error: ValidationError, file: Path | None, by_flag: Set[str], model: type[BaseModel]
 ) -> str:
     """The first problem, with what would be right. `by_flag`: keys that were given by one."""
-    problem = error.errors(include_url=False)[0]
+    problems = error.errors(include_url=False)
+    # A key that is missing is often there, misspelt.
+    problem = next((one for one in problems if one["type"] == "extra_forbidden"), problems[0])
     where = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     source = file if file is not None else "the flags"
     if problem["type"] == "extra_forbidden":
-        known = ", ".join(_known_keys(model, problem["loc"][:-1]))
-        return f"Unknown key `{where}` in {source}: known here are {known}."
+        return f"Unknown key `{where}` in {source}: {_instead_of(problem['loc'], model)}."
     if problem["type"] == "model_type":
         head = "[[policy.skip]]" if where.startswith("policy.skip") else f"[{where}]"
         return f"`{where}` in {source} is a section: write {head} and its keys below it."
@@ -72,6 +74,19 @@ def _got(value: object) -> str:
     if isinstance(value, Mapping | BaseModel) or "@" in str(value):
         return ""
     return f" (got {value!r})"
+
+
+def _instead_of(place: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    """Of a key that is none: where it belongs, what is spelt nearly so, or else all there are."""
+    *path, name = place
+    known = _known_keys(model, tuple(path))
+    if not path:
+        homes = [f"[{one}]" for one in known if name in _known_keys(model, (one,))]
+        if homes:
+            return f"it belongs below {' or '.join(homes)}"
+    if (meant := meant_by(str(name), known)) is not None:
+        return f"take it out, or write {meant}"
+    return f"known here are {', '.join(known)}"
 
 
 def _known_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:

@@ -31,7 +31,7 @@ class KeyFile:
             if any(have.name == key.name and have.revoked is None for have in keys_in(known)):
                 raise ConfigError(
                     f"{key.name} has a key already: choose another name, or end that one with "
-                    f"`fakevllm keys revoke {key.name}`."
+                    f"`fakevllm keys revoke {key.name} --key-file {self.path}`."
                 )
             self._write(with_key(known, key))
 

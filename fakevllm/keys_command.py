@@ -79,7 +79,7 @@ def add(
 
 @app.command("list")
 def list_keys(key_file: File = None, run_dir: RunDir = None, config: ConfigFile = None) -> None:
-    """Show whose keys there are, with the fingerprints that the ledger has."""
+    """Show whose keys there are. Fingerprints are those that the ledger has."""
 
     def run() -> None:
         from rich.console import Console

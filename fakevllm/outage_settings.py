@@ -16,9 +16,13 @@ def http_url(text: str) -> str:
     try:
         parts = urlsplit(text)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        is_good = is_good and "@" not in parts.netloc
+        has_key = is_good and "@" in parts.netloc
     except ValueError:
-        is_good = False
+        is_good = has_key = False
+    if has_key:
+        raise ValueError(
+            "write it as http://HOST:PORT, and the key by its own flag: addresses are logged"
+        )
     if not is_good:
         raise ValueError("write it as http://HOST:PORT")
     return text

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fakevllm.asking import Asking
@@ -16,6 +18,7 @@ from fakevllm.config import Config
 from fakevllm.conversation.place import Place
 from fakevllm.group import GroupDraft
 from fakevllm.group_run import LINGER_S, STOPPING, GroupRun, Means
+from fakevllm.hooks.failing import Failing
 from fakevllm.hooks.outcomes import HookFailure
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.leaving import WhileThere
@@ -65,6 +68,7 @@ class Runner:
         self._num_siblings = config.job.num_repeat
         self._asking = Asking(upstream, self._lifeline, config.job.temperature)
         self._hooks = hooks
+        self._failing = Failing(config.hooks.path or Path(), config.ledger_file)
         self._failure_floor = config.reward.failure_floor
         self._ledger = ledger
         self._settling = settling
@@ -259,6 +263,10 @@ class Runner:
 
     def _end(self, run: GroupRun, group: GroupRecord) -> None:
         self._groups.discard(run)
+        if group.state == "dropped" and (
+            told := self._failing.line(group.reason, time.monotonic())
+        ):
+            log.warning("%s", told, extra={"group": group.group_id})
         self.metrics.ended(group)
         self._settling.settle(group)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -43,11 +43,18 @@ def set_paused(url: str, key: str | None, *, paused: bool) -> str:
 def status(url: str, key: str | None, run: str = "") -> RenderableType:
     """A table of what the proxy says of itself. `run`: whose learning curve, by the beginning of
     its id; the newest one's where it is empty. Raises ConfigError."""
-    from rich.table import Table
+    stats = ask(url, f"/fakevllm/stats?{urlencode({'run': run})}", key)
+    return as_table(root_of(url), lines(stats))
 
-    table = Table("", "", title=root_of(url), show_header=False)
-    for name, value in lines(ask(url, f"/fakevllm/stats?{urlencode({'run': run})}", key)):
-        table.add_row(name, value)
+
+def as_table(title: str, rows: Iterable[tuple[str, str]]) -> RenderableType:
+    """As they are: an engine's words may look like markup."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("", "", title=Text(title), show_header=False)
+    for name, value in rows:
+        table.add_row(name, Text(value))
     return table
 
 

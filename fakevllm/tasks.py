@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -133,6 +134,19 @@ def normalised(text: str) -> str:
     return _SPACE.sub(" ", text).strip().lower()
 
 
+def endless_rows(tasks: Sequence[Task], seed: int, skip: int = 0) -> Iterator[tuple[int, Task]]:
+    """(round, task), the tasks shuffled anew in each round; `skip` rows were played before."""
+    round_, played = 0, 0
+    while True:
+        order = list(tasks)
+        random.Random(f"{seed} {round_}").shuffle(order)
+        for task in order:
+            if played >= skip:
+                yield round_, task
+            played += 1
+        round_ += 1
+
+
 def read_tasks(file: Path, field: str) -> list[Task]:
     """One task per JSONL row; its id names the file's content and the row. Raises ConfigError."""
     try:
@@ -161,7 +175,7 @@ def _task(task_id: str, line: bytes, row: int, file: Path, field: str) -> Task:
     if not isinstance(text, str):
         raise ConfigError(
             f"{file}, line {row + 1}, has no text field {field!r} "
-            f"(its fields: {', '.join(fields)[:300]}): set --field."
+            f"(its fields: {', '.join(fields)[:300]}): set --field, or `field`."
         )
     return Task(task_id=task_id, main_query=text, metadata=fields)
 

@@ -25,6 +25,10 @@ from fakevllm_adapters.sse import SseDecoder, data_of, encode, json_of
 
 log = logging.getLogger("fakevllm.upstream")
 
+_CUT_OFF = encode(internal_error().body)
+"""The server's own words: an engine that lives may end a stream in an error of its own, and that is
+an answer."""
+
 CALL_TIMEOUT_S = 3600
 IDLE_CONNECTION_S = 30
 """Below the server's own keep-alive, so that no connection is reused while it closes."""
@@ -73,9 +77,7 @@ class Reply:
     def broke_off(self) -> bool:
         """Whether this is a stream that the engine did not live to end: its server can only say so
         inside it."""
-        # The server's own words: an engine that lives may end a stream in an error of its own, and
-        # that is an answer.
-        return self.streamed and encode(internal_error().body) in self.body
+        return self.streamed and _CUT_OFF in self.body
 
 
 @dataclass(frozen=True, slots=True)

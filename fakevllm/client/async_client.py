@@ -34,6 +34,7 @@ class AsyncSwarmClient:
         self.client_uuid = new_id()
         self._run = (driver := AsyncDriver(self.server_url, api_key)).run
         self.close = driver.close
+        self._was_on = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -60,8 +61,12 @@ class AsyncSwarmClient:
     async def sync_train_config(self, job: TrainJob) -> None:
         await self._run(control.sync_job(job))
 
+    async def get_train_config(self) -> TrainJob | None:
+        return await self._run(control.train_config())
+
     async def start_engine(self, timeout_s: float | None = None) -> None:
         await self._run(control.start(timeout_s))
+        self._was_on = True
 
     async def stop_engine(self) -> None:
         await self._run(control.stop())
@@ -70,6 +75,7 @@ class AsyncSwarmClient:
         self, job: TrainJob, force_restart: bool = False, timeout_s: float | None = None
     ) -> None:
         await self._run(control.ensure_running(job, force_restart, timeout_s))
+        self._was_on = True
 
     # --- episodes
 
@@ -79,9 +85,11 @@ class AsyncSwarmClient:
         episode_type: episodes.EpisodeType = "train",
         throttle_policy: ThrottlePolicy | None = None,
     ) -> tuple[str, EpisodeAccess]:
-        claim = await self._run(
-            episodes.begin(self.client_uuid, episode_type, discard_episode_timeout, throttle_policy)
+        talk = episodes.begin(
+            self.client_uuid, episode_type, discard_episode_timeout, throttle_policy, self._was_on
         )
+        claim = await self._run(talk)
+        self._was_on = True
         return claim.episode_uuid, access_of(self.server_url, claim)
 
     async def end_episode(
@@ -119,9 +127,8 @@ class AsyncSwarmClient:
         episode_type: episodes.EpisodeType = "train",
         throttle_policy: ThrottlePolicy | None = None,
     ) -> AsyncGenerator[AsyncEpisode]:
-        uuid, access = await self.begin_episode(
-            discard_episode_timeout, episode_type, throttle_policy
-        )
+        policy = episodes.of_task(throttle_policy, task)
+        uuid, access = await self.begin_episode(discard_episode_timeout, episode_type, policy)
         episode = AsyncEpisode(task, access, lambda output: self.end_episode(task, uuid, output))
         try:
             yield episode

@@ -19,6 +19,7 @@ from fakevllm.client.talk import (
     asked,
     insisted,
 )
+from fakevllm_adapters.closing import why_closed
 from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply, SuccessReply
 from fakevllm_adapters.train_job import TrainJob
 
@@ -36,6 +37,7 @@ class Done(BaseModel):
 
     success: bool
     error: str = ""
+    warnings: list[str] = []
 
 
 def status() -> Talk[EngineStatusReply]:
@@ -50,15 +52,26 @@ def sync_job(job: TrainJob) -> Talk[None]:
     done = yield from asked(ask, Done)
     if not done.success:
         raise SwarmError(f"The server does not take this job: {done.error}")
+    for warning in done.warnings:
+        log.warning("the job's %s", warning)
 
 
-def start(limit_s: float | None) -> Talk[None]:
+def train_config() -> Talk[TrainJob | None]:
+    """The job the server has; None while it has none, or one that this client cannot read."""
+    answer = yield from answered(Ask("/get_train_config", timeout_s=QUICK_TIMEOUT_S))
+    try:
+        return TrainJob.model_validate(answer.content) if answer.status == 200 else None
+    except ValueError:
+        return None
+
+
+def start(limit_s: float | None) -> Talk[EngineStatusReply]:
     """Returns once the engine answers. Raises SwarmError with the reason where it does not come up,
     ServerUnreachable where that takes longer than `limit_s`."""
     done = yield from asked(Ask("/start_engine", {}, ENGINE_TIMEOUT_S), Done)
     if not done.success:
         raise SwarmError(f"The engine was not started: {done.error}")
-    yield from until(RUNNING, limit_s)
+    return (yield from until(RUNNING, limit_s))
 
 
 def stop() -> Talk[None]:
@@ -106,10 +119,10 @@ def ensure_running(job: TrainJob, force_restart: bool, limit_s: float | None) ->
     if force_restart:
         yield from stop()
     elif known.engine_status is not EngineStatus.OFFLINE:
-        yield from until(RUNNING, limit_s)
+        _tell_closed((yield from until(RUNNING, limit_s)))
         return (yield from _tell_differences(job))
     yield from sync_job(job)
-    yield from start(limit_s)
+    _tell_closed((yield from start(limit_s)))
 
 
 def _found() -> Talk[EngineStatusReply]:
@@ -123,12 +136,17 @@ def _found() -> Talk[EngineStatusReply]:
         ) from None
 
 
+def _tell_closed(known: EngineStatusReply) -> None:
+    if known.closed is not None:
+        log.warning("%s", why_closed(known.closed))
+
+
 def _tell_differences(job: TrainJob) -> Talk[None]:
     answer = yield from answered(Ask("/get_train_config", timeout_s=QUICK_TIMEOUT_S))
     differences = differing(job, answer)
     if differences:
         log.warning(
-            "the engine runs with another job, which stays: %s. To begin anew with this one: "
+            "the engine runs with another job, which stays: %s. To go on with this one: "
             "force_restart=True",
             "; ".join(differences),
         )

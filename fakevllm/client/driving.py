@@ -5,122 +5,137 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
+import threading
 import time
+import weakref
 from typing import TypeVar
 
 import httpx
 import orjson
 
-from fakevllm.client.access import EpisodeAccess
+from fakevllm.client.access import EpisodeAccess, trusted
 from fakevllm.client.episodes import Claim
-from fakevllm.client.errors import ServerUnreachable
-from fakevllm.client.talk import Answer, Ask, Pause, Talk
+from fakevllm.client.errors import ClientClosed, ServerUnreachable
+from fakevllm.client.spare import Spare
+from fakevllm.client.talk import Answer, Ask, Pause, Remark, Talk, server_url
+from fakevllm.client.waits import Waits
 from fakevllm_adapters.keys import bearer_header
 
 log = logging.getLogger("fakevllm.client")
 T = TypeVar("T")
 
 KEY_VARIABLE = "FAKEVLLM_SWARM_KEY"
-LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-"""Hundreds of threads may share a client."""
-TELL_EVERY_S = 30.0
-"""Between lines about the same wait."""
 
 
 class Driver:
-    """For threads: any number of them may drive talks at once."""
+    """For threads: any number of them may drive talks at once.
+
+    Each request has an HTTP client to itself meanwhile. In a pool that is shared httpcore closes
+    connections that look idle (too many, too old) while it hands them to another request, which
+    then fails with `Bad file descriptor` or waits until its time is over; and each request looks
+    at every connection.
+    """
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        self._url = url.rstrip("/")
-        self._http = httpx.Client(
-            base_url=self._url, headers=_headers(key), limits=LIMITS, trust_env=False
-        )
+        self._url = server_url(url)
+        self._headers = _headers(key)
+        self._waits = Waits()
+        self._spare = Spare[httpx.Client]()
+        weakref.finalize(self, _close, self._spare)  # a script may just let go of its client
+        self._is_over = threading.Event()
 
     def run(self, talk: Talk[T]) -> T:
-        """Raises what the talk raises."""
-        waiting = _Waiting()
+        """Raises what the talk raises; ClientClosed where it would wait after `end_waits`."""
+        waited_s = 0.0
         try:
             wanted = next(talk)
             while True:
-                if isinstance(wanted, Pause):
-                    waiting.tell(wanted, time.monotonic())
-                    time.sleep(wanted.seconds)
+                if isinstance(wanted, Remark):
+                    wanted = _remarked(self._waits, wanted, talk)
+                elif isinstance(wanted, Pause):
+                    waited_s += wanted.seconds
+                    _tell(self._waits, wanted, waited_s)
+                    if self._is_over.wait(wanted.seconds):
+                        raise ClientClosed("The client is closed.")
                     wanted = talk.send(None)
-                    continue
-                try:
-                    answer = self._ask(wanted)
-                except httpx.HTTPError as error:
-                    wanted = talk.throw(_unreachable(self._url, error))
                 else:
-                    wanted = talk.send(answer)
+                    wanted = _told(talk, self._ask(wanted))
         except StopIteration as end:
             return end.value
 
-    def _ask(self, ask: Ask) -> Answer:
+    def _ask(self, ask: Ask) -> Answer | ServerUnreachable:
         method, content, headers = _request(ask)
-        answer = self._http.request(
-            method, ask.path, content=content, headers=headers, timeout=ask.timeout_s
+        http = self._spare.take() or httpx.Client(
+            base_url=self._url, headers=self._headers, verify=trusted(), trust_env=False
         )
+        try:
+            answer = http.request(
+                method, ask.path, content=content, headers=headers, timeout=ask.timeout_s
+            )
+        except httpx.HTTPError as error:
+            return _unreachable(self._url, error)
+        finally:
+            for old in self._spare.put_back(http, time.monotonic()):
+                old.close()
         return _answer(answer)
 
+    def end_waits(self) -> None:
+        """Requests are still made, pauses are not."""
+        self._is_over.set()
+
     def close(self) -> None:
-        self._http.close()
+        self.end_waits()
+        _close(self._spare)
 
 
 class AsyncDriver:
     """For one event loop."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        self._url = url.rstrip("/")
-        self._http = httpx.AsyncClient(
-            base_url=self._url, headers=_headers(key), limits=LIMITS, trust_env=False
-        )
+        self._url = server_url(url)
+        self._headers = _headers(key)
+        self._waits = Waits()
+        self._spare = Spare[httpx.AsyncClient]()
 
     async def run(self, talk: Talk[T]) -> T:
         """Raises what the talk raises."""
-        waiting = _Waiting()
+        waited_s = 0.0
         try:
             wanted = next(talk)
             while True:
-                if isinstance(wanted, Pause):
-                    waiting.tell(wanted, time.monotonic())
+                if isinstance(wanted, Remark):
+                    wanted = _remarked(self._waits, wanted, talk)
+                elif isinstance(wanted, Pause):
+                    waited_s += wanted.seconds
+                    _tell(self._waits, wanted, waited_s)
                     await asyncio.sleep(wanted.seconds)
                     wanted = talk.send(None)
-                    continue
-                try:
-                    answer = await self._ask(wanted)
-                except httpx.HTTPError as error:
-                    wanted = talk.throw(_unreachable(self._url, error))
                 else:
-                    wanted = talk.send(answer)
+                    wanted = _told(talk, await self._ask(wanted))
         except StopIteration as end:
             return end.value
 
-    async def _ask(self, ask: Ask) -> Answer:
+    async def _ask(self, ask: Ask) -> Answer | ServerUnreachable:
         method, content, headers = _request(ask)
-        answer = await self._http.request(
-            method, ask.path, content=content, headers=headers, timeout=ask.timeout_s
+        http = self._spare.take() or httpx.AsyncClient(
+            base_url=self._url, headers=self._headers, verify=trusted(), trust_env=False
         )
+        try:
+            answer = await http.request(
+                method, ask.path, content=content, headers=headers, timeout=ask.timeout_s
+            )
+        except httpx.HTTPError as error:
+            return _unreachable(self._url, error)
+        finally:
+            for old in self._spare.put_back(http, time.monotonic()):
+                await old.aclose()
         return _answer(answer)
 
     async def close(self) -> None:
-        await self._http.aclose()
-
-
-class _Waiting:
-    """Says what is waited for, once and then now and again. Waits of a second are not worth it."""
-
-    def __init__(self) -> None:
-        self._waited_s = 0.0
-        self._told_at: float | None = None
-
-    def tell(self, pause: Pause, now: float) -> None:
-        self._waited_s += pause.seconds
-        is_due = self._told_at is None or now - self._told_at >= TELL_EVERY_S
-        if self._waited_s >= 1.0 and is_due:
-            self._told_at = now
-            log.info("waiting: %s", pause.why)
+        for http in self._spare.close():
+            await http.aclose()
 
 
 def bare_url(url: str) -> str:
@@ -132,6 +147,28 @@ def bare_url(url: str) -> str:
 def access_of(url: str, claim: Claim) -> EpisodeAccess:
     """The server as this client knows it: behind a tunnel it does not know its own name."""
     return EpisodeAccess(bare_url(url) + claim.path, claim.api_key, claim.episode_uuid)
+
+
+def _tell(waits: Waits, pause: Pause, waited_s: float) -> None:
+    if waits.is_due(pause.why, waited_s, time.monotonic()):
+        log.info("waiting: %s", pause.why)
+
+
+def _remarked(waits: Waits, remark: Remark, talk: Talk[T]) -> Ask | Pause | Remark:
+    """What is wanted after it."""
+    if waits.is_due(remark.about, math.inf, time.monotonic()):
+        log.warning("%s", remark.text)
+    return talk.send(None)
+
+
+def _close(spare: Spare[httpx.Client]) -> None:
+    for http in spare.close():
+        http.close()
+
+
+def _told(talk: Talk[T], came: Answer | ServerUnreachable) -> Ask | Pause | Remark:
+    """What is wanted after it."""
+    return talk.throw(came) if isinstance(came, ServerUnreachable) else talk.send(came)
 
 
 def _headers(key: str | None) -> dict[str, str]:

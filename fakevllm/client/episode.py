@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from fakevllm.client import given
 from fakevllm.client.access import EpisodeAccess
 from fakevllm_adapters.swarm import Task, WorkflowOutput
 
@@ -51,7 +52,11 @@ class Episode(_Claimed):
         log_metrics: dict[str, float | list[float]] | None = None,
     ) -> None:
         """Returns once the server has it on disk. Raises EpisodeLost, ValueError."""
-        self._send(_output(reward, is_success, metadata, log_metrics))
+        self.end_with(_output(reward, is_success, metadata, log_metrics))
+
+    def end_with(self, output: WorkflowOutput) -> None:
+        """`end`, of a whole output."""
+        self._send(output)
         self.is_ended = True
 
 
@@ -75,7 +80,11 @@ class AsyncEpisode(_Claimed):
         log_metrics: dict[str, float | list[float]] | None = None,
     ) -> None:
         """Returns once the server has it on disk. Raises EpisodeLost, ValueError."""
-        await self._send(_output(reward, is_success, metadata, log_metrics))
+        await self.end_with(_output(reward, is_success, metadata, log_metrics))
+
+    async def end_with(self, output: WorkflowOutput) -> None:
+        """`end`, of a whole output."""
+        await self._send(output)
         self.is_ended = True
 
 
@@ -85,7 +94,8 @@ def _output(
     metadata: dict[str, Any] | None,
     log_metrics: dict[str, float | list[float]] | None,
 ) -> WorkflowOutput:
-    return WorkflowOutput(
+    """Raises ValueError, in one line."""
+    return given.WorkflowOutput(
         reward=reward,
         is_success=is_success,
         metadata=metadata or {},

@@ -23,3 +23,7 @@ class SwarmServerOfflineError(SwarmError):
 class EpisodeLost(SwarmError):
     """The claim is not this client's any more: it was idle for too long, or somebody else has it.
     Nothing of it will be trained; the task can be run again."""
+
+
+class ClientClosed(SwarmError):
+    """The client was closed, or its script ends, while somebody waited through it."""

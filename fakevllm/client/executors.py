@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from fakevllm.client.errors import SwarmServerOfflineError
+from fakevllm.client.errors import ClientClosed, SwarmServerOfflineError
+from fakevllm.seldom import Seldom
 from fakevllm_adapters.swarm import Task
 
 if TYPE_CHECKING:
@@ -21,6 +24,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.5, 30.0
+TELL_EVERY_S = 5.0
+"""Between lines about the same mistake."""
+_NAME = re.compile(r"[0-9a-f]{8,}|\d+")
 
 
 def run_episodes_until_all_complete(
@@ -33,12 +39,14 @@ def run_episodes_until_all_complete(
     order. With `auto_retry` what fails is run again until it does not."""
     if not tasks:
         return []
-    run = Retries().of(func) if auto_retry else func
+    retries = Retries()
+    run = retries.of(func) if auto_retry else func
     pool = DaemonPool(max_workers or len(tasks))
     try:
         futures = [pool.submit(run, task) for task in tasks]
         return [future.result() for future in futures]
     finally:
+        retries.end()
         pool.shutdown()
 
 
@@ -67,10 +75,14 @@ class PeriodicDrainThreadPoolExecutor:
         self._retries = Retries() if auto_retry else None
         self._is_first = block_first_run
         self._open: list[Future[Any]] = []
+        """Of this window."""
+        self._unfinished: set[Future[Any]] = set()
 
     def submit(self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         run = fn if self._retries is None else self._retries.of(fn)
         future = self._pool.submit(run, *args, **kwargs)
+        self._unfinished.add(future)
+        future.add_done_callback(self._unfinished.discard)
         if self._is_first:
             self._is_first = False
             future.exception()  # waits
@@ -90,6 +102,12 @@ class PeriodicDrainThreadPoolExecutor:
         failed, which are logged."""
         window, self._open = self._open, []
         results: list[Any] = []
+        try:
+            wait_for(window)
+        except KeyboardInterrupt:
+            if self._retries is not None:
+                self._retries.end()
+            raise
         for future in window:
             error = future.exception()
             if error is None:
@@ -99,8 +117,10 @@ class PeriodicDrainThreadPoolExecutor:
         return results
 
     def shutdown(self, wait: bool = True) -> list[Any]:
-        """The last window's results."""
+        """The last window's results, once all that was submitted is over."""
         results = self.drain() if wait else []
+        if wait:
+            wait_for(tuple(self._unfinished))
         self._pool.shutdown()
         return results
 
@@ -118,8 +138,7 @@ def auto_train_with_dataset(
 
     def rollout(task: Task) -> None:
         with client.episode(task) as episode:
-            client.end_episode(task, episode.uuid, execute_agent(task, episode.access))
-            episode.is_ended = True
+            episode.end_with(execute_agent(task, episode.access))
 
     executor = PeriodicDrainThreadPoolExecutor(remote_batch_size * local_grpo_n, max_parallel)
     for task in dataset:
@@ -163,13 +182,25 @@ class DaemonPool:
 
 
 class Retries:
-    """Runs a function again until it returns, later and later. Each mistake is shown in full once,
-    then in a line: hundreds of threads make the same one. An engine that was stopped ends it."""
+    """Runs a function again until it returns, later and later. Hundreds of threads make the same
+    mistake: it is shown in full once, then now and again in a line with their number. `ends` are
+    not run again, such as an engine that was stopped."""
 
-    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        sleep: Callable[[float], None] = time.sleep,
+        ends: tuple[type[Exception], ...] = (SwarmServerOfflineError, ClientClosed),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._sleep = sleep
-        self._seen: set[str] = set()
-        self._lock = threading.Lock()
+        self._ends = ends
+        self._clock = clock
+        self._seldom = Seldom(TELL_EVERY_S)
+        self._is_over = False
+
+    def end(self) -> None:
+        """Nobody waits any more: what fails from now on is neither told nor run again."""
+        self._is_over = True
 
     def of(self, func: Callable[P, R]) -> Callable[P, R]:
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -177,9 +208,11 @@ class Retries:
             while True:
                 try:
                     return func(*args, **kwargs)
-                except SwarmServerOfflineError:
+                except self._ends:
                     raise
                 except Exception as error:
+                    if self._is_over:
+                        raise
                     self._tell(error, pause_s)
                     self._sleep(pause_s)
                     pause_s = min(2 * pause_s, LONGEST_RETRY_S)
@@ -187,13 +220,29 @@ class Retries:
         return run
 
     def _tell(self, error: Exception, pause_s: float) -> None:
-        told = f"{type(error).__name__}: {error}"
-        with self._lock:
-            is_new = told not in self._seen
-            self._seen.add(told)
+        due = self._seldom.due(_words(error), self._clock())
+        if due is None:
+            return
+        others = due.num_untold
         log.warning(
-            "an episode failed, and is run again in %.1f s: %s",
+            "an episode failed, and is run again in %.1f s%s: %s: %s",
             pause_s,
-            told,
-            exc_info=error if is_new else None,
+            f", as {others} others that failed alike" if others else "",
+            type(error).__name__,
+            error,
+            exc_info=error if due.is_first and not _is_lost_connection(error) else None,
         )
+
+
+def _words(error: Exception) -> str:
+    """Without numbers and ids, which differ from episode to episode."""
+    return f"{type(error).__name__}: {_NAME.sub('N', str(error))}"
+
+
+def _is_lost_connection(error: BaseException | None) -> bool:
+    """Of which a traceback through three libraries tells nothing more."""
+    while error is not None:
+        if isinstance(error, ConnectionError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

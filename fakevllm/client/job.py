@@ -40,7 +40,7 @@ class TrainJob(train_job.TrainJob):
             try:
                 super().__init__(**_resolved(given, datetime.now()))
             except ValidationError as error:
-                raise ValueError(one_line(error)) from None
+                raise ValueError(one_line(error, type(self).model_fields)) from None
             checked(self)
 
     def build_job_from_yaml(self, yaml_path: str | Path) -> Self:

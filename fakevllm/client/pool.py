@@ -51,6 +51,9 @@ def agree(client_uuid: str) -> Talk[bool]:
     known = yield from control.status()
     step = known.global_step
     while known.engine_status is EngineStatus.ROLLING and known.global_step == step:
+        again = yield from insisted(ask, SuccessReply, Patience(None))
+        if not again.success:  # the batch is over, though no step may have come of it
+            return True
         yield from patience.pause("the other clients have not agreed yet")
         known = yield from control.status()
     return known.engine_status in STEPPING or (known.global_step or 0) > (step or 0)

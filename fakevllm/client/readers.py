@@ -43,8 +43,8 @@ class CsvReader(TaskReader):
         """Raises ConfigError for a file that cannot be read or has no such column."""
         self._path, self._field = Path(path), field
         try:
-            with self._path.open(newline="", encoding="utf-8") as file:
-                self._rows = list(csv.DictReader(file))
+            with self._path.open(newline="", encoding="utf-8-sig") as file:  # as Excel writes it
+                self._rows = _whole_rows(csv.DictReader(file))
         except (OSError, ValueError, csv.Error) as error:
             raise ConfigError(f"The dataset {path} cannot be read: {error}.") from None
         if self._rows and field not in self._rows[0]:
@@ -122,6 +122,17 @@ class RouterReader(TaskReader):
                 continue
             told[name] += 1
             yield task.model_copy(update={"env_type": name})
+
+
+def _whole_rows(reader: csv.DictReader[str]) -> list[dict[str, Any]]:
+    """Raises ValueError."""
+    rows: list[dict[str, Any]] = []
+    for row in reader:
+        cells: dict[Any, Any] = dict(row)
+        if None in cells or None in cells.values():  # the reader's words for more and for fewer
+            raise ValueError(f"line {reader.line_num} has not as many cells as there are columns")
+        rows.append(cells)
+    return rows
 
 
 def _task(task_id: str, row: dict[str, Any], field: str) -> Task:

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Generator
 from typing import Any, Self, TypeVar
 
 from fakevllm.client import control, episodes, pool
 from fakevllm.client.access import EpisodeAccess
+from fakevllm.client.claims import OpenClaims
 from fakevllm.client.driving import Driver, access_of
 from fakevllm.client.episode import Episode
-from fakevllm.client.errors import ServerUnreachable, SwarmError
+from fakevllm.client.errors import ClientClosed, ServerUnreachable, SwarmError
 from fakevllm.client.progress import tell_progress
 from fakevllm.client.server_start import start_server
 from fakevllm.client.talk import Talk
@@ -27,7 +29,7 @@ T = TypeVar("T")
 
 
 class SwarmClient:
-    """Any number of threads may use one at once; nothing about an episode is kept in it.
+    """Any number of threads may use one at once.
 
         client = SwarmClient("http://localhost:10086")
         client.auto_sync_train_config_and_start_engine(TrainJob(batch_size=8, num_repeat=4))
@@ -49,18 +51,23 @@ class SwarmClient:
         api_key: str | None = None,
     ) -> None:
         """A server that asks for keys is shown `api_key`, or $FAKEVLLM_SWARM_KEY, or the
-        credentials in the URL."""
+        credentials in the URL. `agentjet_job` has its place in AgentJet's signature, and nothing
+        reads it: the server knows its job."""
         if verbose:
             tell_progress()
         if auto_start_swarm_server:
             start_server(server_url)
         self.server_url = server_url.rstrip("/")
         self.client_uuid = new_id()
-        self._job = agentjet_job
         self._driver = Driver(self.server_url, api_key)
         self._watch: Watch | None = None
+        self.open_claims = OpenClaims(self._driver, self.client_uuid)
+        self._give_up = weakref.finalize(self, self.open_claims.give_up)  # also as the script ends
+        self._was_on = False
+        """Whether it has seen the engine run."""
 
     def close(self) -> None:
+        self._give_up()
         if self._watch is not None:
             self._watch.stop()
         self._driver.close()
@@ -94,11 +101,15 @@ class SwarmClient:
 
     def sync_train_config(self, job: TrainJob) -> None:
         self._run(control.sync_job(job))
-        self._job = job
+
+    def get_train_config(self) -> TrainJob | None:
+        """The job the server has; None while it has none, or one that this client cannot read."""
+        return self._run(control.train_config())
 
     def start_engine(self, timeout_s: float | None = None) -> None:
         """Returns once it answers; a large one takes minutes."""
         self._run(control.start(timeout_s))
+        self._was_on = True
 
     def stop_engine(self) -> None:
         """Returns once it is off. It stops for everybody."""
@@ -110,7 +121,7 @@ class SwarmClient:
         """An engine with this job. One that runs already stays, with its own job; what differs is
         logged."""
         self._run(control.ensure_running(job, force_restart, timeout_s))
-        self._job = job
+        self._was_on = True
 
     # --- episodes
 
@@ -122,10 +133,12 @@ class SwarmClient:
     ) -> tuple[str, EpisodeAccess]:
         """Waits for a free episode as long as it takes. One that is idle for longer than
         `discard_episode_timeout` seconds, with no call running, is given to the next who asks.
-        Raises SwarmServerOfflineError where the engine is stopped meanwhile."""
-        claim = self._run(
-            episodes.begin(self.client_uuid, episode_type, discard_episode_timeout, throttle_policy)
+        Raises SwarmServerOfflineError where the engine is off and this client has seen it run."""
+        talk = episodes.begin(
+            self.client_uuid, episode_type, discard_episode_timeout, throttle_policy, self._was_on
         )
+        claim = self._run(talk)
+        self._was_on = True
         return claim.episode_uuid, access_of(self.server_url, claim)
 
     def end_episode(
@@ -149,6 +162,8 @@ class SwarmClient:
         ends."""
         try:
             self._run(episodes.abort(self.client_uuid, episode_uuid, declare_client_active))
+        except ClientClosed:
+            pass  # which has given its episodes up
         except SwarmError as error:
             log.warning("episode %s was not aborted: %s", episode_uuid, error)
 
@@ -171,14 +186,19 @@ class SwarmClient:
         episode_type: episodes.EpisodeType = "train",
         throttle_policy: ThrottlePolicy | None = None,
     ) -> Generator[Episode]:
-        """An episode that is aborted where its block raises, or leaves without `end`."""
-        uuid, access = self.begin_episode(discard_episode_timeout, episode_type, throttle_policy)
+        """An episode that is aborted where its block raises, or leaves without `end`, or where the
+        script ends while it runs."""
+        policy = episodes.of_task(throttle_policy, task)
+        uuid, access = self.open_claims.begin(
+            lambda: self.begin_episode(discard_episode_timeout, episode_type, policy)
+        )
         episode = Episode(task, access, lambda output: self.end_episode(task, uuid, output))
         try:
             yield episode
         finally:
             if not episode.is_ended:
                 self.abort_episode(uuid)
+            self.open_claims.let_go(uuid)
 
     # --- the batch that is being collected
 

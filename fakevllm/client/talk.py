@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
@@ -25,6 +26,14 @@ QUICK_TIMEOUT_S = 10.0
 ENGINE_TIMEOUT_S = 600.0
 """Of a stop, which waits for the step in hand and its checkpoint."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+KEYLESS = (
+    "This server asks for a good key: give one as api_key=, in FAKEVLLM_SWARM_KEY, or as "
+    "http://NAME:KEY@HOST:PORT"
+)
+UNKNOWN_PATH = "Not Found"
+NO_SWARM_SERVER = (
+    "what answers is no swarm server, but perhaps a proxy, which has a port of its own"
+)
 REPLY_CHARS = 300
 """Of a reply that is not JSON, as an error quotes it."""
 
@@ -45,6 +54,14 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """What a client says once in a while, though it comes with each of its episodes."""
+
+    about: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     status: int
     content: Any
@@ -57,6 +74,8 @@ class Answer:
     @property
     def detail(self) -> str:
         """What an error says."""
+        if self.status == 401:
+            return KEYLESS
         match self.content:
             case {"detail": str(text)} | {"error": {"message": str(text)}}:
                 return text
@@ -66,8 +85,21 @@ class Answer:
                 return f"status {self.status}: {str(other)[:REPLY_CHARS]}"
 
 
-Talk = Generator[Ask | Pause, Answer | None, T]
+Talk = Generator[Ask | Pause | Remark, Answer | None, T]
 """A driver throws ServerUnreachable into it where an Ask got no answer."""
+
+
+def server_url(text: str) -> str:
+    """Without a slash at its end. Raises ValueError for what is no http address, which a client
+    would try again and again.
+
+    >>> server_url("http://gpu-box:10086/")
+    'http://gpu-box:10086'
+    """
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError("write the server's URL as http://HOST:PORT")  # a key may be in it
+    return text.rstrip("/")
 
 
 def answered(ask: Ask) -> Talk[Answer]:
@@ -80,6 +112,8 @@ def answered(ask: Ask) -> Talk[Answer]:
 def asked(ask: Ask, reply: type[M]) -> Talk[M]:
     """Raises SwarmError for anything but the reply."""
     answer = yield from answered(ask)
+    if answer.status == 404 and answer.detail == UNKNOWN_PATH:
+        raise SwarmError(f"There is no {ask.path} here: {NO_SWARM_SERVER}", answer.status)
     if answer.status != 200:
         raise SwarmError(answer.detail, answer.status)
     if not answer.is_object:  # a stranger on the port may say anything

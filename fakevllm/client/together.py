@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from fakevllm.client.episode import Episode
 from fakevllm.client.errors import SwarmError
+from fakevllm.client.executors import DaemonPool
 from fakevllm_adapters.swarm import Task, WorkflowOutput
 from fakevllm_adapters.train_job import TrainJob
 
@@ -30,8 +30,10 @@ def start_engines(
             return f"{client.server_url}: {error}"
         return None
 
-    with ThreadPoolExecutor(max(1, len(clients)), "engine") as pool:
-        failures = [told for told in pool.map(start, clients) if told is not None]
+    pool = DaemonPool(len(clients))
+    told = [one.result() for one in [pool.submit(start, client) for client in clients]]
+    pool.shutdown()
+    failures = [one for one in told if one is not None]
     if failures:
         raise SwarmError("; ".join(failures))
 
@@ -67,7 +69,8 @@ def _begin(
     outputs: dict[str, WorkflowOutput],
 ) -> Episode:
     """Aborted at the end, unless it has ended by then, which an abort does not change."""
-    uuid, access = client.begin_episode(idle_limit_s)
+    uuid, access = client.open_claims.begin(lambda: client.begin_episode(idle_limit_s))
+    held.callback(client.open_claims.let_go, uuid)
     held.callback(client.abort_episode, uuid)
 
     def keep(output: WorkflowOutput) -> None:

@@ -87,6 +87,8 @@ class _Child:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end = asyncio.Event()
+        # What was raised and where; bounded by the lines of the hook files.
+        self._shown: set[tuple[str, str]] = set()
 
     async def serve(self, hooks: Hooks) -> None:
         self._hooks = hooks
@@ -133,7 +135,7 @@ class _Child:
         task.add_done_callback(self._tasks.discard)
 
     async def _run_async(self, call: Json) -> None:
-        work = _Work(call, self._hooks)
+        work = _Work(call, self._hooks, self._shown)
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
@@ -149,7 +151,7 @@ class _Child:
     def _run_sync(self) -> None:
         assert self._loop is not None
         while True:
-            work = _Work(self._jobs.get(), self._hooks)
+            work = _Work(self._jobs.get(), self._hooks, self._shown)
             try:
                 value = work.start()
                 if inspect.isawaitable(value):
@@ -168,8 +170,10 @@ class _Child:
 class _Work:
     """One call of one hook."""
 
-    def __init__(self, call: Json, hooks: Hooks) -> None:
+    def __init__(self, call: Json, hooks: Hooks, shown: set[tuple[str, str]]) -> None:
+        """`shown`: of which failures a traceback has been printed."""
         self._call = call
+        self._shown = shown
         self._hooks = hooks
         self._answers: list[Json] = call.get("answers", [])
         self._before = copy.deepcopy(self._answers)
@@ -207,8 +211,12 @@ class _Work:
         return self.failed(None) | {"rewards": rewards}
 
     def raised(self, error: BaseException) -> Json:
-        traceback.print_exception(error)
-        return self.failed(f"hook_raised: {first_line(error)} ({blame(error, self._hooks.folder)})")
+        place = blame(error, self._hooks.folder)
+        failure = type(error).__name__, place
+        if failure not in self._shown:
+            self._shown.add(failure)
+            traceback.print_exception(error)
+        return self.failed(f"hook_raised: {first_line(error)} ({place})")
 
     def failed(self, reason: str | None) -> Json:
         notes = list(map(changed, self._before, self._answers))

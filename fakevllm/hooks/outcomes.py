@@ -12,10 +12,9 @@ from typing import Any, cast
 
 import orjson
 
-Json = dict[str, Any]
+from fakevllm_adapters.swarm import MAX_GROUP_SIZE, MAX_REWARD
 
-MAX_SIBLINGS = 256
-"""What the swarm server takes in one group."""
+Json = dict[str, Any]
 
 _AS_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
@@ -74,16 +73,16 @@ def read_plan(value: object) -> SubmitPlan | HookFailure:
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 1:
             return HookFailure(f"hook_value: got {value}, want at least 1")
-        if value > MAX_SIBLINGS:
-            return HookFailure(f"hook_value: got {value}, want at most {MAX_SIBLINGS}")
+        if value > MAX_GROUP_SIZE:
+            return HookFailure(f"hook_value: got {value}, want at most {MAX_GROUP_SIZE}")
         return SubmitPlan(num=value)
     if not isinstance(value, list):
         return HookFailure(f"hook_type: got {type(value).__name__}, want None, an int or a list")
     items = cast(list[Any], value)
     if not items:
         return HookFailure("hook_value: got an empty list, want one dict per sibling")
-    if len(items) > MAX_SIBLINGS:
-        return HookFailure(f"hook_value: got {len(items)} dicts, want at most {MAX_SIBLINGS}")
+    if len(items) > MAX_GROUP_SIZE:
+        return HookFailure(f"hook_value: got {len(items)} dicts, want at most {MAX_GROUP_SIZE}")
     for index, item in enumerate(items):
         if not isinstance(item, dict):
             return HookFailure(f"hook_type: item {index} is {type(item).__name__}, want a dict")
@@ -113,6 +112,8 @@ def read_rewards(value: object, want: int) -> list[float | None] | HookFailure:
             return HookFailure(f"hook_type: reward {index} is {kind}, want a number or None")
         if reward is not None and not math.isfinite(reward):
             return HookFailure(f"hook_nan: reward {index} is {reward}")
+        if reward is not None and abs(reward) > MAX_REWARD:
+            return HookFailure(f"hook_value: reward {index} is {reward:g}, beyond {MAX_REWARD:g}")
         rewards.append(reward)
     return rewards
 
@@ -127,6 +128,8 @@ def read_value(value: object) -> float | HookFailure | None:
         return HookFailure(f"hook_type: got {type(value).__name__}, want a number or None")
     if number is not None and not math.isfinite(number):
         return HookFailure(f"hook_nan: got {number}")
+    if number is not None and abs(number) > MAX_REWARD:
+        return HookFailure(f"hook_value: got {number:g}, beyond {MAX_REWARD:g}")
     return number
 
 

@@ -11,10 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.hooks.outcomes import HookFailure, SubmitPlan, changed, read_plan, read_rewards
+from fakevllm.hooks.outcomes import (
+    HookFailure,
+    SubmitPlan,
+    changed,
+    read_plan,
+    read_rewards,
+)
+from fakevllm_adapters.swarm import MAX_REWARD
 
-FINITE = st.floats(allow_nan=False, allow_infinity=False)
-REWARD = st.none() | FINITE | st.booleans() | st.integers(-(2**60), 2**60)
+NUMBER = st.floats(-MAX_REWARD, MAX_REWARD) | st.integers(-(10**9), 10**9)
+REWARD = st.none() | NUMBER | st.booleans()
 
 
 def reason(outcome: object) -> str:
@@ -41,7 +48,8 @@ JUNK = (
 def test_whatever_comes_back_is_finite_rewards_or_a_reason(value: object) -> None:
     outcome = read_rewards(value, 2)
     if isinstance(outcome, HookFailure):
-        assert outcome.reason.partition(":")[0] in {"hook_type", "hook_length", "hook_nan"}
+        slugs = {"hook_type", "hook_length", "hook_nan", "hook_value"}
+        assert outcome.reason.partition(":")[0] in slugs
     else:
         assert len(outcome) == 2
         assert all(reward is None or math.isfinite(reward) for reward in outcome)
@@ -55,6 +63,7 @@ def test_whatever_comes_back_is_finite_rewards_or_a_reason(value: object) -> Non
         ([1.0], "hook_length: got 1, want 2"),
         ([1.0, math.nan], "hook_nan: reward 1 is nan"),
         ([-math.inf, 0], "hook_nan: reward 0 is -inf"),
+        ([0, -1e10], "hook_value: reward 1 is -1e+10, beyond 1e+09"),
         ([1, "2"], "hook_type: reward 1 is str, want a number or None"),
         ([1, b"2"], "hook_type: reward 1 is bytes, want a number or None"),
         ([10**400, 1], "hook_type: reward 0 is int, want a number or None"),

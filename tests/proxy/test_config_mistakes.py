@@ -14,9 +14,13 @@ from tests.proxy.test_config import written
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[proxy]\nprot = 1\n", "Unknown key `proxy.prot`.*known here are host, port"),
-        ("[porxy]\n", "Unknown key `porxy`.*known here are proxy, swarm"),
-        ("[job]\nbatch = 1\n", "Unknown key `job.batch`.*batch_size"),
+        ("[proxy]\nlisten = 1\n", "Unknown key `proxy.listen`.*known here are host, port"),
+        ("[server]\n", "Unknown key `server`.*write serve"),
+        ("[web]\n", "Unknown key `web`.*known here are proxy, swarm"),
+        ("[porxy]\n", "Unknown key `porxy`.*take it out, or write proxy.$"),
+        ("[job]\nnum_repeats = 4\n", "Unknown key `job.num_repeats`.*: .*write num_repeat.$"),
+        ("lr = 1\n", r"Unknown key `lr` in .*toml: it belongs below \[job\]\.$"),
+        ("key = 'a'\n", r"it belongs below \[swarm\] or \[fallback\]\.$"),
         ("[proxy]\nport = 'x'\n", r"`proxy.port` in .*valid integer.*got 'x'"),
         ("[job]\ntemperature = 0\n", "`job.temperature`.*greater than 0"),
         ("proxy\n", "is not TOML"),
@@ -37,6 +41,7 @@ def test_a_bad_key_is_named_with_what_would_be_right(
     [
         ({"job": {"num_repeat": 0}}, r"^`--n` \(`job.num_repeat`\): .*\(got 0\)\.$"),
         ({"proxy": {"port": 70000}}, r"^`--port` \(`proxy.port`\): .*\(got 70000\)\.$"),
+        ({"swarm": {"url": "http://a:sk-b@x:1"}}, "HOST:PORT, and the key by its own flag"),
         ({"swarm": {"url": "x:1"}}, r"^`--swarm` \(`swarm.url`\): write it as http://HOST:PORT"),
         ({"models": {"aliases": [5]}}, r"^`--alias` \(`models.aliases.0`\): "),
     ],

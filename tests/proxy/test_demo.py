@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import socket
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.panel import Panel
 
-from fakevllm.demo.command import probe_once, run_demo
-from fakevllm.demo.engines import PAIRS, Engines
+from fakevllm.demo.command import live, probe_once, run_demo
 from fakevllm.demo.plot import known
-from fakevllm.demo.processes import Supervised
-from fakevllm.demo.running import DemoSettings, Run, make_folder, ready
+from fakevllm.demo.running import DemoSettings, Run, ready
+from fakevllm.engines import PAIRS, Engines
 from fakevllm.errors import FakevllmError, UserError
+from fakevllm.processes import Supervised, make_run_folder
 from fakevllm.routes.groups import Stats, StepStats
 from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply
 from fakevllm_server.backends import table
@@ -88,13 +92,23 @@ async def test_a_probe_the_model_refuses_ends_the_demo_with_a_line(tmp_path: Pat
     assert not (tmp_path / "probe_before.json").exists()
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_follows_the_live_picture_stands_on_a_line_of_its_own(is_terminal: bool) -> None:
+    written = StringIO()
+    console = Console(file=written, width=40, force_terminal=is_terminal)
+    with live(console, lambda: Panel("step 1")):
+        pass
+    console.print("Right answers")
+    assert "╯\nRight answers" in re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", written.getvalue())
+
+
 def test_the_run_folder_is_for_its_owner_only(tmp_path: Path) -> None:
-    make_folder(tmp_path / "run")
+    make_run_folder(tmp_path / "run", "--run-dir")
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
-    make_folder(tmp_path / "run")  # a run that is resumed
+    make_run_folder(tmp_path / "run", "--run-dir")  # a run that is resumed
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="name another --run-dir"):
-        make_folder(tmp_path / "file")
+        make_run_folder(tmp_path / "file", "--run-dir")
 
 
 def test_a_control_run_does_not_go_on_as_training(tmp_path: Path) -> None:

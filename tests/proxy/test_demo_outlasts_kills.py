@@ -17,10 +17,10 @@ from aiohttp.test_utils import TestServer
 
 from fakevllm.demo.command import ANY_PORT, keys_of, probe_once
 from fakevllm.demo.probe import CONCURRENCY, NUM_SAMPLES
-from fakevllm.demo.processes import Supervised
 from fakevllm.demo.running import told
 from fakevllm.demo.sums import all_tasks
 from fakevllm.errors import FakevllmError
+from fakevllm.processes import Supervised
 from fakevllm.routes.groups import Stats
 from tests.proxy.odd_swarm import ROLLING, until
 from tests.proxy.test_demo import run_at

@@ -50,7 +50,7 @@ def test_a_second_key_and_an_unknown_name_say_what_to_do(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"app has no key in .*: no app has one"):
         file.revoke("app", "later")
     file.add(named_key("sk-one", "app", "today"))
-    with pytest.raises(ConfigError, match="end that one with `fakevllm keys revoke app`"):
+    with pytest.raises(ConfigError, match=r"`fakevllm keys revoke app --key-file .*/keys`"):
         file.add(named_key("sk-two", "app", "today"))
     with pytest.raises(ConfigError, match=r"other has no key in .*: keys have app\. "):
         file.revoke("other", "later")

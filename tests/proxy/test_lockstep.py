@@ -14,8 +14,8 @@ import pytest
 
 from fakevllm.config import load
 from fakevllm.demo.command import run_demo
-from fakevllm.demo.engines import Engines
 from fakevllm.demo.running import DemoSettings
+from fakevllm.engines import Engines
 from fakevllm.errors import ConfigError, UserError
 from fakevllm.ledger.store import Ledger
 from fakevllm.lockstep import Lockstep, seed_of, stands_still

@@ -58,7 +58,11 @@ def test_a_route_may_be_best_where_the_section_is_not() -> None:
         ),
         (
             "routes = { chat = { quorom = 2 } }",
-            r"^Unknown key `serve.routes.chat.quorom` .*: known here are policy, quorum, .*ect\.$",
+            r"^Unknown key `serve.routes.chat.quorom` .*: take it out, or write quorum\.$",
+        ),
+        (
+            "routes = { chat = { half = 2 } }",
+            r"^Unknown key `serve.routes.chat.half` .*: known here are policy, quorum, .*ect\.$",
         ),
         ('policy = "worst"', "serve.policy"),
     ],

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from io import StringIO
 from pathlib import Path
 
 import httpx
 from fastapi import FastAPI
+from rich.console import Console
 
 from fakevllm.config import load
 from fakevllm.proxy import Proxy, open_proxy
 from fakevllm.routes import groups
-from fakevllm.running_proxy import lines
+from fakevllm.running_proxy import as_table, lines
 from fakevllm_adapters.swarm import Task
 from tests.ledger.ledger_cases import group
 from tests.proxy.odd_swarm import OddSwarm
@@ -78,3 +80,10 @@ async def test_task_keys_are_signed_and_an_open_proxy_takes_plain_ones_too(
             assert proxy.tasks.knows("sk-task-t1") is (keys is None)
             given.add(key)
     assert len(given) == 1 and given.pop().startswith("sk-task-t1.")
+
+
+def test_words_that_look_like_markup_are_shown_as_they_are() -> None:
+    console = Console(width=80, file=StringIO())
+    console.print(as_table("here", [("it says", "take lr out of [job], and [/] too")]))
+    assert isinstance(console.file, StringIO)
+    assert "take lr out of [job], and [/] too" in console.file.getvalue()

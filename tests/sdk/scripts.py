@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from fakevllm.client.errors import ServerUnreachable
-from fakevllm.client.talk import Answer, Ask, Pause, Talk
+from fakevllm.client.talk import Answer, Ask, Pause, Remark, Talk
 
 T = TypeVar("T")
 NOBODY = ServerUnreachable("nobody answers")
@@ -27,6 +27,7 @@ def state(name: str, step: int = 1, detail: str | None = None) -> Answer:
 class Played(Generic[T]):
     asks: list[Ask] = field(default_factory=list[Ask])
     pauses: list[Pause] = field(default_factory=list[Pause])
+    remarks: list[Remark] = field(default_factory=list[Remark])
     result: T | None = None
 
     @property
@@ -48,6 +49,10 @@ def play(
     try:
         wanted = next(talk)
         while True:
+            if isinstance(wanted, Remark):
+                played.remarks.append(wanted)
+                wanted = talk.send(None)
+                continue
             if isinstance(wanted, Pause):
                 played.pauses.append(wanted)
                 wanted = talk.send(None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -12,7 +14,7 @@ from fakevllm import (
     Task,
     run_episodes_until_all_complete,
 )
-from fakevllm.client.executors import Retries
+from fakevllm.client.executors import TELL_EVERY_S, Retries
 
 TASKS = [Task(task_id=str(number)) for number in range(6)]
 TIMEOUT_S = 10.0
@@ -41,9 +43,41 @@ def test_what_fails_is_run_again_later_and_later_and_shown_in_full_once(
             raise error
         return "done"
 
-    assert Retries(pauses.append).of(run)() == "done"
+    clock = itertools.count(step=TELL_EVERY_S).__next__
+    assert Retries(pauses.append, clock=clock).of(run)() == "done"
     assert pauses == [0.5, 1.0, 2.0]
     assert [record.exc_info is not None for record in caplog.records] == [True, False, True]
+
+
+def failing(*errors: Exception) -> Callable[[], None]:
+    left = iter(errors)
+
+    def run() -> None:
+        for error in left:
+            raise error
+
+    return run
+
+
+def test_mistakes_that_are_alike_but_for_their_episodes_are_told_by_their_number(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    errors = [KeyError(f"episode {number:032x} of task {number}") for number in range(4)]
+    clock = iter([0.0, 1.0, 2.0, TELL_EVERY_S]).__next__
+    Retries(lambda _: None, clock=clock).of(failing(*errors))()
+    first, last = caplog.records
+    assert first.exc_info is not None and last.exc_info is None
+    assert "as 2 others that failed alike: KeyError" in last.getMessage()
+
+
+def test_a_lost_connection_is_told_without_the_libraries_it_was_lost_in(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    theirs = RuntimeError("Connection error.")
+    theirs.__cause__ = ConnectionRefusedError()
+    Retries(lambda _: None).of(failing(theirs))()
+    (record,) = caplog.records
+    assert record.exc_info is None and "RuntimeError: Connection error." in record.getMessage()
 
 
 def test_an_engine_that_was_stopped_ends_the_retries() -> None:
@@ -75,6 +109,20 @@ def test_a_window_goes_on_without_those_that_failed(caplog: pytest.LogCaptureFix
     executor.submit_with_periodic_drain(int, "2")
     assert executor.shutdown() == [2]
     assert "an episode failed" in caplog.text
+
+
+def test_a_script_that_ends_waits_for_what_no_window_holds_too() -> None:
+    executor = PeriodicDrainThreadPoolExecutor(workers=2, auto_retry=False)
+    may_end, ended = threading.Event(), threading.Event()
+
+    def run() -> None:
+        may_end.wait(TIMEOUT_S)
+        ended.set()
+
+    executor.submit(run)
+    threading.Timer(0.05, may_end.set).start()
+    executor.shutdown()
+    assert ended.is_set()
 
 
 def test_the_first_may_run_alone() -> None:

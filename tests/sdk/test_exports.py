@@ -11,6 +11,7 @@ import fakevllm
 def test_every_name_that_is_listed_is_there() -> None:
     for name in fakevllm.__all__:
         assert getattr(fakevllm, name).__name__ == name
+        assert name in dir(fakevllm)
 
 
 def test_the_package_alone_loads_no_http_client() -> None:

@@ -36,6 +36,18 @@ def test_a_row_is_a_task_with_its_columns(table: Path) -> None:
     assert second.metadata == {"question": "2,5+2", "answer": "4.5"}
 
 
+def test_a_table_that_excel_wrote_has_its_first_column(table: Path) -> None:
+    table.write_text("\ufeff" + table.read_text())
+    assert [task.main_query for task in CsvReader(table)] == ["1+1", "2,5+2"]
+
+
+@pytest.mark.parametrize("row", ["3+3,6,seven", "3+3"])
+def test_a_row_that_does_not_fit_its_columns_is_told_by_its_line(table: Path, row: str) -> None:
+    table.write_text(f"{table.read_text()}{row}\n")
+    with pytest.raises(ConfigError, match="cannot be read: line 4 has not as many cells"):
+        CsvReader(table)
+
+
 def test_tasks_have_the_same_ids_each_time_and_in_each_reader(jsonl: Path, table: Path) -> None:
     for make in (lambda: JsonlReader(jsonl), lambda: CsvReader(table), lambda: RandomReader(3)):
         reader = make()

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from sdk.scripts import NOBODY, Played, play, said, state
 
+from fakevllm import AsyncSwarmClient, EpisodeAccess, SwarmClient
 from fakevllm.client import control, episodes, pool
+from fakevllm.client.episode import Episode
 from fakevllm.client.errors import (
     EpisodeLost,
     ServerUnreachable,
@@ -52,6 +54,9 @@ def test_a_claim_is_asked_for_until_there_is_one() -> None:
     assert played.result == episodes.Claim("u1", "/e/u1/v1", "sk-1")
     assert len(played.pauses) == 4 and played.waited_s < 4
     assert len({str(ask.body) for ask in played.asks}) == 1
+    another = play(episodes.begin("me", "train", 60.0, None), [CLAIMED])
+    keys = {ask.body["idempotency_key"] for ask in [played.asks[0], *another.asks] if ask.body}
+    assert len(keys) == 2 and "" not in keys
 
 
 def test_an_engine_that_nobody_has_started_is_waited_for_and_one_that_was_stopped_is_not() -> None:
@@ -59,6 +64,8 @@ def test_an_engine_that_nobody_has_started_is_waited_for_and_one_that_was_stoppe
     assert waited.result is not None
     with pytest.raises(SwarmServerOfflineError, match="OFFLINE"):
         play(episodes.begin("me", "train", 60.0, None), [refused(NONE_FREE), not_ready("OFFLINE")])
+    with pytest.raises(SwarmServerOfflineError, match="OFFLINE"):
+        play(episodes.begin("me", "train", 60.0, None, was_on=True), [not_ready("OFFLINE")])
 
 
 def test_a_throttle_policy_travels_with_the_claim() -> None:
@@ -108,7 +115,36 @@ def test_rewards_that_are_not_finite_cannot_even_be_put_into_an_output() -> None
         WorkflowOutput(reward=math.nan)
 
 
-def test_an_abort_gives_up_soon() -> None:
+def test_what_the_server_warns_of_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    ended = play(episodes.end("me", TASK, "u1", OUTPUT), [said(success=True, warning="no call")])
+    assert [one.text for one in ended.remarks] == ["episode u1 of task t: no call"]
+    assert [one.about for one in ended.remarks] == ["no call"]
+    play(control.sync_job(TrainJob()), [said(success=True, warnings=["lr = 1 does nothing"])])
+    assert "the job's lr = 1 does nothing" in caplog.text
+
+
+def test_a_run_that_takes_no_more_steps_is_told_where_it_is_taken_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rolling = said(engine_status="ENGINE.ROLLING", closed="training_finished")
+    answers = [rolling, rolling, said(**TrainJob().model_dump(mode="json"))]
+    play(control.ensure_running(TrainJob(), False, None), answers)
+    (record,) = caplog.records
+    assert "has taken its last step, and nothing more is trained" in record.getMessage()
+
+
+def test_what_answers_and_is_no_swarm_server_is_told_so() -> None:
+    with pytest.raises(SwarmError, match="no swarm server, but perhaps a proxy"):
+        play(control.status(), [said(404, detail="Not Found")])
+
+
+def test_an_abort_outlasts_a_servers_restart() -> None:
+    """Or its claim would, and steps would wait for it until it runs out."""
+    played = play(episodes.abort("me", "u1"), [NOBODY] * 20 + [OK])
+    assert played.waited_s > 30
+
+
+def test_an_abort_gives_up_after_a_while() -> None:
     played: Played[None] = Played()
     with pytest.raises(ServerUnreachable):
         play(episodes.abort("me", "u1"), [NOBODY] * 100, played)
@@ -120,7 +156,17 @@ def test_a_claim_that_cannot_be_renewed_is_lost() -> None:
         play(episodes.renew("me", "u1"), [said(410, detail=NOT_CLAIMED)])
 
 
+def test_a_renewal_that_got_no_answer_is_sent_again() -> None:
+    assert len(play(episodes.renew("me", "u1"), [NOBODY, OK]).asks) == 2
+
+
 # --- the engine
+
+
+def test_who_shows_no_good_key_is_told_where_to_give_one() -> None:
+    with pytest.raises(SwarmError, match=r"asks for a good key.*FAKEVLLM_SWARM_KEY") as raised:
+        play(control.status(), [Answer(401, {"error": "Unauthorized"})])
+    assert raised.value.status == 401
 
 
 def test_an_engine_that_is_off_gets_the_job_and_is_started() -> None:
@@ -163,9 +209,45 @@ def test_a_server_that_is_not_there_is_waited_for_a_little_and_the_mend_is_named
         play(control.ensure_running(TrainJob(), False, None), [NOBODY] * 100)
 
 
+@pytest.mark.parametrize("url", ["localhost:10086", "ftp://gpu-box", "http://", "gpu-box"])
+def test_what_is_no_url_of_a_server_is_refused_before_anything_is_asked(url: str) -> None:
+    for client in (SwarmClient, AsyncSwarmClient):
+        with pytest.raises(ValueError, match="http://HOST:PORT"):
+            client(url)
+
+
+def test_a_key_in_a_bad_url_is_not_shown() -> None:
+    with pytest.raises(ValueError) as raised:
+        SwarmClient("alice:sk-secret@gpu-box:10086")
+    assert "sk-secret" not in str(raised.value)
+
+
 def test_a_stranger_on_the_port_is_no_swarm_server() -> None:
     with pytest.raises(SwarmError, match="not answered by a swarm server"):
         play(control.status(), [Answer(200, "<html>hello</html>")])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"reward": math.nan}, "WorkflowOutput: reward: Input should be a finite number, got nan"),
+        ({"reward": "good"}, "WorkflowOutput: reward: must be a number, not text, got 'good'"),
+        ({"reward": 1.0, "log_metrics": {"loss": math.nan}}, "WorkflowOutput: log_metrics.loss"),
+        (
+            {"reward": 1.0, "is_success": "maybe"},
+            "WorkflowOutput: is_success: Input should be a valid boolean",
+        ),
+    ],
+)
+def test_an_end_that_says_no_reward_is_refused_in_one_line(
+    given: dict[str, Any], told: str
+) -> None:
+    sent: list[WorkflowOutput] = []
+    episode = Episode(TASK, EpisodeAccess("http://gpu-box/e/u1/v1", "sk-1", "u1"), sent.append)
+    with pytest.raises(ValueError) as raised:
+        episode.end(**given)
+    assert str(raised.value).startswith(told) and "\n" not in str(raised.value)
+    assert not sent and not episode.is_ended
 
 
 # --- steps
@@ -173,7 +255,13 @@ def test_a_stranger_on_the_port_is_no_swarm_server() -> None:
 
 def test_agreeing_waits_until_the_step_begins() -> None:
     refusal = said(success=False, failure_reason="Client me is not in the active list")
-    answers = [refusal, state("ROLLING"), OK, state("ROLLING"), state("ROLLING_POST")]
+    answers = [refusal, state("ROLLING"), OK, state("ROLLING"), OK, state("ROLLING_POST")]
+    assert play(pool.agree("me"), answers).result is True
+
+
+def test_agreeing_ends_with_a_batch_of_which_no_step_came() -> None:
+    refusal = said(success=False, failure_reason="Client me is not in the active list")
+    answers = [OK, state("ROLLING"), OK, state("ROLLING"), refusal]
     assert play(pool.agree("me"), answers).result is True
 
 
