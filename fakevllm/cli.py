@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm import keys_command, tokens_command
+from fakevllm import keys_command, overwatch_command, proxy_commands, tokens_command
 from fakevllm.errors import UserError
 from fakevllm.exits import guarded
+from fakevllm.proxy_commands import ProxyKey
 
 app = typer.Typer(
     name="fakevllm",
@@ -19,7 +20,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # drawing the help with rich doubles the time it takes
 )
 app.add_typer(keys_command.app)
-app.command()(tokens_command.tokens)
 
 Hooks = Annotated[Path | None, typer.Option(help="Folder with the hook files, or one file.")]
 Aliases = Annotated[list[str] | None, typer.Option(help="Further model names; '*' is any.")]
@@ -38,14 +38,9 @@ LogFormat = Annotated[
     Literal["human", "json"], typer.Option(help="Lines for people, or one JSON object a line.")
 ]
 State = Annotated[Path | None, typer.Option(help="Where done rows are noted, to resume.")]
-ProxyKey = Annotated[
-    str | None, typer.Option(envvar="FAKEVLLM_KEY", help="Our API key at the proxy.")
-]
-ProxyUrl = Annotated[str, typer.Option(help="The proxy, with or without /v1.")]
 Lockstep = Annotated[
     bool, typer.Option("--lockstep", help="Two runs of one seed are the same, to the bit.")
 ]
-LOCAL = "http://127.0.0.1:8000"
 
 
 def _tell_version(is_asked: bool) -> None:
@@ -124,7 +119,7 @@ def check_hook(
         Path | None, typer.Option(help="Check on this ledger's latest group.")
     ] = None,
 ) -> None:
-    """Run both hooks on a recorded or made-up group and show what they say."""
+    """Run both hooks on a group, and show what they say. It is recorded or made up."""
 
     def run() -> None:
         import asyncio
@@ -158,7 +153,7 @@ def sessions(
     run_dir: Annotated[Path | None, typer.Option(help="The proxy's.")] = None,
     config: keys_command.ConfigFile = None,
 ) -> None:
-    """Show the conversations behind the requests, and which turn each request is."""
+    """Show the conversations behind the requests. Each request is a turn of one."""
 
     def run() -> None:
         from rich.console import Console
@@ -223,48 +218,6 @@ def replay(
 
 
 @app.command()
-def pause(url: ProxyUrl = LOCAL, key: ProxyKey = None) -> None:
-    """Stop fanning out, at once: a running proxy serves every request once until `resume`."""
-    _say_to_proxy(url, key, paused=True)
-
-
-@app.command()
-def resume(url: ProxyUrl = LOCAL, key: ProxyKey = None) -> None:
-    """Fan out again."""
-    _say_to_proxy(url, key, paused=False)
-
-
-def _say_to_proxy(url: str, key: str | None, *, paused: bool) -> None:
-    def run() -> None:
-        from fakevllm.running_proxy import set_paused
-
-        print(set_paused(url, key, paused=paused))
-
-    guarded(run)
-
-
-@app.command()
-def status(
-    url: ProxyUrl = LOCAL,
-    key: ProxyKey = None,
-    run_id: Annotated[
-        str, typer.Option("--run", help="Whose learning: how its id begins. Default: the newest.")
-    ] = "",
-) -> None:
-    """Show what a running proxy does: fan-out, engine, groups, why some were not trained, and what
-    was learnt."""
-
-    def run() -> None:
-        from rich.console import Console
-
-        from fakevllm.running_proxy import status as status_of
-
-        Console().print(status_of(url, key, run_id))
-
-    guarded(run)
-
-
-@app.command()
 def demo(
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 150,
     seed: Annotated[int, typer.Option(help="Of data and sampling.")] = 0,
@@ -286,16 +239,42 @@ def demo(
     ] = None,
     lockstep: Lockstep = False,
 ) -> None:
-    """Train a tiny model through the real processes and watch it get better."""
+    """Train a tiny model and watch it get better. All processes are the real ones."""
 
     def run() -> None:
         from fakevllm.demo.command import DemoSettings, run_demo
-        from fakevllm.demo.engines import Engines
+        from fakevllm.engines import Engines
 
         engines = Engines.named(backend, rollout, trainer)
         run_demo(DemoSettings(steps, seed, control, run_dir, json_file, engines, lockstep))
 
     guarded(run)
+
+
+@app.command()
+def train(
+    conf: Annotated[
+        Path, typer.Option(help="YAML: the job, the workflow, the dataset, the server.")
+    ],
+) -> None:
+    """Train a workflow function on a dataset. Server, agent and trainer in one command."""
+
+    def run() -> None:
+        from fakevllm.train.command import run_train
+
+        run_train(conf)
+
+    guarded(run)
+
+
+for command in (
+    proxy_commands.status,
+    proxy_commands.pause,
+    proxy_commands.resume,
+    tokens_command.tokens,
+    overwatch_command.overwatch,
+):
+    app.command()(command)
 
 
 def main() -> None:

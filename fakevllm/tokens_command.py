@@ -33,7 +33,7 @@ def tokens(
     swarm_key: SwarmKey = None,
     config: ConfigFile = None,
 ) -> None:
-    """Show a group's tokens: id, text, mask, logprob and advantage, coloured."""
+    """Show what was trained, token by token. Id, text, mask, logprob and advantage, coloured."""
 
     def run() -> None:
         from rich.console import Console

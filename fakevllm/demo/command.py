@@ -8,21 +8,19 @@ import itertools
 import json
 import socket
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import openai
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from fakevllm.config import load
-from fakevllm.demo.engines import Engines
 from fakevllm.demo.outcome import Outcome
 from fakevllm.demo.probe import NUM_SAMPLES, Probe, probe
-from fakevllm.demo.processes import Supervised
 from fakevllm.demo.report import show
 from fakevllm.demo.running import (
     EMBEDDED,
@@ -30,17 +28,19 @@ from fakevllm.demo.running import (
     DemoSettings,
     Run,
     keep_polling,
-    make_folder,
     ready,
     told,
 )
-from fakevllm.demo.sums import all_tasks, endless_rows
+from fakevllm.demo.sums import all_tasks
 from fakevllm.demo.view import render
+from fakevllm.engines import Engines
 from fakevllm.errors import ConfigError, FakevllmError, UserError
+from fakevllm.processes import Supervised, kept_up, make_run_folder
 from fakevllm.replay.pace import room_at
 from fakevllm.replay.play import PATIENCE_S, play
 from fakevllm.replay.players import EndpointPlayer
 from fakevllm.replay.proxy import register
+from fakevllm.tasks import endless_rows
 from fakevllm_adapters.swarm import Task
 from fakevllm_adapters.train_job import TrainJob
 
@@ -70,6 +70,17 @@ def run_demo(settings: DemoSettings) -> Outcome:
         raise error if isinstance(error, UserError) else UserError(str(error)) from error
 
 
+@contextmanager
+def live(console: Console, shown: Callable[[], RenderableType]) -> Generator[None]:
+    """The last picture ends its line in a file too, which rich leaves open."""
+    try:
+        with Live(console=console, refresh_per_second=4, get_renderable=shown):
+            yield
+    finally:
+        if not console.is_terminal:
+            console.line()
+
+
 def _again(settings: DemoSettings) -> str:
     command = ["fakevllm", "demo", "--run-dir", str(settings.run_dir)]
     command += ["--steps", str(settings.steps), *settings.engines.flags]
@@ -81,9 +92,7 @@ def _again(settings: DemoSettings) -> str:
 async def _demo(settings: DemoSettings, console: Console) -> Outcome:
     started = time.monotonic()
     async with _running(settings) as run:
-        with Live(
-            console=console, refresh_per_second=4, get_renderable=lambda: render(run.snapshot())
-        ):
+        with live(console, lambda: render(run.snapshot())):
             model = await ready(run)
             before = await probe_once(run, model, "before")
             run.phase = "training on replayed traffic"
@@ -101,10 +110,10 @@ async def _demo(settings: DemoSettings, console: Console) -> Outcome:
 @asynccontextmanager
 async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
     """The processes, kept up until the block ends; one that cannot be kept up ends it."""
-    make_folder(settings.folder)
+    make_run_folder(settings.folder, "--run-dir")
     with socket.create_server(ANY_PORT) as of_server, socket.create_server(ANY_PORT) as of_proxy:
         run = _prepared(settings, of_server, of_proxy)
-        async with _kept_up(run):
+        async with kept_up((run.server, run.proxy), run.notes.append):
             yield run
 
 
@@ -136,33 +145,6 @@ def _prepared(settings: DemoSettings, of_server: socket.socket, of_proxy: socket
         f"http://127.0.0.1:{server_port}",
         f"http://127.0.0.1:{proxy_port}",
     )
-
-
-@asynccontextmanager
-async def _kept_up(run: Run) -> AsyncGenerator[None]:
-    body = asyncio.current_task()
-    assert body is not None
-    keepers = [asyncio.create_task(part.run(run.notes.append)) for part in (run.server, run.proxy)]
-
-    def give_up(keeper: asyncio.Task[None]) -> None:
-        if not keeper.cancelled():
-            body.cancel()
-
-    for keeper in keepers:
-        keeper.add_done_callback(give_up)
-    try:
-        yield
-    except asyncio.CancelledError:
-        for keeper in keepers:
-            if keeper.done() and (error := keeper.exception()) is not None:
-                raise error from None
-        raise
-    finally:
-        for keeper in keepers:
-            keeper.remove_done_callback(give_up)
-        for keeper in reversed(keepers):  # what the proxy still has to send reaches its server
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
 
 
 async def probe_once(run: Run, model: str, name: str) -> Probe:

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fakevllm.demo import plot
-from fakevllm.demo.engines import Engines
 from fakevllm.demo.outcome import Outcome
 from fakevllm.demo.probe import Probe
+from fakevllm.engines import Engines
 
 SHOWN_SAMPLES = 5
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import aiohttp
 
-from fakevllm.demo.engines import OWN_READY_TIMEOUT_S, Engines
-from fakevllm.demo.processes import Supervised
 from fakevllm.demo.view import Snapshot
-from fakevllm.errors import FakevllmError, UserError
+from fakevllm.engines import OWN_READY_TIMEOUT_S, Engines
+from fakevllm.errors import FakevllmError
+from fakevllm.processes import Supervised
 from fakevllm.routes.groups import Stats
 from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply
 
@@ -81,17 +81,6 @@ class Run:
             tokens_per_s=self.rate,
             counts=sorted(self.stats.counts.items()),
         )
-
-
-def make_folder(folder: Path) -> None:
-    """Raises UserError."""
-    try:
-        # What users ask and are answered is nobody else's business.
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise UserError(
-            f"The run folder {folder} cannot be used ({error.strerror}): name another --run-dir."
-        ) from None
 
 
 async def ready(run: Run, timeout_s: float | None = None) -> str:

@@ -46,15 +46,23 @@ def _found(settings: TokensSettings) -> Page:
     if page is None and episode is not None:
         page = found.at_server(settings.swarm, settings.swarm_key, episode)
     if page is None:
-        what = "no group with tokens" if episode is None else f"nothing of {episode}"
-        raise UserError(
-            f"The ledger {settings.ledger} has {what}"
-            f"{'' if episode is None else f', nor has the server {settings.swarm}'}: name another "
-            "ledger with --ledger."
-        )
+        raise UserError(_nothing(settings))
     if not page.answers:
         raise UserError(f"{page.title} has no such sibling.")
     return page
+
+
+def _nothing(settings: TokensSettings) -> str:
+    """What was looked into, and what to name."""
+    mend = "name a proxy's run with --run-dir, or its ledger with --ledger"
+    if settings.episode is None:
+        has = "has no group with tokens" if settings.ledger.exists() else "does not exist"
+        return f"The ledger {settings.ledger} {has}: {mend}; or an active client's episode."
+    lacks = f"has nothing of {settings.episode}" if settings.ledger.exists() else "does not exist"
+    return (
+        f"The ledger {settings.ledger} {lacks}, and the server {settings.swarm} knows no "
+        f"{settings.episode} either: {mend}, or another server with --swarm."
+    )
 
 
 def _texts(settings: TokensSettings, page: Page) -> Texts:

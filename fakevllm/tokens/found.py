@@ -60,6 +60,11 @@ def at_server(swarm: str, key: str | None, episode: str) -> Page | None:
         with error:
             if error.code == 404:
                 return None
+            if error.code == 401:
+                raise UserError(
+                    f"{swarm} asks for a good key: give an admin's with --swarm-key, or in "
+                    "FAKEVLLM_SWARM_KEY."
+                ) from None
             raise UserError(f"{swarm} says {error.code}: {_detail(error)}") from None
     except ValidationError:
         raise UserError(f"{swarm} is no server of this version.") from None

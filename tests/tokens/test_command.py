@@ -72,8 +72,8 @@ def test_what_is_not_found_is_told_with_the_mend(ledger: Path, episode: str, men
 
 def test_an_empty_ledger_and_none_are_told(tmp_path: Path) -> None:
     Ledger.open(tmp_path / "empty").close()
-    for name in ("empty", "none"):
-        with pytest.raises(UserError, match="no group with tokens"):
+    for name, told in (("empty", "has no group with tokens"), ("none", "does not exist")):
+        with pytest.raises(UserError, match=f"{told}: name a proxy's run with --run-dir"):
             shown(tmp_path / name)
 
 

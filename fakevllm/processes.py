@@ -1,4 +1,5 @@
-"""The demo's two processes, started as a user would start them, and again when they die."""
+"""Processes of ours beside a command, started as a user would start them, and again when they
+die."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fakevllm.errors import FakevllmError
+from fakevllm.errors import FakevllmError, UserError
 
-STOP_GRACE_S = 15.0
+STOP_GRACE_S = 120.0
+"""A server's stop waits for the step in hand, saves what was trained, and closes its engine."""
 MAX_RESTARTS = 20
 MIN_LIFE_S = 2.0
 """A process that dies sooner than this after its start is waited for before it is started again."""
@@ -55,7 +58,8 @@ class Supervised:
                 code = await self._live()
                 if self.num_restarts >= MAX_RESTARTS or code == 2:
                     raise FakevllmError(
-                        f"{self.name} does not stay up (exit code {code}): see {self._log_file}."
+                        f"{self.name} does not stay up (exit code {code}): {self._last_line()} "
+                        f"(see {self._log_file})"
                     )
                 self.num_restarts += 1
                 on_restart(f"{self.name} died (exit code {code}) and was started again")
@@ -75,6 +79,11 @@ class Supervised:
             )
         return await self._process.wait()
 
+    def _last_line(self) -> str:
+        """Where a process refuses what it was given, it says so last."""
+        lines = self._log_file.read_text(errors="replace").splitlines()
+        return lines[-1] if lines else "it says nothing"
+
     async def _stop(self) -> None:
         process = self._process
         if process is None or process.returncode is not None:
@@ -86,3 +95,45 @@ class Supervised:
         except TimeoutError:
             process.kill()
             await process.wait()
+
+
+@asynccontextmanager
+async def kept_up(
+    parts: Sequence[Supervised], on_restart: Callable[[str], None]
+) -> AsyncGenerator[None]:
+    """Until the block ends; one that cannot be kept up ends it. They are stopped in reverse, one
+    after the other: what the last one still has to send reaches those before it."""
+    body = asyncio.current_task()
+    assert body is not None
+    keepers = [asyncio.create_task(part.run(on_restart)) for part in parts]
+
+    def give_up(keeper: asyncio.Task[None]) -> None:
+        if not keeper.cancelled():
+            body.cancel()
+
+    for keeper in keepers:
+        keeper.add_done_callback(give_up)
+    try:
+        yield
+    except asyncio.CancelledError:
+        for keeper in keepers:
+            if keeper.done() and (error := keeper.exception()) is not None:
+                raise error from None
+        raise
+    finally:
+        for keeper in keepers:
+            keeper.remove_done_callback(give_up)
+        for keeper in reversed(keepers):
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+
+
+def make_run_folder(folder: Path, setting: str) -> None:
+    """`setting`: where its user has named it. Raises UserError."""
+    try:
+        # What is asked and answered is nobody else's business.
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UserError(
+            f"The run folder {folder} cannot be used ({error.strerror}): name another {setting}."
+        ) from None

@@ -1,0 +1,1 @@
+"""A swarm server at work, on one screen: snapshot, picture, keys."""

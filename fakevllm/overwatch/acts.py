@@ -1,0 +1,115 @@
+"""What the keys do to a server: talks, and the question before each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fakevllm.client import control, pool
+from fakevllm.client.errors import ServerUnreachable, SwarmError
+from fakevllm.client.talk import ENGINE_TIMEOUT_S, Ask, Patience, Talk, asked
+from fakevllm_adapters.swarm import EngineStatus, SuccessReply
+
+NOT_FOUND = 404
+LOOK_EVERY_S = 1.0
+"""While a drain waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    name: str
+    key: str
+    question: str
+    talk: Callable[[], Talk[str]]
+    """Returns what to tell. Raises SwarmError."""
+
+
+def _start() -> Talk[str]:
+    """Does not wait: the picture shows how it boots."""
+    done = yield from asked(Ask("/start_engine", {}, ENGINE_TIMEOUT_S), control.Done)
+    if not done.success:
+        raise SwarmError(
+            f"The engine was not started: {done.error}. Its job comes from `fakevllm serve` or "
+            "from a client."
+        )
+    return "The engine is being started."
+
+
+def _stop() -> Talk[str]:
+    yield from control.stop()
+    return "The engine is off."
+
+
+def _pause() -> Talk[str]:
+    yield from _said("/pause_claims")
+    return "No new episode begins; r lets them begin again."
+
+
+def _resume() -> Talk[str]:
+    yield from _said("/resume_claims")
+    return "Episodes begin again."
+
+
+def _drain() -> Talk[str]:
+    """Called off by a resume, from anywhere; a stop is its end too. A server that does not answer
+    is asked again: what it was told to pause stays paused."""
+    yield from _said("/pause_claims")
+    patience = Patience(None, LOOK_EVERY_S)
+    while True:
+        why = "a drain waits for the last episodes and their step"
+        try:
+            if told := (yield from _drained()):
+                return told
+        except ServerUnreachable as error:
+            why = error.detail
+        yield from patience.pause(why)
+
+
+def _drained() -> Talk[str | None]:
+    """What to tell once nothing is played and no step is due, and the engine is off."""
+    known = yield from control.status()
+    if known.engine_status is EngineStatus.OFFLINE:
+        return "The engine is off."
+    if not known.claims_paused:
+        raise SwarmError("The drain was called off: episodes begin again.")
+    playing = (yield from pool.information()).running_episode_details
+    is_stepping = known.engine_status is not EngineStatus.ROLLING or known.backlog >= 1
+    return None if playing or is_stepping else (yield from _stop())
+
+
+def _said(path: str) -> Talk[None]:
+    try:
+        done = yield from asked(Ask(path, {}), SuccessReply)
+    except SwarmError as error:
+        if error.status != NOT_FOUND:
+            raise
+        raise SwarmError(f"This server has no {path}: it is another one's, or older.") from None
+    if not done.success:
+        raise SwarmError(done.failure_reason)
+
+
+ACTS: tuple[Act, ...] = (
+    Act("start", "s", "Start the engine, with the job that the server has?", _start),
+    Act(
+        "stop",
+        "x",
+        "Stop the engine? The step in hand is ended and saved; running episodes are given up, and "
+        "apps get no answers.",
+        _stop,
+    ),
+    Act(
+        "pause",
+        "p",
+        "Pause? No new episode begins; those that run go on. A proxy's requests are not held back "
+        "(`fakevllm pause` does that).",
+        _pause,
+    ),
+    Act("resume", "r", "Let new episodes begin again?", _resume),
+    Act(
+        "drain",
+        "d",
+        "Drain? No new episode begins; once those that run have ended, and their step is taken "
+        "where one is due, the engine is stopped.",
+        _drain,
+    ),
+)

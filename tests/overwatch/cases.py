@@ -1,0 +1,170 @@
+"""Replies of a server, as it sends them, and the snapshots made of them."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+from rich.console import Console
+
+from fakevllm.overwatch.history import History
+from fakevllm.overwatch.render import drawn
+from fakevllm.overwatch.snapshot import Notice, Snapshot, away, taken
+from fakevllm_adapters.swarm import EngineStatusReply, LogEntry
+from fakevllm_adapters.swarm_pool import PoolInformation
+
+URL = "http://gpu-box:10086"
+NOW = 1_000_000.0
+STEP: dict[str, float] = {
+    "groups": 4.0,
+    "reward_mean": 0.3125,
+    "reward_min": 0.0,
+    "reward_max": 1.0,
+    "loss": -0.012,
+    "grad_norm": 1.75,
+    "mismatch_k3": 0.00021,
+    "ess": 0.998,
+    "token_fidelity": 1.0,
+    "rho": 2.4,
+    "drift_rate": 0.25,
+    "branch_rate": 0.125,
+    "tokens_trained": 53.0,
+    "tokens_sampled": 690.0,
+    "sample_coverage": 0.768,
+    "step_seconds": 2.0,
+    "train_tool_calls": 1.5,
+}
+
+
+def status(state: str = "ROLLING", **changes: Any) -> EngineStatusReply:
+    told: dict[str, Any] = {
+        "engine_status": f"ENGINE.{state}",
+        "global_step": 13,
+        "run_id": "c9143c58c970e212",
+        "weight_version": 12,
+        "model": "my_model",
+        "totals": {"branch_first": 96.0, "branch_extends": 80.0, "branch_retokenized": 14.0},
+        "dropped": {"stale": 3},
+        "waiting": {"finished_groups": 2, "open_groups": 0, "tokens": 2600},
+    }
+    return EngineStatusReply.model_validate(told | changes)
+
+
+def running(task: str, idle_s: float, client: str = "f383a582b2af9eea") -> dict[str, str]:
+    return {
+        "episode_status": "claimed",
+        "time_since_last_activity": f"{idle_s:.1f}s",
+        "discard_episode_timeout": "240.0s",
+        "llm_call_count": "3",
+        "client_uuid": client,
+        "optional_task_id": task,
+    }
+
+
+def pool(**changes: Any) -> PoolInformation:
+    told: dict[str, Any] = {
+        "sample_collection_method": "rollout_until_finish_enough_tasks",
+        "completed_episodes": 10,
+        "completed_episode_target": 16,
+        "completed_tasks": 2,
+        "completed_task_target": 4,
+        "completed_non_dummy_tasks": 1,
+        "task_expected_num_repeat": 4,
+        "completed_tasks_details": {"sum-1": ["a"] * 4, "sum-2": ["b"] * 4, "sum-3": ["c"] * 2},
+        "completed_tasks_rewards": {
+            "sum-1": [1.0, 0.0, 0.0, 1.0],
+            "sum-2": [1.0] * 4,
+            "sum-3": [0.5, 0.25],
+        },
+        "running_episode_details": {
+            "11112222aaaa": running("sum-3", 4.0),
+            "33334444bbbb": running("sum-4", 200.0, "0badc0de"),
+        },
+        "swarm_client_instruction": {
+            "active_clients": [
+                {
+                    "client_uuid": "f383a582b2af9eea",
+                    "last_activity_at": NOW - 4,
+                    "allowed_sync_weight": True,
+                }
+            ]
+        },
+    }
+    return PoolInformation.model_validate(told | changes)
+
+
+def entry(seq: int, kind: str = "step", **fields: Any) -> LogEntry:
+    return LogEntry.model_validate({"seq": seq, "kind": kind, "step": seq} | fields)
+
+
+def steps(rewards: list[float]) -> list[LogEntry]:
+    return [
+        entry(number, version=number, metrics=STEP | {"reward_mean": reward})
+        for number, reward in enumerate(rewards, 1)
+    ]
+
+
+def evaluated(seq: int, step: int, reward: float) -> LogEntry:
+    return entry(seq, "evaluated", step=step, version=step, metrics={"reward": reward}, at=NOW)
+
+
+def shot(
+    told: EngineStatusReply | None = None,
+    batch: PoolInformation | None = None,
+    log: list[LogEntry] | None = None,
+    notices: tuple[Notice, ...] = (),
+) -> Snapshot:
+    history = History().of_run("c9143c58c970e212").followed(log or [])
+    return taken(URL, NOW, told or status(), batch or pool(), history, notices)
+
+
+def at_work() -> Snapshot:
+    log = [
+        *steps([0.1, 0.15, 0.12, 0.3, 0.28, 0.4, 0.55, 0.5, 0.62, 0.8, 0.78, 0.9]),
+        entry(13, "dropped", step=12, reasons={"a": "stale: 4 steps", "b": "stale", "c": "shut"}),
+        *(
+            evaluated(14 + place, step, reward)
+            for place, (step, reward) in enumerate(
+                [(0, 0.0), (0, 0.25), (5, 0.5), (5, 0.25), (10, 1.0), (10, 0.5)]
+            )
+        ),
+    ]
+    return shot(log=log, notices=(Notice(NOW - 3, "math", "half of my tasks are done"),))
+
+
+EMPTY = PoolInformation(task_expected_num_repeat=4, completed_task_target=4)
+CASES: dict[str, Snapshot] = {
+    "at_work": at_work(),
+    "never_seen": away(URL, NOW, f"No swarm server answers at {URL} (refused)", None),
+    "gone": away(URL, NOW + 90, f"No swarm server answers at {URL} (refused)", at_work()),
+    "offline": shot(status("OFFLINE", engine_status_detail="the trainer refuses the job"), EMPTY),
+    "booting_for_long": shot(
+        status("BOOTING"), EMPTY.model_copy(update={"booting_start_time": NOW - 900})
+    ),
+    "finished": shot(status(closed="training_finished"), EMPTY),
+    "paused": shot(status(claims_paused=True), EMPTY),
+    "a_hundred_running": shot(
+        batch=pool(
+            running_episode_details={
+                f"{number:08d}": running(f"task-{number % 25}", float(number))
+                for number in range(100)
+            }
+        )
+    ),
+    "no_numbers": shot(
+        log=[
+            *steps([0.5, math.nan, 0.75]),
+            entry(4, metrics=STEP | {"reward_mean": math.nan, "loss": math.inf, "skipped": 1.0}),
+            entry(5, "stopped", step=4, reason="mismatch is too large"),
+        ]
+    ),
+}
+WIDTHS = {"at_work": (30, 80, 130), "a_hundred_running": (50, 80)}
+
+
+def text_of(snapshot: Snapshot, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(drawn(snapshot, width))
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
