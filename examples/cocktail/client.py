@@ -1,0 +1,65 @@
+"""One kind of task, played until the server has trained enough steps:
+
+python -m examples.cocktail.client --mix math
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from statistics import fmean
+from typing import Any
+
+from examples import ending
+from examples.cocktail.tasks import BATCH_SIZE, MIXES, NUM_REPEAT, job, sums
+from fakevllm import PeriodicDrainThreadPoolExecutor, SwarmClient, Task, ThrottlePolicy
+from fakevllm_adapters.keys import new_id
+from fakevllm_adapters.swarm import EngineStatus
+
+LOOK_EVERY_S = 0.2
+
+
+def play(client: SwarmClient, name: str, task: Task) -> None:
+    """One episode. Its claim waits while this kind is ahead of its share."""
+    mix = MIXES[name]
+    policy = ThrottlePolicy(share=mix.share, mix=name)
+    messages: list[Any] = [{"role": "system", "content": mix.system}]
+    rewards: list[float] = []
+    with client.episode(task, throttle_policy=policy) as episode, episode.openai() as model:
+        for question, answer in sums(task.task_id, mix.num_turns):
+            messages.append({"role": "user", "content": question})
+            reply = model.chat.completions.create(model="any", messages=messages, max_tokens=24)
+            text = reply.choices[0].message.content or ""
+            messages.append({"role": "assistant", "content": text})
+            rewards.append(mix.score(text, answer))
+            time.sleep(mix.pause_s)
+        episode.end(reward=fmean(rewards))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One kind of task of the cocktail.")
+    parser.add_argument("--mix", choices=MIXES, required=True)
+    parser.add_argument("--server", default="http://127.0.0.1:10086")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--num-repeat", type=int, default=NUM_REPEAT)
+    parser.add_argument("--concurrency", type=int, default=8)
+    options = parser.parse_args()
+    client = SwarmClient(options.server)
+    client.auto_sync_train_config_and_start_engine(job(options.num_repeat))
+    executor = PeriodicDrainThreadPoolExecutor(max_parallel=options.concurrency)
+    own = new_id()  # a client that is started again has tasks of its own
+    for number in range(options.steps * BATCH_SIZE):
+        task = Task(task_id=f"{options.mix}-{own}-{number}")
+        for _ in range(options.num_repeat):
+            executor.submit(play, client, options.mix, task)
+    while client.get_global_step() <= options.steps:
+        # a server that does not answer may come back; nobody starts an engine that was stopped
+        if client.get_engine_status()[0] == EngineStatus.OFFLINE:
+            sys.exit(f"{options.mix}: the engine was stopped before {options.steps} steps")
+        time.sleep(LOOK_EVERY_S)
+    print(f"{options.mix}: {options.steps} steps are trained")
+
+
+if __name__ == "__main__":
+    ending.run(main)

@@ -1,0 +1,157 @@
+"""Arithmetic with a calculator.
+
+`run` is for the demo model, which cannot write JSON: its tool is a form of words. `solve` is for a
+real model, with the tool in OpenAI's form and as many turns as it takes.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from fakevllm import EpisodeAccess, HfReader, Task, TaskReader, WorkflowOutput
+
+OPERATORS: dict[type[ast.AST], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda left, right: left / right,
+}
+CALCULATOR: Any = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "The value of an expression of numbers with + - * / and brackets.",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string"}},
+            "required": ["expression"],
+        },
+    },
+}
+SAID = re.compile(r"(\d+) plus (\d+)")
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+MAX_EXPRESSION_CHARS = 200
+MAX_TURNS = 6
+MAX_TOKENS = 1024
+PROMPT = (
+    "Solve the problem step by step. Use the calculator for every calculation. End your last "
+    "answer with a line `#### N`, where N is the number asked for."
+)
+
+
+def run(task: Task, access: EpisodeAccess) -> WorkflowOutput:
+    """One answer. Where it says a sum, `3 plus 4 is 9.`, it has called the calculator, whose number
+    counts and not its own; `The answer is 9.` is a guess."""
+    with access.openai() as client:
+        answer = client.chat.completions.create(
+            model="any", messages=[{"role": "user", "content": task.main_query}], max_tokens=24
+        )
+    text = answer.choices[0].message.content or ""
+    called = SAID.search(text)
+    number = calculator("+".join(called.groups())) if called else last_number(text)
+    reward = float(is_same(number, task.metadata["answer"]))
+    return WorkflowOutput(reward=reward, log_metrics={"calculator": float(called is not None)})
+
+
+async def solve(task: Task, access: EpisodeAccess) -> WorkflowOutput:
+    """Turns until an answer calls no tool; where none comes, nothing was said."""
+    messages: list[Any] = [
+        {"role": "system", "content": PROMPT},
+        {"role": "user", "content": task.main_query},
+    ]
+    said, num_calls = "", 0
+    async with access.async_openai() as client:
+        for _ in range(MAX_TURNS):
+            answer = await client.chat.completions.create(
+                model="any",
+                messages=messages,
+                tools=[CALCULATOR],
+                max_tokens=MAX_TOKENS,
+            )
+            message = answer.choices[0].message
+            messages.append(message.model_dump(exclude_none=True))
+            calls = message.tool_calls or []
+            if not calls:
+                said = message.content or ""
+                break
+            for call in calls:
+                num_calls += 1
+                told = answered(call.function.arguments if call.type == "function" else "")
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": told})
+    reward = float(is_same(marked_number(said), task.metadata["answer"]))
+    return WorkflowOutput(reward=reward, log_metrics={"calculator": float(num_calls)})
+
+
+def answered(arguments: str) -> str:
+    """What the tool says to a call; a mistake is told, so that the model can mend it."""
+    try:
+        return calculator(str(json.loads(arguments)["expression"]))
+    except (ValueError, TypeError, KeyError, SyntaxError, ArithmeticError) as error:
+        return f"error: {error}"
+
+
+def calculator(expression: str) -> str:
+    """Raises ValueError, SyntaxError, ZeroDivisionError.
+
+    >>> calculator("3+4"), calculator("(1/3 + 2) * 3"), calculator("7/2")
+    ('7', '7', '3.5')
+    """
+    if len(expression) > MAX_EXPRESSION_CHARS:
+        raise ValueError("too long")
+    value = _value(ast.parse(expression.strip(), mode="eval").body)
+    return str(value.numerator) if value.denominator == 1 else f"{float(value):.10g}"
+
+
+def _value(node: ast.expr) -> Fraction:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return Fraction(str(node.value))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        return OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    raise ValueError("only numbers, + - * / and brackets")
+
+
+def last_number(text: str) -> str | None:
+    """
+    >>> last_number("It is 7."), last_number("#### 1,250"), last_number("well")
+    ('7', '1250', None)
+    """
+    found = NUMBER.findall(text)
+    return found[-1].replace(",", "") if found else None
+
+
+def marked_number(text: str) -> str | None:
+    """Behind the last `####`.
+
+    >>> marked_number("70 + 2\\n#### 1,072\\nI used 2 calls."), marked_number("It is 72.")
+    ('1072', None)
+    """
+    _, mark, behind = text.rpartition("####")
+    found = NUMBER.search(behind) if mark else None
+    return found.group().replace(",", "") if found else None
+
+
+def is_same(number: str | None, answer: str) -> bool:
+    """
+    >>> is_same("7.0", "7"), is_same(None, "7"), is_same("1250", "so 5 * 250\\n#### 1,250")
+    (True, False, True)
+    """
+    right = last_number(answer)
+    return number is not None and right is not None and Fraction(number) == Fraction(right)
+
+
+def gsm8k() -> TaskReader:
+    """7473 problems; the package `datasets` fetches them."""
+    return HfReader("openai/gsm8k", name="main", split="train")
+
+
+def gsm8k_eval() -> list[Task]:
+    """The first 200 of the test problems."""
+    return list(HfReader("openai/gsm8k", name="main", split="test"))[:200]

@@ -1,0 +1,101 @@
+"""The math example: its files, its calculator, and both of its agents on the fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from examples.math import agent
+from fakevllm import SwarmClient, Task, TrainJob, WorkflowOutput
+from fakevllm.train.command import material_of
+from fakevllm.train.config import load
+from fakevllm.train.named import function
+from fakevllm_adapters.job_rules import checked
+from fakevllm_server.config import ServerConfig
+from fakevllm_server.job_warnings import warnings_of
+from tests.e2e.processes import Processes
+
+MATH = Path(__file__).parents[2] / "examples/math"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[SwarmClient]:
+    with Processes(tmp_path_factory.mktemp("math")) as started:
+        server = started.server("--backend", "fake")
+        with SwarmClient(server.url) as client:
+            client.auto_sync_train_config_and_start_engine(TrainJob())
+            yield client
+
+
+def test_the_small_form_has_all_it_names() -> None:
+    material = material_of(load(MATH / "math.yaml"))
+    assert len(material.tasks) == len(material.eval_tasks) == 64
+    assert all(
+        agent.is_same(agent.calculator("+".join(agent.SAID.findall(task.main_query)[0])), answer)
+        for task in material.tasks
+        if (answer := task.metadata["answer"])
+    )
+
+
+def test_the_job_for_a_real_model_is_valid_and_asks_for_nothing_it_does_not_get(
+    tmp_path: Path,
+) -> None:
+    settings = load(MATH / "gsm8k.yaml")
+    for name in (settings.train.workflow, settings.train.dataset, settings.train.eval_dataset):
+        function(name or "", MATH)
+    assert settings.train.epochs == 1 and settings.warnings == []
+    assert warnings_of(checked(settings.job), ServerConfig("vllm", tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "reward", "called"),
+    [("3 plus 4 is 9.", 1.0, 1.0), ("The answer is 9.", 0.0, 0.0), ("It is 7.", 1.0, 0.0)],
+)
+def test_a_sum_that_is_said_is_a_call_whose_number_counts(
+    client: SwarmClient, said: str, reward: float, called: float
+) -> None:
+    task = Task(task_id=said, main_query=f"[[say {said}]]", metadata={"answer": "7"})
+    with client.episode(task, episode_type="eval") as episode:
+        output = agent.run(task, episode.access)
+    assert output == WorkflowOutput(reward=reward, log_metrics={"calculator": called})
+
+
+@pytest.mark.parametrize(
+    ("num_calls", "said", "reward"),
+    [
+        (1, "#### 72", 1.0),
+        (2, "#### 72\nThe calculator was used 2 times.", 1.0),
+        (1, "It is 72.", 0.0),
+        (agent.MAX_TURNS, "#### 72", 0.0),  # it never comes to say so
+    ],
+)
+def test_a_real_models_calls_are_answered_and_what_it_says_behind_the_mark_counts(
+    client: SwarmClient, num_calls: int, said: str, reward: float
+) -> None:
+    call = f"[[call calculator {json.dumps({'expression': '48/2 + 48'})}]]"
+    asked = f"{call * num_calls}[[say {said}]]"
+    task = Task(task_id="clips", main_query=asked, metadata={"answer": "48 / 2 = 24\n#### 72"})
+    with client.episode(task, episode_type="eval") as episode:
+        output = asyncio.run(agent.solve(task, episode.access))
+    assert output == WorkflowOutput(reward=reward, log_metrics={"calculator": float(num_calls)})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ('{"expression": "48/2 + 48"}', "72"),
+        ('{"expression": "1/0"}', "error: "),
+        ('{"expression": "2**999999"}', "error: only numbers"),
+        ('{"expression": "__import__(\'os\')"}', "error: only numbers"),
+        ('{"expression": "1 +"}', "error: "),
+        ('{"sum": 1}', "error: "),
+        ("[]", "error: "),
+        ("{", "error: "),
+    ],
+)
+def test_the_calculator_answers_and_says_what_is_wrong(arguments: str, said: str) -> None:
+    assert agent.answered(arguments).startswith(said)

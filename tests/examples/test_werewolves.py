@@ -1,0 +1,227 @@
+"""The werewolves: the rules under any moves, what players are told, and the training script."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from examples.werewolves import scripted
+from examples.werewolves.game import FIVE, NINE, NOBODY, Act, Game, Role, Side, Turn
+from examples.werewolves.players import Scripted, aim, play_to_the_end, seated, side_of, take_turn
+from examples.werewolves.prompts import named_in, prompt
+from fakevllm import RandomReader
+from tests.e2e.processes import Processes, wait_until
+
+ROOT = Path(__file__).parents[2]
+FORMS = st.sampled_from([NINE, FIVE])
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+class Stubborn:
+    """Says the same whatever it is asked."""
+
+    def __init__(self, said: str) -> None:
+        self._said = said
+
+    def answer(self, prompt: str, turn: Turn) -> str:
+        return self._said
+
+
+@settings(derandomize=True, deadline=None)
+@given(FORMS, SEEDS, SEEDS)
+def test_a_game_ends_whatever_is_named_and_only_the_living_act(
+    form: tuple[Role, ...], seed: int, moves: int
+) -> None:
+    game, drawn = Game(seed, form), random.Random(moves)
+    while (turn := game.turn) is not None:
+        assert game.winner is None
+        assert turn.player in game.living and turn.player not in turn.choices
+        assert set(turn.choices) <= game.living | {NOBODY} and turn.choices
+        if turn.act is Act.KILL:
+            assert game.roles[turn.player] is Role.WOLF and not game.wolves & set(turn.choices)
+        if turn.act is Act.CHECK:
+            assert game.roles[turn.player] is Role.SEER
+            assert not game.checked().keys() & set(turn.choices)
+        game.play(drawn.choice(turn.choices))
+    assert game.day <= len(form)
+    assert (game.winner is Side.VILLAGE) == (not game.wolves)
+    assert len(game.living) + len(game.gone) == len(form)
+
+
+@settings(derandomize=True, deadline=None)
+@given(FORMS, SEEDS, SEEDS)
+def test_the_seer_is_told_the_truth_and_nobody_else_a_role(
+    form: tuple[Role, ...], seed: int, moves: int
+) -> None:
+    game, drawn = Game(seed, form), random.Random(moves)
+    while (turn := game.turn) is not None:
+        told, role = prompt(game, turn), game.roles[turn.player]
+        assert ("A wolf:" in told) == (role is Role.SEER)
+        assert ("Wolves:" in told) == (role is Role.WOLF)
+        if role is Role.SEER:
+            for is_wolf, players in ((True, _after("A wolf", told)), (False, _after("No w", told))):
+                assert all((game.roles[one] is Role.WOLF) == is_wolf for one in players)
+        if role is Role.WOLF:
+            assert set(_after("Wolves", told)) == game.wolves
+        game.play(drawn.choice(turn.choices))
+
+
+def _after(words: str, told: str) -> list[int]:
+    found = re.search(rf"{words}\w*: ([\d ]+)\.", told)
+    return [int(number) for number in found.group(1).split()] if found else []
+
+
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(FORMS, SEEDS)
+def test_the_scripted_name_only_whom_they_may_and_play_a_seed_alike(
+    form: tuple[Role, ...], seed: int
+) -> None:
+    games = [Game(seed, form) for _ in range(2)]
+    for game in games:
+        assert play_to_the_end(game, dict.fromkeys(game.roles, Scripted(seed)), seed) == 0
+    assert games[0].moves == games[1].moves
+
+
+def test_the_scripted_seer_accuses_the_wolf_it_found_and_wolves_then_kill_it() -> None:
+    seer = "You are 6, the seer. No wolf: 1. Accused today: nobody. Accuse: 0 1 4 5. A wolf: 4."
+    wolf = "You are 2, a wolf. Wolves: 2 4. Accused today: nobody. Kill: 1 6. Accused a wolf: 6."
+    for seed in range(20):
+        assert scripted.answer(seer, seed) == "4"
+        assert scripted.answer(wolf, seed) == "6"
+
+
+def test_nobody_is_killed_in_the_first_night() -> None:
+    game = Game(0)
+    acts = {move.act for move in _played_until_gone(game).moves}
+    assert acts == {Act.CHECK, Act.ACCUSE, Act.VOTE}
+
+
+def _played_until_gone(game: Game) -> Game:
+    while not game.gone and (turn := game.turn) is not None:
+        game.play(turn.choices[-1])
+    return game
+
+
+def test_what_may_not_be_named_is_refused() -> None:
+    game = Game(0)
+    turn = game.turn
+    assert turn is not None
+    with pytest.raises(ValueError, match="cannot be named"):
+        game.play(turn.player)
+
+
+@pytest.mark.parametrize(("said", "named"), [("I say 5, or 4.", 5), ("14", None), ("", None)])
+def test_the_first_number_that_may_be_named_is_the_answer(said: str, named: int | None) -> None:
+    assert named_in(said, (4, 5)) == named
+
+
+def test_an_answer_without_a_move_is_a_move_by_lot_and_counted() -> None:
+    game = Game(0)
+    legal = take_turn(game, dict.fromkeys(game.roles, Stubborn("hm")), random.Random(0))
+    assert not legal and len(game.moves) == 1
+
+
+def test_only_the_roles_of_the_trained_side_are_the_trained_model() -> None:
+    game, trained, static = Game(0), Stubborn("1"), Stubborn("2")
+    for side, role in ((Side.WOLVES, Role.WOLF), (Side.VILLAGE, Role.SEER)):
+        players = seated(game, side, trained, static)
+        assert {one for one, who in players.items() if who is trained} == {
+            one for one, own in game.roles.items() if own is role
+        }
+
+
+def test_the_aim_is_the_share_of_moves_that_named_whom_the_side_seeks() -> None:
+    game = Game(0)
+    seer = next(one for one, role in game.roles.items() if role is Role.SEER)
+    while game.day == 1 and (turn := game.turn) is not None:
+        wolf = min(game.wolves) if turn.player == seer else turn.choices[-1]
+        game.play(wolf if turn.act is not Act.ACCUSE else NOBODY)
+    assert aim(game, Side.VILLAGE) == 0.5  # one accusation of nobody, one vote for a wolf
+
+
+class Hinted:
+    """Names the last number of the prompt where it may, as a model could learn to; else a lot."""
+
+    def __init__(self, seed: int, looks: bool) -> None:
+        self._lots, self._looks = random.Random(f"hinted {seed}"), looks
+
+    def answer(self, prompt: str, turn: Turn) -> str:
+        hint = re.search(r"(?:A wolf|Accused a wolf): (?:\d+ )*(\d+)\.$", prompt)
+        if self._looks and hint and int(hint[1]) in turn.choices:
+            return hint[1]
+        return str(self._lots.choice(turn.choices))
+
+
+def test_who_follows_the_hint_wins_more_than_the_lot_so_there_is_something_to_learn() -> None:
+    won: dict[bool, float] = {}
+    for looks in (False, True):
+        results: list[tuple[float, float]] = []
+        for task in RandomReader(600, seed=1):
+            seed: int = task.metadata["seed"]
+            game, side = Game(seed, FIVE), side_of(seed)
+            players = seated(game, side, Hinted(seed, looks), Scripted(seed))
+            play_to_the_end(game, players, seed)
+            results.append((float(game.winner is side), aim(game, side)))
+        won[looks], aimed = map(fmean, zip(*results, strict=True))
+        print(f"{'hint' if looks else 'lot'}: won {won[looks]:.2f}, aim {aimed:.2f}")
+    assert won[True] - won[False] > 0.08
+
+
+def test_the_scripted_answer_as_an_openai_endpoint() -> None:
+    told = "You are 3, a villager. Accused today: 4 by 6. Vote: 1 2 4."
+    body = {"model": "any", "seed": 1, "messages": [{"role": "user", "content": told}]}
+    with TestClient(scripted.app) as http:
+        answer = http.post("/v1/chat/completions", json=body).json()
+    assert answer["choices"][0]["message"]["content"] == scripted.answer(told, 1) == "4"
+
+
+def test_the_training_script_is_short() -> None:
+    assert len((ROOT / "examples/werewolves/train.py").read_text().splitlines()) < 80
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    with Processes(tmp_path) as started:
+        yield started
+
+
+def test_the_training_script_plays_games_and_each_batch_is_a_step(processes: Processes) -> None:
+    server = processes.server("--backend", "fake")
+    command = [sys.executable, "-m", "examples.werewolves.train", "--swarm-url", server.url]
+    command += ["--small", "--free", "--steps", "2", "--batch-size", "2", "--num-repeat", "2"]
+    done = subprocess.run([*command, "--games", "2"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = [line.split(":")[0] for line in done.stdout.splitlines()]
+    assert said == ["before", "step 1", "step 2", "after"]
+
+    def steps() -> list[dict[str, Any]]:
+        entries = httpx.get(f"{server.url}/get_run_log").json()["entries"]
+        return [entry for entry in entries if entry["kind"] == "step"]
+
+    wait_until(lambda: len(steps()) == 2, 20)
+    for step in steps():
+        assert step["metrics"]["train_illegal"] > 0, "the fake engine names no player"
+        assert 0 <= step["metrics"]["reward_mean"] <= 1
+
+
+def test_a_game_can_be_watched_and_every_command_of_the_readme_is_there() -> None:
+    watch = [sys.executable, "-m", "examples.werewolves.play", "--seed", "3"]
+    done = subprocess.run(watch, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    assert re.search(r"The (wolves|village) won", done.stdout)
+    readme = (ROOT / "examples/werewolves/README.md").read_text()
+    modules = set(re.findall(r"python -m (examples\.\S+)", readme))
+    assert modules == {f"examples.werewolves.{name}" for name in ("play", "scripted", "train")}
+    for name in re.findall(r"`(\w+\.py)`", readme):
+        assert (ROOT / "examples/werewolves" / name).is_file()
