@@ -76,9 +76,12 @@ async def run_demo(
         )
     asked: list[Asked] = []
     beside = asyncio.create_task(ask_beside(run_dir, seed, asked))
-    killing = asyncio.create_task(
-        asyncio.to_thread(execute, kills, run_dir, lambda: demo.returncode is not None)
-    )
+
+    def is_over() -> bool:
+        # what dies behind its last answer is not started again
+        return demo.returncode is not None or (run_dir / "probe_after.json").exists()
+
+    killing = asyncio.create_task(asyncio.to_thread(execute, kills, run_dir, is_over))
     try:
         async with asyncio.timeout(timeout_s):
             code = await demo.wait()

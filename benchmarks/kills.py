@@ -75,6 +75,8 @@ def execute(kills: Sequence[Planned], run_dir: Path, is_over: Callable[[], bool]
             break
         done.append(Killed(kill.victim, time.time()))
         os.kill(pid, signal.SIGKILL)
+        while _has_memory(pid):  # or the next kill would be another of the same process
+            time.sleep(LOOK_EVERY_S)
     return done
 
 
@@ -115,6 +117,14 @@ def pids(run_dir: Path, module: str) -> Iterator[int]:
                 continue
             if str(run_dir) in command and f"-m\0{module}\0" in command:
                 yield int(folder.name)
+
+
+def _has_memory(pid: int) -> bool:
+    """False of one that is gone, or a zombie, which has a parent that wants to know of its end."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except OSError:
+        return False
 
 
 def children_of(pid: int) -> list[int]:

@@ -130,6 +130,6 @@ def write_config(folder: Path, policy: str, more: str = "") -> Path:
     file = folder / f"{policy}.toml"
     file.write_text(
         f"[hooks]\npath = {json.dumps(str(folder))}\n\n[serve]\npolicy = {json.dumps(policy)}\n"
-        f"{more}\n[job]\nnum_repeat = {NUM_SIBLINGS}\nbatch_size = 1000000\n"
+        f"{more}\n[job]\nnum_repeat = {NUM_SIBLINGS}\nbatch_size = 10000\n"
     )
     return file

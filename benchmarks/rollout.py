@@ -121,14 +121,14 @@ def _start(started: Processes, engine: str, model: Path) -> tuple[Process, Path]
     config = started.folder / "fakevllm.toml"
     config.write_text(
         f"[hooks]\npath = {json.dumps(str(started.folder))}\n\n"
-        f"[job]\nnum_repeat = {NUM_SIBLINGS}\nbatch_size = 1000000\n"
+        f"[job]\nnum_repeat = {NUM_SIBLINGS}\nbatch_size = 10000\n"
     )
     arguments = [f"--engine-arg={argument}" for argument in CPU_ENGINE_ARGS.get(engine, [])]
     server = started.server(
         "--rollout", engine, "--trainer", "embedded", "--model", str(model), *arguments
     )
     proxy = started.proxy(server, "--config", str(config), wait=False)
-    return proxy.wait_until_healthy(START_TIMEOUT_S), server.folder / "engine.sock"
+    return proxy.wait_until_healthy(START_TIMEOUT_S), next(server.folder.glob("engine-*.sock"))
 
 
 async def _measure(

@@ -17,7 +17,7 @@ from tests.e2e.processes import Process
 Json = dict[str, Any]
 
 NUM_REPEAT = 4
-BATCH_SIZE = 1_000_000
+BATCH_SIZE = 10_000
 """Groups. No step is taken: its CPU would be the trainer's, and not that of an end."""
 JOB = f"job: {{num_repeat: {NUM_REPEAT}, batch_size: {BATCH_SIZE}}}"
 IDLE_LIMIT_S = 600

@@ -17,8 +17,9 @@ import typer
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from typer.main import get_command
+from typer.testing import CliRunner
 
-from fakevllm import cli
+from fakevllm import cli, keys_command
 from fakevllm.config import Config, load
 from fakevllm.hooks.check import check
 from fakevllm.ledger.store import Ledger
@@ -100,6 +101,12 @@ def test_every_flag_is_documented(flag: str) -> None:
     assert re.search(rf"{flag}(?![\w-])", CONFIGURATION), f"{flag} is not in configuration.md"
 
 
+@pytest.mark.parametrize("app", [cli.app, server_cli.app, keys_command.app])
+def test_no_line_of_the_help_is_cut_off_in_a_terminal_of_80_columns(app: typer.Typer) -> None:
+    told = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output
+    assert "Commands:" in told and "..." not in told.partition("Commands:")[2]
+
+
 def test_every_config_key_is_documented() -> None:
     named = set(re.findall(r"`(\w+\.\w+)`", CONFIGURATION))
     assert config_keys() - named == set()
@@ -168,6 +175,14 @@ def test_the_readmes_queries_run(tmp_path: Path) -> None:
         for query in filter(str.strip, queries):
             database.execute(query).fetchall()
     assert len(queries) >= 3
+
+
+def test_the_readme_replays_a_dataset_again_with_fresh() -> None:
+    played: set[str] = set()
+    for dataset, flags in re.findall(r"^    fakevllm replay --dataset (\S+)(.*)", README, re.M):
+        assert dataset not in played or "--fresh" in flags, f"plays nothing: {dataset}{flags}"
+        played.add(dataset)
+    assert played
 
 
 def test_the_version_is_the_newest_changelog_heading() -> None:

@@ -34,7 +34,7 @@ EXTRA = (
 )
 TEMPERATURE = 0.01
 """Greedy to all effects, while requests at temperature 0 would not be fanned out."""
-CONFIG = f"[job]\nbatch_size = 100000\nnum_repeat = 4\ntemperature = {TEMPERATURE}\n"
+CONFIG = f"[job]\nbatch_size = 10000\nnum_repeat = 4\ntemperature = {TEMPERATURE}\n"
 """Nothing is ever trained."""
 PREFER_THE_LAST = """
 def on_compute_relative_reward(valid_results, all_answers):

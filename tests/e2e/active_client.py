@@ -117,7 +117,7 @@ class Client:
             await asyncio.sleep(self._chance.uniform(0, MOST_WORK_S))
             self._notes.add("sent", uuid, self._end_of(uuid))
         reply = await self._post("/end_episode", self._notes.sent[uuid])
-        self._notes.add("ended" if reply == {"success": True} else "refused", uuid, reply)
+        self._notes.add("ended" if reply.get("success") is True else "refused", uuid, reply)
 
     def _end_of(self, uuid: str) -> Json:
         number = len(self._notes.sent)

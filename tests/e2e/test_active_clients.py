@@ -99,6 +99,7 @@ def test_a_reward_that_is_no_number_is_refused_and_may_be_sent_again(
     server: Process, reward: Any
 ) -> None:
     episode = claim(server)
+    ask(episode, "hi")
     code, body = end(server, episode, reward)
     assert code == 400 and "must be one number" in body["detail"]
     assert end(server, episode, 1.0) == {"success": True}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from fakevllm import (
     RandomReader,
     SwarmClient,
     SwarmError,
+    SwarmServerOfflineError,
     Task,
     TrainJob,
     WorkflowOutput,
@@ -26,6 +28,7 @@ from fakevllm import (
     run_episodes_until_all_complete,
     start_engines,
 )
+from fakevllm_server import crash_points
 from tests.e2e.processes import Process, Processes, wait_until
 
 JOB = TrainJob(num_repeat=2, batch_size=2, lr=0.5)
@@ -136,6 +139,52 @@ def test_an_end_waits_for_a_server_that_is_killed_and_counts_once(
     assert [len(group["siblings"]) for group in steps(server)[0]["groups"]] == [2, 2]
 
 
+def test_a_claim_whose_answer_dies_with_its_server_is_had_from_the_next(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CRASH_AT", "claim.after_commit")
+    server = processes.server("--backend", "fake")
+    with SwarmClient(server.url) as client:
+        client.auto_sync_train_config_and_start_engine(JOB)
+        with ThreadPoolExecutor(1) as beside:
+            beginning = beside.submit(client.begin_episode)
+            wait_until(lambda: server.returncode == crash_points.EXIT_CODE, WAIT_S)
+            server.kill()
+            monkeypatch.delenv("CRASH_AT")
+            server.start()
+            uuid, access = beginning.result(WAIT_S)
+        running = client.get_rollout_stat().running_episode_details
+        assert running is not None and list(running) == [uuid]
+        assert answer(access)
+        client.end_episode(TASK, uuid, WorkflowOutput(reward=1.0))
+
+
+def test_who_plays_on_behind_the_last_step_is_told_at_each_end_and_hears_it_once(
+    server: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = JOB.model_copy(update={"total_training_steps": 1})
+    with SwarmClient(server.url) as client:
+        client.auto_sync_train_config_and_start_engine(job)
+        for task_id in ("one", "other"):
+            _train(client, task_id)
+        wait_until(lambda: len(steps(server)) == 1, WAIT_S)
+        for task_id in ("late", "later"):
+            _train(client, task_id)
+    told = [one for one in caplog.messages if "nothing more is trained" in one]
+    assert len(told) == 1 and "of task late: the run has taken its last step" in told[0]
+
+
+def test_a_block_that_ends_behind_its_client_says_nothing(
+    server: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = SwarmClient(server.url)
+    client.auto_sync_train_config_and_start_engine(JOB)
+    with client.episode(TASK):
+        client.close()
+        server.kill()
+    assert not [one for one in caplog.messages if "was not aborted" in one]
+
+
 def _train(client: SwarmClient, task_id: str) -> None:
     for reward in (0.0, 1.0):
         with client.episode(Task(task_id=task_id)) as episode:
@@ -143,10 +192,14 @@ def _train(client: SwarmClient, task_id: str) -> None:
             episode.end(reward=reward)
 
 
-def test_an_engine_is_stopped_once(client: SwarmClient) -> None:
+def test_an_engine_is_stopped_once_and_nobody_who_saw_it_run_waits_for_it(
+    client: SwarmClient,
+) -> None:
     for _ in range(2):
         client.stop_engine()
         assert client.get_engine_status()[0] == "ENGINE.OFFLINE"
+    with pytest.raises(SwarmServerOfflineError):
+        client.begin_episode()
 
 
 def test_an_engine_that_cannot_start_says_why(processes: Processes) -> None:

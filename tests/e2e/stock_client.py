@@ -1,0 +1,76 @@
+"""A minimal client that behaves as AgentJet's does on the wire: a status that is polled in the
+background, claims that are asked for again by the words of their refusal, the own host put before
+the path of a claim's base URL. For tests; it knows nothing of our SDK.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from typing import Any
+
+from tests.e2e.swarm_wire import ROLLING, Json, Wire
+
+POLL_S = 0.05
+NO_EPISODE_S = 0.05
+"""2 s there."""
+NOT_READY_S = 0.2
+"""15 s there."""
+KNOWN = ("Engine is syncing weights", "Engine is in post-rolling phase")
+NO_EPISODE = "No available episodes to claim."
+
+
+class StockClient:
+    def __init__(self, url: str) -> None:
+        self.wire = Wire(url)
+        self.seen: list[str] = []
+        """States, each once until it changes."""
+        self.unknown: list[str] = []
+        """Refusals that a stock client has no reaction of its own to: it warns."""
+        self._polls = Wire(url)
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._poll, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._is_closed.set()
+        self._thread.join(10)
+        self._polls.http.close()
+        self.wire.http.close()
+
+    def start(self, job: str) -> None:
+        """Waits for ROLLING; an engine that is off again meanwhile is an error."""
+        self.wire.sync(job)
+        assert self.wire.post("/start_engine")["success"]
+        was_on = False
+        while (status := self.wire.status) != ROLLING:
+            assert not (was_on and status == "ENGINE.OFFLINE"), "the engine went off"
+            was_on = was_on or status != "ENGINE.OFFLINE"
+            time.sleep(POLL_S)
+
+    def begin_episode(self) -> Json:
+        while True:
+            claimed = self.wire.post("/claim_episode", self.wire.claim_body())
+            if claimed["success"]:
+                own = re.sub(r"^https?://[^/]+", self.wire.url, claimed["openai_base_url"])
+                return claimed | {"openai_base_url": own}
+            cause = claimed["fail_cause"]
+            if NO_EPISODE not in cause and not any(known in cause for known in KNOWN):
+                self.unknown.append(cause)
+            time.sleep(NO_EPISODE_S if NO_EPISODE in cause else NOT_READY_S)
+
+    def end_episode(self, episode: str, task: str, reward: float) -> bool:
+        """False: it came while weights were synced, and is lost."""
+        sent = self.wire.send("/end_episode", self.wire.end_body(episode, task, reward))
+        if sent.status_code == 400 and "WEIGHT_SYNCING" in sent.json()["detail"]:
+            return False
+        told: Any = sent.json()
+        assert sent.status_code == 200 and told == {"success": True}, told
+        return True
+
+    def _poll(self) -> None:
+        while not self._is_closed.wait(POLL_S):
+            status = self._polls.status
+            if self.seen[-1:] != [status]:
+                self.seen.append(status)
