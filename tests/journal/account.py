@@ -54,6 +54,8 @@ class Account:
     lapsed: list[Claim] = field(default_factory=list[Claim])
     open_episodes: set[str] = field(default_factory=set[str])
     ended: dict[str, Ended] = field(default_factory=dict[str, Ended])
+    left: set[frozenset[str]] = field(default_factory=set[frozenset[str]])
+    """The claims of each task that was compared as far as it was there, or may have been."""
     open_groups: dict[str, defaultdict[int, Calls]] = field(
         default_factory=dict[str, defaultdict[int, Calls]]
     )

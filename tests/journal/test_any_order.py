@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +46,7 @@ from tests.journal.lives import JOB, Life
 T = TypeVar("T")
 CLIENT = "a client"
 HOUR_S = 3600.0
+LONG_H = 100
 SHORT_S = 600.0
 GROUPS = ["g0", "g1", "g2", "g3"]
 TASKS = ["t0", "t1"]
@@ -194,7 +196,9 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.account.claims)
     @rule(pick=PICK, at_h=st.integers(1, 3))
     def renew(self, pick: int, at_h: int) -> None:
-        claim = self.picked(pick)
+        self.renewed(self.picked(pick), at_h)
+
+    def renewed(self, claim: Claim, at_h: int) -> None:
         self.life.intake.episodes.renew(self.episode(claim), self.begun + at_h * HOUR_S)
         claim.renewed_at_h = at_h
 
@@ -210,6 +214,23 @@ class AnyOrder(RuleBasedStateMachine):
         is_cut = outcome.next_life is not None and fate == "reopen.before_commit"
         for claim in [] if is_cut else ran_out:
             self.account.lapse(claim)
+
+    @rule(fate=fates("complete"))
+    def the_others_of_a_task_stay_away(self, fate: str | None) -> None:
+        for claim in self.account.claims.values():
+            self.renewed(claim, LONG_H)
+        waiting: defaultdict[str, set[str]] = defaultdict(set)
+        for sample, _ in self.life.waiting().samples:
+            waiting[sample.task_id].add(sample.owner)
+
+        async def sweep() -> None:
+            self.life.intake.sweep(self.begun)
+            self.life.intake.sweep(self.begun + LONG_H * HOUR_S)
+
+        outcome = self.act(fate, sweep)
+        self.account.left |= {frozenset(owners) for owners in waiting.values()}
+        if outcome.next_life is None:
+            assert not self.life.waiting().samples
 
     @precondition(lambda self: self.account.claims)
     @rule(pick=PICK, task=st.sampled_from(TASKS), reward=REWARDS, fate=fates("end_episode"))

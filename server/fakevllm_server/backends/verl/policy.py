@@ -20,8 +20,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 from fakevllm_server.backends.base import BackendError, Call, LossSpec, StepMetrics
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.kl import kl_loss
-from fakevllm_server.backends.verl.rows import token_weights
-from fakevllm_server.backends.verl.shares import total_weight
+from fakevllm_server.backends.verl.shares import token_weights, total_weight
 
 SHOWN = {
     "actor/pg_clipfrac": "clip_fraction",

@@ -67,11 +67,6 @@ def of_responses(rows: Sequence[Call], per_token: Tensor) -> list[Tensor]:
     ]
 
 
-def token_weights(rows: Sequence[Call]) -> Tensor:
-    """Of all response tokens, row after row: their calls'."""
-    return torch.cat([torch.full((len(row.response_ids),), row.weight) for row in rows])
-
-
 def _each(value: Callable[[Call], float]) -> Callable[[Call], Sequence[float]]:
     """One value for all response tokens of a row."""
     return lambda row: [value(row)] * len(row.response_ids)

@@ -11,8 +11,7 @@ from fakevllm_server.backends.base import Call, StepMetrics
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.kl import k3
 from fakevllm_server.backends.torch_losses.mismatch import Mismatch
-from fakevllm_server.backends.verl.rows import token_weights
-from fakevllm_server.backends.verl.shares import total_weight
+from fakevllm_server.backends.verl.shares import token_weights, total_weight
 
 
 def seen(

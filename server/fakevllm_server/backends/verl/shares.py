@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from fakevllm_server.backends.base import BackendError, Call
 
 PADDING = Call("", [0], [0], [0.0], version=0, temperature=1.0, advantage=0.0, weight=0.0)
@@ -34,3 +37,8 @@ def num_tokens(call: Call) -> int:
 def total_weight(calls: Sequence[Call]) -> float:
     """Of all response tokens: what the loss of the whole batch is divided by."""
     return sum(call.weight * len(call.response_ids) for call in calls)
+
+
+def token_weights(rows: Sequence[Call]) -> Tensor:
+    """Of all response tokens, row after row: their calls'."""
+    return torch.cat([torch.full((len(row.response_ids),), row.weight) for row in rows])
