@@ -219,7 +219,7 @@ class AnyOrder(RuleBasedStateMachine):
     def the_others_of_a_task_stay_away(self, fate: str | None) -> None:
         for claim in self.account.claims.values():
             self.renewed(claim, LONG_H)
-        waiting: defaultdict[str, set[str]] = defaultdict(set)
+        waiting: defaultdict[str | None, set[str]] = defaultdict(set)
         for sample, _ in self.life.waiting().samples:
             waiting[sample.task_id].add(sample.owner)
 
