@@ -23,14 +23,7 @@ from fakevllm_server.saves import Saves
 from fakevllm_server.steps import Steps
 
 # An entropy bonus pulls on every call, so that no group is left out of a batch.
-JOB = TrainJob(
-    num_repeat=2,
-    batch_size=1,
-    entropy_coeff=0.1,
-    save_freq=2,
-    max_staleness=1000,
-    partial_after_s=1e5,  # longer than claims take to run out
-)
+JOB = TrainJob(num_repeat=2, batch_size=1, entropy_coeff=0.1, save_freq=2, max_staleness=1000)
 
 Trained = list[list[tuple[str, list[int]]]]
 """Of each step, in order: group id and answer of each call."""
