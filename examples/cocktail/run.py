@@ -41,9 +41,12 @@ def main() -> None:
     place = ["--server", options.server, "--steps", str(options.steps)]
     command = [sys.executable, "-m", "examples.cocktail.client", *place]
     command += ["--num-repeat", str(options.num_repeat), "--mix"]
+    log = RunLog(options.server)
+    if num_before := len({step.step for step in log.new_steps()}):
+        print(f"{num_before} of {options.steps} steps are trained; it goes on from there")
     clients = started([[*command, name] for name in MIXES])
     try:
-        watch(clients, RunLog(options.server), options.steps)
+        watch(clients, log, options.steps)
     finally:
         for one in clients:
             one.terminate()
