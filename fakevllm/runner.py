@@ -18,7 +18,7 @@ from fakevllm.config import Config
 from fakevllm.conversation.place import Place
 from fakevllm.group import GroupDraft
 from fakevllm.group_run import LINGER_S, STOPPING, GroupRun, Means
-from fakevllm.hooks.failing import Failing
+from fakevllm.hooks.failing import REWARD, SUBMIT, Failing, HookKind
 from fakevllm.hooks.outcomes import HookFailure
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.leaving import WhileThere
@@ -207,6 +207,7 @@ class Runner:
         if self._hooks.info.has_submit:
             asked = await self._hooks.submit(request.id, task)
             if isinstance(asked, HookFailure):
+                self._hook_failed(SUBMIT, asked.reason, request.id)
                 return Plan(1), asked.reason
             overrides = asked.overrides or []
             num = len(overrides) or asked.num or num
@@ -263,12 +264,15 @@ class Runner:
 
     def _end(self, run: GroupRun, group: GroupRecord) -> None:
         self._groups.discard(run)
-        if group.state == "dropped" and (
-            told := self._failing.line(group.reason, time.monotonic())
-        ):
-            log.warning("%s", told, extra={"group": group.group_id})
+        if group.state == "dropped":
+            self._hook_failed(REWARD, group.reason, group.group_id)
         self.metrics.ended(group)
         self._settling.settle(group)
+
+    def _hook_failed(self, hook: HookKind, reason: str | None, group_id: str) -> None:
+        told = self._failing.line(hook, reason, time.monotonic())
+        if told is not None:
+            log.warning("%s", told, extra={"group": group_id})
 
     def _record(self, group: GroupRecord) -> None:
         self.metrics.ended(group)

@@ -1,4 +1,4 @@
-"""A reward hook that fails is seen in the proxy's log, with what to do."""
+"""A hook that fails is seen in the proxy's log, with what to do."""
 
 from __future__ import annotations
 
@@ -12,29 +12,35 @@ from tests.e2e.ledgers import wait_for_groups
 from tests.e2e.processes import Processes
 from tests.e2e.test_trouble import ask
 
+REWARD = "def on_compute_relative_reward(results, answers):\n    "
+GOOD = f"{REWARD}return [1.0] * len(answers)\n"
+SUBMIT = "def on_user_submit_new_requests(request_id, task):\n    "
+RAISED = "hook_raised: ValueError: "
+
 
 @pytest.mark.parametrize(
-    ("reward", "reason", "num_tracebacks"),
+    ("source", "hook", "reason", "num_tracebacks"),
     [
-        ("raise ValueError(len(answers[0]['content']))", "hook_raised: ValueError: ", 1),
-        ("return [1.0]", "hook_length: got 1, want 3", 0),
+        (f"{REWARD}raise ValueError(len(answers))", "on_compute_relative_reward", RAISED, 1),
+        (f"{REWARD}return [1.0]", "on_compute_relative_reward", "hook_length: got 1, want 3", 0),
+        (f"{GOOD}{SUBMIT}raise ValueError(request_id)", "on_user_submit_new_requests", RAISED, 1),
+        (f"{GOOD}{SUBMIT}return 0", "on_user_submit_new_requests", "hook_value: got 0", 0),
     ],
 )
 def test_the_log_says_once_that_a_hook_fails_and_what_to_do(
-    processes: Processes, reward: str, reason: str, num_tracebacks: int
+    processes: Processes, source: str, hook: str, reason: str, num_tracebacks: int
 ) -> None:
-    source = f"def on_compute_relative_reward(results, answers):\n    {reward}\n"
     hooks = write_hooks(processes.folder / "hooks", source)
     server = processes.server("--backend", "fake")
     proxy = processes.proxy(server, "--hooks", str(hooks), "--n", "3")
     for _ in range(3):
         ask(proxy)
     wait_for_groups(proxy, 3)
-    (line,) = (one for one in proxy.log.splitlines() if "the reward hook failed" in one)
+    (line,) = (one for one in proxy.log.splitlines() if f"{hook} failed" in one)
     assert "WARNING" in line and f"({reason}" in line
     assert proxy.log.count("Traceback") == num_tracebacks
     command = line.partition("to see why: ")[2].split()
     checked = subprocess.run(
         [sys.executable, "-m", *command], capture_output=True, text=True, timeout=50
     )
-    assert checked.returncode == 1 and "on_compute_relative_reward failed" in checked.stdout
+    assert checked.returncode == 1 and f"{hook} failed" in checked.stdout
