@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from fakevllm.client import control, episodes, pool
 from fakevllm.client.access import EpisodeAccess
+from fakevllm.client.claims import GIVE_UP_S
 from fakevllm.client.driving import AsyncDriver, access_of
 from fakevllm.client.episode import AsyncEpisode
 from fakevllm.client.errors import ServerUnreachable, SwarmError
@@ -88,7 +89,17 @@ class AsyncSwarmClient:
         talk = episodes.begin(
             self.client_uuid, episode_type, discard_episode_timeout, throttle_policy, self._was_on
         )
-        claim = await self._run(talk)
+        is_over = asyncio.Event()
+        begun = asyncio.create_task(self._run(talk, is_over))
+        try:
+            claim = await asyncio.shield(begun)
+        except asyncio.CancelledError:
+            # A claim that is just being granted would stay for as long as it may be idle.
+            is_over.set()
+            with contextlib.suppress(SwarmError, TimeoutError):
+                async with asyncio.timeout(GIVE_UP_S):
+                    await self.abort_episode((await begun).episode_uuid)
+            raise
         self._was_on = True
         return claim.episode_uuid, access_of(self.server_url, claim)
 

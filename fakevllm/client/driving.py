@@ -99,8 +99,8 @@ class AsyncDriver:
         self._waits = Waits()
         self._spare = Spare[httpx.AsyncClient]()
 
-    async def run(self, talk: Talk[T]) -> T:
-        """Raises what the talk raises."""
+    async def run(self, talk: Talk[T], is_over: asyncio.Event | None = None) -> T:
+        """Raises what the talk raises; ClientClosed where it would wait once `is_over`."""
         waited_s = 0.0
         try:
             wanted = next(talk)
@@ -110,7 +110,8 @@ class AsyncDriver:
                 elif isinstance(wanted, Pause):
                     waited_s += wanted.seconds
                     _tell(self._waits, wanted, waited_s)
-                    await asyncio.sleep(wanted.seconds)
+                    if await _is_set_within(wanted.seconds, is_over):
+                        raise ClientClosed("Nobody waits for it any more.")
                     wanted = talk.send(None)
                 else:
                     wanted = _told(talk, await self._ask(wanted))
@@ -147,6 +148,15 @@ def bare_url(url: str) -> str:
 def access_of(url: str, claim: Claim) -> EpisodeAccess:
     """The server as this client knows it: behind a tunnel it does not know its own name."""
     return EpisodeAccess(bare_url(url) + claim.path, claim.api_key, claim.episode_uuid)
+
+
+async def _is_set_within(seconds: float, event: asyncio.Event | None) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await (event or asyncio.Event()).wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def _tell(waits: Waits, pause: Pause, waited_s: float) -> None:

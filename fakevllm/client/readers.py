@@ -1,9 +1,12 @@
 """Where tasks come from. A reader can be gone through any number of times, and names its tasks the
-same each time and on each machine: episodes of one task are compared with each other."""
+same each time and on each machine, and no two of them alike: episodes of one task are compared with
+each other."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
+import io
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -41,19 +44,21 @@ class CsvReader(TaskReader):
 
     def __init__(self, path: str | Path, field: str = "question") -> None:
         """Raises ConfigError for a file that cannot be read or has no such column."""
-        self._path, self._field = Path(path), field
+        self._field = field
         try:
-            with self._path.open(newline="", encoding="utf-8-sig") as file:  # as Excel writes it
-                self._rows = _whole_rows(csv.DictReader(file))
+            raw = Path(path).read_bytes()
+            text = io.StringIO(raw.decode("utf-8-sig"), newline="")  # as Excel writes it
+            self._rows = _whole_rows(csv.DictReader(text))
         except (OSError, ValueError, csv.Error) as error:
             raise ConfigError(f"The dataset {path} cannot be read: {error}.") from None
         if self._rows and field not in self._rows[0]:
             names = ", ".join(map(str, self._rows[0]))[:300]
             raise ConfigError(f"{path} has no column {field!r}, but {names}: name another field.")
+        self._name = _digest(raw)
 
     def __iter__(self) -> Iterator[Task]:
         for number, row in enumerate(self._rows):
-            yield _task(f"{self._path.stem}-{number}", row, self._field)
+            yield _task(f"{self._name}-{number}", row, self._field)
 
 
 class HfReader(TaskReader):
@@ -80,7 +85,9 @@ class HfReader(TaskReader):
 
     def __iter__(self) -> Iterator[Task]:
         for number, row in enumerate(self._rows):
-            yield _task(f"{self._prefix}-{number}", dict(row), self._field)
+            # A dataset may lie elsewhere on another machine, and another one bear the same name.
+            name = f"{self._prefix}-{number}-{_digest(str(row[self._field]).encode())}"
+            yield _task(name, dict(row), self._field)
 
 
 class RandomReader(TaskReader):
@@ -98,8 +105,8 @@ class RandomReader(TaskReader):
 
 
 class RouterReader(TaskReader):
-    """Several readers as one. `env_type` says which one a task is from; each comes up in proportion
-    to its share until it is at its end, spread evenly."""
+    """Several readers as one. `env_type` says which one a task is from, and so does its id; each
+    comes up in proportion to its share until it is at its end, spread evenly."""
 
     def __init__(
         self, readers: Mapping[str, TaskReader], shares: Mapping[str, float] | None = None
@@ -121,7 +128,11 @@ class RouterReader(TaskReader):
                 del open_readers[name]
                 continue
             told[name] += 1
-            yield task.model_copy(update={"env_type": name})
+            yield task.model_copy(update={"env_type": name, "task_id": f"{name}-{task.task_id}"})
+
+
+def _digest(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()[:8]
 
 
 def _whole_rows(reader: csv.DictReader[str]) -> list[dict[str, Any]]:

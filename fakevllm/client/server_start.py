@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from fakevllm.client.driving import bare_url
 from fakevllm.client.errors import ServerUnreachable
 
 log = logging.getLogger("fakevllm.client")
@@ -26,6 +27,7 @@ def start_server(url: str) -> None:
     """Where nobody answers at that address of this machine, a server of its own is started there.
     It outlives the script, which may be run again. Raises ValueError for another machine's address,
     ServerUnreachable where none comes up."""
+    url = bare_url(url)
     parts = urlsplit(url)
     if parts.hostname not in LOOPBACK or parts.port is None:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Generic, TypeVar
 
@@ -14,16 +15,23 @@ KEPT_S = 5.0
 
 
 class Spare(Generic[T]):
-    """Thread-safe. What was put back last is taken first, so what is too many grows old."""
+    """Thread-safe. What was put back last is taken first, so what is too many grows old. A process
+    that is forked begins without: two of them would talk over one connection."""
 
     def __init__(self) -> None:
+        self._is_closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
         self._kept: list[tuple[T, float]] = []
         """With when it was put back, oldest first."""
-        self._is_closed = False
         self._lock = threading.Lock()
 
     def take(self) -> T | None:
         """None where there is none, and one must be made. Raises ClientClosed after `close`."""
+        if os.getpid() != self._pid:
+            self._begin()
         with self._lock:
             if self._is_closed:
                 raise ClientClosed("The client is closed.")

@@ -18,6 +18,7 @@ from fakevllm.client.errors import ClientClosed, ServerUnreachable, SwarmError
 from fakevllm.client.progress import tell_progress
 from fakevllm.client.server_start import start_server
 from fakevllm.client.talk import Talk
+from fakevllm.client.together import start_engines
 from fakevllm.client.watch import Watch
 from fakevllm_adapters.keys import new_id
 from fakevllm_adapters.swarm import EngineStatusReply, Task, WorkflowOutput
@@ -122,6 +123,9 @@ class SwarmClient:
         logged."""
         self._run(control.ensure_running(job, force_restart, timeout_s))
         self._was_on = True
+
+    async_and_start_multi_engine = staticmethod(start_engines)
+    """AgentJet's name for it."""
 
     # --- episodes
 

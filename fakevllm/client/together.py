@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
+from fakevllm.client.driving import bare_url
 from fakevllm.client.episode import Episode
 from fakevllm.client.errors import SwarmError
 from fakevllm.client.executors import DaemonPool
@@ -27,7 +28,7 @@ def start_engines(
         try:
             client.auto_sync_train_config_and_start_engine(job, force_restart)
         except SwarmError as error:
-            return f"{client.server_url}: {error}"
+            return f"{bare_url(client.server_url)}: {error}"
         return None
 
     pool = DaemonPool(len(clients))

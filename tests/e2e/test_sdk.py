@@ -303,13 +303,14 @@ def test_where_one_claim_is_gone_both_are_aborted(two: list[tuple[Process, Swarm
     assert pools == [[], []]
 
 
-def test_engines_that_cannot_start_are_told_by_their_address(
+def test_engines_that_cannot_start_are_told_by_their_address_and_not_by_their_key(
     two: list[tuple[Process, SwarmClient]],
 ) -> None:
     server, client = two[0]
     with (
-        SwarmClient("http://127.0.0.1:9") as nobody,
-        pytest.raises(SwarmError, match=r"127\.0\.0\.1:9: No swarm server"),
+        SwarmClient("http://me:secret@127.0.0.1:9") as nobody,
+        pytest.raises(SwarmError, match=r"127\.0\.0\.1:9: No swarm server") as told,
     ):
         start_engines([(client, JOB), (nobody, JOB)])
+    assert "secret" not in str(told.value)
     assert server.returncode is None

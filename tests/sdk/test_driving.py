@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Generator
@@ -206,3 +208,21 @@ def test_of_threads_that_come_at_the_same_time_one_tells_it() -> None:
 
     with ThreadPoolExecutor(NUM) as threads:
         assert sum(threads.map(is_due, range(NUM))) == 1
+
+
+FORKING = """
+import os
+from fakevllm.client.spare import Spare
+spare = Spare()
+spare.put_back("a connection", 0.0)
+child = os.fork()
+taken = spare.take()
+if child == 0:
+    os._exit(taken is not None)
+assert taken == "a connection"
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_a_process_that_is_forked_uses_no_connection_of_its_parent() -> None:
+    subprocess.run([sys.executable, "-c", FORKING], check=True, timeout=TIMEOUT_S)

@@ -56,6 +56,18 @@ def test_tasks_have_the_same_ids_each_time_and_in_each_reader(jsonl: Path, table
         assert ids == [task.task_id for task in reader] and len(set(ids)) == len(ids)
 
 
+def test_tables_of_one_name_share_no_task(table: Path) -> None:
+    other = table.parent / "other" / table.name
+    other.parent.mkdir()
+    other.write_text("question,answer\n5+5,10\n")
+    assert not {one.task_id for one in CsvReader(table)} & {one.task_id for one in CsvReader(other)}
+
+
+def test_readers_that_name_tasks_alike_are_told_apart_behind_a_router() -> None:
+    tasks = list(RouterReader({"a": RandomReader(3), "b": RandomReader(3)}))
+    assert len({task.task_id for task in tasks}) == 6
+
+
 @pytest.mark.parametrize("make", [JsonlReader, CsvReader])
 def test_a_field_that_is_not_there_is_told_with_those_that_are(
     make: type[JsonlReader] | type[CsvReader], jsonl: Path, table: Path
