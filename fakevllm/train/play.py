@@ -128,12 +128,22 @@ class Play:
             try:
                 if self._is_ours:
                     self._client.status()
-                self._client.auto_sync_train_config_and_start_engine(self._material.job)
+                self._client.auto_sync_train_config_and_start_engine(
+                    self._material.job, force_restart=self._is_ours and self._has_old_job()
+                )
                 return self._client.get_train_config()
             except ServerUnreachable:
                 if not self._is_ours:
                     raise
             self._pause(LOOK_EVERY_S)
+
+    def _has_old_job(self) -> bool:
+        """Of a run that crashed, whose file was edited since: the server took it up."""
+        running, wanted = self._client.get_train_config(), self._material.job
+        named = wanted.model_fields_set
+        return running is not None and running.model_dump(include=named) != wanted.model_dump(
+            include=named
+        )
 
     def _train(self, outcome: Outcome) -> None:
         done, num_steps = outcome.steps_before, self._material.num_steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -192,6 +193,24 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_in_the_middle_of_a_step(tmp_p
     tasks_of_steps = [sorted({task.task_id for task in one}) for one in planned]
     assert [names(step) for step in steps] == tasks_of_steps
     assert [one["optional_task_id"] in tasks_of_steps[2] for one in running.values()] == [True]
+
+
+def test_a_file_that_is_edited_after_a_crash_of_the_machine_holds(tmp_path: Path) -> None:
+    write(tmp_path, "is_cut_off", 4)
+    with command(tmp_path) as process:
+        wait_until(lambda: len(steps_of(tmp_path / "run")) == 2, WAIT_S)
+        server = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+        process.kill()
+        os.kill(server, signal.SIGKILL)
+    file = tmp_path / "night.yaml"
+    file.write_text(file.read_text().replace("num_repeat: 2", "num_repeat: 4"))
+    (tmp_path / "again").touch()
+    code, said, complained = finished(tmp_path)
+    assert code == 0, complained
+    assert "step 4 of 4" in said
+    steps = surviving_steps(entries_of(tmp_path / "run"))
+    sizes = [{len(group["siblings"]) for group in step["groups"]} for step in steps]
+    assert sizes == [{2}, {2}, {4}, {4}]
 
 
 def names(step: dict[str, Any]) -> list[str]:
