@@ -14,13 +14,12 @@ def told_numbers(numbers: Mapping[str, float]) -> dict[str, float | str]:
     >>> told_numbers({"loss": math.nan, "grad_norm": -math.inf, "lr": 0.5})
     {'loss': 'NaN', 'grad_norm': '-Infinity', 'lr': 0.5}
     """
-    return {
-        name: value if math.isfinite(value) else _not_finite(value)
-        for name, value in numbers.items()
-    }
+    return {name: told_number(value) for name, value in numbers.items()}
 
 
-def _not_finite(value: float) -> str:
+def told_number(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
     if math.isnan(value):
         return "NaN"
     return "Infinity" if value > 0 else "-Infinity"

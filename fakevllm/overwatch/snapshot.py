@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,6 +9,7 @@ from typing import Any, cast
 
 from fakevllm.overwatch.history import Evaluated, History, LogLine, Step
 from fakevllm.overwatch.words import seconds_of
+from fakevllm_adapters.packed_numbers import told_number
 from fakevllm_adapters.swarm import EngineStatusReply
 from fakevllm_adapters.swarm_pool import PoolInformation
 
@@ -283,8 +283,8 @@ def _speed(steps: Sequence[Step]) -> Speed | None:
 
 
 def _finite(told: Any) -> Any:
-    if isinstance(told, float) and not math.isfinite(told):
-        return "NaN" if math.isnan(told) else f"{'-' * (told < 0)}Infinity"
+    if isinstance(told, float):
+        return told_number(told)
     if isinstance(told, dict):
         return {name: _finite(value) for name, value in cast(dict[str, Any], told).items()}
     if isinstance(told, list | tuple):
