@@ -8,6 +8,9 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+MAX_KINDS = 1000
+"""That are remembered; of more, the one that was told longest ago is new again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Due:
@@ -38,5 +41,11 @@ class Seldom:
             if told_at is not None and now - told_at < self._every_s:
                 self._num_untold[kind] += 1
                 return None
+            # In the order they were told.
+            self._told_at.pop(kind, None)
             self._told_at[kind] = now
-            return Due(told_at is None, self._num_untold.pop(kind, 0))
+            due = Due(told_at is None, self._num_untold.pop(kind, 0))
+            if len(self._told_at) > MAX_KINDS:
+                oldest = next(iter(self._told_at))
+                del self._told_at[oldest], self._num_untold[oldest]
+            return due

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from pydantic import BaseModel
 
@@ -71,7 +71,7 @@ def start(limit_s: float | None) -> Talk[EngineStatusReply]:
     done = yield from asked(Ask("/start_engine", {}, ENGINE_TIMEOUT_S), Done)
     if not done.success:
         raise SwarmError(f"The engine was not started: {done.error}")
-    return (yield from until(RUNNING, limit_s))
+    return (yield from until(RUNNING, limit_s, was_on=True))  # it boots before it answers
 
 
 def stop() -> Talk[None]:
@@ -86,12 +86,12 @@ def stop() -> Talk[None]:
 def until(
     wanted: Collection[EngineStatus],
     limit_s: float | None,
-    is_there: Callable[[EngineStatusReply], bool] = lambda _: True,
+    *,
+    was_on: bool = False,
 ) -> Talk[EngineStatusReply]:
-    """Raises SwarmServerOfflineError where the engine goes off meanwhile and that was not wanted;
-    ServerUnreachable after `limit_s`."""
+    """Raises SwarmServerOfflineError where the engine, which `was_on` or has been since, is off
+    and that was not wanted; ServerUnreachable after `limit_s`."""
     patience = Patience(limit_s)
-    was_on = False
     while True:
         try:
             known = yield from status()
@@ -100,13 +100,13 @@ def until(
                 raise
             yield from patience.pause(error.detail)
             continue
-        if known.engine_status in wanted and is_there(known):
+        if known.engine_status in wanted:
             return known
         if known.engine_status is EngineStatus.OFFLINE and was_on:
             raise SwarmServerOfflineError(
                 known.engine_status_detail or "The engine was stopped while it was waited for."
             )
-        was_on = known.engine_status is not EngineStatus.OFFLINE
+        was_on |= known.engine_status is not EngineStatus.OFFLINE
         if patience.is_over:
             raise ServerUnreachable(f"The engine is still in {known.engine_status}.")
         yield from patience.pause(f"the engine is in {known.engine_status}")
@@ -119,7 +119,7 @@ def ensure_running(job: TrainJob, force_restart: bool, limit_s: float | None) ->
     if force_restart:
         yield from stop()
     elif known.engine_status is not EngineStatus.OFFLINE:
-        _tell_closed((yield from until(RUNNING, limit_s)))
+        _tell_closed((yield from until(RUNNING, limit_s, was_on=True)))
         return (yield from _tell_differences(job))
     yield from sync_job(job)
     _tell_closed((yield from start(limit_s)))

@@ -6,13 +6,14 @@ import logging
 import re
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from fakevllm.client.errors import ClientClosed, SwarmServerOfflineError
+from fakevllm.client.errors import ClientClosed, SwarmError, SwarmServerOfflineError
 from fakevllm.seldom import Seldom
 from fakevllm_adapters.swarm import Task
 
@@ -26,6 +27,8 @@ R = TypeVar("R")
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.5, 30.0
 TELL_EVERY_S = 5.0
 """Between lines about the same mistake."""
+ENDS = (SwarmServerOfflineError, ClientClosed)
+"""Whatever is run after them fails as they did."""
 _NAME = re.compile(r"[0-9a-f]{8,}|\d+")
 
 
@@ -36,17 +39,21 @@ def run_episodes_until_all_complete(
     auto_retry: bool = True,
 ) -> list[R]:
     """`func` once for each task, all at once or `max_workers` at a time; the results in the tasks'
-    order. With `auto_retry` what fails is run again until it does not."""
+    order. With `auto_retry` what fails is run again until it does not. Where one raises, those that
+    have not begun never do."""
     if not tasks:
         return []
     retries = Retries()
     run = retries.of(func) if auto_retry else func
     pool = DaemonPool(max_workers or len(tasks))
+    futures: list[Future[R]] = []
     try:
-        futures = [pool.submit(run, task) for task in tasks]
+        futures += [pool.submit(run, task) for task in tasks]
         return [future.result() for future in futures]
     finally:
         retries.end()
+        for future in futures:
+            future.cancel()
         pool.shutdown()
 
 
@@ -99,7 +106,7 @@ class PeriodicDrainThreadPoolExecutor:
 
     def drain(self) -> list[Any]:
         """Waits for all that were submitted in this window; their results, without those that
-        failed, which are logged."""
+        failed, which are logged. Raises SwarmServerOfflineError, ClientClosed where one did."""
         window, self._open = self._open, []
         results: list[Any] = []
         try:
@@ -110,6 +117,8 @@ class PeriodicDrainThreadPoolExecutor:
             raise
         for future in window:
             error = future.exception()
+            if isinstance(error, ENDS):
+                raise error
             if error is None:
                 results.append(future.result())
             else:
@@ -117,12 +126,14 @@ class PeriodicDrainThreadPoolExecutor:
         return results
 
     def shutdown(self, wait: bool = True) -> list[Any]:
-        """The last window's results, once all that was submitted is over."""
-        results = self.drain() if wait else []
-        if wait:
-            wait_for(tuple(self._unfinished))
-        self._pool.shutdown()
-        return results
+        """The last window's results, once all that was submitted is over. Raises as `drain`."""
+        try:
+            results = self.drain() if wait else []
+            if wait:
+                wait_for(tuple(self._unfinished))
+            return results
+        finally:
+            self._pool.shutdown()
 
 
 def auto_train_with_dataset(
@@ -134,16 +145,21 @@ def auto_train_with_dataset(
     max_parallel: int = 64,
 ) -> None:
     """Each task `local_grpo_n` times through `execute_agent(task, access)`, which returns a
-    WorkflowOutput; a batch is waited for before the next begins."""
+    WorkflowOutput; a batch is waited for before the next begins. Raises SwarmServerOfflineError
+    where the engine is stopped."""
 
     def rollout(task: Task) -> None:
         with client.episode(task) as episode:
             episode.end_with(execute_agent(task, episode.access))
 
     executor = PeriodicDrainThreadPoolExecutor(remote_batch_size * local_grpo_n, max_parallel)
-    for task in dataset:
-        for _ in range(local_grpo_n):
-            executor.submit_with_periodic_drain(rollout, task)
+    try:
+        for task in dataset:
+            for _ in range(local_grpo_n):
+                executor.submit_with_periodic_drain(rollout, task)
+    except ENDS:
+        executor.shutdown(wait=False)
+        raise
     executor.shutdown()
 
 
@@ -189,7 +205,7 @@ class Retries:
     def __init__(
         self,
         sleep: Callable[[float], None] = time.sleep,
-        ends: tuple[type[Exception], ...] = (SwarmServerOfflineError, ClientClosed),
+        ends: tuple[type[Exception], ...] = ENDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sleep = sleep
@@ -220,7 +236,7 @@ class Retries:
         return run
 
     def _tell(self, error: Exception, pause_s: float) -> None:
-        due = self._seldom.due(_words(error), self._clock())
+        due = self._seldom.due(_kind_of(error), self._clock())
         if due is None:
             return
         others = due.num_untold
@@ -234,9 +250,13 @@ class Retries:
         )
 
 
-def _words(error: Exception) -> str:
-    """Without numbers and ids, which differ from episode to episode."""
-    return f"{type(error).__name__}: {_NAME.sub('N', str(error))}"
+def _kind_of(error: Exception) -> tuple[object, ...]:
+    """What the server says, without numbers and ids, which differ from episode to episode; of all
+    else the lines that led to it, for the words may be the model's."""
+    if isinstance(error, SwarmError):
+        return type(error), _NAME.sub("N", str(error))
+    way = traceback.walk_tb(error.__traceback__)
+    return type(error), *((frame.f_code.co_filename, line) for frame, line in way)
 
 
 def _is_lost_connection(error: BaseException | None) -> bool:

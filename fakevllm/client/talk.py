@@ -26,6 +26,8 @@ QUICK_TIMEOUT_S = 10.0
 ENGINE_TIMEOUT_S = 600.0
 """Of a stop, which waits for the step in hand and its checkpoint."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+PASSING = (429, 502, 503, 504)
+"""The server cannot take it now, or a gateway before it says that nobody is there."""
 KEYLESS = (
     "This server asks for a good key: give one as api_key=, in FAKEVLLM_SWARM_KEY, or as "
     "http://NAME:KEY@HOST:PORT"
@@ -122,13 +124,13 @@ def asked(ask: Ask, reply: type[M]) -> Talk[M]:
 
 
 def insisted(ask: Ask, reply: type[M], patience: Patience) -> Talk[M]:
-    """The same request again while nobody answers, or the server cannot take it now (503). For
+    """The same request again while nobody answers, or the server cannot take it now. For
     requests that a server acts on once, however often they come."""
     while True:
         try:
             return (yield from asked(ask, reply))
         except SwarmError as error:
-            is_passing = isinstance(error, ServerUnreachable) or error.status == 503
+            is_passing = isinstance(error, ServerUnreachable) or error.status in PASSING
             if not is_passing or patience.is_over:
                 raise
             yield from patience.pause(error.detail)

@@ -35,7 +35,7 @@ def test_what_fails_is_run_again_later_and_later_and_shown_in_full_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pauses: list[float] = []
-    left = iter([ValueError("no"), ValueError("no"), ValueError("yes, but"), None])
+    left = iter([ValueError("no"), ValueError("yes, but"), TypeError("no"), None])
 
     def run() -> str:
         error = next(left)
@@ -62,12 +62,12 @@ def failing(*errors: Exception) -> Callable[[], None]:
 def test_mistakes_that_are_alike_but_for_their_episodes_are_told_by_their_number(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    errors = [KeyError(f"episode {number:032x} of task {number}") for number in range(4)]
+    errors = [ValueError(f"no number in {answer!r}") for answer in ("one", "two", "3,", "four")]
     clock = iter([0.0, 1.0, 2.0, TELL_EVERY_S]).__next__
     Retries(lambda _: None, clock=clock).of(failing(*errors))()
     first, last = caplog.records
     assert first.exc_info is not None and last.exc_info is None
-    assert "as 2 others that failed alike: KeyError" in last.getMessage()
+    assert "as 2 others that failed alike: ValueError" in last.getMessage()
 
 
 def test_a_lost_connection_is_told_without_the_libraries_it_was_lost_in(
@@ -86,6 +86,42 @@ def test_an_engine_that_was_stopped_ends_the_retries() -> None:
 
     with pytest.raises(SwarmServerOfflineError):
         run_episodes_until_all_complete(TASKS[:1], run)
+
+
+def test_nothing_is_played_for_an_engine_that_was_stopped() -> None:
+    played: list[int] = []
+
+    def run(number: int) -> None:
+        played.append(number)
+        raise SwarmServerOfflineError("stopped")
+
+    executor = PeriodicDrainThreadPoolExecutor(workers=2)
+    with pytest.raises(SwarmServerOfflineError, match="stopped"):
+        for number in range(100):
+            executor.submit_with_periodic_drain(run, number)
+    assert sorted(played) == [0, 1]
+    executor.submit_with_periodic_drain(run, 2)
+    with pytest.raises(SwarmServerOfflineError, match="stopped"):
+        executor.shutdown()
+
+
+def test_what_has_not_begun_when_one_fails_never_does() -> None:
+    begun: list[str] = []
+    may_go_on = threading.Event()
+
+    def run(task: Task) -> None:
+        begun.append(task.task_id)
+        if task.task_id == "0":
+            raise ValueError("mine")
+        may_go_on.wait(TIMEOUT_S)
+
+    threads = set(threading.enumerate())
+    with pytest.raises(ValueError, match="mine"):
+        run_episodes_until_all_complete(TASKS, run, max_workers=2, auto_retry=False)
+    may_go_on.set()
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(TIMEOUT_S)
+    assert len(begun) <= 3  # the two at once, and one behind the first
 
 
 def test_without_retries_an_error_is_the_callers() -> None:

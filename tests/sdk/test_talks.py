@@ -86,6 +86,13 @@ def test_an_end_is_sent_again_in_the_same_words_until_it_is_on_disk() -> None:
     assert OUTPUT.metadata == {"mine": 1}
 
 
+@pytest.mark.parametrize("status", [429, 502, 504])
+def test_an_end_is_sent_again_while_a_gateway_reaches_nobody(status: int) -> None:
+    page = Answer(status, "<html>nobody is there</html>")
+    played = play(episodes.end("me", TASK, "u1", OUTPUT), [page, page, OK])
+    assert played.paths == ["/end_episode"] * 3
+
+
 def test_an_end_is_given_up_after_ten_minutes() -> None:
     played: Played[None] = Played()
     with pytest.raises(ServerUnreachable):
@@ -177,7 +184,7 @@ def test_an_engine_that_is_off_gets_the_job_and_is_started() -> None:
 
 
 def test_an_engine_that_cannot_start_says_why() -> None:
-    failed = [state("OFFLINE"), OK, OK, state("BOOTING"), state("OFFLINE", detail="no such model")]
+    failed = [state("OFFLINE"), OK, OK, state("OFFLINE", detail="no such model")]
     with pytest.raises(SwarmServerOfflineError, match="no such model"):
         play(control.ensure_running(TrainJob(), False, None), failed)
 
