@@ -27,6 +27,7 @@ from fakevllm_server.engine import Engine
 from fakevllm_server.episodes import Episode, Episodes, Idempotency
 from fakevllm_server.journal import changes, reads
 from fakevllm_server.journal.facts import PooledGroup, ScoredSample, pooled_or_dropped
+from fakevllm_server.journal.owners import clients_that_wait
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.journal.writer import Change, JournalTrouble
@@ -64,6 +65,7 @@ class Intake:
         for episode in found.claimed:
             self.episodes.restore(episode)
         self.pool = self._new_pool(job)
+        self.pool.clients.restore(self._journal.read(clients_that_wait))
         self.taking_part = TakingPart(self.pool, self._engine)
         dropped = self.pool.restore(found.groups, found.open_groups, now)
         dropped |= dict.fromkeys(found.corrupt, reads.CORRUPT)
