@@ -127,6 +127,8 @@ class Intake:
             group, members = self._group_of(episode, sample, closed)
             is_eval = episode.kind == "eval"
             told = self._log.evaluated(reward, time.time()) if is_eval else None
+            if not is_eval:
+                self._log.measured(request.workflow_output.log_metrics)
             ended = partial(changes.episode_ended, episode.episode_id, sample, group, members)
             reply = EndEpisodeReply(success=True, warning=_warning(episode, closed))
             return reply, partial(ended, evaluated=told)

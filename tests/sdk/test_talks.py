@@ -234,6 +234,10 @@ def test_a_stranger_on_the_port_is_no_swarm_server() -> None:
         ({"reward": "good"}, "WorkflowOutput: reward: must be a number, not text, got 'good'"),
         ({"reward": 1.0, "log_metrics": {"loss": math.nan}}, "WorkflowOutput: log_metrics.loss"),
         (
+            {"reward": 1.0, "log_metrics": {"loss": 1e308}},
+            "WorkflowOutput: log_metrics.loss: must be at most 1e+30 either way, got 1e+308",
+        ),
+        (
             {"reward": 1.0, "is_success": "maybe"},
             "WorkflowOutput: is_success: Input should be a valid boolean",
         ),
