@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat, field_serializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    FiniteFloat,
+    field_serializer,
+)
 
 from fakevllm_adapters.packed_numbers import told_numbers
 from fakevllm_adapters.swarm_pool import MAX_ID_CHARS, MAX_TASK_CHARS, ThrottlePolicy
@@ -25,6 +32,8 @@ MAX_GROUP_SIZE = 256
 MAX_SAMPLE_CALLS = 64
 MAX_REWARD = 1e9
 """A larger one leaves what a step can compute, and with its own it takes everybody's groups."""
+MAX_METRIC = 1e30
+"""Of what a client measures. Sums of larger ones leave a float, and curves hold float32."""
 MAX_IDLE_S = 86_400.0
 """Of a claim: one whose client died holds its slot so long."""
 
@@ -41,6 +50,16 @@ Reward = Annotated[
     BeforeValidator(_no_text),
 ]
 """True is 1, as in Python."""
+
+
+def _not_too_large(measured: float | list[float]) -> float | list[float]:
+    values = measured if isinstance(measured, list) else [measured]
+    if any(abs(value) > MAX_METRIC for value in values):
+        raise ValueError(f"must be at most {MAX_METRIC:g} either way")
+    return measured
+
+
+Metric = Annotated[FiniteFloat | list[FiniteFloat], AfterValidator(_not_too_large)]
 
 
 class EngineStatus(StrEnum):
@@ -253,7 +272,7 @@ class WorkflowOutput(BaseModel):
     reward: Reward | list[Reward] | None = None
     is_success: bool | None = None
     metadata: Json = {}
-    log_metrics: dict[str, FiniteFloat | list[FiniteFloat]] = {}
+    log_metrics: dict[str, Metric] = {}
 
 
 class EndEpisodeRequest(BaseModel):

@@ -40,10 +40,17 @@ class Done(BaseModel):
     warnings: list[str] = []
 
 
+_STATUS = Ask("/get_engine_status", timeout_s=QUICK_TIMEOUT_S)
+
+
 def status() -> Talk[EngineStatusReply]:
     """Raises ServerUnreachable, SwarmError."""
-    ask = Ask("/get_engine_status", timeout_s=QUICK_TIMEOUT_S)
-    return (yield from asked(ask, EngineStatusReply))
+    return (yield from asked(_STATUS, EngineStatusReply))
+
+
+def status_from(patience: Patience) -> Talk[EngineStatusReply]:
+    """Also of a server that is just being started. Raises ServerUnreachable, SwarmError."""
+    return (yield from insisted(_STATUS, EngineStatusReply, patience))
 
 
 def sync_job(job: TrainJob) -> Talk[None]:
@@ -126,10 +133,8 @@ def ensure_running(job: TrainJob, force_restart: bool, limit_s: float | None) ->
 
 
 def _found() -> Talk[EngineStatusReply]:
-    """A server that is being started may take a moment."""
-    ask = Ask("/get_engine_status", timeout_s=QUICK_TIMEOUT_S)
     try:
-        return (yield from insisted(ask, EngineStatusReply, Patience(FIND_SERVER_S)))
+        return (yield from status_from(Patience(FIND_SERVER_S)))
     except ServerUnreachable as error:
         raise ServerUnreachable(
             f"{error.detail}. Start a server with `fakevllm-server start`, or mend the URL."

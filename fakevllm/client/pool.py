@@ -17,6 +17,9 @@ from fakevllm_adapters.swarm_pool import (
 POOL_PATH = "/get_current_batch_rollout_pool_information"
 STEPPING = (EngineStatus.ROLLING_POST, EngineStatus.WEIGHT_SYNCING)
 AGREE_EVERY_S = 2.0
+REFUSED_S = 600.0
+"""How long an agreement may be refused: for this client, in another thread, may be in its first
+episode since the last step."""
 
 
 def information() -> Talk[PoolInformation]:
@@ -37,23 +40,34 @@ def experiment_dir() -> Talk[str]:
 
 
 def agree(client_uuid: str) -> Talk[bool]:
-    """Asked again until the server takes it: it does once this client has ended an episode since
-    the last step."""
+    """Asked again until the server takes it, which it does once this client has ended an episode
+    since the last step, and then until the step begins: the server may have been started again.
+    True where a step has begun, or its batch has come to none, after an agreement was taken. Raises
+    SwarmError where it is refused for long."""
     ask = Ask("/agree_sync_weight", AgreeRequest(client_uuid=client_uuid).model_dump())
-    patience = Patience(None, AGREE_EVERY_S)
+    patience, refused = Patience(None, AGREE_EVERY_S), Patience(REFUSED_S, AGREE_EVERY_S)
+    step = taken_by = None
     while True:
         reply = yield from insisted(ask, SuccessReply, Patience(None))
+        known = yield from control.status_from(Patience(None))
         if reply.success:
-            break
-        if (yield from control.status()).engine_status is not EngineStatus.ROLLING:
-            return False
-        yield from patience.pause(reply.failure_reason)
-    known = yield from control.status()
-    step = known.global_step
-    while known.engine_status is EngineStatus.ROLLING and known.global_step == step:
-        again = yield from insisted(ask, SuccessReply, Patience(None))
-        if not again.success:  # the batch is over, though no step may have come of it
+            taken_by, refused = known.server_id, Patience(REFUSED_S, AGREE_EVERY_S)
+        elif taken_by == known.server_id:  # the batch is over, though no step may have come of it
             return True
-        yield from patience.pause("the other clients have not agreed yet")
-        known = yield from control.status()
-    return known.engine_status in STEPPING or (known.global_step or 0) > (step or 0)
+        has_agreed = taken_by is not None
+        has_grown = step is not None and (known.global_step or 0) > step
+        if has_grown or known.engine_status in STEPPING:
+            return has_agreed
+        if known.engine_status is EngineStatus.OFFLINE:
+            return False
+        step = known.global_step or 0  # a server that was started again may be at an earlier one
+        if known.engine_status is EngineStatus.BOOTING:
+            if not has_agreed:
+                return False
+            yield from patience.pause(f"the engine is in {known.engine_status}")
+        elif reply.success:
+            yield from patience.pause("the other clients have not agreed yet")
+        elif refused.is_over:
+            raise SwarmError(reply.failure_reason)
+        else:
+            yield from refused.pause(reply.failure_reason)

@@ -227,7 +227,9 @@ class SwarmClient:
 
     def agree_sync_weight(self) -> bool:
         """For jobs that collect until clients agree: asks for the step, and waits until it begins.
-        False where the engine stops collecting for another reason."""
+        False where its agreement was not taken, as the engine does not collect or another client's
+        step came first, and where the engine goes off. Raises SwarmError where it is refused for
+        ten minutes, as of a client that has ended nothing since the last step."""
         return self._run(pool.agree(self.client_uuid))
 
     def server_experiment_dir(self) -> str:

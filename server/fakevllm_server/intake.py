@@ -27,6 +27,7 @@ from fakevllm_server.engine import Engine
 from fakevllm_server.episodes import Episode, Episodes, Idempotency
 from fakevllm_server.journal import changes, reads
 from fakevllm_server.journal.facts import PooledGroup, ScoredSample, pooled_or_dropped
+from fakevllm_server.journal.owners import clients_that_wait
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.journal.writer import Change, JournalTrouble
@@ -64,6 +65,7 @@ class Intake:
         for episode in found.claimed:
             self.episodes.restore(episode)
         self.pool = self._new_pool(job)
+        self.pool.clients.restore(self._journal.read(clients_that_wait))
         self.taking_part = TakingPart(self.pool, self._engine)
         dropped = self.pool.restore(found.groups, found.open_groups, now)
         dropped |= dict.fromkeys(found.corrupt, reads.CORRUPT)
@@ -125,6 +127,8 @@ class Intake:
             group, members = self._group_of(episode, sample, closed)
             is_eval = episode.kind == "eval"
             told = self._log.evaluated(reward, time.time()) if is_eval else None
+            if not is_eval:
+                self._log.measured(request.workflow_output.log_metrics)
             ended = partial(changes.episode_ended, episode.episode_id, sample, group, members)
             reply = EndEpisodeReply(success=True, warning=_warning(episode, closed))
             return reply, partial(ended, evaluated=told)

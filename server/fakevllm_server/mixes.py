@@ -5,18 +5,28 @@ Weighted fair queueing over tasks: a mix may begin another one while those it ha
 under way, over its share, are not too far ahead of what the slowest has completed over its own.
 What waited too long to be trained was completed for nothing: another may take its place. Only mixes
 that ask, or have episodes under way, are waited for; one that has been away goes on where the
-others are, with nothing to make up for.
+others are, with nothing to make up for. Nor are those waited for whose tasks come to nothing, one
+after the other: they are carried along with the others, and try on in their part of what is under
+way, until a task of theirs is pooled.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 ASKING_S = 30.0
 """How long after it asked a mix still counts as asking; clients ask every two seconds."""
 UNDER_WAY_S = 60.0
 """How long a task that lacks episodes is under way when none of them is being played."""
+
+VAIN_PARTS = 4
+"""After so many of its parts of a batch that all came to nothing a mix is not waited for: others
+would wait for ever where its tasks are always tied, or its agent is broken."""
+VAIN_TASKS = 40
+"""And after no fewer tasks: where one in five is pooled, so many are in vain one time in seven
+thousand."""
 
 
 @dataclass(slots=True)
@@ -34,6 +44,8 @@ class _OpenTask:
 class _Mix:
     share: float
     num_done: float = 0.0
+    num_vain: int = 0
+    """Of its tasks since the last that was pooled: dropped, or given up."""
     asked_at: float = -math.inf
     open: dict[str, _OpenTask] = field(default_factory=dict[str, _OpenTask])
 
@@ -41,6 +53,10 @@ class _Mix:
     def pace(self) -> float:
         """What it has completed, by its share."""
         return self.num_done / self.share
+
+    def gives_nothing(self, its_part: float) -> bool:
+        """`its_part`: how many tasks of a batch are its own."""
+        return self.num_vain >= max(VAIN_TASKS, VAIN_PARTS * its_part)
 
     def begun_pace(self, now: float) -> float:
         num_under_way = sum(task.is_under_way(now) for task in self.open.values())
@@ -74,9 +90,10 @@ class Mixes:
         there = [other for other in self._mixes.values() if other.is_there(now)]
         if there == [mix]:
             return True
+        tasks_per_share = self._batch_size / sum(other.share for other in there)
+        self._carry_along(there, tasks_per_share)
         ahead = (mix.begun_pace(now) - min(other.pace for other in there)) * mix.share
-        its_part = self._batch_size * mix.share / sum(other.share for other in there)
-        return ahead < max(1.0, lead * its_part)
+        return ahead < max(1.0, lead * tasks_per_share * mix.share)
 
     def claimed(self, name: str, task_id: str, now: float) -> None:
         """An episode of the task is being played."""
@@ -100,7 +117,7 @@ class Mixes:
         task = mix.open[task_id]
         task.num_running = max(0, task.num_running - 1)
         task.seen_at = now
-        self._close_if_empty(task_id)
+        mix.num_vain += self._close_if_empty(task_id)
 
     def completed(self, task_id: str, group_id: str, *, is_pooled: bool) -> None:
         """All its episodes are there; those still being played are of the next one. One that is
@@ -110,6 +127,7 @@ class Mixes:
             return
         mix.open[task_id].num_ended = 0
         self._close_if_empty(task_id)
+        mix.num_vain = 0 if is_pooled else mix.num_vain + 1
         if is_pooled:
             mix.num_done += 1
             self._waiting[group_id] = mix
@@ -141,12 +159,22 @@ class Mixes:
         mix.asked_at = now
         return mix
 
+    def _carry_along(self, there: Sequence[_Mix], tasks_per_share: float) -> None:
+        """Those that give nothing come to where the slowest of the others is."""
+        vain = [mix for mix in there if mix.gives_nothing(tasks_per_share * mix.share)]
+        others = [mix.pace for mix in there if mix not in vain]
+        pace = min(others, default=max(mix.pace for mix in there))
+        for mix in vain:
+            mix.num_done = max(mix.num_done, pace * mix.share)
+
     def _opened(self, mix: _Mix, task_id: str, now: float) -> _OpenTask:
         mix = self._of_task.setdefault(task_id, mix)
         return mix.open.setdefault(task_id, _OpenTask(now))
 
-    def _close_if_empty(self, task_id: str) -> None:
+    def _close_if_empty(self, task_id: str) -> bool:
         mix = self._of_task[task_id]
         task = mix.open[task_id]
-        if not task.num_running and not task.num_ended:
+        is_empty = not task.num_running and not task.num_ended
+        if is_empty:
             del mix.open[task_id], self._of_task[task_id]
+        return is_empty

@@ -7,17 +7,20 @@ Every change of a group's state on its way through training goes through here, i
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from fakevllm_adapters.swarm import LogEntry, TrainedGroup
-from fakevllm_server.client_metrics import ClientMetrics
+from fakevllm_server.client_metrics import MAX_NAME_CHARS, ClientMetrics
 from fakevllm_server.coverage import totals
 from fakevllm_server.journal import changes, reads
 from fakevllm_server.journal.facts import SavedCheckpoint
 from fakevllm_server.journal.reads import PlannedBatch, Served
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.writer import Change
+
+log = logging.getLogger("fakevllm.server")
 
 MAX_TOLD = 1_000
 """Entries told at once."""
@@ -38,9 +41,16 @@ class RunLog:
         """Counts of those steps by their metric's name."""
         self._drops: tuple[int, dict[str, int]] | None = None
         """As they were read last, and how far the journal was written then."""
-        self.of_clients = ClientMetrics()
+        self._of_clients = ClientMetrics()
         """Told with the next step."""
         self._count()
+
+    def measured(self, metrics: Mapping[str, float | Sequence[float]]) -> None:
+        """By a client, in an episode that ended."""
+        refused = self._of_clients.hear(metrics)
+        if refused:
+            told = len(refused), refused[0][:MAX_NAME_CHARS]
+            log.warning("%d log_metrics are not kept, for there are too many: %r and so on", *told)
 
     async def planned(self, batch: PlannedBatch) -> None:
         await self._journal.write(_planned(batch))
@@ -53,7 +63,7 @@ class RunLog:
         metrics: dict[str, float],
         checkpoint: SavedCheckpoint | None = None,
     ) -> None:
-        metrics = metrics | self.of_clients.take()
+        metrics = metrics | self._of_clients.take()
         entry = self._next(
             LogEntry(seq=0, kind="step", step=step, version=version, groups=groups, metrics=metrics)
         )

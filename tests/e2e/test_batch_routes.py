@@ -95,6 +95,22 @@ def test_a_step_waits_until_all_who_take_part_agree(processes: Processes) -> Non
         assert set(dropped["reasons"].values()) == {"fewer_than_two_rewards"}
 
 
+def test_who_took_part_agrees_with_a_server_that_was_started_again(processes: Processes) -> None:
+    server = processes.server("--backend", "fake")
+    with SwarmClient(server.url) as client:
+        client.auto_sync_train_config_and_start_engine(
+            TrainJob(batch_size=9, num_repeat=2, swarm_mode_sample_collection_method=ALL)
+        )
+        for task, reward in (("t", 0.0), ("t", 1.0), ("half", 1.0)):
+            end(client, task, reward)
+        server.kill()
+        server.start()
+        server.wait_until_healthy()
+        wait_until(lambda: client.get_engine_status()[0] == "ENGINE.ROLLING", WAIT_S)
+        assert client.agree_sync_weight()
+        wait_until(lambda: client.get_global_step() == 2, WAIT_S)
+
+
 def test_who_has_ended_nothing_may_not_agree_and_most_jobs_do_not_ask(processes: Processes) -> None:
     with client_of(processes, swarm_mode_sample_collection_method=ALL) as client:
         url = f"{client.server_url}/agree_sync_weight"

@@ -17,9 +17,13 @@ def said(status: int = 200, **content: Any) -> Answer:
     return Answer(status, content)
 
 
-def state(name: str, step: int = 1, detail: str | None = None) -> Answer:
+def state(name: str, step: int = 1, detail: str | None = None, server_id: str = "s") -> Answer:
     return said(
-        engine_status=f"ENGINE.{name}", global_step=step, engine_status_detail=detail, run_id="r"
+        engine_status=f"ENGINE.{name}",
+        global_step=step,
+        engine_status_detail=detail,
+        run_id="r",
+        server_id=server_id,
     )
 
 

@@ -241,6 +241,10 @@ def test_a_stranger_on_the_port_is_no_swarm_server() -> None:
         ({"reward": "good"}, "WorkflowOutput: reward: must be a number, not text, got 'good'"),
         ({"reward": 1.0, "log_metrics": {"loss": math.nan}}, "WorkflowOutput: log_metrics.loss"),
         (
+            {"reward": 1.0, "log_metrics": {"loss": 1e308}},
+            "WorkflowOutput: log_metrics.loss: must be at most 1e+30 either way, got 1e+308",
+        ),
+        (
             {"reward": 1.0, "is_success": "maybe"},
             "WorkflowOutput: is_success: Input should be a valid boolean",
         ),
@@ -260,16 +264,54 @@ def test_an_end_that_says_no_reward_is_refused_in_one_line(
 # --- steps
 
 
+NOT_ACTIVE = "Client me is not in the active list"
+NOT_TAKEN = said(success=False, failure_reason=NOT_ACTIVE)
+ROLLING = state("ROLLING")
+
+
 def test_agreeing_waits_until_the_step_begins() -> None:
-    refusal = said(success=False, failure_reason="Client me is not in the active list")
-    answers = [refusal, state("ROLLING"), OK, state("ROLLING"), OK, state("ROLLING_POST")]
+    answers = [NOT_TAKEN, ROLLING, OK, ROLLING, OK, state("ROLLING_POST")]
     assert play(pool.agree("me"), answers).result is True
 
 
 def test_agreeing_ends_with_a_batch_of_which_no_step_came() -> None:
-    refusal = said(success=False, failure_reason="Client me is not in the active list")
-    answers = [OK, state("ROLLING"), OK, state("ROLLING"), refusal]
+    answers = [OK, ROLLING, OK, ROLLING, NOT_TAKEN, ROLLING]
     assert play(pool.agree("me"), answers).result is True
+
+
+def test_a_step_that_no_poll_saw_ends_it() -> None:
+    assert play(pool.agree("me"), [OK, ROLLING, OK, state("ROLLING", 2)]).result is True
+
+
+@pytest.mark.parametrize("seen", [state("ROLLING", 2), state("WEIGHT_SYNCING"), state("OFFLINE")])
+def test_a_step_to_which_it_did_not_agree_ends_it_too(seen: Answer) -> None:
+    answers = [NOT_TAKEN, ROLLING, NOT_TAKEN, ROLLING, NOT_TAKEN, seen]
+    assert play(pool.agree("me"), answers).result is False
+
+
+def test_what_was_agreed_with_a_server_that_died_is_agreed_with_the_next() -> None:
+    booting, next_one = (state(name, server_id="next") for name in ("BOOTING", "ROLLING"))
+    answers = [OK, ROLLING, NOBODY, NOT_TAKEN, NOBODY, booting, NOT_TAKEN, next_one]
+    begins = state("ROLLING_POST", server_id="next")
+    assert play(pool.agree("me"), [*answers, OK, next_one, OK, begins]).result is True
+
+
+def test_a_server_that_was_started_again_may_be_at_an_earlier_step() -> None:
+    before, after = state("ROLLING", 5), state("ROLLING", 3, server_id="next")
+    answers = [OK, before, OK, after, OK, state("ROLLING", 4, server_id="next")]
+    assert play(pool.agree("me"), answers).result is True
+
+
+def test_an_agreement_that_is_refused_for_ten_minutes_is_an_error_with_the_reason() -> None:
+    played: Played[bool] = Played()
+    with pytest.raises(SwarmError, match=NOT_ACTIVE):
+        play(pool.agree("me"), [NOT_TAKEN, ROLLING] * 400, played)
+    assert played.waited_s == pytest.approx(pool.REFUSED_S)
+
+
+def test_others_are_waited_for_however_long_they_take() -> None:
+    played = play(pool.agree("me"), [OK, ROLLING] * 1000 + [OK, state("ROLLING_POST")])
+    assert played.result is True and played.waited_s > 2 * pool.REFUSED_S
 
 
 def test_nobody_agrees_while_nothing_is_collected() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 
+from fakevllm_adapters.swarm import MAX_METRIC
 from fakevllm_server import client_metrics
 from fakevllm_server.client_metrics import MAX_NAME_CHARS, MAX_NAMES, ClientMetrics
 
@@ -17,6 +18,13 @@ def test_an_episode_that_says_nothing_of_a_name_does_not_count_in_its_mean() -> 
     heard.hear({"a": 1.0, "b": 4.0})
     heard.hear({"a": 2.0, "b": []})
     assert heard.take() == {"train_a": 1.5, "train_b": 4.0}
+
+
+def test_the_largest_that_are_taken_have_a_mean() -> None:
+    heard = ClientMetrics()
+    heard.hear({"a": [MAX_METRIC] * 1000, "b": -MAX_METRIC})
+    heard.hear({"a": MAX_METRIC, "b": -MAX_METRIC})
+    assert heard.take() == {"train_a": MAX_METRIC, "train_b": -MAX_METRIC}
 
 
 def test_names_that_are_too_many_or_too_long_are_told_and_not_kept() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fakevllm_server.clients import IDLE_LIMIT_S, ActiveClients
+from fakevllm_server.clients import IDLE_LIMIT_S, MAX_SILENT, ActiveClients
 
 
 def test_one_client_that_agrees_is_any_and_not_all() -> None:
@@ -45,6 +45,44 @@ def test_a_client_that_is_heard_of_is_waited_for() -> None:
     clients.seen("a", IDLE_LIMIT_S)
     clients.sweep(IDLE_LIMIT_S + 1)
     assert [client.client_uuid for client in clients] == ["a"]
+
+
+def test_a_client_that_was_silent_for_too_long_may_still_agree() -> None:
+    clients = ActiveClients()
+    clients.entered("a", 0.0)
+    clients.sweep(IDLE_LIMIT_S + 1)
+    assert not list(clients)
+    assert clients.agree("a", IDLE_LIMIT_S + 2) is None
+    assert clients.all_agreed
+    clients.stepped()
+    assert clients.agree("a", IDLE_LIMIT_S + 3) is not None
+
+
+def test_a_client_that_is_heard_of_no_more_has_no_say_in_the_next_step() -> None:
+    clients = ActiveClients()
+    clients.entered("a", 0.0)
+    clients.sweep(IDLE_LIMIT_S + 1)
+    clients.stepped()
+    assert clients.agree("a", IDLE_LIMIT_S + 2) is not None
+
+
+def test_owners_of_what_an_earlier_life_left_may_agree_and_are_not_waited_for() -> None:
+    clients = ActiveClients()
+    clients.restore(["a", "b", "gone"])
+    clients.entered("b", 0.0)
+    assert clients.agree("a", 1.0) is None
+    assert not clients.all_agreed, "b has ended something again"
+    assert clients.agree("b", 2.0) is None
+    assert clients.all_agreed
+
+
+def test_no_more_silent_clients_are_remembered_than_there_is_room_for() -> None:
+    clients = ActiveClients()
+    clients.restore([str(number) for number in range(MAX_SILENT)])
+    clients.entered("last", 0.0)
+    clients.sweep(IDLE_LIMIT_S + 1)
+    assert clients.agree("0", 0.0) is not None
+    assert clients.agree("1", 0.0) is None and clients.agree("last", 0.0) is None
 
 
 def test_each_batch_is_agreed_on_anew() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from swarm_server.intakes import CLIENT, LIMIT_S, Lives
+import pytest
+from swarm_server.intakes import CLIENT, LIMIT_S, Lives, end_of
 from swarm_server.samples import call
 
 from fakevllm_server.journal import writer
@@ -88,6 +89,32 @@ async def test_a_task_is_completed_in_the_next_life(lives: Lives) -> None:
     told = [(one.index, one.reward, list(one.calls)) for one in group.episodes]
     assert told == [(0, 1.0, [call(2)]), (1, 0.5, [call(1)])]
     assert lives.now.intake.pool.num_finished == 1
+
+
+async def test_who_owns_an_episode_that_waits_agrees_in_the_next_life(lives: Lives) -> None:
+    await lives.end((await lives.played()).uuid)
+    await lives.now.intake.claim("claims", "train", LIMIT_S)
+    evaluates = await lives.now.intake.claim("evaluates", "eval", LIMIT_S)
+    end = end_of(evaluates.uuid).model_copy(update={"client_uuid": "evaluates"})
+    await lives.now.intake.end_episode(end, 1.0, None)
+    for restart in (lives.kill, lives.next):
+        restart()
+        clients = lives.now.intake.pool.clients
+        assert [clients.agree(one, 0.0) is None for one in (CLIENT, "claims", "evaluates")] == [
+            True,
+            False,
+            False,
+        ]
+
+
+@pytest.mark.parametrize("tasks", [("half", "lacks one too"), ("whole", "whole")])
+async def test_its_episode_may_be_in_a_whole_task_or_in_one_that_lacks_some(
+    lives: Lives, tasks: tuple[str, str]
+) -> None:
+    for number, task in enumerate(tasks):
+        await lives.end((await lives.played()).uuid, float(number), task=task)
+    lives.kill()
+    assert lives.now.intake.pool.clients.agree(CLIENT, 0.0) is None
 
 
 async def test_episodes_that_wait_are_enough_for_a_job_of_smaller_groups(lives: Lives) -> None:

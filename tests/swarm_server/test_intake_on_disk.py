@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from swarm_server.intake_asks import ABORTS, CALLS, ENDS, Prepare, claims
-from swarm_server.intakes import Lives
+from swarm_server.intakes import Lives, end_of
 from swarm_server.samples import call
 
 from fakevllm_server import intake, submissions
@@ -63,6 +63,33 @@ async def test_what_a_disk_refuses_is_not_acknowledged_and_has_its_effect_when_i
     before = lives.now.content()
     await ask()
     assert lives.now.content() != before
+
+
+async def test_what_its_client_measured_counts_once_also_where_the_first_end_was_refused(
+    lives: Lives,
+) -> None:
+    end = end_of((await lives.played()).uuid)
+    end.workflow_output.log_metrics = {"tools": 3.0}
+    disk = Disk(lives.now.journal)
+    disk.refuse()
+    first = asyncio.ensure_future(lives.now.intake.end_episode(end, 1.0, None))
+    await _while_it_could()
+    first.cancel()  # the server answered 503
+    disk.accept()
+    for _ in range(2):
+        await lives.now.intake.end_episode(end, 1.0, None)
+    await lives.now.log.trained(1, 1, [], {})
+    (step,) = [entry for entry in lives.now.log.after(0) if entry.kind == "step"]
+    assert step.metrics["train_tools"] == 3.0
+
+
+async def test_what_an_evaluation_measured_is_not_told_with_a_step(lives: Lives) -> None:
+    end = end_of((await lives.played(kind="eval")).uuid)
+    end.workflow_output.log_metrics = {"tools": 3.0}
+    await lives.now.intake.end_episode(end, 1.0, None)
+    await lives.now.log.trained(1, 1, [], {})
+    (step,) = [entry for entry in lives.now.log.after(0) if entry.kind == "step"]
+    assert "train_tools" not in step.metrics
 
 
 async def test_what_waits_is_remembered_however_much_it_is(

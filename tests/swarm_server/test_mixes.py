@@ -5,17 +5,20 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_server.mixes import ASKING_S, UNDER_WAY_S, Mixes
+from fakevllm_server.mixes import ASKING_S, UNDER_WAY_S, VAIN_PARTS, VAIN_TASKS, Mixes
 
 LEAD = 1.5
 RETRY_S = 2.0
 STALENESS = 4
+FOR_EVER_S = 20_000.0
+"""No simulation takes nearly so long."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ def realised(
     heapq.heapify(events)
     while steps.num_made < num_steps:
         now, worker, name, task = heapq.heappop(events)
+        assert now < FOR_EVER_S, f"{steps.num_made} steps, and then none"
         kind = of[name]
         steps.look(now)
         if task:
@@ -147,6 +151,25 @@ def test_what_grows_stale_changes_no_mix(seed: int) -> None:
     shares = realised(SHORT_AND_LONG, batch_size=10, num_steps=20, num_repeat=2, seed=seed)
     for kind in SHORT_AND_LONG:
         assert shares[kind.name] == pytest.approx(kind.share, abs=0.03)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_mix_of_which_one_task_in_five_is_pooled_gets_its_share(seed: int) -> None:
+    kinds = [Kind("easy", 0.5, 16, 1.0), Kind("hard", 0.5, 16, 5.0, yield_=0.2)]
+    shares = realised(kinds, batch_size=8, num_steps=20, num_repeat=2, seed=seed)
+    assert shares["hard"] == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize("num_workers", [1, 16, 64])
+def test_a_mix_that_gives_nothing_stops_nobodys_training(num_workers: int) -> None:
+    kinds = [
+        Kind("easy", 0.4, 16, 1.0),
+        Kind("other", 0.2, 16, 1.0),
+        Kind("hard", 0.4, num_workers, 5.0, yield_=0.0),
+    ]
+    shares = realised(kinds, batch_size=8, num_steps=60, num_repeat=2, seed=0)
+    assert shares["easy"] == pytest.approx(2 / 3, abs=0.05), "of what there is"
+    assert shares["other"] == pytest.approx(1 / 3, abs=0.05)
 
 
 @given(
@@ -217,6 +240,65 @@ def test_repeats_of_a_task_that_has_begun_are_never_held_back() -> None:
     mixes.claimed("code", "first", 0.0)
     assert filled(mixes, "code", 0.5, 0.0) < 1000
     assert mixes.may_begin("code", 0.5, LEAD, "first", 0.0)
+
+
+def gives_up(mixes: Mixes, name: str, num: int, now: float) -> None:
+    for number in range(num):
+        task = f"{name}-{now}-vain-{number}"
+        assert mixes.may_begin(name, 0.5, LEAD, task, now)
+        mixes.claimed(name, task, now)
+        mixes.gave_up(task, now)
+
+
+def drops(mixes: Mixes, name: str, num: int, now: float) -> None:
+    for number in range(num):
+        task = f"{name}-{now}-vain-{number}"
+        assert mixes.may_begin(name, 0.5, LEAD, task, now)
+        mixes.claimed(name, task, now)
+        mixes.ended(task, task, now)
+        mixes.completed(task, task, is_pooled=False)
+
+
+@pytest.mark.parametrize("in_vain", [drops, gives_up])
+def test_a_mix_whose_tasks_come_to_nothing_is_not_waited_for(
+    in_vain: Callable[[Mixes, str, int, float], None],
+) -> None:
+    mixes = Mixes(8)
+    in_vain(mixes, "hard", VAIN_TASKS - 1, 0.0)
+    assert filled(mixes, "easy", 0.5, 0.0) == 6, "that may be bad luck"
+    in_vain(mixes, "hard", 1, 1.0)
+    assert filled(mixes, "easy", 0.5, 1.0) == 1000
+    assert left_open(mixes, "hard", 1.0) == 6, "it tries on, and takes no place of the others"
+
+
+def test_several_parts_of_a_large_batch_have_to_come_to_nothing() -> None:
+    mixes = Mixes(100)
+    assert mixes.may_begin("easy", 0.5, LEAD, "e", 0.0)
+    drops(mixes, "hard", VAIN_PARTS * 50 - 1, 0.0)
+    assert filled(mixes, "easy", 0.5, 0.0) == 75
+    drops(mixes, "hard", 1, 1.0)
+    assert filled(mixes, "easy", 0.5, 1.0) == 1000
+
+
+def test_a_mix_that_gives_something_again_is_waited_for_with_nothing_to_make_up_for() -> None:
+    mixes = Mixes(8)
+    drops(mixes, "hard", VAIN_TASKS, 0.0)
+    assert filled(mixes, "easy", 0.5, 0.0) == 1000
+    assert filled(mixes, "hard", 0.5, 0.0) == 6
+    assert filled(mixes, "easy", 0.5, 1.0) == 12
+
+
+def test_where_all_mixes_give_nothing_none_waits_for_another() -> None:
+    mixes = Mixes(8)
+    assert mixes.may_begin("harder", 0.5, LEAD, "h", 0.0)
+    assert filled(mixes, "hard", 0.5, 0.0) == 6
+    assert filled(mixes, "harder", 0.5, 0.0) == 12
+    for name in ("hard", "harder"):
+        drops(mixes, name, VAIN_TASKS, 1.0)
+    for number in range(12):
+        mixes.dropped(f"harder-0.0-{number}")
+    assert mixes.may_begin("hard", 0.5, LEAD, "h", 2.0)
+    assert mixes.may_begin("harder", 0.5, LEAD, "i", 2.0)
 
 
 def left_open(mixes: Mixes, name: str, now: float) -> int:

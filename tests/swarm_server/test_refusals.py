@@ -121,6 +121,13 @@ NO_NUMBER = "workflow_output.reward: must be a number, not text"
             {"workflow_output": {"reward": 1, "log_metrics": {"a": "x"}}},
             "workflow_output.log_metrics.a: Input should be a valid number",
         ),
+        *[
+            (
+                {"workflow_output": {"reward": 1, "log_metrics": {"a": value}}},
+                f"workflow_output.log_metrics.a: must be at most 1e+30 either way, got {value}",
+            )
+            for value in (1e308, -1e31, [1.0, 1e308])
+        ],
         ({"client_uuid": "another"}, "Episode UUID is claimed by different client: me, but got"),
         ({"episode_uuid": "x" * 10_240}, f"Episode {'x' * 80} not found."),
         ({"episode_uuid": ""}, "Episode  not found."),

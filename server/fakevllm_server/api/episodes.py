@@ -18,7 +18,6 @@ from fakevllm_adapters.swarm import (
 )
 from fakevllm_server.api.access import caller_of
 from fakevllm_server.api.refusals import ClearRoute
-from fakevllm_server.client_metrics import MAX_NAME_CHARS
 from fakevllm_server.episodes import EpisodeRefused, Idempotency, slots
 from fakevllm_server.submissions import hash_of
 from fakevllm_server.swarm import Swarm
@@ -58,7 +57,6 @@ def router(swarm: Swarm) -> APIRouter:
     @routes.post("/end_episode", response_model_exclude_defaults=True)
     async def end_episode(request: EndEpisodeRequest, http: Request) -> EndEpisodeReply:
         reward = _scalar_reward(request)
-        ending = swarm.episodes.find(request.episode_uuid)
         try:
             swarm.episodes.check_owner(request.episode_uuid, caller_of(swarm, http.scope))
             reply = await swarm.intake.end_episode(request, reward, swarm.closed)
@@ -66,8 +64,6 @@ def router(swarm: Swarm) -> APIRouter:
             status = swarm.engine.status
             detail = refused.detail if swarm.engine.is_serving else _cannot_end(status)
             raise HTTPException(refused.status, detail) from None
-        if ending is not None and ending.kind == "train":
-            _hear(swarm, request)
         swarm.changed()
         if reply.warning and swarm.closed is None:  # which is told once, not for each episode
             log.warning("episode %s: %s", request.episode_uuid, reply.warning)
@@ -135,13 +131,6 @@ async def _claimed(swarm: Swarm, request: ClaimEpisodeRequest, http: Request) ->
 def _idempotency_of(request: ClaimEpisodeRequest) -> Idempotency | None:
     key = request.idempotency_key
     return Idempotency(key, hash_of(request)) if key else None
-
-
-def _hear(swarm: Swarm, request: EndEpisodeRequest) -> None:
-    refused = swarm.runlog.of_clients.hear(request.workflow_output.log_metrics)
-    if refused:
-        told = len(refused), refused[0][:MAX_NAME_CHARS]
-        log.warning("%d log_metrics are not kept, for there are too many: %r and so on", *told)
 
 
 def _cannot_claim(swarm: Swarm, request: ClaimEpisodeRequest) -> str | None:
