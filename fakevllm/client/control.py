@@ -18,6 +18,7 @@ from fakevllm.client.talk import (
     answered,
     asked,
     insisted,
+    is_passing,
 )
 from fakevllm_adapters.closing import why_closed
 from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply, SuccessReply
@@ -78,7 +79,8 @@ def start(limit_s: float | None) -> Talk[EngineStatusReply]:
     done = yield from asked(Ask("/start_engine", {}, ENGINE_TIMEOUT_S), Done)
     if not done.success:
         raise SwarmError(f"The engine was not started: {done.error}")
-    return (yield from until(RUNNING, limit_s, was_on=True))  # it boots before it answers
+    # The server answers once the engine boots: where it is off after that, it was refused.
+    return (yield from until(RUNNING, limit_s))
 
 
 def stop() -> Talk[None]:
@@ -90,30 +92,24 @@ def stop() -> Talk[None]:
     yield from until((EngineStatus.OFFLINE,), None)
 
 
-def until(
-    wanted: Collection[EngineStatus],
-    limit_s: float | None,
-    *,
-    was_on: bool = False,
-) -> Talk[EngineStatusReply]:
-    """Raises SwarmServerOfflineError where the engine, which `was_on` or has been since, is off
-    and that was not wanted; ServerUnreachable after `limit_s`."""
+def until(wanted: Collection[EngineStatus], limit_s: float | None) -> Talk[EngineStatusReply]:
+    """For an engine that was on: raises SwarmServerOfflineError, with the server's reason, where it
+    is off and that is not wanted; ServerUnreachable after `limit_s`."""
     patience = Patience(limit_s)
     while True:
         try:
             known = yield from status()
-        except ServerUnreachable as error:
-            if patience.is_over:
+        except SwarmError as error:
+            if not is_passing(error) or patience.is_over:
                 raise
             yield from patience.pause(error.detail)
             continue
         if known.engine_status in wanted:
             return known
-        if known.engine_status is EngineStatus.OFFLINE and was_on:
+        if known.engine_status is EngineStatus.OFFLINE:
             raise SwarmServerOfflineError(
                 known.engine_status_detail or "The engine was stopped while it was waited for."
             )
-        was_on |= known.engine_status is not EngineStatus.OFFLINE
         if patience.is_over:
             raise ServerUnreachable(f"The engine is still in {known.engine_status}.")
         yield from patience.pause(f"the engine is in {known.engine_status}")
@@ -126,7 +122,7 @@ def ensure_running(job: TrainJob, force_restart: bool, limit_s: float | None) ->
     if force_restart:
         yield from stop()
     elif known.engine_status is not EngineStatus.OFFLINE:
-        _tell_closed((yield from until(RUNNING, limit_s, was_on=True)))
+        _tell_closed((yield from until(RUNNING, limit_s)))
         return (yield from _tell_differences(job))
     yield from sync_job(job)
     _tell_closed((yield from start(limit_s)))

@@ -130,10 +130,13 @@ def insisted(ask: Ask, reply: type[M], patience: Patience) -> Talk[M]:
         try:
             return (yield from asked(ask, reply))
         except SwarmError as error:
-            is_passing = isinstance(error, ServerUnreachable) or error.status in PASSING
-            if not is_passing or patience.is_over:
+            if not is_passing(error) or patience.is_over:
                 raise
             yield from patience.pause(error.detail)
+
+
+def is_passing(error: SwarmError) -> bool:
+    return isinstance(error, ServerUnreachable) or error.status in PASSING
 
 
 class Patience:
