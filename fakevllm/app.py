@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping
 
 import uvicorn
@@ -22,6 +23,7 @@ from fakevllm.graceful import GracefulServer
 from fakevllm.origins import NoOrigins
 from fakevllm.proxy import Proxy, open_proxy
 from fakevllm.routes import feedback, formats, groups, health, metrics, models, passthrough
+from fakevllm.seldom import Seldom
 from fakevllm_adapters import log_lines
 from fakevllm_adapters.asgi import AsgiApp, Door, Receive, Scope, Send
 from fakevllm_adapters.bounded_http import bounded
@@ -30,6 +32,10 @@ from fakevllm_adapters.limits import OpenCalls
 from fakevllm_adapters.log_lines import LogFormat
 from fakevllm_adapters.registry import ADAPTERS
 
+log = logging.getLogger("fakevllm.app")
+
+TELL_EVERY_S = 60.0
+"""Between warnings of the same stray path."""
 KEEP_ALIVE_S = 65
 """Longer than SDKs keep idle connections, so that it is they who close them."""
 
@@ -55,11 +61,25 @@ class Doors:
     def __init__(self, app: AsgiApp, doors: Mapping[str, AsgiApp]) -> None:
         self._app = app
         self._doors = doors
+        self._ends = tuple(path.removeprefix("/v1") for path in doors)
+        self._seldom = Seldom(TELL_EVERY_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_posted = scope["type"] == "http" and scope["method"] == "POST"
         door = self._doors.get(scope["path"]) if is_posted else None
+        if is_posted and door is None:
+            self._tell_of_stray(scope["path"])
         await (door or self._app)(scope, receive, send)
+
+    def _tell_of_stray(self, path: str) -> None:
+        """Of an app whose base URL has no /v1, or two of them, and that gets 404 for it."""
+        is_stray = path.endswith(self._ends)
+        if is_stray and self._seldom.due(path, time.monotonic()) is not None:
+            log.warning(
+                "%s is no path of this proxy: an app's base URL is http://HOST:PORT/v1, and the "
+                "app adds the rest",
+                path,
+            )
 
 
 def _guard(proxy: Proxy) -> Guard:

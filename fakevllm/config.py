@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
@@ -16,7 +17,7 @@ from fakevllm.config_mistakes import explained
 from fakevllm.errors import ConfigError
 from fakevllm.failures import RewardSection
 from fakevllm.feedback import FeedbackSection
-from fakevllm.outage_settings import FallbackSection, UpstreamSection, http_url
+from fakevllm.outage_settings import FallbackSection, UpstreamSection, server_url
 from fakevllm.policy_settings import PolicySection
 from fakevllm.section import Section
 from fakevllm.serve_policy import ServeSection
@@ -29,6 +30,7 @@ from fakevllm_adapters.swarm import MAX_GROUP_SIZE
 from fakevllm_adapters.train_job import TrainJob
 
 DEFAULT_FILE = Path("fakevllm.toml")
+EVERYWHERE = ("0.0.0.0", "::")
 _LIMITS = Limits()
 log = logging.getLogger("fakevllm.config")
 
@@ -46,7 +48,7 @@ class ProxySection(Section):
 
 
 class SwarmSection(Section):
-    url: Annotated[str, AfterValidator(http_url)] = "http://127.0.0.1:10086"
+    url: Annotated[str, AfterValidator(server_url)] = "http://127.0.0.1:10086"
     key: str | None = Field(default=None, repr=False)
     """This proxy's key at the swarm server."""
 
@@ -130,6 +132,18 @@ class Config(Section):
         """Bodies that may be sampled of one request, a greedy lead's among them."""
         most = max(self.job.num_repeat, self.policy.most_siblings) + self.serves_greedy
         return min(most, MAX_GROUP_SIZE) if self.hooks.path is not None else 1
+
+    @model_validator(mode="after")
+    def _asks_another(self) -> Self:
+        asked, host = urlsplit(self.swarm.url), self.proxy.host
+        is_here = is_loopback(host) or host in EVERYWHERE
+        own = LOOPBACK | {host} if is_here else {host}
+        if asked.port == self.proxy.port and asked.hostname in own:
+            raise ValueError(
+                "swarm.url is the address of this proxy itself: name the swarm server's, which is "
+                "http://127.0.0.1:10086 where nothing else is said (`fakevllm-server start`)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_what_it_trains_with(self) -> Self:

@@ -28,6 +28,13 @@ def http_url(text: str) -> str:
     return text
 
 
+def server_url(text: str) -> str:
+    """The same text. Raises ValueError as `http_url`, and for an app's base URL with its path."""
+    if urlsplit(http_url(text)).path not in ("", "/"):
+        raise ValueError("write it as http://HOST:PORT, without a path: /v1 is for apps")
+    return text
+
+
 class UpstreamSection(Section):
     hold_s: float = Field(default=25.0, ge=0, le=3600, allow_inf_nan=False)
     """How long a request waits for a server that is away or not up yet."""

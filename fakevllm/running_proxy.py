@@ -29,6 +29,7 @@ SERVED_AS = {
     True: "paused: requests are served once, none is fanned out",
     False: "on: requests are fanned out",
 }
+HOOKLESS = "off: without hooks each request is served once (fakevllm serve --hooks FOLDER)"
 
 
 def set_paused(url: str, key: str | None, *, paused: bool) -> str:
@@ -101,12 +102,14 @@ def _refused(url: str, error: urllib.error.HTTPError) -> str:
 def lines(stats: Json) -> Iterator[tuple[str, str]]:
     """What `status` shows of the proxy's own statistics."""
     engine: Json = stats["engine"] or {}
-    yield "fan-out", SERVED_AS[bool(stats["paused"])]
+    is_paused, has_hooks = bool(stats["paused"]), stats.get("has_hooks", True)
+    yield "fan-out", SERVED_AS[is_paused] if is_paused or has_hooks else HOOKLESS
     yield "engine", _ENGINE.get(str(engine.get("engine_status")), _NO_SERVER)
     if detail := engine.get("engine_status_detail"):
         yield "it says", str(detail)
     yield "model", str(engine.get("model") or "not known yet")
-    yield "step", str(engine.get("global_step") or 0)
+    if step := engine.get("global_step"):
+        yield "step", str(step)
     yield "groups", _counts(stats["counts"])
     yield "not trained", _counts(stats["untrained"])
     if dropped := engine.get("dropped"):

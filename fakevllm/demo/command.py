@@ -64,7 +64,7 @@ def run_demo(settings: DemoSettings) -> Outcome:
     try:
         return asyncio.run(_demo(settings, console))
     except KeyboardInterrupt:
-        console.print(f"Stopped. Go on: {_again(settings)}")
+        console.print(f"Stopped. Go on: {_again(settings)}", soft_wrap=True)
         raise
     except FakevllmError as error:
         raise error if isinstance(error, UserError) else UserError(str(error)) from error

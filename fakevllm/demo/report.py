@@ -23,10 +23,11 @@ def show(console: Console, outcome: Outcome, before: Probe, after: Probe, ledger
     if (drawn := plot.in_terminal(outcome, console.width)) is not None:
         console.print(Text.from_ansi(drawn), no_wrap=True, crop=False)
     if plot.as_png(outcome, curve_file):
-        console.print(f"Curve: {curve_file}")
+        console.print(f"Curve: {curve_file}", soft_wrap=True)
     console.print(_samples(before, after))
-    console.print(f"Every group, with its siblings, rewards and tokens: {ledger}")
-    console.print(_next_steps(outcome))
+    # Whole lines: who copies a path or a command copies no line break with it.
+    console.print(f"Every group, with its siblings, rewards and tokens: {ledger}", soft_wrap=True)
+    console.print(_next_steps(outcome), soft_wrap=True)
 
 
 def _summary(outcome: Outcome) -> Table:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import aiohttp
 
-from fakevllm.config import http_url
 from fakevllm.errors import ConfigError
+from fakevllm.outage_settings import http_url
 from fakevllm_adapters.keys import bearer_header
 from fakevllm_adapters.swarm import EngineStatusReply, Task
 

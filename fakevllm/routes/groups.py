@@ -76,6 +76,8 @@ class Stats(BaseModel):
     engine: EngineStatusReply | None
     paused: bool = False
     """Requests are served once until `fakevllm resume`."""
+    has_hooks: bool = True
+    """Else each is served once for good."""
     counts: dict[str, int]
     """Groups by state."""
     untrained: dict[str, int] = {}
@@ -179,6 +181,7 @@ def router(proxy: Proxy) -> APIRouter:
         return Stats(
             engine=proxy.link.status,
             paused=proxy.traffic.pause.is_on,
+            has_hooks=proxy.config.hooks.path is not None,
             counts=counts,
             untrained=untrained,
             failures=failures,

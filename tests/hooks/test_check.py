@@ -69,6 +69,14 @@ async def test_equal_rewards_are_said_to_teach_nothing(tmp_path: Path) -> None:
     assert "no signal" in drawn(report)
 
 
+async def test_a_hook_that_judges_nothing_is_told_apart_from_equal_rewards(tmp_path: Path) -> None:
+    report = await checked(
+        tmp_path, "def on_compute_relative_reward(v, a):\n    return [1] + [None] * (len(a) - 1)\n"
+    )
+    text = " ".join(drawn(report).split())
+    assert "fewer than two rewards are numbers" in text and "all equal" not in text
+
+
 async def test_a_recorded_group_is_used_where_given(tmp_path: Path) -> None:
     answers = [{"role": "assistant", "content": "x" * 500, "finish_reason": "stop"}]
     group = RecordedGroup("g", Task(), "the question", answers)

@@ -136,12 +136,24 @@ def test_a_flag_for_a_section_that_is_none_is_refused_too(tmp_path: Path) -> Non
         "http://[::1",
         "http://host:99999",
         "http://me:key@host:1",
+        "http://127.0.0.1:10086/v1",
         "",
     ],
 )
 def test_a_swarm_address_that_is_no_http_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="write it as http://HOST:PORT"):
         load(None, {"swarm": {"url": url}})
+
+
+@pytest.mark.parametrize(
+    ("host", "asked"), [("127.0.0.1", "localhost"), ("0.0.0.0", "127.0.0.1"), ("box", "box")]
+)
+def test_a_proxy_is_not_its_own_swarm_server(tmp_path: Path, host: str, asked: str) -> None:
+    (tmp_path / "keys").write_text("sk-one\n")
+    own = {"host": host, "port": 8000, "key_file": tmp_path / "keys"}
+    with pytest.raises(ConfigError, match="the address of this proxy itself"):
+        load(None, {"proxy": own, "swarm": {"url": f"http://{asked}:8000"}})
+    load(None, {"proxy": own, "swarm": {"url": f"http://{asked}:10086"}})
 
 
 def test_files_that_are_not_utf_8_are_named(tmp_path: Path) -> None:
