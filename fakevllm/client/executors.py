@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from queue import SimpleQueue
@@ -26,7 +26,6 @@ R = TypeVar("R")
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.5, 30.0
 TELL_EVERY_S = 5.0
 """Between lines about the same mistake."""
-_NAME = re.compile(r"[0-9a-f]{8,}|\d+")
 
 
 def run_episodes_until_all_complete(
@@ -220,7 +219,7 @@ class Retries:
         return run
 
     def _tell(self, error: Exception, pause_s: float) -> None:
-        due = self._seldom.due(_words(error), self._clock())
+        due = self._seldom.due(_kind_of(error), self._clock())
         if due is None:
             return
         others = due.num_untold
@@ -234,9 +233,11 @@ class Retries:
         )
 
 
-def _words(error: Exception) -> str:
-    """Without numbers and ids, which differ from episode to episode."""
-    return f"{type(error).__name__}: {_NAME.sub('N', str(error))}"
+def _kind_of(error: Exception) -> Hashable:
+    """Its type and the lines it came through. Its words differ from episode to episode: they hold
+    ids, and what the model said."""
+    lines = traceback.walk_tb(error.__traceback__)
+    return type(error), frozenset((frame.f_code.co_filename, line) for frame, line in lines)
 
 
 def _is_lost_connection(error: BaseException | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable
@@ -35,7 +36,7 @@ def test_what_fails_is_run_again_later_and_later_and_shown_in_full_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pauses: list[float] = []
-    left = iter([ValueError("no"), ValueError("no"), ValueError("yes, but"), None])
+    left = iter([ValueError("no"), ValueError("no"), KeyError("yes, but"), None])
 
     def run() -> str:
         error = next(left)
@@ -68,6 +69,26 @@ def test_mistakes_that_are_alike_but_for_their_episodes_are_told_by_their_number
     first, last = caplog.records
     assert first.exc_info is not None and last.exc_info is None
     assert "as 2 others that failed alike: KeyError" in last.getMessage()
+
+
+def test_mistakes_are_alike_by_where_they_were_made_and_not_by_what_the_model_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answers = iter(["one", "a second", "the third", "?"])
+
+    def score() -> int:
+        answer = next(answers)
+        if answer == "?":
+            return int(answer)  # another line, and another mistake
+        return int(answer)
+
+    def run() -> None:
+        with contextlib.suppress(StopIteration):
+            score()
+
+    Retries(lambda _: None, clock=lambda: 0.0).of(run)()
+    assert [record.exc_info is not None for record in caplog.records] == [True, True]
+    assert "'one'" in caplog.messages[0] and "'?'" in caplog.messages[1]
 
 
 def test_a_lost_connection_is_told_without_the_libraries_it_was_lost_in(
