@@ -208,6 +208,20 @@ def test_an_engine_that_cannot_start_says_why(processes: Processes) -> None:
         client.auto_sync_train_config_and_start_engine(JOB)
 
 
+def test_windows_end_with_the_engine(client: SwarmClient) -> None:
+    num_played = 0
+
+    def execute_agent(task: Task, access: EpisodeAccess) -> WorkflowOutput:
+        nonlocal num_played
+        num_played += 1
+        client.stop_engine()
+        return WorkflowOutput(reward=1.0)
+
+    with pytest.raises(SwarmServerOfflineError):
+        auto_train_with_dataset(RandomReader(1000), client, execute_agent, max_parallel=1)
+    assert num_played == 1
+
+
 def test_many_tasks_of_one_event_loop_train_too(server: Process, client: SwarmClient) -> None:
     async def rollout(twin: AsyncSwarmClient, number: int) -> str:
         async with (
