@@ -18,6 +18,7 @@ from fakevllm.client.talk import (
     answered,
     asked,
     insisted,
+    is_passing,
 )
 from fakevllm_adapters.closing import why_closed
 from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply, SuccessReply
@@ -95,8 +96,8 @@ def until(
     while True:
         try:
             known = yield from status()
-        except ServerUnreachable as error:
-            if patience.is_over:
+        except SwarmError as error:
+            if not is_passing(error) or patience.is_over:
                 raise
             yield from patience.pause(error.detail)
             continue

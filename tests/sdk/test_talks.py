@@ -23,6 +23,7 @@ from fakevllm_adapters.swarm import EngineStatusReply, Task, WorkflowOutput
 from fakevllm_adapters.swarm_pool import ThrottlePolicy
 from fakevllm_adapters.train_job import TrainJob
 
+PAGE = "<html>\n<head><title>502 Bad Gateway</title></head>\n<body>ray 8f2a01c9</body></html>"
 TASK = Task(task_id="t", main_query="q")
 OUTPUT = WorkflowOutput(reward=1.0, metadata={"mine": 1})
 OK = said(success=True)
@@ -84,6 +85,31 @@ def test_an_end_is_sent_again_in_the_same_words_until_it_is_on_disk() -> None:
     assert bodies[0] is not None
     assert bodies[0]["workflow_output"]["metadata"] == {"mine": 1, "task_id": "t"}
     assert OUTPUT.metadata == {"mine": 1}
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_what_a_gateway_could_not_pass_on_is_asked_again(status: int) -> None:
+    page = Answer(status, PAGE)
+    ended = play(episodes.end("me", TASK, "u1", OUTPUT), [page, NOBODY, page, OK])
+    assert len(ended.asks) == 4 and all(ask == ended.asks[0] for ask in ended.asks)
+    assert ended.pauses[0].why == f"status {status}, not JSON: 502 Bad Gateway"
+    claimed = play(episodes.begin("me", "train", 60.0, None), [page, CLAIMED])
+    assert claimed.result is not None and claimed.asks[0] == claimed.asks[1]
+    assert len(play(episodes.abort("me", "u1"), [page, OK]).asks) == 2
+    booting = [OK, state("BOOTING"), page, state("ROLLING")]
+    assert play(control.start(None), booting).result is not None
+
+
+def test_a_gateway_that_never_reaches_the_server_is_told_after_ten_minutes() -> None:
+    played: Played[None] = Played()
+    with pytest.raises(SwarmError, match="status 502, not JSON: 502 Bad Gateway"):
+        play(episodes.end("me", TASK, "u1", OUTPUT), [Answer(502, PAGE)] * 1000, played)
+    assert played.waited_s == pytest.approx(episodes.END_PATIENCE_S)
+
+
+def test_what_the_server_itself_refuses_is_not_asked_again() -> None:
+    with pytest.raises(SwarmError, match="no"):
+        play(episodes.end("me", TASK, "u1", OUTPUT), [said(500, detail="no")])
 
 
 def test_an_end_is_given_up_after_ten_minutes() -> None:
