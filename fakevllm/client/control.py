@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from pydantic import BaseModel
 
@@ -69,6 +69,7 @@ def train_config() -> Talk[TrainJob | None]:
 def start(limit_s: float | None) -> Talk[EngineStatusReply]:
     """Returns once the engine answers. Raises SwarmError with the reason where it does not come up,
     ServerUnreachable where that takes longer than `limit_s`."""
+    # The server answers once the engine boots: where it is off after that, it was refused.
     done = yield from asked(Ask("/start_engine", {}, ENGINE_TIMEOUT_S), Done)
     if not done.success:
         raise SwarmError(f"The engine was not started: {done.error}")
@@ -84,15 +85,10 @@ def stop() -> Talk[None]:
     yield from until((EngineStatus.OFFLINE,), None)
 
 
-def until(
-    wanted: Collection[EngineStatus],
-    limit_s: float | None,
-    is_there: Callable[[EngineStatusReply], bool] = lambda _: True,
-) -> Talk[EngineStatusReply]:
-    """Raises SwarmServerOfflineError where the engine goes off meanwhile and that was not wanted;
-    ServerUnreachable after `limit_s`."""
+def until(wanted: Collection[EngineStatus], limit_s: float | None) -> Talk[EngineStatusReply]:
+    """For an engine that was on: raises SwarmServerOfflineError, with the server's reason, where it
+    is off and that is not wanted; ServerUnreachable after `limit_s`."""
     patience = Patience(limit_s)
-    was_on = False
     while True:
         try:
             known = yield from status()
@@ -101,13 +97,12 @@ def until(
                 raise
             yield from patience.pause(error.detail)
             continue
-        if known.engine_status in wanted and is_there(known):
+        if known.engine_status in wanted:
             return known
-        if known.engine_status is EngineStatus.OFFLINE and was_on:
+        if known.engine_status is EngineStatus.OFFLINE:
             raise SwarmServerOfflineError(
                 known.engine_status_detail or "The engine was stopped while it was waited for."
             )
-        was_on = known.engine_status is not EngineStatus.OFFLINE
         if patience.is_over:
             raise ServerUnreachable(f"The engine is still in {known.engine_status}.")
         yield from patience.pause(f"the engine is in {known.engine_status}")

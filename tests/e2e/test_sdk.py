@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from typing import Any
 
 import httpx
@@ -206,6 +207,16 @@ def test_an_engine_that_cannot_start_says_why(processes: Processes) -> None:
     server = processes.server("--backend", "embedded")
     with SwarmClient(server.url) as client, pytest.raises(SwarmError, match="No model"):
         client.auto_sync_train_config_and_start_engine(JOB)
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
+def test_an_engine_that_is_refused_at_once_says_why(processes: Processes) -> None:
+    server = processes.server("--backend", "vllm", "--model", "demo")
+    with SwarmClient(server.url) as client:
+        with pytest.raises(SwarmServerOfflineError, match="vLLM is not installed"):
+            client.auto_sync_train_config_and_start_engine(JOB, timeout_s=WAIT_S)
+        with pytest.raises(SwarmServerOfflineError, match="vLLM is not installed"):
+            client.start_engine(timeout_s=WAIT_S)
 
 
 def test_windows_end_with_the_engine(client: SwarmClient) -> None:

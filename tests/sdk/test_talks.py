@@ -208,6 +208,18 @@ def test_an_engine_that_cannot_start_says_why() -> None:
         play(control.ensure_running(TrainJob(), False, None), failed)
 
 
+@pytest.mark.parametrize("detail", ["vLLM is not installed", None])
+def test_an_engine_that_is_refused_before_it_was_seen_to_boot_says_why(detail: str | None) -> None:
+    refused = state("OFFLINE", detail=detail)
+    told = detail or "was stopped while it was waited for"
+    with pytest.raises(SwarmServerOfflineError, match=told):
+        play(control.start(None), [OK, refused])
+    with pytest.raises(SwarmServerOfflineError, match=told):
+        play(control.ensure_running(TrainJob(), False, None), [state("OFFLINE"), OK, OK, refused])
+    with pytest.raises(SwarmServerOfflineError, match=told):
+        play(control.ensure_running(TrainJob(), False, None), [state("BOOTING"), refused])
+
+
 def test_a_job_that_is_refused_is_told_in_the_servers_words() -> None:
     with pytest.raises(SwarmError, match="does not take this job: lr must be"):
         play(control.sync_job(TrainJob()), [said(success=False, error="lr must be above 0")])
