@@ -4,12 +4,11 @@ Pure; any number of threads may ask."""
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-MAX_KINDS = 1000
-"""That are remembered; of more, the one that was told longest ago is new again."""
+MAX_KINDS = 256
+"""What is told of more kinds at once, nobody reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +20,13 @@ class Due:
 
 
 class Seldom:
-    """Keeps a time for each kind: what tells episodes apart is no part of it."""
+    """What tells episodes apart is no part of a kind. Of more than MAX_KINDS the one that was told
+    longest ago is forgotten, and would be the first again."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
-        self._told_at: dict[Hashable, float] = {}
-        self._num_untold: Counter[Hashable] = Counter()
+        self._told: dict[Hashable, tuple[float, int]] = {}
+        """When, and how many of it came since; what was told longest ago first."""
         self._lock = threading.Lock()
 
     def due(self, kind: Hashable, now: float) -> Due | None:
@@ -37,15 +37,12 @@ class Seldom:
         (Due(is_first=True, num_untold=0), None, Due(is_first=False, num_untold=1))
         """
         with self._lock:
-            told_at = self._told_at.get(kind)
-            if told_at is not None and now - told_at < self._every_s:
-                self._num_untold[kind] += 1
+            told = self._told.get(kind)
+            if told is not None and now - told[0] < self._every_s:
+                self._told[kind] = told[0], told[1] + 1
                 return None
-            # In the order they were told.
-            self._told_at.pop(kind, None)
-            self._told_at[kind] = now
-            due = Due(told_at is None, self._num_untold.pop(kind, 0))
-            if len(self._told_at) > MAX_KINDS:
-                oldest = next(iter(self._told_at))
-                del self._told_at[oldest], self._num_untold[oldest]
-            return due
+            self._told.pop(kind, None)
+            self._told[kind] = now, 0
+            if len(self._told) > MAX_KINDS:
+                del self._told[next(iter(self._told))]
+            return Due(True, 0) if told is None else Due(False, told[1])

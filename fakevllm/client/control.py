@@ -76,10 +76,10 @@ def train_config() -> Talk[TrainJob | None]:
 def start(limit_s: float | None) -> Talk[EngineStatusReply]:
     """Returns once the engine answers. Raises SwarmError with the reason where it does not come up,
     ServerUnreachable where that takes longer than `limit_s`."""
+    # The server answers once the engine boots: where it is off after that, it was refused.
     done = yield from asked(Ask("/start_engine", {}, ENGINE_TIMEOUT_S), Done)
     if not done.success:
         raise SwarmError(f"The engine was not started: {done.error}")
-    # The server answers once the engine boots: where it is off after that, it was refused.
     return (yield from until(RUNNING, limit_s))
 
 

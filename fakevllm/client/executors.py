@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future
 from concurrent.futures import wait as wait_for
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from fakevllm.client.errors import ClientClosed, SwarmError, SwarmServerOfflineError
+from fakevllm.client.errors import ClientClosed, SwarmServerOfflineError
 from fakevllm.seldom import Seldom
 from fakevllm_adapters.swarm import Task
 
@@ -28,8 +27,7 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 0.5, 30.0
 TELL_EVERY_S = 5.0
 """Between lines about the same mistake."""
 ENDS = (SwarmServerOfflineError, ClientClosed)
-"""Whatever is run after them fails as they did."""
-_NAME = re.compile(r"[0-9a-f]{8,}|\d+")
+"""After these no further episode would come to anything else."""
 
 
 def run_episodes_until_all_complete(
@@ -39,21 +37,21 @@ def run_episodes_until_all_complete(
     auto_retry: bool = True,
 ) -> list[R]:
     """`func` once for each task, all at once or `max_workers` at a time; the results in the tasks'
-    order. With `auto_retry` what fails is run again until it does not. Where one raises, those that
-    have not begun never do."""
+    order. With `auto_retry` what fails is run again until it does not; what fails without ends it
+    all: nothing further begins, and it is raised."""
     if not tasks:
         return []
     retries = Retries()
     run = retries.of(func) if auto_retry else func
-    pool = DaemonPool(max_workers or len(tasks))
-    futures: list[Future[R]] = []
+    pool = DaemonPool(max_workers or len(tasks), ends=(BaseException,))
     try:
-        futures += [pool.submit(run, task) for task in tasks]
+        futures = [pool.submit(run, task) for task in tasks]
+        wait_for(futures, return_when=FIRST_EXCEPTION)
+        pool.check()
         return [future.result() for future in futures]
     finally:
         retries.end()
-        for future in futures:
-            future.cancel()
+        pool.cancel()
         pool.shutdown()
 
 
@@ -66,6 +64,9 @@ class PeriodicDrainThreadPoolExecutor:
             for _ in range(4):
                 executor.submit_with_periodic_drain(fn=rollout, task=task)
         executor.shutdown()
+
+    Where the engine was stopped, or the client closed, nothing further begins, and whatever is
+    called next raises that.
     """
 
     def __init__(
@@ -78,18 +79,19 @@ class PeriodicDrainThreadPoolExecutor:
         """`workers` is the size of a window, `max_parallel` how many run at once. With
         `block_first_run` the first one runs alone, so that a mistake is seen once and at once."""
         self._window = workers
-        self._pool = DaemonPool(max_parallel or workers)
-        self._retries = Retries() if auto_retry else None
+        self._pool = DaemonPool(max_parallel or workers, ends=ENDS)
+        self._retries = Retries()
+        self._auto_retry = auto_retry
         self._is_first = block_first_run
         self._open: list[Future[Any]] = []
         """Of this window."""
         self._unfinished: set[Future[Any]] = set()
 
     def submit(self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        run = fn if self._retries is None else self._retries.of(fn)
+        run = self._retries.of(fn) if self._auto_retry else fn
         future = self._pool.submit(run, *args, **kwargs)
         self._unfinished.add(future)
-        future.add_done_callback(self._unfinished.discard)
+        future.add_done_callback(self._is_done)
         if self._is_first:
             self._is_first = False
             future.exception()  # waits
@@ -106,34 +108,42 @@ class PeriodicDrainThreadPoolExecutor:
 
     def drain(self) -> list[Any]:
         """Waits for all that were submitted in this window; their results, without those that
-        failed, which are logged. Raises SwarmServerOfflineError, ClientClosed where one did."""
+        failed, which are logged."""
         window, self._open = self._open, []
+        self._wait_for(window)
         results: list[Any] = []
-        try:
-            wait_for(window)
-        except KeyboardInterrupt:
-            if self._retries is not None:
-                self._retries.end()
-            raise
         for future in window:
+            if future.cancelled():
+                continue
             error = future.exception()
-            if isinstance(error, ENDS):
-                raise error
             if error is None:
                 results.append(future.result())
-            else:
+            elif not isinstance(error, ENDS):
                 log.error("an episode failed", exc_info=error)
+        self._pool.check()
         return results
 
     def shutdown(self, wait: bool = True) -> list[Any]:
-        """The last window's results, once all that was submitted is over. Raises as `drain`."""
+        """The last window's results, once all that was submitted is over."""
         try:
-            results = self.drain() if wait else []
-            if wait:
-                wait_for(tuple(self._unfinished))
-            return results
+            while wait and self._unfinished:  # one may have submitted another
+                self._wait_for(tuple(self._unfinished))
+            return self.drain() if wait else []
         finally:
             self._pool.shutdown()
+
+    def _is_done(self, future: Future[Any]) -> None:
+        self._unfinished.discard(future)
+        if self._pool.is_over:
+            self._retries.end()
+
+    def _wait_for(self, futures: Collection[Future[Any]]) -> None:
+        try:
+            wait_for(futures)
+        except KeyboardInterrupt:
+            self._retries.end()
+            self._pool.cancel()
+            raise
 
 
 def auto_train_with_dataset(
@@ -146,20 +156,16 @@ def auto_train_with_dataset(
 ) -> None:
     """Each task `local_grpo_n` times through `execute_agent(task, access)`, which returns a
     WorkflowOutput; a batch is waited for before the next begins. Raises SwarmServerOfflineError
-    where the engine is stopped."""
+    where the engine is stopped meanwhile."""
 
     def rollout(task: Task) -> None:
         with client.episode(task) as episode:
             episode.end_with(execute_agent(task, episode.access))
 
     executor = PeriodicDrainThreadPoolExecutor(remote_batch_size * local_grpo_n, max_parallel)
-    try:
-        for task in dataset:
-            for _ in range(local_grpo_n):
-                executor.submit_with_periodic_drain(rollout, task)
-    except ENDS:
-        executor.shutdown(wait=False)
-        raise
+    for task in dataset:
+        for _ in range(local_grpo_n):
+            executor.submit_with_periodic_drain(rollout, task)
     executor.shutdown()
 
 
@@ -167,12 +173,18 @@ class DaemonPool:
     """Threads that do not keep a script alive: one that is interrupted ends at once, and its
     episodes go to the next client."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, ends: tuple[type[BaseException], ...] = ()) -> None:
+        """Behind an error of `ends` nothing further begins: the futures of what waits are
+        cancelled."""
         self._size = size
+        self._ends = ends
+        self._ended: BaseException | None = None
         self._threads: list[threading.Thread] = []
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
     def submit(self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Raises as `check`."""
+        self.check()
         future: Future[R] = Future()
         self._work.put((future, lambda: fn(*args, **kwargs)))
         if len(self._threads) < self._size:
@@ -180,6 +192,19 @@ class DaemonPool:
             self._threads.append(thread)
             thread.start()
         return future
+
+    @property
+    def is_over(self) -> bool:
+        return self._ended is not None
+
+    def check(self) -> None:
+        """Raises what ended it, where anything did."""
+        if self._ended is not None:
+            raise self._ended
+
+    def cancel(self) -> None:
+        """What has not begun never does."""
+        self._ended = self._ended or CancelledError()
 
     def shutdown(self) -> None:
         """What was submitted is still run, unless its future is cancelled; nobody is waited for."""
@@ -189,11 +214,15 @@ class DaemonPool:
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             future, run = work
+            if self.is_over:
+                future.cancel()
             if not future.set_running_or_notify_cancel():
                 continue
             try:
                 future.set_result(run())
             except BaseException as error:  # the future's reader gets it
+                if isinstance(error, self._ends):
+                    self._ended = self._ended or error
                 future.set_exception(error)
 
 
@@ -227,10 +256,11 @@ class Retries:
                 except self._ends:
                     raise
                 except Exception as error:
-                    if self._is_over:
+                    if not self._is_over:
+                        self._tell(error, pause_s)
+                        self._sleep(pause_s)
+                    if self._is_over:  # perhaps since
                         raise
-                    self._tell(error, pause_s)
-                    self._sleep(pause_s)
                     pause_s = min(2 * pause_s, LONGEST_RETRY_S)
 
         return run
@@ -250,13 +280,11 @@ class Retries:
         )
 
 
-def _kind_of(error: Exception) -> tuple[object, ...]:
-    """What the server says, without numbers and ids, which differ from episode to episode; of all
-    else the lines that led to it, for the words may be the model's."""
-    if isinstance(error, SwarmError):
-        return type(error), _NAME.sub("N", str(error))
-    way = traceback.walk_tb(error.__traceback__)
-    return type(error), *((frame.f_code.co_filename, line) for frame, line in way)
+def _kind_of(error: Exception) -> Hashable:
+    """Its type and the lines it came through. Its words differ from episode to episode: they hold
+    ids, and what the model said."""
+    lines = traceback.walk_tb(error.__traceback__)
+    return type(error), frozenset((frame.f_code.co_filename, line) for frame, line in lines)
 
 
 def _is_lost_connection(error: BaseException | None) -> bool:

@@ -7,6 +7,7 @@ what is said, and when it is said again, stands here once for both.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -26,8 +27,6 @@ QUICK_TIMEOUT_S = 10.0
 ENGINE_TIMEOUT_S = 600.0
 """Of a stop, which waits for the step in hand and its checkpoint."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
-PASSING = (429, 502, 503, 504)
-"""The server cannot take it now, or a gateway before it says that nobody is there."""
 KEYLESS = (
     "This server asks for a good key: give one as api_key=, in FAKEVLLM_SWARM_KEY, or as "
     "http://NAME:KEY@HOST:PORT"
@@ -38,6 +37,10 @@ NO_SWARM_SERVER = (
 )
 REPLY_CHARS = 300
 """Of a reply that is not JSON, as an error quotes it."""
+PASSING = (429, 502, 503, 504)
+"""Of a server that cannot take it now, or a gateway that got no answer from it. What was asked may
+have been done."""
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +85,19 @@ class Answer:
             case {"detail": str(text)} | {"error": {"message": str(text)}}:
                 return text
             case str(text):
-                return f"status {self.status}, not JSON: {text[:REPLY_CHARS]}"
+                return f"status {self.status}, not JSON: {_quoted(text)}"
             case other:
                 return f"status {self.status}: {str(other)[:REPLY_CHARS]}"
+
+
+def _quoted(text: str) -> str:
+    """In one line; of a page its title, which is the same each time it comes.
+
+    >>> _quoted("<html><head><title>502 Bad Gateway</title></head>\\n<p>ray 8f2a</p></html>")
+    '502 Bad Gateway'
+    """
+    title = _TITLE.search(text)
+    return " ".join((title[1] if title else text).split())[:REPLY_CHARS]
 
 
 Talk = Generator[Ask | Pause | Remark, Answer | None, T]
@@ -124,8 +137,8 @@ def asked(ask: Ask, reply: type[M]) -> Talk[M]:
 
 
 def insisted(ask: Ask, reply: type[M], patience: Patience) -> Talk[M]:
-    """The same request again while nobody answers, or the server cannot take it now. For
-    requests that a server acts on once, however often they come."""
+    """The same request again while what keeps it from being answered may pass. For requests that a
+    server acts on once, however often they come."""
     while True:
         try:
             return (yield from asked(ask, reply))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-import threading
+
+from fakevllm.seldom import Seldom
 
 SHORT_S = 5.0
 """Shorter waits are not worth a line: a step of a small model is over by then, and every episode
@@ -18,18 +19,11 @@ class Waits:
     once, then now and again."""
 
     def __init__(self) -> None:
-        self._told: dict[str, float] = {}
-        """What was told lately, without its numbers, which move meanwhile; and when."""
-        self._lock = threading.Lock()
+        self._seldom = Seldom(TELL_EVERY_S)
 
     def is_due(self, why: str, waited_s: float, now: float) -> bool:
         """Whether to tell it now, by a talk that has waited so long in all."""
         if waited_s < SHORT_S:
             return False
-        with self._lock:
-            self._told = {one: at for one, at in self._told.items() if now - at < TELL_EVERY_S}
-            words = _NUMBER.sub("N", why)
-            if words in self._told:
-                return False
-            self._told[words] = now
-            return True
+        words = _NUMBER.sub("N", why)  # which move meanwhile
+        return self._seldom.due(words, now) is not None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import pytest
 
@@ -14,6 +16,7 @@ from fakevllm import (
     Task,
     run_episodes_until_all_complete,
 )
+from fakevllm.client.errors import ClientClosed
 from fakevllm.client.executors import TELL_EVERY_S, Retries
 
 TASKS = [Task(task_id=str(number)) for number in range(6)]
@@ -35,7 +38,7 @@ def test_what_fails_is_run_again_later_and_later_and_shown_in_full_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pauses: list[float] = []
-    left = iter([ValueError("no"), ValueError("yes, but"), TypeError("no"), None])
+    left = iter([ValueError("no"), ValueError("no"), KeyError("yes, but"), None])
 
     def run() -> str:
         error = next(left)
@@ -62,12 +65,32 @@ def failing(*errors: Exception) -> Callable[[], None]:
 def test_mistakes_that_are_alike_but_for_their_episodes_are_told_by_their_number(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    errors = [ValueError(f"no number in {answer!r}") for answer in ("one", "two", "3,", "four")]
+    errors = [KeyError(f"episode {number:032x} of task {number}") for number in range(4)]
     clock = iter([0.0, 1.0, 2.0, TELL_EVERY_S]).__next__
     Retries(lambda _: None, clock=clock).of(failing(*errors))()
     first, last = caplog.records
     assert first.exc_info is not None and last.exc_info is None
-    assert "as 2 others that failed alike: ValueError" in last.getMessage()
+    assert "as 2 others that failed alike: KeyError" in last.getMessage()
+
+
+def test_mistakes_are_alike_by_where_they_were_made_and_not_by_what_the_model_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answers = iter(["one", "a second", "the third", "?"])
+
+    def score() -> int:
+        answer = next(answers)
+        if answer == "?":
+            return int(answer)  # another line, and another mistake
+        return int(answer)
+
+    def run() -> None:
+        with contextlib.suppress(StopIteration):
+            score()
+
+    Retries(lambda _: None, clock=lambda: 0.0).of(run)()
+    assert [record.exc_info is not None for record in caplog.records] == [True, True]
+    assert "'one'" in caplog.messages[0] and "'?'" in caplog.messages[1]
 
 
 def test_a_lost_connection_is_told_without_the_libraries_it_was_lost_in(
@@ -88,48 +111,146 @@ def test_an_engine_that_was_stopped_ends_the_retries() -> None:
         run_episodes_until_all_complete(TASKS[:1], run)
 
 
-def test_nothing_is_played_for_an_engine_that_was_stopped() -> None:
-    played: list[int] = []
-
-    def run(number: int) -> None:
-        played.append(number)
-        raise SwarmServerOfflineError("stopped")
-
-    executor = PeriodicDrainThreadPoolExecutor(workers=2)
-    with pytest.raises(SwarmServerOfflineError, match="stopped"):
-        for number in range(100):
-            executor.submit_with_periodic_drain(run, number)
-    assert sorted(played) == [0, 1]
-    executor.submit_with_periodic_drain(run, 2)
-    with pytest.raises(SwarmServerOfflineError, match="stopped"):
-        executor.shutdown()
-
-
-def test_what_has_not_begun_when_one_fails_never_does() -> None:
-    begun: list[str] = []
-    may_go_on = threading.Event()
-
-    def run(task: Task) -> None:
-        begun.append(task.task_id)
-        if task.task_id == "0":
-            raise ValueError("mine")
-        may_go_on.wait(TIMEOUT_S)
-
-    threads = set(threading.enumerate())
-    with pytest.raises(ValueError, match="mine"):
-        run_episodes_until_all_complete(TASKS, run, max_workers=2, auto_retry=False)
-    may_go_on.set()
-    for thread in set(threading.enumerate()) - threads:
-        thread.join(TIMEOUT_S)
-    assert len(begun) <= 3  # the two at once, and one behind the first
-
-
 def test_without_retries_an_error_is_the_callers() -> None:
     def run(_: Task) -> None:
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
         run_episodes_until_all_complete(TASKS[:1], run, auto_retry=False)
+
+
+@contextlib.contextmanager
+def threads_ended() -> Generator[None]:
+    """Once it is left, those that were started in it are over."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()
+
+
+def test_behind_the_first_that_fails_nothing_begins() -> None:
+    all_begun = threading.Barrier(4, timeout=TIMEOUT_S)
+    begun: list[str] = []
+
+    def run(task: Task) -> None:
+        begun.append(task.task_id)
+        all_begun.wait()
+        raise ValueError("mine")
+
+    tasks = [Task(task_id=str(number)) for number in range(100)]
+    with threads_ended(), pytest.raises(ValueError, match="mine"):
+        run_episodes_until_all_complete(tasks, run, max_workers=4, auto_retry=False)
+    assert sorted(begun) == ["0", "1", "2", "3"]
+
+
+def test_a_failure_is_told_before_the_others_are_over() -> None:
+    all_begun, may_end = threading.Barrier(2, timeout=TIMEOUT_S), threading.Event()
+
+    def run(task: Task) -> None:
+        all_begun.wait()
+        if task is TASKS[1]:
+            raise ValueError("mine")
+        assert may_end.wait(TIMEOUT_S)
+
+    with pytest.raises(ValueError, match="mine"):
+        run_episodes_until_all_complete(TASKS[:2], run, auto_retry=False)
+    may_end.set()
+
+
+def interrupt() -> None:
+    """As Ctrl-C."""
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
+
+
+def test_behind_an_interrupt_nothing_begins() -> None:
+    begun: list[str] = []
+    may_end = threading.Event()
+
+    def run(task: Task) -> None:
+        begun.append(task.task_id)
+        assert may_end.wait(TIMEOUT_S)
+
+    with threads_ended():
+        threading.Timer(0.05, interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            run_episodes_until_all_complete(TASKS, run, max_workers=1)
+        may_end.set()
+    assert begun == ["0"]
+
+
+def test_behind_an_interrupt_no_window_goes_on() -> None:
+    begun: list[int] = []
+    may_end = threading.Event()
+
+    def run(number: int) -> None:
+        begun.append(number)
+        assert may_end.wait(TIMEOUT_S)
+
+    executor = PeriodicDrainThreadPoolExecutor(workers=2, max_parallel=1)
+    with threads_ended():
+        for number in range(2):
+            executor.submit_with_periodic_drain(run, number)
+        threading.Timer(0.05, interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            executor.shutdown()
+        may_end.set()
+    assert begun == [0]
+
+
+def test_what_fails_when_nobody_waits_any_more_is_not_run_again() -> None:
+    pauses: list[float] = []
+    retries = Retries(pauses.append)
+    retries.end()
+    with pytest.raises(ValueError, match="late"):
+        retries.of(failing(ValueError("late")))()
+    assert not pauses
+
+
+@pytest.mark.parametrize("auto_retry", [True, False])
+@pytest.mark.parametrize("end", [SwarmServerOfflineError("stopped"), ClientClosed("closed")])
+def test_windows_end_with_the_engine_and_say_so(
+    end: Exception, auto_retry: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun: list[int] = []
+    may_end = threading.Event()
+
+    def run(number: int) -> None:
+        begun.append(number)
+        may_end.wait(TIMEOUT_S)
+        raise end
+
+    executor = PeriodicDrainThreadPoolExecutor(workers=2, max_parallel=1, auto_retry=auto_retry)
+    executor.submit_with_periodic_drain(run, 0)
+    executor.submit_with_periodic_drain(run, 1)
+    may_end.set()
+    with pytest.raises(type(end)):
+        executor.submit_with_periodic_drain(run, 2)
+    with pytest.raises(type(end)):
+        executor.submit(run, 3)
+    with pytest.raises(type(end)):
+        executor.shutdown()
+    assert begun == [0] and not caplog.records
+
+
+def test_a_mistake_is_not_made_again_once_the_engine_is_off() -> None:
+    failed = threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        raise ValueError("always")
+
+    def end() -> None:
+        assert failed.wait(TIMEOUT_S)
+        raise SwarmServerOfflineError("stopped")
+
+    executor = PeriodicDrainThreadPoolExecutor(workers=2)
+    executor.submit_with_periodic_drain(fail)
+    executor.submit_with_periodic_drain(end)
+    with pytest.raises(SwarmServerOfflineError):
+        executor.shutdown()
 
 
 def test_a_window_is_over_before_the_next_begins() -> None:

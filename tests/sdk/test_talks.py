@@ -23,6 +23,7 @@ from fakevllm_adapters.swarm import EngineStatusReply, Task, WorkflowOutput
 from fakevllm_adapters.swarm_pool import ThrottlePolicy
 from fakevllm_adapters.train_job import TrainJob
 
+PAGE = "<html>\n<head><title>502 Bad Gateway</title></head>\n<body>ray 8f2a01c9</body></html>"
 TASK = Task(task_id="t", main_query="q")
 OUTPUT = WorkflowOutput(reward=1.0, metadata={"mine": 1})
 OK = said(success=True)
@@ -86,11 +87,29 @@ def test_an_end_is_sent_again_in_the_same_words_until_it_is_on_disk() -> None:
     assert OUTPUT.metadata == {"mine": 1}
 
 
-@pytest.mark.parametrize("status", [429, 502, 504])
-def test_an_end_is_sent_again_while_a_gateway_reaches_nobody(status: int) -> None:
-    page = Answer(status, "<html>nobody is there</html>")
-    played = play(episodes.end("me", TASK, "u1", OUTPUT), [page, page, OK])
-    assert played.paths == ["/end_episode"] * 3
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_what_a_gateway_could_not_pass_on_is_asked_again(status: int) -> None:
+    page = Answer(status, PAGE)
+    ended = play(episodes.end("me", TASK, "u1", OUTPUT), [page, NOBODY, page, OK])
+    assert len(ended.asks) == 4 and all(ask == ended.asks[0] for ask in ended.asks)
+    assert ended.pauses[0].why == f"status {status}, not JSON: 502 Bad Gateway"
+    claimed = play(episodes.begin("me", "train", 60.0, None), [page, CLAIMED])
+    assert claimed.result is not None and claimed.asks[0] == claimed.asks[1]
+    assert len(play(episodes.abort("me", "u1"), [page, OK]).asks) == 2
+    booting = [OK, state("BOOTING"), page, state("ROLLING")]
+    assert play(control.start(None), booting).result is not None
+
+
+def test_a_gateway_that_never_reaches_the_server_is_told_after_ten_minutes() -> None:
+    played: Played[None] = Played()
+    with pytest.raises(SwarmError, match="status 502, not JSON: 502 Bad Gateway"):
+        play(episodes.end("me", TASK, "u1", OUTPUT), [Answer(502, PAGE)] * 1000, played)
+    assert played.waited_s == pytest.approx(episodes.END_PATIENCE_S)
+
+
+def test_what_the_server_itself_refuses_is_not_asked_again() -> None:
+    with pytest.raises(SwarmError, match="no"):
+        play(episodes.end("me", TASK, "u1", OUTPUT), [said(500, detail="no")])
 
 
 def test_an_end_is_given_up_after_ten_minutes() -> None:
@@ -187,6 +206,18 @@ def test_an_engine_that_cannot_start_says_why() -> None:
     failed = [state("OFFLINE"), OK, OK, state("OFFLINE", detail="no such model")]
     with pytest.raises(SwarmServerOfflineError, match="no such model"):
         play(control.ensure_running(TrainJob(), False, None), failed)
+
+
+@pytest.mark.parametrize("detail", ["vLLM is not installed", None])
+def test_an_engine_that_is_refused_before_it_was_seen_to_boot_says_why(detail: str | None) -> None:
+    refused = state("OFFLINE", detail=detail)
+    told = detail or "was stopped while it was waited for"
+    with pytest.raises(SwarmServerOfflineError, match=told):
+        play(control.start(None), [OK, refused])
+    with pytest.raises(SwarmServerOfflineError, match=told):
+        play(control.ensure_running(TrainJob(), False, None), [state("OFFLINE"), OK, OK, refused])
+    with pytest.raises(SwarmServerOfflineError, match=told):
+        play(control.ensure_running(TrainJob(), False, None), [state("BOOTING"), refused])
 
 
 def test_a_job_that_is_refused_is_told_in_the_servers_words() -> None:
