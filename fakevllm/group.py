@@ -15,6 +15,7 @@ from fakevllm.conversation.place import Place
 from fakevllm.conversation.visit import Visit
 from fakevllm.failures import failure_of, is_broken_off
 from fakevllm.ledger.records import GroupRecord, KeptAnswer, SiblingRecord
+from fakevllm.lifeline import why_failed
 from fakevllm.policy import ServeOnly
 from fakevllm.reply import AppReply
 from fakevllm.resends import Attempted, missed
@@ -267,6 +268,8 @@ def _failure(result: SiblingResult, body: Json) -> str | None:
 def _why_not_served(lead: SiblingResult) -> str:
     if lead.answer is not None:
         return NOT_SHOWN
+    if lead.error is not None:
+        return why_failed(lead.error)
     is_refused = lead.reply is not None and lead.status >= 400
     return f"upstream_{lead.status}" if is_refused else "no_answer"
 

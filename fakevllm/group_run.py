@@ -89,6 +89,10 @@ class GroupRun:
         self._fell_back: tuple[Reply, Trouble] | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
+    @property
+    def has_overrides(self) -> bool:
+        return bool(self._plan.overrides)
+
     async def answer(self, receive: Receive) -> None:
         """Returns once the app has its answer, or is to have none; the rest goes on by itself."""
         watch = asyncio.create_task(until_disconnect(receive))

@@ -18,7 +18,14 @@ from fakevllm.config import Config
 from fakevllm.conversation.place import Place
 from fakevllm.group import GroupDraft
 from fakevllm.group_run import LINGER_S, STOPPING, GroupRun, Means
-from fakevllm.hooks.failing import REWARD, SUBMIT, Failing, HookKind
+from fakevllm.hooks.failing import (
+    OVERRIDES,
+    REWARD,
+    SUBMIT,
+    Failing,
+    HookKind,
+    refused_override,
+)
 from fakevllm.hooks.outcomes import HookFailure
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.leaving import WhileThere
@@ -266,6 +273,8 @@ class Runner:
         self._groups.discard(run)
         if group.state == "dropped":
             self._hook_failed(REWARD, group.reason, group.group_id)
+        if run.has_overrides:
+            self._hook_failed(OVERRIDES, refused_override(group.siblings), group.group_id)
         self.metrics.ended(group)
         self._settling.settle(group)
 

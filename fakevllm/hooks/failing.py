@@ -4,15 +4,21 @@ a count. Pure. The first traceback of each kind is the hook process's own to pri
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fakevllm.ledger.records import SiblingRecord
 from fakevllm.seldom import Seldom
 
 TELL_AGAIN_S = 60.0
 """A hook that always fails does so at every request."""
 _OURS = "hook_closed"
 """The proxy was stopping: nothing to mend."""
+_NOT_FOR_WHAT_IT_ASKS = (429, 499)
+"""Too many at once, cancelled."""
+MAX_TOLD = 300
+"""Characters of an engine's words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,8 @@ class HookKind:
     effect: str
     """Of one failure; the app has its answer whatever fails."""
     effects: str
+    mend: str = ""
+    """The next step, where `check-hook` shows nothing of it."""
 
 
 REWARD = HookKind(
@@ -30,6 +38,12 @@ SUBMIT = HookKind(
     "on_user_submit_new_requests",
     "the request is served once, not trained",
     "requests not trained",
+)
+OVERRIDES = HookKind(
+    "on_user_submit_new_requests",
+    "the group goes on without it",
+    "groups went on without some",
+    "mend what it changes for that sibling",
 )
 
 
@@ -58,10 +72,28 @@ class Failing:
         if due.is_first:
             return (
                 f"{hook.name} failed ({reason}): the app got its answer, and {hook.effect}; "
-                f"{self._mend}"
+                f"{hook.mend or self._mend}"
             )
         num_more = due.num_untold + 1
         return f"{hook.name} failed {num_more} times more (now: {reason}): {hook.effects}"
+
+
+def refused_override(siblings: Sequence[SiblingRecord]) -> str | None:
+    """Of a group whose siblings the hook changed, where the engine takes the lead as the app sent
+    it and refuses one of them.
+
+    >>> lead = SiblingRecord(index=0, served=True, best=True, status=200)
+    >>> other = SiblingRecord(index=1, served=False, best=False, status=400, error="top_p: 7")
+    >>> refused_override([lead, other])
+    'hook_override: the engine refuses sibling 1: top_p: 7'
+    """
+    if not siblings or siblings[0].status != 200:
+        return None
+    for each in siblings[1:]:
+        if 400 <= each.status < 500 and each.status not in _NOT_FOR_WHAT_IT_ASKS:
+            told = (each.error or str(each.status))[:MAX_TOLD]
+            return f"hook_override: the engine refuses sibling {each.index}: {told}"
+    return None
 
 
 def kind_of(reason: str) -> tuple[str, ...]:

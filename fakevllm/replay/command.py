@@ -15,7 +15,14 @@ from fakevllm.replay.pace import room_at
 from fakevllm.replay.play import play
 from fakevllm.replay.players import AppPlayer, EndpointPlayer, Player
 from fakevllm.replay.progress import Progress as RowProgress
-from fakevllm.replay.proxy import checked_url, first_model, need_lockstep, register, root_of
+from fakevllm.replay.proxy import (
+    checked_url,
+    first_model,
+    need_lockstep,
+    register,
+    why_untrained,
+)
+from fakevllm.running_proxy import root_of
 from fakevllm.tasks import read_tasks
 
 CONCURRENCY = 8
@@ -71,6 +78,8 @@ async def _replay(settings: ReplaySettings) -> Counter[str]:
     if settings.lockstep:
         await need_lockstep(url, settings.key)
     keys = await register(url, tasks, settings.key)
+    if (why := await why_untrained(url, settings.key)) is not None:
+        Console(stderr=True).print(f"[yellow]The proxy trains nothing of this:[/yellow] {why}.")
     player = await _player(settings)
     progress = RowProgress(settings.state_file, fresh=settings.fresh)
     if progress.num_done:

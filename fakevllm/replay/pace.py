@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 
 import aiohttp
 
-from fakevllm.replay.proxy import root_of
+from fakevllm.running_proxy import root_of
 from fakevllm_adapters.keys import bearer_header
 from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply
 

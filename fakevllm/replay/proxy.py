@@ -7,6 +7,7 @@ import aiohttp
 
 from fakevllm.errors import ConfigError
 from fakevllm.outage_settings import http_url
+from fakevllm.running_proxy import HOOKLESS, SERVED_AS, root_of
 from fakevllm_adapters.keys import bearer_header
 from fakevllm_adapters.swarm import EngineStatusReply, Task
 
@@ -29,6 +30,23 @@ async def register(url: str, tasks: list[Task], key: str | None = None) -> dict[
     except aiohttp.ClientError as error:
         raise _unreached(url, error) from None
     return keys
+
+
+async def why_untrained(url: str, key: str | None = None) -> str | None:
+    """What keeps every row from being trained now, as `fakevllm status` tells it; None where it
+    knows of nothing. Raises ConfigError."""
+    try:
+        async with (
+            aiohttp.ClientSession(headers=bearer_header(key)) as http,
+            http.get(f"{root_of(url)}/fakevllm/stats") as answer,
+        ):
+            _let_in(answer)
+            stats = await answer.json()
+    except aiohttp.ClientError as error:
+        raise _unreached(url, error) from None
+    if stats.get("paused"):
+        return f"{SERVED_AS[True]}; `fakevllm resume` ends that"
+    return None if stats.get("has_hooks", True) else HOOKLESS
 
 
 async def first_model(url: str, key: str | None = None) -> str:
@@ -63,11 +81,6 @@ async def need_lockstep(url: str, key: str | None = None) -> None:
             f"{url} does not run in lockstep: end `fakevllm serve` and `fakevllm-server start`, "
             "start both again, the proxy with --lockstep, and wait until its engine is up."
         )
-
-
-def root_of(url: str) -> str:
-    """The proxy itself, without the `/v1` that apps are given."""
-    return url.rstrip("/").removesuffix("/v1")
 
 
 def checked_url(url: str) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 
+from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.ledgers import wait_for_groups
 from tests.e2e.processes import Processes
+from tests.e2e.test_commands import run
 from tests.e2e.test_traffic import HI, answered, command
 
 
@@ -28,3 +32,34 @@ def test_a_proxy_without_hooks_says_that_it_fans_nothing_out(processes: Processe
     wait_for_groups(proxy, 1)
     status = " ".join(command(proxy, "status").split())
     assert "off: without hooks" in status and "requests are fanned out" not in status
+
+
+def test_a_replay_that_trains_nothing_says_so_before_it_plays(
+    processes: Processes, yes_hooks: Path
+) -> None:
+    proxy = processes.proxy(processes.server("--backend", "fake"), "--hooks", str(yes_hooks))
+    dataset = processes.folder / "rows.jsonl"
+    dataset.write_text('{"question": "one"}\n')
+    replay = ["-m", "fakevllm", "replay", "--dataset", str(dataset)]
+    replay += ["--url", f"{proxy.url}/v1", "--fresh"]
+    told = run(processes.folder, *replay).stderr
+    assert "trains nothing" not in told
+    command(proxy, "pause")
+    told = run(processes.folder, *replay).stderr
+    assert "trains nothing of this: paused" in told and "fakevllm resume" in told
+
+
+def test_what_the_hook_changes_and_the_engine_refuses_is_told_once(processes: Processes) -> None:
+    changes = """
+def on_user_submit_new_requests(request_id, task):
+    return [{}, {"temperature": 1.1}, {"temperature": -7}]
+"""
+    hooks = write_hooks(processes.folder / "changing", PREFER_YES, changes)
+    proxy = processes.proxy(processes.server("--backend", "fake"), "--hooks", str(hooks))
+    for _ in range(3):
+        answered(proxy)
+    groups = wait_for_groups(proxy, 3)
+    assert all(group["served_index"] in (0, 1) for group in groups)
+    [told] = [line for line in proxy.log.splitlines() if "hook_override" in line]
+    assert "the engine refuses sibling 2: " in told and "temperature" in told
+    assert "the group goes on without it" in told

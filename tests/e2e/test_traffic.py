@@ -205,9 +205,13 @@ def test_a_request_that_comes_before_its_server_is_held_and_then_answered(
         assert group["status"] == 200 and group["num_siblings"] == int(num_siblings)
 
 
-def test_a_held_stream_that_gets_no_answer_ends_in_a_status(processes: Processes) -> None:
+@pytest.mark.parametrize("num_siblings", ["1", "2"])
+def test_a_held_stream_that_gets_no_answer_ends_in_a_status(
+    processes: Processes, yes_hooks: Path, num_siblings: str
+) -> None:
     held = config(processes, "[upstream]\nhold_s = 2.5")  # longer than a stream waits to begin
-    proxy = processes.proxy(f"http://127.0.0.1:{free_port()}", *held, wait=False)
+    arguments = ("--hooks", str(yes_hooks), "--n", num_siblings, *held)
+    proxy = processes.proxy(f"http://127.0.0.1:{free_port()}", *arguments, wait=False)
     wait_until(lambda: "listening" in proxy.log, UP_S)
     answer = ask(proxy, HI | {"stream": True})
     assert answer.status_code == 503 and answer.headers["retry-after"] == "2"
