@@ -22,6 +22,7 @@ from fakevllm_adapters.asgi import Headers, is_final, relayed_headers
 from fakevllm_adapters.errors import WireError, internal_error, unavailable
 from fakevllm_adapters.keys import bearer_header
 from fakevllm_adapters.sse import SseDecoder, data_of, encode, json_of
+from fakevllm_adapters.swarm import PROXY_HEADERS
 
 log = logging.getLogger("fakevllm.upstream")
 
@@ -99,7 +100,7 @@ class Upstream:
         self._resting = Background(log, "what is behind a stream's end could not be read")
         self._http = aiohttp.ClientSession(
             url,
-            headers=bearer_header(key),
+            headers=bearer_header(key) | PROXY_HEADERS,
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S),
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=CALL_TIMEOUT_S, sock_connect=5),

@@ -23,6 +23,8 @@ Json = dict[str, Any]
 SIBLING_HEADER = "X-Fakevllm-Sibling"
 """`<group id>/<index>`: this call belongs to that sibling; the first such call opens the
 episode."""
+PROXY_HEADERS = {"Via": "1.1 fakevllm"}
+"""On every call that a proxy passes on, also those that are only served."""
 
 
 MAX_JOB_CHARS = 100_000

@@ -66,6 +66,8 @@ class Swarm:
     under an engine started meanwhile."""
     _folder: RunFolder = field(init=False)
     _checkpoints: CheckpointFolders = field(init=False)
+    has_told_strays: bool = False
+    """That somebody asks it past the proxy."""
     model: str | None = None
     """The folder; None where there is none, or before the first start."""
     _loop: TrainLoop | None = None

@@ -63,3 +63,13 @@ def on_user_submit_new_requests(request_id, task):
     [told] = [line for line in proxy.log.splitlines() if "hook_override" in line]
     assert "the engine refuses sibling 2: " in told and "temperature" in told
     assert "the group goes on without it" in told
+
+
+def test_an_app_that_asks_the_server_and_no_proxy_is_told_once(processes: Processes) -> None:
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server)
+    answered(proxy)
+    assert "past the proxy" not in server.log
+    answered(server)
+    answered(server)
+    assert server.log.count("A call came past the proxy") == 1

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -29,7 +30,7 @@ from fakevllm_adapters.errors import WireError, bad_request, unavailable
 from fakevllm_adapters.keys import EPISODE_KEY_PREFIX
 from fakevllm_adapters.limits import Admitted, Limits, admitted, rewritten
 from fakevllm_adapters.passthrough import whole_path
-from fakevllm_adapters.swarm import SIBLING_HEADER, SiblingRef, parse_sibling
+from fakevllm_adapters.swarm import PROXY_HEADERS, SIBLING_HEADER, SiblingRef, parse_sibling
 from fakevllm_server.api.access import caller_of, late_key, not_found
 from fakevllm_server.api.inbound import Attempt, Inbound
 from fakevllm_server.episodes import Episode, EpisodeRefused
@@ -37,10 +38,16 @@ from fakevllm_server.forward import EngineClient, EngineFailed
 from fakevllm_server.swarm import Swarm
 from fakevllm_server.weight_gate import CallStamp, GateAbandoned
 
+log = logging.getLogger("fakevllm.server")
+
 LIMITS = Limits()
 HOLD_S = 300.0
 """How long a call waits for an engine that is being started again, or given new weights."""
 _SIBLING = SIBLING_HEADER.lower().encode()
+_STRAYS = (
+    "A call came past the proxy, and it is no episode's: such calls are answered and not trained. "
+    "For an app to train, its OPENAI_BASE_URL names the proxy (`fakevllm serve`). Said once."
+)
 _GONE = "The engine did not answer; it is being started again."
 
 
@@ -91,6 +98,9 @@ async def _answer(swarm: Swarm, scope: Scope, adapter: Adapter, body: bytes, sen
         found = _of_its_model(admitted(body, LIMITS), served)
     call = Inbound(adapter, found.raw, found.body, engine_headers(headers), send, job)
     if sibling is None and episode is None:
+        if not swarm.has_told_strays and PROXY_HEADERS["Via"] not in _via(headers):
+            swarm.has_told_strays = True
+            log.info(_STRAYS)
         return await _twice(swarm, call.relay)
     if sibling is not None:
         return await _twice(swarm, call.captured(partial(swarm.intake.add_call, sibling)))
@@ -154,6 +164,10 @@ async def _unless_left(receive: Receive, work: Awaitable[None]) -> None:
         task.cancel()
         left.cancel()
         await asyncio.gather(task, left, return_exceptions=True)
+
+
+def _via(headers: dict[bytes, bytes]) -> str:
+    return headers.get(b"via", b"").decode("latin-1")
 
 
 def _sibling(headers: dict[bytes, bytes]) -> SiblingRef | None:
