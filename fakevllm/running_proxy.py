@@ -140,11 +140,17 @@ def _learnt(stats: Json) -> Iterator[tuple[str, str]]:
     others: list[str] = stats["other_runs"]
     also = f"; {len(others)} more, with --run: {', '.join(map(_run, others[:MOST_RUNS]))}"
     yield "run", _run(stats["run_id"]) + (also if others else "")
+    engine: Json = stats["engine"] or {}
+    is_open = (stats["run_id"], curve[-1]["step"]) == (
+        engine.get("run_id"),
+        engine.get("global_step"),
+    )
+    num = f"{len(curve) - is_open} steps" + (", and the one being collected" if is_open else "")
     for name in ("policy_mean", "returned_best"):
         values = [one[name] for one in curve if one[name] is not None]
         if values:
             first, last = fmean(values[:SMOOTHED]), fmean(values[-SMOOTHED:])
-            yield name.replace("_", " "), f"{first:.2f} → {last:.2f} in {len(curve)} steps"
+            yield name.replace("_", " "), f"{first:.2f} → {last:.2f} in {num}"
 
 
 def _run(run_id: str) -> str:

@@ -64,6 +64,10 @@ async def test_the_curve_is_the_newest_runs_or_the_one_that_is_asked_for(tmp_pat
         ("policy mean", "1.00 → 1.00 in 1 steps"),
         ("returned best", "2.00 → 2.00 in 1 steps"),
     ]
+    collecting = newest | {"engine": {"run_id": newest["run_id"], "global_step": 2}}
+    assert list(lines(collecting))[-2][1] == "1.00 → 1.00 in 0 steps, and the one being collected"
+    collecting["engine"]["run_id"] = "another"
+    assert list(lines(collecting))[-2][1] == "1.00 → 1.00 in 1 steps"
 
 
 async def test_task_keys_are_signed_and_an_open_proxy_takes_plain_ones_too(
