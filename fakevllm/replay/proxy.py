@@ -3,6 +3,8 @@ and whether it runs in lockstep."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import aiohttp
 
 from fakevllm.errors import ConfigError
@@ -35,15 +37,7 @@ async def register(url: str, tasks: list[Task], key: str | None = None) -> dict[
 async def why_untrained(url: str, key: str | None = None) -> str | None:
     """What keeps every row from being trained now, as `fakevllm status` tells it; None where it
     knows of nothing. Raises ConfigError."""
-    try:
-        async with (
-            aiohttp.ClientSession(headers=bearer_header(key)) as http,
-            http.get(f"{root_of(url)}/fakevllm/stats") as answer,
-        ):
-            _let_in(answer)
-            stats = await answer.json()
-    except aiohttp.ClientError as error:
-        raise _unreached(url, error) from None
+    stats = await _got(url, "/fakevllm/stats", key)
     if stats.get("paused"):
         return f"{SERVED_AS[True]}; `fakevllm resume` ends that"
     return None if stats.get("has_hooks", True) else HOOKLESS
@@ -66,21 +60,26 @@ async def first_model(url: str, key: str | None = None) -> str:
 
 async def need_lockstep(url: str, key: str | None = None) -> None:
     """Raises ConfigError unless the proxy and its server run in lockstep."""
-    try:
-        async with (
-            aiohttp.ClientSession(headers=bearer_header(key)) as http,
-            http.get(f"{root_of(url)}/fakevllm/engine") as answer,
-        ):
-            _let_in(answer)
-            told = await answer.json()
-    except aiohttp.ClientError as error:
-        raise _unreached(url, error) from None
+    told = await _got(url, "/fakevllm/engine", key)
     status = None if told is None else EngineStatusReply.model_validate(told)
     if status is None or not status.lockstep:
         raise ConfigError(
             f"{url} does not run in lockstep: end `fakevllm serve` and `fakevllm-server start`, "
             "start both again, the proxy with --lockstep, and wait until its engine is up."
         )
+
+
+async def _got(url: str, path: str, key: str | None) -> Any:
+    """The JSON the proxy answers there. Raises ConfigError."""
+    try:
+        async with (
+            aiohttp.ClientSession(headers=bearer_header(key)) as http,
+            http.get(f"{root_of(url)}{path}") as answer,
+        ):
+            _let_in(answer)
+            return await answer.json()
+    except aiohttp.ClientError as error:
+        raise _unreached(url, error) from None
 
 
 def checked_url(url: str) -> str:
