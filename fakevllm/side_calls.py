@@ -25,6 +25,9 @@ MARKERS = (
 )
 """How side calls begin: opencode's title and its compaction, Open WebUI's tasks (title, tags,
 follow-ups, queries), aider's commit message, qwen-code's memory."""
+_MAIN = ("### Task:\nRespond to the user query",)
+"""Open WebUI's template around a question with files, knowledge or a web search, which a user
+asked: it begins as its tasks do."""
 
 MIN_QUOTED_CHARS = 12
 """A shorter text is found inside others by chance."""
@@ -77,7 +80,9 @@ class Rules:
         return None
 
     def _begins_marked(self, body: Json) -> bool:
-        return any(text.lstrip().startswith(tuple(self.markers)) for text in _openers(body))
+        markers = tuple(self.markers)
+        texts = map(str.lstrip, _openers(body))
+        return any(text.startswith(markers) and not text.startswith(_MAIN) for text in texts)
 
 
 class Sessions:
@@ -157,9 +162,13 @@ def _lacks_tools(body: Json, session: Session) -> bool:
 
 def _quotes(body: Json, session: Session) -> bool:
     """Whether a conversation of its own is about the session's. Who edits a first message quotes
-    it too, but under the same system message."""
+    it too, but under the same system message; and where a system message tells the time, a
+    session that was shortened looks so, but has answers."""
     opening = session.opening.strip()
     if len(opening) < MIN_QUOTED_CHARS or body.get("tools") or _system(body) == session.system:
         return False
-    said = [text for role, text in messages_of(body) if role not in _SYSTEM]
-    return bool(said) and not said[0].strip().startswith(opening) and opening in "\n".join(said)
+    said = [(role, text) for role, text in messages_of(body) if role not in _SYSTEM]
+    if not said or any(role == "assistant" for role, _ in said):
+        return False
+    texts = [text for _, text in said]
+    return not texts[0].strip().startswith(opening) and opening in "\n".join(texts)

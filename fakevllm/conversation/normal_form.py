@@ -44,6 +44,8 @@ _NOT_A_USERS = (
     "I switched to a new code base.",
     "Continue if you have next steps",  # opencode, after it shortened a history by itself
 )
+_WITH_CONTEXT = "### Task:\nRespond to the user query"
+"""Open WebUI's, around a question with files or a search; the next turn has the question alone."""
 _EXAMPLES_END = "I switched to a new code base."
 """What stands before it in aider's requests is a worked example."""
 
@@ -106,7 +108,7 @@ class History:
 def history_of(messages: Sequence[Any], scope: str) -> History:
     """Never raises, whatever an app sends."""
     history = History(start_of(scope))
-    end, before = history.start, ""
+    end, before, num_examples = history.start, "", 0
     for message in messages:
         if not isinstance(message, dict):
             continue
@@ -118,9 +120,12 @@ def history_of(messages: Sequence[Any], scope: str) -> History:
         if said is None:
             continue
         if said.role == "user" and said.text.startswith(_EXAMPLES_END):
-            history.said = [one._replace(is_users=False) for one in history.said]
+            num_examples = len(history.said)
         history.said.append(said)
         end, before = said.end, said.role
+    history.said[:num_examples] = [
+        one._replace(is_users=False) for one in history.said[:num_examples]
+    ]
     return history
 
 
@@ -170,7 +175,18 @@ def _text(message: Json) -> str:
         if message.get("role") == "assistant":
             for begin, end in _THOUGHTS:
                 text = without(text, begin, end)
+        elif text.startswith(_WITH_CONTEXT):
+            text = _asked(text)
     return text.strip()
+
+
+def _asked(text: str) -> str:
+    """
+    >>> _asked("### Task: ... <context>a</context>\\n<user_query>\\nWhy?\\n</user_query>")
+    'Why?'
+    """
+    asked = text.rpartition("</context>")[2].strip()
+    return asked.removeprefix("<user_query>").removesuffix("</user_query>").strip() or text
 
 
 def without(text: str, begin: str, end: str) -> str:

@@ -158,6 +158,32 @@ def test_marks_that_nothing_closes_are_looked_at_once(begin: str) -> None:
     assert len(history.said) == 1
 
 
+def test_worked_examples_that_are_announced_again_and_again_are_looked_at_once() -> None:
+    """Whoever went through all before them for each would not come back."""
+    messages = [user(f"I switched to a new code base. {at}") for at in range(40_000)]
+    history = history_of([user("An example"), *messages, user("Mine")], "")
+    assert [one.text for one in history.said if one.is_users] == ["Mine"]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        "### Task:\nRespond to the user query.\n<context>\n{c}\n</context>\n\n{q}",
+        "### Task:\nRespond to the user query.\n<context>{c}</context>\n"
+        "<user_query>\n{q}\n</user_query>\n",
+    ],
+)
+def test_a_question_that_was_given_context_is_the_same_when_it_is_repeated_alone(
+    around: str,
+) -> None:
+    asked = around.format(c="<source id='1'>a text</source>", q="What is it about?")
+    assert end(user(asked), assistant("A text.")) == end(
+        user("What is it about?"), assistant("A text.")
+    )
+    assert history_of([user(asked)], "").question == "What is it about?"
+    assert history_of([user("### Task:\nRespond to the user query <b>")], "").question
+
+
 def test_what_is_between_marks_goes_and_the_rest_stays() -> None:
     marks = ("<think>", "</think>")
     assert without("<think>a</think>b<think>c</think>d<think>", *marks) == "bd<think>"

@@ -54,6 +54,15 @@ def test_a_beginning_that_is_only_spoken_of_is_a_main_call(marker: str) -> None:
     assert rule(asks({"role": "system", "content": f"Never say: {marker}"}, user("hi"))) is None
 
 
+def test_a_question_that_open_webui_gives_context_is_a_main_call() -> None:
+    """Its template begins as its tasks do."""
+    around = "### Task:\nRespond to the user query using the context.\n<context>a</context>\nWhy?"
+    assert rule(asks(user(around))) is None
+    assert rule(asks(SYSTEM, user(around))) is None
+    assert rule(asks({"role": "system", "content": around}, user("Why?"))) is None
+    assert rule(asks(user("### Task:\nGenerate 1-3 broad tags"))) == "marker"
+
+
 def test_a_marker_of_ones_own_counts_beside_the_known_ones() -> None:
     rules = Rules(markers=(*MARKERS, "Name this chat"))
     assert rule(asks(user("Name this chat: hi")), rules=rules) == "marker"
@@ -118,6 +127,15 @@ def test_an_edited_or_repeated_question_is_a_main_call(body: dict[str, Any]) -> 
     sessions = Sessions()
     sessions.note("s", asks(SYSTEM, user(QUESTION)))
     assert rule(body, sessions.get("s")) is None
+
+
+def test_a_session_that_was_shortened_under_another_date_is_a_main_call() -> None:
+    sessions = Sessions()
+    sessions.note("s", asks({"role": "system", "content": "It is Monday."}, user(QUESTION)))
+    tuesday = {"role": "system", "content": "It is Tuesday."}
+    short = [user(f"So far: {QUESTION}"), {"role": "assistant", "content": "I see."}, user("Go on")]
+    assert rule(asks(tuesday, *short), sessions.get("s")) is None
+    assert rule(asks(tuesday, user(f"Title for: {QUESTION}")), sessions.get("s")) == "quoted"
 
 
 def test_a_question_too_short_to_be_a_quote_is_none() -> None:
