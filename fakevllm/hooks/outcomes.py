@@ -16,6 +16,10 @@ from fakevllm_adapters.swarm import MAX_GROUP_SIZE, MAX_REWARD
 
 Json = dict[str, Any]
 
+_APPS_OWN = frozenset(
+    {"n", "stream", "stream_options", "logprobs", "top_logprobs", "prompt_logprobs", "echo"}
+)
+"""They shape the answer that the app reads, and any sibling's may be the one."""
 _AS_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
@@ -86,6 +90,8 @@ def read_plan(value: object) -> SubmitPlan | HookFailure:
     for index, item in enumerate(items):
         if not isinstance(item, dict):
             return HookFailure(f"hook_type: item {index} is {type(item).__name__}, want a dict")
+        if own := sorted(_APPS_OWN.intersection(cast(Json, item))):
+            return HookFailure(f"hook_value: item {index} sets {own[0]}, which is the app's own")
     if items[0]:
         return HookFailure("hook_value: item 0 must be {}, the lead carries the app's own request")
     try:

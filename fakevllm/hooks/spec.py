@@ -82,6 +82,7 @@ def on_user_submit_new_requests(request_id: str, task: Task) -> int | list[Json]
 
     None keeps the configured N. An int sets N. A list has one dict of request fields per sibling,
     such as `{"temperature": 1.2}`; item 0 must be `{}`, for the lead carries the app's own request.
+    What shapes the answer is the app's alone: n, stream, stream_options, logprobs, echo.
     """
     ...
 

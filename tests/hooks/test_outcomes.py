@@ -88,6 +88,8 @@ WRONG_PLANS: list[tuple[Any, str]] = [
     ([], "hook_value: got an empty list"),
     ([{}, 3], "hook_type: item 1 is int"),
     ([{"temperature": 1}, {}], "hook_value: item 0 must be {}"),
+    ([{}, {"stop": "."}, {"n": 3}], "hook_value: item 2 sets n, which is the app's own"),
+    ([{}, {"seed": 1, "stream_options": {}}], "hook_value: item 1 sets stream_options"),
     ([{}, {"stop": object()}], "hook_type: the overrides are not JSON"),
 ]
 
