@@ -26,6 +26,8 @@ log = logging.getLogger("fakevllm.requests")
 
 LOSS_S = 2.0
 """Behind the last byte: a connection that is reset later is one nobody had use for."""
+SLOWEST = 50_000
+"""Bytes a second at which an answer is still being read behind that: it left here at once."""
 
 _FAILED = unavailable("What this request was sent for before has failed. Try again.")
 
@@ -179,8 +181,9 @@ class Resends:
         does not, but for those that stop in the middle of a stream because they know enough."""
         now, pending = self._now(), attempt.pending
         answered = pending.answered.result() if pending.answered.done() else None
-        is_reset = isinstance(error, OSError) and now - pending.told_at <= LOSS_S
-        if not is_reset or answered is None or not attempt.num_told:
+        if answered is None or not isinstance(error, OSError) or not attempt.num_told:
+            return
+        if now - pending.told_at > LOSS_S + len(answered.body) / SLOWEST:
             return
         self._attempts.lost(attempt, now)
         if not attempt.num_told:

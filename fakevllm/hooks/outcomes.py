@@ -90,10 +90,11 @@ def read_plan(value: object) -> SubmitPlan | HookFailure:
     for index, item in enumerate(items):
         if not isinstance(item, dict):
             return HookFailure(f"hook_type: item {index} is {type(item).__name__}, want a dict")
-        if own := sorted(_APPS_OWN.intersection(cast(Json, item))):
-            return HookFailure(f"hook_value: item {index} sets {own[0]}, which is the app's own")
     if items[0]:
         return HookFailure("hook_value: item 0 must be {}, the lead carries the app's own request")
+    for index, item in enumerate(items):
+        if own := sorted(_APPS_OWN.intersection(item)):
+            return HookFailure(f"hook_value: item {index} sets {own[0]}, which is the app's own")
     try:
         return SubmitPlan(overrides=orjson.loads(orjson.dumps(items)))
     except TypeError as error:

@@ -192,16 +192,20 @@ async def test_a_client_that_closes_with_something_unread_is_told_again(
     assert got.json["choices"][0]["message"]["content"] == "a" * 1500
 
 
-async def test_who_resets_late_had_no_use_for_the_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("slowest", "num_groups"), [(1e12, 2), (100, 1)])
+async def test_who_resets_late_had_no_use_for_the_connection_unless_there_was_much_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slowest: float, num_groups: int
 ) -> None:
     monkeypatch.setattr(resends, "LOSS_S", 0.0)
+    monkeypatch.setattr(resends, "SLOWEST", slowest)
     body = chat(LARGE, max_tokens=2000)
     async with running(tmp_path, **sections(tmp_path)) as stack:
         await read_some(stack.proxy, body, b"200", lambda: bool(groups(tmp_path)))
+        if num_groups == 1:
+            await until(lambda: num_kept(tmp_path) == 1)
         await asked(stack, body)
-        await settled(tmp_path, 2)
-    assert num_kept(tmp_path) == 0
+        await settled(tmp_path, num_groups)
+        await until(lambda: num_kept(tmp_path) == 0)
 
 
 async def test_who_reads_a_stream_as_it_comes_and_closes_before_its_end_may_ask_anew(
