@@ -89,15 +89,24 @@ class GroupDraft:
         is_side = isinstance(ruling, ServeOnly) and ruling.is_side_call
         return self.visit.place(is_side=is_side)
 
+    def begins(self, engines_id: str | None) -> None:
+        """The app reads an answer that still comes: it may say something of it already."""
+        name = self.request.response_id or engines_id
+        if name is not None and self.answer_id is None:
+            self._given(name)
+
+    def _given(self, name: str | None) -> None:
+        self.answer_id = name
+        if self.on_given is not None:
+            self.on_given(self.request.id, name, self.app_key, self.place())
+
     def gets(self, result: SiblingResult) -> None:
         """The app is given this sibling's answer: what it asks next may hold it. To be called
         before the answer's last byte leaves, where the group ends later than that."""
-        place = self.place()
+        self.place()  # before who asks next
         self.is_answered_well = result.answer is not None
         if result.answer is not None and self.answer_id is None:
-            self.answer_id = result.answer_id(self.request)
-            if self.on_given is not None:
-                self.on_given(self.request.id, self.answer_id, self.app_key, place)
+            self._given(result.answer_id(self.request))
         if self.visit is None or result.answer is None:
             return
         if not self._is_cut:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from fakevllm.upstream import LiveReply, Reply, Upstream
 from fakevllm_adapters.asgi import Headers, error_object
 from fakevllm_adapters.chat import end_of
 from fakevllm_adapters.errors import WireError, internal_error
-from fakevllm_adapters.sse import DONE, SseDecoder, encode
+from fakevllm_adapters.sse import DONE, SseDecoder, encode, json_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +123,11 @@ async def _stream(
             is_done = DONE in events  # whatever comes behind it is nobody's
             if shown or is_done:
                 await app.open(live.headers)
-                is_answer = app.is_told or any(not one.startswith(b":") for one in events)
+                was_told = app.is_told
+                is_answer = was_told or any(not one.startswith(b":") for one in events)
                 await app.write(shown, last=is_done, is_answer=is_answer)
+                if is_answer and not was_told:
+                    app.on_begun(_id_in(events))
             # Behind the write: the app's first token waits for nothing.
             if is_waited_for and lead is not None and _has_token(taken):
                 is_waited_for = False
@@ -138,6 +142,15 @@ async def _stream(
         taken += [encode(error.body), DONE]
         await app.write(request.exchange.broken(error.body), last=True)
     return Reply.of_events(taken, time.monotonic() - started)
+
+
+def _id_in(events: Sequence[bytes]) -> str | None:
+    for event in events:
+        with contextlib.suppress(ValueError):  # what is no JSON is the reader's to refuse
+            told = json_of(event)
+            if told is not None and isinstance(told.get("id"), str):
+                return told["id"]
+    return None
 
 
 def _has_token(events: Sequence[bytes]) -> bool:

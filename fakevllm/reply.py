@@ -86,6 +86,8 @@ class AppReply:
         self._began_at = 0.0
         self.is_told = False
         """Whether the app has got anything of an answer, and not only what keeps it waiting."""
+        self.on_begun: Callable[[str | None], None] = lambda _: None
+        """Called once the app reads an answer that still comes, with the engine's id of it."""
         self._beat: asyncio.TimerHandle | None = None
         self._beating: asyncio.Task[None] | None = None
         self._is_held = False

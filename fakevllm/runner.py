@@ -155,6 +155,7 @@ class Runner:
     ) -> None:
         rules = self._rules_of(request)
         draft.on_given = self._settling.answered
+        app.on_begun = draft.begins
         if self._hooks is not None:  # else it has no place before the app has its answer
             place = draft.place()
             if self.on_placed is not None:

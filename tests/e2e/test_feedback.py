@@ -17,7 +17,12 @@ KEY = {"Authorization": "Bearer sk-one"}
 
 
 def started(
-    processes: Processes, folder: Path, *, window_s: float = 0, hook: str = "", pools: int = 1
+    processes: Processes,
+    folder: Path,
+    *more: str,
+    window_s: float = 0,
+    hook: str = "",
+    pools: int = 1,
 ) -> tuple[Process, Process]:
     """The server and a proxy that samples two."""
     hooks = write_hooks(folder / "hooks", PREFER_YES)
@@ -29,7 +34,7 @@ def started(
         f"[feedback]\nwindow_s = {window_s}\nnum_for_baseline = 2\n"
     )
     server = processes.server("--backend", "fake")
-    given = ["--config", str(file), "--hooks", str(hooks), "--n", "2"]
+    given = ["--config", str(file), "--hooks", str(hooks), "--n", "2", *more]
     return server, processes.proxy(server, *given)
 
 
@@ -112,6 +117,48 @@ def test_feedback_within_the_window_changes_the_reward_its_group_is_sent_with(
     proxy.wait_until_healthy()
     wait_for_groups(proxy, 4, states="pooled trained")
     assert len(said(proxy)) == 1
+
+
+SLOW = "[[slow 0.05]] [[say a long answer that takes its time]]"
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages"])
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_an_answer_that_still_comes_or_was_stopped_can_be_spoken_of(
+    processes: Processes, tmp_path: Path, path: str, is_stopped: bool
+) -> None:
+    _, proxy = started(processes, tmp_path, "--serve-policy", "lead", window_s=600)
+    messages = [{"role": "user", "content": SLOW}]
+    body = {"model": "fake", "messages": messages, "stream": True, "max_tokens": 200}
+    url = f"{proxy.url}/v1/{path}"
+    with httpx.stream("POST", url, json=body, headers=KEY, timeout=20) as reply:
+        pieces = reply.iter_text()
+        read = ""
+        while '"id":"' not in read or '"text' not in read.replace('"content":"', '"text'):
+            read += next(pieces)
+        name = read.partition('"id":"')[2].partition('"')[0]
+        assert say(proxy, id=name, thumbs="down").status_code == 200
+        if not is_stopped:
+            list(pieces)
+    until_states(proxy, "joined")
+    (group,) = wait_for_groups(proxy, 1, states="pooled trained dropped")
+    assert [row["group_id"] for row in said(proxy)] == [group["group_id"]]
+
+
+def test_an_answer_served_once_can_be_spoken_of_while_it_comes_and_not_once_it_was_stopped(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """Of what was stopped the ledger has no answer."""
+    proxy = processes.proxy(processes.server("--backend", "fake"))
+    body = {"model": "fake", "messages": [{"role": "user", "content": SLOW}], "stream": True}
+    url = f"{proxy.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=body, headers=KEY, timeout=20) as reply:
+        name = next(reply.iter_text()).partition('"id":"')[2].partition('"')[0]
+        assert say(proxy, id=name, thumbs="down", edited="No.").status_code == 200
+    (group,) = wait_for_groups(proxy, 1)
+    until_states(proxy, "waiting")
+    assert group["state"] == "failed" and said(proxy)[0]["edited"] == "No."
+    assert say(proxy, id=name, thumbs="up").status_code == 404
 
 
 @pytest.mark.parametrize(
