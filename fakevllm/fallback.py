@@ -3,6 +3,7 @@ never trained."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
@@ -19,6 +20,10 @@ from fakevllm.upstream import LiveReply, Reply, Upstream
 from fakevllm_adapters.errors import WireError, unavailable
 
 MAX_SHOWN_CHARS = 300
+STREAM_BEGINS_S = 60.0
+"""Within it a server that lives has begun a stream, also one that queues its requests."""
+ANSWER_BEGINS_S = 600.0
+"""What comes in one piece begins when it is done: as long as OpenAI's SDK waits by default."""
 _VLLMS_OWN = "continuous_usage_stats"
 """What our translations ask of a vLLM, and other servers may refuse."""
 
@@ -26,8 +31,17 @@ _VLLMS_OWN = "continuous_usage_stats"
 class Fallback:
     """Owns its connections; close() last."""
 
-    def __init__(self, url: str, key: str | None, model: str | None) -> None:
-        self._upstream = _Elsewhere(url, key)
+    def __init__(
+        self,
+        url: str,
+        key: str | None,
+        model: str | None,
+        *,
+        stream_begins_s: float = STREAM_BEGINS_S,
+        answer_begins_s: float = ANSWER_BEGINS_S,
+    ) -> None:
+        self._streaming = _Elsewhere(url, key, stream_begins_s)
+        self._whole = _Elsewhere(url, key, answer_begins_s)
         self._model = model
 
     @staticmethod
@@ -41,29 +55,40 @@ class Fallback:
         that the app does not know would not be the app's."""
         model = self._model or request.model
         asked = with_model(request, model) if model else request
-        return await relay(self._upstream, _plain(asked), app)
+        upstream = self._streaming if request.streamed else self._whole
+        return await relay(upstream, _plain(asked), app)
 
     async def close(self) -> None:
-        await self._upstream.close()
+        await self._streaming.close()
+        await self._whole.close()
 
 
 class _Elsewhere(Upstream):
-    """Its `/v1` may lie below a path; what it refuses is no answer."""
+    """Its `/v1` may lie below a path; what it refuses is no answer, and neither is
+    one that does not begin within `begins_s`."""
 
-    def __init__(self, url: str, key: str | None) -> None:
+    def __init__(self, url: str, key: str | None, begins_s: float) -> None:
         parts = urlsplit(url)
         super().__init__(f"{parts.scheme}://{parts.netloc}", key)
+        self._begins_s = begins_s
         self._below = parts.path.rstrip("/").removesuffix("/v1")
 
     @contextlib.asynccontextmanager
     async def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> AsyncGenerator[LiveReply]:
-        async with super().live(method, self._below + path, body, headers) as live:
-            if live.status != 200:
-                said = b"".join([chunk async for chunk in live.chunks])
-                raise _refused(live.status, said)
-            yield live
+        begins = asyncio.timeout(self._begins_s)
+        try:
+            async with begins, super().live(method, self._below + path, body, headers) as live:
+                if live.status != 200:
+                    said = b"".join([chunk async for chunk in live.chunks])
+                    raise _refused(live.status, said)
+                begins.reschedule(None)
+                yield live
+        except TimeoutError as error:
+            if not begins.expired():
+                raise
+            raise unavailable(f"The fallback said nothing for {self._begins_s:g} s.") from error
 
 
 def _plain(request: Request) -> Request:

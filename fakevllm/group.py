@@ -16,6 +16,7 @@ from fakevllm.conversation.visit import Visit
 from fakevllm.failures import failure_of, is_broken_off
 from fakevllm.ledger.records import GroupRecord, KeptAnswer, SiblingRecord
 from fakevllm.lifeline import why_failed
+from fakevllm.outage import Trouble
 from fakevllm.policy import ServeOnly
 from fakevllm.reply import AppReply
 from fakevllm.resends import Attempted, missed
@@ -120,16 +121,24 @@ class GroupDraft:
     def failed(self, reason: str, status: int) -> GroupRecord:
         return self._record("failed", reason, status, [])
 
-    def served_once(self, reply: Reply, reason: str) -> GroupRecord:
+    def fell_back(self, reply: Reply, trouble: Trouble) -> GroupRecord:
+        """The fallback's reply, and why it was asked: told also where it was no answer."""
+        why = f"fallback: {trouble}"
+        return self.served_once(reply, why, of_failed=f"{why}: ")
+
+    def served_once(self, reply: Reply, reason: str, of_failed: str = "") -> GroupRecord:
+        """`of_failed`: how the reason begins where it was no answer."""
         is_read = self.request.exchange is not None
         answer = read_answer(self.request, reply) if is_read else None
         result = SiblingResult(0, reply, answer)
         if answer is not None and not self.request.can_show(result):
-            return self._record("failed", NOT_SHOWN, 500, [_sibling(result, None, {})])
+            rows = [_sibling(result, None, {})]
+            return self._record("failed", of_failed + NOT_SHOWN, 500, rows)
         is_served = answer is not None or (reply.status == 200 and not is_read)
         sibling = _sibling(result, None, {}, served=is_served)
         if not is_served:
             reason = "no_answer" if reply.status == 200 else f"upstream_{reply.status}"
+            reason = of_failed + reason
         state, served = ("served", 0) if is_served else ("failed", None)
         if is_served:
             self.gets(result)

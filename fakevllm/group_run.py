@@ -280,8 +280,7 @@ class GroupRun:
     def _record(self, reason: str | None) -> GroupRecord:
         """`reason`: why the group is given up, if it is."""
         if self._fell_back is not None:
-            reply, trouble = self._fell_back
-            return self._draft.served_once(reply, f"fallback: {trouble}")
+            return self._draft.fell_back(*self._fell_back)
         if reason is not None and self._fanout.app is not AppState.ANSWERED:
             return self._draft.failed(reason, _STATUS.get(reason, 500))
         return self._draft.scored(self._scored(reason))

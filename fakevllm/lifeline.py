@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import aiohttp
@@ -15,13 +15,14 @@ import aiohttp
 from fakevllm.fallback import Fallback
 from fakevllm.naming import with_model
 from fakevllm.outage import Hold, Trouble, hold_s, trouble_of_status
+from fakevllm.patience import Patience
 from fakevllm.relay import relay
 from fakevllm.reply import AppReply
 from fakevllm.room import Room
 from fakevllm.siblings import Plan, Request
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.upstream import Reply, Upstream
-from fakevllm_adapters.errors import WireError, unavailable
+from fakevllm_adapters.errors import WireError
 
 log = logging.getLogger("fakevllm.lifeline")
 
@@ -30,10 +31,7 @@ Ask = Callable[[Request, Callable[[], bool]], Awaitable[T]]
 """Asks for one answer. Raises WireError for an outage, and for a 429 where the second argument
 says that it is our doing."""
 
-LOOK_EVERY_S = 0.5
-"""At a server that may keep a request of ours waiting, where another one could answer it."""
 ALONE = Plan(1)
-_LEFT_WAITING = "The engine is not ready: it was waited for in vain."
 
 
 class Lifeline:
@@ -85,9 +83,7 @@ class Lifeline:
             is_by_us = self.room.looks()
             try:
                 request = self._named(request)
-                if self._fallback is None:  # as long as the server itself has patience
-                    return await ask(request, is_by_us)
-                async with self._not_left_waiting(hold.limit_s, app):
+                async with self._patience(hold.limit_s, app):
                     return await ask(request, is_by_us)
             except WireError as error:
                 trouble = trouble_of(error)
@@ -140,43 +136,19 @@ class Lifeline:
         served = self._served_name(name) if isinstance(name, str) else None
         return request if served is None else with_model(request, served)
 
-    @contextlib.asynccontextmanager
-    async def _not_left_waiting(self, limit_s: float, app: AppReply) -> AsyncGenerator[None]:
-        """A server holds calls itself while its engine is started again, for longer than we do.
-        Raises WireError (503)."""
+    def _patience(
+        self, limit_s: float, app: AppReply
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        """Around each time that it is asked."""
         if self._link is None:
-            yield
-            return
-        patience = asyncio.timeout(None)
-        watch: asyncio.Task[None] | None = None
-        try:
-            async with patience:
-                watch = asyncio.create_task(_end_when_gone(self._link, patience, limit_s, app))
-                yield
-        except TimeoutError:
-            if not patience.expired():
-                raise
-            raise unavailable(_LEFT_WAITING) from None
-        finally:
-            if watch is not None:
-                watch.cancel()
+            return contextlib.nullcontext()
+        return Patience(self._link, app, limit_s, has_other=self._fallback is not None)
 
 
 def why_failed(error: WireError) -> str:
     """As the ledger shows it."""
     is_gone = trouble_of(error) in (Trouble.AWAY, Trouble.BROKEN)
     return "upstream_unreachable" if is_gone else f"upstream_{error.status}"
-
-
-async def _end_when_gone(
-    link: SwarmLink, patience: asyncio.Timeout, limit_s: float, app: AppReply
-) -> None:
-    gone_s = 0.0
-    while link.is_serving or gone_s < limit_s:
-        await asyncio.sleep(LOOK_EVERY_S)
-        gone_s = 0.0 if link.is_serving else gone_s + LOOK_EVERY_S
-    if not app.is_told:
-        patience.reschedule(asyncio.get_running_loop().time())
 
 
 def trouble_of(error: WireError) -> Trouble | None:

@@ -90,6 +90,27 @@ class Hold:
         return min(pause_s, left_s)
 
 
+@dataclass(slots=True)
+class Absence:
+    """How long something has been away at a stretch, as far as anybody looked.
+
+    >>> away = Absence(limit_s=3.0, there_s=100.0)
+    >>> [away.is_too_long(now_s, is_there=False) for now_s in (102.9, 103.0)]
+    [False, True]
+    >>> away.is_too_long(104.0, is_there=True), away.is_too_long(106.9, is_there=False)
+    (False, False)
+    """
+
+    limit_s: float
+    there_s: float
+    """When it was there last."""
+
+    def is_too_long(self, now_s: float, *, is_there: bool) -> bool:
+        if is_there:
+            self.there_s = now_s
+        return not is_there and now_s - self.there_s >= self.limit_s
+
+
 def hold_s(limit_s: float, headers: Mapping[bytes, bytes]) -> float:
     """How long a request may be held, by its client's own limit too.
 

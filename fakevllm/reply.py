@@ -107,6 +107,11 @@ class AppReply:
         return not self._send.is_ended or missed not in (b"", DONE)
 
     @property
+    def num_said(self) -> int:
+        """Pieces of an answer so far."""
+        return len(self._said)
+
+    @property
     def is_in_one_piece(self) -> bool:
         """Whether the answer went out at once, and not as it came."""
         return sum(map(bool, self._said)) <= 1

@@ -258,8 +258,8 @@ class Runner:
             draft.is_answered()
             if reply.status == 200:
                 self._room.went_well()
-            why = reason if trouble is None else f"fallback: {trouble}"
-            self._record(draft.served_once(reply, why))
+            served, fell_back = draft.served_once, draft.fell_back
+            self._record(fell_back(reply, trouble) if trouble else served(reply, reason))
         except ClientLeft:
             self._record(draft.failed("client_disconnected", 499))
         except WireError as error:

@@ -71,6 +71,9 @@ class SwarmLink:
         """Set while an engine is known to serve."""
         self._status: EngineStatusReply | None = None
         self.queue = queue or EngineQueue()
+        self.is_silent = False
+        """Whether its last status did not come at all. A server that refuses to tell it, or tells
+        nonsense, lives, and so does one whose log cannot be had."""
 
     @property
     def status(self) -> EngineStatusReply | None:
@@ -174,7 +177,7 @@ class SwarmLink:
         await self._http.close()
 
     async def _follow(self) -> None:
-        before, status = self.status, await self._get("/get_engine_status", EngineStatusReply)
+        before, status = self.status, await self._heard()
         self.status = status
         if status.engine_status_detail and _told(status) != _told(before):
             log.warning("%s: %s", *_told(status))
@@ -183,11 +186,20 @@ class SwarmLink:
             if status.server_id != self._started_on:
                 await self._start()
                 # Together: one that is thought to have been stopped is waited for by nobody.
-                self.status = await self._get("/get_engine_status", EngineStatusReply)
+                self.status = await self._heard()
                 self._started_on = status.server_id
         elif status.server_id != self._started_on:
             await self._attach(status.server_id)
         await self._bring_log(status.run_id)
+
+    async def _heard(self) -> EngineStatusReply:
+        try:
+            status = await self._get("/get_engine_status", EngineStatusReply)
+        except Exception as error:
+            self.is_silent = isinstance(error, aiohttp.ClientConnectionError | TimeoutError)
+            raise
+        self.is_silent = False
+        return status
 
     async def _follow_queue(self) -> None:
         """Beside the rest: an engine may take long to tell, and the server is heard meanwhile."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -245,6 +246,37 @@ def test_the_fallback_answers_while_the_server_is_dead_and_training_goes_on_behi
     assert not any((reason or "").startswith("fallback") for _, reason in later)
     if num_siblings == "2":
         wait_for_groups(proxy, 1, states="trained")
+
+
+@contextlib.contextmanager
+def frozen(process: Process) -> Generator[None]:
+    """That process keeps its connections and says nothing, as one does whose host is gone."""
+    process.signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("num_siblings", ["1", "2"])
+def test_a_server_that_freezes_is_told_its_apps_as_one_that_is_gone(
+    processes: Processes, yes_hooks: Path, num_siblings: str
+) -> None:
+    own = processes.server("--backend", "fake", folder="own")
+    held = config(processes, "[upstream]\nhold_s = 0.5")
+    proxy = processes.proxy(own, "--hooks", str(yes_hooks), "--n", num_siblings, *held)
+    answered(proxy)
+    wait_for_groups(proxy, 1)
+    both = [HI | {"stream": stream} for stream in (False, True)]
+    with frozen(own), ThreadPoolExecutor() as threads:
+        whole, streamed = threads.map(ask, [proxy] * 2, both)  # before its link knows
+        assert whole.status_code == 503 and whole.headers["retry-after"] == "2"
+        assert '"code":503' in streamed.text
+        for later in threads.map(ask, [proxy] * 2, both):
+            assert later.status_code == 503 and later.headers["retry-after"] == "2"
+        assert ends(proxy, 5)[1:] == [("failed", "upstream_unreachable")] * 4
+    proxy.wait_until_healthy()
+    answered(proxy)
 
 
 def test_a_request_that_kills_the_engine_is_not_sent_into_it_for_as_long_as_it_may_be_held(

@@ -25,6 +25,7 @@ from fakevllm.reply import AppReply
 from fakevllm.room import Room
 from fakevllm.serve_policy import ServeRules
 from fakevllm.siblings import Plan, Request
+from fakevllm.swarm.link import SwarmLink
 from fakevllm.upstream import LiveReply, Reply, Upstream
 from fakevllm_adapters.base import Engine
 from fakevllm_adapters.errors import unavailable
@@ -243,13 +244,14 @@ async def staged(
     shadow: bool = False,
     hold_s: float = 30.0,
     failure_floor: float | None = None,
+    link: SwarmLink | None = None,
     **rules: Any,
 ) -> AsyncGenerator[Stage]:
     """Whatever is left under way at the end is stopped."""
     request = asked_for(streamed, headers or {}, shadow)
     upstream, judge, room, caller = Siblings(), Judge(), Room(bound), Caller()
     records: list[GroupRecord] = []
-    asking = Asking(upstream, Lifeline(upstream, None, hold_s, room=room), 1.0)
+    asking = Asking(upstream, Lifeline(upstream, link, hold_s, room=room), 1.0)
     chance = random.Random(0)
     means = Means(
         asking, judge, room, chance, lambda _, record: records.append(record), failure_floor

@@ -14,6 +14,7 @@ from fakevllm.conversation.hints import NO_HINTS
 from fakevllm.conversation.place import Asked, Evidence, Kind, Place
 from fakevllm.conversation.visit import Visit
 from fakevllm.group import GroupDraft
+from fakevllm.outage import Trouble
 from fakevllm.policy import ServeOnly
 from fakevllm.siblings import Request
 from fakevllm.upstream import Reply
@@ -88,6 +89,19 @@ def test_what_was_served_once_is_known_and_what_failed_is_not() -> None:
     failed = draft_of(visit(tree, "g2", HI)).failed("client_disconnected", 499)
     assert (failed.turn, failed.kind) == (1, "new")
     assert failed.session_id != record.session_id
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        (Reply(200, WHOLE, answer_of(1), False, 0.0), ("served", "fallback: engine_not_ready")),
+        (Reply(200, WHOLE, b"", False, 0.0), ("failed", "fallback: engine_not_ready: no_answer")),
+    ],
+)
+def test_what_the_fallback_said_is_told_as_its_own(reply: Reply, told: tuple[str, str]) -> None:
+    draft = draft_of(visit(Conversations(), "g1", HI))
+    record = draft.fell_back(reply, Trouble.NOT_READY)
+    assert (record.state, record.reason) == told
 
 
 def test_a_side_call_is_placed_as_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncGenerator, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -363,6 +364,36 @@ async def test_what_a_fallback_refuses_is_no_answer_and_the_app_is_told_to_come_
         got, trouble = await relayed(await nobody(), asked_of("chat"), 0.0, fallback)
     assert got.status == 503 and got.headers[b"retry-after"] == b"2" and trouble is None
     assert b"cannot be reached" in got.body and b"sk-other" not in got.body
+
+
+@BOTH_MODES
+async def test_a_fallback_that_takes_the_call_and_says_nothing_is_no_answer(stream: bool) -> None:
+    begins_s = {"stream_begins_s": 60.0, "answer_begins_s": 60.0}
+    begins_s["stream_begins_s" if stream else "answer_begins_s"] = 0.2
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        fallback = Fallback(f"http://127.0.0.1:{mute.getsockname()[1]}", None, None, **begins_s)
+        async with asyncio.timeout(20):
+            request = asked_of("chat", stream=stream)
+            got, trouble = await relayed(await nobody(), request, 0.0, fallback)
+    assert got.status == 503 and b"cannot be reached" in got.body and trouble is None
+
+
+class Thinking(Server):
+    """Begins its stream at once, and says something later."""
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request)
+        await asyncio.sleep(0.6)
+        await stream.write(b"".join(EVENTS))
+        return stream
+
+
+async def test_a_fallback_that_has_begun_is_not_hurried() -> None:
+    async with Thinking((200, ANSWER)).running() as other:
+        fallback = Fallback(other.url, None, None, stream_begins_s=0.3)
+        got, _ = await relayed(await nobody(), asked_of("chat", stream=True), 0.0, fallback)
+    assert got.status == 200 and b"Hello." in got.body
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ async def test_an_odd_answer_is_reported_once_and_outlived(
         swarm.answers["/get_engine_status"] = answer
         heard = swarm.calls["/get_engine_status"]
         await until(lambda: swarm.calls["/get_engine_status"] >= heard + 4)
-        assert link.status is None and not link.reached.is_set()
+        assert link.status is None and not link.reached.is_set() and not link.is_silent
         swarm.answers["/get_engine_status"] = ROLLING
         await link.reached.wait()
         assert link.status == ROLLING
@@ -80,6 +80,7 @@ async def test_a_server_that_is_not_there_is_one_line_with_its_url_and_what_to_d
         link = SwarmLink(url, None, TrainJob(), ledger)
         task = asyncio.create_task(link.run())
         await until(lambda: bool(told_of_link(caplog)))
+        assert link.is_silent
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await link.close()
@@ -133,6 +134,21 @@ async def test_the_cursor_is_read_once_off_the_event_loop_and_its_trouble_is_out
         await until(lambda: swarm.calls["/get_run_log"] >= heard + 3)
     assert plain.num_reads == 2
     plain.close()
+
+
+async def test_a_server_that_is_heard_again_is_silent_no_more_although_its_log_cannot_be_had(
+    ledger: Ledger,
+) -> None:
+    async with OddSwarm() as swarm:
+        swarm.answers["/get_run_log"] = 500
+        link = SwarmLink(swarm.url, None, TrainJob(), ledger)
+        link.is_silent = True
+        task = asyncio.create_task(link.run())
+        await until(lambda: swarm.calls["/get_run_log"] >= 2)
+        assert not link.is_silent
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await link.close()
 
 
 async def test_an_engine_that_is_heard_to_go_is_waited_for(ledger: Ledger) -> None:
