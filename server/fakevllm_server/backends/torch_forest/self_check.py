@@ -4,7 +4,7 @@ on something else.
 A few random calls with siblings, a twin and a next turn go through the forest, and one by one
 through the model as it is. Log-probabilities and a gradient through all layers must agree.
 
-It costs seven short passes and their backwards: 0.05 s on the demo model, and on a GPU what a step
+A way costs seven short passes and their backwards: 0.05 s on the demo model, and on a GPU what a step
 of a thousand tokens does. Calls for FlexAttention are longer, and its kernels are compiled
 then, which the first step would do otherwise. A large model on a CPU reads its weights some twenty
 times, which is still less than its first step.
@@ -136,8 +136,10 @@ def _gradients(log_prob: Tensor, weights: Tensor, watched: Sequence[Tensor]) -> 
 
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Of all of them as one."""
-    return torch.stack([tensor.double().norm() for tensor in tensors]).norm()
+    """Of all of them as one. Not by a copy in float64: an embedding's would take gigabytes, and not
+    every device has that."""
+    wide = torch.promote_types(tensors[0].dtype, torch.float32)
+    return torch.stack([torch.linalg.vector_norm(one, dtype=wide) for one in tensors]).norm()
 
 
 def self_check_calls(config: Any, attention: str) -> list[CallTokens]:
