@@ -65,7 +65,6 @@ def measure(name: str, num_layers: int) -> None:
     torch.set_num_threads(1)
     trainer = PolicyTrainer(model(num_layers), lambda: model(num_layers))
     trainer.boot(TrainJob(lr=1e-5, max_mismatch_k3=None, **JOBS[name]))
-    trainer._attention()  # the self-check is no part of a step
     before = _peak_mib()
     started = time.perf_counter()
     metrics = finish(trainer.step(Batch(1, calls()), SPEC))

@@ -21,6 +21,7 @@ from backends.embedded.driving import (
     train,
     weights,
 )
+from backends.embedded.tiny_llama import save_tiny_llama
 from torch import Tensor
 
 from fakevllm_adapters.train_job import TrainJob
@@ -218,21 +219,23 @@ def test_nothing_changes_where_the_weights_are_of_that_type(tiny_folder: Path) -
     assert computed_in(model) == torch.float32
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("job", [{}, {"lora_rank": 4}, {"gradient_checkpointing": True}])
-def test_on_cuda_steps_in_bfloat16_are_those_of_a_cpu(
-    tiny_folder: Path, job: dict[str, Any]
+def test_shared_steps_in_bfloat16_are_those_in_float32_but_for_rounding(
+    tmp_path: Path, device: str, job: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    folder = tmp_path / "wide"
+    save_tiny_llama(folder, head_dim=16)  # CUDA's kernels for a forest take no less
     norms: list[float] = []
-    for device, dtype in (("cpu", torch.float32), ("cuda", computed_dtype("auto", CUDA_DEVICE))):
-        model: Any = load(tiny_folder)
-        trainer = PolicyTrainer(model.to(device), lambda: load(tiny_folder), dtype)
+    for on, dtype, shares in (("cpu", torch.float32, False), (device, BF16, True)):
+        model: Any = load(folder)
+        trainer = PolicyTrainer(model.to(on), lambda: load(folder), dtype)
         told = [
-            train(trainer, family(), lr=1e-4, max_mismatch_k3=None, **job)["grad_norm"]
+            train(trainer, family(), lr=1e-4, max_mismatch_k3=None, forest=shares, **job)
             for _ in range(2)
         ]
-        norms.append(statistics.mean(told))
+        assert all(one["rho"] > 2 if shares else one["rho"] == 1 for one in told)
+        norms.append(statistics.mean(one["grad_norm"] for one in told))
     assert norms[1] == pytest.approx(norms[0], rel=0.05)
-
-
-CUDA_DEVICE = torch.device("cuda")
+    told_of_ways = [one for one in caplog.records if one.name == "fakevllm.trainer"]
+    assert not told_of_ways, "no way fell back to a slower one"

@@ -7,11 +7,9 @@ the step's loss, however the batch is cut and whether or not calls share their p
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +17,6 @@ from transformers import PreTrainedModel
 
 from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.backends.base import (
-    BackendError,
     BackendRefused,
     Batch,
     Call,
@@ -27,6 +24,7 @@ from fakevllm_server.backends.base import (
     PolicyName,
     StepMetrics,
 )
+from fakevllm_server.backends.embedded.checked_ways import CheckedWays
 from fakevllm_server.backends.embedded.lora import (
     Lora,
     adapt,
@@ -42,14 +40,8 @@ from fakevllm_server.backends.embedded.truth import token_fidelity
 from fakevllm_server.backends.epochs import mean_of_epochs
 from fakevllm_server.backends.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
 from fakevllm_server.backends.partial_step import Updates, telling_partial
-from fakevllm_server.backends.torch_forest.attentions import ROWS, default_attention
+from fakevllm_server.backends.torch_forest.attentions import ROWS
 from fakevllm_server.backends.torch_forest.precision import compute_in
-from fakevllm_server.backends.torch_forest.self_check import Verdict, check, compare
-
-log = logging.getLogger("fakevllm.trainer")
-
-NOT_SHARED = "calls share no prefixes in training"
-NOT_RIGHT = "this model cannot be trained"
 
 
 class PolicyTrainer:
@@ -73,21 +65,22 @@ class PolicyTrainer:
         self._load_reference = load_reference
         self._reference: PreTrainedModel | None = None
         self._saving = Saving()
-        self._verdicts: dict[str, Verdict] = {}
-        """By way through the model: whether it gives what the model itself gives."""
+        self._ways = CheckedWays()
 
     def boot(self, job: TrainJob) -> str:
-        """Takes the job's settings, and says what it trains. Weights and the optimiser's moments
-        stay, so it may come after a restore. Raises BackendRefused for what contradicts an earlier
-        boot or restore, or does not fit the model.
+        """Takes the job's settings, checks how calls go through the model, and says what it trains.
+        Weights and the optimiser's moments stay, so it may come after a restore. Raises
+        BackendRefused for what contradicts an earlier boot or restore, or does not fit the model.
         """
         self.settle(Lora.of(job), "the job", job.seed)
         if recompute_layers(self.model, job.gradient_checkpointing):
-            self._verdicts.clear()
+            self._ways.forget()
         self._job = job
         for group in self.optimizer.param_groups:
             group["lr"] = job.lr
             group["weight_decay"] = job.weight_decay
+        # With all that the job puts into the model, and before anything is collected for a step.
+        self._attention()
         dtype = str(self._dtype).removeprefix("torch.")
         return f"trains {trainable(self.model, self.lora)}, in {dtype} on {self.model.device}"
 
@@ -103,7 +96,7 @@ class PolicyTrainer:
             adapt(self.model, lora, seed)
             compute_in(self.model, self._dtype)
             self.optimizer = _optimizer(self.model)
-            self._verdicts.clear()
+            self._ways.forget()
         self.lora, self._settled_by = lora, told_by
 
     def step(self, batch: Batch, spec: LossSpec) -> Generator[None, None, StepMetrics]:
@@ -152,25 +145,7 @@ class PolicyTrainer:
         return step, Passes(self.model, attention)
 
     def _attention(self) -> str:
-        """Prefixes are shared where the job wants it and this model is shown to take it. Raises
-        BackendError for a model whose log-probabilities come out wrong even without."""
-        wanted = default_attention(self.model.device)
-        if self._job.forest and self._fault(wanted, check) is None:
-            return wanted
-        fault = self._fault(ROWS, compare)
-        if fault is not None:
-            raise BackendError(
-                f"this model cannot be trained here: {fault}; choose another --model"
-            )
-        return ROWS
-
-    def _fault(self, attention: str, asked: Callable[[Any, str], Verdict]) -> str | None:
-        """Asked once."""
-        if attention not in self._verdicts:
-            verdict = self._verdicts[attention] = asked(self.model, attention)
-            if verdict.fault is not None:
-                log.warning("%s: %s", NOT_SHARED if attention != ROWS else NOT_RIGHT, verdict.fault)
-        return self._verdicts[attention].fault
+        return self._ways.best(self.model, self._job.forest)
 
     def _update(
         self, step: StepPieces, through: Passes, spec: LossSpec, updates: Updates

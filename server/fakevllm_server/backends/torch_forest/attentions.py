@@ -37,6 +37,11 @@ def default_attention(device: torch.device) -> str:
     return "flex" if device.type == "cuda" else "segments"
 
 
+def merging_attentions(device: torch.device) -> list[str]:
+    """The quickest first; then the one that needs nothing of a device or of torch."""
+    return list(dict.fromkeys([default_attention(device), "segments"]))
+
+
 MIN_RHO = 1.08
 """Below it a CPU computes plain rows as quickly, or quicker where calls are short: measured."""
 
