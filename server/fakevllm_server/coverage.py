@@ -91,7 +91,7 @@ def of_run(sums: Mapping[str, float]) -> dict[str, float]:
     return {
         **sums,
         "sample_coverage": share(sums.get("tokens_trained", 0), sums.get("tokens_eligible", 0)),
-        "branch_rate": branched / later if later else 0.0,
+        **({"branch_rate": branched / later} if later else {}),
     }
 
 

@@ -243,5 +243,5 @@ def test_drift_is_counted_against_the_calls_that_came_after_another() -> None:
     }
 
 
-def test_no_calls_have_no_drift() -> None:
-    assert drift_metrics(causes([])) == {"drift_rate": 0.0}
+def test_calls_of_which_none_is_later_have_no_share_that_drifted() -> None:
+    assert drift_metrics(causes([])) == {}

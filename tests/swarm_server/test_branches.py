@@ -17,6 +17,7 @@ from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.branches import branches
 from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.coverage import totals
 from fakevllm_server.forest.history import Vocabulary
 from fakevllm_server.spelling import vocabulary_of
 
@@ -59,7 +60,7 @@ def test_one_call_asked_again_branches_and_is_no_drift() -> None:
 
 
 def test_siblings_of_one_call_are_no_sessions() -> None:
-    assert branches(episodes([FIRST], [STRIPPED])) == {"drift_rate": 0, "branch_rate": 0}
+    assert branches(episodes([FIRST], [STRIPPED])) == {}
 
 
 def test_the_next_turn_of_passive_traffic_is_held_against_the_answer_that_was_served() -> None:
@@ -110,20 +111,25 @@ async def test_branches_are_told_with_a_step_that_did_not_wait_for_them(tmp_path
     await run.finish_group("a")
     await run.trained("a")
     (entry,) = [one for one in run.log.after(0) if one.kind == "step"]
-    assert seen == [True] and entry.metrics["branch_rate"] == 0
+    assert seen == [True] and "branch_rate" not in entry.metrics
     assert entry.metrics["sample_coverage"] == 1
     await run.stop()
 
 
-def test_calls_beyond_what_a_step_has_time_for_are_counted(
+def test_calls_beyond_what_a_step_has_time_to_read_are_counted_and_ids_are_always_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = episodes([FIRST, NEXT, STRIPPED])
-    first, *_ = given[0].episodes[0].calls
-    monkeypatch.setattr(
-        branches_module, "MAX_TOKENS", len(first.prompt_ids) + len(first.response_ids)
-    )
-    told = branches(given)
-    assert (told["branch_first"], told["calls_not_compared"]) == (1, 2)
+    given = episodes([FIRST, STRIPPED, NEXT])
+    monkeypatch.setattr(branches_module, "MAX_TOKENS", 1)
+    told = branches(given, FULL)
+    assert told == {
+        "branch_first": 1,
+        "branch_extends": 1,
+        "branch_not_read": 1,
+        "drift_rate": 0,
+        "branch_rate": 0.5,
+    }
+    assert "branch_not_read" in totals(told)
+    assert branches(given)["branch_unknown"] == 1  # without a tokenizer nothing is read
     monkeypatch.undo()
-    assert "calls_not_compared" not in branches(given)
+    assert branches(given, FULL)["branch_thinking_stripped"] == 1

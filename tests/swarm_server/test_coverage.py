@@ -109,4 +109,4 @@ def test_counts_add_up_over_a_run_and_shares_are_made_anew() -> None:
 
 
 def test_a_run_without_a_step_missed_nothing() -> None:
-    assert of_run({}) == {"sample_coverage": 1.0, "branch_rate": 0.0}
+    assert of_run({}) == {"sample_coverage": 1.0}

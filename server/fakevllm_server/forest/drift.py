@@ -8,6 +8,7 @@ a cause, it is `unknown`.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -58,6 +59,8 @@ class Cause(StrEnum):
     UNRELATED = "unrelated"
     """It shares no message with the calls that are nearest: a sub-agent, or a side call."""
     UNKNOWN = "unknown"
+    NOT_READ = "not_read"
+    """It does not extend an earlier one, and why was not looked at: there was too much to read."""
 
 
 NO_DRIFT = frozenset(
@@ -79,23 +82,29 @@ class SessionCall:
     """Whether the app saw the response; only then can a later prompt contain it."""
 
 
-def causes(calls: Sequence[SessionCall], vocabulary: Vocabulary | None = None) -> list[Cause]:
-    """One for each call, which must be in the order they were made."""
-    known = Vocabulary() if vocabulary is None else vocabulary
+def causes(
+    calls: Sequence[SessionCall],
+    vocabulary: Vocabulary | None = None,
+    max_tokens: float = math.inf,
+) -> list[Cause]:
+    """One for each call, which must be in the order they were made. `max_tokens`: how many may be
+    read as text; ids cost next to nothing."""
+    reading = _Reading(Vocabulary() if vocabulary is None else vocabulary, max_tokens)
     sessions: dict[Hashable, _Session] = {}
     return [
-        sessions.setdefault(call.session, _Session(known)).cause_of_next(call) for call in calls
+        sessions.setdefault(call.session, _Session(reading)).cause_of_next(call) for call in calls
     ]
 
 
 def drift_metrics(found: Sequence[Cause]) -> Mapping[str, float]:
     """`branch_<cause>` for every cause that occurred, and the share of drifted calls among those
-    that came after another."""
+    that came after another and were looked at; no share where there are none."""
     counts = Counter(found)
-    later = len(found) - counts[Cause.FIRST]
+    later = len(found) - counts[Cause.FIRST] - counts[Cause.NOT_READ]
     drifted = sum(number for cause, number in counts.items() if cause not in NO_DRIFT)
+    drifted -= counts[Cause.NOT_READ]
     branches = {f"branch_{cause}": float(number) for cause, number in sorted(counts.items())}
-    return branches | {"drift_rate": drifted / later if later else 0.0}
+    return branches | ({"drift_rate": drifted / later} if later else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +124,20 @@ class _Earlier:
 
 
 @dataclass(slots=True)
-class _Session:
+class _Reading:
     vocabulary: Vocabulary
+    tokens_left: float
+
+    def takes(self, num_tokens: int) -> bool:
+        """Whether there is time to read so many."""
+        if self.vocabulary.decode is not None:
+            self.tokens_left -= num_tokens
+        return self.tokens_left >= 0
+
+
+@dataclass(slots=True)
+class _Session:
+    reading: _Reading
     asked: set[tuple[bytes, Hashable]] = field(default_factory=set[tuple[bytes, Hashable]])
     """Prompts, by the groups that asked them."""
     prompts: set[bytes] = field(default_factory=set[bytes])
@@ -157,6 +178,8 @@ class _Session:
         nearest = [one for one, number in zip(self.earlier, shared, strict=True) if number == most][
             -MAX_COMPARED:
         ][::-1]
+        if not self.reading.takes(len(prompt) + sum(len(one.stored) for one in nearest)):
+            return Cause.NOT_READ
         return self._by_text(nearest, prompt) or self._by_place(
             nearest[0], prompt, most, extends=bool(ended)
         )
@@ -166,7 +189,7 @@ class _Session:
 
     def _by_text(self, nearest: Sequence[_Earlier], prompt: array[int]) -> Cause | None:
         for one in nearest:
-            texts = histories(one.stored, prompt, self.vocabulary)
+            texts = histories(one.stored, prompt, self.reading.vocabulary)
             cause = None if texts is None else _rung(texts)
             if cause is not None:
                 return cause
@@ -175,13 +198,13 @@ class _Session:
     def _by_place(self, one: _Earlier, prompt: array[int], shared: int, *, extends: bool) -> Cause:
         """Of a prompt whose text is another one, or cannot be read. What was sampled, and what a
         template sets before it, may be rewritten in ways unknown here."""
-        start = self.vocabulary.message_start
+        start = self.reading.vocabulary.message_start
         asked = one.asked(start)
         if start is None or asked is None or shared > asked:
             return Cause.UNKNOWN
         if extends:
             return Cause.FORKED
-        if self.vocabulary.decode is None:
+        if self.reading.vocabulary.decode is None:
             return Cause.UNKNOWN
         return _by_messages(messages(one.stored[:asked], start), messages(prompt, start)[:-1])
 

@@ -4,8 +4,8 @@ on something else.
 A few random calls with siblings, a twin and a next turn go through the forest, and one by one
 through the model as it is. Log-probabilities and a gradient through all layers must agree.
 
-A way costs seven short passes and their backwards: 0.05 s on the demo model, and on a GPU what a step
-of a thousand tokens does. Calls for FlexAttention are longer, and its kernels are compiled
+A way costs seven short passes and their backwards: 0.05 s on the demo model, and on a GPU what a
+step of a thousand tokens does. Calls for FlexAttention are longer, and its kernels are compiled
 then, which the first step would do otherwise. A large model on a CPU reads its weights some twenty
 times, which is still less than its first step.
 """
