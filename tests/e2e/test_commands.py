@@ -150,6 +150,29 @@ def test_replay_plays_each_row_once_and_goes_on_where_it_was(
     assert len(tasks) == 6 and all(count == 1 for _, count in tasks)
 
 
+def test_commands_find_the_proxy_where_the_configuration_has_it(
+    processes: Processes, yes_hooks: Path
+) -> None:
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2")
+    here = processes.folder / "here"
+    here.mkdir()
+    (here / "rows.jsonl").write_text('{"question": "one"}\n')
+    file = here / "fakevllm.toml"
+    file.write_text(f'[proxy]\nhost = "0.0.0.0"\nport = {proxy.port}\n')
+    replay = ("replay", "--dataset", str(here / "rows.jsonl"), "--fresh")
+    for command in (("pause",), ("resume",), ("status",), replay):
+        for folder, flags in ((here, ()), (processes.folder, ("--config", str(file)))):
+            done = run(folder, *PROXY, *command, *flags)
+            assert done.returncode == 0, done.stdout + done.stderr
+    assert len(wait_for_groups(proxy, 2)) == 2
+    file.write_text("[proxy]\nport = 0\n")
+    for command in (("pause",), ("resume",), ("status",), replay):
+        assert_mistake(run(here, *PROXY, *command), "proxy.port is 0")
+        done = run(here, *PROXY, *command, "--url", f"{proxy.url}/v1")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_replay_through_an_app_hands_it_the_address_and_the_rows_own_key(
     processes: Processes, yes_hooks: Path
 ) -> None:

@@ -35,7 +35,7 @@ class Answers(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
-        info = json.loads(sys.argv[1]) if "/message" in self.path else {}
+        info: dict[str, Any] = json.loads(sys.argv[1]) if "/message" in self.path else {}
         self._answer(200, {"id": "s", "info": info})
 
     def _answer(self, status: int, answer: dict[str, Any]) -> None:
