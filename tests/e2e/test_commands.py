@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -114,6 +115,19 @@ def test_a_second_proxy_on_a_run_directory_is_refused_and_a_reader_is_not(
     assert proxy.kill() < 0
     proxy.start()
     proxy.wait_until_healthy()
+
+
+def test_ctrl_c_is_answered_with_a_last_line_in_the_log(
+    processes: Processes, yes_hooks: Path
+) -> None:
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server, "--hooks", str(yes_hooks))
+    for process in (proxy, server):
+        process.signal(signal.SIGINT)
+        wait_until(lambda one=process: one.returncode is not None, 20, f"{process.name} to end")
+        told = process.log.splitlines()
+        assert "INFO" in told[-1] and told[-1].endswith(" stopped"), process.log
+        assert sum(line.endswith(" stopped") for line in told) == 1
 
 
 def test_check_hook_shows_a_table_and_fails_for_a_hook_that_raises(tmp_path: Path) -> None:
