@@ -141,6 +141,7 @@ async def _serve(config: Config, listener: socket.socket) -> None:
                 "no hooks: every request is served once, none is trained; --hooks names yours"
             )
         await server.serve(sockets=[listener])
+    logging.getLogger("fakevllm").info("stopped")
 
 
 def _leave_with_parent() -> None:

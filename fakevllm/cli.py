@@ -10,7 +10,7 @@ import typer
 from fakevllm import keys_command, overwatch_command, proxy_commands, tokens_command
 from fakevllm.errors import UserError
 from fakevllm.exits import guarded
-from fakevllm.proxy_commands import ProxyKey
+from fakevllm.proxy_commands import ProxyKey, ProxyUrl
 
 app = typer.Typer(
     name="fakevllm",
@@ -174,7 +174,7 @@ def sessions(
 def replay(
     dataset: Annotated[Path, typer.Option(help="JSON Lines, one row a user.")],
     field: Annotated[str, typer.Option(help="The row's text field.")] = "question",
-    url: Annotated[str, typer.Option(help="The proxy.")] = "http://127.0.0.1:8000/v1",
+    url: ProxyUrl = None,
     app_command: AppCommand = None,
     model: Annotated[str | None, typer.Option(help="Default: the first the proxy lists.")] = None,
     concurrency: Annotated[
@@ -190,6 +190,7 @@ def replay(
         bool,
         typer.Option("--lockstep", help="Row after row, before a proxy that runs with --lockstep."),
     ] = False,
+    config: keys_command.ConfigFile = None,
 ) -> None:
     """Play the user: send a dataset through the proxy, row by row."""
 
@@ -199,7 +200,7 @@ def replay(
         settings = ReplaySettings(
             dataset,
             field,
-            url,
+            proxy_commands.named(url, config),
             app_command,
             model,
             concurrency,

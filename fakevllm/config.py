@@ -31,6 +31,7 @@ from fakevllm_adapters.train_job import TrainJob
 
 DEFAULT_FILE = Path("fakevllm.toml")
 EVERYWHERE = ("0.0.0.0", "::")
+_HERE: dict[str, str] = dict(zip(EVERYWHERE, ("127.0.0.1", "::1"), strict=True))
 _LIMITS = Limits()
 log = logging.getLogger("fakevllm.config")
 
@@ -177,6 +178,15 @@ class Config(Section):
     @property
     def hosts(self) -> frozenset[str]:
         return LOOPBACK | {self.proxy.host} | set(self.proxy.allowed_hosts)
+
+    @property
+    def local_url(self) -> str:
+        """Where commands on this machine find the proxy. Raises ConfigError."""
+        host, port = self.proxy.host, self.proxy.port
+        if port == 0:
+            raise ConfigError("proxy.port is 0, any that is free: name the proxy with --url.")
+        host = _HERE.get(host, host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     @property
     def ledger_file(self) -> Path:

@@ -96,7 +96,12 @@ def _refused(url: str, error: urllib.error.HTTPError) -> str:
             return str(said["message"])
     except (ValueError, LookupError, TypeError):
         pass
-    return f"{url} answers {error.code}, as no fakevllm proxy does: set --url."
+    return no_proxy(url, error.code)
+
+
+def no_proxy(url: str, status: int) -> str:
+    """Of an address where something else answers."""
+    return f"{url} answers {status}, as no fakevllm proxy does: set --url."
 
 
 def lines(stats: Json) -> Iterator[tuple[str, str]]:

@@ -127,6 +127,17 @@ async def play(
             return await asyncio.gather(*(siblings(task) for task in range(num_tasks)))
 
 
+def no_server(url: str) -> str | None:
+    """What to tell the user where no swarm server answers at `url`; None where one does."""
+    try:
+        httpx.get(f"{url}/get_engine_status", timeout=60).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        cause = str(error).splitlines()[0]
+        mend = "start `fakevllm-server start ...`, or name yours with --swarm-url http://HOST:PORT"
+        return f"No swarm server answers at {url} ({cause}): {mend}."
+    return None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="opencode as an active client.")
     parser.add_argument("--swarm-url", default="http://127.0.0.1:10086")
@@ -136,6 +147,8 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if (trouble := no_server(options.swarm_url)) is not None:
+        parser.exit(2, f"{trouble}\n")
     with Progress(console=Console()) as progress:
         bar = progress.add_task("episodes", total=options.tasks * options.num_repeat)
         numbers = options.tasks, options.num_repeat, options.concurrency, options.seed

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ from examples.webchat.talk import Talk
 log = logging.getLogger("webchat")
 
 PAGE = Path(__file__).parent / "page"
+NEEDED = ("OPENAI_BASE_URL", "OPENAI_API_KEY")
+"""Without the first, chats would go to OpenAI."""
+EXAMPLE = "OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=any"
 
 
 class Question(BaseModel):
@@ -181,6 +185,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=3000)
     parser.add_argument("--file", type=Path, default=Path("webchat.sqlite"))
     arguments = parser.parse_args()
+    if missing := [name for name in NEEDED if not os.environ.get(name)]:
+        parser.exit(2, f"Set {' and '.join(missing)}: {EXAMPLE} python -m examples.webchat.app\n")
     print(f"web chat: http://127.0.0.1:{arguments.port}")
     app = create_app(arguments.file)
     uvicorn.run(app, host="127.0.0.1", port=arguments.port, log_level="warning")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import random
 import re
@@ -31,10 +32,17 @@ TIMEOUT_S = 120.0
 class Seen:
     """What the users got."""
 
+    tell: Callable[[str], object] = print
+    """Takes the first error, when it comes."""
     answers: int = 0
     right: int = 0
     regenerated: int = 0
     failed: int = 0
+
+    def fail(self, error: str) -> None:
+        self.failed += 1
+        if self.failed == 1:
+            self.tell(f"The first answer to fail: {error}")
 
 
 class User:
@@ -69,13 +77,16 @@ class User:
 
     async def _answer(self, path: str, body: dict[str, Any] | None) -> dict[str, Any] | None:
         """The whole message, at the end of its stream."""
+        error = "it broke off"
         async with self._http.stream("POST", path, json=body) as stream:
             stream.raise_for_status()
             async for line in stream.aiter_lines():
                 event: dict[str, Any] = json.loads(line.removeprefix("data: ") or "{}")
                 if event.get("type") == "done":
                     return event["message"]
-        self._seen.failed += 1
+                if event.get("type") == "error":
+                    error = event["text"]
+        self._seen.fail(error)
         return None
 
     async def _post(self, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
@@ -92,10 +103,16 @@ def says(text: str, number: int) -> bool:
 
 
 async def play(
-    app: str, num_chats: int, concurrency: int, seed: int, after: Callable[[], None]
+    app: str,
+    num_chats: int,
+    concurrency: int,
+    seed: int,
+    after: Callable[[], None],
+    tell: Callable[[str], object] = print,
 ) -> Seen:
-    """`after` is called when a chat has ended. Raises httpx.HTTPError where the app fails."""
-    seen = Seen()
+    """`after` is called when a chat has ended, `tell` with the first error. Raises httpx.HTTPError
+    where the app fails."""
+    seen = Seen(tell)
     room = asyncio.Semaphore(concurrency)
     async with httpx.AsyncClient(base_url=app, timeout=TIMEOUT_S) as http:
 
@@ -121,8 +138,10 @@ def main() -> None:
     with Progress(console=console) as progress:
         bar = progress.add_task("chats", total=arguments.chats)
         numbers = arguments.chats, arguments.concurrency, arguments.seed
+        tell = functools.partial(progress.console.print, markup=False, soft_wrap=True)
+        playing = play(arguments.app, *numbers, lambda: progress.advance(bar), tell)
         try:
-            seen = asyncio.run(play(arguments.app, *numbers, lambda: progress.advance(bar)))
+            seen = asyncio.run(playing)
         except* httpx.ConnectError:
             raise SystemExit(f"No web chat answers at {arguments.app}: start it first.") from None
     console.print(

@@ -9,7 +9,7 @@ import aiohttp
 
 from fakevllm.errors import ConfigError
 from fakevllm.outage_settings import http_url
-from fakevllm.running_proxy import HOOKLESS, SERVED_AS, root_of
+from fakevllm.running_proxy import HOOKLESS, SERVED_AS, no_proxy, root_of
 from fakevllm_adapters.keys import bearer_header
 from fakevllm_adapters.swarm import EngineStatusReply, Task
 
@@ -91,6 +91,8 @@ def checked_url(url: str) -> str:
 
 
 def _unreached(url: str, error: aiohttp.ClientError) -> ConfigError:
+    if isinstance(error, aiohttp.ClientResponseError) and error.status >= 400:
+        return ConfigError(no_proxy(url, error.status))
     return ConfigError(f"No fakevllm proxy answers at {url} ({error}): start it, or set --url.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator
 from functools import partial
 
@@ -44,6 +45,7 @@ def create_app(config: ServerConfig) -> FastAPI:
         yield
         await asyncio.shield(swarm.close())
         await asyncio.to_thread(curves.close)
+        logging.getLogger("fakevllm.server").info("stopped")
 
     app = FastAPI(title="fakevllm-server", lifespan=lifespan)
     refusals.add_handlers(app)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -116,6 +117,19 @@ def test_a_second_proxy_on_a_run_directory_is_refused_and_a_reader_is_not(
     proxy.wait_until_healthy()
 
 
+def test_ctrl_c_is_answered_with_a_last_line_in_the_log(
+    processes: Processes, yes_hooks: Path
+) -> None:
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server, "--hooks", str(yes_hooks))
+    for process in (proxy, server):
+        process.signal(signal.SIGINT)
+        wait_until(lambda one=process: one.returncode is not None, 20, f"{process.name} to end")
+        told = process.log.splitlines()
+        assert "INFO" in told[-1] and told[-1].endswith(" stopped"), process.log
+        assert sum(line.endswith(" stopped") for line in told) == 1
+
+
 def test_check_hook_shows_a_table_and_fails_for_a_hook_that_raises(tmp_path: Path) -> None:
     good = write_hooks(
         tmp_path / "good",
@@ -148,6 +162,29 @@ def test_replay_plays_each_row_once_and_goes_on_where_it_was(
     wait_for_groups(proxy, 6)
     tasks = rows(proxy, "select task_id, count(*) from groups group by task_id")
     assert len(tasks) == 6 and all(count == 1 for _, count in tasks)
+
+
+def test_commands_find_the_proxy_where_the_configuration_has_it(
+    processes: Processes, yes_hooks: Path
+) -> None:
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2")
+    here = processes.folder / "here"
+    here.mkdir()
+    (here / "rows.jsonl").write_text('{"question": "one"}\n')
+    file = here / "fakevllm.toml"
+    file.write_text(f'[proxy]\nhost = "0.0.0.0"\nport = {proxy.port}\n')
+    replay = ("replay", "--dataset", str(here / "rows.jsonl"), "--fresh")
+    for command in (("pause",), ("resume",), ("status",), replay):
+        for folder, flags in ((here, ()), (processes.folder, ("--config", str(file)))):
+            done = run(folder, *PROXY, *command, *flags)
+            assert done.returncode == 0, done.stdout + done.stderr
+    assert len(wait_for_groups(proxy, 2)) == 2
+    file.write_text("[proxy]\nport = 0\n")
+    for command in (("pause",), ("resume",), ("status",), replay):
+        assert_mistake(run(here, *PROXY, *command), "proxy.port is 0")
+        done = run(here, *PROXY, *command, "--url", f"{proxy.url}/v1")
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_replay_through_an_app_hands_it_the_address_and_the_rows_own_key(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +17,9 @@ import pytest
 from examples.webchat.hooks import on_compute_relative_reward as hook
 from examples.webchat.mock_user_request import play
 from tests.e2e.ledgers import rows
-from tests.e2e.processes import wait_until
+from tests.e2e.processes import free_port, wait_until
 from tests.e2e.stack import Stack, running_stack
-from tests.examples.webchats import running_webchat
+from tests.examples.webchats import ROOT, running_webchat
 
 SLOW = "[[slow 0.2]][[say one two three four five six seven eight nine ten]]"
 
@@ -183,6 +186,35 @@ async def test_mock_users_ask_and_regenerate_and_end(http: httpx.Client) -> None
     seen = await play(str(http.base_url), 6, 3, 0, lambda: ended.append(threading.get_ident()))
     assert len(ended) == 6 and seen.answers >= 6 and seen.failed == 0
     assert seen.regenerated > 0  # the fake model cannot add
+
+
+async def test_mock_users_tell_the_first_answer_that_fails_once_and_go_on(tmp_path: Path) -> None:
+    told: list[str] = []
+    with running_webchat("http://127.0.0.1:9", tmp_path) as url:
+        seen = await play(url, 4, 4, 0, lambda: None, told.append)
+    assert seen.failed >= 4 and seen.answers == 0
+    assert told == ["The first answer to fail: The model cannot be reached. Try again in a moment."]
+
+
+@pytest.mark.parametrize("missing", ["OPENAI_BASE_URL", "OPENAI_API_KEY"])
+def test_an_app_that_is_not_told_where_the_model_is_and_with_which_key_says_so_in_a_line(
+    tmp_path: Path, missing: str
+) -> None:
+    given = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": "any"}
+    environment = {name: value for name, value in os.environ.items() if name not in given}
+    environment |= {name: value for name, value in given.items() if name != missing}
+    command = [sys.executable, "-m", "examples.webchat.app", "--port", str(free_port())]
+    told = subprocess.run(
+        [*command, "--file", str(tmp_path / "webchat.sqlite")],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    (line,) = told.stderr.splitlines()
+    assert line.startswith(f"Set {missing}: ") and given["OPENAI_BASE_URL"][:7] in line
+    assert (told.returncode, told.stdout) == (2, "")
 
 
 def test_the_hook_pays_for_the_right_sum_and_a_little_for_brevity() -> None:

@@ -23,6 +23,22 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
     assert config.proxy.host == "127.0.0.1"
 
 
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:9001"),
+        ("0.0.0.0", "http://127.0.0.1:9001"),
+        ("::", "http://[::1]:9001"),
+        ("fd00::1", "http://[fd00::1]:9001"),
+        ("gpu.example", "http://gpu.example:9001"),
+    ],
+)
+def test_commands_on_this_machine_ask_the_address_the_proxy_listens_on(
+    tmp_path: Path, host: str, url: str
+) -> None:
+    assert load(written(tmp_path, f'[proxy]\nhost = "{host}"\nport = 9001'), {}).local_url == url
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "::ffff:0.0.0.0", "0", "", "gpu-box"])
 def test_listening_to_the_world_needs_a_key(tmp_path: Path, host: str) -> None:
     flags = {"host": host, "run_dir": tmp_path}

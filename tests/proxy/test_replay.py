@@ -163,6 +163,15 @@ async def test_a_proxy_that_asks_for_a_key_is_named_with_the_flag() -> None:
             await first_model(f"{proxy.url}/v1")
 
 
+async def test_a_server_that_is_no_proxy_is_not_told_to_be_started() -> None:
+    async with OddSwarm() as server:
+        server.answers["/fakevllm/tasks"] = 404
+        with pytest.raises(ConfigError) as refused:
+            await register(f"{server.url}/v1", TASKS)
+    told = f"{server.url}/v1 answers 404, as no fakevllm proxy does: set --url."
+    assert str(refused.value) == told
+
+
 async def test_no_more_rows_run_at_once_than_asked() -> None:
     running, most = 0, 0
     gate = asyncio.Event()
