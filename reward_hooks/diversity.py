@@ -20,6 +20,9 @@ SAME = 0.9
 """Two texts are copies from this share of common word runs on."""
 RUN = 5
 """Words in a run."""
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+"""Thai, Lao, Burmese, Khmer, Japanese, Chinese: without spaces each character is a word."""
+_WORD = re.compile(f"[{_UNSPACED}]|[^\\W{_UNSPACED}]+")
 
 
 def on_compute_relative_reward(
@@ -61,7 +64,7 @@ def clusters_of(texts: Sequence[str]) -> list[list[int]]:
 
 def word_runs(text: str) -> frozenset[tuple[str, ...]]:
     """Runs of RUN words, without case and punctuation; a shorter text is one run."""
-    words = re.findall(r"\w+", text.casefold())
+    words = _WORD.findall(text.casefold())
     if len(words) <= RUN:
         return frozenset({tuple(words)})
     return frozenset(tuple(words[at : at + RUN]) for at in range(len(words) - RUN + 1))

@@ -7,14 +7,24 @@ says nothing says nothing bad.
 
 from __future__ import annotations
 
+import re
+
 from fakevllm.hooks.spec import Feedback, Json, Sibling
 
 REGENERATE = -0.5
 """Another answer was asked for; None: that says nothing."""
-THANKS = ("thank", "perfect", "great", "that works")
-WRONG = ("that's wrong", "that is wrong", "not what i", "no, ", "try again")
+WRONG = re.compile(
+    r"(that's|that is|this is|it's) (wrong|not right|incorrect)|not what i|try again"
+    r"|^no([.!]|, (?!thank|it'?s? (is )?(fine|ok)|problem|worries))"
+)
+"""Anywhere in a next message's first sentence."""
+THANKS = re.compile(
+    r"(thanks?( you)?( a lot| so much)?|perfect|great|that works)[^\w?']*($|[.!,;\n])"
+)
+"""All of that sentence, or of its beginning up to a comma."""
 NEXT_MESSAGE = 0.5
-"""What a next message that begins so says, for good or bad."""
+"""What such a next message says, for good or bad."""
+_SENTENCE = re.compile(r"[^.!?\n]*[.!?]?")
 EDITED = -0.5
 """The answer had to be corrected; None: that says nothing. The correction itself is kept in the
 ledger."""
@@ -41,10 +51,13 @@ def on_feedback(feedback: Feedback) -> float | None:
 def of_next_message(text: str) -> float | None:
     """Yours to write: most of what users write next says nothing of the answer.
 
-    >>> of_next_message("Thanks a lot!"), of_next_message("No, it is 7."), of_next_message("And 2?")
-    (0.5, -0.5, None)
+    >>> [of_next_message(text) for text in ("Thanks a lot!", "No, it is 7.", "And 2?")]
+    [0.5, -0.5, None]
+    >>> [of_next_message(text) for text in ("Great, but that's wrong.", "Greatest of 8 and 12?")]
+    [-0.5, None]
     """
-    words = text.strip().casefold()
-    if words.startswith(WRONG):
+    found = _SENTENCE.match(text.strip().casefold().replace("\u2019", "'"))
+    sentence = found.group() if found else ""
+    if WRONG.search(sentence):
         return -NEXT_MESSAGE
-    return NEXT_MESSAGE if words.startswith(THANKS) else None
+    return NEXT_MESSAGE if THANKS.match(sentence) else None

@@ -30,6 +30,14 @@ def test_the_bonus_of_a_cluster_does_not_depend_on_its_size() -> None:
         )
 
 
+def test_a_copy_with_a_character_changed_is_one_where_no_spaces_are_written() -> None:
+    text = "".join(chr(0x4E00 + at) for at in range(120))
+    changed = text[:60] + "\u9f9f" + text[61:]
+    other = "".join(chr(0x5E00 + at) for at in range(120))
+    assert diversity.clusters_of([text, changed, other]) == [[0, 1], [2]]
+    assert diversity.word_runs("naïve Ö 7") == {("naïve", "ö", "7")}
+
+
 def test_being_odd_does_not_make_up_for_being_bad() -> None:
     assert rewards("fine", "fine", None, "  ") == [1.25, 1.25, 0.0, 0.0]
     assert rewards("cut off", finish="length") == [0.0]

@@ -34,6 +34,32 @@ def test_what_users_do_counts_for(told: dict[str, Any], value: float | None) -> 
     assert user_feedback.on_feedback(Feedback(**given)) == value
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("Greatest common divisor of 8 and 12?", None),
+        ("Perfect squares below 100?", None),
+        ("Great Britain's capital?", None),
+        ("Thanksgiving: when is it?", None),
+        ("Thank you, and what is 2 plus 2?", 0.5),
+        ("thanks", 0.5),
+        ("Perfect!", 0.5),
+        ("That works. Next: 3 plus 3", 0.5),
+        ("Great, but that's wrong", -0.5),
+        ("No, it is fine, go on", None),
+        ("no, thanks", None),
+        ("No. It is 7.", -0.5),
+        ("That\u2019s wrong.", -0.5),
+        ("Not what I asked for", -0.5),
+        ("", None),
+    ],
+)
+def test_a_next_message_counts_by_whole_words_of_its_first_sentence(
+    text: str, value: float | None
+) -> None:
+    assert user_feedback.of_next_message(text) == value
+
+
 async def test_it_runs_as_a_hook_and_prefers_none_of_the_answers() -> None:
     answers: list[dict[str, Any]] = [
         {"content": text, "finish_reason": "stop"} for text in ("a", "b")
