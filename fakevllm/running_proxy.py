@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 from fakevllm.errors import ConfigError
 from fakevllm.outage_settings import http_url
+from fakevllm.printable import printable
 from fakevllm_adapters.keys import bearer_header
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def as_table(title: str, rows: Iterable[tuple[str, str]]) -> RenderableType:
 
     table = Table("", "", title=Text(title), show_header=False)
     for name, value in rows:
-        table.add_row(name, Text(value))
+        table.add_row(name, Text(printable(value)))
     return table
 
 

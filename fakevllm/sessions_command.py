@@ -18,6 +18,7 @@ from fakevllm.errors import UserError
 from fakevllm.ledger.records import FeedbackRecord
 from fakevllm.ledger.session_reads import PlacedGroup, SessionRow
 from fakevllm.ledger.store import Ledger
+from fakevllm.printable import printable
 
 ID_CHARS = 12
 """Of a session's id: what `fakevllm sessions ID` takes."""
@@ -71,7 +72,7 @@ def render_list(sessions: Sequence[SessionRow], names: Mapping[str, str]) -> Ren
     table.add_column("last seen", no_wrap=True, min_width=14)
     table.add_column("begins with", no_wrap=True, overflow="ellipsis")
     for row in sessions:
-        begins = Text(" ".join(row.question.split()))
+        begins = Text(printable(" ".join(row.question.split())))
         if row.parent_session_id is not None:
             begins = Text("sub-agent  ", "cyan").append(begins)
         table.add_row(
@@ -185,7 +186,7 @@ def _app(app_key: str | None, names: Mapping[str, str]) -> str:
 
 
 def _line(text: str) -> str:
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     return line if len(line) <= QUESTION_CHARS else line[: QUESTION_CHARS - 1] + "…"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from fakevllm.printable import printable
+
 UNMEASURED = "-"
 MINUTES_FROM_S, HOURS_FROM_S, DAYS_FROM_S = 120.0, 7_200.0, 172_800.0
 
@@ -15,7 +17,7 @@ def clean(text: str) -> str:
     >>> clean("a\\nb\\x1b[31m")
     'a⏎b�[31m'
     """
-    return "".join(one if one.isprintable() else "⏎" if one == "\n" else "�" for one in text)
+    return printable(text.replace("\n", "⏎"))
 
 
 def seconds_of(told: str) -> float | None:

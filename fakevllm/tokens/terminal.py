@@ -11,6 +11,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from fakevllm.printable import printable
 from fakevllm.tokens.colours import BAD, GOOD, SURPRISING, By, Rgb, colour, mixed
 from fakevllm.tokens.page import Page, Token, Turn, headed, numbers
 from fakevllm.tokens.texts import Texts
@@ -39,7 +40,7 @@ class Paint:
         text = self.texts.get(token.id)
         if text is None:
             return Text(f"[{token.id}] ", self._style(token))
-        kept = "".join(one if one.isprintable() or one in "\n\t" else "�" for one in text)
+        kept = printable(text, keep="\n\t")
         return Text(kept.replace("\n", "⏎\n"), self._style(token))
 
     def texts_of(self, tokens: Sequence[Token]) -> Text:
@@ -61,7 +62,7 @@ def drawn(page: Page, texts: Texts, by: By, *, has_shades: bool = True) -> Rende
     paint = Paint(by, texts, page.largest_advantage, has_shades)
     parts: list[RenderableType] = [Text(page.title, "bold"), Text(", ".join(page.facts), "dim")]
     if page.question:
-        parts.append(Text(page.question, no_wrap=True, overflow="ellipsis"))
+        parts.append(Text(printable(page.question, keep="\n\t"), no_wrap=True, overflow="ellipsis"))
     before: Sequence[Token] = ()
     for answer in page.answers:
         parts.append(Rule(Text(headed(answer)), align="left", style="dim"))

@@ -138,3 +138,13 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
 
 def test_an_empty_ledger_has_no_sessions() -> None:
     assert drawn(render_list([], {})) == ["No sessions yet."]
+
+
+def test_what_users_write_drives_no_terminal(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.sqlite"
+    ledger = Ledger.open(file)
+    put(ledger, replace(placed("a", "ab"), question="hi\x1b[31m\x1b]0;owned\x07\x9b2J"))
+    ledger.close()
+    for shown in (show(file, None, 10, {}), show(file, "ab", 10, {})):
+        lines = "\n".join(drawn(shown))
+        assert "hi�[31m�]0;owned" in lines and lines.replace("\n", "").isprintable()
