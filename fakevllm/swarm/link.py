@@ -38,6 +38,8 @@ POLL_EVERY_S = 0.2
 END_GROUP_PATIENCE_S = 60
 """How long an end is sent again to a server that does not answer; a server restarts well within
 it."""
+_PROXYS_OWN = frozenset({"num_repeat", "temperature"})
+"""Ours hold for our siblings whatever the server's job says."""
 
 
 class SwarmLink:
@@ -233,7 +235,7 @@ class SwarmLink:
         differing = [
             f"{key} = {value}, not {ours.get(key)}"
             for key, value in (theirs or {}).items()
-            if ours.get(key) != value
+            if ours.get(key) != value and key not in _PROXYS_OWN
         ]
         if differing:
             log.warning(

@@ -247,9 +247,12 @@ def test_a_page_on_another_site_cannot_reach_either_process(
 def test_a_second_proxy_attaches_and_reports_a_differing_job(
     processes: Processes, server: Process
 ) -> None:
-    proxy = processes.proxy(server, "--n", "7")
-    wait_until(lambda: "num_repeat" in proxy.log, 10, lambda: proxy.log)
-    assert "the engine runs already, with a job of its own: num_repeat = " in proxy.log
+    job = processes.folder / "other.toml"
+    job.write_text("[job]\nlr = 0.7\n")
+    proxy = processes.proxy(server, "--n", "7", "--config", str(job))
+    wait_until(lambda: "a job of its own" in proxy.log, 10, lambda: proxy.log)
+    (told,) = [line for line in proxy.log.splitlines() if "a job of its own" in line]
+    assert "lr = " in told and "num_repeat" not in told
 
 
 def test_task_keys_bring_the_reference_answer_to_the_hook(

@@ -274,7 +274,7 @@ async def test_an_engine_that_runs_with_another_job_is_told_key_by_key(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with OddSwarm() as swarm:
-        swarm.answers["/get_train_config"] = TrainJob(lora_rank=4).model_dump()
+        swarm.answers["/get_train_config"] = TrainJob(lora_rank=4, num_repeat=9).model_dump()
         async with following(swarm, ledger) as link:
             await link.reached.wait()
     (told,) = [line for line in told_of_link(caplog) if "job" in line]
