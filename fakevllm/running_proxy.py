@@ -6,7 +6,6 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -24,8 +23,8 @@ TIMEOUT_S = 10
 RUN_CHARS = 8
 """Of a run's id."""
 MOST_RUNS = 5
-SMOOTHED = 5
-"""Steps at either end of a learning curve."""
+SMOOTHED = 40
+"""Groups at either end of a learning curve: a step may have many or one."""
 SERVED_AS = {
     True: "paused: requests are served once, none is fanned out",
     False: "on: requests are fanned out",
@@ -129,7 +128,7 @@ def lines(stats: Json) -> Iterator[tuple[str, str]]:
         yield "ledger", f"cannot be written: {stats['ledger_error']}"
 
 
-_NO_SERVER = "the swarm server cannot be reached"
+_NO_SERVER = "the swarm server cannot be reached: start it (`fakevllm-server start`)"
 _ENGINE = {
     "ENGINE.OFFLINE": "not started (OFFLINE)",
     "ENGINE.BOOTING": "being started (BOOTING)",
@@ -153,10 +152,24 @@ def _learnt(stats: Json) -> Iterator[tuple[str, str]]:
     )
     num = f"{len(curve) - is_open} steps" + (", and the one being collected" if is_open else "")
     for name in ("policy_mean", "returned_best"):
-        values = [one[name] for one in curve if one[name] is not None]
-        if values:
-            first, last = fmean(values[:SMOOTHED]), fmean(values[-SMOOTHED:])
+        steps = [(one[name], one["groups"]) for one in curve if one[name] is not None]
+        if steps:
+            first, last = _mean(steps), _mean(steps[::-1])
             yield name.replace("_", " "), f"{first:.2f} → {last:.2f} in {num}"
+
+
+def _mean(steps: Iterable[tuple[float, int]]) -> float:
+    """Of the groups of the first steps, as many as make SMOOTHED.
+
+    >>> _mean([(1.0, 30), (0.0, 30), (0.5, 90)])
+    0.5
+    """
+    total, num = 0.0, 0
+    for mean, groups in steps:
+        total, num = total + mean * groups, num + groups
+        if num >= SMOOTHED:
+            break
+    return total / max(1, num)
 
 
 def _run(run_id: str) -> str:

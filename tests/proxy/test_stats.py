@@ -70,6 +70,20 @@ async def test_the_curve_is_the_newest_runs_or_the_one_that_is_asked_for(tmp_pat
     assert list(lines(collecting))[-2][1] == "1.00 → 1.00 in 1 steps"
 
 
+def test_a_curves_ends_are_means_of_groups_and_not_of_steps() -> None:
+    curve = [{"step": 1, "policy_mean": 0.25, "returned_best": None, "groups": 40}]
+    curve += [
+        {"step": at, "policy_mean": 0.75, "returned_best": None, "groups": 8} for at in (2, 3)
+    ]
+    curve += [{"step": 9, "policy_mean": 0.0, "returned_best": None, "groups": 1}]
+    stats = {"curve": curve, "run_id": "r", "other_runs": [], "engine": None, "paused": False}
+    stats |= {"counts": {}, "untrained": {}, "ledger_dropped": 0, "ledger_error": None}
+    told = dict(lines(stats))
+    shown = (0.75 * 16 + 0.25 * 40) / 57
+    assert told["policy mean"] == f"0.25 → {shown:.2f} in 4 steps"
+    assert "start it (`fakevllm-server start`)" in told["engine"]
+
+
 async def test_task_keys_are_signed_and_an_open_proxy_takes_plain_ones_too(
     tmp_path: Path,
 ) -> None:
