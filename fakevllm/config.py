@@ -268,6 +268,9 @@ def _read(file: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"{file} is not UTF-8 text: save it as UTF-8.") from None
     except ValueError as error:  # not TOML, or a number or date that is none
-        raise ConfigError(f"{file} is not TOML: {error}.") from None
+        said = str(error)
+        if said.startswith("Invalid value"):
+            said += ': text wants quotes, as in policy = "lead"'
+        raise ConfigError(f"{file} is not TOML: {said}.") from None
     except RecursionError:
         raise ConfigError(f"{file} is nested too deep: it needs sections and lists only.") from None

@@ -35,6 +35,8 @@ _TO_WRITE = {
     "bool_type": "write true or false",
 }
 """Where pydantic's words are Python's."""
+_ELSEWHERE = {"learning_rate": "lr", "group_size": "num_repeat", "num_generations": "num_repeat"}
+"""What other trainers call it."""
 
 
 def explained(
@@ -48,7 +50,7 @@ def explained(
     source = file if file is not None else "the flags"
     if problem["type"] == "extra_forbidden":
         return f"Unknown key `{where}` in {source}: {_instead_of(problem['loc'], model)}."
-    if problem["type"] == "model_type":
+    if problem["type"] == "model_type" or (where, problem["type"]) == ("policy.skip", "tuple_type"):
         head = "[[policy.skip]]" if where.startswith("policy.skip") else f"[{where}]"
         return f"`{where}` in {source} is a section: write {head} and its keys below it."
     said = _TO_WRITE.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
@@ -84,7 +86,10 @@ def _instead_of(place: tuple[int | str, ...], model: type[BaseModel]) -> str:
         homes = [f"[{one}]" for one in known if name in _known_keys(model, (one,))]
         if homes:
             return f"it belongs below {' or '.join(homes)}"
-    if (meant := meant_by(str(name), known)) is not None:
+    meant = _ELSEWHERE.get(str(name))
+    if meant not in known:
+        meant = meant_by(str(name), known)
+    if meant is not None:
         return f"take it out, or write {meant}"
     return f"known here are {', '.join(known)}"
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from fakevllm.section import Section
+from fakevllm_adapters.mistakes import meant_by
 from fakevllm_adapters.registry import ADAPTERS
 from fakevllm_adapters.swarm import MAX_GROUP_SIZE
 
@@ -106,6 +107,12 @@ class PolicySection(Section):
     side_rules: tuple[SideRule, ...] = ("no_tools", "marker", "quoted")
     """Which guesses count."""
     skip: tuple[SkipRule, ...] = ()
+
+    @property
+    def odd_names(self) -> list[tuple[str, str]]:
+        """Names in `n` that are spelt nearly as a route is, with that. A model may be called so."""
+        names = [name for name in self.n if name not in ADAPTERS]
+        return [(name, route) for name in names if (route := meant_by(name, ADAPTERS)) is not None]
 
     @property
     def most_siblings(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from fakevllm.conversation.visit import Visit
@@ -10,6 +11,8 @@ from fakevllm.policy import Facts, Policy, Ruling
 from fakevllm.policy_settings import PolicySection
 from fakevllm.siblings import Request
 from fakevllm.side_calls import Session, Sessions
+
+log = logging.getLogger("fakevllm.policy")
 
 
 class Traffic:
@@ -25,6 +28,8 @@ class Traffic:
         nobody's session is looked up before the answer is out."""
         self.pause = pause
         self._policy = Policy(settings)
+        for name, route in settings.odd_names:
+            log.warning("[policy] n: %r is no route and taken for a model; %s is one", name, route)
         self._asks_for_keys = any(rule.key is not None for rule in settings.skip)
         self._key_name = key_name
         self._trains = trains

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fakevllm import policy
 from fakevllm.outage import Trouble
+from fakevllm.pause import Pause
 from fakevllm.policy import (
     NOT_SAMPLED,
     PAUSED,
@@ -21,6 +22,7 @@ from fakevllm.policy import (
 )
 from fakevllm.policy_settings import PolicySection, SideRule
 from fakevllm.side_calls import Session
+from fakevllm.traffic import Traffic
 
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
@@ -168,3 +170,12 @@ def test_every_reason_of_the_policy_is_explained() -> None:
     assert [reason for reason in sorted(reasons) if f"`{reason}`" not in page] == []
     assert all(f"`side_call: {rule}`" in page for rule in ("header", "model", *get_args(SideRule)))
     assert all(f"`fallback: {trouble}`" in page for trouble in Trouble)
+
+
+def test_a_name_in_n_that_is_spelt_nearly_as_a_route_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = PolicySection(n={"chta": 4, "chat": 2, "qwen3-8b": 3})
+    Traffic(settings, Pause(tmp_path / "paused"))
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "'chta' is no route and taken for a model; chat is one" in told
