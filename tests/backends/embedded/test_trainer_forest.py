@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
