@@ -6,7 +6,8 @@ from __future__ import annotations
 import ctypes
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -26,7 +27,7 @@ class Sample:
     tokens: int = 0
     """That went through the model."""
     cpu_s: list[float] = field(default_factory=list[float])
-    """By round."""
+    """By round; wall time on a GPU."""
     peak_mb: float = 0.0
     """Above what the process held before."""
 
@@ -82,12 +83,22 @@ def measure(model: Any, case: Case, ways: Mapping[str, Way], num_rounds: int) ->
         expected = gradient if expected is None else expected
         off = relative_difference(gradient, expected)
         assert off < TOLERANCE, f"{name} trains something else on {case.name}: {off:.1e}"
+    take_turns(model, measured, ways, num_rounds, Meter)
+    return measured
+
+
+def take_turns(
+    model: Any,
+    measured: Measured,
+    ways: Mapping[str, Way],
+    num_rounds: int,
+    meter: Callable[[Sample], AbstractContextManager[object]],
+) -> None:
     for _ in range(num_rounds):
         for name, way in ways.items():
             model.zero_grad(set_to_none=True)
-            with Meter(measured.samples[name]):
-                way(model, case)
-    return measured
+            with meter(measured.samples[name]):
+                way(model, measured.case)
 
 
 def reckoned_from_one_sibling(model: Any, case: Case, naive: Way, ours: Way) -> Measured:

@@ -1,12 +1,12 @@
 """The ways to train some calls that benchmarks.forest compares. Each does forward and backward of
 the sum of their log-probabilities, and returns how many tokens went through the model, padding
-among them."""
+among them. They run where the model is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.forest_cases import BUDGET, VOCAB, Case, timelines
 from fakevllm_server.forest import CallTokens, pack
@@ -19,6 +19,22 @@ forwards: Any = import_module("fakevllm_server.backends.torch_forest.forward")
 sharing: Any = import_module("fakevllm_server.backends.torch_forest.sharing")
 
 Way = Callable[[Any, Case], int]
+
+
+class Passed(NamedTuple):
+    """One piece, forward."""
+
+    calls: Sequence[int]
+    """Numbers of the calls in it."""
+    log_prob: Any
+    """[trained tokens], one call after another, at least float32."""
+    num_trained: Sequence[int]
+    """For each call how many of those are its own."""
+    num_tokens: int
+    """That went through the model."""
+
+
+Pass = Callable[[Any, Case], Iterator[Passed]]
 
 
 def make_model() -> Any:
@@ -36,53 +52,69 @@ def make_model() -> Any:
     return transformers.LlamaForCausalLM(config).eval()
 
 
-def naive(model: Any, case: Case) -> int:
+def naive(model: Any, case: Case) -> Iterator[Passed]:
     """Rows of like lengths, padded, as trainers without a forest do it."""
     return _rows(model, case.calls, case.budget)
 
 
-def flat_merge(model: Any, case: Case) -> int:
-    """The same, of timelines: what AgentJet's merging comes to where it is exact."""
+def alone(model: Any, case: Case) -> Iterator[Passed]:
+    """One call after the other: what naive rows differ from by no more than rounding."""
+    return _rows(model, case.calls, 0)
+
+
+def flat_merge(model: Any, case: Case) -> Iterator[Passed]:
+    """Naive rows of timelines: what AgentJet's merging comes to where it is exact."""
     return _rows(model, timelines(case.calls), case.budget)
 
 
-def _rows(model: Any, calls: Sequence[CallTokens], budget: int) -> int:
-    num_tokens = 0
-    for piece in _padded_pieces(calls, budget):
+def _rows(model: Any, calls: Sequence[CallTokens], budget: int) -> Iterator[Passed]:
+    for numbers in _padded_pieces(calls, budget):
+        piece = [calls[number] for number in numbers]
         longest = max(len(call.ids) for call in piece)
         first = min(call.trained[0][0] for call in piece) - 1
         ids = torch.zeros(len(piece), longest, dtype=torch.long)
-        mask = torch.zeros(len(piece), longest - 1)
+        mask = torch.zeros(len(piece), longest - 1, dtype=torch.bool)
         for row, call in enumerate(piece):
             ids[row, : len(call.ids)] = torch.tensor(list(call.ids))
             for start, end in call.trained:
-                mask[row, start - 1 : end - 1] = 1
+                mask[row, start - 1 : end - 1] = True
+        ids = ids.to(model.device)
         kept = longest - first
-        logits = model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits[:, :-1]
+        logits = model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits[:, :-1].float()
         chosen = logits.gather(2, ids[:, first + 1 :, None])[:, :, 0] - logits.logsumexp(-1)
-        (chosen * mask[:, first:]).sum().backward()
-        num_tokens += ids.numel()
-    return num_tokens
+        log_prob = chosen[mask[:, first:].to(model.device)]
+        yield Passed(numbers, log_prob, mask.sum(1).tolist(), ids.numel())
 
 
-def _padded_pieces(calls: Sequence[CallTokens], budget: int) -> list[list[CallTokens]]:
-    pieces: list[list[CallTokens]] = []
-    for call in sorted(calls, key=lambda call: -len(call.ids)):
-        if pieces and len(pieces[-1][0].ids) * (len(pieces[-1]) + 1) <= budget:
-            pieces[-1].append(call)
+def _padded_pieces(calls: Sequence[CallTokens], budget: int) -> list[list[int]]:
+    """Numbers of calls; one alone where the budget has room for none."""
+    pieces: list[list[int]] = []
+    for number in sorted(range(len(calls)), key=lambda number: -len(calls[number].ids)):
+        if pieces and len(calls[pieces[-1][0]].ids) * (len(pieces[-1]) + 1) <= budget:
+            pieces[-1].append(number)
         else:
-            pieces.append([call])
+            pieces.append([number])
     return pieces
 
 
-def merged(attention: str) -> Way:
+def merged(attention: str) -> Pass:
+    def passes(model: Any, case: Case) -> Iterator[Passed]:
+        for piece in pack(sharing.worth_sharing(case.calls), case.budget):
+            plan = plans.Plan.of(piece.forest, model.device)
+            way = attentions.quickest(plan, "chains") if attention == "quickest" else attention
+            log_prob = plan.flat(forwards.edge_log_probs(model, plan, way))
+            num_tokens = piece.forest.num_naive if way == "rows" else piece.forest.num_nodes
+            yield Passed(piece.calls, log_prob, plan.num_trained, num_tokens)
+
+    return passes
+
+
+def trained(passes: Pass) -> Way:
     def train(model: Any, case: Case) -> int:
         num_tokens = 0
-        for piece in pack(sharing.worth_sharing(case.calls), case.budget):
-            plan = plans.Plan.of(piece.forest)
-            way = attentions.quickest(plan, "chains") if attention == "quickest" else attention
-            plan.flat(forwards.edge_log_probs(model, plan, way)).sum().backward()
-            num_tokens += piece.forest.num_naive if way == "rows" else piece.forest.num_nodes
+        for one in passes(model, case):
+            one.log_prob.sum().backward()
+            num_tokens += one.num_tokens
         return num_tokens
 
     return train
@@ -100,12 +132,12 @@ def budgets_matter(case: Case) -> str:
 
 
 WAYS: dict[str, Way] = {
-    "naive": naive,
-    "flat merge": flat_merge,
-    "dense": merged("dense"),
-    "segments": merged("segments"),
-    "chains": merged("chains"),
-    "quickest": merged("quickest"),
+    "naive": trained(naive),
+    "flat merge": trained(flat_merge),
+    "dense": trained(merged("dense")),
+    "segments": trained(merged("segments")),
+    "chains": trained(merged("chains")),
+    "quickest": trained(merged("quickest")),
 }
 OURS = "quickest"
 """What the embedded trainer takes."""
