@@ -13,7 +13,7 @@ from fakevllm_server.calls import FinishedGroup
 from fakevllm_server.forest.drift import Cause, SessionCall, causes, drift_metrics
 from fakevllm_server.forest.history import Vocabulary
 
-MAX_TOKENS = 200_000
+MAX_TOKENS = 1_000_000
 """Of a step's calls that are read as text: a step is told when they all are."""
 
 
