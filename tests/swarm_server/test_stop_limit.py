@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 from swarm_server.local_backend import LocalBackend
 from swarm_server.loops import JOB, Run
+from swarm_server.samples import call
 
 from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply, LogEntry
 from fakevllm_server import back_off, trainer
@@ -140,11 +141,14 @@ async def test_every_step_tells_its_coverage_and_branches_and_the_run_adds_them_
 ) -> None:
     run = Run(tmp_path, DriftingBackend(0.01, 0.01))
     for name in "ab":
+        await run.rolling()
+        await run.capture(name, call(), call())
         await run.finish_group(name)
         await run.trained(name)
     for entry in entries(run, "step"):
-        assert entry.metrics["sample_coverage"] == 1 and entry.metrics["branch_rate"] == 0
-    assert run.log.totals["tokens_sampled"] == 8
+        assert entry.metrics["sample_coverage"] == 1 and entry.metrics["branch_rate"] == 1
+    assert run.log.totals["tokens_sampled"] == 16
+    assert run.log.totals["branch_regenerated"] == 4
     await run.stop()
 
 
