@@ -19,7 +19,7 @@ import openai
 from fakevllm.demo.sums import BELOW
 from fakevllm.errors import ConfigError
 from fakevllm.replay.proxy import first_model, register
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.protocol.swarm import Task
 
 MAX_REQUESTS = 2_000
 """Then it falls silent: ten minutes of a quick machine."""

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 from benchmarks.forest_cases import Case
 from benchmarks.forest_measuring import Meter, Sample, gradient_of, relative_difference
 from benchmarks.forest_sessions import demo_tokenizer
-from fakevllm_adapters.loss_spec import LossSpec
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.loss_spec import LossSpec
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import Batch, Call
 from fakevllm_server.forest import CallTokens
 

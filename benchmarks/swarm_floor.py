@@ -14,8 +14,8 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
-from fakevllm_adapters.keys import new_id
-from fakevllm_adapters.swarm import (
+from fakevllm_adapters.protocol.keys import new_id
+from fakevllm_adapters.protocol.swarm import (
     ClaimEpisodeReply,
     ClaimEpisodeRequest,
     EndEpisodeRequest,

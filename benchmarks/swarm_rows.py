@@ -9,8 +9,13 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from fakevllm_adapters.keys import new_episode_key, new_id
-from fakevllm_adapters.swarm import EndEpisodeRequest, LogEntry, TrainedGroup, WorkflowOutput
+from fakevllm_adapters.protocol.keys import new_episode_key, new_id
+from fakevllm_adapters.protocol.swarm import (
+    EndEpisodeRequest,
+    LogEntry,
+    TrainedGroup,
+    WorkflowOutput,
+)
 from fakevllm_server.calls import RecordedCall, VersionSpan
 from fakevllm_server.checkpoints import CheckpointFolders
 from fakevllm_server.episodes import Episode

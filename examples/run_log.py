@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 
 from fakevllm import ServerUnreachable, SwarmClient
-from fakevllm_adapters.swarm import EngineStatus, LogEntry, LogReply
+from fakevllm_adapters.protocol.swarm import EngineStatus, LogEntry, LogReply
 
 LOOK_EVERY_S = 0.2
 SETTLE_LIMIT_S = 60.0

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from fakevllm.client.swarm_client import SwarmClient
     from fakevllm.client.together import episodes_together, start_engines
-    from fakevllm_adapters.swarm import Task
+    from fakevllm_adapters.protocol.swarm import Task
 
 __all__ = [
     "AsyncEpisode",
@@ -89,7 +89,7 @@ _HOMES = {
     ),
     "fakevllm.client.swarm_client": ("SwarmClient",),
     "fakevllm.client.together": ("episodes_together", "start_engines"),
-    "fakevllm_adapters.swarm": ("Task",),
+    "fakevllm_adapters.protocol.swarm": ("Task",),
 }
 
 

@@ -22,7 +22,7 @@ from fakevllm.client.given import WorkflowOutput
 from fakevllm.client.job import TrainJob as AgentJetJob
 from fakevllm.client.readers import HfReader, JsonlReader, TaskReader
 from fakevllm.client.swarm_client import SwarmClient
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.protocol.swarm import Task
 
 __all__ = [
     "AgentJetJob",

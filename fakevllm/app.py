@@ -24,13 +24,13 @@ from fakevllm.origins import NoOrigins
 from fakevllm.proxy import Proxy, open_proxy
 from fakevllm.routes import feedback, formats, groups, health, metrics, models, passthrough
 from fakevllm.seldom import Seldom
-from fakevllm_adapters import log_lines
-from fakevllm_adapters.asgi import AsgiApp, Door, Receive, Scope, Send
-from fakevllm_adapters.bounded_http import bounded
-from fakevllm_adapters.guard import Guard, GuardMiddleware
-from fakevllm_adapters.limits import OpenCalls
-from fakevllm_adapters.log_lines import LogFormat
-from fakevllm_adapters.registry import ADAPTERS
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.http import log_lines
+from fakevllm_adapters.http.asgi import AsgiApp, Door, Receive, Scope, Send
+from fakevllm_adapters.http.guard import Guard, GuardMiddleware
+from fakevllm_adapters.http.head_limit import bounded
+from fakevllm_adapters.http.limits import OpenCalls
+from fakevllm_adapters.http.log_lines import LogFormat
 
 log = logging.getLogger("fakevllm.app")
 

@@ -11,7 +11,7 @@ from fakevllm.relay import Lead, relay
 from fakevllm.reply import AppReply
 from fakevllm.siblings import Plan, Request, SiblingResult, sample, sibling_headers
 from fakevllm.upstream import Reply, Upstream
-from fakevllm_adapters.errors import WireError
+from fakevllm_adapters.protocol.errors import WireError
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,13 @@ from fakevllm.outage_settings import FallbackSection, UpstreamSection, server_ur
 from fakevllm.policy_settings import PolicySection
 from fakevllm.section import Section
 from fakevllm.serve_policy import ServeSection
-from fakevllm_adapters.guard import LOOPBACK, is_loopback
-from fakevllm_adapters.job_rules import checked
-from fakevllm_adapters.keys import FollowedKeyRing
-from fakevllm_adapters.limits import NOT_FOR_CLIENTS, Limits
-from fakevllm_adapters.registry import ADAPTERS
-from fakevllm_adapters.swarm import MAX_GROUP_SIZE
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.http.guard import LOOPBACK, is_loopback
+from fakevllm_adapters.http.limits import NOT_FOR_CLIENTS, Limits
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.job.rules import checked
+from fakevllm_adapters.protocol.keys import FollowedKeyRing
+from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE
 
 DEFAULT_FILE = Path("fakevllm.toml")
 EVERYWHERE = ("0.0.0.0", "::")

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from fakevllm.policy_settings import SkipRule
 from fakevllm.serve_policy import RouteRules
-from fakevllm_adapters.mistakes import meant_by
+from fakevllm_adapters.http.mistakes import meant_by
 
 _FLAGS = {
     "swarm.url": "--swarm",

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import Field
 
 from fakevllm.section import Section
-from fakevllm_adapters.base import Answer, Json
+from fakevllm_adapters.formats.base import Answer, Json
 
 BROKEN_OFF = frozenset({"abort", "error"})
 """Finish reasons of answers that the engine did not bring to an end."""

@@ -17,7 +17,7 @@ from fakevllm.relay import relay
 from fakevllm.reply import AppReply
 from fakevllm.siblings import Request
 from fakevllm.upstream import LiveReply, Reply, Upstream
-from fakevllm_adapters.errors import WireError, unavailable
+from fakevllm_adapters.protocol.errors import WireError, unavailable
 
 MAX_SHOWN_CHARS = 300
 STREAM_BEGINS_S = 60.0

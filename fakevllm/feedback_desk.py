@@ -27,7 +27,7 @@ from fakevllm.ledger.store import Ledger
 from fakevllm.metrics import Metrics
 from fakevllm.settling import Settling
 from fakevllm.tasks import TaskIndex
-from fakevllm_adapters.errors import WireError, bad_request, error_body, unavailable
+from fakevllm_adapters.protocol.errors import WireError, bad_request, error_body, unavailable
 
 log = logging.getLogger("fakevllm.feedback")
 

@@ -11,7 +11,7 @@ from fakevllm.hooks.spec import Feedback
 from fakevllm.ledger.asked import messages_asked
 from fakevllm.ledger.records import FeedbackRecord, GroupRecord
 from fakevllm.ledger.store import Ledger
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.protocol.swarm import Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from fakevllm.reply import AppReply
 from fakevllm.resends import Attempted, missed
 from fakevllm.siblings import Request, SiblingResult, read_answer
 from fakevllm.verdict import Verdict
-from fakevllm_adapters.base import Answer, Json
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.formats.base import Answer, Json
+from fakevllm_adapters.protocol.swarm import Task
 
 if TYPE_CHECKING:
     from fakevllm.upstream import Reply

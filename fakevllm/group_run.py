@@ -30,8 +30,8 @@ from fakevllm.scoring import score
 from fakevllm.serve_policy import ServeRules
 from fakevllm.siblings import Plan, Request, SiblingResult, came_of, read_answer, with_apps_id
 from fakevllm.upstream import Reply
-from fakevllm_adapters.asgi import Receive, until_disconnect
-from fakevllm_adapters.errors import WireError, internal_error, unavailable
+from fakevllm_adapters.http.asgi import Receive, until_disconnect
+from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
 
 log = logging.getLogger("fakevllm.runner")
 

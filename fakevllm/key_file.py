@@ -10,7 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from fakevllm.errors import ConfigError
-from fakevllm_adapters.keys import AppKey, keys_in, with_key, with_revoked
+from fakevllm_adapters.protocol.keys import AppKey, keys_in, with_key, with_revoked
 
 _MODE = 0o600
 

@@ -11,13 +11,13 @@ import typer
 
 from fakevllm.errors import ConfigError
 from fakevllm.exits import guarded
-from fakevllm_adapters.keys import Role
+from fakevllm_adapters.protocol.keys import Role
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fakevllm.key_file import KeyFile
-    from fakevllm_adapters.keys import AppKey
+    from fakevllm_adapters.protocol.keys import AppKey
 
 app = typer.Typer(
     name="keys",
@@ -59,7 +59,7 @@ def add(
     def run() -> None:
         import sys
 
-        from fakevllm_adapters.keys import named_key, new_app_key
+        from fakevllm_adapters.protocol.keys import named_key, new_app_key
 
         file = _file(key_file, run_dir, config)
         secret = new_app_key()

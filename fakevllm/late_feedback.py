@@ -14,7 +14,7 @@ from fakevllm.ledger.store import Ledger
 from fakevllm.settling import reason_of
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.swarm.trouble import is_passing, mend_of
-from fakevllm_adapters.swarm import MAX_SAMPLE_CALLS, AddSampleRequest
+from fakevllm_adapters.protocol.swarm import MAX_SAMPLE_CALLS, AddSampleRequest
 
 log = logging.getLogger("fakevllm.feedback")
 

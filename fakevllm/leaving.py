@@ -6,7 +6,7 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-from fakevllm_adapters.asgi import ClientLeft, Receive, until_disconnect
+from fakevllm_adapters.http.asgi import ClientLeft, Receive, until_disconnect
 
 
 class WhileThere:

@@ -22,7 +22,7 @@ from fakevllm.room import Room
 from fakevllm.siblings import Plan, Request
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.upstream import Reply, Upstream
-from fakevllm_adapters.errors import WireError
+from fakevllm_adapters.protocol.errors import WireError
 
 log = logging.getLogger("fakevllm.lifeline")
 

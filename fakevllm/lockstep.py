@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from fakevllm.settling import Settling
 from fakevllm.swarm.link import SwarmLink
-from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply, Task
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Task
 
 LOOK_EVERY_S = 0.02
 """At a step that is being made."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import orjson
 
 from fakevllm.siblings import Request
-from fakevllm_adapters.limits import rewritten
+from fakevllm_adapters.http.limits import rewritten
 
 
 def with_model(request: Request, model: str) -> Request:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 
-from fakevllm_adapters.asgi import AsgiApp, Receive, Scope, Send
-from fakevllm_adapters.origins import VaryOrigin
+from fakevllm_adapters.http.asgi import AsgiApp, Receive, Scope, Send
+from fakevllm_adapters.http.origins import VaryOrigin
 
 
 class NoOrigins:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, cast
 
-from fakevllm_adapters.asgi import Headers, error_object
-from fakevllm_adapters.errors import WireError, unavailable
+from fakevllm_adapters.http.asgi import Headers, error_object
+from fakevllm_adapters.protocol.errors import WireError, unavailable
 
 Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ from fakevllm.outage import Absence
 from fakevllm.reply import AppReply
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.upstream import unreachable
-from fakevllm_adapters.errors import unavailable
+from fakevllm_adapters.protocol.errors import unavailable
 
 LOOK_EVERY_S = 0.5
 _LEFT_WAITING = "The engine is not ready: it was waited for in vain."

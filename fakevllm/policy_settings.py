@@ -9,9 +9,9 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from fakevllm.section import Section
-from fakevllm_adapters.mistakes import meant_by
-from fakevllm_adapters.registry import ADAPTERS
-from fakevllm_adapters.swarm import MAX_GROUP_SIZE
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.http.mistakes import meant_by
+from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE
 
 SideRule = Literal["no_tools", "marker", "quoted"]
 """The rules that guess; names and headers count wherever they are given."""

@@ -31,8 +31,8 @@ from fakevllm.swarm.link import SwarmLink
 from fakevllm.tasks import TaskIndex, read_tasks
 from fakevllm.traffic import Traffic
 from fakevllm.upstream import Upstream
-from fakevllm_adapters.errors import unavailable
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.swarm import Task
 
 _NO_NAME = f"{NOT_READY}: it has not told yet which model it serves."
 

@@ -11,10 +11,10 @@ from fakevllm.outage import OUTAGES, TOO_MANY, outage_of
 from fakevllm.reply import AppReply
 from fakevllm.siblings import Request
 from fakevllm.upstream import LiveReply, Reply, Upstream
-from fakevllm_adapters.asgi import Headers, error_object
-from fakevllm_adapters.chat import end_of
-from fakevllm_adapters.errors import WireError, internal_error
-from fakevllm_adapters.sse import DONE, SseDecoder, encode, json_of
+from fakevllm_adapters.formats.chat import end_of
+from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, json_of
+from fakevllm_adapters.http.asgi import Headers, error_object
+from fakevllm_adapters.protocol.errors import WireError, internal_error
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,10 @@ from typing import Any, Self
 import orjson
 
 from fakevllm.upstream import Reply
-from fakevllm_adapters.asgi import (
+from fakevllm_adapters.formats.base import Adapter, Exchange, Json
+from fakevllm_adapters.formats.chat import end_of
+from fakevllm_adapters.formats.sse import DONE
+from fakevllm_adapters.http.asgi import (
     Headers,
     Receive,
     Send,
@@ -25,10 +28,7 @@ from fakevllm_adapters.asgi import (
     send_error,
     start_stream,
 )
-from fakevllm_adapters.base import Adapter, Exchange, Json
-from fakevllm_adapters.chat import end_of
-from fakevllm_adapters.errors import WireError, bad_request, internal_error
-from fakevllm_adapters.sse import DONE
+from fakevllm_adapters.protocol.errors import WireError, bad_request, internal_error
 
 GRACE_S = 1.5
 """Clients retry errors inside a stream without end; most permanent ones are known by then."""

@@ -18,9 +18,9 @@ from fakevllm.leaving import WhileThere
 from fakevllm.ledger.kept_answers import KeptAnswers
 from fakevllm.ledger.records import KeptAnswer
 from fakevllm.reply import Answered, AppReply
-from fakevllm_adapters.asgi import ClientLeft, Receive, Scope
-from fakevllm_adapters.bounded_http import ON_LOST
-from fakevllm_adapters.errors import unavailable
+from fakevllm_adapters.http.asgi import ClientLeft, Receive, Scope
+from fakevllm_adapters.http.head_limit import ON_LOST
+from fakevllm_adapters.protocol.errors import unavailable
 
 log = logging.getLogger("fakevllm.requests")
 

@@ -41,11 +41,11 @@ from fakevllm.serve_policy import ServeRules
 from fakevllm.settling import Settling
 from fakevllm.siblings import Plan, Request
 from fakevllm.upstream import Upstream
-from fakevllm_adapters.asgi import ClientLeft, Receive, Send
-from fakevllm_adapters.base import Json
-from fakevllm_adapters.errors import WireError, internal_error
-from fakevllm_adapters.registry import ADAPTERS
-from fakevllm_adapters.swarm import MAX_GROUP_SIZE, Task
+from fakevllm_adapters.formats.base import Json
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.http.asgi import ClientLeft, Receive, Send
+from fakevllm_adapters.protocol.errors import WireError, internal_error
+from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE, Task
 
 log = logging.getLogger("fakevllm.runner")
 

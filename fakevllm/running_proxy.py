@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from fakevllm.errors import ConfigError
 from fakevllm.outage_settings import http_url
 from fakevllm.printable import printable
-from fakevllm_adapters.keys import bearer_header
+from fakevllm_adapters.protocol.keys import bearer_header
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

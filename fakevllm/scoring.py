@@ -12,8 +12,8 @@ from fakevllm.hooks.recorded import messages_of
 from fakevllm.hooks.spec import Sibling
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.siblings import Request, SiblingResult
-from fakevllm_adapters.base import Answer, Json
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.formats.base import Answer, Json
+from fakevllm_adapters.protocol.swarm import Task
 
 
 async def score(

@@ -24,7 +24,7 @@ from fakevllm.ledger.records import GroupRecord, ScoredGroup
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.swarm.trouble import is_passing, mend_of
-from fakevllm_adapters.swarm import EndGroupReply, EndGroupRequest
+from fakevllm_adapters.protocol.swarm import EndGroupReply, EndGroupRequest
 
 log = logging.getLogger("fakevllm.settling")
 

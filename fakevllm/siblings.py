@@ -13,10 +13,10 @@ from fakevllm.fanout import Came
 from fakevllm.outage import OUTAGES, TOO_MANY, Trouble, outage_of, trouble_of_status
 from fakevllm.policy import TRAIN, Ruling
 from fakevllm.upstream import Reply, Upstream
-from fakevllm_adapters.base import Adapter, Answer, Exchange, Json
-from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.limits import rewritten
-from fakevllm_adapters.swarm import SIBLING_HEADER, SiblingRef
+from fakevllm_adapters.formats.base import Adapter, Answer, Exchange, Json
+from fakevllm_adapters.http.limits import rewritten
+from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, SiblingRef
 
 _REQUEST_ID = "X-Request-Id"
 

@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import Any, cast
 
-from fakevllm_adapters.base import Json
-from fakevllm_adapters.chat import text_of
+from fakevllm_adapters.formats.base import Json
+from fakevllm_adapters.formats.chat import text_of
 
 MARKERS = (
     "You are a title generator.",

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from fakevllm.errors import ConfigError
-from fakevllm_adapters.keys import task_id_of, task_key
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.protocol.keys import task_id_of, task_key
+from fakevllm_adapters.protocol.swarm import Task
 
 _SPACE = re.compile(r"\s+")
 _PREFIX = 16

@@ -18,11 +18,11 @@ from typing import Any, cast
 import aiohttp
 
 from fakevllm.background import Background
-from fakevllm_adapters.asgi import Headers, is_final, relayed_headers
-from fakevllm_adapters.errors import WireError, internal_error, unavailable
-from fakevllm_adapters.keys import bearer_header
-from fakevllm_adapters.sse import SseDecoder, data_of, encode, json_of
-from fakevllm_adapters.swarm import PROXY_HEADERS
+from fakevllm_adapters.formats.sse import SseDecoder, data_of, encode, json_of
+from fakevllm_adapters.http.asgi import Headers, is_final, relayed_headers
+from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
+from fakevllm_adapters.protocol.keys import bearer_header
+from fakevllm_adapters.protocol.swarm import PROXY_HEADERS
 
 log = logging.getLogger("fakevllm.upstream")
 

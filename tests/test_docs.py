@@ -23,8 +23,8 @@ from fakevllm import cli, keys_command
 from fakevllm.config import Config, load
 from fakevllm.hooks.check import check
 from fakevllm.ledger.store import Ledger
-from fakevllm_adapters.ajet_yaml import KEYS
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.ajet_yaml import KEYS
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server import cli as server_cli
 from fakevllm_server.api.access import ADMIN_PATHS
 from fakevllm_server.app import create_app

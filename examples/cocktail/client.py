@@ -14,8 +14,8 @@ from typing import Any
 from examples import ending
 from examples.cocktail.tasks import BATCH_SIZE, MIXES, NUM_REPEAT, job, sums
 from fakevllm import PeriodicDrainThreadPoolExecutor, SwarmClient, Task, ThrottlePolicy
-from fakevllm_adapters.keys import new_id
-from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_adapters.protocol.keys import new_id
+from fakevllm_adapters.protocol.swarm import EngineStatus
 
 LOOK_EVERY_S = 0.2
 

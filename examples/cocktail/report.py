@@ -17,7 +17,7 @@ from examples import ending
 from examples.cocktail.tasks import MIXES
 from examples.run_log import steps_of
 from fakevllm import SwarmError
-from fakevllm_adapters.swarm import LogEntry
+from fakevllm_adapters.protocol.swarm import LogEntry
 
 
 def realised(steps: Iterable[LogEntry]) -> dict[str, float]:

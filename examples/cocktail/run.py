@@ -19,7 +19,7 @@ from examples.cocktail.report import realised
 from examples.cocktail.tasks import MIXES, NUM_REPEAT, job
 from examples.run_log import LOOK_EVERY_S, RunLog
 from fakevllm import SwarmClient, SwarmError
-from fakevllm_adapters.swarm import LogEntry
+from fakevllm_adapters.protocol.swarm import LogEntry
 
 END_LIMIT_S = 10.0
 """For a client that gives up what it plays."""

@@ -15,10 +15,10 @@ from fakevllm.client.driving import AsyncDriver, access_of
 from fakevllm.client.episode import AsyncEpisode
 from fakevllm.client.errors import ServerUnreachable, SwarmError
 from fakevllm.client.progress import tell_progress
-from fakevllm_adapters.keys import new_id
-from fakevllm_adapters.swarm import EngineStatusReply, Task, WorkflowOutput
-from fakevllm_adapters.swarm_pool import EpisodeStatus, PoolInformation, ThrottlePolicy
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.keys import new_id
+from fakevllm_adapters.protocol.pool import EpisodeStatus, PoolInformation, ThrottlePolicy
+from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task, WorkflowOutput
 
 log = logging.getLogger("fakevllm.client")
 

@@ -20,9 +20,9 @@ from fakevllm.client.talk import (
     insisted,
     is_passing,
 )
-from fakevllm_adapters.closing import why_closed
-from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply, SuccessReply
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.closing import why_closed
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, SuccessReply
 
 log = logging.getLogger("fakevllm.client")
 

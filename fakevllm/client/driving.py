@@ -21,7 +21,7 @@ from fakevllm.client.errors import ClientClosed, ServerUnreachable
 from fakevllm.client.spare import Spare
 from fakevllm.client.talk import Answer, Ask, Pause, Remark, Talk, server_url
 from fakevllm.client.waits import Waits
-from fakevllm_adapters.keys import bearer_header
+from fakevllm_adapters.protocol.keys import bearer_header
 
 log = logging.getLogger("fakevllm.client")
 T = TypeVar("T")

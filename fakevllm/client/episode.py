@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fakevllm.client import given
 from fakevllm.client.access import EpisodeAccess
-from fakevllm_adapters.swarm import Task, WorkflowOutput
+from fakevllm_adapters.protocol.swarm import Task, WorkflowOutput
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI

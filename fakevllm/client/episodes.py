@@ -9,9 +9,10 @@ from pydantic import BaseModel
 
 from fakevllm.client.errors import EpisodeLost, SwarmError, SwarmServerOfflineError
 from fakevllm.client.talk import QUICK_TIMEOUT_S, Ask, Patience, Remark, Talk, asked, insisted
-from fakevllm_adapters.keys import new_id
-from fakevllm_adapters.mistakes import made
-from fakevllm_adapters.swarm import (
+from fakevllm_adapters.http.mistakes import made
+from fakevllm_adapters.protocol.keys import new_id
+from fakevllm_adapters.protocol.pool import ThrottlePolicy
+from fakevllm_adapters.protocol.swarm import (
     MAX_REWARD,
     CanContinueRequest,
     ClaimEpisodeReply,
@@ -23,7 +24,6 @@ from fakevllm_adapters.swarm import (
     Task,
     WorkflowOutput,
 )
-from fakevllm_adapters.swarm_pool import ThrottlePolicy
 
 EpisodeType = Literal["train", "eval"]
 

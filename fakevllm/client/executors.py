@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fakevllm.client.errors import ClientClosed, SwarmServerOfflineError
 from fakevllm.seldom import Seldom
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.protocol.swarm import Task
 
 if TYPE_CHECKING:
     from fakevllm.client.swarm_client import SwarmClient

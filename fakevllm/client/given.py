@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fakevllm_adapters import swarm, swarm_pool
-from fakevllm_adapters.mistakes import one_line
+from fakevllm_adapters.http.mistakes import one_line
+from fakevllm_adapters.protocol import pool as swarm_pool
+from fakevllm_adapters.protocol import swarm
 
 
 class _Given(BaseModel):

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationError
 
-from fakevllm_adapters import train_job
-from fakevllm_adapters.job_rules import checked
-from fakevllm_adapters.job_yaml import Settings, one_line, under_one_name, written
+from fakevllm_adapters.job import model as train_job
+from fakevllm_adapters.job.rules import checked
+from fakevllm_adapters.job.yaml import Settings, one_line, under_one_name, written
 
 log = logging.getLogger("fakevllm.client")
 

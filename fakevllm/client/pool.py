@@ -5,14 +5,14 @@ from __future__ import annotations
 from fakevllm.client import control
 from fakevllm.client.errors import SwarmError
 from fakevllm.client.talk import QUICK_TIMEOUT_S, Ask, Patience, Talk, asked, insisted
-from fakevllm_adapters.swarm import EngineStatus, SuccessReply
-from fakevllm_adapters.swarm_pool import (
+from fakevllm_adapters.protocol.pool import (
     AgreeRequest,
     EpisodeBuffer,
     EpisodeStatus,
     ExperimentDirReply,
     PoolInformation,
 )
+from fakevllm_adapters.protocol.swarm import EngineStatus, SuccessReply
 
 POOL_PATH = "/get_current_batch_rollout_pool_information"
 STEPPING = (EngineStatus.ROLLING_POST, EngineStatus.WEIGHT_SYNCING)

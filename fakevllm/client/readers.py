@@ -16,7 +16,7 @@ from typing import Any
 
 from fakevllm.errors import ConfigError
 from fakevllm.tasks import read_tasks
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.protocol.swarm import Task
 
 
 class TaskReader(ABC):

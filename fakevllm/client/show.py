@@ -7,7 +7,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from fakevllm_adapters.swarm_pool import PoolInformation
+from fakevllm_adapters.protocol.pool import PoolInformation
 
 MOST_TASKS = 20
 

@@ -20,10 +20,10 @@ from fakevllm.client.server_start import start_server
 from fakevllm.client.talk import Talk
 from fakevllm.client.together import start_engines
 from fakevllm.client.watch import Watch
-from fakevllm_adapters.keys import new_id
-from fakevllm_adapters.swarm import EngineStatusReply, Task, WorkflowOutput
-from fakevllm_adapters.swarm_pool import EpisodeStatus, PoolInformation, ThrottlePolicy
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.keys import new_id
+from fakevllm_adapters.protocol.pool import EpisodeStatus, PoolInformation, ThrottlePolicy
+from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task, WorkflowOutput
 
 log = logging.getLogger("fakevllm.client")
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from fakevllm.client.driving import bare_url
 from fakevllm.client.episode import Episode
 from fakevllm.client.errors import SwarmError
 from fakevllm.client.executors import DaemonPool
-from fakevllm_adapters.swarm import Task, WorkflowOutput
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import Task, WorkflowOutput
 
 if TYPE_CHECKING:
     from fakevllm.client.swarm_client import SwarmClient

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from fakevllm.client.errors import SwarmError
-from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 
 log = logging.getLogger("fakevllm.client")
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
-from fakevllm_adapters.chat import text_of
+from fakevllm_adapters.formats.chat import text_of
 
 Json = dict[str, Any]
 

@@ -41,8 +41,8 @@ from fakevllm.replay.play import PATIENCE_S, play
 from fakevllm.replay.players import EndpointPlayer
 from fakevllm.replay.proxy import register
 from fakevllm.tasks import endless_rows
-from fakevllm_adapters.swarm import Task
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import Task
 
 HOOKS = Path(__file__).parent / "hooks"
 CONCURRENCY = 8

@@ -12,7 +12,7 @@ import openai
 
 from fakevllm.hooks.loader import load_hooks
 from fakevllm.hooks.spec import Sibling
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.protocol.swarm import Task
 
 NUM_SAMPLES = 200
 CONCURRENCY = 32

@@ -14,7 +14,7 @@ from fakevllm.engines import OWN_READY_TIMEOUT_S, Engines
 from fakevllm.errors import FakevllmError
 from fakevllm.processes import Supervised
 from fakevllm.routes.groups import Stats
-from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 
 POLL_EVERY_S = 0.5
 EMBEDDED = Engines.named("embedded")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.protocol.swarm import Task
 
 BELOW = 8
 """Both numbers are smaller."""

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import orjson
 
-from fakevllm_adapters.swarm import MAX_GROUP_SIZE, MAX_REWARD
+from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE, MAX_REWARD
 
 Json = dict[str, Any]
 

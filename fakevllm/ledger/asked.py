@@ -10,8 +10,8 @@ import orjson
 
 from fakevllm.hooks.recorded import messages_of
 from fakevllm.ledger.records import AnsweredRequest
-from fakevllm_adapters.base import Adapter, Earlier, Engine, Untranslated
-from fakevllm_adapters.registry import ADAPTERS
+from fakevllm_adapters.formats.base import Adapter, Earlier, Engine, Untranslated
+from fakevllm_adapters.formats.registry import ADAPTERS
 
 Json = dict[str, Any]
 Answered = Callable[[str], AnsweredRequest | None]

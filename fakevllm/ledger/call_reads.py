@@ -10,7 +10,7 @@ import orjson
 from sqlalchemy import Engine, Row, select
 
 from fakevllm.ledger.tables import CALLS
-from fakevllm_adapters.swarm import CapturedCall
+from fakevllm_adapters.protocol.swarm import CapturedCall
 
 MAX_FOUND = 2
 _BEGINNING = """

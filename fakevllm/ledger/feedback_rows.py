@@ -16,7 +16,7 @@ from fakevllm.conversation.place import Kind, Place
 from fakevllm.ledger.call_reads import call_of
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.tables import CALLS, FEEDBACK, GROUPS
-from fakevllm_adapters.swarm import CapturedCall, LogEntry
+from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry
 
 _SAMPLE = "feedback:"
 """How the ids of samples begin, which are no group's."""

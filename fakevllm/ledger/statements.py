@@ -18,7 +18,7 @@ from sqlalchemy.dialects import sqlite
 from fakevllm.ledger import feedback_rows
 from fakevllm.ledger.records import GroupRecord, KeptAnswer, State
 from fakevllm.ledger.tables import CALLS, GROUPS, KEPT_ANSWERS, META, SIBLINGS, TASKS
-from fakevllm_adapters.swarm import CapturedCall, LogEntry, Task, TrainedGroup
+from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task, TrainedGroup
 
 
 def _replace(table: Table) -> str:

@@ -37,7 +37,7 @@ from fakevllm.ledger.records import (
 from fakevllm.ledger.session_reads import SessionReads
 from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
 from fakevllm.ledger.writer import Writer
-from fakevllm_adapters.swarm import CapturedCall, LogEntry, Task
+from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task
 
 BUSY_TIMEOUT_S = 5.0
 """How long a write waits for another process that holds the file's lock."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fakevllm.client import control, pool
 from fakevllm.client.errors import ServerUnreachable, SwarmError
 from fakevllm.client.talk import ENGINE_TIMEOUT_S, Ask, Patience, Talk, asked
-from fakevllm_adapters.swarm import EngineStatus, SuccessReply
+from fakevllm_adapters.protocol.swarm import EngineStatus, SuccessReply
 
 NOT_FOUND = 404
 LOOK_EVERY_S = 1.0

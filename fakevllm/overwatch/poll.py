@@ -14,7 +14,7 @@ from fakevllm.client.talk import QUICK_TIMEOUT_S, Ask, Talk, asked
 from fakevllm.overwatch.acts import NOT_FOUND, Act
 from fakevllm.overwatch.history import History
 from fakevllm.overwatch.snapshot import Notice, Snapshot, away, taken
-from fakevllm_adapters.swarm import LogReply
+from fakevllm_adapters.protocol.swarm import LogReply
 
 T = TypeVar("T")
 UNAUTHORIZED = 401

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from fakevllm.overwatch.history import Evaluated, History, LogLine, Step
 from fakevllm.overwatch.words import seconds_of
-from fakevllm_adapters.packed_numbers import told_number
-from fakevllm_adapters.swarm import EngineStatusReply
-from fakevllm_adapters.swarm_pool import PoolInformation
+from fakevllm_adapters.protocol.packed_numbers import told_number
+from fakevllm_adapters.protocol.pool import PoolInformation
+from fakevllm_adapters.protocol.swarm import EngineStatusReply
 
 AWAY = "AWAY"
 """Our word for a server that does not answer, or not us."""

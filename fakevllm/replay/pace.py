@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator
 import aiohttp
 
 from fakevllm.running_proxy import root_of
-from fakevllm_adapters.keys import bearer_header
-from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply
+from fakevllm_adapters.protocol.keys import bearer_header
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 
 MAX_BACKLOG = 1.0
 """In batches: while the next one is complete, training never waits for us."""

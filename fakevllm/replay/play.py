@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fakevllm.replay.patience import Patience
 from fakevllm.replay.players import Player, RowFailed, RowInterrupted
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.protocol.swarm import Task
 
 PATIENCE_S = 120.0
 """How long one row is played again while the way to the model is cut."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 
 from fakevllm.errors import ConfigError
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.protocol.swarm import Task
 
 
 class Progress:

@@ -10,8 +10,8 @@ import aiohttp
 from fakevllm.errors import ConfigError
 from fakevllm.outage_settings import http_url
 from fakevllm.running_proxy import HOOKLESS, SERVED_AS, no_proxy, root_of
-from fakevllm_adapters.keys import bearer_header
-from fakevllm_adapters.swarm import EngineStatusReply, Task
+from fakevllm_adapters.protocol.keys import bearer_header
+from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task
 
 TASKS_PER_CALL = 500
 

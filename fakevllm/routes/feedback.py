@@ -8,11 +8,11 @@ from pydantic import BaseModel, ValidationError
 from fakevllm.feedback import Said
 from fakevllm.proxy import Proxy
 from fakevllm.routes.passthrough import worded
-from fakevllm_adapters.asgi import ClientLeft, header_map, read_body
-from fakevllm_adapters.body import object_of
-from fakevllm_adapters.credentials import key_of
-from fakevllm_adapters.errors import WireError, schema_error
-from fakevllm_adapters.keys import fingerprint
+from fakevllm_adapters.http.asgi import ClientLeft, header_map, read_body
+from fakevllm_adapters.http.body import object_of
+from fakevllm_adapters.protocol.credentials import key_of
+from fakevllm_adapters.protocol.errors import WireError, schema_error
+from fakevllm_adapters.protocol.keys import fingerprint
 
 
 class FeedbackReply(BaseModel):

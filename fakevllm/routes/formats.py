@@ -17,7 +17,8 @@ from fakevllm.ledger.asked import earlier_of
 from fakevllm.proxy import Proxy
 from fakevllm.resends import sent_of
 from fakevllm.siblings import Request
-from fakevllm_adapters.asgi import (
+from fakevllm_adapters.formats.base import Adapter, Earlier, Json, Untranslated
+from fakevllm_adapters.http.asgi import (
     AsgiApp,
     ClientLeft,
     Receive,
@@ -28,12 +29,11 @@ from fakevllm_adapters.asgi import (
     read_body,
     send_error,
 )
-from fakevllm_adapters.base import Adapter, Earlier, Json, Untranslated
-from fakevllm_adapters.credentials import key_of
-from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.keys import fingerprint, new_id
-from fakevllm_adapters.limits import Admitted, admitted, rewritten
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.http.limits import Admitted, admitted, rewritten
+from fakevllm_adapters.protocol.credentials import key_of
+from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.keys import fingerprint, new_id
+from fakevllm_adapters.protocol.swarm import Task
 
 log = logging.getLogger("fakevllm.requests")
 

@@ -9,10 +9,10 @@ from pydantic import BaseModel, ValidationError
 
 from fakevllm.proxy import Proxy
 from fakevllm.routes.passthrough import worded
-from fakevllm_adapters.asgi import ClientLeft, read_body
-from fakevllm_adapters.body import loads
-from fakevllm_adapters.errors import WireError, error_body, schema_error
-from fakevllm_adapters.swarm import EngineStatusReply, Task
+from fakevllm_adapters.http.asgi import ClientLeft, read_body
+from fakevllm_adapters.http.body import loads
+from fakevllm_adapters.protocol.errors import WireError, error_body, schema_error
+from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task
 
 
 class PutTasks(BaseModel):

@@ -7,15 +7,15 @@ from fastapi import APIRouter, Request, Response
 
 from fakevllm.leaving import WhileThere
 from fakevllm.proxy import Proxy
-from fakevllm_adapters.asgi import (
+from fakevllm_adapters.http.asgi import (
     ClientLeft,
     engine_headers,
     header_map,
     read_body,
 )
-from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.limits import admitted, rewritten
-from fakevllm_adapters.passthrough import PASSTHROUGH, whole_path
+from fakevllm_adapters.http.limits import admitted, rewritten
+from fakevllm_adapters.http.passthrough import PASSTHROUGH, whole_path
+from fakevllm_adapters.protocol.errors import WireError
 
 
 def router(proxy: Proxy) -> APIRouter:

@@ -15,9 +15,10 @@ from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_ex
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.engine_queue import EngineQueue
 from fakevllm.swarm.trouble import CALL_TIMEOUT_S, NO_ADMIN, TROUBLE, is_passing, mend_of, one_line
-from fakevllm_adapters.base import Engine
-from fakevllm_adapters.keys import bearer_header
-from fakevllm_adapters.swarm import (
+from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.keys import bearer_header
+from fakevllm_adapters.protocol.swarm import (
     AbortGroupRequest,
     AddSampleRequest,
     EndGroupReply,
@@ -28,7 +29,6 @@ from fakevllm_adapters.swarm import (
     SuccessReply,
     SyncTrainConfigRequest,
 )
-from fakevllm_adapters.train_job import TrainJob
 
 log = logging.getLogger("fakevllm.link")
 M = TypeVar("M", bound=BaseModel)

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from fakevllm.errors import UserError
 from fakevllm.ledger.store import Ledger
 from fakevllm.tokens.page import Page, of_ledger, of_server
-from fakevllm_adapters.keys import bearer_header
-from fakevllm_adapters.shown import ShownGroup
+from fakevllm_adapters.protocol.keys import bearer_header
+from fakevllm_adapters.protocol.shown import ShownGroup
 
 TIMEOUT_S = 30.0
 

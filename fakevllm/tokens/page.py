@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fakevllm.ledger.records import GroupRecord
-from fakevllm_adapters.packed_numbers import unpack_floats, unpack_ids
-from fakevllm_adapters.shown import ShownCall, ShownGroup
-from fakevllm_adapters.swarm import CapturedCall
+from fakevllm_adapters.protocol.packed_numbers import unpack_floats, unpack_ids
+from fakevllm_adapters.protocol.shown import ShownCall, ShownGroup
+from fakevllm_adapters.protocol.swarm import CapturedCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fakevllm.errors import ConfigError
-from fakevllm_adapters.keys import bearer_header
+from fakevllm_adapters.protocol.keys import bearer_header
 
 TIMEOUT_S = 10.0
 AT_ONCE = 8

@@ -14,10 +14,10 @@ from fakevllm.client.talk import server_url
 from fakevllm.config_mistakes import explained
 from fakevllm.errors import ConfigError
 from fakevllm.section import Section
-from fakevllm_adapters import plain_yaml
-from fakevllm_adapters.job_rules import checked
-from fakevllm_adapters.job_yaml import written
-from fakevllm_adapters.train_job import read_job
+from fakevllm_adapters.job import plain_yaml
+from fakevllm_adapters.job.model import read_job
+from fakevllm_adapters.job.rules import checked
+from fakevllm_adapters.job.yaml import written
 
 OURS = ("job", "train", "server")
 

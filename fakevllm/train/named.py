@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from fakevllm.client.readers import CsvReader, JsonlReader
 from fakevllm.errors import ConfigError
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.protocol.swarm import Task
 
 
 def function(spec: str, folder: Path) -> Callable[..., Any]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fakevllm.errors import ConfigError, UserError
 from fakevllm.tasks import endless_rows
-from fakevllm_adapters.swarm import MAX_REWARD, Task, WorkflowOutput
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import MAX_REWARD, Task, WorkflowOutput
 
 
 def num_steps(job: TrainJob, epochs: int | None, num_tasks: int) -> int:

@@ -23,9 +23,9 @@ from fakevllm.client.swarm_client import SwarmClient
 from fakevllm.errors import FakevllmError, UserError
 from fakevllm.train import plan
 from fakevllm.train.screen import Screen
-from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply, Task, WorkflowOutput
-from fakevllm_adapters.swarm_pool import ThrottlePolicy
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.pool import ThrottlePolicy
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Task, WorkflowOutput
 
 LOOK_EVERY_S = 0.1
 MAX_BARREN = 10

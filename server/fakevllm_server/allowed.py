@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from fakevllm_adapters.packed_numbers import pack_ids, unpack_ids
+from fakevllm_adapters.protocol.packed_numbers import pack_ids, unpack_ids
 
 Json = dict[str, Any]
 

@@ -11,10 +11,10 @@ from functools import partial
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from fakevllm_adapters.asgi import Door
-from fakevllm_adapters.guard import Guard, GuardMiddleware
-from fakevllm_adapters.passthrough import PASSTHROUGH
-from fakevllm_adapters.registry import ADAPTERS, COUNTERS
+from fakevllm_adapters.formats.registry import ADAPTERS, COUNTERS
+from fakevllm_adapters.http.asgi import Door
+from fakevllm_adapters.http.guard import Guard, GuardMiddleware
+from fakevllm_adapters.http.passthrough import PASSTHROUGH
 from fakevllm_server.api import (
     collected,
     control,

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from fakevllm_adapters.swarm import TrainedGroup
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import TrainedGroup
 from fakevllm_server.algorithms import ESTIMATORS
 from fakevllm_server.algorithms.loss_units import token_weight, unit_labels
 from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome

@@ -6,9 +6,9 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from fakevllm_adapters.swarm import EngineStatus
-from fakevllm_adapters.swarm_pool import PoolInformation
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.pool import PoolInformation
+from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.algorithms.shaping import is_tied
 from fakevllm_server.calls import ScoredEpisode
 from fakevllm_server.collecting import method_of

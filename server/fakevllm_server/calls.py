@@ -6,8 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fakevllm_adapters.packed_numbers import pack_floats, pack_ids, unpack_floats, unpack_ids
-from fakevllm_adapters.swarm import CapturedCall
+from fakevllm_adapters.protocol.packed_numbers import (
+    pack_floats,
+    pack_ids,
+    unpack_floats,
+    unpack_ids,
+)
+from fakevllm_adapters.protocol.swarm import CapturedCall
 from fakevllm_server.allowed import Allowed
 
 MAX_ID = 2**31 - 1

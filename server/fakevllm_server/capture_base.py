@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from fakevllm_adapters.sse import DONE, encode, json_of
+from fakevllm_adapters.formats.sse import DONE, encode, json_of
 from fakevllm_server.allowed import Allowed
 from fakevllm_server.calls import RecordedCall, VersionSpan
 from fakevllm_server.sampling_rules import cuts, temperature_of, why_not_trainable

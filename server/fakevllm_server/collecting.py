@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.group_policy import NON_DUMMY, groups_before_short_step
 
 BY_TASKS = "rollout_until_finish_enough_tasks"

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fakevllm_adapters.guard import LOOPBACK, is_loopback
-from fakevllm_adapters.keys import FollowedKeyRing, KeyRing
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.http.guard import LOOPBACK, is_loopback
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.keys import FollowedKeyRing, KeyRing
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.table import PAIRS, ROLLOUTS, TRAINERS
 from fakevllm_server.backends.vllm.command import REFUSED, given_flags

@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
-from fakevllm_adapters.mistakes import meant_by
+from fakevllm_adapters.http.mistakes import meant_by
 from fakevllm_server.config import ConfigError
 
 
@@ -42,7 +42,7 @@ def read(file: Path, flags: Mapping[str, Kind]) -> dict[str, Any]:
     ConfigError."""
     import yaml
 
-    from fakevllm_adapters import plain_yaml
+    from fakevllm_adapters.job import plain_yaml
 
     try:
         document: object = plain_yaml.loads(file.read_text(encoding="utf-8"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_adapters.protocol.swarm import EngineStatus
 
 OFFLINE, BOOTING, ROLLING, ROLLING_POST, WEIGHT_SYNCING = EngineStatus
 

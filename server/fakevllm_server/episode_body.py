@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fakevllm_adapters.base import Json
-from fakevllm_adapters.context import bounded
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.formats.base import Json
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.vllm_compat.context import bounded
 
 _UNTOLD = TrainJob().temperature
 

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fakevllm_adapters.keys import new_episode_key, new_id
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.keys import new_episode_key, new_id
 from fakevllm_server.calls import RecordedCall
 from fakevllm_server.submissions import OtherBody
 

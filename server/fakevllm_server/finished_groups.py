@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from fakevllm_adapters.train_job import MAX_BATCH_SIZE, TrainJob
+from fakevllm_adapters.job.model import MAX_BATCH_SIZE, TrainJob
 from fakevllm_server.algorithms.staleness import keep_fresh
 from fakevllm_server.calls import FinishedGroup
 from fakevllm_server.group_policy import why_not_pooled

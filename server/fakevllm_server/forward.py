@@ -11,7 +11,9 @@ from typing import Any
 import aiohttp
 import orjson
 
-from fakevllm_adapters.asgi import (
+from fakevllm_adapters.formats.base import Engine, Exchange
+from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, json_of
+from fakevllm_adapters.http.asgi import (
     Headers,
     Send,
     error_object,
@@ -21,9 +23,7 @@ from fakevllm_adapters.asgi import (
     send_chunk,
     start_stream,
 )
-from fakevllm_adapters.base import Engine, Exchange
-from fakevllm_adapters.errors import internal_error
-from fakevllm_adapters.sse import DONE, SseDecoder, encode, json_of
+from fakevllm_adapters.protocol.errors import internal_error
 from fakevllm_server.backends.base import Endpoint
 from fakevllm_server.capture_base import CallCapture
 from fakevllm_server.told import told

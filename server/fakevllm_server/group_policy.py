@@ -8,7 +8,7 @@ and entropy alone pull on it), or is dropped, and whether its step waits for ano
 
 from __future__ import annotations
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms import NEEDS_GREEDY
 from fakevllm_server.algorithms.shaping import is_tied, shaped_rewards
 from fakevllm_server.calls import FinishedGroup

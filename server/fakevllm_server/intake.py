@@ -10,8 +10,10 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from fakevllm_adapters.closing import why_closed
-from fakevllm_adapters.swarm import (
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.closing import why_closed
+from fakevllm_adapters.protocol.pool import ThrottlePolicy
+from fakevllm_adapters.protocol.swarm import (
     AddSampleRequest,
     EndEpisodeReply,
     EndEpisodeRequest,
@@ -19,8 +21,6 @@ from fakevllm_adapters.swarm import (
     EndGroupRequest,
     SiblingRef,
 )
-from fakevllm_adapters.swarm_pool import ThrottlePolicy
-from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.acknowledging import Acknowledging, Decided
 from fakevllm_server.calls import RecordedCall
 from fakevllm_server.engine import Engine

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms import NEEDS_GREEDY
 from fakevllm_server.backends.vllm.command import JOB_ARGUMENTS, given_flags
 from fakevllm_server.config import ServerConfig

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import Backend, BackendError, BackendRefused, Started
 from fakevllm_server.crash_points import crash_point
 from fakevllm_server.engine import Engine

@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from fakevllm_adapters.asgi import AsgiApp, Receive, Scope, Send
-from fakevllm_adapters.sse import SseDecoder, data_of
+from fakevllm_adapters.formats.sse import SseDecoder, data_of
+from fakevllm_adapters.http.asgi import AsgiApp, Receive, Scope, Send
 
 MAX_BYTES = 2**20
 """Of what was asked, and of what was answered."""

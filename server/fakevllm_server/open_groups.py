@@ -6,7 +6,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fakevllm_adapters.swarm import SiblingRef
+from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.calls import RecordedCall
 
 MAX_OPEN_GROUPS = 10_000

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fakevllm_adapters.swarm import MAX_GROUP_SIZE, EndGroupReply, SiblingRef
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE, EndGroupReply, SiblingRef
 from fakevllm_server.calls import TASK, FinishedGroup, RecordedCall, ScoredEpisode
 from fakevllm_server.clients import ActiveClients
 from fakevllm_server.collecting import Collected, method_of

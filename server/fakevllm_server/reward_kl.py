@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import compress
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms.shaping import kl_penalties
 from fakevllm_server.backends.base import Trainer
 from fakevllm_server.batch import trainable_calls

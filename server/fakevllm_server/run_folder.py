@@ -10,7 +10,7 @@ import os
 import time
 from pathlib import Path
 
-from fakevllm_adapters.keys import new_id
+from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_server.config import ConfigError
 from fakevllm_server.run_record import Life, with_life
 

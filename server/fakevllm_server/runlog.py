@@ -11,7 +11,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from fakevllm_adapters.swarm import LogEntry, TrainedGroup
+from fakevllm_adapters.protocol.swarm import LogEntry, TrainedGroup
 from fakevllm_server.client_metrics import MAX_NAME_CHARS, ClientMetrics
 from fakevllm_server.coverage import totals
 from fakevllm_server.journal import changes, reads

@@ -13,9 +13,9 @@ import threading
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from fakevllm_adapters import log_lines
-from fakevllm_adapters.bounded_http import bounded
-from fakevllm_adapters.log_lines import LogFormat
+from fakevllm_adapters.http import log_lines
+from fakevllm_adapters.http.head_limit import bounded
+from fakevllm_adapters.http.log_lines import LogFormat
 from fakevllm_server.app import create_app
 from fakevllm_server.config import ConfigError, ServerConfig
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from fakevllm_adapters.shown import ShownCall, ShownGroup, ShownSibling
-from fakevllm_adapters.swarm import LogEntry
+from fakevllm_adapters.protocol.shown import ShownCall, ShownGroup, ShownSibling
+from fakevllm_adapters.protocol.swarm import LogEntry
 from fakevllm_server.calls import RecordedCall
 from fakevllm_server.journal.rows import CALL_COLUMNS, call_of
 

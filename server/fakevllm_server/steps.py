@@ -9,8 +9,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from fakevllm_adapters.packed_numbers import told_numbers
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.packed_numbers import told_numbers
 from fakevllm_server.algorithms.staleness import keep_fresh
 from fakevllm_server.backends.base import ActionFailed, LossSpec, StepMetrics, Trainer
 from fakevllm_server.batch import PlannedStep, plan_step, with_left_out

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import BaseModel
 
-from fakevllm_adapters.swarm import EndGroupReply
+from fakevllm_adapters.protocol.swarm import EndGroupReply
 
 MAX_REMEMBERED = 2_000
 """Here; older ones are looked up in the journal."""

@@ -11,10 +11,10 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from fakevllm_adapters.errors import WireError, unavailable
-from fakevllm_adapters.keys import new_id
-from fakevllm_adapters.swarm import EngineStatus
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.errors import WireError, unavailable
+from fakevllm_adapters.protocol.keys import new_id
+from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.base import Endpoint
 from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.backends.table import open_backend

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from fakevllm_adapters.swarm import ClaimEpisodeRequest
-from fakevllm_adapters.swarm_pool import ThrottlePolicy
+from fakevllm_adapters.protocol.pool import ThrottlePolicy
+from fakevllm_adapters.protocol.swarm import ClaimEpisodeRequest
 from fakevllm_server.clients import ActiveClients
 from fakevllm_server.engine import Engine
 from fakevllm_server.episodes import Episode

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from fakevllm_adapters.base import Exchange
-from fakevllm_adapters.chat import end_of
-from fakevllm_adapters.sse import DONE, SseDecoder
+from fakevllm_adapters.formats.base import Exchange
+from fakevllm_adapters.formats.chat import end_of
+from fakevllm_adapters.formats.sse import DONE, SseDecoder
 
 
 async def told(chunks: AsyncIterator[bytes], exchange: Exchange) -> AsyncIterator[bytes]:

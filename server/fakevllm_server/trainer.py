@@ -12,8 +12,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from fakevllm_adapters.swarm import EngineStatus
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.back_off import BackOff
 from fakevllm_server.backends.base import Backend, BackendError, BackendRefused, Endpoint
 from fakevllm_server.engine import Engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.engine import Engine
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from fakevllm_adapters.asgi import (
+from fakevllm_adapters.http.asgi import (
     AsgiApp,
     Receive,
     Scope,
@@ -14,8 +14,8 @@ from fakevllm_adapters.asgi import (
     read_body,
     send_json,
 )
-from fakevllm_adapters.guard import Guard
-from fakevllm_adapters.keys import KeyRing
+from fakevllm_adapters.http.guard import Guard
+from fakevllm_adapters.protocol.keys import KeyRing
 
 OPEN = Guard()
 KEYED = Guard(KeyRing(["sk-one"]))

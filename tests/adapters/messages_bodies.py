@@ -4,8 +4,8 @@ from typing import Any
 
 from hypothesis import settings
 
-from fakevllm_adapters.base import Engine, Exchange
-from fakevllm_adapters.messages import CountTokensAdapter, MessagesAdapter
+from fakevllm_adapters.formats.base import Engine, Exchange
+from fakevllm_adapters.formats.messages.adapter import CountTokensAdapter, MessagesAdapter
 
 Json = dict[str, Any]
 FEW = settings(max_examples=40, deadline=None)

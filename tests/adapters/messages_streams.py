@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from fakevllm_adapters.base import Engine, Exchange
-from fakevllm_adapters.sse import DONE, SseDecoder, encode, json_of
+from fakevllm_adapters.formats.base import Engine, Exchange
+from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, json_of
 from tests.adapters.messages_bodies import MESSAGES, Json, body
 
 USAGE: Json = {"prompt_tokens": 10, "total_tokens": 18, "completion_tokens": 8}

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm_adapters.base import Engine, Json
-from fakevllm_adapters.responses import ResponsesAdapter, ResponsesExchange
-from fakevllm_adapters.sse import DONE, SseDecoder, encode, json_of
+from fakevllm_adapters.formats.base import Engine, Json
+from fakevllm_adapters.formats.responses.adapter import ResponsesAdapter, ResponsesExchange
+from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, json_of
 
 RESPONSES = ResponsesAdapter()
 OLD, NEW = Engine("demo", 256, "0.27.1"), Engine("demo", 256)

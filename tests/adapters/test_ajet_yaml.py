@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from fakevllm_adapters.ajet_yaml import KEYS, UNREAD
-from fakevllm_adapters.job_rules import checked
-from fakevllm_adapters.train_job import TrainJob, read_job
+from fakevllm_adapters.job.ajet_yaml import KEYS, UNREAD
+from fakevllm_adapters.job.model import TrainJob, read_job
+from fakevllm_adapters.job.rules import checked
 from tests.adapters.ajet_jobs import stock
 
 BETAS = "ajet.trainer_common.optim.betas = [0.9, 0.999] is not read: they are 0.9 and 0.95"

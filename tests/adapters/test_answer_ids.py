@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fakevllm_adapters.registry import ADAPTERS
-from fakevllm_adapters.sse import DONE, KEEP_ALIVE, encode
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE, encode
 
 Json = dict[str, Any]
 CALL = {"id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_adapters.chat import ChatAdapter, SameFormat
-from fakevllm_adapters.sse import DONE, encode
+from fakevllm_adapters.formats.chat import ChatAdapter, SameFormat
+from fakevllm_adapters.formats.sse import DONE, encode
 
 CHAT = ChatAdapter()
 Json = dict[str, Any]

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from fakevllm_adapters.base import Engine
-from fakevllm_adapters.completions import CompletionsAdapter
-from fakevllm_adapters.sse import DONE, KEEP_ALIVE, encode
+from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.formats.completions import CompletionsAdapter
+from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE, encode
 
 COMPLETIONS = CompletionsAdapter()
 Json = dict[str, Any]

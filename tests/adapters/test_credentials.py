@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_adapters.credentials import Shown, key_of, shown_by
+from fakevllm_adapters.protocol.credentials import Shown, key_of, shown_by
 
 
 def basic(raw: bytes) -> dict[bytes, bytes]:

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 
-from fakevllm_adapters.asgi import (
+from fakevllm_adapters.http.asgi import (
     AsgiApp,
     Receive,
     Scope,
     Send,
 )
-from fakevllm_adapters.errors import WireError, unauthorized
-from fakevllm_adapters.guard import OPEN_PATHS, Guard, GuardMiddleware, is_loopback
-from fakevllm_adapters.keys import KeyRing, Role, named_key
+from fakevllm_adapters.http.guard import OPEN_PATHS, Guard, GuardMiddleware, is_loopback
+from fakevllm_adapters.protocol.errors import WireError, unauthorized
+from fakevllm_adapters.protocol.keys import KeyRing, Role, named_key
 from tests.adapters.guarded import KEYED, OPEN, asked, echo
 
 # --- Host and Origin

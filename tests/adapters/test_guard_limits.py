@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from fakevllm_adapters.asgi import (
+from fakevllm_adapters.http.asgi import (
     MAX_BODY_BYTES,
     ClientLeft,
     Receive,
@@ -18,10 +18,10 @@ from fakevllm_adapters.asgi import (
     read_body,
     send_json,
 )
-from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.guard import Guard, GuardMiddleware
-from fakevllm_adapters.keys import KeyRing
-from fakevllm_adapters.limits import Limits, OpenCalls
+from fakevllm_adapters.http.guard import Guard, GuardMiddleware
+from fakevllm_adapters.http.limits import Limits, OpenCalls
+from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.keys import KeyRing
 from tests.adapters.guarded import KEYED, asked, echo
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fakevllm_adapters.job_rules import LENGTHS, checked
-from fakevllm_adapters.train_job import TrainJob, read_job
+from fakevllm_adapters.job.model import TrainJob, read_job
+from fakevllm_adapters.job.rules import LENGTHS, checked
 
 FOUR: dict[str, Any] = dict(zip(LENGTHS, (3000, 15000, 4096, 18000), strict=True))
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_adapters.keys import (
+from fakevllm_adapters.protocol.keys import (
     AppKey,
     FollowedKeyRing,
     KeyRing,

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakevllm_adapters.asgi import engine_headers
-from fakevllm_adapters.errors import Json, WireError
-from fakevllm_adapters.limits import (
+from fakevllm_adapters.http.asgi import engine_headers
+from fakevllm_adapters.http.limits import (
     NOT_FOR_CLIENTS,
     Admitted,
     Limits,
@@ -22,7 +21,8 @@ from fakevllm_adapters.limits import (
     rewritten,
     stripped,
 )
-from fakevllm_adapters.swarm import SIBLING_HEADER
+from fakevllm_adapters.protocol.errors import Json, WireError
+from fakevllm_adapters.protocol.swarm import SIBLING_HEADER
 
 LIMITS = Limits()
 TEXTS = st.text(st.sampled_from('[]{}"\\/é\ud83d😀a\n\0'), max_size=6)

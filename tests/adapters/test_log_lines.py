@@ -7,8 +7,8 @@ import json
 import logging
 from typing import Any
 
-from fakevllm_adapters import log_lines
-from fakevllm_adapters.log_lines import JsonLines
+from fakevllm_adapters.http import log_lines
+from fakevllm_adapters.http.log_lines import JsonLines
 
 
 def told(message: str, *values: object, **fields: Any) -> dict[str, Any]:

@@ -2,8 +2,8 @@ from typing import Any, get_args
 
 import pytest
 
-from fakevllm_adapters.loss_spec import OWN, Bounds, LossSpec, own_settings
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.loss_spec import OWN, Bounds, LossSpec, own_settings
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms import ESTIMATORS, NEEDS_GREEDY
 
 

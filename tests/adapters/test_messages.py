@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from fakevllm_adapters.base import Engine, Untranslated
-from fakevllm_adapters.messages_schema import Malformed
+from fakevllm_adapters.formats.base import Engine, Untranslated
+from fakevllm_adapters.formats.messages.schema import Malformed
 from tests.adapters.messages_bodies import (
     COUNT,
     FUNCTION,

@@ -4,8 +4,8 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm_adapters.base import Answer
-from fakevllm_adapters.errors import error_body, schema_error, unauthorized, unknown_model
+from fakevllm_adapters.formats.base import Answer
+from fakevllm_adapters.protocol.errors import error_body, schema_error, unauthorized, unknown_model
 from tests.adapters.messages_bodies import MESSAGES, Json, opened, text
 
 

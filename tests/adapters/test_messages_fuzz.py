@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_adapters.base import Engine, Untranslated
+from fakevllm_adapters.formats.base import Engine, Untranslated
 from tests.adapters.messages_bodies import (
     COUNT,
     FEW,

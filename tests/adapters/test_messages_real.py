@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fakevllm_adapters.base import Engine, Untranslated
-from fakevllm_adapters.errors import schema_error
-from fakevllm_adapters.messages_schema import Malformed
-from fakevllm_adapters.sse import DONE
+from fakevllm_adapters.formats.base import Engine, Untranslated
+from fakevllm_adapters.formats.messages.schema import Malformed
+from fakevllm_adapters.formats.sse import DONE
+from fakevllm_adapters.protocol.errors import schema_error
 from tests.adapters.messages_bodies import (
     COUNT,
     MESSAGES,

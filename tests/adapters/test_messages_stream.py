@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_adapters.errors import error_body, unavailable
-from fakevllm_adapters.sse import DONE, KEEP_ALIVE, encode
+from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE, encode
+from fakevllm_adapters.protocol.errors import error_body, unavailable
 from tests.adapters.messages_bodies import FEW, Json
 from tests.adapters.messages_streams import (
     FIRST,

@@ -3,7 +3,7 @@ import re
 import orjson
 import pytest
 
-from fakevllm_adapters.base import Engine, Json
+from fakevllm_adapters.formats.base import Engine, Json
 from tests.adapters.responses_exchanges import (
     BOTH,
     GOLDEN,

@@ -5,10 +5,10 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_adapters.base import Engine, Json, Untranslated
-from fakevllm_adapters.responses_input import items_of_answer, messages_of
-from fakevllm_adapters.responses_request import ResponsesRequest
-from fakevllm_adapters.sse import DONE, encode
+from fakevllm_adapters.formats.base import Engine, Json, Untranslated
+from fakevllm_adapters.formats.responses.input import items_of_answer, messages_of
+from fakevllm_adapters.formats.responses.request import ResponsesRequest
+from fakevllm_adapters.formats.sse import DONE, encode
 from tests.adapters.responses_exchanges import (
     NEW,
     OLD,

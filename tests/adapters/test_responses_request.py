@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from fakevllm_adapters.base import Engine, Json, Untranslated
-from fakevllm_adapters.responses_input import messages_of, with_history
-from fakevllm_adapters.responses_tools import CallName, tools_of
+from fakevllm_adapters.formats.base import Engine, Json, Untranslated
+from fakevllm_adapters.formats.responses.input import messages_of, with_history
+from fakevllm_adapters.formats.responses.tools import CallName, tools_of
 from tests.adapters.responses_exchanges import (
     NEW,
     OLD,

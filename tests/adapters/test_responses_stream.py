@@ -10,9 +10,9 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from fakevllm_adapters.base import Engine, Json
-from fakevllm_adapters.errors import error_body, internal_error
-from fakevllm_adapters.sse import DONE, KEEP_ALIVE, encode
+from fakevllm_adapters.formats.base import Engine, Json
+from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE, encode
+from fakevllm_adapters.protocol.errors import error_body, internal_error
 from tests.adapters.responses_exchanges import (
     BOTH,
     GOLDEN,

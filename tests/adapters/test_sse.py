@@ -2,7 +2,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_adapters.sse import DONE, KEEP_ALIVE, SseDecoder, data_of, encode, json_of, jsons_of
+from fakevllm_adapters.formats.sse import (
+    DONE,
+    KEEP_ALIVE,
+    SseDecoder,
+    data_of,
+    encode,
+    json_of,
+    jsons_of,
+)
 
 STREAM = [encode({"a": "ü\n"}), KEEP_ALIVE, b"event: x\r\ndata: 1\r\n\r\n", DONE]
 

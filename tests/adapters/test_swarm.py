@@ -6,9 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fakevllm_adapters.packed_numbers import pack_floats, pack_ids, unpack_floats, unpack_ids
-from fakevllm_adapters.swarm import EndGroupRequest, WorkflowOutput, parse_sibling
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.packed_numbers import (
+    pack_floats,
+    pack_ids,
+    unpack_floats,
+    unpack_ids,
+)
+from fakevllm_adapters.protocol.swarm import EndGroupRequest, WorkflowOutput, parse_sibling
 
 
 def test_a_job_survives_its_yaml() -> None:

@@ -1,9 +1,14 @@
 import orjson
 import pytest
 
-from fakevllm_adapters.errors import Json, WireError
-from fakevllm_adapters.vllm_chat import ChatRequest, check_length, parse_chat_request, truncated
-from fakevllm_adapters.vllm_grammar import Grammar
+from fakevllm_adapters.protocol.errors import Json, WireError
+from fakevllm_adapters.vllm_compat.chat import (
+    ChatRequest,
+    check_length,
+    parse_chat_request,
+    truncated,
+)
+from fakevllm_adapters.vllm_compat.grammar import Grammar
 
 TOOL: Json = {"type": "function", "function": {"name": "add", "parameters": {"$defs": {"X": {}}}}}
 ASKED: Json = {"messages": [{"role": "user", "content": "hi"}]}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_adapters.loss_spec import AGGREGATIONS, LossSpec
+from fakevllm_adapters.job.loss_spec import AGGREGATIONS, LossSpec
 from fakevllm_server.algorithms.loss_units import Counted, call_shares, token_weight, unit_labels
 
 

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from contract.trainers import Subject, process_of
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends import child, process
 from fakevllm_server.backends.base import ActionFailed, BackendError, BackendRefused
 from fakevllm_server.backends.child import ChildEngine

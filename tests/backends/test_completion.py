@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
-from fakevllm_adapters.errors import WireError, unavailable
-from fakevllm_adapters.vllm_chat import parse_chat_request
+from fakevllm_adapters.protocol.errors import WireError, unavailable
+from fakevllm_adapters.vllm_compat.chat import parse_chat_request
 from fakevllm_server.backends.completion import Completion
 from fakevllm_server.backends.fake import FakeEngine
 from fakevllm_server.backends.sampling import Sampling, Token

@@ -6,9 +6,9 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.train_job import TrainJob
-from fakevllm_adapters.vllm_chat import parse_chat_request
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.vllm_compat.chat import parse_chat_request
 from fakevllm_server.backends.base import Batch, Call, LossSpec
 from fakevllm_server.backends.completion import Completion
 from fakevllm_server.backends.fake import EOS, FakeEngine

@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm_adapters.errors import WireError, unavailable
-from fakevllm_adapters.vllm_completions import parse_completion_request
+from fakevllm_adapters.protocol.errors import WireError, unavailable
+from fakevllm_adapters.vllm_compat.completions import parse_completion_request
 from fakevllm_server.backends.fake import EOS, FakeEngine
 from fakevllm_server.backends.sampling import Sampling, Token
 from fakevllm_server.backends.text_completion import TextCompletion

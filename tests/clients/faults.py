@@ -14,11 +14,11 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from fakevllm_adapters import chat
-from fakevllm_adapters.errors import error_body
-from fakevllm_adapters.registry import ADAPTERS
-from fakevllm_adapters.sse import DONE as DONE_BYTES
-from fakevllm_adapters.sse import encode
+from fakevllm_adapters.formats import chat
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.formats.sse import DONE as DONE_BYTES
+from fakevllm_adapters.formats.sse import encode
+from fakevllm_adapters.protocol.errors import error_body
 
 Json = dict[str, Any]
 Play = Callable[[web.Request], Awaitable[web.StreamResponse]]

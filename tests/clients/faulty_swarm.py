@@ -15,9 +15,9 @@ from typing import Any, Self
 import orjson
 from aiohttp import web
 
-from fakevllm_adapters.keys import new_id
-from fakevllm_adapters.registry import ADAPTERS
-from fakevllm_adapters.swarm import (
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.protocol.keys import new_id
+from fakevllm_adapters.protocol.swarm import (
     SIBLING_HEADER,
     EngineStatus,
     EngineStatusReply,

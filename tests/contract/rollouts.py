@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import aiohttp
 import orjson
 
-from fakevllm_adapters.sse import DONE, SseDecoder, json_of
+from fakevllm_adapters.formats.sse import DONE, SseDecoder, json_of
 from fakevllm_server.backends.base import Endpoint, Rollout
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.spec import EngineSpec

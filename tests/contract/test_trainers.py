@@ -22,7 +22,7 @@ from backends.verl.reference import (
 )
 from contract.trainers import JOB, KINDS, Subject, kill, process_of, ray_workers, running
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import (
     ActionFailed,
     BackendError,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.backends.child import ChildEngine
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR

@@ -11,8 +11,8 @@ from typing import Any, cast
 from fakevllm.conversation.conversations import Conversations
 from fakevllm.conversation.hints import Hints, hints_of
 from fakevllm.conversation.place import Asked, Place
-from fakevllm_adapters.base import Engine
-from fakevllm_adapters.registry import ADAPTERS
+from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.conversation.recordings import Json, Recorded
 
 NAMES_SOMEBODY = (

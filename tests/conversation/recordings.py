@@ -16,8 +16,8 @@ from typing import Any, cast
 from benchmarks.recorded_traffic import FOLDER, expanded
 from fakevllm.policy import MARKERS
 from fakevllm.side_calls import Rules
-from fakevllm_adapters.base import Engine, Untranslated
-from fakevllm_adapters.registry import ADAPTERS
+from fakevllm_adapters.formats.base import Engine, Untranslated
+from fakevllm_adapters.formats.registry import ADAPTERS
 
 Json = dict[str, Any]
 

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from fakevllm_adapters.swarm import (
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import (
     AddSampleRequest,
     CapturedCall,
     EndEpisodeRequest,
@@ -21,7 +22,6 @@ from fakevllm_adapters.swarm import (
     EngineStatus,
     SiblingRef,
 )
-from fakevllm_adapters.train_job import TrainJob
 from fakevllm_server.calls import RecordedCall, VersionSpan
 from fakevllm_server.episodes import EpisodeRefused
 from fakevllm_server.swarm import Swarm

@@ -12,7 +12,7 @@ from typing import Any
 from crash.client import Ack, read_acks
 from crash.engines import Lineage, lineage_of, mark_of
 
-from fakevllm_adapters.swarm import LogEntry
+from fakevllm_adapters.protocol.swarm import LogEntry
 from fakevllm_server.journal.rows import CALL_COLUMNS, call_of
 
 

@@ -17,7 +17,7 @@ from crash.finished import Finished
 from crash.life import open_swarm
 from crash.nursery import Nursery
 
-from fakevllm_adapters.swarm import AddSampleRequest, EndEpisodeRequest, EndGroupRequest
+from fakevllm_adapters.protocol.swarm import AddSampleRequest, EndEpisodeRequest, EndGroupRequest
 from fakevllm_server.calls import RecordedCall
 from fakevllm_server.checkpoints import CheckpointFolders
 from fakevllm_server.journal.facts import SavedCheckpoint

@@ -19,8 +19,8 @@ from crash.client import Ack, Client
 from crash.engines import FAR, POISON, LedgerBackend
 from journal.disks import Disk
 
-from fakevllm_adapters.swarm import SiblingRef
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server import crash_points, steps, swarm, trainer
 from fakevllm_server.backends.base import Backend, Endpoint
 from fakevllm_server.config import ServerConfig

@@ -21,7 +21,7 @@ from crash.life import open_swarm
 from crash.nursery import Nursery
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import EndEpisodeRequest, EndGroupRequest, SiblingRef
+from fakevllm_adapters.protocol.swarm import EndEpisodeRequest, EndGroupRequest, SiblingRef
 from fakevllm_server.config import ConfigError
 from fakevllm_server.crash_points import EXIT_CODE
 

@@ -14,8 +14,8 @@ from backends.embedded.tiny_llama import save_tiny_llama
 from crash.client import Client
 from crash.life import LocalSwarm
 
-from fakevllm_adapters.swarm import SiblingRef
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server import swarm, trainer
 from fakevllm_server.backends.base import Endpoint, Started
 from fakevllm_server.backends.embedded.train_only import TrainOnlyEngine

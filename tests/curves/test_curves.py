@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import EndEpisodeRequest, EndGroupRequest, SiblingRef
+from fakevllm_adapters.protocol.swarm import EndEpisodeRequest, EndGroupRequest, SiblingRef
 from fakevllm_server.curves import writer
 from fakevllm_server.curves.follower import FOLDER, Curves, Follower
 from fakevllm_server.curves.points import Cursor, Point

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fakevllm_adapters.swarm import LogEntry
+from fakevllm_adapters.protocol.swarm import LogEntry
 from tests.e2e.active_client import NUM_REPEAT, Notes
 
 

@@ -15,7 +15,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from fakevllm_adapters.swarm import LogReply
+from fakevllm_adapters.protocol.swarm import LogReply
 from tests.e2e.ledgers import rows
 from tests.e2e.processes import Process, wait_until
 from tests.e2e.stack import ALIAS, BOTH, CHAT, HELLO, VALID, Stack, post

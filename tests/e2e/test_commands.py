@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from fakevllm_adapters.keys import fingerprint
+from fakevllm_adapters.protocol.keys import fingerprint
 from tests.e2e.hook_files import write_hooks
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Processes, wait_until

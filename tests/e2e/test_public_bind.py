@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fakevllm_adapters.keys import named_key
+from fakevllm_adapters.protocol.keys import named_key
 from tests.e2e.processes import Process, Processes, free_port, wait_until
 
 SERVER = ("-m", "fakevllm_server", "start", "--backend", "fake")

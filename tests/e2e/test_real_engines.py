@@ -19,7 +19,7 @@ import pytest
 from benchmarks.run_logs import entries_of
 from fakevllm.demo.sums import all_tasks
 from fakevllm.replay.proxy import register
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.protocol.swarm import Task
 from fakevllm_server.backends.procfs import living
 from tests.e2e.every_shape import ask_in_every_shape
 from tests.e2e.ledgers import rows, wait_for_groups

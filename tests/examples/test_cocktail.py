@@ -14,7 +14,7 @@ from examples.cocktail.report import realised
 from examples.cocktail.tasks import MIXES
 from examples.run_log import steps_of
 from fakevllm import SwarmClient
-from fakevllm_adapters.swarm import LogEntry, TrainedGroup
+from fakevllm_adapters.protocol.swarm import LogEntry, TrainedGroup
 from tests.e2e.processes import Processes, wait_until
 from tests.examples.webchats import ROOT
 

@@ -14,7 +14,7 @@ from fakevllm import SwarmClient, Task, TrainJob, WorkflowOutput
 from fakevllm.train.command import material_of
 from fakevllm.train.config import load
 from fakevllm.train.named import function
-from fakevllm_adapters.job_rules import checked
+from fakevllm_adapters.job.rules import checked
 from fakevllm_server.config import ServerConfig
 from fakevllm_server.job_warnings import warnings_of
 from tests.e2e.processes import Processes

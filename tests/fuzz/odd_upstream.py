@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from pydantic import BaseModel
 
-from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply, LogReply
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, LogReply
 
 STATUS = EngineStatusReply(
     engine_status=EngineStatus.ROLLING, server_id="s", run_id="r", model="fake", global_step=1

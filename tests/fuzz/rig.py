@@ -19,9 +19,9 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from fakevllm.app import create_app as proxy_app
 from fakevllm.config import Config
 from fakevllm.proxy import open_proxy
-from fakevllm_adapters.bounded_http import bounded
-from fakevllm_adapters.swarm import EngineStatus
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.http.head_limit import bounded
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.app import create_app as server_app
 from fakevllm_server.backends.base import Endpoint
 from fakevllm_server.backends.door import create_app as engine_app

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakevllm_adapters.base import Engine, Exchange
-from fakevllm_adapters.chat import end_of
-from fakevllm_adapters.errors import internal_error
-from fakevllm_adapters.registry import ADAPTERS, COUNTERS
-from fakevllm_adapters.sse import DONE, SseDecoder, data_of, encode, json_of
+from fakevllm_adapters.formats.base import Engine, Exchange
+from fakevllm_adapters.formats.chat import end_of
+from fakevllm_adapters.formats.registry import ADAPTERS, COUNTERS
+from fakevllm_adapters.formats.sse import DONE, SseDecoder, data_of, encode, json_of
+from fakevllm_adapters.protocol.errors import internal_error
 from fakevllm_server.captures import CAPTURES
 from fakevllm_server.weight_gate import CallStamp
 from tests.fuzz.bodies import CHAT_ANSWER, CHUNKS, ERROR, TEXT_ANSWER, TEXT_CHUNKS, USER, Json

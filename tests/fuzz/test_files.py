@@ -18,9 +18,9 @@ from fakevllm.errors import ConfigError
 from fakevllm.key_file import KeyFile
 from fakevllm.replay.progress import Progress
 from fakevllm.tasks import read_tasks
-from fakevllm_adapters.keys import named_key, new_app_key
-from fakevllm_adapters.swarm import LogEntry
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.keys import named_key, new_app_key
+from fakevllm_adapters.protocol.swarm import LogEntry
 from fakevllm_server import config as server_config
 from fakevllm_server import config_file
 from fakevllm_server.journal import changes, facts, reads

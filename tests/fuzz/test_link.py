@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.link import SwarmLink
-from fakevllm_adapters.swarm import LogEntry, LogReply, TrainedGroup
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import LogEntry, LogReply, TrainedGroup
 from tests.fuzz.garble import garbled
 from tests.fuzz.odd_upstream import STATUS, OddUpstream, http
 from tests.fuzz.rig import no_traceback, proxy_over

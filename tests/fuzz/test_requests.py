@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakevllm_adapters.swarm import SIBLING_HEADER
+from fakevllm_adapters.protocol.swarm import SIBLING_HEADER
 from tests.fuzz.bodies import APPS, ENGINES, SWARM
 from tests.fuzz.garble import garbled
 from tests.fuzz.rig import Got, Stack, no_traceback, running

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakevllm_adapters.sse import DONE
-from fakevllm_adapters.swarm import SIBLING_HEADER
+from fakevllm_adapters.formats.sse import DONE
+from fakevllm_adapters.protocol.swarm import SIBLING_HEADER
 from tests.fuzz.bodies import CHAT_ANSWER, ERROR, TEXT_ANSWER, Json
 from tests.fuzz.garble import garbled
 from tests.fuzz.odd_upstream import OddUpstream, http

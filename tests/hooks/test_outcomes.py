@@ -18,7 +18,7 @@ from fakevllm.hooks.outcomes import (
     read_plan,
     read_rewards,
 )
-from fakevllm_adapters.swarm import MAX_REWARD
+from fakevllm_adapters.protocol.swarm import MAX_REWARD
 
 NUMBER = st.floats(-MAX_REWARD, MAX_REWARD) | st.integers(-(10**9), 10**9)
 REWARD = st.none() | NUMBER | st.booleans()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from fakevllm_adapters.swarm import SiblingRef
+from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.facts import PRUNED
 from tests.journal.account import Account

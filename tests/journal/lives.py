@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import Batch, Call, LossSpec, PolicyName, StepMetrics
 from fakevllm_server.checkpoints import CheckpointFolders
 from fakevllm_server.engine import Engine

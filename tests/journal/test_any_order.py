@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from pydantic import BaseModel
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import (
+from fakevllm_adapters.protocol.swarm import (
     AddSampleRequest,
     EndEpisodeRequest,
     EndGroupReply,

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import EndEpisodeRequest, EndGroupRequest, LogEntry, SiblingRef
+from fakevllm_adapters.protocol.swarm import (
+    EndEpisodeRequest,
+    EndGroupRequest,
+    LogEntry,
+    SiblingRef,
+)
 from tests.journal.lives import Life
 
 CLIENT = "client"

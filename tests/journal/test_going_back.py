@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import EndGroupRequest, SiblingRef
+from fakevllm_adapters.protocol.swarm import EndGroupRequest, SiblingRef
 from fakevllm_server import saves, steps
 from fakevllm_server.backends.base import ActionFailed
 from fakevllm_server.journal import forgetting, reads

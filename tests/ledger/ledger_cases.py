@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fakevllm.ledger.records import GroupRecord, SiblingRecord
 from fakevllm.ledger.store import Ledger
-from fakevllm_adapters.packed_numbers import pack_floats, pack_ids
-from fakevllm_adapters.swarm import CapturedCall, LogEntry, TrainedGroup
+from fakevllm_adapters.protocol.packed_numbers import pack_floats, pack_ids
+from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, TrainedGroup
 
 
 def sibling(index: int, reward: float | None = None, *, served: bool = False) -> SiblingRecord:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakevllm.ledger.store import Ledger
-from fakevllm_adapters.swarm import LogEntry, LogReply
+from fakevllm_adapters.protocol.swarm import LogEntry, LogReply
 from tests.ledger.ledger_cases import dropped, group, restored, trained
 
 GROUPS = ("g0", "g1", "g2")

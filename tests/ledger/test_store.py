@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fakevllm.ledger.records import GroupRecord, SiblingRecord
 from fakevllm.ledger.store import Ledger
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.protocol.swarm import Task
 from tests.ledger.ledger_cases import (
     group,
     rows,

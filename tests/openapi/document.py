@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fakevllm_adapters.passthrough import PASSTHROUGH
-from fakevllm_adapters.registry import ADAPTERS
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.http.passthrough import PASSTHROUGH
 
 Json = dict[str, Any]
 Operation = tuple[str, str]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fakevllm.reply import GRACE_S
-from fakevllm_adapters.limits import NOT_FOR_CLIENTS
+from fakevllm_adapters.http.limits import NOT_FOR_CLIENTS
 from tests.openapi.cases import Case
 from tests.openapi.verdict import Verdict
 

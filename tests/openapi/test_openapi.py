@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm_adapters.registry import ADAPTERS
+from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.differential.corpus import KEY
 from tests.differential.engines import DIRECT, WAYS, ways
 from tests.openapi.asking import send

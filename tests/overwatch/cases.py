@@ -11,8 +11,8 @@ from rich.console import Console
 from fakevllm.overwatch.history import History
 from fakevllm.overwatch.render import drawn
 from fakevllm.overwatch.snapshot import Notice, Snapshot, away, taken
-from fakevllm_adapters.swarm import EngineStatusReply, LogEntry
-from fakevllm_adapters.swarm_pool import PoolInformation
+from fakevllm_adapters.protocol.pool import PoolInformation
+from fakevllm_adapters.protocol.swarm import EngineStatusReply, LogEntry
 
 URL = "http://gpu-box:10086"
 NOW = 1_000_000.0

@@ -21,7 +21,7 @@ from fakevllm.overwatch.acts import ACTS
 from fakevllm.overwatch.app import Overwatch
 from fakevllm.overwatch.command import OverwatchSettings, run_overwatch
 from fakevllm.overwatch.poll import Poll
-from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 from tests.e2e.processes import Processes, wait_until
 
 JOB = TrainJob(num_repeat=2, batch_size=2)

@@ -10,7 +10,7 @@ import pytest
 
 from fakevllm.overwatch.history import MAX_LINES, MAX_STEPS, Evaluated, History
 from fakevllm.overwatch.snapshot import AWAY, EvaluationPoint, Speed, away, taken
-from fakevllm_adapters.swarm_pool import PoolInformation
+from fakevllm_adapters.protocol.pool import PoolInformation
 from tests.overwatch.cases import (
     EMPTY,
     NOW,

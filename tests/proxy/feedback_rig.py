@@ -12,7 +12,7 @@ from fakevllm.feedback import Said
 from fakevllm.feedback_desk import FeedbackDesk
 from fakevllm.ledger.records import FeedbackRecord
 from fakevllm.proxy import Proxy, open_proxy
-from fakevllm_adapters.swarm import EndGroupReply
+from fakevllm_adapters.protocol.swarm import EndGroupReply
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.ledger.ledger_cases import call, group
 from tests.proxy.odd_swarm import ROLLING, OddSwarm, until

@@ -27,11 +27,11 @@ from fakevllm.serve_policy import ServeRules
 from fakevllm.siblings import Plan, Request
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.upstream import LiveReply, Reply, Upstream
-from fakevllm_adapters.base import Engine
-from fakevllm_adapters.errors import unavailable
-from fakevllm_adapters.registry import ADAPTERS
-from fakevllm_adapters.sse import DONE, encode
-from fakevllm_adapters.swarm import SIBLING_HEADER, Task, parse_sibling
+from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.formats.sse import DONE, encode
+from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, Task, parse_sibling
 
 NUM_TURNS = 30
 """Of the loop: more than anything here takes from its cause to its last effect."""

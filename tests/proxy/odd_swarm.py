@@ -12,7 +12,7 @@ from typing import Any, Self
 from aiohttp import web
 from pydantic import BaseModel
 
-from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply, LogReply
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, LogReply
 
 ROLLING = EngineStatusReply(
     engine_status=EngineStatus.ROLLING, server_id="s", run_id="r", model="fake", global_step=1

@@ -6,8 +6,8 @@ import pytest
 from fakevllm.config import load
 from fakevllm.errors import ConfigError
 from fakevllm.key_file import KeyFile
-from fakevllm_adapters.keys import named_key
-from fakevllm_adapters.limits import Limits
+from fakevllm_adapters.http.limits import Limits
+from fakevllm_adapters.protocol.keys import named_key
 
 
 def written(tmp_path: Path, text: str) -> Path:

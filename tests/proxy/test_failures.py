@@ -14,7 +14,7 @@ from fakevllm.config import load
 from fakevllm.errors import ConfigError
 from fakevllm.failures import Failure, failure_of, is_broken_off, with_floor
 from fakevllm.metrics import Metrics
-from fakevllm_adapters.base import Answer
+from fakevllm_adapters.formats.base import Answer
 from tests.proxy.group_rig import Stage, staged
 
 TOOLS: dict[str, Any] = {"tools": [{"type": "function", "function": {"name": "add"}}]}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fakevllm.ledger.records import FeedbackRecord
-from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.swarm import EndGroupReply, LogEntry, TrainedGroup
+from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.swarm import EndGroupReply, LogEntry, TrainedGroup
 from tests.ledger.ledger_cases import call, dropped, group, restored
 from tests.proxy.feedback_rig import KEY, POOLED, ended, opened, rows, said, until_states
 from tests.proxy.odd_swarm import until

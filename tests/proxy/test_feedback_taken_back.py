@@ -14,8 +14,8 @@ import pytest
 from fakevllm import feedback_desk
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.proxy import Proxy
-from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.swarm import AddSampleRequest, EndGroupReply
+from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.swarm import AddSampleRequest, EndGroupReply
 from tests.ledger.ledger_cases import group
 from tests.proxy.feedback_rig import KEY, POOLED, ended, opened, rows, said, until_states
 from tests.proxy.odd_swarm import until

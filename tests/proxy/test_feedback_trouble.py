@@ -15,9 +15,9 @@ from fakevllm.ledger.store import Ledger
 from fakevllm.proxy import Proxy
 from fakevllm.settling import Settling
 from fakevllm.swarm.link import SwarmLink
-from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.swarm import EndGroupReply, EngineStatus
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.swarm import EndGroupReply, EngineStatus
 from tests.ledger.ledger_cases import call, group
 from tests.proxy.feedback_rig import KEY, POOLED, ended, opened, rows, said, until_states
 from tests.proxy.odd_swarm import ROLLING, OddSwarm, until

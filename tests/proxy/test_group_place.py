@@ -18,9 +18,9 @@ from fakevllm.outage import Trouble
 from fakevllm.policy import ServeOnly
 from fakevllm.siblings import Request
 from fakevllm.upstream import Reply
-from fakevllm_adapters.base import Engine
-from fakevllm_adapters.registry import ADAPTERS
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.protocol.swarm import Task
 from tests.proxy.group_rig import WHOLE, answer_of, staged, text_of
 
 Json = dict[str, Any]

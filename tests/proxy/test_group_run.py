@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakevllm import group_run
-from fakevllm_adapters.sse import DONE
+from fakevllm_adapters.formats.sse import DONE
 from tests.proxy.group_rig import ALIVE, answer_of, chunks_of, staged
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakevllm_adapters.sse import DONE
+from fakevllm_adapters.formats.sse import DONE
 from tests.proxy.group_rig import ALIVE, Stage, answer_of, chunks_of, staged
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fakevllm_adapters.sse import DONE
+from fakevllm_adapters.formats.sse import DONE
 from tests.proxy.group_rig import ALIVE, STATUS, answer_of, chunks_of, staged
 
 FULL = pytest.mark.parametrize(("word", "status"), [("is too much", 429), ("is crowded", 503)])

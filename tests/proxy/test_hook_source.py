@@ -10,7 +10,7 @@ from starlette.routing import Route
 from fakevllm.app import create_app, create_routes
 from fakevllm.config import load
 from fakevllm.proxy import open_proxy
-from fakevllm_adapters.registry import ADAPTERS
+from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 
 SERVER_THAT_IS_NONE = "http://127.0.0.1:9"

@@ -12,7 +12,7 @@ from fakevllm.fallback import Fallback
 from fakevllm.outage import Trouble
 from fakevllm.room import Room
 from fakevllm.siblings import Plan
-from fakevllm_adapters.registry import ADAPTERS
+from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.proxy.odd_swarm import until
 from tests.proxy.test_lifeline import ALL_FORMATS, ANSWER, BOTH_MODES, Server, asked_of, relayed
 

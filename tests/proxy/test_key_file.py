@@ -9,7 +9,7 @@ import pytest
 
 from fakevllm.errors import ConfigError
 from fakevllm.key_file import KeyFile
-from fakevllm_adapters.keys import named_key
+from fakevllm_adapters.protocol.keys import named_key
 
 
 def mode(path: Path) -> int:

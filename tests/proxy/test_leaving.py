@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fakevllm.leaving import WhileThere
-from fakevllm_adapters.asgi import ClientLeft
+from fakevllm_adapters.http.asgi import ClientLeft
 
 
 class App:

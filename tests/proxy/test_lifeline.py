@@ -24,12 +24,12 @@ from fakevllm.room import Room
 from fakevllm.siblings import Plan, Request
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.upstream import LiveReply, Upstream
-from fakevllm_adapters.base import Engine, Untranslated
-from fakevllm_adapters.errors import WireError, unavailable
-from fakevllm_adapters.registry import ADAPTERS
-from fakevllm_adapters.sse import DONE, encode
-from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.formats.base import Engine, Untranslated
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.formats.sse import DONE, encode
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.errors import WireError, unavailable
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 
 BOOTING, SYNCING = EngineStatus.BOOTING, EngineStatus.WEIGHT_SYNCING
 OFFLINE = EngineStatus.OFFLINE

@@ -19,8 +19,8 @@ from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.engine_queue import EngineQueue
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.swarm.trouble import NO_ADMIN, mend_of
-from fakevllm_adapters.swarm import EngineStatus
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import EngineStatus
 from tests.proxy.odd_swarm import ROLLING, OddSwarm, until
 
 

@@ -24,10 +24,10 @@ from fakevllm.replay.proxy import need_lockstep
 from fakevllm.settling import Settling
 from fakevllm.siblings import Plan, Request
 from fakevllm.swarm.link import SwarmLink
-from fakevllm_adapters.base import Engine
-from fakevllm_adapters.registry import ADAPTERS
-from fakevllm_adapters.swarm import EndGroupReply, EngineStatus, EngineStatusReply, Task
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import EndGroupReply, EngineStatus, EngineStatusReply, Task
 from tests.ledger.ledger_cases import group
 from tests.proxy.odd_swarm import ROLLING, OddSwarm, until
 

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from fakevllm.swarm import engine_queue, link
-from fakevllm_adapters.asgi import Receive, Scope, Send, send_bytes
+from fakevllm_adapters.http.asgi import Receive, Scope, Send, send_bytes
 from fakevllm_server.backends.door import create_app as engine_app
 from fakevllm_server.backends.fake import FakeEngine
 from tests.fuzz.rig import Stack, listening, proxy_over, swarm_over

@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from fakevllm_adapters.registry import ADAPTERS
-from fakevllm_adapters.sse import DONE, encode
-from fakevllm_adapters.swarm import SIBLING_HEADER, EndGroupReply, SuccessReply
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.formats.sse import DONE, encode
+from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, EndGroupReply, SuccessReply
 from tests.e2e.hook_files import write_hooks
 from tests.fuzz.rig import proxy_over
 from tests.proxy.odd_swarm import OddSwarm, until

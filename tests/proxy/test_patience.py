@@ -14,9 +14,9 @@ from fakevllm.lifeline import Lifeline, why_failed
 from fakevllm.patience import Patience
 from fakevllm.reply import GRACE_S, AppReply
 from fakevllm.swarm.link import SwarmLink
-from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.sse import DONE
-from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_adapters.formats.sse import DONE
+from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.swarm import EngineStatus
 from tests.proxy.group_rig import Stage, staged, text_of
 from tests.proxy.test_lifeline import (
     ALL_FORMATS,

@@ -14,10 +14,10 @@ from fakevllm.relay import relay
 from fakevllm.reply import AppReply
 from fakevllm.siblings import Request, SiblingResult, with_apps_id
 from fakevllm.upstream import LiveReply, Reply, Upstream
-from fakevllm_adapters.base import Answer, Engine, Untranslated
-from fakevllm_adapters.errors import WireError, bad_request, internal_error
-from fakevllm_adapters.registry import ADAPTERS
-from fakevllm_adapters.sse import DONE, encode
+from fakevllm_adapters.formats.base import Answer, Engine, Untranslated
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.formats.sse import DONE, encode
+from fakevllm_adapters.protocol.errors import WireError, bad_request, internal_error
 
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}

@@ -10,7 +10,7 @@ from fakevllm.replay.play import Played, play
 from fakevllm.replay.players import AppPlayer, RowFailed, RowInterrupted
 from fakevllm.replay.progress import Progress
 from fakevllm.replay.proxy import first_model, register
-from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply, Task
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Task
 from tests.proxy.odd_swarm import OddSwarm, until
 
 TASKS = [Task(task_id=name, main_query=f"say {name}") for name in "abc"]

@@ -11,10 +11,10 @@ import pytest
 from fakevllm import reply as module
 from fakevllm.reply import AppReply
 from fakevllm.upstream import Reply
-from fakevllm_adapters.base import Engine
-from fakevllm_adapters.errors import unavailable
-from fakevllm_adapters.registry import ADAPTERS
-from fakevllm_adapters.sse import DONE, KEEP_ALIVE
+from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE
+from fakevllm_adapters.protocol.errors import unavailable
 
 ENDED = b'data: {"choices":[{"finish_reason":"stop"}]}\n\n' + DONE
 STREAM = Reply(200, [(b"content-type", b"text/event-stream")], ENDED, True, 0.1)

@@ -21,11 +21,11 @@ from fakevllm.settling import Settling
 from fakevllm.siblings import Plan, Request, sample
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.upstream import LiveReply, Reply, Upstream
-from fakevllm_adapters.base import Engine
-from fakevllm_adapters.registry import ADAPTERS
-from fakevllm_adapters.sse import DONE
-from fakevllm_adapters.swarm import Task
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.formats.sse import DONE
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import Task
 
 ADAPTER = ADAPTERS["chat"]
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from fakevllm import reply
-from fakevllm_adapters.registry import ADAPTERS
+from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.fuzz.rig import Stack, running
 from tests.fuzz.test_answers import ASKED, ENDS

@@ -16,8 +16,8 @@ from fakevllm.ledger.store import Ledger
 from fakevllm.settling import Settling
 from fakevllm.swarm import link
 from fakevllm.swarm.link import SwarmLink
-from fakevllm_adapters.swarm import EndGroupReply, SuccessReply
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import EndGroupReply, SuccessReply
 from tests.ledger.ledger_cases import group
 from tests.proxy.odd_swarm import OddSwarm, until
 

@@ -13,8 +13,8 @@ from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
 from fakevllm.settling import Settling
 from fakevllm.swarm.link import SwarmLink
-from fakevllm_adapters.swarm import EndGroupReply
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import EndGroupReply
 from tests.ledger.ledger_cases import group
 from tests.proxy.odd_swarm import OddSwarm, until
 

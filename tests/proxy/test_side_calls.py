@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fakevllm.conversation.hints import hints_of
 from fakevllm.side_calls import MARKERS, Rules, Session, Sessions, has_header
-from fakevllm_adapters.base import Engine, Untranslated
-from fakevllm_adapters.registry import ADAPTERS
+from fakevllm_adapters.formats.base import Engine, Untranslated
+from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.proxy.recorded_traffic import FOLDER, Recorded, recorded
 
 TOOLS = [{"type": "function", "function": {"name": "bash"}}]

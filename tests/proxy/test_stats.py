@@ -15,7 +15,7 @@ from fakevllm.config import load
 from fakevllm.proxy import Proxy, open_proxy
 from fakevllm.routes import groups
 from fakevllm.running_proxy import as_table, lines
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.protocol.swarm import Task
 from tests.ledger.ledger_cases import group
 from tests.proxy.odd_swarm import OddSwarm
 

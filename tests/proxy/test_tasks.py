@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from fakevllm.errors import ConfigError
 from fakevllm.tasks import TaskIndex, TextIndex, read_tasks
-from fakevllm_adapters.keys import task_key
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.protocol.keys import task_key
+from fakevllm_adapters.protocol.swarm import Task
 
 
 def index(*texts: str) -> TaskIndex:

@@ -13,8 +13,8 @@ from aiohttp.test_utils import TestServer
 from fakevllm.lifeline import trouble_of
 from fakevllm.outage import Trouble
 from fakevllm.upstream import Upstream
-from fakevllm_adapters.errors import WireError, bad_request, internal_error
-from fakevllm_adapters.sse import DONE, encode
+from fakevllm_adapters.formats.sse import DONE, encode
+from fakevllm_adapters.protocol.errors import WireError, bad_request, internal_error
 
 
 @dataclass

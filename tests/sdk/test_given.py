@@ -10,7 +10,7 @@ from sdk.scripts import play
 
 from fakevllm.client import episodes
 from fakevllm.client.given import ThrottlePolicy, WorkflowOutput
-from fakevllm_adapters.swarm import Task
+from fakevllm_adapters.protocol.swarm import Task
 
 
 @pytest.mark.parametrize("policy", [

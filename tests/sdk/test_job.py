@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from fakevllm.client.job import TrainJob
-from fakevllm_adapters.train_job import read_job
+from fakevllm_adapters.job.model import read_job
 from tests.adapters.ajet_jobs import stock
 
 

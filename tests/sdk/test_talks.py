@@ -19,9 +19,9 @@ from fakevllm.client.errors import (
 )
 from fakevllm.client.talk import Answer
 from fakevllm.client.watch import Syncs
-from fakevllm_adapters.swarm import EngineStatusReply, Task, WorkflowOutput
-from fakevllm_adapters.swarm_pool import ThrottlePolicy
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.pool import ThrottlePolicy
+from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task, WorkflowOutput
 
 PAGE = "<html>\n<head><title>502 Bad Gateway</title></head>\n<body>ray 8f2a01c9</body></html>"
 TASK = Task(task_id="t", main_query="q")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 
-from fakevllm_adapters.keys import Role, named_key, with_key
+from fakevllm_adapters.protocol.keys import Role, named_key, with_key
 from tests.e2e.processes import Process, Processes, wait_until
 
 JOB = "job: {num_repeat: 2, batch_size: 16, lr: 0.5}"

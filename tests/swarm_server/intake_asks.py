@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from swarm_server.intakes import CLIENT, Lives
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import (
+from fakevllm_adapters.protocol.swarm import (
     SiblingRef,
 )
 

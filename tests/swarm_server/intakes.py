@@ -7,7 +7,7 @@ from typing import Any
 
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import (
+from fakevllm_adapters.protocol.swarm import (
     AddSampleRequest,
     EndEpisodeRequest,
     EndGroupReply,

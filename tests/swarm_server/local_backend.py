@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import (
     Batch,
     Call,

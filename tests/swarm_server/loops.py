@@ -10,8 +10,13 @@ from typing import Generic, TypeVar
 from swarm_server.local_parts import LocalRollout, LocalTrainer
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import EndGroupReply, EndGroupRequest, EngineStatus, SiblingRef
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import (
+    EndGroupReply,
+    EndGroupRequest,
+    EngineStatus,
+    SiblingRef,
+)
 from fakevllm_server import trainer
 from fakevllm_server.backends.base import Backend, Endpoint
 from fakevllm_server.backends.pair import TwoProcesses

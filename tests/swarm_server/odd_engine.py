@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from fakevllm_adapters.registry import ADAPTERS
-from fakevllm_adapters.sse import DONE, encode
-from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.formats.sse import DONE, encode
+from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.api import inference
 from fakevllm_server.backends.base import Endpoint
 from fakevllm_server.config import ServerConfig

@@ -4,9 +4,9 @@ from typing import Any
 
 from swarm_server.samples import call
 
-from fakevllm_adapters.keys import new_id
-from fakevllm_adapters.swarm import SiblingRef
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.keys import new_id
+from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.pool import Pool
 
 

@@ -13,8 +13,13 @@ from pathlib import Path
 from swarm_server.samples import call
 from typer.testing import CliRunner, Result
 
-from fakevllm_adapters.swarm import EndGroupReply, EndGroupRequest, EngineStatus, SiblingRef
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import (
+    EndGroupReply,
+    EndGroupRequest,
+    EngineStatus,
+    SiblingRef,
+)
 from fakevllm_server.cli import app
 from fakevllm_server.config import ServerConfig
 from fakevllm_server.swarm import Swarm

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_adapters.packed_numbers import pack_ids
+from fakevllm_adapters.protocol.packed_numbers import pack_ids
 from fakevllm_server.allowed import MAX_BYTES, Allowed, packed, unpacked
 
 

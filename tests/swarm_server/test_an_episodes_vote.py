@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm_server.samples import call
 
-from fakevllm_adapters.loss_spec import AGGREGATIONS, LossSpec
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.loss_spec import AGGREGATIONS, LossSpec
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms.loss_units import Counted, call_shares
 from fakevllm_server.backends.base import Call
 from fakevllm_server.batch import plan_step

@@ -5,7 +5,7 @@ from itertools import chain
 import pytest
 from swarm_server.samples import call
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
 from fakevllm_server.algorithms.whitened import reinforce_plus_plus
 from fakevllm_server.batch import PlannedStep, plan_step, trainable_calls, with_left_out

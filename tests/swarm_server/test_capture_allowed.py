@@ -8,7 +8,7 @@ import orjson
 import pytest
 from swarm_server.samples import call as sample_call
 
-from fakevllm_adapters.sse import DONE, encode
+from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_server.allowed import Allowed, packed
 from fakevllm_server.calls import RecordedCall
 from fakevllm_server.capture import Capture

@@ -3,7 +3,7 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm_adapters.sse import DONE, SseDecoder, encode, json_of
+from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, json_of
 from fakevllm_server.capture_completions import CompletionsCapture
 from fakevllm_server.weight_gate import CallStamp
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fakevllm_adapters.sse import DONE, KEEP_ALIVE, SseDecoder, encode, json_of
+from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE, SseDecoder, encode, json_of
 from fakevllm_server.capture import Capture
 from fakevllm_server.weight_gate import CallStamp
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import doctest
 
-from fakevllm_adapters.swarm import MAX_METRIC
+from fakevllm_adapters.protocol.swarm import MAX_METRIC
 from fakevllm_server import client_metrics
 from fakevllm_server.client_metrics import MAX_NAME_CHARS, MAX_NAMES, ClientMetrics
 

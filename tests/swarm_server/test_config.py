@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.config import ConfigError, ServerConfig, read_keys
 
 RUN = Path("run")

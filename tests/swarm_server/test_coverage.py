@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from swarm_server.samples import call
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.allowed import Allowed, packed
 from fakevllm_server.batch import plan_step
 from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode

@@ -13,7 +13,7 @@ from swarm_server.local_backend import LocalBackend
 from swarm_server.loops import JOB, Run
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import EngineStatusReply
+from fakevllm_adapters.protocol.swarm import EngineStatusReply
 from fakevllm_server.app import create_app
 from fakevllm_server.config import ServerConfig
 from fakevllm_server.journal import migrations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.app import create_app
 from fakevllm_server.config import ServerConfig
 from fakevllm_server.episodes import MAX_CLAIMED

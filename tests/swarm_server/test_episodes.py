@@ -1,7 +1,7 @@
 import pytest
 from swarm_server.samples import call
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.episodes import MAX_CLAIMED, EpisodeRefused, Episodes, Idempotency, slots
 from fakevllm_server.submissions import OtherBody
 

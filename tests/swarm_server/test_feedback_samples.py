@@ -13,9 +13,9 @@ from swarm_server.local_backend import LocalBackend
 from swarm_server.loops import Run
 from swarm_server.samples import call
 
-from fakevllm_adapters.packed_numbers import pack_floats
-from fakevllm_adapters.swarm import AddSampleRequest, CapturedCall, SiblingRef
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.packed_numbers import pack_floats
+from fakevllm_adapters.protocol.swarm import AddSampleRequest, CapturedCall, SiblingRef
 from fakevllm_server.algorithms import ESTIMATORS
 from fakevllm_server.allowed import Allowed, packed
 from fakevllm_server.app import create_app

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from swarm_server.samples import call
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
 from fakevllm_server.algorithms.whitened import reinforce_plus_plus
 from fakevllm_server.allowed import Allowed, packed

@@ -25,9 +25,9 @@ from swarm_server.odd_engine import (
     whole,
 )
 
-from fakevllm_adapters.errors import internal_error
-from fakevllm_adapters.sse import DONE, encode
-from fakevllm_adapters.swarm import SIBLING_HEADER, EndGroupReply, EngineStatus
+from fakevllm_adapters.formats.sse import DONE, encode
+from fakevllm_adapters.protocol.errors import internal_error
+from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, EndGroupReply, EngineStatus
 from fakevllm_server.api import inference
 from fakevllm_server.config import ServerConfig
 from fakevllm_server.swarm import Swarm

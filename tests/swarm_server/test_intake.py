@@ -9,7 +9,7 @@ from swarm_server.intake_asks import ABORTS, CALLS, ENDS, Prepare, claims
 from swarm_server.intakes import CLIENT, LIMIT_S, Lives, end_of
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import (
+from fakevllm_adapters.protocol.swarm import (
     CapturedCall,
     EngineStatus,
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fakevllm_adapters.train_job import TrainJob, read_job
+from fakevllm_adapters.job.model import TrainJob, read_job
 from fakevllm_server.config import ServerConfig
 from fakevllm_server.job_warnings import EVERYWHERE, warnings_of
 from tests.adapters.ajet_jobs import stock

@@ -10,7 +10,7 @@ from swarm_server.local_backend import LocalBackend
 from swarm_server.loops import JOB, Parts, Run
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server import back_off, trainer
 from fakevllm_server.backends.base import ActionFailed, BackendError, BackendRefused
 

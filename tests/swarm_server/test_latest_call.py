@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm_adapters.asgi import (
+from fakevllm_adapters.http.asgi import (
     AsgiApp,
     Receive,
     Scope,

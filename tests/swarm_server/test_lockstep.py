@@ -12,8 +12,8 @@ from swarm_server.loops import JOB, Run
 from swarm_server.pools import ended
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 from fakevllm_server import steps
 from fakevllm_server.api import control, episodes
 from fakevllm_server.backends.base import ActionFailed

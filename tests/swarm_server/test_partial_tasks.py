@@ -13,7 +13,7 @@ from swarm_server.loops import JOB, Run
 from swarm_server.pools import episode_of, pool_of
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import EndEpisodeRequest, WorkflowOutput
+from fakevllm_adapters.protocol.swarm import EndEpisodeRequest, WorkflowOutput
 from fakevllm_server import waiting_tasks
 from fakevllm_server.pool import Pool
 from fakevllm_server.waiting_tasks import Completed

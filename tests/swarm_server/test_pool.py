@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from swarm_server.pools import captured, pool_of
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import SiblingRef
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server import ended_ids, finished_groups, open_groups
 from fakevllm_server.pool import Pool
 from fakevllm_server.waiting_tasks import Completed

@@ -7,8 +7,8 @@ import pytest
 from swarm_server.pools import captured, ended, episode_of, pool_of
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import SiblingRef
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.calls import RecordedCall
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from fakevllm_adapters.asgi import MAX_BODY_BYTES
-from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_adapters.http.asgi import MAX_BODY_BYTES
+from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.app import create_app
 from fakevllm_server.config import ServerConfig
 from fakevllm_server.swarm import Swarm

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server import run_record
 from fakevllm_server.config import ServerConfig, find_model
 from fakevllm_server.run_folder import RunFolder

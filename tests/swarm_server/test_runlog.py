@@ -6,7 +6,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from fakevllm_adapters.swarm import LogReply, TrainedGroup
+from fakevllm_adapters.protocol.swarm import LogReply, TrainedGroup
 from fakevllm_server.api.control import router
 from fakevllm_server.config import ServerConfig
 from fakevllm_server.journal.store import Journal

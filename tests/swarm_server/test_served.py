@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import SiblingRef
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.pool import Pool
 from fakevllm_server.served import ServedCalls
 

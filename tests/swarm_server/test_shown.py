@@ -9,8 +9,8 @@ import pytest
 from swarm_server.intakes import CLIENT, Lives
 from swarm_server.samples import call
 
-from fakevllm_adapters.shown import ShownGroup
-from fakevllm_adapters.swarm import EndEpisodeRequest, EndGroupRequest, SiblingRef
+from fakevllm_adapters.protocol.shown import ShownGroup
+from fakevllm_adapters.protocol.swarm import EndEpisodeRequest, EndGroupRequest, SiblingRef
 from fakevllm_server.journal.rows import CorruptCall
 from fakevllm_server.shown import shown
 

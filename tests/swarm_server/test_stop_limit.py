@@ -14,7 +14,7 @@ from swarm_server.local_backend import LocalBackend
 from swarm_server.loops import JOB, Run
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import EngineStatus, EngineStatusReply, LogEntry
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, LogEntry
 from fakevllm_server import back_off, trainer
 from fakevllm_server.api.control import router
 from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics

@@ -1,6 +1,6 @@
 from typing import Any
 
-from fakevllm_adapters.swarm import EndGroupReply, EndGroupRequest, SuccessReply
+from fakevllm_adapters.protocol.swarm import EndGroupReply, EndGroupRequest, SuccessReply
 from fakevllm_server import submissions
 from fakevllm_server.submissions import Acknowledged, Submissions, hash_of
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from fakevllm_adapters.swarm import EngineStatus
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.cli import app
 from fakevllm_server.config import ServerConfig
 from fakevllm_server.run_folder import RunFolder

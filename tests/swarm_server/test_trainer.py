@@ -10,8 +10,8 @@ from swarm_server.local_backend import LocalBackend
 from swarm_server.loops import JOB, Run
 from swarm_server.samples import call
 
-from fakevllm_adapters.swarm import SiblingRef
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server import back_off, open_groups, steps, trainer
 from fakevllm_server.backends.base import (
     ActionFailed,

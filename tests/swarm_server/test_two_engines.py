@@ -10,7 +10,7 @@ from swarm_server import local_parts
 from swarm_server.local_parts import LocalRollout, LocalTrainer
 from swarm_server.loops import JOB, Parts
 
-from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server import back_off, steps, trainer
 from fakevllm_server.backends import pair
 from fakevllm_server.backends.base import ActionFailed, BackendError

@@ -8,8 +8,8 @@ from typing import Any
 
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.tokens.page import Page, of_ledger
-from fakevllm_adapters.packed_numbers import pack_floats, pack_ids
-from fakevllm_adapters.swarm import CapturedCall
+from fakevllm_adapters.protocol.packed_numbers import pack_floats, pack_ids
+from fakevllm_adapters.protocol.swarm import CapturedCall
 from tests.ledger.ledger_cases import group
 
 TEXTS = {

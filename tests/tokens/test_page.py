@@ -9,7 +9,7 @@ import pytest
 from fakevllm.tokens import colours, page
 from fakevllm.tokens.colours import BAD, GOOD, By, colour
 from fakevllm.tokens.page import Token, of_ledger, of_server
-from fakevllm_adapters.shown import ShownCall, ShownGroup, ShownSibling
+from fakevllm_adapters.protocol.shown import ShownCall, ShownGroup, ShownSibling
 from tests.tokens import pages
 
 

@@ -16,7 +16,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from fakevllm_adapters.loss_spec import LossSpec
+from fakevllm_adapters.job.loss_spec import LossSpec
 
 
 class Spoken(Protocol):

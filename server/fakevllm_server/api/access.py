@@ -7,10 +7,10 @@ and only the proxy that made one knows it while it is open.
 
 from __future__ import annotations
 
-from fakevllm_adapters.asgi import Scope, header_map
-from fakevllm_adapters.credentials import key_of
-from fakevllm_adapters.errors import WireError, error_body, unauthorized
-from fakevllm_adapters.keys import EPISODE_KEY_PREFIX
+from fakevllm_adapters.http.asgi import Scope, header_map
+from fakevllm_adapters.protocol.credentials import key_of
+from fakevllm_adapters.protocol.errors import WireError, error_body, unauthorized
+from fakevllm_adapters.protocol.keys import EPISODE_KEY_PREFIX
 from fakevllm_server.swarm import Swarm
 
 ADMIN_PATHS = frozenset(

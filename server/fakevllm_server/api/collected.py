@@ -6,9 +6,9 @@ import time
 
 from fastapi import APIRouter, HTTPException
 
-from fakevllm_adapters.swarm import SuccessReply
-from fakevllm_adapters.swarm_pool import AgreeRequest, PoolInformation
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.pool import AgreeRequest, PoolInformation
+from fakevllm_adapters.protocol.swarm import SuccessReply
 from fakevllm_server.api.refusals import ClearRoute
 from fakevllm_server.batch_told import pool_information
 from fakevllm_server.collecting import method_of

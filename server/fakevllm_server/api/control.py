@@ -8,16 +8,16 @@ import os
 from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel
 
-from fakevllm_adapters.base import Engine
-from fakevllm_adapters.job_rules import checked
-from fakevllm_adapters.swarm import (
+from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.job.model import TrainJob, read_job
+from fakevllm_adapters.job.rules import checked
+from fakevllm_adapters.protocol.swarm import (
     EngineStatus,
     EngineStatusReply,
     LogReply,
     SuccessReply,
     SyncTrainConfigRequest,
 )
-from fakevllm_adapters.train_job import TrainJob, read_job
 from fakevllm_server.api.refusals import ClearRoute
 from fakevllm_server.config import ConfigError
 from fakevllm_server.coverage import of_run

@@ -8,7 +8,7 @@ import time
 from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel
 
-from fakevllm_adapters.swarm import (
+from fakevllm_adapters.protocol.swarm import (
     CanContinueRequest,
     ClaimEpisodeReply,
     ClaimEpisodeRequest,

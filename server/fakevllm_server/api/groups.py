@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, HTTPException
 
-from fakevllm_adapters.swarm import (
+from fakevllm_adapters.protocol.swarm import (
     AbortGroupRequest,
     AddSampleRequest,
     EndGroupReply,

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import orjson
 
-from fakevllm_adapters.asgi import Send, send_bytes, send_json
-from fakevllm_adapters.base import Adapter, Exchange, Json, Untranslated
-from fakevllm_adapters.body import object_of
-from fakevllm_adapters.context import is_over_context, unlimited, within_context
-from fakevllm_adapters.errors import WireError, not_served
-from fakevllm_adapters.registry import COUNTERS
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.formats.base import Adapter, Exchange, Json, Untranslated
+from fakevllm_adapters.formats.registry import COUNTERS
+from fakevllm_adapters.http.asgi import Send, send_bytes, send_json
+from fakevllm_adapters.http.body import object_of
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.errors import WireError, not_served
+from fakevllm_adapters.vllm_compat.context import is_over_context, unlimited, within_context
 from fakevllm_server.calls import RecordedCall
 from fakevllm_server.captures import CAPTURES
 from fakevllm_server.episode_body import with_job

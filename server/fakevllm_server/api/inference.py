@@ -11,7 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from fakevllm_adapters.asgi import (
+from fakevllm_adapters.formats.base import Adapter
+from fakevllm_adapters.http.asgi import (
     AsgiApp,
     ClientLeft,
     Receive,
@@ -24,13 +25,17 @@ from fakevllm_adapters.asgi import (
     send_error,
     until_disconnect,
 )
-from fakevllm_adapters.base import Adapter
-from fakevllm_adapters.credentials import key_of
-from fakevllm_adapters.errors import WireError, bad_request, unavailable
-from fakevllm_adapters.keys import EPISODE_KEY_PREFIX
-from fakevllm_adapters.limits import Admitted, Limits, admitted, rewritten
-from fakevllm_adapters.passthrough import whole_path
-from fakevllm_adapters.swarm import PROXY_HEADERS, SIBLING_HEADER, SiblingRef, parse_sibling
+from fakevllm_adapters.http.limits import Admitted, Limits, admitted, rewritten
+from fakevllm_adapters.http.passthrough import whole_path
+from fakevllm_adapters.protocol.credentials import key_of
+from fakevllm_adapters.protocol.errors import WireError, bad_request, unavailable
+from fakevllm_adapters.protocol.keys import EPISODE_KEY_PREFIX
+from fakevllm_adapters.protocol.swarm import (
+    PROXY_HEADERS,
+    SIBLING_HEADER,
+    SiblingRef,
+    parse_sibling,
+)
 from fakevllm_server.api.access import caller_of, late_key, not_found
 from fakevllm_server.api.inbound import Attempt, Inbound
 from fakevllm_server.episodes import Episode, EpisodeRefused

@@ -7,8 +7,8 @@ import time
 from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import BaseModel, Field
 
-from fakevllm_adapters.swarm import SuccessReply
-from fakevllm_adapters.swarm_pool import EpisodeBuffer, EpisodeStatus, ExperimentDirReply
+from fakevllm_adapters.protocol.pool import EpisodeBuffer, EpisodeStatus, ExperimentDirReply
+from fakevllm_adapters.protocol.swarm import SuccessReply
 from fakevllm_server.api.access import caller_of, is_admin
 from fakevllm_server.api.refusals import ClearRoute
 from fakevllm_server.episodes import Episode

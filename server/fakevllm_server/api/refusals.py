@@ -11,8 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
-from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.mistakes import one_line
+from fakevllm_adapters.http.mistakes import one_line
+from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_server.journal.writer import JournalTrouble
 from fakevllm_server.submissions import OtherBody
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, HTTPException
 
-from fakevllm_adapters.shown import ShownGroup
+from fakevllm_adapters.protocol.shown import ShownGroup
 from fakevllm_server.api.refusals import ClearRoute
 from fakevllm_server.config import ConfigError
 from fakevllm_server.journal.beside import read_beside

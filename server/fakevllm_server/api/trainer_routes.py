@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import APIRouter
 
-from fakevllm_adapters.swarm import SuccessReply
+from fakevllm_adapters.protocol.swarm import SuccessReply
 from fakevllm_server.swarm import Swarm
 
 TRAINER_PATHS = (

@@ -11,9 +11,9 @@ import time
 from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel
 
-from fakevllm_adapters.asgi import read_body
-from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.swarm import EngineStatus
+from fakevllm_adapters.http.asgi import read_body
+from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.api.refusals import ClearRoute
 from fakevllm_server.swarm import Swarm
 from fakevllm_server.train_code import MAX_ZIP_BYTES, BadArchive, unpack

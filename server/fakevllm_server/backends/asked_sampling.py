@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fakevllm_adapters.errors import bad_request, unknown_model
-from fakevllm_adapters.vllm_chat import ChatRequest
+from fakevllm_adapters.protocol.errors import bad_request, unknown_model
+from fakevllm_adapters.vllm_compat.chat import ChatRequest
 from fakevllm_server.backends.base import TokenEngine
 from fakevllm_server.backends.sampling import Sampling, used_temperature
 

@@ -13,10 +13,15 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from fakevllm_adapters.loss_spec import LossSpec as LossSpec
-from fakevllm_adapters.packed_numbers import pack_floats, pack_ids, unpack_floats, unpack_ids
-from fakevllm_adapters.train_job import TrainJob
-from fakevllm_adapters.vllm_chat import ChatRequest
+from fakevllm_adapters.job.loss_spec import LossSpec as LossSpec
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.packed_numbers import (
+    pack_floats,
+    pack_ids,
+    unpack_floats,
+    unpack_ids,
+)
+from fakevllm_adapters.vllm_compat.chat import ChatRequest
 from fakevllm_server.allowed import Allowed
 from fakevllm_server.backends.sampling import Sampling, Token
 from fakevllm_server.weight_gate import WeightGate

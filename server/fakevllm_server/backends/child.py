@@ -17,8 +17,8 @@ from typing import Any
 import aiohttp
 import orjson
 
-from fakevllm_adapters.packed_numbers import unpack_floats
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.packed_numbers import unpack_floats
 from fakevllm_server.backends.base import (
     ActionFailed,
     BackendError,

@@ -8,14 +8,14 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
-from fakevllm_adapters.vllm_answer import (
+from fakevllm_adapters.vllm_compat.answer import (
     ChatWriter,
     Choice,
     assistant_message,
     new_response_id,
     usage_of,
 )
-from fakevllm_adapters.vllm_chat import ChatRequest, check_length, truncated
+from fakevllm_adapters.vllm_compat.chat import ChatRequest, check_length, truncated
 from fakevllm_server.backends.asked_sampling import check_model, sampling_asked, seeded
 from fakevllm_server.backends.base import TokenEngine
 from fakevllm_server.backends.pieces import (

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fakevllm_adapters.packed_numbers import pack_floats, told_numbers
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.packed_numbers import pack_floats, told_numbers
 from fakevllm_server.backends.base import (
     BackendRefused,
     Batch,

@@ -21,7 +21,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fakevllm_adapters.origins import VaryOrigin
+from fakevllm_adapters.http.origins import VaryOrigin
 from fakevllm_server.backends.base import TokenEngine, TrainEngine
 from fakevllm_server.backends.control_door import Control
 from fakevllm_server.backends.graceful import GracefulServer

@@ -17,7 +17,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from fakevllm_adapters.vllm_chat import ChatRequest
+from fakevllm_adapters.vllm_compat.chat import ChatRequest
 from fakevllm_server.backends.base import TokenEngine
 from fakevllm_server.backends.sampling import Sampling, Token
 

@@ -29,11 +29,11 @@ from typing import Any
 
 import orjson
 
-from fakevllm_adapters.chat import text_of
-from fakevllm_adapters.errors import bad_request, not_supported
-from fakevllm_adapters.train_job import TrainJob
-from fakevllm_adapters.vllm_chat import ChatRequest
-from fakevllm_adapters.vllm_grammar import Grammar
+from fakevllm_adapters.formats.chat import text_of
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.errors import bad_request, not_supported
+from fakevllm_adapters.vllm_compat.chat import ChatRequest
+from fakevllm_adapters.vllm_compat.grammar import Grammar
 from fakevllm_server.backends.base import Batch, Call, LossSpec, PolicyName, StepMetrics
 from fakevllm_server.backends.door import serve
 from fakevllm_server.backends.fake_script import Script, Turn, script_of

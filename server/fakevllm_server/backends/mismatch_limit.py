@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 
 NO_UPDATE = {"skipped": 1.0, "no_update": 1.0}
 """What a step tells that ended before its first update."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from fakevllm_adapters.vllm_chat import ChatRequest
+from fakevllm_adapters.vllm_compat.chat import ChatRequest
 from fakevllm_server.allowed import Allowed
 from fakevllm_server.backends.base import TokenEngine
 from fakevllm_server.backends.sampling import Sampling, Token

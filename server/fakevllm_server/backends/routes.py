@@ -15,12 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from fakevllm_adapters.asgi import Receive, until_disconnect
-from fakevllm_adapters.errors import WireError, bad_content_type, internal_error
-from fakevllm_adapters.sse import DONE, encode
-from fakevllm_adapters.vllm_answer import model_card
-from fakevllm_adapters.vllm_chat import parse_chat_request
-from fakevllm_adapters.vllm_completions import parse_completion_request
+from fakevllm_adapters.formats.sse import DONE, encode
+from fakevllm_adapters.http.asgi import Receive, until_disconnect
+from fakevllm_adapters.protocol.errors import WireError, bad_content_type, internal_error
+from fakevllm_adapters.vllm_compat.answer import model_card
+from fakevllm_adapters.vllm_compat.chat import parse_chat_request
+from fakevllm_adapters.vllm_compat.completions import parse_completion_request
 from fakevllm_server.backends.base import TokenEngine
 from fakevllm_server.backends.completion import Completion
 from fakevllm_server.backends.engine_metrics import MeasuredEngine

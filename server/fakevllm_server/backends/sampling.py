@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fakevllm_adapters.vllm_grammar import Grammar
+from fakevllm_adapters.vllm_compat.grammar import Grammar
 
 
 class Token(NamedTuple):

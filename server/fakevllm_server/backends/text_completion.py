@@ -10,9 +10,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from fakevllm_adapters.vllm_answer import usage_of
-from fakevllm_adapters.vllm_chat import check_length, truncated
-from fakevllm_adapters.vllm_completions import (
+from fakevllm_adapters.vllm_compat.answer import usage_of
+from fakevllm_adapters.vllm_compat.chat import check_length, truncated
+from fakevllm_adapters.vllm_compat.completions import (
     CompletionRequest,
     CompletionWriter,
     Prompt,

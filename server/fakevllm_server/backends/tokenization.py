@@ -6,10 +6,10 @@ from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
-from fakevllm_adapters.body import loads
-from fakevllm_adapters.errors import bad_request, not_supported
-from fakevllm_adapters.vllm_chat import ChatRequest, type_refusal
-from fakevllm_adapters.vllm_checks import check_continuation, check_conversation
+from fakevllm_adapters.http.body import loads
+from fakevllm_adapters.protocol.errors import bad_request, not_supported
+from fakevllm_adapters.vllm_compat.chat import ChatRequest, type_refusal
+from fakevllm_adapters.vllm_compat.checks import check_continuation, check_conversation
 from fakevllm_server.backends.asked_sampling import check_model
 from fakevllm_server.backends.base import TokenEngine
 

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from sqlalchemy import Connection
 
-from fakevllm_adapters.swarm import LogEntry
+from fakevllm_adapters.protocol.swarm import LogEntry
 from fakevllm_server.curves.names import charted
 
 MAX_READ = 500

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from fakevllm_adapters.swarm import LogEntry, SiblingRef, parse_sibling
+from fakevllm_adapters.protocol.swarm import LogEntry, SiblingRef, parse_sibling
 from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
 from fakevllm_server.episodes import Episode, Idempotency
 from fakevllm_server.journal.facts import (

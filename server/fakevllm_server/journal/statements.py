@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection
 
-from fakevllm_adapters.swarm import LogEntry
+from fakevllm_adapters.protocol.swarm import LogEntry
 from fakevllm_server.calls import RecordedCall
 from fakevllm_server.journal.facts import (
     PooledGroup,

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from fakevllm_adapters.train_job import TrainJob
-from fakevllm_adapters.vllm_chat import ChatRequest
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.vllm_compat.chat import ChatRequest
 from fakevllm_server.backends.base import Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.cache import RowCache
 from fakevllm_server.backends.embedded.decoder import cache_shape

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from backends.embedded.driving import ask, call_of, collect
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import Batch, Call, LossSpec
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.demo_model.sums import Sum, random_sum

@@ -19,7 +19,7 @@ import torch
 from backends.embedded.driving import SPEC, finish
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import Batch, Call
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
 

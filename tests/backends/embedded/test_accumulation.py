@@ -12,7 +12,7 @@ import torch
 from backends.embedded.driving import finish, load, pieces, random_calls
 from torch import Tensor
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import Batch, Call, LossSpec
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
 from fakevllm_server.forest import CallTokens, plant

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.vllm_chat import ChatRequest
+from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.vllm_compat.chat import ChatRequest
 from fakevllm_server.backends.embedded.chat import MAX_REMEMBERED, ChatRenderer
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 

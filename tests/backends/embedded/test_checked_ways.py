@@ -11,7 +11,7 @@ import torch
 from backends.embedded.driving import EngineMaker, finish, load, random_calls, train, weights
 from torch import Tensor
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import BackendRefused, Call
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
 from fakevllm_server.backends.embedded.weights import adapters_of

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from backends.embedded.driving import EngineMaker, pieces
 
-from fakevllm_adapters.sse import SseDecoder
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.formats.sse import SseDecoder
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.allowed import Allowed
 from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics
 from fakevllm_server.backends.door import create_app

@@ -22,7 +22,7 @@ from backends.embedded.driving import (
     running_draft,
 )
 
-from fakevllm_adapters.errors import WireError
+from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_server.backends.base import BackendError
 from fakevllm_server.backends.embedded import engine as engine_module
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine

@@ -20,7 +20,7 @@ from backends.embedded.driving import (
 )
 from backends.embedded.learning import success, train_on_sums
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec
 from fakevllm_server.backends.sampling import Sampling
 

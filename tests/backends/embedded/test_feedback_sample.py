@@ -8,7 +8,7 @@ from pathlib import Path
 from backends.embedded.driving import plain_logprobs, train
 from backends.embedded.test_trainer import sampled_calls
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import Call
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer
 from fakevllm_server.batch import plan_step

@@ -15,9 +15,9 @@ import torch
 from backends.embedded.driving import ask, collect, load, plain_logprobs
 from transformers import AutoTokenizer
 
-from fakevllm_adapters.errors import WireError
-from fakevllm_adapters.vllm_chat import parse_chat_request
-from fakevllm_adapters.vllm_grammar import Grammar
+from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.vllm_compat.chat import parse_chat_request
+from fakevllm_adapters.vllm_compat.grammar import Grammar
 from fakevllm_server.backends.completion import Completion
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine

@@ -22,7 +22,7 @@ from backends.embedded.driving import (
 )
 from safetensors.torch import load_file
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import BackendError, Batch, LossSpec
 from fakevllm_server.backends.embedded import checkpoint
 from fakevllm_server.backends.embedded.folder import open_folder

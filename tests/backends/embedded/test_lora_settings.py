@@ -17,7 +17,7 @@ from backends.embedded.driving import (
     train,
 )
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import BackendRefused, LossSpec
 from fakevllm_server.backends.embedded.weights import MergedWeights, named_weights
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from backends.embedded.driving import SPEC, random_calls
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import BackendRefused, Batch
 from fakevllm_server.backends.child import ChildEngine
 from fakevllm_server.backends.spec import EngineSpec

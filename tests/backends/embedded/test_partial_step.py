@@ -14,7 +14,7 @@ import torch
 import uvicorn
 from backends.embedded.driving import SPEC, load, random_calls, train, weights
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import ActionFailed, BackendError, Batch
 from fakevllm_server.backends.child import URL, ChildEngine
 from fakevllm_server.backends.door import create_app

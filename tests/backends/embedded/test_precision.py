@@ -24,7 +24,7 @@ from backends.embedded.driving import (
 from backends.embedded.tiny_llama import save_tiny_llama
 from torch import Tensor
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import Batch, Call, LossSpec
 from fakevllm_server.backends.embedded.placement import computed_dtype
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer

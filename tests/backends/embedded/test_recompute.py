@@ -12,7 +12,7 @@ from backends.embedded.driving import finish, load, plain_logprobs, random_calls
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec
 from fakevllm_server.backends.embedded.recompute import recompute_layers
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer

@@ -23,7 +23,7 @@ from backends.embedded.driving import (
     with_token_advantages,
 )
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.pieces import pieces_of
 from fakevllm_server.backends.embedded.trainer import PolicyTrainer

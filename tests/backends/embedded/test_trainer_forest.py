@@ -28,7 +28,7 @@ from backends.embedded.driving import (
 )
 from transformers import AutoTokenizer
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.demo_model.sums import Sum, prompt_text, random_sum
 from fakevllm_server.backends.embedded.draft import Draft

@@ -13,7 +13,7 @@ import torch
 from backends.embedded.driving import SPEC, finish, load, pieces, random_calls, train, weights
 from backends.embedded.test_trainer_forest import siblings
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded import saving
 from fakevllm_server.backends.embedded import trainer as trainer_module

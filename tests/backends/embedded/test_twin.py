@@ -20,7 +20,7 @@ from backends.embedded.driving import (
 )
 from torch import Tensor
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import Batch, Call
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
 from fakevllm_server.backends.embedded.recompute import recompute_layers

@@ -16,7 +16,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fakevllm_adapters.loss_spec import AGGREGATIONS, UNITS, LossSpec
+from fakevllm_adapters.job.loss_spec import AGGREGATIONS, UNITS, LossSpec
 from fakevllm_server.backends.torch_forest.attentions import ATTENTIONS
 from fakevllm_server.backends.torch_forest.forward import edge_log_probs
 from fakevllm_server.backends.torch_forest.plan import Plan

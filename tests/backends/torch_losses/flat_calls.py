@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fakevllm_adapters.loss_spec import LossSpec, own_settings
+from fakevllm_adapters.job.loss_spec import LossSpec, own_settings
 from fakevllm_server.algorithms.loss_units import CallShare, Counted, call_shares
 from fakevllm_server.backends.torch_losses.step_loss import StepLoss, step_loss
 from fakevllm_server.backends.torch_losses.tokens import Tokens

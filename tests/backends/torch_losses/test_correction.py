@@ -9,7 +9,7 @@ import pytest
 import torch
 from backends.torch_losses.flat_calls import Scored, spec_of, whole
 
-from fakevllm_adapters.loss_spec import LossSpec
+from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_server.backends.torch_losses.correction import importance_weights, is_kept
 
 ENGINE = [-1, -2, -0.5, -1.5, -0.2, -1.2]

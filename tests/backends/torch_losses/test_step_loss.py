@@ -23,7 +23,7 @@ from backends.torch_losses.flat_calls import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakevllm_adapters.loss_spec import AGGREGATIONS, OWN, LossSpec
+from fakevllm_adapters.job.loss_spec import AGGREGATIONS, OWN, LossSpec
 from fakevllm_server.backends.torch_losses import LOSSES
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.step_loss import SplitUnit, StepLoss

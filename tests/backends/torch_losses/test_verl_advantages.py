@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fakevllm_adapters.reward_settings import DISCOUNTS
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.job.rewards import DISCOUNTS
 from fakevllm_server.algorithms import ESTIMATORS
 from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
 from fakevllm_server.algorithms.shaping import kl_penalties

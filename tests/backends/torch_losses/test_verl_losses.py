@@ -13,7 +13,7 @@ from backends.torch_losses.flat_calls import GOLDEN, Scored, new_of, spec_of, wh
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fakevllm_adapters.loss_spec import AGGREGATIONS, OWN, REJECTIONS, LossSpec
+from fakevllm_adapters.job.loss_spec import AGGREGATIONS, OWN, REJECTIONS, LossSpec
 from fakevllm_server.backends.torch_losses.correction import importance_weights, is_kept
 from fakevllm_server.backends.torch_losses.kl import kl_loss
 

@@ -17,7 +17,7 @@ import torch
 from backends.verl.reference import on_policy_calls
 from torch import Tensor
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import Call, LossSpec
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.verl.policy import Policy

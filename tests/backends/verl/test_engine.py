@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import BackendError, BackendRefused, Batch, Call, LossSpec
 from fakevllm_server.backends.partial_step import PartialStep
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import BackendRefused
 from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.backends.vllm import command as module

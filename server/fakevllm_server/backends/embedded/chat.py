@@ -9,8 +9,8 @@ import json
 from collections import OrderedDict
 from typing import Any
 
-from fakevllm_adapters.errors import bad_request
-from fakevllm_adapters.vllm_chat import ChatRequest
+from fakevllm_adapters.protocol.errors import bad_request
+from fakevllm_adapters.vllm_compat.chat import ChatRequest
 
 MAX_REMEMBERED = 256
 """Prompts kept: siblings and retries of a request ask for the same one within seconds."""

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from fakevllm_adapters.errors import bad_request, unavailable
-from fakevllm_adapters.train_job import TrainJob
-from fakevllm_adapters.vllm_chat import ChatRequest, check_length
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.errors import bad_request, unavailable
+from fakevllm_adapters.vllm_compat.chat import ChatRequest, check_length
 from fakevllm_server.backends.base import (
     BackendError,
     Batch,

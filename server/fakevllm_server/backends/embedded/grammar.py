@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fakevllm_adapters.errors import WireError, bad_request
-from fakevllm_adapters.vllm_grammar import Grammar
+from fakevllm_adapters.protocol.errors import WireError, bad_request
+from fakevllm_adapters.vllm_compat.grammar import Grammar
 
 MAX_REMEMBERED = 256
 """Grammars known to be sound: siblings and retries bring the same one within seconds."""

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from fakevllm_adapters.errors import WireError, internal_error, unavailable
+from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
 from fakevllm_server.backends.base import BackendError
 from fakevllm_server.backends.embedded.draft import Draft, Stream
 from fakevllm_server.backends.embedded.sampling_state import SamplingState

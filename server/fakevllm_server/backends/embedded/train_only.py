@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from fakevllm_adapters.train_job import TrainJob
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.base import (
     BackendError,
     Batch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from fakevllm_adapters.errors import bad_request
+from fakevllm_adapters.protocol.errors import bad_request
 from fakevllm_server.backends.sampling import Sampling
 
 

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from fakevllm_adapters.loss_spec import Bounds, LossSpec
+from fakevllm_adapters.job.loss_spec import Bounds, LossSpec
 from fakevllm_server.backends.torch_losses.policy_loss import (
     MAX_LOG_RATIO,
     unit_max,

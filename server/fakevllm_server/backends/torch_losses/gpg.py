@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fakevllm_adapters.loss_spec import LossSpec
+from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, unclipped
 
 

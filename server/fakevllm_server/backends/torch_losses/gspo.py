@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fakevllm_adapters.loss_spec import LossSpec
+from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, unit_mean
 
 MAX_LOG_UNIT_RATIO = 10.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fakevllm_adapters.loss_spec import LossSpec
+from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, ratio_of, unclipped
 
 

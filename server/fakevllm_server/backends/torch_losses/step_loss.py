@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fakevllm_adapters.loss_spec import LossSpec
+from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_server.backends.torch_losses import LOSSES
 from fakevllm_server.backends.torch_losses.correction import (
     importance_weights,

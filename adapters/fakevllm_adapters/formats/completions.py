@@ -1,0 +1,74 @@
+"""/v1/completions from the reader's side: what the app asked, what the engine answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from fakevllm_adapters.formats.base import Answer, Json
+from fakevllm_adapters.formats.chat import ChatAdapter, answer_of, end_of_done
+from fakevllm_adapters.formats.sse import json_of
+
+PATH = "/v1/completions"
+
+
+class CompletionsAdapter(ChatAdapter):
+    """Sampling is asked for as in chat."""
+
+    name = "completions"
+    path = PATH
+    upstream_path = PATH
+
+    def question(self, body: Json) -> str:
+        return _prompt_text(body)
+
+    def opening(self, body: Json) -> str:
+        return _prompt_text(body)
+
+    def read_json(self, body: Json) -> Answer:
+        choice = next(_firsts(body), None)
+        if choice is None:
+            raise ValueError("the answer has no choices")
+        message = {"role": "assistant", "content": _text(choice)}
+        return answer_of(message, choice.get("finish_reason"), body.get("usage"), body.get("id"))
+
+    def read_events(self, events: Sequence[bytes]) -> Answer:
+        text = ""
+        finish_reason: str | None = None
+        usage: Json = {}
+        has_choice = False
+        name: object = None
+        for chunk in filter(None, map(json_of, events)):
+            if "error" in chunk:
+                raise ValueError(f"the stream ended in an error: {chunk['error']}")
+            name = name or chunk.get("id")
+            usage = chunk.get("usage") or usage
+            for choice in _firsts(chunk):
+                has_choice = True
+                text += _text(choice)
+                finish_reason = choice.get("finish_reason") or finish_reason
+        finish_reason = finish_reason or end_of_done(events, has_choice)
+        return answer_of({"role": "assistant", "content": text}, finish_reason, usage, name)
+
+
+def _firsts(body: Json) -> Iterator[Json]:
+    """The choices with index 0."""
+    choices = body.get("choices")
+    if not isinstance(choices, list):
+        return
+    for choice in cast(list[Any], choices):
+        if isinstance(choice, dict) and cast(Json, choice).get("index", 0) == 0:
+            yield cast(Json, choice)
+
+
+def _text(choice: Json) -> str:
+    text = choice.get("text")
+    return text if isinstance(text, str) else ""
+
+
+def _prompt_text(body: Json) -> str:
+    """Of several prompts the first; "" where it is given in token ids."""
+    prompt: object = body.get("prompt")
+    if isinstance(prompt, list) and prompt:
+        prompt = cast(list[object], prompt)[0]
+    return prompt if isinstance(prompt, str) else ""

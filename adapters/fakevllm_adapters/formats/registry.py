@@ -1,0 +1,19 @@
+"""The wire formats of apps."""
+
+from __future__ import annotations
+
+from fakevllm_adapters.formats.base import Adapter
+from fakevllm_adapters.formats.chat import ChatAdapter
+from fakevllm_adapters.formats.completions import CompletionsAdapter
+from fakevllm_adapters.formats.messages.adapter import CountTokensAdapter, MessagesAdapter
+from fakevllm_adapters.formats.responses.adapter import ResponsesAdapter
+
+ADAPTERS: dict[str, Adapter] = {
+    "chat": ChatAdapter(),
+    "completions": CompletionsAdapter(),
+    "responses": ResponsesAdapter(),
+    "messages": MessagesAdapter(),
+}
+
+COUNTERS: dict[str, Adapter] = {"count_tokens": CountTokensAdapter()}
+"""Formats in which nothing is sampled: the server translates them, the proxy passes them on."""

@@ -1,0 +1,184 @@
+"""The input of a Responses request as chat messages, by vLLM's rules.
+
+Several items may make one assistant message: its reasoning, its text, its calls. What vLLM would
+refuse, or keep only in part, is left to the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from fakevllm_adapters.formats.base import Earlier, Json, Untranslated
+
+NAMESPACE_SEPARATOR = "__"
+_ROLES = ("user", "system", "developer")
+_ANSWER_PARTS = ("output_text", "input_text")
+_UNFINISHED = ("in_progress", "incomplete")
+_STATUSES = (*_UNFINISHED, "completed", None)
+
+Input = str | list[Any]
+
+
+def messages_of(instructions: str | None, asked: Input) -> list[Json]:
+    """Raises Untranslated."""
+    messages: list[Json] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    for item in items_of(asked):
+        if not isinstance(item, dict):
+            raise Untranslated("an input item that is no object")
+        item = cast(Json, item)
+        reader = _READERS.get(_type_of(item))
+        if reader is None or item.get("status") not in _STATUSES:
+            raise Untranslated(f"an input item of type {_type_of(item)!r}")
+        reader(messages, item)
+    return messages
+
+
+def continues(asked: Input) -> bool:
+    """Whether the last message is to be gone on with, rather than answered."""
+    last: Any = asked[-1] if isinstance(asked, list) and asked else None
+    if not isinstance(last, dict):
+        return False
+    item = cast(Json, last)
+    return _type_of(item) in ("message", "reasoning") and item.get("status") in _UNFINISHED
+
+
+def items_of(asked: Input) -> list[Any]:
+    if isinstance(asked, str):
+        return [{"type": "message", "role": "user", "content": asked}]
+    return asked
+
+
+def items_of_answer(message: Json) -> list[Json]:
+    """An assistant message of the chat format, as the items an app would send back."""
+    items: list[Json] = []
+    reasoning = message.get("reasoning") or message.get("reasoning_content")
+    if reasoning:
+        content = [{"type": "reasoning_text", "text": reasoning}]
+        items.append({"type": "reasoning", "summary": [], "content": content})
+    if message.get("content"):
+        items.append({"type": "message", "role": "assistant", "content": message["content"]})
+    calls: list[Json] = message.get("tool_calls") or []
+    for call in calls:
+        item: Json = {"type": "function_call", "call_id": call.get("id")}
+        items.append(item | cast(Json, call.get("function") or {}))
+    return items
+
+
+def with_history(body: Json, earlier: Earlier) -> Json:
+    """`body` with what went before in front of its input, and no `previous_response_id`.
+
+    earlier: the bodies of the earlier requests, each with the assistant message (chat format) that
+    answered it, the oldest first. Their instructions are not carried over. Raises Untranslated.
+
+    >>> with_history({"input": "b"}, [({"input": "a"}, {"content": "A"})])["input"][1]["content"]
+    'A'
+    """
+    before: list[Any] = []
+    for asked, message in earlier:
+        before += [*items_of(_input_of(asked)), *items_of_answer(message)]
+    changed = {key: value for key, value in body.items() if key != "previous_response_id"}
+    return changed | {"input": [*before, *items_of(_input_of(body))]}
+
+
+def _input_of(body: Json) -> Input:
+    asked = body.get("input")
+    if not isinstance(asked, (str, list)):
+        raise Untranslated("an input that is neither text nor a list")
+    return cast(Input, asked)
+
+
+def _type_of(item: Json) -> str:
+    return str(item.get("type", "message" if "role" in item else None))
+
+
+def _text(item: Json, key: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise Untranslated(f"an input item of type {_type_of(item)!r} without {key}")
+    return value
+
+
+def _message(messages: list[Json], item: Json) -> None:
+    role, content = item.get("role"), item.get("content")
+    if role == "assistant":
+        text = content if isinstance(content, str) else _only_text(content, _ANSWER_PARTS)
+        _set(messages, "content", text)
+    elif role in _ROLES:
+        messages.append({"role": role, "content": _content(content)})
+    else:
+        raise Untranslated(f"a message with the role {role!r}")
+
+
+def _function_call(messages: list[Json], item: Json) -> None:
+    name, namespace = _text(item, "name"), item.get("namespace")
+    if namespace:
+        name = f"{namespace}{NAMESPACE_SEPARATOR}{name}"
+    function = {"name": name, "arguments": _text(item, "arguments")}
+    call = {"id": _text(item, "call_id"), "type": "function", "function": function}
+    if messages and messages[-1]["role"] == "assistant":
+        messages[-1].setdefault("tool_calls", []).append(call)
+    else:
+        messages.append({"role": "assistant", "tool_calls": [call]})
+
+
+def _function_call_output(messages: list[Json], item: Json) -> None:
+    content = _content(item.get("output"))
+    messages.append({"role": "tool", "content": content, "tool_call_id": _text(item, "call_id")})
+
+
+def _reasoning(messages: list[Json], item: Json) -> None:
+    if item.get("encrypted_content"):
+        raise Untranslated("encrypted reasoning")
+    text = ""
+    if item.get("content"):
+        text = _only_text(item["content"], ("reasoning_text",))
+    elif item.get("summary") != []:
+        text = _only_text(item.get("summary"), ("summary_text",))
+    _set(messages, "reasoning", text)
+
+
+_READERS: dict[str, Callable[[list[Json], Json], None]] = {
+    "message": _message,
+    "function_call": _function_call,
+    "function_call_output": _function_call_output,
+    "reasoning": _reasoning,
+}
+
+
+def _set(messages: list[Json], key: str, text: str) -> None:
+    """Into the assistant message that is being put together, or a new one."""
+    last = messages[-1] if messages else None
+    if last is not None and last["role"] == "assistant" and last.get(key) is None:
+        last[key] = text
+    else:
+        messages.append({"role": "assistant", key: text})
+
+
+def _only_text(parts: object, types: Sequence[str]) -> str:
+    """Of several parts vLLM would keep the first."""
+    if not isinstance(parts, list) or len(cast(list[Any], parts)) != 1:
+        raise Untranslated("an assistant's item without a text, or with several")
+    part: Any = cast(list[Any], parts)[0]
+    if not isinstance(part, dict) or cast(Json, part).get("type") not in types:
+        raise Untranslated("an assistant's item that is no text")
+    return _text(cast(Json, part), "text")
+
+
+def _content(content: object) -> str | list[Json]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise Untranslated("a content that is neither text nor a list")
+    return [_part(part) for part in cast(list[Any], content)]
+
+
+def _part(part: object) -> Json:
+    kind = cast(Json, part).get("type") if isinstance(part, dict) else None
+    if kind == "input_text":
+        return {"type": "text", "text": _text(cast(Json, part), "text")}
+    if kind == "input_image":
+        return {"type": "image_url", "image_url": {"url": _text(cast(Json, part), "image_url")}}
+    raise Untranslated(f"a part of type {kind!r}")

@@ -1,0 +1,150 @@
+"""The tools of a Responses request: what of them the chat format takes, and how the answer repeats
+them.
+
+Only functions can be called. Tools that a hosted service would run (web search and the like) are
+repeated and otherwise ignored, as vLLM does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from fakevllm_adapters.formats.base import Json, Untranslated
+from fakevllm_adapters.formats.responses.input import NAMESPACE_SEPARATOR
+
+_CALLED_BY = ("allowed_callers", "async", "defer_loading", "description")
+_WEB_SEARCH = ("type", "external_web_access", "filters", "search_context_size", "user_location")
+_WEB_PREVIEW = ("type", "search_content_types", "search_context_size", "user_location")
+_COMPUTER = ("display_height", "display_width", "environment", "type")
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "function": ("name", "parameters", "strict", "type", *_CALLED_BY, "output_schema"),
+    "custom": ("name", "type", *_CALLED_BY, "format"),
+    "namespace": ("description", "name", "tools", "type"),
+    "web_search": _WEB_SEARCH,
+    "web_search_2025_08_26": _WEB_SEARCH,
+    "web_search_preview": _WEB_PREVIEW,
+    "web_search_preview_2025_03_11": _WEB_PREVIEW,
+    "file_search": ("type", "vector_store_ids", "filters", "max_num_results", "ranking_options"),
+    "computer": ("type",),
+    "computer_use_preview": _COMPUTER,
+    "mcp": (
+        *("server_label", "type", "allowed_callers", "allowed_tools", "authorization"),
+        *("connector_id", "defer_loading", "headers", "require_approval", "server_description"),
+        *("server_url", "tunnel_id"),
+    ),
+    "code_interpreter": ("container", "type", "allowed_callers"),
+    "programmatic_tool_calling": ("type",),
+    "image_generation": (
+        *("type", "action", "background", "complexity", "frame_count", "frame_duration_ms"),
+        *("input_fidelity", "input_image_mask", "model", "moderation", "output_compression"),
+        *("output_format", "partial_images", "quality", "size", "svg"),
+    ),
+    "local_shell": ("type",),
+    "shell": ("type", "allowed_callers", "environment"),
+    "tool_search": ("type", "description", "execution", "parameters"),
+    "apply_patch": ("type", "allowed_callers"),
+}
+"""The keys of a repeated tool, those not asked for being null: the types of openai 3.52, which vLLM
+writes with."""
+_WITHIN_NAMESPACE = ("name", "type", *_CALLED_BY, "output_schema", "parameters", "strict")
+_LOCATION = ("city", "country", "region", "timezone", "type")
+_REQUIRED: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "function": {"name": str, "parameters": (dict, type(None))},
+    "custom": {"name": str},
+    "namespace": {"name": str, "description": str, "tools": list},
+    "mcp": {"server_label": str},
+    "code_interpreter": {"container": (str, dict)},
+    "file_search": {"vector_store_ids": list},
+}
+_TAKEN = ("name", "description", "parameters", "strict", "defer_loading")
+
+
+@dataclass(frozen=True, slots=True)
+class CallName:
+    """What a call of a function is named in the answer."""
+
+    name: str
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """
+    >>> tools_of([{"type": "function", "name": "look"}, {"type": "web_search"}]).functions
+    [{'type': 'function', 'function': {'name': 'look'}}]
+    """
+
+    functions: list[Json]
+    """As the chat format takes them."""
+    repeated: list[Json]
+    _names: dict[str, CallName] = field(default_factory=dict[str, CallName])
+
+    def call_name(self, name: str) -> CallName:
+        return self._names.get(name, CallName(name))
+
+    def choice(self, asked: object) -> object:
+        """`tool_choice` as the chat format takes it. Raises Untranslated."""
+        if isinstance(asked, dict) and cast(Json, asked).get("type") == "function":
+            name = cast(Json, asked).get("name")
+            if any(tool["function"]["name"] == name for tool in self.functions):
+                return {"type": "function", "function": {"name": name}}
+        elif asked in ("auto", "none") or (asked == "required" and self.functions):
+            return cast(object, asked)
+        raise Untranslated(f"tool_choice {asked!r}")
+
+    def repeated_choice(self, asked: object) -> object:
+        if isinstance(asked, dict):
+            return {"name": cast(Json, asked)["name"], "type": "function"}
+        return asked if self.repeated else "none"
+
+
+def tools_of(asked: list[Any]) -> Tools:
+    """Raises Untranslated."""
+    functions: list[Json] = []
+    names: dict[str, CallName] = {}
+    for tool in asked:
+        for function, namespace in _functions_of(tool):
+            name = function["name"]
+            flat = f"{namespace}{NAMESPACE_SEPARATOR}{name}" if namespace is not None else name
+            taken = {key: function[key] for key in _TAKEN if function.get(key) is not None}
+            functions.append({"type": "function", "function": taken | {"name": flat}})
+            if namespace is not None:
+                names[flat] = CallName(name, namespace)
+    return Tools(functions, [_repeated(tool) for tool in asked], names)
+
+
+def _functions_of(tool: object) -> Iterator[tuple[Json, str | None]]:
+    """With the namespace each is in."""
+    checked = _checked(tool)
+    if checked["type"] == "function":
+        yield checked, None
+    if checked["type"] == "namespace":
+        for inner in checked["tools"]:
+            if _checked(inner)["type"] == "function":
+                yield inner, checked["name"]
+
+
+def _checked(tool: object) -> Json:
+    kind = cast(Json, tool).get("type") if isinstance(tool, dict) else None
+    if not isinstance(kind, str) or kind not in KEYS:
+        raise Untranslated(f"a tool of type {kind!r}")
+    checked = cast(Json, tool)
+    for key, kinds in _REQUIRED.get(kind, {}).items():
+        if not isinstance(checked.get(key), kinds):
+            raise Untranslated(f"a tool of type {kind!r} without {key}")
+    return checked
+
+
+def _repeated(tool: Json, within_namespace: bool = False) -> Json:
+    is_function = tool["type"] == "function"
+    keys = _WITHIN_NAMESPACE if within_namespace and is_function else KEYS[tool["type"]]
+    repeated = {key: tool.get(key) for key in keys} | tool
+    if tool["type"] == "namespace":
+        repeated["tools"] = [_repeated(inner, within_namespace=True) for inner in tool["tools"]]
+    location = repeated.get("user_location")
+    if isinstance(location, dict):
+        repeated["user_location"] = dict.fromkeys(_LOCATION) | cast(Json, location)
+    return repeated

@@ -1,0 +1,27 @@
+"""`vary: Origin`, which every answer of a vLLM bears."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+
+from fakevllm_adapters.http.asgi import AsgiApp, Receive, Scope, Send
+
+_VARY = (b"vary", b"Origin")
+
+
+class VaryOrigin:
+    """ASGI middleware; answers that say already what they vary by are left alone."""
+
+    def __init__(self, app: AsgiApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def varied(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                headers: list[tuple[bytes, bytes]] = list(message["headers"])
+                if not any(name == b"vary" for name, _ in headers):
+                    message["headers"] = [*headers, _VARY]
+            await send(message)
+
+        await self._app(scope, receive, varied)

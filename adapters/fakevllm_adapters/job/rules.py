@@ -1,0 +1,95 @@
+"""What of a job cannot work, told before anything is started. Pure."""
+
+from __future__ import annotations
+
+from fakevllm_adapters.job.loss_spec import LossSpec
+from fakevllm_adapters.job.model import TrainJob
+
+LENGTHS = (
+    "max_prompt_length",
+    "max_response_length",
+    "max_response_length_in_one_turn",
+    "max_model_len",
+)
+LEAST_LORA_LR = 1e-5
+"""Adapters begin at zero and take far larger steps than whole weights; at this rate or below they
+stay there."""
+
+
+def checked(job: TrainJob) -> TrainJob:
+    """The job itself. Raises ValueError, in one line that names the mend, for settings that
+    contradict each other or cannot work."""
+    _check_backbone(job)
+    _check_lengths(job)
+    _check_gpus(job)
+    _check_workers(job)
+    _check_lora(job)
+    LossSpec.of(job)
+    return job
+
+
+def _check_backbone(job: TrainJob) -> None:
+    if job.backbone == "trinity":
+        raise ValueError("backbone trinity is not supported: take it out, or name verl")
+
+
+def _check_lengths(job: TrainJob) -> None:
+    given = {name: getattr(job, name) for name in LENGTHS}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(LENGTHS) or _is_for_overlong(job, missing):
+        return
+    if missing:
+        raise ValueError(
+            f"{', '.join(LENGTHS)} go together: set {', '.join(missing)} too, or none of them"
+        )
+    prompt, response, turn, whole = (int(value) for value in given.values())
+    if prompt + response > whole:
+        raise ValueError(
+            f"max_prompt_length {prompt} and max_response_length {response} are more than "
+            f"max_model_len {whole}: raise that to {prompt + response}, or lower them"
+        )
+    if turn > response:
+        raise ValueError(
+            f"max_response_length_in_one_turn {turn} is more than max_response_length {response}: "
+            f"lower it to {response} or less"
+        )
+
+
+def _is_for_overlong(job: TrainJob, missing: list[str]) -> bool:
+    """max_response_length is then the longest an answer may be, and bounds nothing."""
+    alone = len(missing) == len(LENGTHS) - 1 and job.max_response_length is not None
+    return alone and job.overlong_buffer_len is not None
+
+
+def _check_gpus(job: TrainJob) -> None:
+    if job.n_gpu is None:
+        return
+    num_episodes = job.batch_size * job.num_repeat
+    if num_episodes % job.n_gpu:
+        raise ValueError(
+            f"batch_size {job.batch_size} times num_repeat {job.num_repeat} is {num_episodes} "
+            f"episodes a step, which n_gpu {job.n_gpu} does not divide: change one of them"
+        )
+    split = job.tensor_model_parallel_size or 1
+    if job.n_gpu % split:
+        raise ValueError(
+            f"tensor_model_parallel_size {split} does not divide n_gpu {job.n_gpu}: lower it, or "
+            "set n_gpu to a multiple of it"
+        )
+
+
+def _check_workers(job: TrainJob) -> None:
+    workers = job.max_env_worker
+    if workers is not None and workers < job.num_repeat:
+        raise ValueError(
+            f"max_env_worker {workers} is less than num_repeat {job.num_repeat}: no task could be "
+            f"played at a time, so raise it to {job.num_repeat} or more"
+        )
+
+
+def _check_lora(job: TrainJob) -> None:
+    if job.lora_rank > 0 and job.lr <= LEAST_LORA_LR:
+        raise ValueError(
+            f"lr {job.lr:g} is too small for adapters (lora_rank {job.lora_rank}): set lr above "
+            f"{LEAST_LORA_LR:g}, such as 3e-5"
+        )

@@ -1,0 +1,178 @@
+"""/v1/chat/completions from the engine's side: vLLM's answers and stream chunks, key by key.
+
+Keys are printed with their nulls and in vLLM's order.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fakevllm_adapters.protocol.errors import Json
+
+
+def new_response_id(request_id: str | None) -> str:
+    return f"chatcmpl-{request_id or secrets.token_hex(8)}"
+
+
+def new_tool_call_id() -> str:
+    return f"chatcmpl-tool-{secrets.token_hex(8)}"
+
+
+@dataclass(slots=True)
+class Choice:
+    """One finished choice of an answer."""
+
+    index: int
+    message: Json
+    finish_reason: str
+    logprobs: Json | None = None
+    stop_reason: str | None = None
+    token_ids: list[int] | None = None
+    weight_versions: list[Json] | None = None
+    allowed_tokens: Json | None = None
+    """No key of vLLM's: printed where it was asked for."""
+
+    def as_json(self) -> Json:
+        return {
+            "index": self.index,
+            "message": self.message,
+            "logprobs": self.logprobs,
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+            "token_ids": self.token_ids,
+            "routed_experts": None,
+            "weight_versions": self.weight_versions,
+        } | allowed_key(self.allowed_tokens)
+
+
+def allowed_key(allowed_tokens: Json | None) -> Json:
+    return {} if allowed_tokens is None else {"allowed_tokens": allowed_tokens}
+
+
+def assistant_message(content: str | None, tool_calls: Sequence[Json] = ()) -> Json:
+    message: Json = {
+        "role": "assistant",
+        "content": content,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+    }
+    if tool_calls:
+        message["tool_calls"] = list(tool_calls)
+    message["reasoning"] = None
+    return message
+
+
+@dataclass(frozen=True, slots=True)
+class ChatWriter:
+    """Writes the answer to one request: the same id, time, model and fingerprint on every piece."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    def completion(
+        self, choices: Sequence[Choice], usage: Json, prompt_ids: list[int] | None
+    ) -> Json:
+        return {
+            "id": self.id,
+            "object": "chat.completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": [choice.as_json() for choice in choices],
+            "service_tier": None,
+            "system_fingerprint": self.fingerprint,
+            "usage": usage | {"prompt_tokens_details": None, "completion_tokens_details": None},
+            "prompt_logprobs": None,
+            "prompt_token_ids": prompt_ids,
+            "prompt_text": None,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
+        }
+
+    def role_chunk(self, index: int, prompt_ids: list[int] | None) -> Json:
+        choice = {
+            "index": index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        return self._chunk([choice]) | {"prompt_token_ids": prompt_ids, "prompt_text": None}
+
+    def delta_chunk(
+        self, index: int, delta: Json, logprobs: Json | None, token_ids: list[int] | None
+    ) -> Json:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": None,
+            "token_ids": token_ids,
+        }
+        return self._chunk([choice]) | {"kv_transfer_params": None}
+
+    def finish_chunk(self, choice: Choice, delta: Json, *, closes_stream: bool) -> Json:
+        """`closes_stream`: no usage chunk follows, so this one carries the fingerprint."""
+        last: Json = {
+            "index": choice.index,
+            "delta": delta,
+            "logprobs": choice.logprobs,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+            "token_ids": choice.token_ids,
+            "weight_versions": choice.weight_versions,
+        } | allowed_key(choice.allowed_tokens)
+        fingerprint: Json = {"system_fingerprint": self.fingerprint} if closes_stream else {}
+        return self._chunk([last]) | fingerprint | {"kv_transfer_params": None}
+
+    def usage_chunk(self, usage: Json) -> Json:
+        return self._chunk([]) | {"usage": usage, "system_fingerprint": self.fingerprint}
+
+    def _chunk(self, choices: list[Json]) -> Json:
+        return {
+            "id": self.id,
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int) -> Json:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens": completion_tokens,
+    }
+
+
+def model_card(name: str, root: str, created: int, max_model_len: int) -> Json:
+    permission = {
+        "id": f"modelperm-{secrets.token_hex(8)}",
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "vllm",
+        "root": root,
+        "parent": None,
+        "max_model_len": max_model_len,
+        "permission": [permission],
+    }

@@ -1,0 +1,271 @@
+"""What a chat request may not mean, though each field alone has the right type: vLLM's refusals,
+in vLLM's words, and what none of our own engines can do, refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from fakevllm_adapters.protocol.errors import Json, WireError, bad_request, not_supported
+
+if TYPE_CHECKING:
+    from fakevllm_adapters.vllm_compat.chat import ChatRequest
+
+MAX_STOP_STRINGS = 4
+MAX_N = 16384
+MAX_TOP_LOGPROBS = 20
+"""vLLM's default of --max-logprobs."""
+MAX_PENALTY = 2.0
+MAX_TEMPERATURE = 2.0
+
+_TOOL_CHOICES = ("none", "auto", "required")
+_NAMED_USAGE = 'Correct usage: `{"type": "function", "function": {"name": "my_function"}}`'
+
+_UNSUPPORTED = (
+    "use_beam_search",
+    "echo",
+    "logits_processors",
+    "logprob_token_ids",
+    "thinking_token_budget",
+    "repetition_detection",
+    "watermarking",
+    "kv_transfer_params",
+    "ec_transfer_params",
+)
+"""Accepted where they are null, false or empty."""
+
+
+def check_before_types(body: Json) -> None:
+    """What vLLM looks at in the body as it came. Raises WireError."""
+    format: object = body.get("response_format")
+    if isinstance(format, dict):
+        shape = cast(Json, format)
+        if shape.get("type") == "json_schema" and shape.get("json_schema") is None:
+            raise _refused(
+                "When response_format type is 'json_schema', the 'json_schema' field must be "
+                "provided.",
+                "response_format",
+            )
+    _check_streaming(body)
+    for name in ("prompt_logprobs", "top_logprobs"):
+        if body.get(name) is not None and not isinstance(body[name], int | float):
+            raise bad_request(f"`{name}` must be an integer.", name, body[name])
+    _check_tools(body)
+    check_continuation(body)
+    salt: object = body.get("cache_salt")
+    if salt is not None and not (isinstance(salt, str) and salt):
+        raise _refused(
+            "Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt"
+        )
+
+
+def _check_streaming(body: Json) -> None:
+    if body.get("stream_options") and not body.get("stream"):
+        raise _refused("Stream options can only be defined when `stream=True`.", "stream_options")
+    asked: object = body.get("prompt_logprobs")
+    if body.get("stream") and isinstance(asked, int) and (asked > 0 or asked == -1):
+        raise _refused("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
+
+
+def _check_tools(body: Json) -> None:
+    if body.get("tools") == []:
+        raise _refused(
+            "`tools` must not be an empty array. Either provide at least one tool or omit the "
+            "field entirely.",
+            "tools",
+        )
+    choice: Any = body.get("tool_choice")
+    if choice in (None, "none"):
+        return
+    if body.get("tools") is None:
+        raise _refused("When using `tool_choice`, `tools` must be set.", "tool_choice")
+    if isinstance(choice, dict):
+        _check_named_tool(cast(Json, choice), body["tools"])
+    elif choice not in _TOOL_CHOICES:
+        raise _refused(
+            f"Invalid value for `tool_choice`: {str(choice)[:200]}! Only named tools, "
+            '"none", "auto" or "required" are supported.',
+            "tool_choice",
+        )
+
+
+def _check_named_tool(choice: Json, tools: object) -> None:
+    given: Any = choice.get("function")
+    place = "tool_choice.function"
+    if not isinstance(given, dict):
+        raise _refused(
+            f"Invalid value for `function`: `{str(given)[:200]}` in `tool_choice`! {_NAMED_USAGE}",
+            place,
+        )
+    function = cast(Json, given)
+    if "name" not in function:
+        raise _refused(
+            f"Expected field `name` in `function` in `tool_choice`! {_NAMED_USAGE}",
+            f"{place}.name",
+        )
+    name: Any = function["name"]
+    if not isinstance(name, str) or not name:
+        raise _refused(
+            f"Invalid `name` in `function`: `{str(name)[:200]}` in `tool_choice`! {_NAMED_USAGE}",
+            f"{place}.name",
+        )
+    # What is no list of tools is a schema error, told next.
+    if isinstance(tools, list) and name not in map(_name_of, cast(list[Any], tools)):
+        raise _refused(
+            "The tool specified in `tool_choice` does not match any of the specified `tools`",
+            "tool_choice",
+        )
+
+
+def _name_of(tool: Any) -> object:
+    function: Any = cast(Json, tool).get("function") if isinstance(tool, dict) else None
+    return cast(Json, function).get("name") if isinstance(function, dict) else None
+
+
+def check_continuation(body: Json) -> None:
+    """Raises WireError."""
+    if body.get("continue_final_message") and body.get("add_generation_prompt"):
+        raise bad_request(
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
+        )
+
+
+def check_conversation(request: ChatRequest) -> None:
+    """Raises WireError where it cannot become a prompt."""
+    if request.chat_template is not None:
+        raise bad_request(
+            "Chat template is passed with request, but --trust-request-chat-template is not set. "
+            "Refused request with untrusted chat template."
+        )
+    if not request.messages:
+        raise bad_request(
+            "Cannot apply chat template to an empty conversation. Provide at least one message."
+        )
+
+
+def check(request: ChatRequest) -> None:
+    """Raises WireError."""
+    check_conversation(request)
+    _check_shape(request)
+    _check_logprobs(request)
+    _check_grammar(request)
+    for name in _UNSUPPORTED:
+        if getattr(request, name, None):
+            raise not_supported(name)
+    if getattr(request, "prompt_logprobs", None) is not None:
+        raise not_supported("prompt_logprobs")
+
+
+def _check_shape(request: ChatRequest) -> None:
+    n = 1 if request.n is None else request.n
+    if n < 1:
+        raise bad_request(f"n must be at least 1, got {n}.")
+    if n > MAX_N:
+        raise bad_request(
+            f"n must be at most {MAX_N}, got {n}. To increase this limit, set the "
+            "VLLM_MAX_N_SEQUENCES environment variable."
+        )
+    _check_penalties(request)
+    temperature = request.temperature
+    if temperature is not None and temperature < 0:
+        raise bad_request(
+            f"temperature must be non-negative, got {temperature}.", "temperature", temperature
+        )
+    if temperature is not None and temperature > MAX_TEMPERATURE:
+        raise bad_request(
+            f"temperature must be in [0, 2], got {temperature}.", "temperature", temperature
+        )
+    _check_cuts(request)
+    if n > 1 and temperature == 0:
+        raise bad_request(f"n must be 1 when using greedy sampling, got {n}.")
+    if request.limit is not None and request.limit < 1:
+        raise bad_request(
+            f"max_tokens must be at least 1, got {request.limit}.", "max_tokens", request.limit
+        )
+    if any(not stop for stop in request.stops):
+        raise bad_request("stop cannot contain an empty string.")
+    if any(not word for word in request.bad_words or ()):
+        raise bad_request(
+            f"bad_words cannot contain an empty string. Got bad_words={request.bad_words}"
+        )
+    if request.truncation_side not in (None, "left", "right"):
+        raise bad_request(
+            "`truncation_side` must be either 'left' or 'right'.",
+            "truncation_side",
+            request.truncation_side,
+        )
+
+
+def _check_penalties(request: ChatRequest) -> None:
+    for name in ("presence_penalty", "frequency_penalty"):
+        penalty: float | None = getattr(request, name)
+        if penalty is not None and not -MAX_PENALTY <= penalty <= MAX_PENALTY:
+            raise bad_request(f"{name} must be in [-2, 2], got {penalty}.")
+    repetition = request.repetition_penalty
+    if repetition is not None and repetition <= 0:
+        raise bad_request(f"repetition_penalty must be greater than zero, got {repetition}.")
+    wrong = [key for key in request.logit_bias or {} if not _is_id(key)]
+    if wrong:
+        raise bad_request(
+            f"logit_bias contains key(s) that cannot be converted to integer token IDs: {wrong!r}",
+            "logit_bias",
+            wrong,
+        )
+    if request.min_tokens is not None and request.min_tokens < 0:
+        raise bad_request(
+            f"min_tokens must be greater than or equal to 0, got {request.min_tokens}."
+        )
+
+
+def _is_id(key: str) -> bool:
+    try:
+        int(key)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_cuts(request: ChatRequest) -> None:
+    if request.top_p is not None and not 0 < request.top_p <= 1:
+        raise bad_request(f"top_p must be in (0, 1], got {request.top_p}.", "top_p", request.top_p)
+    if request.top_k is not None and request.top_k < -1:
+        raise bad_request(f"top_k must be 0 (disable), or at least 1, got {request.top_k}.")
+    if request.min_p is not None and not 0 <= request.min_p <= 1:
+        raise bad_request(f"min_p must be in [0, 1], got {request.min_p}.")
+
+
+def _check_logprobs(request: ChatRequest) -> None:
+    asked = request.top_logprobs
+    if asked is None:
+        return
+    if asked < 0:
+        raise bad_request("`top_logprobs` must be a positive value.", "top_logprobs", asked)
+    if asked > 0 and not request.logprobs:
+        raise _refused("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
+    if asked > MAX_TOP_LOGPROBS:
+        raise bad_request(
+            f"Requested sample logprobs of {asked}, which is greater than max allowed: "
+            f"{MAX_TOP_LOGPROBS}",
+            "logprobs",
+            asked,
+        )
+
+
+def _check_grammar(request: ChatRequest) -> None:
+    asked = request.structured_outputs or {}
+    given = [name for name in ("json", "regex", "choice") if asked.get(name) is not None]
+    if len(given) > 1:
+        raise bad_request(
+            "You can only use one kind of constraints for structured outputs "
+            "('json', 'regex' or 'choice')."
+        )
+    if given and isinstance(request.tool_choice, dict):
+        raise bad_request(
+            "You can only either use constraints for structured outputs or tools, not both."
+        )
+    _ = request.grammar  # says what else is wrong with it
+
+
+def _refused(message: str, param: str) -> WireError:
+    """With the parameter named, but not its value."""
+    return bad_request(f"{message} (parameter={param})", param)
