@@ -23,8 +23,8 @@ from benchmarks.forest_measuring import Meter, Sample, gradient_of, relative_dif
 from benchmarks.forest_sessions import demo_tokenizer
 from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import Batch, Call
 from fakevllm_server.forest import CallTokens
+from fakevllm_server.types.backend import Batch, Call
 
 torch: Any = import_module("torch")
 
@@ -108,7 +108,7 @@ class Ours:
         *,
         forest: bool,
     ) -> None:
-        trainers: Any = import_module("fakevllm_server.backends.embedded.trainer")
+        trainers: Any = import_module("fakevllm_server.backends.embedded.train.trainer")
         self._model = copy.deepcopy(model)
         self._trainer = trainers.PolicyTrainer(self._model, lambda: copy.deepcopy(model))
         job = TrainJob(

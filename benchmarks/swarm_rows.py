@@ -16,15 +16,15 @@ from fakevllm_adapters.protocol.swarm import (
     TrainedGroup,
     WorkflowOutput,
 )
-from fakevllm_server.calls import RecordedCall, VersionSpan
-from fakevllm_server.checkpoints import CheckpointFolders
-from fakevllm_server.episodes import Episode
+from fakevllm_server.episodes.registry import Episode
+from fakevllm_server.episodes.submissions import hash_of
 from fakevllm_server.journal import changes
-from fakevllm_server.journal.facts import PooledGroup, SavedCheckpoint, ScoredSample, Submission
+from fakevllm_server.journal.rows import PooledGroup, SavedCheckpoint, ScoredSample, Submission
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.journal.writer import Change
-from fakevllm_server.submissions import hash_of
+from fakevllm_server.run.checkpoints import CheckpointFolders
+from fakevllm_server.types.calls import RecordedCall, VersionSpan
 
 NUM_REPEAT = 4
 BATCH_SIZE = 20

@@ -25,12 +25,12 @@ from fakevllm.hooks.check import check
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.job.ajet_yaml import KEYS
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server import cli as server_cli
-from fakevllm_server.api.access import ADMIN_PATHS
-from fakevllm_server.app import create_app
 from fakevllm_server.backends.vllm.command import JOB_ARGUMENTS
-from fakevllm_server.config import ServerConfig
-from fakevllm_server.job_warnings import EVERYWHERE
+from fakevllm_server.cli import main as server_cli
+from fakevllm_server.config.job_warnings import EVERYWHERE
+from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.web.app import create_app
+from fakevllm_server.web.routes.access import ADMIN_PATHS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -1,5 +1,5 @@
 """`python -m fakevllm_server` is `fakevllm-server`."""
 
-from fakevllm_server.cli import main
+from fakevllm_server.cli.main import main
 
 main()

@@ -1,7 +1,7 @@
 from swarm_server.samples import call
 
 from fakevllm_server.algorithms.staleness import keep_fresh
-from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode, VersionSpan
+from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode, VersionSpan
 
 
 def group(*episodes: list[RecordedCall]) -> FinishedGroup:

@@ -13,10 +13,10 @@ import pytest
 from contract.trainers import Subject, process_of
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends import child, process
-from fakevllm_server.backends.base import ActionFailed, BackendError, BackendRefused
-from fakevllm_server.backends.child import ChildEngine
-from fakevllm_server.backends.spec import EngineSpec
+from fakevllm_server.backends.process import child, process
+from fakevllm_server.backends.process.child import ChildEngine
+from fakevllm_server.types.backend import ActionFailed, BackendError, BackendRefused
+from fakevllm_server.types.engine_spec import EngineSpec
 
 
 def spec(folder: Path, *arguments: str) -> EngineSpec:

@@ -7,9 +7,9 @@ import pytest
 
 from fakevllm_adapters.protocol.errors import WireError, unavailable
 from fakevllm_adapters.vllm_compat.chat import parse_chat_request
-from fakevllm_server.backends.completion import Completion
-from fakevllm_server.backends.fake import FakeEngine
-from fakevllm_server.backends.sampling import Sampling, Token
+from fakevllm_server.backends.fake.engine import FakeEngine
+from fakevllm_server.backends.http.completion import Completion
+from fakevllm_server.types.sampling import Sampling, Token
 
 
 class OneFails(FakeEngine):

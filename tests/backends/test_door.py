@@ -9,9 +9,9 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, json_of
-from fakevllm_server.backends.door import create_app
-from fakevllm_server.backends.fake import EOS, FakeEngine
-from fakevllm_server.backends.sampling import Sampling, Token
+from fakevllm_server.backends.fake.engine import EOS, FakeEngine
+from fakevllm_server.backends.http.door import create_app
+from fakevllm_server.types.sampling import Sampling, Token
 
 Json = dict[str, Any]
 

@@ -9,10 +9,10 @@ import pytest
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.vllm_compat.chat import parse_chat_request
-from fakevllm_server.backends.base import Batch, Call, LossSpec
-from fakevllm_server.backends.completion import Completion
-from fakevllm_server.backends.fake import EOS, FakeEngine
-from fakevllm_server.backends.smallest import smallest
+from fakevllm_server.backends.fake.engine import EOS, FakeEngine
+from fakevllm_server.backends.fake.schema_min import smallest
+from fakevllm_server.backends.http.completion import Completion
+from fakevllm_server.types.backend import Batch, Call, LossSpec
 
 Json = dict[str, Any]
 ADD = {

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm_server.backends.base import BackendRefused
-from fakevllm_server.backends.process import ChildProcess
+from fakevllm_server.backends.process.process import ChildProcess
+from fakevllm_server.types.backend import BackendRefused
 
 DEAF = "import signal, time; signal.signal(15, 1); print('deaf', flush=True); time.sleep(600)"
 

@@ -9,9 +9,9 @@ import pytest
 
 from fakevllm_adapters.protocol.errors import WireError, unavailable
 from fakevllm_adapters.vllm_compat.completions import parse_completion_request
-from fakevllm_server.backends.fake import EOS, FakeEngine
-from fakevllm_server.backends.sampling import Sampling, Token
-from fakevllm_server.backends.text_completion import TextCompletion
+from fakevllm_server.backends.fake.engine import EOS, FakeEngine
+from fakevllm_server.backends.http.text_completion import TextCompletion
+from fakevllm_server.types.sampling import Sampling, Token
 
 Json = dict[str, Any]
 

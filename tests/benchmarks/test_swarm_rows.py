@@ -6,10 +6,10 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from benchmarks import swarm_rows
-from fakevllm_server.checkpoints import CheckpointFolders
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.runlog import RunLog
+from fakevllm_server.run.checkpoints import CheckpointFolders
+from fakevllm_server.run.log import RunLog
 
 
 def test_a_server_goes_on_from_rows_that_were_made(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ import aiohttp
 import orjson
 
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, json_of
-from fakevllm_server.backends.base import Endpoint, Rollout
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
-from fakevllm_server.backends.spec import EngineSpec
-from fakevllm_server.backends.table import ROLLOUTS
-from fakevllm_server.calls import RecordedCall
-from fakevllm_server.capture import Capture
-from fakevllm_server.forward import EngineClient
+from fakevllm_server.backends.process.table import ROLLOUTS
+from fakevllm_server.rollout.capture.chat import Capture
+from fakevllm_server.rollout.engine_client import EngineClient
+from fakevllm_server.types.backend import Endpoint, Rollout
+from fakevllm_server.types.calls import RecordedCall
+from fakevllm_server.types.engine_spec import EngineSpec
 
 Json = dict[str, Any]
 

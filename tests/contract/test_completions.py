@@ -26,8 +26,8 @@ from contract.rollouts import (
     user,
 )
 
-from fakevllm_server.calls import RecordedCall
-from fakevllm_server.captures import CAPTURES
+from fakevllm_server.rollout.capture.table import CAPTURES
+from fakevllm_server.types.calls import RecordedCall
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

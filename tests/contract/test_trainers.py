@@ -23,7 +23,8 @@ from backends.verl.reference import (
 from contract.trainers import JOB, KINDS, Subject, kill, process_of, ray_workers, running
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import (
+from fakevllm_server.backends.process.procfs import SESSION, living
+from fakevllm_server.types.backend import (
     ActionFailed,
     BackendError,
     BackendRefused,
@@ -31,7 +32,6 @@ from fakevllm_server.backends.base import (
     Call,
     LossSpec,
 )
-from fakevllm_server.backends.procfs import SESSION, living
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 

@@ -11,12 +11,12 @@ from contract.trainers import running
 from typer.testing import CliRunner
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
-from fakevllm_server.checkpoints import CheckpointFolders
-from fakevllm_server.cli import app
+from fakevllm_server.cli.main import app
 from fakevllm_server.journal.changes import saved
-from fakevllm_server.journal.facts import SavedCheckpoint
+from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.run_folder import RunFolder
+from fakevllm_server.run.checkpoints import CheckpointFolders
+from fakevllm_server.run.folder import RunFolder
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 

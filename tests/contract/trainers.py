@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import Batch, Call, LossSpec, StepMetrics
-from fakevllm_server.backends.child import ChildEngine
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
-from fakevllm_server.backends.spec import EngineSpec
+from fakevllm_server.backends.process.child import ChildEngine
+from fakevllm_server.types.backend import Batch, Call, LossSpec, StepMetrics
+from fakevllm_server.types.engine_spec import EngineSpec
 
 JOB = TrainJob(lr=1e-3, max_mismatch_k3=None)
 """Without a limit, for calls here are made up and far from what any model samples."""

@@ -22,9 +22,9 @@ from fakevllm_adapters.protocol.swarm import (
     EngineStatus,
     SiblingRef,
 )
-from fakevllm_server.calls import RecordedCall, VersionSpan
-from fakevllm_server.episodes import EpisodeRefused
-from fakevllm_server.swarm import Swarm
+from fakevllm_server.episodes.registry import EpisodeRefused
+from fakevllm_server.types.calls import RecordedCall, VersionSpan
+from fakevllm_server.web.state import Swarm
 
 Ack = dict[str, Any]
 FILE = "client.jsonl"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from swarm_server.local_backend import LocalBackend
 
-from fakevllm_server.backends.base import ActionFailed, Batch, LossSpec, Started, StepMetrics
+from fakevllm_server.types.backend import ActionFailed, Batch, LossSpec, Started, StepMetrics
 
 POISON = "poison"
 """A group of this name fails every step it is in."""

@@ -18,10 +18,10 @@ from crash.life import open_swarm
 from crash.nursery import Nursery
 
 from fakevllm_adapters.protocol.swarm import AddSampleRequest, EndEpisodeRequest, EndGroupRequest
-from fakevllm_server.calls import RecordedCall
-from fakevllm_server.checkpoints import CheckpointFolders
-from fakevllm_server.journal.facts import SavedCheckpoint
-from fakevllm_server.submissions import OtherBody
+from fakevllm_server.episodes.submissions import OtherBody
+from fakevllm_server.journal.rows import SavedCheckpoint
+from fakevllm_server.run.checkpoints import CheckpointFolders
+from fakevllm_server.types.calls import RecordedCall
 
 ENDS = {"consumed", "dropped", "eval"}
 ID_CHARS = 28

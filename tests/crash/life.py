@@ -21,11 +21,14 @@ from journal.disks import Disk
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef
-from fakevllm_server import crash_points, steps, swarm, trainer
-from fakevllm_server.backends.base import Backend, Endpoint
-from fakevllm_server.config import ServerConfig
+from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal import writer
-from fakevllm_server.swarm import Swarm
+from fakevllm_server.training import loop as trainer
+from fakevllm_server.training import step as steps
+from fakevllm_server.types import crash_points
+from fakevllm_server.types.backend import Backend, Endpoint
+from fakevllm_server.web import state as swarm
+from fakevllm_server.web.state import Swarm
 
 _JOB = {
     "batch_size": 1,

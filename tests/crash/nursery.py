@@ -18,7 +18,7 @@ from typing import Any
 
 from crash.power import Power
 
-from fakevllm_server import crash_points
+from fakevllm_server.types import crash_points
 
 LIMIT_S = 40
 """A life that hangs is ended, and so told apart from one that crashed."""

@@ -22,8 +22,8 @@ from crash.nursery import Nursery
 from swarm_server.samples import call
 
 from fakevllm_adapters.protocol.swarm import EndEpisodeRequest, EndGroupRequest, SiblingRef
-from fakevllm_server.config import ConfigError
-from fakevllm_server.crash_points import EXIT_CODE
+from fakevllm_server.config.model import ConfigError
+from fakevllm_server.types.crash_points import EXIT_CODE
 
 
 @pytest.mark.parametrize("kind", ["full", "read-only"])

@@ -16,12 +16,13 @@ from crash.life import LocalSwarm
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef
-from fakevllm_server import swarm, trainer
-from fakevllm_server.backends.base import Endpoint, Started
-from fakevllm_server.backends.embedded.train_only import TrainOnlyEngine
-from fakevllm_server.calls import RecordedCall, VersionSpan
-from fakevllm_server.config import ServerConfig
+from fakevllm_server.backends.embedded.train.standalone import TrainOnlyEngine
+from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal import reads
+from fakevllm_server.training import loop as trainer
+from fakevllm_server.types.backend import Endpoint, Started
+from fakevllm_server.types.calls import RecordedCall, VersionSpan
+from fakevllm_server.web import state as swarm
 
 VOCABULARY = 512
 NUM_GROUPS = 7

@@ -8,11 +8,11 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from fakevllm_server import crash_points
-from fakevllm_server.checkpoints import CheckpointFolders
-from fakevllm_server.journal.facts import SavedCheckpoint
+from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import ACK_LIMIT_S, Journal
-from fakevllm_server.saves import Saves
+from fakevllm_server.run.checkpoints import CheckpointFolders
+from fakevllm_server.training.checkpointing import Saves
+from fakevllm_server.types import crash_points
 
 SLOW_S = 1.0
 

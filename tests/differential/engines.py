@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
-from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.backends.vllm.command import command, environment
 from fakevllm_server.backends.vllm.model_folder import chat_template
 from fakevllm_server.backends.vllm.rollout import find_install
+from fakevllm_server.types.engine_spec import EngineSpec
 from tests.differential.asking import Seen, ask
 from tests.differential.corpus import KEY, Request
 from tests.e2e.processes import Process, Processes, free_port, wait_until

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fakevllm_server import cli, swarm
-from fakevllm_server.backends.base import Backend
-from fakevllm_server.backends.child import ChildEngine
-from fakevllm_server.backends.pair import TwoProcesses, weights_folder
-from fakevllm_server.backends.spec import EngineSpec
+from fakevllm_server.backends.process.child import ChildEngine
+from fakevllm_server.backends.process.pair import TwoProcesses, weights_folder
+from fakevllm_server.cli import main as cli
+from fakevllm_server.types.backend import Backend
+from fakevllm_server.types.engine_spec import EngineSpec
+from fakevllm_server.web import state as swarm
 
 
 def open_pair(rollout: EngineSpec, trainer: EngineSpec, weights_dir: Path | None = None) -> Backend:

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 
 from benchmarks.run_logs import entries_of, surviving_steps
-from fakevllm_server.backends.procfs import living
+from fakevllm_server.backends.process.procfs import living
 from tests.e2e import pair_server
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.processes import Process, Processes, free_port, wait_until
@@ -21,7 +21,7 @@ from tests.e2e.processes import Process, Processes, free_port, wait_until
 NUM_APPS = 4
 NUM_KILLS = 3
 PARENT = 1
-"""As fakevllm_server.backends.procfs counts the fields of a process."""
+"""As fakevllm_server.backends.process.procfs counts the fields of a process."""
 WAIT_S = 40.0
 HI: Any = [{"role": "user", "content": "hi"}]
 

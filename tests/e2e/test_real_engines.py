@@ -20,7 +20,7 @@ from benchmarks.run_logs import entries_of
 from fakevllm.demo.sums import all_tasks
 from fakevllm.replay.proxy import register
 from fakevllm_adapters.protocol.swarm import Task
-from fakevllm_server.backends.procfs import living
+from fakevllm_server.backends.process.procfs import living
 from tests.e2e.every_shape import ask_in_every_shape
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes
@@ -31,7 +31,7 @@ READY_TIMEOUT_S = 240.0
 NUM_CLIENTS = 8
 STEPS = 40
 PARENT = 1
-"""As fakevllm_server.backends.procfs counts the fields of a process."""
+"""As fakevllm_server.backends.process.procfs counts the fields of a process."""
 
 
 @pytest.mark.timeout(500)

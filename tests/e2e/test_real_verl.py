@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.run_logs import entries_of, surviving_steps
-from fakevllm_server.backends.procfs import SESSION, living
+from fakevllm_server.backends.process.procfs import SESSION, living
 from tests.contract.trainers import ray_workers
 from tests.e2e.processes import wait_until
 from tests.e2e.test_real_engines import READY_TIMEOUT_S

@@ -29,7 +29,7 @@ from fakevllm import (
     run_episodes_until_all_complete,
     start_engines,
 )
-from fakevllm_server import crash_points
+from fakevllm_server.types import crash_points
 from tests.e2e.processes import Process, Processes, wait_until
 
 JOB = TrainJob(num_repeat=2, batch_size=2, lr=0.5)

@@ -15,8 +15,8 @@ from fakevllm.train.command import material_of
 from fakevllm.train.config import load
 from fakevllm.train.named import function
 from fakevllm_adapters.job.rules import checked
-from fakevllm_server.config import ServerConfig
-from fakevllm_server.job_warnings import warnings_of
+from fakevllm_server.config.job_warnings import warnings_of
+from fakevllm_server.config.model import ServerConfig
 from tests.e2e.processes import Processes
 
 MATH = Path(__file__).parents[2] / "examples/math"

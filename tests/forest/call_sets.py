@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from fakevllm_server.allowed import packed
 from fakevllm_server.forest import CallTokens
+from fakevllm_server.types.token_masks import packed
 
 tokens = st.integers(0, 2)
 SETS = [(0, 1, 2), (0, 1, 7, 10), (2, 3), (1, 2, 9), (1,)]

@@ -22,12 +22,12 @@ from fakevllm.proxy import open_proxy
 from fakevllm_adapters.http.head_limit import bounded
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server.app import create_app as server_app
-from fakevllm_server.backends.base import Endpoint
-from fakevllm_server.backends.door import create_app as engine_app
-from fakevllm_server.backends.fake import FakeEngine
-from fakevllm_server.config import ServerConfig
-from fakevllm_server.swarm import Swarm
+from fakevllm_server.backends.fake.engine import FakeEngine
+from fakevllm_server.backends.http.door import create_app as engine_app
+from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.types.backend import Endpoint
+from fakevllm_server.web.app import create_app as server_app
+from fakevllm_server.web.state import Swarm
 
 TIMEOUT_S = 30.0
 """Of one question: what is not answered by then hangs."""

@@ -16,8 +16,8 @@ from fakevllm_adapters.formats.chat import end_of
 from fakevllm_adapters.formats.registry import ADAPTERS, COUNTERS
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, data_of, encode, json_of
 from fakevllm_adapters.protocol.errors import internal_error
-from fakevllm_server.captures import CAPTURES
-from fakevllm_server.weight_gate import CallStamp
+from fakevllm_server.rollout.capture.table import CAPTURES
+from fakevllm_server.types.weight_gate import CallStamp
 from tests.fuzz.bodies import CHAT_ANSWER, CHUNKS, ERROR, TEXT_ANSWER, TEXT_CHUNKS, USER, Json
 from tests.fuzz.garble import ODD_VALUES, garbled
 

@@ -21,12 +21,13 @@ from fakevllm.tasks import read_tasks
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.keys import named_key, new_app_key
 from fakevllm_adapters.protocol.swarm import LogEntry
-from fakevllm_server import config as server_config
-from fakevllm_server import config_file
-from fakevllm_server.journal import changes, facts, reads
+from fakevllm_server.config import file as config_file
+from fakevllm_server.config import model as server_config
+from fakevllm_server.journal import changes, reads
+from fakevllm_server.journal import rows as facts
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.tables import GroupState
-from fakevllm_server.runlog import RunLog
+from fakevllm_server.run.log import RunLog
 from tests.fuzz.garble import DEEP, SOME_CHANGES, changed, garbled
 
 SOME = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])

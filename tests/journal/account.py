@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-from fakevllm_server.calls import RecordedCall
-from fakevllm_server.episodes import Idempotency
+from fakevllm_server.episodes.registry import Idempotency
+from fakevllm_server.types.calls import RecordedCall
 from tests.journal.lives import Life
 
 Calls = list[RecordedCall]

@@ -7,7 +7,7 @@ from typing import Any
 
 from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.journal import reads
-from fakevllm_server.journal.facts import PRUNED
+from fakevllm_server.journal.rows import PRUNED
 from tests.journal.account import Account
 from tests.journal.lives import Life
 

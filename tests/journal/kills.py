@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from fakevllm_server import crash_points
+from fakevllm_server.types import crash_points
 from tests.journal.disks import LIMIT_S
 from tests.journal.lives import Life
 

@@ -12,15 +12,15 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import Batch, Call, LossSpec, PolicyName, StepMetrics
-from fakevllm_server.checkpoints import CheckpointFolders
-from fakevllm_server.engine import Engine
-from fakevllm_server.intake import Intake
+from fakevllm_server.episodes.states import Engine
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.runlog import RunLog
-from fakevllm_server.saves import Saves
-from fakevllm_server.steps import Steps
+from fakevllm_server.run.checkpoints import CheckpointFolders
+from fakevllm_server.run.log import RunLog
+from fakevllm_server.training.checkpointing import Saves
+from fakevllm_server.training.intake import Intake
+from fakevllm_server.training.step import Steps
+from fakevllm_server.types.backend import Batch, Call, LossSpec, PolicyName, StepMetrics
 
 # An entropy bonus pulls on every call, so that no group is left out of a batch.
 JOB = TrainJob(num_repeat=2, batch_size=1, entropy_coeff=0.1, save_freq=2, max_staleness=1000)

@@ -33,11 +33,11 @@ from fakevllm_adapters.protocol.swarm import (
     SiblingRef,
     WorkflowOutput,
 )
-from fakevllm_server.backends.base import BackendError
-from fakevllm_server.calls import RecordedCall
-from fakevllm_server.episodes import Episode, EpisodeRefused, Idempotency
+from fakevllm_server.episodes.registry import Episode, EpisodeRefused, Idempotency
+from fakevllm_server.episodes.submissions import OtherBody
 from fakevllm_server.journal import reads
-from fakevllm_server.submissions import OtherBody
+from fakevllm_server.types.backend import BackendError
+from fakevllm_server.types.calls import RecordedCall
 from tests.journal.account import Account, Acknowledged, Ask, Claim, Ended
 from tests.journal.holds import Holds
 from tests.journal.kills import Outcome, killed_at

@@ -11,10 +11,11 @@ from sqlalchemy import Connection
 from swarm_server.intakes import CLIENT, Lives, end_of
 from swarm_server.samples import call
 
-from fakevllm_server import saves
-from fakevllm_server.episodes import EpisodeRefused
-from fakevllm_server.journal import forgetting, reads
-from fakevllm_server.submissions import OtherBody
+from fakevllm_server.episodes.registry import EpisodeRefused
+from fakevllm_server.episodes.submissions import OtherBody
+from fakevllm_server.journal import reads
+from fakevllm_server.journal import retention as forgetting
+from fakevllm_server.training import checkpointing as saves
 from tests.journal.disks import Held
 
 KEPT = 4
@@ -203,7 +204,7 @@ async def test_a_clock_that_was_wrong_holds_up_nothing(
 ) -> None:
     monkeypatch.setattr(forgetting, "KEEP_REPLIES_S", 0.0)
     with monkeypatch.context() as patch:
-        patch.setattr("fakevllm_server.journal.statements.time.time", lambda: 4e9)
+        patch.setattr("fakevllm_server.journal.changes.time.time", lambda: 4e9)
         await train(lives, "of the year 2096")
         assert lives.now.journal.drain()
     await pass_by(lives)

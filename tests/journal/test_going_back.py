@@ -9,10 +9,12 @@ import pytest
 from swarm_server.samples import call
 
 from fakevllm_adapters.protocol.swarm import EndGroupRequest, SiblingRef
-from fakevllm_server import saves, steps
-from fakevllm_server.backends.base import ActionFailed
-from fakevllm_server.journal import forgetting, reads
-from fakevllm_server.steps import MAX_FAILURES
+from fakevllm_server.journal import reads
+from fakevllm_server.journal import retention as forgetting
+from fakevllm_server.training import checkpointing as saves
+from fakevllm_server.training import step as steps
+from fakevllm_server.training.step import MAX_FAILURES
+from fakevllm_server.types.backend import ActionFailed
 from tests.journal.lives import JOB, Life
 
 SAVES_ALWAYS = JOB.model_copy(update={"save_freq": 1})

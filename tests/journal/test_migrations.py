@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 
-from fakevllm_server.config import ConfigError
+from fakevllm_server.config.model import ConfigError
 from fakevllm_server.journal import reads, tables
 from fakevllm_server.journal.changes import remembered
 from fakevllm_server.journal.migrations import MIGRATIONS

@@ -11,11 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from swarm_server.samples import call
 
-from fakevllm_server.allowed import Allowed, packed
-from fakevllm_server.calls import RecordedCall, VersionSpan
 from fakevllm_server.journal import changes, reads
 from fakevllm_server.journal.rows import CorruptCall, call_of, call_row
 from fakevllm_server.journal.store import Journal
+from fakevllm_server.types.calls import RecordedCall, VersionSpan
+from fakevllm_server.types.token_masks import Allowed, packed
 from tests.journal.disks import rows
 
 MOST = 2**31 - 1

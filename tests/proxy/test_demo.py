@@ -19,7 +19,7 @@ from fakevllm.errors import FakevllmError, UserError
 from fakevllm.processes import Supervised, make_run_folder
 from fakevllm.routes.groups import Stats, StepStats
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
-from fakevllm_server.backends import table
+from fakevllm_server.backends.process import table
 from tests.proxy.odd_swarm import ROLLING, OddSwarm
 
 FAKE = Engines.named("fake")

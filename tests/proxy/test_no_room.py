@@ -14,8 +14,8 @@ import pytest
 
 from fakevllm.swarm import engine_queue, link
 from fakevllm_adapters.http.asgi import Receive, Scope, Send, send_bytes
-from fakevllm_server.backends.door import create_app as engine_app
-from fakevllm_server.backends.fake import FakeEngine
+from fakevllm_server.backends.fake.engine import FakeEngine
+from fakevllm_server.backends.http.door import create_app as engine_app
 from tests.fuzz.rig import Stack, listening, proxy_over, swarm_over
 from tests.proxy.odd_swarm import until
 from tests.proxy.test_serve_policies import CHAT, JSON, TAKEN, chat, groups, policy, settled

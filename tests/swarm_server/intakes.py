@@ -15,8 +15,8 @@ from fakevllm_adapters.protocol.swarm import (
     SiblingRef,
     WorkflowOutput,
 )
-from fakevllm_server.calls import RecordedCall
-from fakevllm_server.episodes import Episode
+from fakevllm_server.episodes.registry import Episode
+from fakevllm_server.types.calls import RecordedCall
 from tests.journal.lives import JOB, Life
 
 LIMIT_S = 1e6

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import (
+from fakevllm_server.backends.fake.engine import FakeEngine
+from fakevllm_server.types.backend import (
     Batch,
     Call,
     Endpoint,
@@ -17,7 +18,6 @@ from fakevllm_server.backends.base import (
     Started,
     StepMetrics,
 )
-from fakevllm_server.backends.fake import FakeEngine
 
 
 class LocalBackend(FakeEngine):

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import (
+from fakevllm_server.backends.fake.engine import FakeEngine
+from fakevllm_server.types.backend import (
     BackendError,
     Batch,
     Call,
@@ -18,7 +19,6 @@ from fakevllm_server.backends.base import (
     PolicyName,
     StepMetrics,
 )
-from fakevllm_server.backends.fake import FakeEngine
 
 SLOW_LOOK_S = 0.01
 

@@ -17,20 +17,20 @@ from fakevllm_adapters.protocol.swarm import (
     EngineStatus,
     SiblingRef,
 )
-from fakevllm_server import trainer
-from fakevllm_server.backends.base import Backend, Endpoint
-from fakevllm_server.backends.pair import TwoProcesses
-from fakevllm_server.calls import RecordedCall
-from fakevllm_server.checkpoints import CheckpointFolders
-from fakevllm_server.engine import Engine
-from fakevllm_server.episodes import Episodes
+from fakevllm_server.backends.process.pair import TwoProcesses
+from fakevllm_server.episodes.pool import Pool
+from fakevllm_server.episodes.registry import Episodes
+from fakevllm_server.episodes.states import Engine
 from fakevllm_server.forest.history import Vocabulary
-from fakevllm_server.intake import Intake
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.pool import Pool
-from fakevllm_server.runlog import RunLog
-from fakevllm_server.saves import Saves
+from fakevllm_server.run.checkpoints import CheckpointFolders
+from fakevllm_server.run.log import RunLog
+from fakevllm_server.training import loop as trainer
+from fakevllm_server.training.checkpointing import Saves
+from fakevllm_server.training.intake import Intake
+from fakevllm_server.types.backend import Backend, Endpoint
+from fakevllm_server.types.calls import RecordedCall
 
 AnyBackend = TypeVar("AnyBackend", bound=Backend)
 JOB = TrainJob(num_repeat=2, batch_size=1, lr=0.1, save_freq=1)

@@ -14,11 +14,11 @@ from aiohttp import web
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server.api import inference
-from fakevllm_server.backends.base import Endpoint
-from fakevllm_server.config import ServerConfig
-from fakevllm_server.swarm import Swarm
-from fakevllm_server.weight_gate import WeightGate
+from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.types.backend import Endpoint
+from fakevllm_server.types.weight_gate import WeightGate
+from fakevllm_server.web.routes import inference
+from fakevllm_server.web.state import Swarm
 
 Json = dict[str, Any]
 Plan = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fakevllm_server.calls import RecordedCall, VersionSpan
+from fakevllm_server.types.calls import RecordedCall, VersionSpan
 
 
 def call(

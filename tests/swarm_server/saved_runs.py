@@ -20,9 +20,9 @@ from fakevllm_adapters.protocol.swarm import (
     EngineStatus,
     SiblingRef,
 )
-from fakevllm_server.cli import app
-from fakevllm_server.config import ServerConfig
-from fakevllm_server.swarm import Swarm
+from fakevllm_server.cli.main import app
+from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.web.state import Swarm
 
 JOB = TrainJob(num_repeat=2, batch_size=1, lr=0.1, save_freq=2)
 GROUPS = ["a", "b", "c", "d", "e"]

@@ -21,7 +21,7 @@ from swarm_server.boxes import (
     write_keys,
 )
 
-from fakevllm_server.api.access import ADMIN_PATHS
+from fakevllm_server.web.routes.access import ADMIN_PATHS
 from tests.e2e.processes import Processes
 
 OF_EPISODES = ("/end_episode", "/abort_episode", "/renew_episode", "/can_continue_episode")

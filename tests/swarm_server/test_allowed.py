@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakevllm_adapters.protocol.packed_numbers import pack_ids
-from fakevllm_server.allowed import MAX_BYTES, Allowed, packed, unpacked
+from fakevllm_server.types.token_masks import MAX_BYTES, Allowed, packed, unpacked
 
 
 def one_of(*ids: int) -> bytes:

@@ -12,9 +12,9 @@ from swarm_server.samples import call
 from fakevllm_adapters.job.loss_spec import AGGREGATIONS, LossSpec
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms.loss_units import Counted, call_shares
-from fakevllm_server.backends.base import Call
-from fakevllm_server.batch import plan_step
-from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.training.batch import plan_step
+from fakevllm_server.types.backend import Call
+from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
 MASKED = call(untrainable="missing_logprob", ids=(9, 9, 9))
 Lengths = list[int]

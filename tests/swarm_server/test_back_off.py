@@ -1,4 +1,4 @@
-from fakevllm_server.back_off import MAX_S, PROVEN_AFTER_S, BackOff
+from fakevllm_server.training.guards import MAX_S, PROVEN_AFTER_S, BackOff
 
 
 def test_the_pause_grows_while_engines_die_soon_after_their_boot() -> None:

@@ -8,8 +8,8 @@ from swarm_server.samples import call
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
 from fakevllm_server.algorithms.whitened import reinforce_plus_plus
-from fakevllm_server.batch import PlannedStep, plan_step, trainable_calls, with_left_out
-from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.training.batch import PlannedStep, plan_step, trainable_calls, with_left_out
+from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
 
 def planned(rewards: list[float], **settings: object) -> PlannedStep:

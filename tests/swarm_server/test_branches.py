@@ -12,14 +12,14 @@ from swarm_server.local_backend import LocalBackend
 from swarm_server.loops import Run
 from swarm_server.samples import call
 
-from fakevllm_server import branches as branches_module
-from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
-from fakevllm_server.branches import branches
-from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
-from fakevllm_server.coverage import totals
 from fakevllm_server.forest.history import Vocabulary
-from fakevllm_server.spelling import vocabulary_of
+from fakevllm_server.run.coverage import totals
+from fakevllm_server.training import batch as branches_module
+from fakevllm_server.training.batch import branches
+from fakevllm_server.training.vocabulary import vocabulary_of
+from fakevllm_server.types.backend import Batch, LossSpec, StepMetrics
+from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
 END = "<|im_end|>"
 

@@ -9,12 +9,12 @@ import pytest
 from swarm_server.samples import call as sample_call
 
 from fakevllm_adapters.formats.sse import DONE, encode
-from fakevllm_server.allowed import Allowed, packed
-from fakevllm_server.calls import RecordedCall
-from fakevllm_server.capture import Capture
-from fakevllm_server.capture_base import CallCapture
-from fakevllm_server.capture_completions import CompletionsCapture
-from fakevllm_server.weight_gate import CallStamp
+from fakevllm_server.rollout.capture.base import CallCapture
+from fakevllm_server.rollout.capture.chat import Capture
+from fakevllm_server.rollout.capture.completions import CompletionsCapture
+from fakevllm_server.types.calls import RecordedCall
+from fakevllm_server.types.token_masks import Allowed, packed
+from fakevllm_server.types.weight_gate import CallStamp
 
 Json = dict[str, Any]
 CAPTURES: list[type[CallCapture]] = [Capture, CompletionsCapture]

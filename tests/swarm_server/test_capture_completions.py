@@ -4,8 +4,8 @@ import orjson
 import pytest
 
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, json_of
-from fakevllm_server.capture_completions import CompletionsCapture
-from fakevllm_server.weight_gate import CallStamp
+from fakevllm_server.rollout.capture.completions import CompletionsCapture
+from fakevllm_server.types.weight_gate import CallStamp
 
 Json = dict[str, Any]
 STAMP = CallStamp([9])

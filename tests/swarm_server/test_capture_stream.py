@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE, SseDecoder, encode, json_of
-from fakevllm_server.capture import Capture
-from fakevllm_server.weight_gate import CallStamp
+from fakevllm_server.rollout.capture.chat import Capture
+from fakevllm_server.types.weight_gate import CallStamp
 
 Json = dict[str, Any]
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm_server.checkpoints import CheckpointFolders
-from fakevllm_server.journal.facts import SavedCheckpoint
+from fakevllm_server.journal.rows import SavedCheckpoint
+from fakevllm_server.run.checkpoints import CheckpointFolders
 
 
 async def save(folder: Path) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from swarm_server.saved_runs import GROUPS, ask, contents, life, listed, opened, saved
 
-from fakevllm_server import checkpoints_command
-from fakevllm_server.journal.facts import SavedCheckpoint
-from fakevllm_server.saved_run import SavedRun, Verdict
-from fakevllm_server.saves import best
+from fakevllm_server.cli import checkpoints as checkpoints_command
+from fakevllm_server.cli.run_archive import SavedRun, Verdict
+from fakevllm_server.journal.rows import SavedCheckpoint
+from fakevllm_server.training.checkpointing import best
 
 # --- list
 
@@ -154,7 +154,8 @@ def test_a_journal_that_is_none_is_one_line(run_dir: Path) -> None:
 
 def test_the_help_loads_nothing_heavy() -> None:
     script = (
-        "import sys; from typer.testing import CliRunner; from fakevllm_server.cli import app\n"
+        "import sys; from typer.testing import CliRunner\n"
+        "from fakevllm_server.cli.main import app\n"
         "assert CliRunner().invoke(app, ['checkpoints', 'export', '--help']).exit_code == 0\n"
         "heavy = {'torch', 'rich.table', 'sqlalchemy', 'aiohttp'} & set(sys.modules)\n"
         "assert not heavy, heavy"

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from swarm_server.saved_runs import GROUPS, JOB, ask, life, listed, opened, saved, theta
 
-from fakevllm_server.crash_points import EXIT_CODE
 from fakevllm_server.journal import reads
-from fakevllm_server.journal.facts import PRUNED
-from fakevllm_server.run_folder import RunFolder
+from fakevllm_server.journal.rows import PRUNED
+from fakevllm_server.run.folder import RunFolder
+from fakevllm_server.types.crash_points import EXIT_CODE
 
 
 async def test_the_next_start_goes_on_from_the_restored_step(run_dir: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import doctest
 
 from fakevllm_adapters.protocol.swarm import MAX_METRIC
-from fakevllm_server import client_metrics
-from fakevllm_server.client_metrics import MAX_NAME_CHARS, MAX_NAMES, ClientMetrics
+from fakevllm_server.run import client_metrics
+from fakevllm_server.run.client_metrics import MAX_NAME_CHARS, MAX_NAMES, ClientMetrics
 
 
 def test_the_example_in_its_docstring_holds() -> None:

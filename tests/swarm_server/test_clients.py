@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fakevllm_server.clients import IDLE_LIMIT_S, MAX_SILENT, ActiveClients
+from fakevllm_server.episodes.clients import IDLE_LIMIT_S, MAX_SILENT, ActiveClients
 
 
 def test_one_client_that_agrees_is_any_and_not_all() -> None:

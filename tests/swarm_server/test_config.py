@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.config import ConfigError, ServerConfig, read_keys
+from fakevllm_server.config.model import ConfigError, ServerConfig, read_keys
 
 RUN = Path("run")
 PLAIN: dict[str, Any] = {"backend": "embedded", "run_dir": RUN}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from fakevllm_server.cli import app
-from fakevllm_server.config import ServerConfig
+from fakevllm_server.cli.main import app
+from fakevllm_server.config.model import ServerConfig
 
 CONFIGS = sorted((Path(__file__).parents[2] / "server/configs").iterdir())
 
@@ -22,7 +22,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
     def keep(config: ServerConfig, **_: object) -> None:
         settings.append(config)
 
-    monkeypatch.setattr("fakevllm_server.serve.serve", keep)
+    monkeypatch.setattr("fakevllm_server.web.run.serve", keep)
     return settings
 
 

@@ -8,10 +8,10 @@ import pytest
 from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.allowed import Allowed, packed
-from fakevllm_server.batch import plan_step
-from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
-from fakevllm_server.coverage import coverage, nothing_trained, of_run, totals
+from fakevllm_server.run.coverage import coverage, nothing_trained, of_run, totals
+from fakevllm_server.training.batch import plan_step
+from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.types.token_masks import Allowed, packed
 
 
 def group(name: str, *episodes: tuple[float | None, list[RecordedCall]]) -> FinishedGroup:

@@ -14,12 +14,12 @@ from swarm_server.loops import JOB, Run
 from swarm_server.samples import call
 
 from fakevllm_adapters.protocol.swarm import EngineStatusReply
-from fakevllm_server.app import create_app
-from fakevllm_server.config import ServerConfig
+from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal import migrations
 from fakevllm_server.journal.migrations import m001_tables
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.runlog import RunLog
+from fakevllm_server.run.log import RunLog
+from fakevllm_server.web.app import create_app
 
 
 async def test_every_way_to_be_dropped_is_counted_once_and_for_all_lives(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server.engine import POST_DEADLINE_S, TRANSITIONS, Engine, IllegalTransition
+from fakevllm_server.episodes.states import POST_DEADLINE_S, TRANSITIONS, Engine, IllegalTransition
 
 statuses = st.sampled_from(list(EngineStatus))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.episode_body import with_job
+from fakevllm_server.training.intake import with_job
 from tests.swarm_server.odd_engine import AppCall, OddEngine, serving, whole
 
 Json = dict[str, Any]

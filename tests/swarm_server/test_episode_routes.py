@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server.app import create_app
-from fakevllm_server.config import ServerConfig
-from fakevllm_server.episodes import MAX_CLAIMED
-from fakevllm_server.swarm import Swarm
+from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.episodes.registry import MAX_CLAIMED
+from fakevllm_server.web.app import create_app
+from fakevllm_server.web.state import Swarm
 
 CLAIM = {"client_uuid": "me", "episode_type": "train", "discard_episode_timeout": 60}
 

@@ -2,8 +2,14 @@ import pytest
 from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.episodes import MAX_CLAIMED, EpisodeRefused, Episodes, Idempotency, slots
-from fakevllm_server.submissions import OtherBody
+from fakevllm_server.episodes.registry import (
+    MAX_CLAIMED,
+    EpisodeRefused,
+    Episodes,
+    Idempotency,
+    slots,
+)
+from fakevllm_server.episodes.submissions import OtherBody
 
 
 def test_a_claimed_episode_is_found_by_its_key_and_keeps_its_calls() -> None:

@@ -17,13 +17,13 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.packed_numbers import pack_floats
 from fakevllm_adapters.protocol.swarm import AddSampleRequest, CapturedCall, SiblingRef
 from fakevllm_server.algorithms import ESTIMATORS
-from fakevllm_server.allowed import Allowed, packed
-from fakevllm_server.app import create_app
-from fakevllm_server.batch import PlannedStep, plan_step, with_left_out
-from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
-from fakevllm_server.config import ServerConfig
-from fakevllm_server.coverage import coverage
-from fakevllm_server.pool import Pool
+from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.episodes.pool import Pool
+from fakevllm_server.run.coverage import coverage
+from fakevllm_server.training.batch import PlannedStep, plan_step, with_left_out
+from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.types.token_masks import Allowed, packed
+from fakevllm_server.web.app import create_app
 
 
 def group() -> FinishedGroup:

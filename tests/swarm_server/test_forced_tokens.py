@@ -9,10 +9,10 @@ from swarm_server.samples import call
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
 from fakevllm_server.algorithms.whitened import reinforce_plus_plus
-from fakevllm_server.allowed import Allowed, packed
-from fakevllm_server.backends.base import Call
-from fakevllm_server.batch import PlannedStep, plan_step
-from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.training.batch import PlannedStep, plan_step
+from fakevllm_server.types.backend import Call
+from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.types.token_masks import Allowed, packed
 
 ONE, TWO = packed(bytes([0b100])), packed(bytes([0b1100]))
 

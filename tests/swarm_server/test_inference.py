@@ -28,9 +28,9 @@ from swarm_server.odd_engine import (
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.protocol.errors import internal_error
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, EndGroupReply, EngineStatus
-from fakevllm_server.api import inference
-from fakevllm_server.config import ServerConfig
-from fakevllm_server.swarm import Swarm
+from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.web.routes import inference
+from fakevllm_server.web.state import Swarm
 
 SIBLING = {SIBLING_HEADER: "g/0"}
 

@@ -13,9 +13,9 @@ from fakevllm_adapters.protocol.swarm import (
     CapturedCall,
     EngineStatus,
 )
-from fakevllm_server.calls import RecordedCall
-from fakevllm_server.episodes import EpisodeRefused
-from fakevllm_server.submissions import OtherBody
+from fakevllm_server.episodes.registry import EpisodeRefused
+from fakevllm_server.episodes.submissions import OtherBody
+from fakevllm_server.types.calls import RecordedCall
 
 
 @pytest.mark.parametrize("status", list(EngineStatus))

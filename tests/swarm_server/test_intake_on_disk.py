@@ -11,9 +11,10 @@ from swarm_server.intake_asks import ABORTS, CALLS, ENDS, Prepare, claims
 from swarm_server.intakes import Lives, end_of
 from swarm_server.samples import call
 
-from fakevllm_server import intake, submissions
+from fakevllm_server.episodes import submissions
 from fakevllm_server.journal import writer
 from fakevllm_server.journal.writer import JournalTrouble
+from fakevllm_server.training import intake
 from tests.journal.disks import Disk, Held
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fakevllm_adapters.job.model import TrainJob, read_job
-from fakevllm_server.config import ServerConfig
-from fakevllm_server.job_warnings import EVERYWHERE, warnings_of
+from fakevllm_server.config.job_warnings import EVERYWHERE, warnings_of
+from fakevllm_server.config.model import ServerConfig
 from tests.adapters.ajet_jobs import stock
 
 FAKE = ServerConfig("fake", Path("runs"))

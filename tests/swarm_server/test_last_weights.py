@@ -11,8 +11,9 @@ from swarm_server.loops import JOB, Parts, Run
 from swarm_server.samples import call
 
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server import back_off, trainer
-from fakevllm_server.backends.base import ActionFailed, BackendError, BackendRefused
+from fakevllm_server.training import guards as back_off
+from fakevllm_server.training import loop as trainer
+from fakevllm_server.types.backend import ActionFailed, BackendError, BackendRefused
 
 WHY = "target_modules names 'nope': name another"
 

@@ -20,7 +20,7 @@ from fakevllm_adapters.http.asgi import (
     send_json,
     start_stream,
 )
-from fakevllm_server.latest_call import MAX_BYTES, LatestCall
+from fakevllm_server.web.latest_call import MAX_BYTES, LatestCall
 
 JSON = [(b"content-type", b"application/json")]
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8")]

@@ -14,13 +14,13 @@ from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
-from fakevllm_server import steps
-from fakevllm_server.api import control, episodes
-from fakevllm_server.backends.base import ActionFailed
-from fakevllm_server.batch import plan_step
-from fakevllm_server.calls import FinishedGroup, ScoredEpisode
-from fakevllm_server.config import ServerConfig
-from fakevllm_server.swarm import Swarm
+from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.training import step as steps
+from fakevllm_server.training.batch import plan_step
+from fakevllm_server.types.backend import ActionFailed
+from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
+from fakevllm_server.web.routes import control, episodes
+from fakevllm_server.web.state import Swarm
 
 
 def rolling(folder: Path, job: TrainJob) -> Swarm:

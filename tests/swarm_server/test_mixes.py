@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_server.mixes import ASKING_S, UNDER_WAY_S, VAIN_PARTS, VAIN_TASKS, Mixes
+from fakevllm_server.episodes.quotas import ASKING_S, UNDER_WAY_S, VAIN_PARTS, VAIN_TASKS, Mixes
 
 LEAD = 1.5
 RETRY_S = 2.0

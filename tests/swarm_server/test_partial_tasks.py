@@ -14,9 +14,9 @@ from swarm_server.pools import episode_of, pool_of
 from swarm_server.samples import call
 
 from fakevllm_adapters.protocol.swarm import EndEpisodeRequest, WorkflowOutput
-from fakevllm_server import waiting_tasks
-from fakevllm_server.pool import Pool
-from fakevllm_server.waiting_tasks import Completed
+from fakevllm_server.episodes import waiting_tasks
+from fakevllm_server.episodes.pool import Pool
+from fakevllm_server.episodes.waiting_tasks import Completed
 
 HOUR_S = 3600.0
 

@@ -9,9 +9,10 @@ from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef
-from fakevllm_server import ended_ids, finished_groups, open_groups
-from fakevllm_server.pool import Pool
-from fakevllm_server.waiting_tasks import Completed
+from fakevllm_server.episodes import finished_groups, open_groups
+from fakevllm_server.episodes import finished_groups as ended_ids
+from fakevllm_server.episodes.pool import Pool
+from fakevllm_server.episodes.waiting_tasks import Completed
 
 
 def test_a_group_with_two_rewards_is_pooled_with_its_calls_in_the_reply() -> None:

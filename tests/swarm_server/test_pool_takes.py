@@ -9,7 +9,7 @@ from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef
-from fakevllm_server.calls import RecordedCall
+from fakevllm_server.types.calls import RecordedCall
 
 
 def test_the_newest_groups_are_taken_in_their_order_and_the_others_stay() -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from fakevllm_adapters.http.asgi import MAX_BODY_BYTES
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server.app import create_app
-from fakevllm_server.config import ServerConfig
-from fakevllm_server.swarm import Swarm
+from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.web.app import create_app
+from fakevllm_server.web.state import Swarm
 
 Json = dict[str, Any]
 CLAIM: Json = {"client_uuid": "me", "episode_type": "train", "discard_episode_timeout": 60}

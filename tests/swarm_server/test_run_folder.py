@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm_server.config import ConfigError
-from fakevllm_server.run_folder import RunFolder
+from fakevllm_server.config.model import ConfigError
+from fakevllm_server.run.folder import RunFolder
 
 
 def test_a_second_server_on_the_same_folder_is_refused_until_the_first_has_closed(

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server import run_record
-from fakevllm_server.config import ServerConfig, find_model
-from fakevllm_server.run_folder import RunFolder
-from fakevllm_server.run_record import HIDDEN, life_of, versions, with_life
+from fakevllm_server.config.model import ServerConfig, find_model
+from fakevllm_server.run import metadata as run_record
+from fakevllm_server.run.folder import RunFolder
+from fakevllm_server.run.metadata import HIDDEN, life_of, versions, with_life
 
 ONE: dict[str, Any] = {"job": {"lr": 1.0}}
 OTHER: dict[str, Any] = {"job": {"lr": 2.0}}

@@ -7,11 +7,11 @@ import pytest
 from fastapi import FastAPI
 
 from fakevllm_adapters.protocol.swarm import LogReply, TrainedGroup
-from fakevllm_server.api.control import router
-from fakevllm_server.config import ServerConfig
+from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.runlog import RunLog
-from fakevllm_server.swarm import Swarm
+from fakevllm_server.run.log import RunLog
+from fakevllm_server.web.routes.control import router
+from fakevllm_server.web.state import Swarm
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fakevllm_server.sampling_rules import cuts, why_not_trainable
+from fakevllm_server.rollout.sampling_rules import cuts, why_not_trainable
 
 Json = dict[str, Any]
 BENT: list[Json] = [

@@ -8,8 +8,8 @@ from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef
-from fakevllm_server.pool import Pool
-from fakevllm_server.served import ServedCalls
+from fakevllm_server.episodes.pool import Pool
+from fakevllm_server.episodes.served_calls import ServedCalls
 
 TEN = replace(call(), prompt_ids=list(range(8)), response_ids=[1, 2], logprobs=[-1.0, -1.0])
 

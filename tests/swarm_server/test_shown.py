@@ -12,7 +12,7 @@ from swarm_server.samples import call
 from fakevllm_adapters.protocol.shown import ShownGroup
 from fakevllm_adapters.protocol.swarm import EndEpisodeRequest, EndGroupRequest, SiblingRef
 from fakevllm_server.journal.rows import CorruptCall
-from fakevllm_server.shown import shown
+from fakevllm_server.run.group_view import shown
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fakevllm_server.backends.mismatch_limit import NO_UPDATE
-from fakevllm_server.step_line import step_line
+from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE
+from fakevllm_server.training.step_log import step_line
 
 MEASURED = {
     "reward_mean": 0.4375,

@@ -15,15 +15,16 @@ from swarm_server.loops import JOB, Run
 from swarm_server.samples import call
 
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, LogEntry
-from fakevllm_server import back_off, trainer
-from fakevllm_server.api.control import router
-from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics
-from fakevllm_server.backends.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
-from fakevllm_server.config import ServerConfig
+from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
+from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.runlog import RunLog
-from fakevllm_server.stop_limit import MAX_TOO_FAR, StopLimit
-from fakevllm_server.swarm import Swarm
+from fakevllm_server.run.log import RunLog
+from fakevllm_server.training import guards as back_off
+from fakevllm_server.training import loop as trainer
+from fakevllm_server.training.guards import MAX_TOO_FAR, StopLimit
+from fakevllm_server.types.backend import Batch, LossSpec, StepMetrics
+from fakevllm_server.web.routes.control import router
+from fakevllm_server.web.state import Swarm
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,8 @@
 from typing import Any
 
 from fakevllm_adapters.protocol.swarm import EndGroupReply, EndGroupRequest, SuccessReply
-from fakevllm_server import submissions
-from fakevllm_server.submissions import Acknowledged, Submissions, hash_of
+from fakevllm_server.episodes import submissions
+from fakevllm_server.episodes.submissions import Acknowledged, Submissions, hash_of
 
 REPLY = SuccessReply(success=True)
 

@@ -7,10 +7,10 @@ from typer.testing import CliRunner
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server.cli import app
-from fakevllm_server.config import ServerConfig
-from fakevllm_server.run_folder import RunFolder
-from fakevllm_server.swarm import Swarm
+from fakevllm_server.cli.main import app
+from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.run.folder import RunFolder
+from fakevllm_server.web.state import Swarm
 
 
 async def started(swarm: Swarm) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm_server import train_code
-from fakevllm_server.train_code import BadArchive, check, unpack
+from fakevllm_server.web import train_code
+from fakevllm_server.web.train_code import BadArchive, check, unpack
 
 Fill = Callable[[zipfile.ZipFile], None]
 

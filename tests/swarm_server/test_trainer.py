@@ -12,15 +12,18 @@ from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef
-from fakevllm_server import back_off, open_groups, steps, trainer
-from fakevllm_server.backends.base import (
+from fakevllm_server.backends.fake.engine import START_THETA
+from fakevllm_server.episodes import open_groups
+from fakevllm_server.training import guards as back_off
+from fakevllm_server.training import loop as trainer
+from fakevllm_server.training import step as steps
+from fakevllm_server.types.backend import (
     ActionFailed,
     BackendError,
     Batch,
     LossSpec,
     StepMetrics,
 )
-from fakevllm_server.backends.fake import START_THETA
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,12 @@ from swarm_server.local_parts import LocalRollout, LocalTrainer
 from swarm_server.loops import JOB, Parts
 
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server import back_off, steps, trainer
-from fakevllm_server.backends import pair
-from fakevllm_server.backends.base import ActionFailed, BackendError
-from fakevllm_server.backends.pair import MEMORY, TwoProcesses, weights_folder
+from fakevllm_server.backends.process import pair
+from fakevllm_server.backends.process.pair import MEMORY, TwoProcesses, weights_folder
+from fakevllm_server.training import guards as back_off
+from fakevllm_server.training import loop as trainer
+from fakevllm_server.training import step as steps
+from fakevllm_server.types.backend import ActionFailed, BackendError
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from swarm_server.boxes import Box, Member, write_keys
 
-from fakevllm_server.train_code import MAX_ZIP_BYTES
+from fakevllm_server.web.train_code import MAX_ZIP_BYTES
 from tests.e2e.processes import Processes
 
 HARM = "raise SystemExit('this was imported')\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fakevllm_server.verbose_log import KEPT_S, MOST, VerboseEntry, VerboseLog
+from fakevllm_server.web.verbose_log import KEPT_S, MOST, VerboseEntry, VerboseLog
 
 
 def test_entries_are_told_in_order_until_their_time_is_over() -> None:

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from fakevllm_server.weight_gate import CallStamp, GateAbandoned, WeightGate
+from fakevllm_server.types.weight_gate import CallStamp, GateAbandoned, WeightGate
 
 
 async def waiting(gate: WeightGate) -> asyncio.Task[CallStamp]:

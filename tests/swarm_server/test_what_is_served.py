@@ -16,17 +16,19 @@ from hypothesis import strategies as st
 from swarm_server.local_parts import LocalRollout, LocalTrainer
 from swarm_server.loops import JOB, Run
 
-from fakevllm_server import back_off, steps, trainer
-from fakevllm_server.backends.base import (
+from fakevllm_server.backends.fake.engine import START_THETA, FakeEngine
+from fakevllm_server.backends.process.pair import TwoProcesses
+from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR
+from fakevllm_server.training import guards as back_off
+from fakevllm_server.training import loop as trainer
+from fakevllm_server.training import step as steps
+from fakevllm_server.types.backend import (
     ActionFailed,
     BackendError,
     Batch,
     LossSpec,
     StepMetrics,
 )
-from fakevllm_server.backends.fake import START_THETA, FakeEngine
-from fakevllm_server.backends.mismatch_limit import NO_UPDATE, TOO_FAR
-from fakevllm_server.backends.pair import TwoProcesses
 
 LONG_JOB = JOB.model_copy(update={"max_staleness": 1000, "save_freq": 2, "max_mismatch_k3": 1.0})
 GARBLED = 666.0

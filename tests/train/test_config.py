@@ -14,7 +14,7 @@ from fakevllm.engines import PAIRS
 from fakevllm.errors import ConfigError, UserError
 from fakevllm.train.command import material_of, run_train
 from fakevllm.train.config import ServerSection, TrainSection, load
-from fakevllm_server import trainer
+from fakevllm_server.training import loop as trainer
 
 ROOT = Path(__file__).parents[2]
 AGENT = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.calls import FinishedGroup, ScoredEpisode
+from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
 
 
 def kl_penalties(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fakevllm_server.calls import FinishedGroup, ScoredEpisode
+from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
 
 
 def keep_fresh(group: FinishedGroup, version: int, max_staleness: int) -> tuple[FinishedGroup, int]:

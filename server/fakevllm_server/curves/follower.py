@@ -22,7 +22,7 @@ from fakevllm_server.curves.points import (
     read_log,
 )
 from fakevllm_server.curves.writer import EventFiles, PackageMissing
-from fakevllm_server.journal.beside import read_beside
+from fakevllm_server.journal.offline import read_beside
 
 log = logging.getLogger("fakevllm.server")
 

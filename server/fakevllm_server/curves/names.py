@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fakevllm_server.client_metrics import PREFIX
+from fakevllm_server.run.client_metrics import PREFIX
 
 VERL: Mapping[str, tuple[str, ...]] = {
     # of what was sampled

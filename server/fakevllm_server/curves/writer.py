@@ -18,9 +18,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fakevllm_server.config import ConfigError
+from fakevllm_server.config.model import ConfigError
 from fakevllm_server.curves.points import Charted, Cursor, Point, Restart
-from fakevllm_server.run_folder import write_whole
+from fakevllm_server.run.folder import write_whole
 
 FORMAT = "brain.Event:2"
 """In the first record of each file. Readers heed marks since this version."""

@@ -10,17 +10,19 @@ from typing import Any
 from sqlalchemy import Connection
 
 from fakevllm_adapters.protocol.swarm import LogEntry, SiblingRef, parse_sibling
-from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
-from fakevllm_server.episodes import Episode, Idempotency
-from fakevllm_server.journal.facts import (
+from fakevllm_server.episodes.registry import Episode, Idempotency
+from fakevllm_server.journal.rows import (
+    CALL_COLUMNS,
     PRUNED,
+    CorruptCall,
     SavedCheckpoint,
     ScoredSample,
     Submission,
+    call_of,
     groups_hash,
 )
-from fakevllm_server.journal.rows import CALL_COLUMNS, CorruptCall, call_of
 from fakevllm_server.journal.tables import BatchState, EpisodeState, GroupState
+from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
 log = logging.getLogger("fakevllm.server")
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from sqlalchemy import Connection
 
-from fakevllm_server.allowed import Allowed
-from fakevllm_server.calls import RecordedCall, VersionSpan
+from fakevllm_server.episodes.registry import ID_CHARS
+from fakevllm_server.journal.tables import GroupState
+from fakevllm_server.types.calls import RecordedCall, VersionSpan
+from fakevllm_server.types.token_masks import Allowed
 
 CALL_COLUMNS = "prompt_ids, response_ids, logprobs, facts_json, digest"
 CallRow = tuple[bytes, bytes, bytes | None, str, bytes]
@@ -66,3 +71,72 @@ def _digest(*parts: bytes | str | None) -> bytes:
         size = -1 if part is None else len(raw)
         hashed.update(size.to_bytes(8, "little", signed=True) + raw)
     return hashed.digest()
+
+
+# What the journal holds, as values: what changes are made of, and what reading finds.
+
+PRUNED = "pruned_to_step"
+"""Key of the last step whose calls are not kept any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request that takes effect once, and what it was answered."""
+
+    key: str
+    body_hash: bytes
+    reply_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSample:
+    owner: str
+    index: int
+    reward: float | None
+    task_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PooledGroup:
+    """A group that has ended: its state, and why it is not pooled where it is not."""
+
+    group_id: str
+    state: GroupState
+    reason: str | None = None
+    advantage: float | None = None
+
+
+def pooled_or_dropped(
+    group_id: str, reason: str | None, advantage: float | None = None
+) -> PooledGroup:
+    """Pooled, unless there is a reason why not."""
+    state = GroupState.DROPPED if reason else GroupState.POOLED
+    return PooledGroup(group_id, state, reason or None, advantage)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    step: int
+    folder: str
+    version: int
+    digest: str
+    reward_mean: float | None
+
+
+def groups_hash(group_ids: Sequence[str]) -> str:
+    """Of a batch's groups, in order."""
+    return hashlib.sha256("\n".join(group_ids).encode()).hexdigest()
+
+
+# Whose episodes wait to be trained: with them a next life asks who agrees to its step.
+
+
+def clients_that_wait(db: Connection) -> list[str]:
+    """Their uuids. Those that only aborted, and whose groups were all dropped, are not known."""
+    ended_by = f"JOIN episodes e ON e.episode_id = substr(s.owner, 1, {ID_CHARS})"
+    query = (
+        f"SELECT e.client_uuid FROM samples s {ended_by} WHERE s.group_id IS NULL "
+        "UNION SELECT e.client_uuid FROM groups g JOIN samples s ON s.group_id = g.group_id "
+        f"{ended_by} WHERE g.state = ?"
+    )
+    return [row[0] for row in db.exec_driver_sql(query, (GroupState.POOLED,))]

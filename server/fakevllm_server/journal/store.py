@@ -19,12 +19,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import URL, Connection, Engine, StaticPool, create_engine, event
 from sqlalchemy.exc import DatabaseError
 
-from fakevllm_server.config import ConfigError
-from fakevllm_server.crash_points import crash_point
-from fakevllm_server.journal.forgetting import Forgetting
+from fakevllm_server.config.model import ConfigError
 from fakevllm_server.journal.migrations import NewerJournal, migrate
+from fakevllm_server.journal.retention import Forgetting
 from fakevllm_server.journal.rows import CorruptCall
 from fakevllm_server.journal.writer import Change, JournalTrouble, Writer
+from fakevllm_server.types.crash_points import crash_point
 
 P = ParamSpec("P")
 T = TypeVar("T")

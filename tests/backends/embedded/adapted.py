@@ -12,8 +12,8 @@ from backends.embedded.driving import (
     train,
 )
 
-from fakevllm_server.backends.base import LossSpec
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.types.backend import LossSpec
 
 LORA: dict[str, Any] = {"lora_rank": 4, "lora_alpha": 8}
 

@@ -12,7 +12,7 @@ from backends.embedded.tiny_llama import save_tiny_llama
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfig
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 
 torch.set_num_threads(1)
 

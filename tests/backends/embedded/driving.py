@@ -13,16 +13,16 @@ from transformers import PreTrainedModel
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.vllm_compat.chat import ChatRequest
-from fakevllm_server.backends.base import Batch, Call, LossSpec, StepMetrics
-from fakevllm_server.backends.embedded.cache import RowCache
-from fakevllm_server.backends.embedded.decoder import cache_shape
-from fakevllm_server.backends.embedded.draft import Draft
+from fakevllm_server.backends.embedded.decode.cache import RowCache
+from fakevllm_server.backends.embedded.decode.decoder import cache_shape
+from fakevllm_server.backends.embedded.decode.drafts import Draft
+from fakevllm_server.backends.embedded.decode.pieces import StepPieces, pieces_of
+from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
 from fakevllm_server.backends.embedded.folder import load_weights
-from fakevllm_server.backends.embedded.pieces import StepPieces, pieces_of
-from fakevllm_server.backends.embedded.sampling_state import SamplingState
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
-from fakevllm_server.backends.sampling import Sampling, Token
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.types.backend import Batch, Call, LossSpec, StepMetrics
+from fakevllm_server.types.sampling import Sampling, Token
 
 Result = TypeVar("Result")
 EngineMaker = Callable[..., EmbeddedEngine]

@@ -18,11 +18,11 @@ from pathlib import Path
 from backends.embedded.driving import ask, call_of, collect
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import Batch, Call, LossSpec
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.demo_model.sums import Sum, random_sum
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfig
-from fakevllm_server.backends.sampling import Sampling, Token
+from fakevllm_server.types.backend import Batch, Call, LossSpec
+from fakevllm_server.types.sampling import Sampling, Token
 
 SAMPLING = Sampling(max_tokens=24)
 

@@ -20,8 +20,8 @@ from backends.embedded.driving import SPEC, finish
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import Batch, Call
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.types.backend import Batch, Call
 
 PROMPT, RESPONSE, SIBLINGS = 512, 256, 8
 JOBS: dict[str, dict[str, Any]] = {

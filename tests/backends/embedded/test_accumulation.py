@@ -13,9 +13,9 @@ from backends.embedded.driving import finish, load, pieces, random_calls
 from torch import Tensor
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import Batch, Call, LossSpec
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.forest import CallTokens, plant
+from fakevllm_server.types.backend import Batch, Call, LossSpec
 
 SYSTEM = [5, 6, 7]
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakevllm_server.backends.embedded.bending import Bend, bent, is_bent
-from fakevllm_server.backends.sampling import Sampling
+from fakevllm_server.backends.embedded.decode.logits_processors import Bend, bent, is_bent
+from fakevllm_server.types.sampling import Sampling
 
 VOCABULARY = 12
 EOS = frozenset({2})

@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from fakevllm_server.backends.embedded.cache import CacheShape, Prefix, RowCache
+from fakevllm_server.backends.embedded.decode.cache import CacheShape, Prefix, RowCache
 
 SHAPE = CacheShape(
     num_layers=2,

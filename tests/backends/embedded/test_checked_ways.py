@@ -12,11 +12,11 @@ from backends.embedded.driving import EngineMaker, finish, load, random_calls, t
 from torch import Tensor
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import BackendRefused, Call
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.embedded.weights import adapters_of
 from fakevllm_server.backends.torch_forest.attentions import ATTENTIONS, merging_attentions
 from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.types.backend import BackendRefused, Call
 
 CPU_WAYS = merging_attentions(torch.device("cpu"))
 Seen = list[tuple[str, int]]

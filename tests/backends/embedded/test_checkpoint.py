@@ -9,10 +9,10 @@ import torch
 from backends.embedded.driving import load, random_calls, train, weights
 from safetensors.torch import load_file, save_file
 
-from fakevllm_server.backends.base import BackendError
-from fakevllm_server.backends.embedded import checkpoint
 from fakevllm_server.backends.embedded.folder import open_folder
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
+from fakevllm_server.backends.embedded.train import checkpoint
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.types.backend import BackendError
 
 
 def new_trainer(folder: Path) -> PolicyTrainer:

@@ -13,15 +13,15 @@ from backends.embedded.driving import EngineMaker, pieces
 
 from fakevllm_adapters.formats.sse import SseDecoder
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.allowed import Allowed
-from fakevllm_server.backends.base import Batch, LossSpec, StepMetrics
-from fakevllm_server.backends.door import create_app
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
-from fakevllm_server.batch import plan_step
-from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
-from fakevllm_server.captures import CAPTURES
-from fakevllm_server.weight_gate import CallStamp
+from fakevllm_server.backends.http.door import create_app
+from fakevllm_server.rollout.capture.table import CAPTURES
+from fakevllm_server.training.batch import plan_step
+from fakevllm_server.types.backend import Batch, LossSpec, StepMetrics
+from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.types.token_masks import Allowed
+from fakevllm_server.types.weight_gate import CallStamp
 
 Json = dict[str, Any]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

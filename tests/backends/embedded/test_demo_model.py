@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.demo_model.sums import Sum, prompt_text, random_sum
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
-from fakevllm_server.backends.sampling import Sampling
+from fakevllm_server.types.sampling import Sampling
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_MODEL_DIR)
 

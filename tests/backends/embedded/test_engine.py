@@ -23,10 +23,10 @@ from backends.embedded.driving import (
 )
 
 from fakevllm_adapters.protocol.errors import WireError
-from fakevllm_server.backends.base import BackendError
 from fakevllm_server.backends.embedded import engine as engine_module
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
-from fakevllm_server.backends.sampling import Sampling, Token
+from fakevllm_server.types.backend import BackendError
+from fakevllm_server.types.sampling import Sampling, Token
 
 
 async def test_a_reply_ends_with_the_end_of_sequence(demo_engine: EmbeddedEngine) -> None:
@@ -202,7 +202,7 @@ async def test_a_closed_engine_fails_what_was_running(make_engine: EngineMaker) 
 CRASH = """
 import asyncio, sys
 from pathlib import Path
-from fakevllm_server.backends.base import Sampling
+from fakevllm_server.types.backend import Sampling
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfig
 
 async def main():

@@ -21,8 +21,8 @@ from backends.embedded.driving import (
 from backends.embedded.learning import success, train_on_sums
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec
-from fakevllm_server.backends.sampling import Sampling
+from fakevllm_server.types.backend import BackendError, Batch, Call, LossSpec
+from fakevllm_server.types.sampling import Sampling
 
 
 def exported(folder: Path) -> bytes:

@@ -15,15 +15,15 @@ from backends.embedded.driving import EngineMaker, load
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
 
-from fakevllm_server.backends.embedded import checkpoint
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
-from fakevllm_server.checkpoints import CheckpointFolders
-from fakevllm_server.cli import app
-from fakevllm_server.config import ServerConfig
+from fakevllm_server.backends.embedded.train import checkpoint
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.cli.main import app
+from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal.changes import saved
-from fakevllm_server.journal.facts import SavedCheckpoint
+from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.run_folder import RunFolder
+from fakevllm_server.run.checkpoints import CheckpointFolders
+from fakevllm_server.run.folder import RunFolder
 
 IDS = torch.tensor([list(range(7, 60))])
 ALL_WEIGHTS: dict[str, Any] = {"lora_rank": 0}

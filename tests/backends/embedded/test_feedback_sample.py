@@ -9,10 +9,10 @@ from backends.embedded.driving import plain_logprobs, train
 from backends.embedded.test_trainer import sampled_calls
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import Call
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
-from fakevllm_server.batch import plan_step
-from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode, VersionSpan
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.training.batch import plan_step
+from fakevllm_server.types.backend import Call
+from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode, VersionSpan
 
 JOB = TrainJob(lr=1e-3)
 

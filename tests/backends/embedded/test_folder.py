@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import MistralConfig
 
-from fakevllm_server.backends.base import BackendError
 from fakevllm_server.backends.embedded.folder import open_folder
+from fakevllm_server.types.backend import BackendError
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from transformers import AutoTokenizer
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.vllm_compat.chat import parse_chat_request
 from fakevllm_adapters.vllm_compat.grammar import Grammar
-from fakevllm_server.backends.completion import Completion
+from fakevllm_server.backends.embedded.decode.grammar import MAX_WHITESPACE, Grammars
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
-from fakevllm_server.backends.embedded.grammar import MAX_WHITESPACE, Grammars
-from fakevllm_server.backends.sampling import Sampling
+from fakevllm_server.backends.http.completion import Completion
+from fakevllm_server.types.sampling import Sampling
 
 Json = dict[str, Any]
 PARAMETERS: Json = {

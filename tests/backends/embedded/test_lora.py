@@ -23,12 +23,12 @@ from backends.embedded.driving import (
 from safetensors.torch import load_file
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import BackendError, Batch, LossSpec
-from fakevllm_server.backends.embedded import checkpoint
 from fakevllm_server.backends.embedded.folder import open_folder
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
+from fakevllm_server.backends.embedded.train import checkpoint
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.embedded.weights import MergedWeights, named_weights
-from fakevllm_server.backends.sampling import Sampling
+from fakevllm_server.types.backend import BackendError, Batch, LossSpec
+from fakevllm_server.types.sampling import Sampling
 
 
 def test_only_adapters_train_and_only_they_are_in_the_optimiser(tiny_folder: Path) -> None:

@@ -18,8 +18,8 @@ from backends.embedded.driving import (
 )
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import BackendRefused, LossSpec
 from fakevllm_server.backends.embedded.weights import MergedWeights, named_weights
+from fakevllm_server.types.backend import BackendRefused, LossSpec
 
 
 @pytest.mark.parametrize(

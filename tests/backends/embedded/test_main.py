@@ -12,9 +12,9 @@ import pytest
 from backends.embedded.driving import SPEC, random_calls
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import BackendRefused, Batch
-from fakevllm_server.backends.child import ChildEngine
-from fakevllm_server.backends.spec import EngineSpec
+from fakevllm_server.backends.process.child import ChildEngine
+from fakevllm_server.types.backend import BackendRefused, Batch
+from fakevllm_server.types.engine_spec import EngineSpec
 
 MODULE = "fakevllm_server.backends.embedded"
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

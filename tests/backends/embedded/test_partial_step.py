@@ -15,14 +15,14 @@ import uvicorn
 from backends.embedded.driving import SPEC, load, random_calls, train, weights
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import ActionFailed, BackendError, Batch
-from fakevllm_server.backends.child import URL, ChildEngine
-from fakevllm_server.backends.door import create_app
-from fakevllm_server.backends.embedded.train_only import TrainOnlyEngine
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
-from fakevllm_server.backends.partial_step import PartialStep
-from fakevllm_server.backends.spec import EngineSpec
+from fakevllm_server.backends.embedded.train.standalone import TrainOnlyEngine
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.backends.http.door import create_app
+from fakevllm_server.backends.process.child import URL, ChildEngine
 from fakevllm_server.backends.torch_losses import LOSSES
+from fakevllm_server.backends.training.partial_step import PartialStep
+from fakevllm_server.types.backend import ActionFailed, BackendError, Batch
+from fakevllm_server.types.engine_spec import EngineSpec
 
 CALLS = random_calls(2)
 JOB = TrainJob(lr=1e-3, ppo_epochs=2, micro_batch_tokens=100_000, max_mismatch_k3=None)

@@ -25,15 +25,15 @@ from backends.embedded.tiny_llama import save_tiny_llama
 from torch import Tensor
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import Batch, Call, LossSpec
 from fakevllm_server.backends.embedded.placement import computed_dtype
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
-from fakevllm_server.backends.sampling import Sampling
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.torch_forest.attending import causal_model
 from fakevllm_server.backends.torch_forest.forward import edge_values
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.backends.torch_forest.precision import compute_in, computed_in
 from fakevllm_server.forest import CallTokens, plant
+from fakevllm_server.types.backend import Batch, Call, LossSpec
+from fakevllm_server.types.sampling import Sampling
 
 BF16 = torch.bfloat16
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)

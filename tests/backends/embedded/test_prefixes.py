@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from fakevllm_server.backends.embedded.cache import Prefix
-from fakevllm_server.backends.embedded.prefixes import PrefixCache
+from fakevllm_server.backends.embedded.decode.cache import Prefix
+from fakevllm_server.backends.embedded.decode.prefixes import PrefixCache
 
 
 def prefix(num_tokens: int) -> Prefix:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec
-from fakevllm_server.backends.embedded.recompute import recompute_layers
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
+from fakevllm_server.backends.embedded.train.recompute import recompute_layers
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.torch_forest.self_check import check
+from fakevllm_server.types.backend import BackendError, Batch, Call, LossSpec
 
 SPEC = LossSpec("gspo", 3e-4, 4e-4, kl_loss_coef=0.1, entropy_coeff=0.01, bypass_mode=False)
 LORA = {"lora_rank": 4}

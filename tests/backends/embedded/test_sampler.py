@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from fakevllm_server.backends.embedded.sampler import Sampled, SamplingRows, sample
-from fakevllm_server.backends.sampling import Sampling
+from fakevllm_server.backends.embedded.decode.sampler import Sampled, SamplingRows, sample
+from fakevllm_server.types.sampling import Sampling
 
 PROBABILITIES = [0.5, 0.3, 0.15, 0.05]
 LOGITS = torch.tensor([[math.log(p) + 3.0 for p in PROBABILITIES]])

@@ -8,10 +8,10 @@ import torch
 from backends.embedded.driving import draft, load, plain_logprobs, run_dry, sampling_state
 from transformers import PreTrainedModel
 
-from fakevllm_server.backends.base import BackendError
-from fakevllm_server.backends.embedded.draft import Draft
-from fakevllm_server.backends.embedded.sampling_state import SamplingState
-from fakevllm_server.backends.sampling import Sampling
+from fakevllm_server.backends.embedded.decode.drafts import Draft
+from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
+from fakevllm_server.types.backend import BackendError
+from fakevllm_server.types.sampling import Sampling
 
 
 @pytest.fixture
@@ -76,7 +76,9 @@ def test_a_seeded_draft_is_the_same_alone_and_in_a_crowd(model: PreTrainedModel)
 def test_a_long_prompt_is_prefilled_in_pieces_while_others_go_on(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fakevllm_server.backends.embedded.sampling_state.MAX_PREFILL_TOKENS", 16)
+    monkeypatch.setattr(
+        "fakevllm_server.backends.embedded.decode.sampling_state.MAX_PREFILL_TOKENS", 16
+    )
     state = sampling_state(model)
     short, long = draft([9], 12, Sampling(ignore_eos=True)), draft(range(7, 107), 3, Sampling())
     with torch.inference_mode():
@@ -145,7 +147,7 @@ def test_siblings_prefill_once_even_when_some_come_later(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
-    from fakevllm_server.backends.embedded import sampling_state as module
+    from fakevllm_server.backends.embedded.decode import sampling_state as module
 
     class Counted(module.Prefill):
         def __init__(

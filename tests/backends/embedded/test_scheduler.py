@@ -5,9 +5,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakevllm_server.backends.embedded.draft import Draft
-from fakevllm_server.backends.embedded.scheduler import Round, Scheduler
-from fakevllm_server.backends.sampling import Sampling
+from fakevllm_server.backends.embedded.decode.drafts import Draft
+from fakevllm_server.backends.embedded.decode.scheduler import Round, Scheduler
+from fakevllm_server.types.sampling import Sampling
 
 
 def draft(*ids: int) -> Draft:

@@ -8,8 +8,8 @@ import torch
 from backends.embedded.driving import load
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from fakevllm_server.backends.base import BackendError
-from fakevllm_server.backends.embedded.selfcheck import check_decoding
+from fakevllm_server.backends.embedded.train.self_check import check_decoding
+from fakevllm_server.types.backend import BackendError
 
 
 def without(model: PreTrainedModel, argument: str) -> PreTrainedModel:

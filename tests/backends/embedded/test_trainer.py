@@ -24,10 +24,10 @@ from backends.embedded.driving import (
 )
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import Batch, Call, LossSpec, StepMetrics
-from fakevllm_server.backends.embedded.pieces import pieces_of
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
-from fakevllm_server.backends.sampling import Sampling
+from fakevllm_server.backends.embedded.decode.pieces import pieces_of
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.types.backend import Batch, Call, LossSpec, StepMetrics
+from fakevllm_server.types.sampling import Sampling
 
 
 def sampled_calls(folder: Path, temperature: float, count: int = 6) -> list[Call]:

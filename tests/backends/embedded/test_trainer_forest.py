@@ -29,11 +29,11 @@ from backends.embedded.driving import (
 from transformers import AutoTokenizer
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import Batch, Call, LossSpec, StepMetrics
+from fakevllm_server.backends.embedded.decode.drafts import Draft
 from fakevllm_server.backends.embedded.demo_model.sums import Sum, prompt_text, random_sum
-from fakevllm_server.backends.embedded.draft import Draft
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
-from fakevllm_server.backends.sampling import Sampling
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.types.backend import Batch, Call, LossSpec, StepMetrics
+from fakevllm_server.types.sampling import Sampling
 
 
 def test_every_piece_fits_and_every_token_is_in_one_piece() -> None:

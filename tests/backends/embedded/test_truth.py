@@ -14,11 +14,11 @@ from backends.embedded.driving import SPEC, finish, load, pieces, random_calls, 
 from backends.embedded.test_trainer_forest import siblings
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import BackendError, Batch, Call, LossSpec, StepMetrics
-from fakevllm_server.backends.embedded import saving
-from fakevllm_server.backends.embedded import trainer as trainer_module
-from fakevllm_server.backends.embedded.pieces import StepPieces
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
+from fakevllm_server.backends.embedded.decode.pieces import StepPieces
+from fakevllm_server.backends.embedded.train import saving
+from fakevllm_server.backends.embedded.train import trainer as trainer_module
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.types.backend import BackendError, Batch, Call, LossSpec, StepMetrics
 
 
 def sampled(folder: Path) -> list[Call]:

@@ -21,13 +21,13 @@ from backends.embedded.driving import (
 from torch import Tensor
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import Batch, Call
+from fakevllm_server.backends.embedded.adapter_view import needs_twin, twin
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
-from fakevllm_server.backends.embedded.recompute import recompute_layers
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
-from fakevllm_server.backends.embedded.twin import needs_twin, twin
+from fakevllm_server.backends.embedded.train.recompute import recompute_layers
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.embedded.weights import MergedWeights, adapters_of, named_weights
-from fakevllm_server.backends.sampling import Sampling, Token
+from fakevllm_server.types.backend import Batch, Call
+from fakevllm_server.types.sampling import Sampling, Token
 
 LORA: dict[str, Any] = {"lora_rank": 4, "max_mismatch_k3": None}
 BF16 = torch.bfloat16

@@ -13,10 +13,10 @@ from backends.embedded.driving import SPEC, pieces, random_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakevllm_server.backends.base import Call
-from fakevllm_server.backends.embedded.pieces import StepPiece, pieces_of
+from fakevllm_server.backends.embedded.decode.pieces import StepPiece, pieces_of
 from fakevllm_server.backends.torch_forest.fidelity import Fidelity, fidelity
 from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.types.backend import Call
 
 SIBLINGS = [
     Call("g", [1, 2, 3], [4, 5], [-0.5, -0.25], 0, 1.0, 1.0, 1.0),

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from backends.torch_forest.test_fidelity import SIBLINGS, asked, piece_of
 
-from fakevllm_server.allowed import Allowed, packed
 from fakevllm_server.backends.torch_forest.fidelity import Fidelity, fidelity
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.forest import CallTokens, plant
+from fakevllm_server.types.token_masks import Allowed, packed
 
 
 def test_a_set_is_the_one_its_token_was_chosen_from() -> None:

@@ -18,8 +18,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from fakevllm_server.allowed import unpacked
 from fakevllm_server.forest import CallTokens
+from fakevllm_server.types.token_masks import unpacked
 
 VOCAB = 11
 WINDOW = 3

@@ -19,8 +19,8 @@ from fakevllm_adapters.job.rewards import DISCOUNTS
 from fakevllm_server.algorithms import ESTIMATORS
 from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
 from fakevllm_server.algorithms.shaping import kl_penalties
-from fakevllm_server.batch import plan_step
-from fakevllm_server.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.training.batch import plan_step
+from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
 pytestmark = pytest.mark.real
 

@@ -18,12 +18,12 @@ from backends.verl.reference import on_policy_calls
 from torch import Tensor
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import Call, LossSpec
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.verl.policy import Policy
 from fakevllm_server.backends.verl.rows import as_tensordict
 from fakevllm_server.backends.verl.settings import worker_config
 from fakevllm_server.backends.verl.worker import PolicyWorker
+from fakevllm_server.types.backend import Call, LossSpec
 
 
 def main(layer: str) -> None:

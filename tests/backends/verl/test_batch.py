@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from fakevllm_server.backends.base import BackendError, Call
 from fakevllm_server.backends.verl.seen import seen
 from fakevllm_server.backends.verl.shares import PADDING, deal, num_tokens
+from fakevllm_server.types.backend import BackendError, Call
 
 
 def call(num_prompt: int, num_response: int, weight: float = 1.0) -> Call:

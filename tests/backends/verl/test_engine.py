@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import BackendError, BackendRefused, Batch, Call, LossSpec
-from fakevllm_server.backends.partial_step import PartialStep
+from fakevllm_server.backends.training.partial_step import PartialStep
+from fakevllm_server.types.backend import BackendError, BackendRefused, Batch, Call, LossSpec
 
 if TYPE_CHECKING:
     from fakevllm_server.backends.verl.engine import VerlTrainer

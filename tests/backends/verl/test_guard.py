@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm_server.backends.procfs import SESSION, living
+from fakevllm_server.backends.process.procfs import SESSION, living
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 LEADER = """

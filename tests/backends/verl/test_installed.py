@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm_server.backends.base import BackendRefused
-from fakevllm_server.backends.child import ChildEngine
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
-from fakevllm_server.backends.spec import EngineSpec
+from fakevllm_server.backends.process.child import ChildEngine
 from fakevllm_server.backends.verl.installed import check_installed
+from fakevllm_server.types.backend import BackendRefused
+from fakevllm_server.types.engine_spec import EngineSpec
 
 
 def test_a_known_verl_is_taken() -> None:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from fakevllm_server.backends.base import BackendRefused
 from fakevllm_server.backends.verl.places import spread
+from fakevllm_server.types.backend import BackendRefused
 
 
 @pytest.mark.parametrize(

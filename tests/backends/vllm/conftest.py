@@ -11,11 +11,11 @@ import pytest
 from aiohttp.test_utils import TestServer
 from backends.vllm.rollouts import Remote
 
-from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.backends.vllm import command, rollout
 from fakevllm_server.backends.vllm.command import Install
 from fakevllm_server.backends.vllm.rollout import VllmRollout
 from fakevllm_server.backends.vllm.stand_in import Fault, StandIn
+from fakevllm_server.types.engine_spec import EngineSpec
 
 
 @pytest.fixture

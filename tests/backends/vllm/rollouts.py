@@ -7,9 +7,9 @@ from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 
-from fakevllm_server.backends.base import Endpoint
 from fakevllm_server.backends.vllm.rollout import VllmRollout
 from fakevllm_server.backends.vllm.stand_in import StandIn
+from fakevllm_server.types.backend import Endpoint
 
 Remote = Callable[..., AbstractAsyncContextManager[tuple[VllmRollout, StandIn]]]
 

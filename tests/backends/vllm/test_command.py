@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import BackendRefused
-from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.backends.vllm import command as module
 from fakevllm_server.backends.vllm.command import (
     Install,
@@ -18,6 +16,8 @@ from fakevllm_server.backends.vllm.command import (
     job_arguments,
     tool_parser,
 )
+from fakevllm_server.types.backend import BackendRefused
+from fakevllm_server.types.engine_spec import EngineSpec
 
 GPU, CPU = Install("0.31.0"), Install("0.27.1+cpu")
 HERMES = "{{ '<tool_call>' }}"

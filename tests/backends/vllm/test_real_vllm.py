@@ -21,11 +21,11 @@ import pytest_asyncio
 from backends.vllm.greedy import Greedy, disturbed
 from backends.vllm.processes import api_process, running
 
-from fakevllm_server.backends.base import Endpoint
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
-from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.backends.vllm import rollout as rollout_module
 from fakevllm_server.backends.vllm.rollout import VllmRollout
+from fakevllm_server.types.backend import Endpoint
+from fakevllm_server.types.engine_spec import EngineSpec
 
 pytestmark = [
     pytest.mark.real,

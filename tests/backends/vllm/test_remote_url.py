@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fakevllm_server.backends.base import BackendRefused
 from fakevllm_server.backends.vllm.remote_url import base_of, peer_of
+from fakevllm_server.types.backend import BackendRefused
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from backends.vllm.rollouts import Remote, said
 
-from fakevllm_server.backends.base import BackendError, BackendRefused
-from fakevllm_server.backends.spec import EngineSpec
 from fakevllm_server.backends.vllm import watchdog
 from fakevllm_server.backends.vllm.rollout import VllmRollout
 from fakevllm_server.backends.vllm.stand_in import KEY, MAX_MODEL_LEN, Fault, StandIn
+from fakevllm_server.types.backend import BackendError, BackendRefused
+from fakevllm_server.types.engine_spec import EngineSpec
 
 pytestmark = pytest.mark.usefixtures("no_waiting")
 

@@ -14,13 +14,13 @@ import pytest
 from backends.vllm.processes import api_process, running
 from backends.vllm.rollouts import said
 
-from fakevllm_server.backends.base import BackendError, BackendRefused
 from fakevllm_server.backends.vllm import rollout, watchdog
 from fakevllm_server.backends.vllm.command import Install
 from fakevllm_server.backends.vllm.control import Control
 from fakevllm_server.backends.vllm.rollout import VllmRollout, find_install
 from fakevllm_server.backends.vllm.stand_in import Fault
-from fakevllm_server.weight_gate import GateAbandoned
+from fakevllm_server.types.backend import BackendError, BackendRefused
+from fakevllm_server.types.weight_gate import GateAbandoned
 
 pytestmark = pytest.mark.usefixtures("no_waiting")
 

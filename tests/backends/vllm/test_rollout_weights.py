@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from backends.vllm.rollouts import Remote, said
 
-from fakevllm_server.backends.base import ActionFailed, BackendError
 from fakevllm_server.backends.vllm.stand_in import Fault
-from fakevllm_server.weight_gate import GateAbandoned
+from fakevllm_server.types.backend import ActionFailed, BackendError
+from fakevllm_server.types.weight_gate import GateAbandoned
 
 pytestmark = pytest.mark.usefixtures("no_waiting")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fakevllm_server.backends.embedded.engine import EmbeddedEngine
-    from fakevllm_server.backends.embedded.train_only import TrainOnlyEngine
+    from fakevllm_server.backends.embedded.train.standalone import TrainOnlyEngine
 
 
 def main() -> None:
@@ -21,8 +21,8 @@ def main() -> None:
     if options.lockstep and options.max_num_seqs not in (None, 1):
         parser.error("a job in lockstep decodes one answer at a time: not with --max-num-seqs")
     # Heavy, and not needed to print --help.
-    from fakevllm_server.backends.base import BackendError
-    from fakevllm_server.backends.door import serve
+    from fakevllm_server.backends.http.door import serve
+    from fakevllm_server.types.backend import BackendError
 
     # A crash inside torch leaves no Python traceback otherwise.
     faulthandler.enable()
@@ -59,7 +59,7 @@ def _engine(options: argparse.Namespace) -> EmbeddedEngine:
 
 def _trainer(options: argparse.Namespace) -> TrainOnlyEngine:
     from fakevllm_server.backends.embedded.folder import local_folder
-    from fakevllm_server.backends.embedded.train_only import TrainOnlyEngine
+    from fakevllm_server.backends.embedded.train.standalone import TrainOnlyEngine
 
     return TrainOnlyEngine(
         local_folder(options.model, options.allow_hub),

@@ -19,7 +19,21 @@ from transformers import PreTrainedModel
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import bad_request, unavailable
 from fakevllm_adapters.vllm_compat.chat import ChatRequest, check_length
-from fakevllm_server.backends.base import (
+from fakevllm_server.backends.embedded.decode.cache import CacheShape, RowCache
+from fakevllm_server.backends.embedded.decode.chat import ChatRenderer
+from fakevllm_server.backends.embedded.decode.decoder import cache_shape
+from fakevllm_server.backends.embedded.decode.drafts import Draft, Stream
+from fakevllm_server.backends.embedded.decode.grammar import Grammars
+from fakevllm_server.backends.embedded.decode.logits_processors import Bend, is_bent
+from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
+from fakevllm_server.backends.embedded.decode.vocabulary import bad_word_ids, check_ids
+from fakevllm_server.backends.embedded.folder import open_folder
+from fakevllm_server.backends.embedded.loop import EngineLoop
+from fakevllm_server.backends.embedded.placement import computed_dtype, device_named
+from fakevllm_server.backends.embedded.train import checkpoint
+from fakevllm_server.backends.embedded.train.self_check import check_decoding
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.types.backend import (
     BackendError,
     Batch,
     Call,
@@ -27,21 +41,7 @@ from fakevllm_server.backends.base import (
     PolicyName,
     StepMetrics,
 )
-from fakevllm_server.backends.embedded import checkpoint
-from fakevllm_server.backends.embedded.bending import Bend, is_bent
-from fakevllm_server.backends.embedded.cache import CacheShape, RowCache
-from fakevllm_server.backends.embedded.chat import ChatRenderer
-from fakevllm_server.backends.embedded.decoder import cache_shape
-from fakevllm_server.backends.embedded.draft import Draft, Stream
-from fakevllm_server.backends.embedded.folder import open_folder
-from fakevllm_server.backends.embedded.grammar import Grammars
-from fakevllm_server.backends.embedded.loop import EngineLoop
-from fakevllm_server.backends.embedded.placement import computed_dtype, device_named
-from fakevllm_server.backends.embedded.sampling_state import SamplingState
-from fakevllm_server.backends.embedded.selfcheck import check_decoding
-from fakevllm_server.backends.embedded.trainer import PolicyTrainer
-from fakevllm_server.backends.embedded.vocabulary import bad_word_ids, check_ids
-from fakevllm_server.backends.sampling import Sampling, Token
+from fakevllm_server.types.sampling import Sampling, Token
 
 Result = TypeVar("Result")
 

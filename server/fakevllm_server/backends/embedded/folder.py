@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from fakevllm_server.backends.base import BackendError
+from fakevllm_server.types.backend import BackendError
 
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
 """What vLLM takes from generation_config.json (`--generation-config auto`), whatever `do_sample`

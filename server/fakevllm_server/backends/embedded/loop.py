@@ -24,10 +24,10 @@ from typing import Any
 import torch
 
 from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
-from fakevllm_server.backends.base import BackendError
-from fakevllm_server.backends.embedded.draft import Draft, Stream
-from fakevllm_server.backends.embedded.sampling_state import SamplingState
-from fakevllm_server.backends.sampling import Token
+from fakevllm_server.backends.embedded.decode.drafts import Draft, Stream
+from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
+from fakevllm_server.types.backend import BackendError
+from fakevllm_server.types.sampling import Token
 
 IDLE_WAIT_S = 1.0
 """Everything that matters wakes the thread; this only bounds the wait."""

@@ -16,8 +16,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import BackendRefused
 from fakevllm_server.backends.embedded.weights import MergedWeights, adapters_of
+from fakevllm_server.types.backend import BackendRefused
 
 ALL_LINEAR = "all-linear"
 SEEN_OF_EACH = 64

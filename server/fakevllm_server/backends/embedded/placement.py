@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fakevllm_server.backends.base import BackendError
+from fakevllm_server.types.backend import BackendError
 
 
 def device_named(name: str) -> torch.device:

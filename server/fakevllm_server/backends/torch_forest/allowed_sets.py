@@ -11,7 +11,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from fakevllm_server.allowed import unpacked
+from fakevllm_server.types.token_masks import unpacked
 
 
 class Allowed:

@@ -23,9 +23,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fakevllm_server.allowed import WHOLE, Allowed
 from fakevllm_server.backends.torch_forest.plan import Plan, as_tensor
 from fakevllm_server.forest import Forest
+from fakevllm_server.types.token_masks import WHOLE, Allowed
 
 
 class Recorded(Protocol):

@@ -8,9 +8,9 @@ import os
 import sys
 from pathlib import Path
 
-from fakevllm_server.backends.base import BackendError
-from fakevllm_server.backends.process import BOOT_TIMEOUT_S, REFUSED_EXIT_CODE
+from fakevllm_server.backends.process.process import BOOT_TIMEOUT_S, REFUSED_EXIT_CODE
 from fakevllm_server.backends.verl.installed import HOW_TO_INSTALL, check_installed
+from fakevllm_server.types.backend import BackendError
 
 END_WITHIN_S = 8.0
 """Ray may wait for workers in the middle of a step, and nobody waits for them any more."""
@@ -41,9 +41,9 @@ def _serve(options: argparse.Namespace) -> None:
     workers_env = workers_environment(is_cpu=is_cpu)
     os.environ.update(workers_env)
     # Heavy, and not needed to print --help.
-    from fakevllm_server.backends.door import serve
     from fakevllm_server.backends.embedded.folder import local_folder, read_config
     from fakevllm_server.backends.embedded.placement import computed_dtype
+    from fakevllm_server.backends.http.door import serve
     from fakevllm_server.backends.verl.cluster import Cluster
     from fakevllm_server.backends.verl.engine import VerlTrainer
     from fakevllm_server.backends.verl.group import Workers

@@ -15,8 +15,8 @@ from typing import Any
 
 import ray
 
-from fakevllm_server.backends.base import BackendRefused
 from fakevllm_server.backends.verl.guard import start_guard
+from fakevllm_server.types.backend import BackendRefused
 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 200 * 2**20

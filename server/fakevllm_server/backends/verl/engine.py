@@ -16,7 +16,18 @@ import torch
 from torch import Tensor
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import (
+from fakevllm_server.backends.embedded.train.checkpoint import copy_own_files
+from fakevllm_server.backends.process.single_thread import OneThread
+from fakevllm_server.backends.training.epochs import mean_of_epochs
+from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
+from fakevllm_server.backends.training.partial_step import Updates, telling_partial
+from fakevllm_server.backends.verl.cluster import Cluster
+from fakevllm_server.backends.verl.group import Workers, WorkersLost
+from fakevllm_server.backends.verl.policy import Policy
+from fakevllm_server.backends.verl.rows import as_tensordict, of_responses
+from fakevllm_server.backends.verl.seen import seen
+from fakevllm_server.backends.verl.shares import deal
+from fakevllm_server.types.backend import (
     BackendError,
     BackendRefused,
     Batch,
@@ -25,17 +36,6 @@ from fakevllm_server.backends.base import (
     PolicyName,
     StepMetrics,
 )
-from fakevllm_server.backends.embedded.checkpoint import copy_own_files
-from fakevllm_server.backends.epochs import mean_of_epochs
-from fakevllm_server.backends.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
-from fakevllm_server.backends.one_thread import OneThread
-from fakevllm_server.backends.partial_step import Updates, telling_partial
-from fakevllm_server.backends.verl.cluster import Cluster
-from fakevllm_server.backends.verl.group import Workers, WorkersLost
-from fakevllm_server.backends.verl.policy import Policy
-from fakevllm_server.backends.verl.rows import as_tensordict, of_responses
-from fakevllm_server.backends.verl.seen import seen
-from fakevllm_server.backends.verl.shares import deal
 
 Result = TypeVar("Result")
 

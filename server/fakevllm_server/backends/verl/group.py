@@ -14,9 +14,9 @@ from ray.exceptions import RayError, RayTaskError
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.utils.device import get_device_name
 
-from fakevllm_server.backends.base import BackendError, PolicyName
 from fakevllm_server.backends.verl.cluster import LOOPBACK
 from fakevllm_server.backends.verl.worker import PolicyWorker
+from fakevllm_server.types.backend import BackendError, PolicyName
 
 
 class WorkersLost(Exception):

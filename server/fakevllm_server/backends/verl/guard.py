@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from fakevllm_server.backends.procfs import SESSION, living
+from fakevllm_server.backends.process.procfs import SESSION, living
 
 ROUNDS = 50
 """Processes that were about to start others are found in a later round."""

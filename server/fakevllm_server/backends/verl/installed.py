@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import metadata
 
-from fakevllm_server.backends.base import BackendRefused
+from fakevllm_server.types.backend import BackendRefused
 
 KNOWN_VERL = "0.9."
 """Its worker classes carry no promise from one minor version to the next."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fakevllm_server.backends.base import BackendRefused
+from fakevllm_server.types.backend import BackendRefused
 
 
 def spread(num_gpus_per_node: Sequence[int], num_workers: int | None) -> list[int]:

@@ -17,10 +17,10 @@ from verl.workers.config.actor import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-from fakevllm_server.backends.base import BackendError, Call, LossSpec, StepMetrics
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.kl import kl_loss
 from fakevllm_server.backends.verl.shares import token_weights, total_weight
+from fakevllm_server.types.backend import BackendError, Call, LossSpec, StepMetrics
 
 SHOWN = {
     "actor/pg_clipfrac": "clip_fraction",

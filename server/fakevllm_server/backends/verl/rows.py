@@ -12,8 +12,8 @@ from torch import Tensor
 from verl.utils import tensordict_utils
 from verl.utils.dataset.dataset_utils import DatasetPadMode
 
-from fakevllm_server.backends.base import Call
 from fakevllm_server.backends.verl.shares import PADDING, num_tokens, total_weight
+from fakevllm_server.types.backend import Call
 
 
 def as_tensordict(

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fakevllm_server.backends.base import Call, StepMetrics
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.kl import k3
 from fakevllm_server.backends.torch_losses.mismatch import Mismatch
 from fakevllm_server.backends.verl.shares import token_weights, total_weight
+from fakevllm_server.types.backend import Call, StepMetrics
 
 
 def seen(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fakevllm_server.backends.base import BackendError, Call
+from fakevllm_server.types.backend import BackendError, Call
 
 PADDING = Call("", [0], [0], [0.0], version=0, temperature=1.0, advantage=0.0, weight=0.0)
 """A row that only makes the number of rows divisible: nothing is learned from it."""

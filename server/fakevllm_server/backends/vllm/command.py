@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.base import BackendRefused
-from fakevllm_server.backends.spec import EngineSpec
+from fakevllm_server.types.backend import BackendRefused
+from fakevllm_server.types.engine_spec import EngineSpec
 
 KEEPER = (sys.executable, "-m", "fakevllm_server.backends.vllm.keeper", "--")
 VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")

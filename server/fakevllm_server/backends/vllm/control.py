@@ -8,8 +8,8 @@ from pathlib import Path
 
 import aiohttp
 
-from fakevllm_server.backends.base import ActionFailed, BackendError
 from fakevllm_server.backends.vllm.answer import Answer, Json
+from fakevllm_server.types.backend import ActionFailed, BackendError
 
 log = logging.getLogger("fakevllm.server")
 

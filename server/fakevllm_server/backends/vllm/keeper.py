@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fakevllm_server.backends.procfs import GROUP, living
+from fakevllm_server.backends.process.procfs import GROUP, living
 
 GRACE_S = 5.0
 """For the program to end by itself after SIGTERM, and to remove its shared memory."""

@@ -11,11 +11,11 @@ from typing import Any
 
 import orjson
 
-from fakevllm_server.backends.base import BackendError, BackendRefused
 from fakevllm_server.backends.vllm import verdicts
 from fakevllm_server.backends.vllm.answer import Answer, Json, as_list, as_object
 from fakevllm_server.backends.vllm.control import Control
 from fakevllm_server.backends.vllm.verdicts import UPDATE_ROUTES, Verdict
+from fakevllm_server.types.backend import BackendError, BackendRefused
 
 log = logging.getLogger("fakevllm.server")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import SplitResult, urlsplit
 
-from fakevllm_server.backends.base import BackendRefused
+from fakevllm_server.types.backend import BackendRefused
 
 SCHEMES = ("http", "https")
 PATHS = ("", "/", "/v1", "/v1/")

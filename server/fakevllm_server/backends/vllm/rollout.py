@@ -8,9 +8,7 @@ import importlib.util
 import logging
 from pathlib import Path
 
-from fakevllm_server.backends.base import BackendError, BackendRefused, Endpoint
-from fakevllm_server.backends.process import ChildProcess
-from fakevllm_server.backends.spec import EngineSpec
+from fakevllm_server.backends.process.process import ChildProcess
 from fakevllm_server.backends.vllm.causes import cause_in
 from fakevllm_server.backends.vllm.command import (
     KNOWN_VERSIONS,
@@ -25,7 +23,9 @@ from fakevllm_server.backends.vllm.probes import probe, report
 from fakevllm_server.backends.vllm.remote_url import base_of, peer_of
 from fakevllm_server.backends.vllm.verdicts import refusal_of
 from fakevllm_server.backends.vllm.watchdog import until_hung
-from fakevllm_server.weight_gate import WeightGate
+from fakevllm_server.types.backend import BackendError, BackendRefused, Endpoint
+from fakevllm_server.types.engine_spec import EngineSpec
+from fakevllm_server.types.weight_gate import WeightGate
 
 log = logging.getLogger("fakevllm.server")
 

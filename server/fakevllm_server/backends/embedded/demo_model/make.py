@@ -26,7 +26,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 from fakevllm_adapters.vllm_compat.chat import ChatRequest
 from fakevllm_server.backends.embedded.demo_model.sums import Sum, prompt_text, random_sum
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfig
-from fakevllm_server.backends.sampling import Sampling
+from fakevllm_server.types.sampling import Sampling
 
 NUM_STEPS = 1000
 """Counted in steps, not seconds: a slow machine must make the same model. With fewer, greedy

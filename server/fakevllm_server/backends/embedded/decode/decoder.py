@@ -1,0 +1,156 @@
+"""The batch being decoded: one forward pass gives every row its next token.
+
+Knows model, cache and rows; decides nothing about who joins, and nothing about threads or delivery.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from fakevllm_server.backends.embedded.decode.cache import CacheShape, Prefix, RowCache
+from fakevllm_server.backends.embedded.decode.drafts import Draft
+from fakevllm_server.backends.embedded.decode.logits_processors import Bend, bent
+from fakevllm_server.backends.embedded.decode.sampler import SamplingRows, sample
+from fakevllm_server.types.sampling import Token
+
+
+class Decoder:
+    def __init__(self, model: PreTrainedModel, cache: RowCache, eos_ids: frozenset[int]) -> None:
+        self.rows: list[Draft] = []
+        self.cache = cache
+        self.model: Any = model
+        self._eos_ids = eos_ids
+        self._sampling: SamplingRows | None = None
+        """Of the present rows; None when they have changed."""
+        self._bends: list[tuple[int, Bend]] = []
+        """By row, of those that have one; renewed with the former."""
+
+    def join(self, draft: Draft, prefix: Prefix | None) -> None:
+        """`prefix` covers all of the draft's ids but the last."""
+        self.cache.add_row(prefix)
+        self.rows.append(draft)
+        self._sampling = None
+
+    def advance(self, version: int) -> list[Draft]:
+        """One token for every row; returns the rows that took one. Finished rows have left."""
+        assert self.rows, "nothing to decode"
+        rows = list(self.rows)
+        sampling = self._sampling or self._settings(rows)
+        logits = self.logits()
+        if self._bends:
+            logits = bent(logits, self._bends)
+        sampled = sample(logits, sampling, [row.rng.random() for row in rows])
+        for row, token_id, logprob, top, allowed in zip(rows, *sampled, strict=True):
+            row.take(Token(token_id, logprob, version, top, allowed), self._eos_ids)
+        self.drop([index for index, row in enumerate(rows) if row.finished])
+        return rows
+
+    def _settings(self, rows: list[Draft]) -> SamplingRows:
+        self._bends = [(at, row.bend) for at, row in enumerate(rows) if row.bend is not None]
+        self._sampling = SamplingRows.of([row.sampling for row in rows], self.cache.shape.device)
+        return self._sampling
+
+    def logits(self) -> Tensor:
+        """[rows, vocabulary] after each row's last id; stores its keys and values on the way."""
+        positions = self.cache.begin([len(row.ids) - 1 for row in self.rows])
+        ids = torch.tensor([row.ids[-1] for row in self.rows], device=positions.device)
+        output = self.model(
+            input_ids=ids[:, None],
+            position_ids=positions[:, None],
+            attention_mask=self.cache.mask(),
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        return output.logits[:, -1]
+
+    def drop(self, indices: list[int]) -> None:
+        for index in sorted(indices, reverse=True):
+            self.cache.drop_row(index)
+            last = self.rows.pop()
+            if index < len(self.rows):
+                self.rows[index] = last
+            self._sampling = None
+
+    def drop_cancelled(self) -> None:
+        if any(row.cancelled for row in self.rows):
+            self.drop([index for index, row in enumerate(self.rows) if row.cancelled])
+
+    def drop_for_memory(self) -> list[Draft]:
+        """Rows that must leave so that the others can grow: the shortest first, for they are
+        cheapest to redo.
+        """
+        dropped: list[Draft] = []
+        while len(self.rows) > 1 and not self.cache.fits(
+            len(self.rows), max(len(row.ids) for row in self.rows)
+        ):
+            index = min(range(len(self.rows)), key=lambda i: len(self.rows[i].ids))
+            dropped.append(self.rows[index])
+            self.drop([index])
+        return dropped
+
+    def drop_all(self) -> list[Draft]:
+        rows = list(self.rows)
+        self.drop(list(range(len(rows))))
+        return rows
+
+
+class Prefill:
+    """Keys and values of several prompts, computed together in pieces of at most `piece_tokens`
+    columns.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, prompts: dict[bytes, list[int]], piece_tokens: int
+    ) -> None:
+        self._model: Any = model
+        self._prompts = prompts
+        self._cache = DynamicCache()
+        self._done = 0
+        longest = max(map(len, prompts.values()))
+        # Padded on the right: under the causal mask nothing real ever sees the padding.
+        rows = [prompt + [0] * (longest - len(prompt)) for prompt in prompts.values()]
+        self._ids = torch.tensor(rows, device=model.device)
+        self._piece_tokens = max(1, piece_tokens // len(rows))
+
+    def advance(self) -> bool:
+        """Computes one piece; returns whether it was the last."""
+        piece = self._ids[:, self._done : self._done + self._piece_tokens]
+        # Logits are not wanted; one position is the least that can be asked for.
+        self._model(input_ids=piece, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        self._done += piece.shape[1]
+        return self._done == self._ids.shape[1]
+
+    def result(self) -> dict[bytes, Prefix]:
+        layers: list[Any] = self._cache.layers
+        keys = torch.stack([layer.keys for layer in layers])
+        values = torch.stack([layer.values for layer in layers])
+        return {
+            key: Prefix(
+                keys[:, row, :, : len(prompt)].clone(), values[:, row, :, : len(prompt)].clone()
+            )
+            for row, (key, prompt) in enumerate(self._prompts.items())
+        }
+
+
+def cache_shape(model: PreTrainedModel) -> CacheShape:
+    """Found by trying: configs name these sizes in too many ways. Raises ValueError where layers
+    differ.
+    """
+    cache = DynamicCache()
+    network: Any = model
+    with torch.inference_mode():
+        network(
+            input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device),
+            past_key_values=cache,
+            use_cache=True,
+        )
+    layers: list[Any] = cache.layers
+    sizes = {(layer.keys.shape, layer.values.shape) for layer in layers if layer.keys is not None}
+    if len(sizes) != 1:
+        raise ValueError("its layers keep keys and values of different sizes")
+    (key_size, value_size), keys = sizes.pop(), layers[0].keys
+    return CacheShape(len(layers), key_size[1], key_size[3], value_size[3], keys.dtype, keys.device)

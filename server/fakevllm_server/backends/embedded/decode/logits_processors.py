@@ -1,0 +1,116 @@
+"""What bends one draft's distribution before temperature and cuts: grammar, allowed ids, bad
+words, least length, logit bias and penalties, in vLLM's order. Other rows pay nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.backends.embedded.decode.grammar import Matcher
+from fakevllm_server.types.sampling import Sampling
+
+NEVER = float("-inf")
+
+
+def is_bent(sampling: Sampling) -> bool:
+    return (
+        sampling.grammar is not None
+        or sampling.allowed_ids is not None
+        or bool(sampling.bad_words or sampling.logit_bias or sampling.min_tokens)
+        or _penalised(sampling)
+    )
+
+
+class Bend:
+    """Follows one draft, on the engine thread. Its tensors lie where the logits do."""
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt_ids: Sequence[int],
+        eos_ids: frozenset[int],
+        bad_words: Sequence[Sequence[int]] = (),
+        matcher: Matcher | None = None,
+    ) -> None:
+        """`bad_words` as ids of their tokens."""
+        self._sampling = sampling
+        self._prompt_ids = list(prompt_ids)
+        self._eos_ids = eos_ids
+        self._bad_words = [list(word) for word in bad_words]
+        self._matcher = matcher
+        self._sampled: list[int] = []
+        self._is_penalised = _penalised(sampling)
+        self._counts: Tensor | None = None
+        """[vocabulary], of the answer."""
+        self._in_prompt: Tensor | None = None
+        self._forbidden: Tensor | None = None
+
+    def take(self, token_id: int) -> None:
+        self._sampled.append(token_id)
+        if self._matcher is not None:
+            self._matcher.take(token_id)
+        if self._counts is not None:
+            self._counts[token_id] += 1
+
+    def apply(self, logits: Tensor) -> None:
+        """[vocabulary], float32, changed in place. One token at least stays possible: where all
+        rules together leave none, the end of sequence is it."""
+        self._cut(logits)
+        for id, bias in self._sampling.logit_bias.items():
+            logits[id] += bias
+        if self._is_penalised:
+            self._penalise(logits)
+        if not (logits > NEVER).any():
+            logits[min(self._eos_ids, default=0)] = 0.0
+
+    def _cut(self, logits: Tensor) -> None:
+        allowed = self._matcher.allowed() if self._matcher is not None else None
+        if allowed is not None:
+            logits.masked_fill_(~allowed.to(logits.device), NEVER)
+        if self._sampling.allowed_ids is not None:
+            if self._forbidden is None:
+                self._forbidden = torch.ones_like(logits, dtype=torch.bool)
+                self._forbidden[list(self._sampling.allowed_ids)] = False
+            logits.masked_fill_(self._forbidden, NEVER)
+        for word in self._bad_words:
+            begun = word[:-1]
+            if self._sampled[len(self._sampled) - len(begun) :] == begun:
+                logits[word[-1]] = NEVER
+        if len(self._sampled) < self._sampling.min_tokens:
+            ends = self._eos_ids | self._sampling.stop_ids
+            logits[[id for id in ends if 0 <= id < len(logits)]] = NEVER
+
+    def _penalise(self, logits: Tensor) -> None:
+        if self._counts is None or self._in_prompt is None:
+            self._counts = _counts(self._sampled, logits)
+            self._in_prompt = _counts(self._prompt_ids, logits) > 0
+        counts, in_answer = self._counts, self._counts > 0
+        repetition = self._sampling.repetition_penalty
+        seen = self._in_prompt | in_answer
+        weaker = torch.where(logits > 0, logits / repetition, logits * repetition)
+        logits.copy_(torch.where(seen, weaker, logits))
+        logits.sub_(self._sampling.frequency_penalty * counts)
+        logits.sub_(self._sampling.presence_penalty * in_answer)
+
+
+def bent(logits: Tensor, bends: Sequence[tuple[int, Bend]]) -> Tensor:
+    """`logits` [rows, vocabulary] with the rows named bent; the others as they are."""
+    copied = logits.to(torch.float32, copy=True)
+    for row, bend in bends:
+        bend.apply(copied[row])
+    return copied
+
+
+def _penalised(sampling: Sampling) -> bool:
+    return (
+        bool(sampling.frequency_penalty or sampling.presence_penalty)
+        or sampling.repetition_penalty != 1
+    )
+
+
+def _counts(ids: Sequence[int], logits: Tensor) -> Tensor:
+    told = torch.tensor(ids, dtype=torch.long, device=logits.device)
+    return torch.bincount(told, minlength=len(logits)).to(torch.float32)

@@ -1,0 +1,173 @@
+"""A step's calls, cut into pieces that go through the model one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress, groupby, repeat
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.algorithms.loss_units import Counted, call_shares
+from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.sharing import worth_sharing
+from fakevllm_server.backends.torch_losses.tokens import Tokens
+from fakevllm_server.forest import CallTokens, pack
+from fakevllm_server.types.backend import Call, LossSpec, StepMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class StepPiece:
+    plan: Plan
+    tokens: Tokens
+    """Those of `plan.flat`, in its order."""
+    calls: Sequence[int]
+    """Which of the step's calls they are, in that order."""
+    is_equal_version: Tensor
+    """[tokens] Whether the weights that are trained sampled all of their call."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPieces:
+    pieces: Sequence[StepPiece]
+    whole: Tokens | None
+    """All tokens, piece after piece, where the loss couples some of different pieces; else None."""
+
+    @property
+    def metrics(self) -> StepMetrics:
+        """How many tokens go through the model, and how many times as many the calls have."""
+        forests = [piece.plan.forest for piece in self.pieces]
+        computed = sum(forest.num_nodes for forest in forests)
+        naive = sum(forest.num_naive for forest in forests)
+        return {
+            "tokens_computed": float(computed),
+            "tokens_saved": float(naive - computed),
+            "rho": naive / computed if computed else 1.0,
+        }
+
+    def per_call(self, found: Sequence[Tensor]) -> list[list[float]]:
+        """[tokens] for each piece -> for each call of the step, in its order."""
+        rows: dict[int, list[float]] = {}
+        for piece, values in zip(self.pieces, found, strict=True):
+            own = values.split(list(piece.plan.num_trained))
+            rows |= {at: row.tolist() for at, row in zip(piece.calls, own, strict=True)}
+        return [rows[at] for at in range(len(rows))]
+
+    def beside(
+        self, old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
+    ) -> StepPieces:
+        """With the log-probabilities of other policies, [tokens] for each piece."""
+        pieces = [
+            replace(
+                piece,
+                tokens=replace(
+                    piece.tokens,
+                    old_log_prob=None if old is None else old[at],
+                    reference_log_prob=None if reference is None else reference[at],
+                ),
+            )
+            for at, piece in enumerate(self.pieces)
+        ]
+        if self.whole is None:
+            return StepPieces(pieces, None)
+        whole = replace(
+            self.whole,
+            old_log_prob=None if old is None else torch.cat(list(old)),
+            reference_log_prob=None if reference is None else torch.cat(list(reference)),
+        )
+        return StepPieces(pieces, whole)
+
+
+def pieces_of(
+    calls: Sequence[Call],
+    spec: LossSpec,
+    max_tokens: int,
+    device: torch.device,
+    *,
+    shares_prefixes: bool,
+    version: int | None = None,
+) -> StepPieces:
+    """At most `max_tokens` nodes a piece, and so many more where the longest call alone has more:
+    it needs its room anyway, and its siblings next to none. Groups, and the units of a loss that
+    couples tokens, stay together where they fit. `version` is that of the weights that are trained,
+    where it is known."""
+    counted = [Counted(unit_of(call), call.weight, call.num_trained) for call in calls]
+    shares = call_shares(counted, spec)
+    keys = [unit_of(call) if spec.couples_tokens else call.group_id for call in calls]
+    wanted = _wanted(calls, shares_prefixes=shares_prefixes)
+    longest = max((len(call.ids) for call in wanted), default=0)
+    if longest > max_tokens:
+        max_tokens += longest
+    packed = pack(wanted, max_tokens, keys)
+
+    def tokens(indices: Sequence[int]) -> Tokens:
+        chosen = [_Trained(calls[index]) for index in indices]
+        return Tokens.of(chosen, [shares[index] for index in indices], device=device)
+
+    def is_equal(indices: Sequence[int]) -> Tensor:
+        number = torch.tensor([calls[index].num_trained for index in indices], dtype=torch.long)
+        equal = torch.tensor([calls[index].version == version for index in indices])
+        return equal.repeat_interleave(number).to(device)
+
+    pieces = [
+        StepPiece(Plan.of(one.forest, device), tokens(one.calls), one.calls, is_equal(one.calls))
+        for one in packed
+    ]
+    order = [index for one in packed for index in one.calls]
+    return StepPieces(pieces, tokens(order) if _splits(pieces, spec) else None)
+
+
+def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
+    """Whether the loss couples tokens of different pieces."""
+    parts = [one.tokens for one in pieces]
+    return (spec.couples_tokens and not all(part.has_whole_units for part in parts)) or (
+        spec.couples_step and not all(part.has_whole_step for part in parts)
+    )
+
+
+def unit_of(call: Call) -> Hashable:
+    return id(call) if call.unit is None else call.unit
+
+
+def _wanted(calls: Sequence[Call], *, shares_prefixes: bool) -> list[CallTokens]:
+    if any(call.temperature <= 0 for call in calls):
+        raise ValueError("greedy calls have no log-probability to train on")
+    wanted = [_tokens_of(call) for call in calls]
+    if shares_prefixes:
+        return worth_sharing(wanted)
+    return [replace(one, root=index) for index, one in enumerate(wanted)]
+
+
+def _tokens_of(call: Call) -> CallTokens:
+    """Without the tokens that could be no other, whose log-probability is 0 whatever is trained."""
+    if call.allowed is None:
+        return CallTokens.of(call.prompt_ids, call.response_ids, temperature=call.temperature)
+    begin = len(call.prompt_ids)
+    sets = [call.allowed.set_of(at) for at in range(len(call.response_ids))]
+    return CallTokens(
+        [*call.prompt_ids, *call.response_ids],
+        [(begin + start, begin + end) for start, end in _runs(call.is_trained)],
+        temperature=call.temperature,
+        chosen_from=[*repeat(None, begin), *sets],
+    )
+
+
+def _runs(chosen: Sequence[bool]) -> list[tuple[int, int]]:
+    """[start, end) each."""
+    runs: list[tuple[int, int]] = []
+    start = 0
+    for is_chosen, run in groupby(chosen):
+        end = start + len(list(run))
+        if is_chosen:
+            runs.append((start, end))
+        start = end
+    return runs
+
+
+class _Trained:
+    """Of a call, what the loss reads of its trained tokens."""
+
+    def __init__(self, call: Call) -> None:
+        self.advantage = call.advantage
+        self.logprobs = list(compress(call.logprobs, call.is_trained))

@@ -1,0 +1,119 @@
+"""All that the engine thread decodes with: weights and their version, rows, prefixes, who waits.
+
+One `turn` gives every running draft a token. Pausing admission lets the rows run dry for a
+publish.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+
+from transformers import PreTrainedModel
+
+from fakevllm_server.backends.embedded.adapter_view import needs_twin, twin
+from fakevllm_server.backends.embedded.decode.cache import RowCache
+from fakevllm_server.backends.embedded.decode.decoder import Decoder, Prefill
+from fakevllm_server.backends.embedded.decode.drafts import Draft
+from fakevllm_server.backends.embedded.decode.prefixes import PrefixCache
+from fakevllm_server.backends.embedded.decode.scheduler import Scheduler
+from fakevllm_server.backends.embedded.weights import MergedWeights, adapters_of, copy_weights
+from fakevllm_server.types.backend import BackendError
+
+MAX_PREFILL_TOKENS = 2048
+"""Padded, per forward pass: bounds its memory, and how long running drafts wait for it."""
+MAX_PREFIX_TOKENS = 16384
+
+
+class SamplingState:
+    def __init__(self, model: PreTrainedModel, cache: RowCache, eos_ids: frozenset[int]) -> None:
+        self.model = model
+        self.version = 0
+        self.decoder = Decoder(model, cache, eos_ids)
+        self.scheduler = Scheduler(cache.max_rows, MAX_PREFILL_TOKENS)
+        self.prefixes = PrefixCache(MAX_PREFIX_TOKENS)
+        self._prefill: Prefill | None = None
+        self._is_admitting = True
+
+    @property
+    def rows_running(self) -> bool:
+        return bool(self.decoder.rows)
+
+    @property
+    def has_work(self) -> bool:
+        return self.rows_running or self._prefill is not None or bool(self.scheduler.waiting)
+
+    def turn(self) -> list[Draft]:
+        """Returns the drafts that took a token."""
+        self.decoder.drop_cancelled()
+        self.scheduler.put_back(self.decoder.drop_for_memory())
+        if self._is_admitting:
+            self._admit()
+            self._advance_prefill()
+        return self.decoder.advance(self.version) if self.decoder.rows else []
+
+    def publish(
+        self, load: Callable[[], PreTrainedModel], version: int, drain_bound_s: float
+    ) -> Generator[None, None, None]:
+        """`load()`'s weights sample from now on; what it gives without adapters may be kept. Nobody
+        is refused: new drafts wait, running ones finish if they can within the bound, and else go
+        on with the new weights.
+        """
+        source = load()
+        check_same_architecture(source, self.model)
+        self._is_admitting = False
+        try:
+            deadline = time.monotonic() + drain_bound_s
+            while self.rows_running and time.monotonic() < deadline:
+                yield
+            self._prefill = None
+            self.scheduler.abandon_prefill()
+            self.scheduler.put_back(self.decoder.drop_all())
+            self._take(source)
+            self.prefixes.clear()
+            self.version = version
+        finally:
+            self._is_admitting = True
+
+    def _take(self, source: PreTrainedModel) -> None:
+        """What samples becomes another model only where it must: copies need no second one."""
+        if needs_twin(source):
+            source = twin(source)
+        elif not adapters_of(self.model):
+            return copy_weights(source, self.model)
+        self.model = self.decoder.model = source
+
+    def all_drafts(self) -> list[Draft]:
+        prefilling = [draft for waiting in self.scheduler.prefilling.values() for draft in waiting]
+        return [*self.decoder.rows, *prefilling, *self.scheduler.waiting]
+
+    def _admit(self) -> None:
+        if not self.scheduler.waiting:
+            return
+        longest = max((len(row.ids) + 1 for row in self.decoder.rows), default=0)
+        decided = self.scheduler.plan(
+            len(self.decoder.rows),
+            self.prefixes,
+            lambda rows, length: self.decoder.cache.fits(rows, max(length, longest)),
+        )
+        for draft, key in decided.joining:
+            self.decoder.join(draft, self.prefixes.get(key) if key else None)
+        if decided.prefill:
+            self._prefill = Prefill(self.model, decided.prefill, MAX_PREFILL_TOKENS)
+
+    def _advance_prefill(self) -> None:
+        if self._prefill is None or not self._prefill.advance():
+            return
+        prefixes = self._prefill.result()
+        self._prefill = None
+        for key, drafts in self.scheduler.prefilled().items():
+            self.prefixes.put(key, prefixes[key])
+            for draft in drafts:
+                if not draft.cancelled:
+                    self.decoder.join(draft, prefixes[key])
+
+
+def check_same_architecture(source: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Raises BackendError before anything has changed."""
+    if MergedWeights(source).shapes != MergedWeights(target).shapes:
+        raise BackendError("the weights are of another architecture than the model being served")

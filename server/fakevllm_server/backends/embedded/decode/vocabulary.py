@@ -1,0 +1,47 @@
+"""Ids that a request names, against the vocabulary; and words as ids. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from fakevllm_adapters.protocol.errors import bad_request
+from fakevllm_server.types.sampling import Sampling
+
+
+def check_ids(sampling: Sampling, vocab_size: int) -> None:
+    """Raises WireError (400), worded as vLLM words it."""
+    outside = _outside(sampling.logit_bias, vocab_size)
+    if outside:
+        raise bad_request(
+            f"token_id(s) {outside} in logit_bias contain out-of-vocab token ids. Vocabulary "
+            f"size: {vocab_size}",
+            "logit_bias",
+            outside,
+        )
+    if sampling.allowed_ids is None:
+        return
+    if not sampling.allowed_ids:
+        raise bad_request("allowed_token_ids is not None and empty!", "allowed_token_ids", [])
+    outside = _outside(sampling.allowed_ids, vocab_size)
+    if outside:
+        raise bad_request(
+            "allowed_token_ids contains out-of-vocab token id!", "allowed_token_ids", outside
+        )
+
+
+def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
+    """Each word as it stands at the start of a text and, where that is another single spelling,
+    after a space."""
+    spelled: list[list[int]] = []
+    for word in words:
+        plain = tokenizer.encode(word.lstrip(), add_special_tokens=False)
+        spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+        spelled.append(plain)
+        if spaced and plain and spaced[0] != plain[0] and len(spaced) == len(plain):
+            spelled.append(spaced)
+    return [ids for ids in spelled if ids]
+
+
+def _outside(ids: Collection[int], vocab_size: int) -> list[int]:
+    return [id for id in ids if not 0 <= id < vocab_size]

@@ -1,0 +1,158 @@
+"""The trainer's state on disk: safetensors and JSON, nothing that runs code when read.
+
+    weights.safetensors     float32; with LoRA the adapters' alone
+    optimizer.safetensors   `<weight>.<slot>`, AdamW's moments and step counts
+    state.json              random state; with LoRA its settings, and which model they fit
+
+Says nothing else of the job, so a checkpoint may go on under other settings.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from fakevllm_server.backends.embedded.lora import Lora, fingerprint
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.backends.embedded.weights import MergedWeights, named_weights
+from fakevllm_server.types.backend import BackendError
+
+WEIGHT_FILES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.bin",
+    "*.bin.index.json",
+    "*.pt",
+    "*.pth",
+    "*.gguf",
+)
+
+
+def save(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
+    """`rng` is the sampler's, for unseeded requests."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(_detached(_kept(trainer)), folder / "weights.safetensors")
+    save_file(_detached(_optimizer_tensors(trainer)), folder / "optimizer.safetensors")
+    version, words, gauss = rng.getstate()
+    torch_rng = base64.b64encode(bytes(torch.get_rng_state().tolist())).decode()
+    state: dict[str, Any] = {
+        "format": 1,
+        "torch_rng": torch_rng,
+        "sampler_rng": [version, list(words), gauss],
+    }
+    if trainer.lora is not None:
+        state |= {"lora": trainer.lora.told(), "model": fingerprint(trainer.model)}
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+def restore(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
+    """Raises BackendError before anything has changed."""
+    weights, moments, state = _read(folder)
+    lora = Lora(**state["lora"]) if "lora" in state else None
+    if lora is not None and state["model"] != fingerprint(trainer.model):
+        raise BackendError(f"checkpoint {folder} is of another model than --model")
+    trainer.settle(lora, f"checkpoint {folder}")
+    own = _kept(trainer)
+    shapes = {name: tensor.shape for name, tensor in own.items()}
+    if {name: tensor.shape for name, tensor in weights.items()} != shapes:
+        raise BackendError(f"checkpoint {folder} is of another model than --model")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])
+    slots: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in moments.items():
+        name, _, slot = key.rpartition(".")
+        slots.setdefault(name, {})[slot] = tensor
+    trainer.optimizer.state.clear()
+    for name, parameter in trainer.model.named_parameters():
+        if name in slots:
+            # Step counts stay on the CPU, where AdamW keeps them.
+            trainer.optimizer.state[parameter] = {
+                slot: tensor if slot == "step" else tensor.to(parameter.device)
+                for slot, tensor in slots[name].items()
+            }
+    torch.set_rng_state(torch.tensor(list(base64.b64decode(state["torch_rng"])), dtype=torch.uint8))
+    version, words, gauss = state["sampler_rng"]
+    rng.setstate((version, tuple(words), gauss))
+
+
+def export(folder: Path, model: PreTrainedModel, dtype: torch.dtype, source: Path) -> None:
+    """`model` as a Hugging Face folder in `dtype`; tokenizer, template and settings are `source`'s
+    own files.
+    """
+    copy_own_files(source, folder, dtype)
+    generation = source / "generation_config.json"
+    merged = MergedWeights(model)
+    weights = {name: merged[name].to(dtype) for name in merged}
+    # transformers refuses to write a generation config that it finds odd; the model's own goes over
+    # as it is.
+    kept, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        model.save_pretrained(folder, state_dict=weights)
+    finally:
+        model.generation_config = kept
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    if generation.is_file():
+        shutil.copyfile(generation, folder / generation.name)
+    _note_dtype(folder, dtype)
+
+
+def copy_own_files(source: Path, folder: Path, dtype: torch.dtype) -> None:
+    """A model's files but for its weights, for weights of `dtype`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.is_file() and not any(file.match(pattern) for pattern in WEIGHT_FILES):
+            shutil.copyfile(file, folder / file.name)
+    _note_dtype(folder, dtype)
+
+
+def _note_dtype(folder: Path, dtype: torch.dtype) -> None:
+    config: Any = json.loads((folder / "config.json").read_text())
+    config.pop("torch_dtype", None)  # older folders' word for it
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def _kept(trainer: PolicyTrainer) -> dict[str, Tensor]:
+    """All weights, or those of the adapters where the others stay."""
+    named = named_weights(trainer.model)
+    if trainer.lora is None:
+        return named
+    return {name: tensor for name, tensor in named.items() if tensor.requires_grad}
+
+
+def _optimizer_tensors(trainer: PolicyTrainer) -> dict[str, Tensor]:
+    state = trainer.optimizer.state
+    return {
+        f"{name}.{slot}": tensor
+        for name, parameter in trainer.model.named_parameters()
+        if parameter in state
+        for slot, tensor in state[parameter].items()
+    }
+
+
+def _detached(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+
+
+def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    try:
+        state: Any = json.loads((folder / "state.json").read_text())
+        return (
+            load_file(folder / "weights.safetensors"),
+            load_file(folder / "optimizer.safetensors"),
+            state,
+        )
+    # A torn or foreign checkpoint shows as any of these; the user needs the folder's name.
+    except (OSError, ValueError, SafetensorError) as error:
+        raise BackendError(f"cannot read checkpoint {folder}: {error}") from error

@@ -1,0 +1,82 @@
+"""Does batched decoding give what the model itself gives? Asked at start-up, so that no model is
+served wrongly.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from fakevllm_server.backends.embedded.decode.cache import RowCache
+from fakevllm_server.backends.embedded.decode.decoder import Decoder, Prefill, cache_shape
+from fakevllm_server.backends.embedded.decode.drafts import Draft
+from fakevllm_server.types.backend import BackendError
+from fakevllm_server.types.sampling import Sampling
+
+TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
+"""Of the largest logit: above the rounding of a deep model, far below a wrong position or mask."""
+
+
+def check_decoding(model: PreTrainedModel, max_model_len: int) -> None:
+    """Two rows of different lengths, joined at different times, against plain forward passes.
+    Raises BackendError.
+    """
+    try:
+        worst = _worst_difference(model, max_model_len)
+    # A model that does not fit fails in its own code, with any exception.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise BackendError(
+            f"the embedded engine cannot decode this model ({reason}): choose another --model"
+        ) from error
+    if not worst <= TOLERANCE[model.dtype]:
+        raise BackendError(
+            f"the embedded engine decodes this model wrongly (logits off by {worst:.1e} of the "
+            "largest): choose another --model"
+        )
+
+
+@torch.inference_mode()
+def _worst_difference(model: PreTrainedModel, max_model_len: int) -> float:
+    network: Any = model
+    rng = random.Random(0)
+    first, second = (
+        [
+            rng.randrange(model.config.get_text_config().vocab_size)
+            for _ in range(min(length, max_model_len))
+        ]
+        for length in (9, 6)
+    )
+    cache = RowCache(
+        cache_shape(model), max_rows=2, max_length=max_model_len, max_cells=2 * max_model_len
+    )
+    decoder = Decoder(model, cache, frozenset())
+    worst = 0.0
+    _join(decoder, model, first[:-3])
+    for step in range(3):
+        if step == 1:
+            _join(decoder, model, second[:-2])
+        logits = decoder.logits().float()
+        for row, whole in zip(decoder.rows, (first, second), strict=False):
+            plain = (
+                network(input_ids=torch.tensor([row.ids], device=model.device), use_cache=False)
+                .logits[0, -1]
+                .float()
+            )
+            difference = (logits[decoder.rows.index(row)] - plain).abs().max() / (
+                plain.abs().max() + 1e-6
+            )
+            worst = max(worst, difference.item()) if difference == difference else float("inf")
+            row.ids.append(whole[len(row.ids)] if len(row.ids) < len(whole) else 0)
+    return worst
+
+
+def _join(decoder: Decoder, model: PreTrainedModel, ids: list[int]) -> None:
+    draft = Draft(list(ids), 1, Sampling(), random.Random(0), stream=None)
+    prefill = Prefill(model, {draft.prefix_key: ids[:-1]}, piece_tokens=2)
+    while not prefill.advance():
+        pass
+    decoder.join(draft, prefill.result()[draft.prefix_key])

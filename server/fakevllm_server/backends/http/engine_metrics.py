@@ -1,0 +1,172 @@
+"""What an engine tells Prometheus, by vLLM's names: those an autoscaler or a dashboard reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+from fakevllm_adapters.vllm_compat.chat import ChatRequest
+from fakevllm_server.types.backend import TokenEngine
+from fakevllm_server.types.sampling import Sampling, Token
+
+LABELS = ("model_name", "engine")
+FINISH_REASONS = ("stop", "length", "abort", "error")
+# vLLM's, so that panels made for it add up.
+FIRST_TOKEN_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+LATENCY_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+
+
+class EngineMetrics:
+    """The numbers of one engine, in a registry of their own."""
+
+    def __init__(self, engine: TokenEngine) -> None:
+        self.num_inside = 0
+        self._series = series = _Series(engine.model_name)
+        series.gauge(
+            "num_requests_running",
+            "Number of requests in model execution batches.",
+            lambda: max(self.num_inside - engine.num_waiting, 0),
+        )
+        series.gauge(
+            "num_requests_waiting",
+            "Number of requests waiting to be processed.",
+            lambda: engine.num_waiting,
+        )
+        self.prompt_tokens = series.counter("prompt_tokens", "Number of prefill tokens processed.")
+        self.generation_tokens = series.counter(
+            "generation_tokens", "Number of generation tokens processed."
+        )
+        self.success = series.finished(
+            "request_success", "Count of successfully processed requests."
+        )
+        self.first_token = series.histogram(
+            "time_to_first_token_seconds",
+            "Histogram of time to first token in seconds.",
+            FIRST_TOKEN_BUCKETS,
+        )
+        self.latency = series.histogram(
+            "e2e_request_latency_seconds",
+            "Histogram of e2e request latency in seconds.",
+            LATENCY_BUCKETS,
+        )
+
+    def page(self) -> bytes:
+        return self._series.page()
+
+
+class _Series:
+    """Makes the series of one engine: vLLM's prefix, vLLM's labels."""
+
+    def __init__(self, model_name: str) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._labels = (model_name, "0")
+
+    def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
+        gauge = Gauge(f"vllm:{name}", help, LABELS, registry=self._registry)
+        gauge.labels(*self._labels).set_function(read)
+
+    def counter(self, name: str, help: str) -> Counter:
+        counter = Counter(f"vllm:{name}", help, LABELS, registry=self._registry)
+        return counter.labels(*self._labels)
+
+    def finished(self, name: str, help: str) -> dict[str, Counter]:
+        """One for each reason to finish."""
+        labels = (*LABELS, "finished_reason")
+        counter = Counter(f"vllm:{name}", help, labels, registry=self._registry)
+        return {reason: counter.labels(*self._labels, reason) for reason in FINISH_REASONS}
+
+    def histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
+        histogram = Histogram(
+            f"vllm:{name}", help, LABELS, buckets=buckets, registry=self._registry
+        )
+        return histogram.labels(*self._labels)
+
+    def page(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class MeasuredEngine:
+    """A TokenEngine that counts what it samples."""
+
+    def __init__(self, engine: TokenEngine) -> None:
+        self._engine = engine
+        self.metrics = EngineMetrics(engine)
+        self.model_name = engine.model_name
+        self.max_model_len = engine.max_model_len
+        self.default_sampling: dict[str, Any] = engine.default_sampling
+        self.eos_ids = engine.eos_ids
+        self.tells_allowed = engine.tells_allowed
+
+    @property
+    def num_waiting(self) -> int:
+        return self._engine.num_waiting
+
+    def render(self, request: ChatRequest) -> list[int]:
+        return self._engine.render(request)
+
+    def check(self, sampling: Sampling) -> None:
+        self._engine.check(sampling)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._engine.encode(text, add_special_tokens)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._engine.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        return self._engine.token_strings(ids)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[list[Token]]:
+        metrics = self.metrics
+        began = time.monotonic()
+        metrics.num_inside += 1
+        reason = "error"
+        num_tokens = 0
+        last = -1
+        try:
+            async with aclosing(self._engine.generate(prompt_ids, sampling)) as tokens:
+                async for batch in tokens:
+                    if not num_tokens:
+                        metrics.prompt_tokens.inc(len(prompt_ids))
+                        # All at once, where nobody waits for each: then it tells nothing.
+                        if sampling.live:
+                            metrics.first_token.observe(time.monotonic() - began)
+                    metrics.generation_tokens.inc(len(batch))
+                    num_tokens, last = num_tokens + len(batch), batch[-1].id
+                    yield batch
+            ended = last in self.eos_ids and not sampling.ignore_eos
+            reason = "stop" if ended or last in sampling.stop_ids else "length"
+        except GeneratorExit:
+            reason = "stop"  # the reader met a stop string
+            raise
+        except Exception:
+            raise
+        except BaseException:
+            reason = "abort"
+            raise
+        finally:
+            metrics.num_inside -= 1
+            metrics.success[reason].inc()
+            metrics.latency.observe(time.monotonic() - began)

@@ -1,0 +1,68 @@
+"""What a request asks of an engine: its model, and how to sample, over the engine's defaults."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fakevllm_adapters.protocol.errors import bad_request, unknown_model
+from fakevllm_adapters.vllm_compat.chat import ChatRequest
+from fakevllm_server.types.backend import TokenEngine
+from fakevllm_server.types.sampling import Sampling, used_temperature
+
+Json = dict[str, Any]
+
+MOST_BIAS = 100.0
+"""A logit_bias beyond it is clamped, as vLLM does."""
+
+
+def check_model(engine: TokenEngine, name: str | None) -> None:
+    """Raises WireError (404)."""
+    if name not in (None, engine.model_name):
+        raise unknown_model(name or "", engine.model_name)
+
+
+def sampling_asked(request: ChatRequest, defaults: Json, max_tokens: int) -> Sampling:
+    """Raises WireError (400) for fewer tokens than must come."""
+
+    def setting(name: str, neutral: Any) -> Any:
+        asked = getattr(request, name)
+        return defaults.get(name, neutral) if asked is None else asked
+
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise bad_request(
+            f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}."
+        )
+    allowed = request.allowed_token_ids
+    return Sampling(
+        temperature=used_temperature(setting("temperature", 1.0)),
+        top_p=setting("top_p", 1.0),
+        top_k=max(setting("top_k", 0), 0),
+        min_p=setting("min_p", 0.0),
+        max_tokens=max_tokens,
+        seed=None if request.seed == -1 else request.seed,
+        top_logprobs=request.top_logprobs or 0,
+        ignore_eos=request.ignore_eos,
+        live=bool(request.stream or request.stops),
+        frequency_penalty=request.frequency_penalty or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        repetition_penalty=setting("repetition_penalty", 1.0),
+        logit_bias={
+            int(id): min(max(bias, -MOST_BIAS), MOST_BIAS)
+            for id, bias in (request.logit_bias or {}).items()
+        },
+        min_tokens=min_tokens,
+        stop_ids=frozenset(request.stop_token_ids or ()),
+        bad_words=tuple(request.bad_words or ()),
+        allowed_ids=None if allowed is None else tuple(allowed),
+        grammar=request.grammar,
+        tells_allowed=request.tells_allowed,
+    )
+
+
+def seeded(sampling: Sampling, nth: int) -> Sampling:
+    """Of several continuations each has its own seed, counted up as vLLM counts."""
+    if sampling.seed is None or nth == 0:
+        return sampling
+    return replace(sampling, seed=sampling.seed + nth)

@@ -1,0 +1,79 @@
+"""/tokenize and /detokenize on a TokenEngine, as vLLM answers them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar, cast
+
+from pydantic import BaseModel, Field, ValidationError
+
+from fakevllm_adapters.http.body import loads
+from fakevllm_adapters.protocol.errors import bad_request, not_supported
+from fakevllm_adapters.vllm_compat.chat import ChatRequest, type_refusal
+from fakevllm_adapters.vllm_compat.checks import check_continuation, check_conversation
+from fakevllm_server.backends.http.requested_sampling import check_model
+from fakevllm_server.types.backend import TokenEngine
+
+Json = dict[str, Any]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _TokenizePrompt(BaseModel):
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = False
+
+
+class _TokenizeChat(ChatRequest):
+    add_special_tokens: bool = False
+    return_token_strs: bool | None = False
+
+
+class _Detokenize(BaseModel):
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0, le=2**63 - 1)]]
+
+
+def tokenize(engine: TokenEngine, raw: bytes) -> Json:
+    """Raises WireError, worded as vLLM words it."""
+    body: object = loads(raw)
+    if isinstance(body, dict) and "messages" in body and "prompt" not in body:
+        request = _read_chat(cast(Json, body))
+        check_model(engine, request.model)
+        ids = engine.render(request)
+    else:
+        request = _validated(_TokenizePrompt, cast(object, body))
+        check_model(engine, request.model)
+        ids = engine.encode(request.prompt, request.add_special_tokens)
+    return {
+        "count": len(ids),
+        "max_model_len": engine.max_model_len,
+        "tokens": ids,
+        "token_strs": engine.token_strings(ids) if request.return_token_strs else None,
+    }
+
+
+def detokenize(engine: TokenEngine, raw: bytes) -> Json:
+    """Raises WireError, worded as vLLM words it."""
+    request = _validated(_Detokenize, loads(raw))
+    check_model(engine, request.model)
+    try:
+        return {"prompt": engine.decode(request.tokens, skip_special_tokens=False)}
+    except OverflowError as error:
+        raise bad_request(str(error), "tokens") from None
+
+
+def _read_chat(body: Json) -> _TokenizeChat:
+    check_continuation(body)
+    request = _validated(_TokenizeChat, body)
+    check_conversation(request)
+    if request.add_special_tokens:
+        raise not_supported("add_special_tokens")
+    return request
+
+
+def _validated(model: type[Model], body: object) -> Model:
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise type_refusal(error) from None

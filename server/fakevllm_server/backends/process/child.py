@@ -1,0 +1,213 @@
+"""An engine of ours in a child process: rollout, trainer or both, behind one Unix socket.
+
+Both speak HTTP there: vLLM's to apps, `/control/*` to the server that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.packed_numbers import unpack_floats
+from fakevllm_server.backends.process.process import STOP_GRACE_S, ChildProcess
+from fakevllm_server.types.backend import (
+    ActionFailed,
+    BackendError,
+    BackendRefused,
+    Batch,
+    Call,
+    Endpoint,
+    LossSpec,
+    PolicyName,
+    StepMetrics,
+)
+from fakevllm_server.types.engine_spec import EngineSpec
+from fakevllm_server.types.weight_gate import WeightGate
+
+Json = dict[str, Any]
+
+log = logging.getLogger("fakevllm.server")
+
+CONTROL_TIMEOUT_S = 3600
+"""One training step of a large model."""
+HEALTH_TIMEOUT_S = 5
+LOOK_EVERY_S = 10.0
+HUNG_AFTER_S = 60.0
+"""The event loop answers by itself, whatever the engine's thread does."""
+HUNG_AFTER_LOOKS = 3
+"""At least: where this server itself was stopped for a while, only the look it was in fails."""
+HUNG_GRACE_S = 2.0
+"""What is hung seldom hears that it should end."""
+URL = "http://engine"
+
+MODULES = {
+    "fake": "fakevllm_server.backends.fake.engine",
+    "embedded": "fakevllm_server.backends.embedded",
+    "verl": "fakevllm_server.backends.verl",
+}
+"""Name of an engine -> the module run as its process."""
+
+
+class ChildEngine:
+    """A Rollout and a Trainer: a single process is both, unless the spec says `train_only`."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._process = ChildProcess(f"the {spec.engine} {spec.role}", spec.log_file)
+        self._http: aiohttp.ClientSession | None = None
+        self._socket: Path | None = None
+        self._gate = WeightGate()
+        self._closing: asyncio.Future[None] | None = None
+
+    async def launch(self) -> Endpoint:
+        await self.close()
+        self._socket = self._spec.new_socket()
+        await self._process.start(self._command(self._socket), self._spec.environment)
+        self._http = aiohttp.ClientSession(
+            URL,
+            # A kept connection may be closed by the child just as a step is sent over it.
+            connector=aiohttp.UnixConnector(str(self._socket), force_close=True),
+            timeout=aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S),
+        )
+        await self._process.until(self.health)
+        info = await self._call("GET", "info")
+        self._gate = WeightGate()
+        return Endpoint(
+            self._socket,
+            URL,
+            info["model_name"],
+            info["max_model_len"],
+            info["default_sampling"],
+            tells_allowed=info["tells_allowed"],
+            gate=self._gate,
+        )
+
+    async def boot(self, job: TrainJob) -> None:
+        reply = await self._call("POST", "boot", {"job": job.model_dump()})
+        if reply.get("told"):
+            log.info("%s: %s", self._process.name, reply["told"])
+
+    async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
+        calls = [call.to_wire() for call in batch.calls]
+        asked = {"step": batch.step, "calls": calls, "version": batch.version}
+        told = await self._call("POST", "step", asked | {"loss": asdict(loss)})
+        return {name: float(value) for name, value in told.items()}
+
+    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
+        asked = {"calls": [call.to_wire() for call in calls], "policy": policy}
+        told = await self._call("POST", "log_probs", asked)
+        return [unpack_floats(row) for row in told["log_probs"]]
+
+    async def publish(self, version: int) -> None:
+        await self._call("POST", "publish", {"version": version})
+        self._gate.version = version
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        await self._call("POST", "load_weights", {"folder": str(folder), "version": version})
+        self._gate.version = version
+
+    async def export(self, folder: Path) -> None:
+        await self._call("POST", "export", {"folder": str(folder)})
+
+    async def save(self, folder: Path) -> None:
+        await self._call("POST", "save", {"folder": str(folder)})
+
+    async def restore(self, folder: Path) -> None:
+        await self._call("POST", "restore", {"folder": str(folder)})
+
+    async def health(self) -> bool:
+        if self._http is None or self._socket is None or not self._socket.exists():
+            return False
+        timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
+        try:
+            async with self._http.get("/health", timeout=timeout) as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return False
+
+    async def lost(self) -> str:
+        """Its end, or that it hangs; it is ended then."""
+        ended = asyncio.ensure_future(self._process.lost())
+        hung = asyncio.ensure_future(self._until_hung())
+        try:
+            await asyncio.wait({ended, hung}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return ended.result()
+            told = hung.result()
+            await self._close_once(HUNG_GRACE_S)
+            return told
+        finally:
+            ended.cancel()
+            hung.cancel()
+            await asyncio.gather(ended, hung, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Where it is cancelled the engine is closed all the same, and the next close waits for
+        that."""
+        await self._close_once(STOP_GRACE_S)
+
+    async def _close_once(self, grace_s: float) -> None:
+        if self._closing is None or self._closing.done():
+            self._closing = asyncio.ensure_future(self._close(grace_s))
+        await asyncio.shield(self._closing)
+
+    async def _until_hung(self) -> str:
+        answered, num_missed = time.monotonic(), 0
+        while num_missed < HUNG_AFTER_LOOKS or time.monotonic() - answered < HUNG_AFTER_S:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if await self.health():
+                answered, num_missed = time.monotonic(), 0
+            else:
+                num_missed += 1
+        return f"{self._process.name} has not answered /health for {HUNG_AFTER_S:g} s and was ended"
+
+    async def _close(self, grace_s: float) -> None:
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
+        await self._process.close(grace_s)
+        path, self._socket = self._socket, None
+        if path is not None:
+            self._spec.remove_socket(path)
+
+    def _command(self, path: Path) -> list[str]:
+        spec = self._spec
+        command = [sys.executable, "-m", MODULES[spec.engine], "--socket", str(path)]
+        command += ["--served-model-name", spec.served_model_name, "--run-dir", str(spec.run_dir)]
+        command += ["--seed", str(spec.seed), *spec.extra_args]
+        command += ["--allow-hub"] if spec.allow_hub else []
+        command += ["--train-only"] if spec.train_only else []
+        return command if spec.model is None else [*command, "--model", spec.model]
+
+    async def _call(self, method: str, action: str, body: Json | None = None) -> Json:
+        if self._http is None:
+            raise BackendError(f"{self._process.name} is not running")
+        try:
+            async with self._http.request(method, f"/control/{action}", json=body) as answer:
+                raw = await answer.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise BackendError(
+                f"{self._process.name} did not answer {action}: {error!r}"
+            ) from error
+        try:
+            reply: Json = orjson.loads(raw)
+        except ValueError as error:
+            raise BackendError(f"{self._process.name} did not answer {action} in JSON") from error
+        if reply.get("is_partial"):
+            # No ActionFailed, after which the step would be made again on top of itself.
+            raise BackendError(f"{action}: {reply.get('error')}")
+        if "refusal" in reply:
+            raise BackendRefused(reply["refusal"])
+        if answer.status != 200:
+            raise ActionFailed(f"{action}: {reply.get('error')}")
+        return reply

@@ -1,0 +1,36 @@
+"""The calls whose answers apps got last: what later turns go on from. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fakevllm_server.types.calls import RecordedCall
+
+MAX_TOKENS = 1_000_000
+"""Held at most; beyond them the oldest goes."""
+
+
+class ServedCalls:
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        self._max_tokens = max_tokens
+        self._calls: OrderedDict[str, RecordedCall] = OrderedDict()
+        self._num_tokens = 0
+
+    def remember(self, group_id: str, calls: Sequence[RecordedCall]) -> None:
+        """The served sibling's calls; passive ones have one."""
+        if len(calls) != 1 or group_id in self._calls:
+            return
+        self._calls[group_id] = replace(calls[0], allowed=None)
+        self._num_tokens += _length(calls[0])
+        while self._num_tokens > self._max_tokens:
+            _, oldest = self._calls.popitem(last=False)
+            self._num_tokens -= _length(oldest)
+
+    def of(self, group_id: str | None) -> RecordedCall | None:
+        return None if group_id is None else self._calls.get(group_id)
+
+
+def _length(call: RecordedCall) -> int:
+    return len(call.prompt_ids) + len(call.response_ids)

@@ -1,0 +1,43 @@
+"""Reads a journal beside the server that writes it, or without one. Changes nothing and takes no
+lock that the server could wait for."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+from urllib.parse import quote
+
+from sqlalchemy import Connection, NullPool, create_engine
+from sqlalchemy.exc import DatabaseError
+
+from fakevllm_server.config.model import ConfigError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+BUSY_TIMEOUT_S = 5.0
+
+
+def read_beside(
+    journal: Path,
+    query: Callable[Concatenate[Connection, P], T],
+    *arguments: P.args,
+    **named: P.kwargs,
+) -> T:
+    """What a function of reads.py, or one like it, finds. Raises ConfigError."""
+    uri = f"file:{quote(str(journal))}?mode=ro"
+    engine = create_engine(
+        "sqlite://",
+        creator=lambda: sqlite3.connect(uri, timeout=BUSY_TIMEOUT_S, uri=True),
+        poolclass=NullPool,
+    )
+    try:
+        with engine.connect() as db:
+            return query(db, *arguments, **named)
+    except DatabaseError as error:
+        raise ConfigError(
+            f"The journal {journal} cannot be read ({error.orig}): was it written by another "
+            "version?"
+        ) from error

@@ -1,0 +1,78 @@
+"""Wires the server: the swarm's state, its routes, its guard."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from functools import partial
+
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from fakevllm_adapters.formats.registry import ADAPTERS, COUNTERS
+from fakevllm_adapters.http.asgi import Door
+from fakevllm_adapters.http.guard import Guard, GuardMiddleware
+from fakevllm_adapters.http.passthrough import PASSTHROUGH
+from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.curves.follower import Follower
+from fakevllm_server.web.latest_call import LatestCall
+from fakevllm_server.web.routes import (
+    control,
+    episodes,
+    groups,
+    inference,
+    inspection,
+    refusals,
+    uploads,
+)
+from fakevllm_server.web.routes.access import ADMIN_PATHS, opens_episode, stranger
+from fakevllm_server.web.state import Swarm
+
+
+def create_app(config: ServerConfig) -> FastAPI:
+    swarm = Swarm(config)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        curves = Follower(config.run_dir)
+        curves.start()
+        await swarm.resume()
+        yield
+        await asyncio.shield(swarm.close())
+        await asyncio.to_thread(curves.close)
+        logging.getLogger("fakevllm.server").info("stopped")
+
+    app = FastAPI(title="fakevllm-server", lifespan=lifespan)
+    refusals.add_handlers(app)
+    for module in (control, uploads, groups, episodes):
+        app.include_router(module.router(swarm))
+    latest_call = LatestCall()
+    app.include_router(inspection.router(swarm, latest_call))
+    _add_doors(app, swarm, latest_call)
+    guard = Guard(
+        config.keys,
+        hosts=config.hosts,
+        hosts_setting="those of --allow-host",
+        admin_paths=ADMIN_PATHS,
+        own_keys=partial(opens_episode, swarm),
+        stranger=partial(stranger, swarm),
+    )
+    app.add_middleware(GuardMiddleware, guard=guard)
+    app.state.swarm = swarm
+    return app
+
+
+def _add_doors(app: FastAPI, swarm: Swarm, latest_call: LatestCall) -> None:
+    """Each also under the path of an episode."""
+    doors = {adapter.path: (["POST"], adapter) for adapter in (ADAPTERS | COUNTERS).values()}
+    relayed = PASSTHROUGH | {"/v1/models": ("GET",), "/metrics": ("GET",)}
+    passed = {path: (list(methods), None) for path, methods in relayed.items() if path not in doors}
+    for path, (methods, adapter) in (doors | passed).items():
+        answered = inference.door(swarm, adapter)
+        if adapter is not None and adapter.name in ADAPTERS:
+            answered = latest_call.watching(answered, adapter.name)
+        door = Door(answered)
+        app.router.routes.append(Route(path, door, methods=methods))
+        app.router.routes.append(Route(f"/e/{{episode_uuid}}{path}", door, methods=methods))

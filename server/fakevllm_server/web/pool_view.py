@@ -1,0 +1,98 @@
+"""The batch that is being collected, in the swarm protocol's words."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.pool import PoolInformation
+from fakevllm_adapters.protocol.swarm import EngineStatus
+from fakevllm_server.algorithms.shaping import is_tied
+from fakevllm_server.episodes.group_policy import method_of
+from fakevllm_server.episodes.pool import Pool
+from fakevllm_server.episodes.registry import Episode
+from fakevllm_server.types.calls import ScoredEpisode
+from fakevllm_server.web.state import Swarm
+
+
+def pool_information(swarm: Swarm) -> PoolInformation:
+    pool, job = swarm.pool, swarm.job or TrainJob()
+    tasks = _tasks(pool)
+    is_booting = swarm.engine.status is EngineStatus.BOOTING
+    by_tasks = not method_of(job).takes_all
+    return PoolInformation(
+        sample_collection_method=job.swarm_mode_sample_collection_method,
+        completed_episodes=pool.collected.num_episodes,
+        completed_episode_target=job.batch_size * job.num_repeat,
+        completed_tasks=pool.num_finished,
+        completed_task_target=job.batch_size if by_tasks else 0,
+        completed_non_dummy_tasks=sum(not is_tied(one.rewards) for one in pool.finished),
+        completed_non_dummy_task_target=job.batch_size if by_tasks else 0,
+        task_expected_num_repeat=job.num_repeat,
+        completed_tasks_details={
+            name: [one.owner for one in of if one.reward is not None] for name, of in tasks.items()
+        },
+        completed_tasks_rewards={name: _rewards(of) for name, of in tasks.items()},
+        running_episode_details=_running(swarm.episodes.claimed) or None,
+        engine_status=swarm.engine.status,
+        global_step=swarm.engine.global_step,
+        booting_start_time=time.time() - swarm.engine.seconds_in_state(time.monotonic())
+        if is_booting
+        else None,
+        completed_tasks_client_uuids=dict(_clients(swarm, tasks)),
+        training_model_path=swarm.model,
+        swarm_client_instruction={"active_clients": _active(pool)},
+    )
+
+
+def _tasks(pool: Pool) -> dict[str, list[ScoredEpisode]]:
+    """By task id; a group of passive traffic is a task of its own."""
+    tasks: dict[str, list[ScoredEpisode]] = defaultdict(list)
+    for group in pool.finished:
+        tasks[group.task_id] += group.episodes
+    for task_id, episodes in pool.partial:
+        tasks[task_id] += episodes
+    return tasks
+
+
+def _rewards(episodes: Sequence[ScoredEpisode]) -> list[float]:
+    return [one.reward for one in episodes if one.reward is not None]
+
+
+def _running(claimed: Sequence[Episode]) -> dict[str, dict[str, str]]:
+    now = time.monotonic()
+    return {
+        one.uuid: {
+            "episode_status": "claimed",
+            "time_since_last_activity": f"{now - one.last_activity:.1f}s",
+            "discard_episode_timeout": f"{one.idle_limit_s:.1f}s",
+            "llm_call_count": str(len(one.calls) + one.in_flight),
+            "client_uuid": one.client_uuid,
+            "optional_task_id": one.task_id,
+        }
+        for one in claimed
+    }
+
+
+def _clients(
+    swarm: Swarm, tasks: dict[str, list[ScoredEpisode]]
+) -> Iterator[tuple[str, list[str]]]:
+    for task_id, episodes in tasks.items():
+        found = [swarm.taking_part.client_of(one.owner) for one in episodes]
+        known = [client for client in found if client is not None]
+        if known:
+            yield task_id, known
+
+
+def _active(pool: Pool) -> list[dict[str, str | float | bool]]:
+    since = time.time() - time.monotonic()
+    return [
+        {
+            "client_uuid": client.client_uuid,
+            "last_activity_at": since + client.last_activity,
+            "allowed_sync_weight": client.has_agreed,
+        }
+        for client in pool.clients
+    ]

@@ -1,0 +1,170 @@
+"""Episodes of active clients, in the swarm protocol's words."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from fastapi import APIRouter, HTTPException, Request
+from pydantic import BaseModel
+
+from fakevllm_adapters.protocol.swarm import (
+    CanContinueRequest,
+    ClaimEpisodeReply,
+    ClaimEpisodeRequest,
+    EndEpisodeReply,
+    EndEpisodeRequest,
+    EngineStatus,
+)
+from fakevllm_server.episodes.registry import EpisodeRefused, Idempotency, slots
+from fakevllm_server.episodes.submissions import hash_of
+from fakevllm_server.web.routes.access import caller_of
+from fakevllm_server.web.routes.refusals import ClearRoute
+from fakevllm_server.web.state import Swarm
+
+log = logging.getLogger("fakevllm.server")
+
+_ADVICE = {
+    EngineStatus.OFFLINE: "Please start the engine first. Please use one of the client to run "
+    "`client.sync_train_config() + client.start_engine()` to start the engine.",
+    EngineStatus.BOOTING: "Please wait until the engine is fully booted. "
+    "Try again (maybe 1 minute) later.",
+    EngineStatus.WEIGHT_SYNCING: "Engine is syncing weights. Try again (maybe 1 minute) later.",
+    EngineStatus.ROLLING_POST: "Engine is in post-rolling phase. Try again (maybe 1 minute) later.",
+}
+_LOCKSTEP = "The job is in lockstep, which trains what its proxy asks and nothing else."
+_NONE_FREE = "No available episodes to claim. Try again (maybe 1 minute) later."
+"""Matched by clients; what stands behind it is for people."""
+_NO_TASK = (
+    "throttle_policy.current_task_id must name the task of the episode: "
+    "shares are counted in tasks."
+)
+
+
+class RenewReply(BaseModel):
+    success: bool
+    idle_limit_s: float
+    """How long it may be silent from now on."""
+
+
+def router(swarm: Swarm) -> APIRouter:
+    routes = APIRouter(route_class=ClearRoute)
+
+    @routes.post("/claim_episode")
+    async def claim_episode(request: ClaimEpisodeRequest, http: Request) -> ClaimEpisodeReply:
+        return await _claimed(swarm, request, http)
+
+    @routes.post("/end_episode", response_model_exclude_defaults=True)
+    async def end_episode(request: EndEpisodeRequest, http: Request) -> EndEpisodeReply:
+        reward = _scalar_reward(request)
+        try:
+            swarm.episodes.check_owner(request.episode_uuid, caller_of(swarm, http.scope))
+            reply = await swarm.intake.end_episode(request, reward, swarm.closed)
+        except EpisodeRefused as refused:
+            status = swarm.engine.status
+            detail = refused.detail if swarm.engine.is_serving else _cannot_end(status)
+            raise HTTPException(refused.status, detail) from None
+        swarm.changed()
+        if reply.warning and swarm.closed is None:  # which is told once, not for each episode
+            log.warning("episode %s: %s", request.episode_uuid, reply.warning)
+        return reply
+
+    @routes.post("/abort_episode")
+    async def abort_episode(request: EndEpisodeRequest, http: Request) -> dict[str, bool]:
+        try:
+            swarm.episodes.check_owner(request.episode_uuid, caller_of(swarm, http.scope))
+        except EpisodeRefused as refused:
+            raise HTTPException(refused.status, refused.detail) from None
+        await swarm.intake.abort_episode(
+            request.episode_uuid, request.client_uuid, request.declare_client_active
+        )
+        swarm.changed()
+        return {"success": True}
+
+    @routes.post("/renew_episode")
+    async def renew_episode(request: CanContinueRequest, http: Request) -> RenewReply:
+        """A heartbeat, for agents that are long silent between their calls."""
+        try:
+            swarm.episodes.check_owner(request.episode_uuid, caller_of(swarm, http.scope))
+            episode = swarm.episodes.owned(request.episode_uuid, request.client_uuid)
+        except EpisodeRefused as refused:
+            raise HTTPException(410, refused.detail) from None
+        now = time.monotonic()
+        swarm.episodes.renew(episode, now)
+        swarm.taking_part.clients.seen(episode.client_uuid, now)
+        return RenewReply(success=True, idle_limit_s=episode.idle_limit_s)
+
+    @routes.post("/can_continue_episode")
+    async def can_continue_episode(request: CanContinueRequest, http: Request) -> dict[str, bool]:
+        try:
+            swarm.episodes.check_owner(request.episode_uuid, caller_of(swarm, http.scope))
+        except EpisodeRefused:
+            return {"can_continue": False}
+        known = swarm.episodes.find(request.episode_uuid) is not None
+        return {"can_continue": swarm.engine.is_serving and known}
+
+    return routes
+
+
+async def _claimed(swarm: Swarm, request: ClaimEpisodeRequest, http: Request) -> ClaimEpisodeReply:
+    client, owner = request.client_uuid, caller_of(swarm, http.scope)
+    policy, idempotency = request.throttle_policy, _idempotency_of(request)
+    episode = None
+    if idempotency is not None:
+        episode = await swarm.intake.renew_claim(client, owner, idempotency, policy)
+    is_known = episode is not None and swarm.engine.is_serving  # or its calls would be refused
+    refusal = None if is_known else _cannot_claim(swarm, request)
+    if refusal is not None:
+        return ClaimEpisodeReply(success=False, client_uuid=client, fail_cause=refusal)
+    if episode is None:
+        kind, idle_limit_s = request.episode_type, request.discard_episode_timeout
+        episode = await swarm.intake.claim(client, kind, idle_limit_s, owner, policy, idempotency)
+    return ClaimEpisodeReply(
+        success=True,
+        client_uuid=request.client_uuid,
+        episode_uuid=episode.uuid,
+        openai_base_url=f"{http.base_url}e/{episode.uuid}/v1",
+        openai_api_key=episode.key,
+    )
+
+
+def _idempotency_of(request: ClaimEpisodeRequest) -> Idempotency | None:
+    key = request.idempotency_key
+    return Idempotency(key, hash_of(request)) if key else None
+
+
+def _cannot_claim(swarm: Swarm, request: ClaimEpisodeRequest) -> str | None:
+    status = swarm.engine.status
+    if status is not EngineStatus.ROLLING:
+        return f"Engine not ready. Current status: [{status}]. {_ADVICE[status]}"
+    if request.episode_type not in ("train", "eval"):
+        raise HTTPException(400, f"Unknown episode_type: {request.episode_type}")
+    job = swarm.job
+    if job is not None and job.lockstep and request.episode_type == "train":
+        return _LOCKSTEP
+    policy = request.throttle_policy if request.episode_type == "train" else None
+    if policy is not None and policy.asks_for_share and not policy.current_task_id:
+        raise HTTPException(400, _NO_TASK)
+    held_back = swarm.taking_part.why_not(request, time.monotonic())  # who asks is heard, always
+    num_slots = slots(job)
+    if not swarm.episodes.can_claim(num_slots):
+        return f"{_NONE_FREE} {num_slots:,} are claimed, and no more are at once."
+    return None if held_back is None else f"{_NONE_FREE} {held_back}"
+
+
+def _cannot_end(status: EngineStatus) -> str:
+    return f"Engine is not in rolling state. Current status: [{status}]. Cannot end episode."
+
+
+def _scalar_reward(request: EndEpisodeRequest) -> float:
+    """Checked before the episode is closed, so that a wrong reward can be sent again."""
+    output = request.workflow_output
+    if not request.task_id or output.metadata.get("task_id") != request.task_id:
+        raise HTTPException(
+            400, "workflow_output.metadata['task_id'] must be there and equal task_id."
+        )
+    if isinstance(output.reward, list) or output.reward is None:
+        raise HTTPException(
+            400, f"workflow_output.reward must be one number, got {output.reward!r}."
+        )
+    return output.reward

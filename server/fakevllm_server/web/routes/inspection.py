@@ -1,0 +1,172 @@
+"""What can be looked at: claimed episodes, the latest call, what was said to all, where it lies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+from fastapi import APIRouter, HTTPException, Request, Response
+from pydantic import BaseModel, Field
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.pool import (
+    AgreeRequest,
+    EpisodeBuffer,
+    EpisodeStatus,
+    ExperimentDirReply,
+    PoolInformation,
+)
+from fakevllm_adapters.protocol.shown import ShownGroup
+from fakevllm_adapters.protocol.swarm import SuccessReply
+from fakevllm_server.config.model import ConfigError
+from fakevllm_server.episodes.group_policy import method_of
+from fakevllm_server.episodes.registry import Episode
+from fakevllm_server.journal.offline import read_beside
+from fakevllm_server.journal.rows import CorruptCall
+from fakevllm_server.run.group_view import shown
+from fakevllm_server.web.latest_call import LatestCall
+from fakevllm_server.web.pool_view import pool_information
+from fakevllm_server.web.routes.access import caller_of, is_admin
+from fakevllm_server.web.routes.refusals import ClearRoute
+from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.verbose_log import MAX_CHARS, VerboseEntry, VerboseLog
+
+MASKED = "***"
+"""In place of a key. Nobody needs the key of a claim but who made it, and he was told it then."""
+
+
+class VerboseRequest(BaseModel):
+    tag: str = Field(default="", max_length=200)
+    message: str = Field(default="", max_length=MAX_CHARS)
+
+
+class VerboseReply(BaseModel):
+    entries: list[VerboseEntry]
+
+
+def router(swarm: Swarm, latest_call: LatestCall) -> APIRouter:
+    routes = APIRouter(route_class=ClearRoute)
+    for part in (_batch_routes(swarm), _token_routes(swarm), _trainer_routes()):
+        routes.include_router(part)
+    verbose = VerboseLog()
+
+    @routes.post("/get_episode_buffer")
+    async def get_episode_buffer(request: Request) -> EpisodeBuffer:
+        """One's own; an admin sees all."""
+        caller, sees_all = caller_of(swarm, request.scope), is_admin(swarm, request.scope)
+        shown = [one for one in swarm.episodes.claimed if sees_all or one.owner == caller]
+        return EpisodeBuffer(buffer=[_status(one, str(request.base_url)) for one in shown])
+
+    @routes.post("/replay_latest_llm_call")
+    async def replay_latest_llm_call() -> Response:
+        found = latest_call.as_json()
+        if found is None:
+            raise HTTPException(404, "No LLM call has been made yet")
+        return Response(found, media_type="application/json")
+
+    @routes.post("/push_verbose_log")
+    async def push_verbose_log(request: VerboseRequest) -> SuccessReply:
+        verbose.push(request.tag, request.message, time.time())
+        return SuccessReply(success=True)
+
+    @routes.get("/get_verbose_logs")
+    async def get_verbose_logs() -> VerboseReply:
+        return VerboseReply(entries=verbose.entries(time.time()))
+
+    @routes.get("/get_server_experiment_dir")
+    async def get_server_experiment_dir() -> ExperimentDirReply:
+        return ExperimentDirReply(server_experiment_dir=str(swarm.config.run_dir.resolve()))
+
+    return routes
+
+
+def _status(episode: Episode, base_url: str) -> EpisodeStatus:
+    idle_s = time.monotonic() - episode.last_activity
+    return EpisodeStatus(
+        episode_uuid=episode.uuid,
+        episode_status="claimed",
+        episode_type=episode.kind,
+        openai_base_url=f"{base_url}e/{episode.uuid}/v1",
+        openai_api_key=MASKED,
+        client_uuid=episode.client_uuid,
+        latest_activity_timestamp=time.time() - idle_s,
+        discard_episode_timeout=episode.idle_limit_s,
+        llm_call_count=len(episode.calls) + episode.in_flight,
+        optional_task_id=episode.task_id,
+    )
+
+
+def _batch_routes(swarm: Swarm) -> APIRouter:
+    """Return the routes about the batch that is being collected."""
+    routes = APIRouter(route_class=ClearRoute)
+
+    @routes.get("/get_current_batch_rollout_pool_information")
+    async def get_current_batch_rollout_pool_information() -> PoolInformation:
+        return pool_information(swarm)
+
+    @routes.post("/agree_sync_weight")
+    async def agree_sync_weight(request: AgreeRequest) -> SuccessReply:
+        job = swarm.job or TrainJob()
+        if not method_of(job).is_agreed_on:
+            raise HTTPException(
+                400,
+                "This job's steps need no agreement: swarm_mode_sample_collection_method is "
+                f"{job.swarm_mode_sample_collection_method}. Name one that ends in "
+                "agree_sync_weight.",
+            )
+        refusal = swarm.pool.clients.agree(request.client_uuid, time.monotonic())
+        swarm.changed()
+        return SuccessReply(success=refusal is None, failure_reason=refusal or "")
+
+    return routes
+
+
+def _token_routes(swarm: Swarm) -> APIRouter:
+    """Return the route from which `fakevllm tokens` reads the tokens of a group or an episode."""
+    routes = APIRouter(route_class=ClearRoute)
+
+    @routes.get("/get_episode_tokens")
+    def get_episode_tokens(episode: str) -> ShownGroup:
+        """In a thread, and beside the journal: it may be long, and nobody waits for it."""
+        try:
+            found = read_beside(swarm.config.run_dir / "journal.sqlite", shown, episode)
+        except CorruptCall:
+            raise HTTPException(410, f"What is kept of {episode} is damaged.") from None
+        except ConfigError as error:
+            raise HTTPException(503, str(error)) from None
+        if found is None:
+            raise HTTPException(404, f"Nothing is known of {episode}.")
+        return found
+
+    return routes
+
+
+TRAINER_PATHS = (
+    "/register_episode",
+    "/is_episode_claimed",
+    "/update_engine_status",
+    "/update_current_batch_rollout_pool_information",
+    "/update_current_batch_rollout_pool_information_and_fetch_instruction",
+)
+
+
+def _trainer_routes() -> APIRouter:
+    """Return the routes that AgentJet's own trainer calls on its server. They refuse every call in
+    the protocol's shape: here the trainer is the server's child process, and no client may say what
+    state the engine is in or what is trained."""
+    routes = APIRouter()
+    for path in TRAINER_PATHS:
+        routes.add_api_route(path, _refusal(path), methods=["POST"], name=path[1:])
+    return routes
+
+
+def _refusal(path: str) -> Callable[[], Awaitable[SuccessReply]]:
+    async def refuse() -> SuccessReply:
+        return SuccessReply(
+            success=False,
+            failure_reason=f"{path} is for a trainer, and this server has its own. Clients have "
+            "/claim_episode, /get_engine_status and "
+            "/get_current_batch_rollout_pool_information.",
+        )
+
+    return refuse

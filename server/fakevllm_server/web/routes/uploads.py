@@ -1,0 +1,58 @@
+"""`/sync_train_code`, which the swarm protocol has for running a client's code in the trainer.
+
+We keep the code and run none of it, and that only where the server was started to take it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from fastapi import APIRouter, HTTPException, Request
+from pydantic import BaseModel
+
+from fakevllm_adapters.http.asgi import read_body
+from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.swarm import EngineStatus
+from fakevllm_server.web.routes.refusals import ClearRoute
+from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.train_code import MAX_ZIP_BYTES, BadArchive, unpack
+
+_NOT_TAKEN = (
+    "This server takes no training code: it trains as its job says. Where a client insists on "
+    "sending some, start the server with --allow-train-code: it is kept then, and never run."
+)
+
+
+class SyncCodeReply(BaseModel):
+    success: bool = True
+    message: str = "Training code synced successfully."
+    temp_ajet_code_path: str
+
+
+def router(swarm: Swarm) -> APIRouter:
+    routes = APIRouter(route_class=ClearRoute)
+
+    @routes.post("/sync_train_code")
+    async def sync_train_code(request: Request) -> SyncCodeReply:
+        if not swarm.config.allow_train_code:
+            raise HTTPException(403, _NOT_TAKEN)
+        if swarm.engine.status is not EngineStatus.OFFLINE:
+            raise HTTPException(
+                400,
+                "Engine is already started. Call `stop_engine` first before syncing new training "
+                "code.",
+            )
+        folder, stamp = swarm.config.run_dir / "train_code", time.strftime("%Y%m%d-%H%M%S")
+        try:
+            raw = await read_body(request.receive, MAX_ZIP_BYTES)
+            code = await asyncio.to_thread(unpack, raw, folder, stamp)
+        except WireError as error:
+            raise HTTPException(error.status, error.message) from None
+        except BadArchive as error:
+            raise HTTPException(400, str(error)) from None
+        except OSError as error:
+            raise HTTPException(507, f"It cannot be written: {error.strerror}.") from None
+        return SyncCodeReply(temp_ajet_code_path=str(code.resolve()))
+
+    return routes
