@@ -12,7 +12,7 @@ OURS = ("fakevllm", "fakevllm_adapters", "fakevllm_server", "reward_hooks")
 
 for name in HEAVY:
     assert importlib.util.find_spec(name) is None, f"{name} came with the core install"
-for name in ("fakevllm.app", "fakevllm.demo.command", "fakevllm_server.web.app"):
+for name in ("fakevllm.web.app", "fakevllm.demo.command", "fakevllm_server.web.app"):
     importlib.import_module(name)
 loaded = [name for name in HEAVY if name in sys.modules]
 assert not loaded, f"loaded: {loaded}"

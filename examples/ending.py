@@ -22,4 +22,4 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(2)
     finally:
         # what its threads still say is of episodes that are given up
-        logging.getLogger("fakevllm.client").setLevel(logging.CRITICAL)
+        logging.getLogger("fakevllm.sdk").setLevel(logging.CRITICAL)

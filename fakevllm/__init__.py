@@ -7,23 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fakevllm.client.access import EpisodeAccess
-    from fakevllm.client.async_client import AsyncSwarmClient
-    from fakevllm.client.episode import AsyncEpisode, Episode
-    from fakevllm.client.errors import (
-        EpisodeLost,
-        ServerUnreachable,
-        SwarmError,
-        SwarmServerOfflineError,
-    )
-    from fakevllm.client.executors import (
+    from fakevllm.sdk.access import EpisodeAccess
+    from fakevllm.sdk.async_client import AsyncSwarmClient
+    from fakevllm.sdk.client import SwarmClient
+    from fakevllm.sdk.episode import AsyncEpisode, Episode
+    from fakevllm.sdk.executors import (
         PeriodicDrainThreadPoolExecutor,
         auto_train_with_dataset,
+        episodes_together,
         run_episodes_until_all_complete,
+        start_engines,
     )
-    from fakevllm.client.given import ThrottlePolicy, WorkflowOutput
-    from fakevllm.client.job import TrainJob
-    from fakevllm.client.readers import (
+    from fakevllm.sdk.job import TrainJob
+    from fakevllm.sdk.readers import (
         CsvReader,
         HfReader,
         JsonlReader,
@@ -31,8 +27,14 @@ if TYPE_CHECKING:
         RouterReader,
         TaskReader,
     )
-    from fakevllm.client.swarm_client import SwarmClient
-    from fakevllm.client.together import episodes_together, start_engines
+    from fakevllm.sdk.types import (
+        EpisodeLost,
+        ServerUnreachable,
+        SwarmError,
+        SwarmServerOfflineError,
+        ThrottlePolicy,
+        WorkflowOutput,
+    )
     from fakevllm_adapters.protocol.swarm import Task
 
 __all__ = [
@@ -63,34 +65,32 @@ __all__ = [
 ]
 
 _HOMES = {
-    "fakevllm.client.access": ("EpisodeAccess",),
-    "fakevllm.client.async_client": ("AsyncSwarmClient",),
-    "fakevllm.client.episode": ("AsyncEpisode", "Episode"),
-    "fakevllm.client.errors": (
-        "EpisodeLost",
-        "ServerUnreachable",
-        "SwarmError",
-        "SwarmServerOfflineError",
-    ),
-    "fakevllm.client.executors": (
-        "PeriodicDrainThreadPoolExecutor",
-        "auto_train_with_dataset",
-        "run_episodes_until_all_complete",
-    ),
-    "fakevllm.client.given": ("ThrottlePolicy", "WorkflowOutput"),
-    "fakevllm.client.job": ("TrainJob",),
-    "fakevllm.client.readers": (
-        "CsvReader",
-        "HfReader",
-        "JsonlReader",
-        "RandomReader",
-        "RouterReader",
-        "TaskReader",
-    ),
-    "fakevllm.client.swarm_client": ("SwarmClient",),
-    "fakevllm.client.together": ("episodes_together", "start_engines"),
-    "fakevllm_adapters.protocol.swarm": ("Task",),
+    "AsyncEpisode": "fakevllm.sdk.episode",
+    "AsyncSwarmClient": "fakevllm.sdk.async_client",
+    "CsvReader": "fakevllm.sdk.readers",
+    "Episode": "fakevllm.sdk.episode",
+    "EpisodeAccess": "fakevllm.sdk.access",
+    "EpisodeLost": "fakevllm.sdk.types",
+    "HfReader": "fakevllm.sdk.readers",
+    "JsonlReader": "fakevllm.sdk.readers",
+    "PeriodicDrainThreadPoolExecutor": "fakevllm.sdk.executors",
+    "RandomReader": "fakevllm.sdk.readers",
+    "RouterReader": "fakevllm.sdk.readers",
+    "ServerUnreachable": "fakevllm.sdk.types",
+    "SwarmClient": "fakevllm.sdk.client",
+    "SwarmError": "fakevllm.sdk.types",
+    "SwarmServerOfflineError": "fakevllm.sdk.types",
+    "Task": "fakevllm_adapters.protocol.swarm",
+    "TaskReader": "fakevllm.sdk.readers",
+    "ThrottlePolicy": "fakevllm.sdk.types",
+    "TrainJob": "fakevllm.sdk.job",
+    "WorkflowOutput": "fakevllm.sdk.types",
+    "auto_train_with_dataset": "fakevllm.sdk.executors",
+    "episodes_together": "fakevllm.sdk.executors",
+    "run_episodes_until_all_complete": "fakevllm.sdk.executors",
+    "start_engines": "fakevllm.sdk.executors",
 }
+"""The module that defines each exported name."""
 
 
 def __dir__() -> list[str]:
@@ -98,8 +98,11 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Loaded when asked for: the command line imports this package before all else."""
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(home), name)
+    """Import the module that defines `name` on first use.
+
+    The command line imports this package before anything else, so the package imports nothing
+    itself.
+    """
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

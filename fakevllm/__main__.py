@@ -1,5 +1,5 @@
 """`python -m fakevllm` is `fakevllm`."""
 
-from fakevllm.cli import main
+from fakevllm.cli.main import main
 
 main()

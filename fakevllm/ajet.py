@@ -10,18 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fakevllm.client.access import EpisodeAccess as OpenaiBaseUrlAndApiKey
-from fakevllm.client.errors import SwarmServerOfflineError
-from fakevllm.client.executors import (
+from fakevllm.sdk.access import EpisodeAccess as OpenaiBaseUrlAndApiKey
+from fakevllm.sdk.client import SwarmClient
+from fakevllm.sdk.executors import (
     PeriodicDrainThreadPoolExecutor,
     auto_train_with_dataset,
     run_episodes_until_all_complete,
 )
-from fakevllm.client.given import ThrottlePolicy as SwarmThrottlePolicy
-from fakevllm.client.given import WorkflowOutput
-from fakevllm.client.job import TrainJob as AgentJetJob
-from fakevllm.client.readers import HfReader, JsonlReader, TaskReader
-from fakevllm.client.swarm_client import SwarmClient
+from fakevllm.sdk.job import TrainJob as AgentJetJob
+from fakevllm.sdk.readers import HfReader, JsonlReader, TaskReader
+from fakevllm.sdk.types import SwarmServerOfflineError, WorkflowOutput
+from fakevllm.sdk.types import ThrottlePolicy as SwarmThrottlePolicy
 from fakevllm_adapters.protocol.swarm import Task
 
 __all__ = [

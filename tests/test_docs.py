@@ -19,8 +19,9 @@ from pydantic import BaseModel
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from fakevllm import cli, keys_command
-from fakevllm.config import Config, load
+from fakevllm.cli import keys as keys_command
+from fakevllm.cli import main
+from fakevllm.config.model import Config, load
 from fakevllm.hooks.check import check
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.job.ajet_yaml import KEYS
@@ -96,12 +97,12 @@ def tree_of(page: str) -> str:
     return blocks(page.partition("## The tree")[2], "")[0]
 
 
-@pytest.mark.parametrize("flag", sorted({*flags(cli.app), *flags(server_cli.app)} - {"--help"}))
+@pytest.mark.parametrize("flag", sorted({*flags(main.app), *flags(server_cli.app)} - {"--help"}))
 def test_every_flag_is_documented(flag: str) -> None:
     assert re.search(rf"{flag}(?![\w-])", CONFIGURATION), f"{flag} is not in configuration.md"
 
 
-@pytest.mark.parametrize("app", [cli.app, server_cli.app, keys_command.app])
+@pytest.mark.parametrize("app", [main.app, server_cli.app, keys_command.app])
 def test_no_line_of_the_help_is_cut_off_in_a_terminal_of_80_columns(app: typer.Typer) -> None:
     told = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output
     assert "Commands:" in told and "..." not in told.partition("Commands:")[2]

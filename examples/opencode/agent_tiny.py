@@ -25,7 +25,7 @@ from rich.progress import track
 
 from examples.opencode.recorded import found, record_request
 from examples.opencode.tasks import BELOW, FILES, Turn, session
-from fakevllm_server.backends.embedded.demo_model import make as demo
+from fakevllm_server.backends.embedded.demo_model import make
 from fakevllm_server.backends.torch_forest.attentions import default_attention
 from fakevllm_server.backends.torch_forest.forward import edge_log_probs
 from fakevllm_server.backends.torch_forest.plan import Plan
@@ -151,18 +151,18 @@ def calls_of(
             prompt = ids(at, asks=True)
             whole = ids(at + 1, asks=False)
             answer = whole[len(prompt) :]
-            end = len(answer) - answer[::-1].index(demo.EOS_ID)
+            end = len(answer) - answer[::-1].index(make.EOS_ID)
             assert whole[: len(prompt)] == prompt, "the template keeps what was asked"
             yield CallTokens.of(prompt, answer[:end])
 
 
 def warm_up(model: Any, tokenizer: Any, sessions: Sessions) -> Iterator[float]:
     """The loss of each step: the mean over answers' tokens, in nats."""
-    optimizer = demo.make_optimizer(model)
+    optimizer = make.make_optimizer(model)
     attention = default_attention(model.device)
     stages = [stage for stage in STAGES for _ in range(stage.num_steps)]
     for step, stage in enumerate(stages):
-        demo.set_learning_rate(optimizer, step, len(stages))
+        make.set_learning_rate(optimizer, step, len(stages))
         plan = Plan.of(plant(batch(tokenizer, sessions, stage)), model.device)
         loss = -plan.flat(edge_log_probs(model, plan, attention)).mean()
         loss.backward()
@@ -190,11 +190,11 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     sessions = Sessions(record_request(options.opencode), random.Random(options.seed))
-    tokenizer = demo.make_tokenizer(sessions.texts(), VOCAB_SIZE, MAX_POSITIONS, readable=READABLE)
-    model = demo.make_model(tokenizer)
+    tokenizer = make.make_tokenizer(sessions.texts(), VOCAB_SIZE, MAX_POSITIONS, readable=READABLE)
+    model = make.make_model(tokenizer)
     num_steps = sum(stage.num_steps for stage in STAGES)
     losses = list(track(warm_up(model, tokenizer, sessions), "warming up", total=num_steps))
-    demo.write(model, tokenizer, options.out)
+    make.write(model, tokenizer, options.out)
     size = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     print(f"wrote {options.out}: {size:.2f} M parameters, loss {losses[-1]:.3f}")
 

@@ -1,2 +1,1 @@
-"""Active clients of a swarm server: agents that claim episodes, run them and say what they were
-worth. `from fakevllm import SwarmClient`."""
+"""The documented import path `fakevllm.client.job`. The code of the SDK is in `fakevllm.sdk`."""

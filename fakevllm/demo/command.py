@@ -18,7 +18,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from fakevllm.config import load
+from fakevllm.admission.task_index import endless_rows
+from fakevllm.config.model import load
 from fakevllm.demo.outcome import Outcome
 from fakevllm.demo.probe import NUM_SAMPLES, Probe, probe
 from fakevllm.demo.report import show
@@ -33,14 +34,12 @@ from fakevllm.demo.running import (
 )
 from fakevllm.demo.sums import all_tasks
 from fakevllm.demo.view import render
-from fakevllm.engines import Engines
 from fakevllm.errors import ConfigError, FakevllmError, UserError
-from fakevllm.processes import Supervised, kept_up, make_run_folder
 from fakevllm.replay.pace import room_at
 from fakevllm.replay.play import PATIENCE_S, play
 from fakevllm.replay.players import EndpointPlayer
 from fakevllm.replay.proxy import register
-from fakevllm.tasks import endless_rows
+from fakevllm.runtime.supervisor import Engines, Supervised, kept_up, make_run_folder
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import Task
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from fakevllm.demo import plot
 from fakevllm.demo.outcome import Outcome
 from fakevllm.demo.probe import Probe
-from fakevllm.engines import Engines
+from fakevllm.runtime.supervisor import Engines
 
 SHOWN_SAMPLES = 5
 

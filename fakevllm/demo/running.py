@@ -10,10 +10,9 @@ from pathlib import Path
 import aiohttp
 
 from fakevllm.demo.view import Snapshot
-from fakevllm.engines import OWN_READY_TIMEOUT_S, Engines
 from fakevllm.errors import FakevllmError
-from fakevllm.processes import Supervised
-from fakevllm.routes.groups import Stats
+from fakevllm.runtime.supervisor import OWN_READY_TIMEOUT_S, Engines, Supervised
+from fakevllm.web.routes.admin import Stats
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 
 POLL_EVERY_S = 0.5

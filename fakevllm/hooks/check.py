@@ -11,9 +11,9 @@ import orjson
 from rich.table import Table
 from rich.text import Text
 
-from fakevllm.hooks.outcomes import FeedbackValue, HookFailure, Json, RewardOutcome, SubmitPlan
 from fakevllm.hooks.process import HookInfo
 from fakevllm.hooks.recorded import RecordedGroup, made_up_group
+from fakevllm.hooks.results import FeedbackValue, HookFailure, Json, RewardOutcome, SubmitPlan
 from fakevllm.hooks.spec import Feedback
 from fakevllm.hooks.worker import HookWorker
 

@@ -29,7 +29,7 @@ import orjson
 
 from fakevllm.errors import HookError
 from fakevllm.hooks.loader import Hooks, blame, first_line, is_async, load_hooks
-from fakevllm.hooks.outcomes import (
+from fakevllm.hooks.results import (
     HookFailure,
     Json,
     changed,

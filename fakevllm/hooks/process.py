@@ -23,7 +23,7 @@ import orjson
 
 from fakevllm.errors import HookError
 from fakevllm.hooks.child import EXIT_GRACE_S, HEADER, frame, run
-from fakevllm.hooks.outcomes import Json
+from fakevllm.hooks.results import Json
 
 START_TIMEOUT_S = 120.0
 """Hook files may import something heavy, such as torch from a cold disk."""

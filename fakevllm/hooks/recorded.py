@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from fakevllm.hooks.outcomes import Json
+from fakevllm.hooks.results import Json
 from fakevllm.hooks.spec import Sibling, Task
 
 

@@ -13,8 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from fakevllm.errors import HookError
-from fakevllm.hooks.outcomes import FeedbackValue, HookFailure, Json, RewardOutcome, SubmitPlan
 from fakevllm.hooks.process import EXIT_TIMEOUT_S, HookInfo, HookProcess, Lost
+from fakevllm.hooks.results import FeedbackValue, HookFailure, Json, RewardOutcome, SubmitPlan
 from fakevllm.hooks.spec import Feedback, Sibling, Task
 
 log = logging.getLogger("fakevllm.hooks")

@@ -12,10 +12,10 @@ from typing import Any
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.dialects import sqlite
 
-from fakevllm.conversation.place import Kind, Place
-from fakevllm.ledger.call_reads import call_of
+from fakevllm.ledger.reads import call_of
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.tables import CALLS, FEEDBACK, GROUPS
+from fakevllm.sessions.types import Kind, Place
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry
 
 _SAMPLE = "feedback:"

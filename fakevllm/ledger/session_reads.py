@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Engine
 
-from fakevllm.conversation.place import Evidence, Kept, Kind, Place
+from fakevllm.sessions.types import Evidence, Kept, Kind, Place
 
 _KEPT = """
     SELECT g.group_id, g.app_key, g.received_at, g.session_id, g.parent_session_id, g.parent_id,

@@ -20,12 +20,12 @@ from sqlalchemy.exc import DatabaseError
 
 from fakevllm.errors import LedgerError
 from fakevllm.hooks.recorded import RecordedGroup
-from fakevllm.ledger import queries, statements
-from fakevllm.ledger.asked import messages_asked
-from fakevllm.ledger.call_reads import CallReads
+from fakevllm.ledger import changes as statements
+from fakevllm.ledger import reads
 from fakevllm.ledger.feedback_rows import FeedbackRows
-from fakevllm.ledger.kept_answers import KeptAnswers
 from fakevllm.ledger.migrations import migrate
+from fakevllm.ledger.prior_answers import messages_asked
+from fakevllm.ledger.reads import CallReads, KeptAnswers
 from fakevllm.ledger.records import (
     AnsweredRequest,
     GroupRecord,
@@ -143,7 +143,7 @@ class Ledger:
     def scored_groups(self) -> list[ScoredGroup]:
         """Groups that wait for the server's word, oldest first."""
         with self._reading.connect() as db:
-            rows = db.exec_driver_sql(queries.SCORED).all()
+            rows = db.exec_driver_sql(reads.SCORED).all()
         found: list[ScoredGroup] = []
         for of, rows_of_group in itertools.groupby(rows, lambda row: row[:5]):
             group_id, task_id, question, served, parent_id = of
@@ -159,13 +159,13 @@ class Ledger:
         """The server's runs that have points of a curve here, the newest first; those of before
         they were noted are one, of no name."""
         with self._reading.connect() as db:
-            return list(db.exec_driver_sql(queries.RUNS).scalars())
+            return list(db.exec_driver_sql(reads.RUNS).scalars())
 
     def curve(self, run_id: str) -> list[StepRow]:
         """Of one run, by the step that trained a group, or else in which it ended; ties
         included."""
         with self._reading.connect() as db:
-            return [StepRow(*row) for row in db.exec_driver_sql(queries.CURVE, (run_id,))]
+            return [StepRow(*row) for row in db.exec_driver_sql(reads.CURVE, (run_id,))]
 
     def counts(self) -> dict[str, int]:
         """Groups by state."""
@@ -177,12 +177,12 @@ class Ledger:
         """Groups that were not trained, by the reason's first word: what is behind a colon tells
         one from the other."""
         with self._reading.connect() as db:
-            return {reason: count for reason, count in db.exec_driver_sql(queries.UNTRAINED)}
+            return {reason: count for reason, count in db.exec_driver_sql(reads.UNTRAINED)}
 
     def failures(self) -> dict[str, int]:
         """Siblings of groups whose answers were none, by whose fault and how."""
         with self._reading.connect() as db:
-            return {failure: count for failure, count in db.exec_driver_sql(queries.FAILURES)}
+            return {failure: count for failure, count in db.exec_driver_sql(reads.FAILURES)}
 
     def sampled_tokens(self) -> int:
         """Of all siblings, as the engine counted them."""
@@ -203,13 +203,13 @@ class Ledger:
         """That app's latest request whose answer is called so, with the message it got: an app may
         choose the name, and choose it twice."""
         with self._reading.connect() as db:
-            row = db.exec_driver_sql(queries.ANSWERED, (response_id, app_key)).one_or_none()
+            row = db.exec_driver_sql(reads.ANSWERED, (response_id, app_key)).one_or_none()
         return None if row is None else AnsweredRequest(*row)
 
     def latest_group(self) -> RecordedGroup | None:
         """The newest group with at least two answers, as hooks get it."""
         with self._reading.connect() as db:
-            group_id = db.exec_driver_sql(queries.LATEST).scalar()
+            group_id = db.exec_driver_sql(reads.LATEST).scalar()
         group = None if group_id is None else self.group(group_id)
         return None if group is None else self._recorded(group)
 

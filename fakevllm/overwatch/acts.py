@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fakevllm.client import control, pool
-from fakevllm.client.errors import ServerUnreachable, SwarmError
-from fakevllm.client.talk import ENGINE_TIMEOUT_S, Ask, Patience, Talk, asked
+from fakevllm.sdk import batch_calls, engine_calls
+from fakevllm.sdk.protocol import ENGINE_TIMEOUT_S, Ask, Patience, Talk, asked
+from fakevllm.sdk.types import ServerUnreachable, SwarmError
 from fakevllm_adapters.protocol.swarm import EngineStatus, SuccessReply
 
 NOT_FOUND = 404
@@ -26,7 +26,7 @@ class Act:
 
 def _start() -> Talk[str]:
     """Does not wait: the picture shows how it boots."""
-    done = yield from asked(Ask("/start_engine", {}, ENGINE_TIMEOUT_S), control.Done)
+    done = yield from asked(Ask("/start_engine", {}, ENGINE_TIMEOUT_S), engine_calls.Done)
     if not done.success:
         raise SwarmError(
             f"The engine was not started: {done.error}. Its job comes from `fakevllm serve` or "
@@ -36,7 +36,7 @@ def _start() -> Talk[str]:
 
 
 def _stop() -> Talk[str]:
-    yield from control.stop()
+    yield from engine_calls.stop()
     return "The engine is off."
 
 
@@ -67,12 +67,12 @@ def _drain() -> Talk[str]:
 
 def _drained() -> Talk[str | None]:
     """What to tell once nothing is played and no step is due, and the engine is off."""
-    known = yield from control.status()
+    known = yield from engine_calls.status()
     if known.engine_status is EngineStatus.OFFLINE:
         return "The engine is off."
     if not known.claims_paused:
         raise SwarmError("The drain was called off: episodes begin again.")
-    playing = (yield from pool.information()).running_episode_details
+    playing = (yield from batch_calls.information()).running_episode_details
     is_stepping = known.engine_status is not EngineStatus.ROLLING or known.backlog >= 1
     return None if playing or is_stepping else (yield from _stop())
 

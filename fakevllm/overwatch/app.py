@@ -11,11 +11,11 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Static
 
-from fakevllm.client.errors import SwarmError
 from fakevllm.overwatch.acts import ACTS, Act
 from fakevllm.overwatch.poll import Watched
 from fakevllm.overwatch.render import drawn
 from fakevllm.overwatch.snapshot import Snapshot
+from fakevllm.sdk.types import SwarmError
 
 LOOK_EVERY_S = 1.0
 TELL_S = 10.0

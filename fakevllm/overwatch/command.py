@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from fakevllm.config.upstream import http_url
 from fakevllm.errors import UserError
-from fakevllm.outage_settings import http_url
 from fakevllm.overwatch.poll import Poll
 from fakevllm.overwatch.render import drawn
 from fakevllm.overwatch.snapshot import Snapshot

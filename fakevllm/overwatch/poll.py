@@ -7,13 +7,13 @@ from typing import Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from fakevllm.client import control, pool
-from fakevllm.client.driving import AsyncDriver, bare_url
-from fakevllm.client.errors import SwarmError
-from fakevllm.client.talk import QUICK_TIMEOUT_S, Ask, Talk, asked
 from fakevllm.overwatch.acts import NOT_FOUND, Act
 from fakevllm.overwatch.history import History
 from fakevllm.overwatch.snapshot import Notice, Snapshot, away, taken
+from fakevllm.sdk import batch_calls, engine_calls
+from fakevllm.sdk.http_driver import AsyncDriver, bare_url
+from fakevllm.sdk.protocol import QUICK_TIMEOUT_S, Ask, Talk, asked
+from fakevllm.sdk.types import SwarmError
 from fakevllm_adapters.protocol.swarm import LogReply
 
 T = TypeVar("T")
@@ -72,8 +72,8 @@ class Poll:
         await self._driver.close()
 
     def _seen(self) -> Talk[Snapshot]:
-        status = yield from control.status()
-        batch = yield from _if_told(pool.information())
+        status = yield from engine_calls.status()
+        batch = yield from _if_told(batch_calls.information())
         yield from self._follow(status.run_id)
         quick = Ask("/get_verbose_logs", timeout_s=QUICK_TIMEOUT_S)
         told = yield from _if_told(asked(quick, NoticesReply))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from fakevllm.printable import printable
+from fakevllm.runtime.terminal_text import printable
 
 UNMEASURED = "-"
 MINUTES_FROM_S, HOURS_FROM_S, DAYS_FROM_S = 120.0, 7_200.0, 172_800.0

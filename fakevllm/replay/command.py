@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fakevllm.admission.task_index import read_tasks
 from fakevllm.errors import ConfigError
 from fakevllm.replay.pace import room_at
 from fakevllm.replay.play import play
@@ -22,8 +23,7 @@ from fakevllm.replay.proxy import (
     register,
     why_untrained,
 )
-from fakevllm.running_proxy import root_of
-from fakevllm.tasks import read_tasks
+from fakevllm.runtime.admin_client import root_of
 
 CONCURRENCY = 8
 MAX_SHOWN_FAILURES = 5

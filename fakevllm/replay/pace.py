@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 
 import aiohttp
 
-from fakevllm.running_proxy import root_of
+from fakevllm.runtime.admin_client import root_of
 from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import aiohttp
 
+from fakevllm.config.upstream import http_url
 from fakevllm.errors import ConfigError
-from fakevllm.outage_settings import http_url
-from fakevllm.running_proxy import HOOKLESS, SERVED_AS, no_proxy, root_of
+from fakevllm.runtime.admin_client import HOOKLESS, SERVED_AS, no_proxy, root_of
 from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task
 

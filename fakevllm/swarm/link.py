@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from fakevllm.ledger.store import Ledger
-from fakevllm.swarm.engine_queue import EngineQueue
-from fakevllm.swarm.trouble import CALL_TIMEOUT_S, NO_ADMIN, TROUBLE, is_passing, mend_of, one_line
+from fakevllm.swarm.errors import CALL_TIMEOUT_S, NO_ADMIN, TROUBLE, is_passing, mend_of, one_line
+from fakevllm.swarm.load_probe import EngineQueue
 from fakevllm_adapters.formats.base import Engine
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.keys import bearer_header

@@ -11,7 +11,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from fakevllm.printable import printable
+from fakevllm.runtime.terminal_text import printable
 from fakevllm.tokens.colours import BAD, GOOD, SURPRISING, By, Rgb, colour, mixed
 from fakevllm.tokens.page import Page, Token, Turn, headed, numbers
 from fakevllm.tokens.texts import Texts

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from rich.console import Console
 
-from fakevllm.engines import Engines
+from fakevllm.runtime.supervisor import Engines
 from fakevllm.train import named, plan
 from fakevllm.train.config import Settings, load
 from fakevllm.train.play import Material, Outcome

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, Self, cast
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from fakevllm.client.job import TrainJob
-from fakevllm.client.talk import server_url
-from fakevllm.config_mistakes import explained
+from fakevllm.config.base import Section
+from fakevllm.config.errors import explained
 from fakevllm.errors import ConfigError
-from fakevllm.section import Section
+from fakevllm.sdk.job import TrainJob
+from fakevllm.sdk.protocol import server_url
 from fakevllm_adapters.job import plain_yaml
 from fakevllm_adapters.job.model import read_job
 from fakevllm_adapters.job.rules import checked

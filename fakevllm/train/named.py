@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from fakevllm.client.readers import CsvReader, JsonlReader
 from fakevllm.errors import ConfigError
+from fakevllm.sdk.readers import CsvReader, JsonlReader
 from fakevllm_adapters.protocol.swarm import Task
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fakevllm.client.access import EpisodeAccess
-from fakevllm.client.episodes import EpisodeType
-from fakevllm.client.errors import ServerUnreachable, SwarmServerOfflineError
-from fakevllm.client.executors import Retries, run_episodes_until_all_complete
-from fakevllm.client.swarm_client import SwarmClient
 from fakevllm.errors import FakevllmError, UserError
+from fakevllm.sdk.access import EpisodeAccess
+from fakevllm.sdk.client import SwarmClient
+from fakevllm.sdk.episode_calls import EpisodeType
+from fakevllm.sdk.executors import Retries, run_episodes_until_all_complete
+from fakevllm.sdk.types import ServerUnreachable, SwarmServerOfflineError
 from fakevllm.train import plan
 from fakevllm.train.screen import Screen
 from fakevllm_adapters.job.model import TrainJob

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fakevllm.client.errors import SwarmError
-from fakevllm.client.executors import DaemonPool
 from fakevllm.errors import FakevllmError, UserError
-from fakevllm.processes import Supervised, kept_up, make_run_folder
+from fakevllm.runtime.supervisor import Supervised, kept_up, make_run_folder
+from fakevllm.sdk.executors import DaemonPool
+from fakevllm.sdk.types import SwarmError
 from fakevllm.train.config import ServerSection, Settings
 from fakevllm.train.play import Material, Outcome, Play
 from fakevllm.train.screen import Screen
@@ -48,7 +48,7 @@ async def _train(settings: Settings, material: Material, console: Console) -> Ou
             finally:
                 play.stop()
                 # what its threads still say is of a server that ends
-                logging.getLogger("fakevllm.client").setLevel(logging.CRITICAL)
+                logging.getLogger("fakevllm.sdk").setLevel(logging.CRITICAL)
 
 
 @asynccontextmanager

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fakevllm import cli, reply
+from fakevllm.cli import main
+from fakevllm.transport import app_response
 
-reply.KEEP_ALIVE_EVERY_S /= 10
-reply.PATIENCE_S /= 50
+app_response.KEEP_ALIVE_EVERY_S /= 10
+app_response.PATIENCE_S /= 50
 
 if __name__ == "__main__":
-    cli.main()
+    main.main()

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from fakevllm.conversation.conversations import Conversations
-from fakevllm.conversation.hints import Hints, hints_of
-from fakevllm.conversation.place import Asked, Place
+from fakevllm.sessions.hints import Hints, hints_of
+from fakevllm.sessions.tree import Conversations
+from fakevllm.sessions.types import Asked, Place
 from fakevllm_adapters.formats.base import Engine
 from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.conversation.recordings import Json, Recorded

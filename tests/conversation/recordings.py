@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from benchmarks.recorded_traffic import FOLDER, expanded
-from fakevllm.policy import MARKERS
-from fakevllm.side_calls import Rules
+from fakevllm.admission.rules import MARKERS
+from fakevllm.admission.side_calls import Rules
 from fakevllm_adapters.formats.base import Engine, Untranslated
 from fakevllm_adapters.formats.registry import ADAPTERS
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from fakevllm.conversation.conversations import Conversations
-from fakevllm.conversation.hints import NO_HINTS, Hints
-from fakevllm.conversation.place import Asked, Place
+from fakevllm.sessions.hints import NO_HINTS, Hints
+from fakevllm.sessions.tree import Conversations
+from fakevllm.sessions.types import Asked, Place
 
 NAMED = Hints(session="ses_1", is_header=True)
 LONG = "A summary of all that was said and done, long enough to be nobody else's."

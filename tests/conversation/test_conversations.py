@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fakevllm.conversation.place import Evidence, Kind
+from fakevllm.sessions.types import Evidence, Kind
 from tests.conversation.talks import LONG, NAMED, Talk, assistant, call, opened, tool, user
 
 

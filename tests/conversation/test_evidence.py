@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fakevllm.conversation.hints import Hints
-from fakevllm.conversation.place import Evidence, Kind, Place
+from fakevllm.sessions.hints import Hints
+from fakevllm.sessions.types import Evidence, Kind, Place
 from tests.conversation.talks import LONG, NAMED, Talk, assistant, call, opened, tool, user
 
 

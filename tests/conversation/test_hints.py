@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.conversation.hints import Hints, hints_of
+from fakevllm.sessions.hints import Hints, hints_of
 
 UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 

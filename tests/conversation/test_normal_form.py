@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.conversation.normal_form import canonical, history_of, without
+from fakevllm.sessions.normalize import canonical, history_of, without
 from tests.conversation.talks import assistant, call, tool, user
 
 Json = dict[str, Any]

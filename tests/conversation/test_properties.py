@@ -10,8 +10,8 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fakevllm.conversation.hints import NO_HINTS, Hints
-from fakevllm.conversation.place import Kind, Place
+from fakevllm.sessions.hints import NO_HINTS, Hints
+from fakevllm.sessions.types import Kind, Place
 from tests.conversation.talks import Json, Talk, assistant, call, tool, user
 
 FEW_TEXTS = st.sampled_from(["hi", "go on", "why?", "4"])

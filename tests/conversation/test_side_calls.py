@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fakevllm.conversation.hints import Hints
-from fakevllm.conversation.place import Evidence, Kind
+from fakevllm.sessions.hints import Hints
+from fakevllm.sessions.types import Evidence, Kind
 from tests.conversation.talks import NAMED, Talk, assistant, call, opened, tool, user
 
 

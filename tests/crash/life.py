@@ -23,11 +23,10 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal import writer
-from fakevllm_server.training import loop as trainer
-from fakevllm_server.training import step as steps
+from fakevllm_server.training import loop, step
 from fakevllm_server.types import crash_points
 from fakevllm_server.types.backend import Backend, Endpoint
-from fakevllm_server.web import state as swarm
+from fakevllm_server.web import state
 from fakevllm_server.web.state import Swarm
 
 _JOB = {
@@ -184,9 +183,9 @@ def main(
     def open_backend(*_: object) -> Backend:
         return LedgerBackend()
 
-    swarm.open_backend = open_backend
+    state.open_backend = open_backend
     # How long a test waits, and nothing that is decided.
-    steps.RETRY_STEP_AFTER_S = trainer.SWEEP_EVERY_S = writer.RETRY_S = 0.01
+    step.RETRY_STEP_AFTER_S = loop.SWEEP_EVERY_S = writer.RETRY_S = 0.01
     asyncio.run(live(run_dir, disk, is_half))
 
 

@@ -19,10 +19,10 @@ from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.backends.embedded.train.standalone import TrainOnlyEngine
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal import reads
-from fakevllm_server.training import loop as trainer
+from fakevllm_server.training import loop
 from fakevllm_server.types.backend import Endpoint, Started
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
-from fakevllm_server.web import state as swarm
+from fakevllm_server.web import state
 
 VOCABULARY = 512
 NUM_GROUPS = 7
@@ -132,8 +132,8 @@ def main(run_dir: Path, model: str, makes: bool = False) -> None:
     def open_backend(*_: object) -> TorchBackend:
         return TorchBackend(Path(model))
 
-    swarm.open_backend = open_backend
-    trainer.SWEEP_EVERY_S = 0.01
+    state.open_backend = open_backend
+    loop.SWEEP_EVERY_S = 0.01
     asyncio.run(live(run_dir))
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from fakevllm_server.backends.process.child import ChildEngine
 from fakevllm_server.backends.process.pair import TwoProcesses, weights_folder
-from fakevllm_server.cli import main as cli
+from fakevllm_server.cli import main
 from fakevllm_server.types.backend import Backend
 from fakevllm_server.types.engine_spec import EngineSpec
-from fakevllm_server.web import state as swarm
+from fakevllm_server.web import state
 
 
 def open_pair(rollout: EngineSpec, trainer: EngineSpec, weights_dir: Path | None = None) -> Backend:
@@ -19,5 +19,5 @@ def open_pair(rollout: EngineSpec, trainer: EngineSpec, weights_dir: Path | None
 
 
 if __name__ == "__main__":
-    swarm.open_backend = open_pair
-    cli.main()
+    state.open_backend = open_pair
+    main.main()

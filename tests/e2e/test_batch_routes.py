@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from fakevllm import SwarmClient, Task, ThrottlePolicy, TrainJob, WorkflowOutput
-from fakevllm.client.errors import SwarmError
+from fakevllm.sdk.types import SwarmError
 from tests.e2e.processes import Processes, wait_until
 
 ALL = "rollout_until_all_clients_agree_sync_weight"

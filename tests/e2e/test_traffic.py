@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fakevllm.outage import Trouble, trouble_of_status
+from fakevllm.transport.retry_policy import Trouble, trouble_of_status
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes, free_port, wait_until
 

@@ -8,8 +8,7 @@ import pytest
 from forest.call_sets import GOLDEN, call_sets
 from hypothesis import given
 
-from fakevllm_server.forest import CallTokens, Forest, plant, trie
-from fakevllm_server.forest import packing as packing_module
+from fakevllm_server.forest import CallTokens, Forest, packing, plant, trie
 
 
 def prefixes(call: CallTokens) -> list[tuple[object, tuple[int, ...]]]:
@@ -188,7 +187,7 @@ def test_a_temperature_that_gives_no_distribution_is_refused(temperature: float)
         CallTokens.of([1], [2], temperature=temperature)
 
 
-@pytest.mark.parametrize("module", [trie, packing_module])
+@pytest.mark.parametrize("module", [trie, packing])
 def test_what_the_docstrings_show_is_so(module: object) -> None:
     tested = doctest.testmod(module)  # type: ignore[arg-type]
     assert tested.attempted > 0 and tested.failed == 0

@@ -16,9 +16,9 @@ import orjson
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from fakevllm.app import create_app as proxy_app
-from fakevllm.config import Config
-from fakevllm.proxy import open_proxy
+from fakevllm.config.model import Config
+from fakevllm.web.app import create_app as proxy_app
+from fakevllm.web.components import open_proxy
 from fakevllm_adapters.http.head_limit import bounded
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus

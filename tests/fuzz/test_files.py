@@ -13,18 +13,17 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from swarm_server.samples import call
 
-from fakevllm.config import load
+from fakevllm.admission.task_index import read_tasks
+from fakevllm.config.key_file import KeyFile
+from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
-from fakevllm.key_file import KeyFile
 from fakevllm.replay.progress import Progress
-from fakevllm.tasks import read_tasks
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.keys import named_key, new_app_key
 from fakevllm_adapters.protocol.swarm import LogEntry
 from fakevllm_server.config import file as config_file
-from fakevllm_server.config import model as server_config
-from fakevllm_server.journal import changes, reads
-from fakevllm_server.journal import rows as facts
+from fakevllm_server.config import model
+from fakevllm_server.journal import changes, reads, rows
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.run.log import RunLog
@@ -104,20 +103,20 @@ def test_a_key_file_is_read_and_written_or_refused_in_one_line(tmp_path: Path, r
     one_line(keys.entries)
     one_line(lambda: keys.add(named_key(new_app_key(), "other", "2026-01-01")))
     one_line(lambda: keys.revoke("app", "2026-01-02"))
-    one_line(lambda: server_config.read_keys(file), server_config.ConfigError)
+    one_line(lambda: model.read_keys(file), model.ConfigError)
 
 
 @pytest.fixture(scope="module")
 def used_journal(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("journal")
     journal = Journal(folder / "journal.sqlite")
-    sample = facts.ScoredSample("g/0", 0, 1.0)
+    sample = rows.ScoredSample("g/0", 0, 1.0)
     journal.put(
         changes.call_ended("g/0", 0, call(), "g"),
         changes.group_ended(
-            facts.PooledGroup("g", GroupState.POOLED),
+            rows.PooledGroup("g", GroupState.POOLED),
             [sample],
-            facts.Submission("group:g", b"x", "{}"),
+            rows.Submission("group:g", b"x", "{}"),
         ),
         changes.planned(1, 0, ["g"]),
         changes.trained(LogEntry(seq=1, kind="step", step=1, version=1), None),
@@ -144,7 +143,7 @@ def test_a_damaged_journal_is_read_or_refused_in_one_line(
             journal.read(reads.planned, [])
         journal.close()
 
-    one_line(read, server_config.ConfigError)
+    one_line(read, model.ConfigError)
     for left in tmp_path.glob("journal.sqlite*"):
         left.unlink()
 
@@ -194,7 +193,7 @@ def test_a_servers_flags_are_read_from_a_file_or_refused_in_one_line(
 ) -> None:
     file = tmp_path / "flags.yaml"
     file.write_bytes(raw)
-    one_line(lambda: config_file.read(file, FLAGS), server_config.ConfigError)
+    one_line(lambda: config_file.read(file, FLAGS), model.ConfigError)
 
 
 ROW = {"question": "1 + 1?", "answer": {"value": [2]}}

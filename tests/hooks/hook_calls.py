@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from fakevllm.hooks.outcomes import RewardOutcome
+from fakevllm.hooks.results import RewardOutcome
 from fakevllm.hooks.spec import Sibling, Task
 from fakevllm.hooks.worker import HookWorker
 

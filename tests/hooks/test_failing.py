@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm.hooks.failing import REWARD, SUBMIT, TELL_AGAIN_S, Failing
+from fakevllm.groups.hook_warnings import REWARD, SUBMIT, TELL_AGAIN_S, Failing
 
 RAISED = "hook_raised: KeyError: 'a' (mine.py:2)"
 

@@ -8,7 +8,7 @@ import pytest
 
 from fakevllm.errors import HookError
 from fakevllm.hooks.check import check, render
-from fakevllm.hooks.outcomes import FeedbackValue, HookFailure
+from fakevllm.hooks.results import FeedbackValue, HookFailure
 from fakevllm.hooks.spec import Feedback
 from fakevllm.hooks.worker import HookWorker
 from tests.hooks.hook_calls import TASK, Start, reward

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.hooks.outcomes import (
+from fakevllm.hooks.results import (
     HookFailure,
     SubmitPlan,
     changed,

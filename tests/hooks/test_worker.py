@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakevllm.errors import HookError
-from fakevllm.hooks.outcomes import HookFailure, SubmitPlan
+from fakevllm.hooks.results import HookFailure, SubmitPlan
 from tests.hooks.hook_calls import TASK, Start, reward
 
 SYNC = """

@@ -13,9 +13,8 @@ from swarm_server.samples import call
 
 from fakevllm_server.episodes.registry import EpisodeRefused
 from fakevllm_server.episodes.submissions import OtherBody
-from fakevllm_server.journal import reads
-from fakevllm_server.journal import retention as forgetting
-from fakevllm_server.training import checkpointing as saves
+from fakevllm_server.journal import reads, retention
+from fakevllm_server.training import checkpointing
 from tests.journal.disks import Held
 
 KEPT = 4
@@ -25,10 +24,10 @@ TABLES = ("episodes", "calls", "samples", "groups", "submissions")
 @pytest.fixture
 async def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lives]:
     """All of an hour ago and more, but the newest few."""
-    monkeypatch.setattr(forgetting, "KEEP_NEWEST", KEPT)
-    monkeypatch.setattr(forgetting, "KEEP_REPLIES_S", -1.0)
-    monkeypatch.setattr(forgetting, "EVERY", 1)
-    monkeypatch.setattr(saves, "KEEP", 1)
+    monkeypatch.setattr(retention, "KEEP_NEWEST", KEPT)
+    monkeypatch.setattr(retention, "KEEP_REPLIES_S", -1.0)
+    monkeypatch.setattr(retention, "EVERY", 1)
+    monkeypatch.setattr(checkpointing, "KEEP", 1)
     found = Lives(tmp_path / "run")
     found.next(save_freq=1)
     await found.now.boot_trainer()
@@ -109,7 +108,7 @@ async def test_an_end_that_is_sent_again_in_time_gets_its_reply(lives: Lives) ->
 async def test_replies_are_kept_for_their_time_however_many_come(
     lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forgetting, "KEEP_REPLIES_S", 3600.0)
+    monkeypatch.setattr(retention, "KEEP_REPLIES_S", 3600.0)
     uuid = (await lives.played()).uuid
     await lives.end(uuid)
     await train(lives, "g")
@@ -175,7 +174,7 @@ async def test_what_waits_is_not_forgotten(lives: Lives) -> None:
 async def test_a_group_that_waits_does_not_hold_up_those_behind_it(
     lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forgetting, "PIECE", 2)
+    monkeypatch.setattr(retention, "PIECE", 2)
     for number in range(5):
         await lives.add_sample(f"kept for ever {number}")
     await pass_by(lives, 10 * KEPT)
@@ -186,8 +185,8 @@ async def test_a_rush_is_forgotten_as_fast_as_it_comes(
     lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though all of it is written in one transaction."""
-    monkeypatch.setattr(forgetting, "EVERY", 10)
-    monkeypatch.setattr(forgetting, "PIECE", 20)
+    monkeypatch.setattr(retention, "EVERY", 10)
+    monkeypatch.setattr(retention, "PIECE", 20)
     uuids = [(await lives.claimed(kind="eval")).uuid for _ in range(100)]
     for rush in uuids[:50], uuids[50:]:
         held = Held(lives.now.journal)
@@ -202,7 +201,7 @@ async def test_a_rush_is_forgotten_as_fast_as_it_comes(
 async def test_a_clock_that_was_wrong_holds_up_nothing(
     lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forgetting, "KEEP_REPLIES_S", 0.0)
+    monkeypatch.setattr(retention, "KEEP_REPLIES_S", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr("fakevllm_server.journal.changes.time.time", lambda: 4e9)
         await train(lives, "of the year 2096")
@@ -214,7 +213,7 @@ async def test_a_clock_that_was_wrong_holds_up_nothing(
 async def test_a_group_is_kept_until_no_checkpoint_can_need_it(
     lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saves, "KEEP", 1000)
+    monkeypatch.setattr(checkpointing, "KEEP", 1000)
     await pass_by(lives)
     for saved in lives.now.journal.read(reads.checkpoints)[:-1]:
         (lives.now.folder / "checkpoints" / saved.folder / "weights.json").write_text("[]")

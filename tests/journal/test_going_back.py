@@ -9,9 +9,8 @@ import pytest
 from swarm_server.samples import call
 
 from fakevllm_adapters.protocol.swarm import EndGroupRequest, SiblingRef
-from fakevllm_server.journal import reads
-from fakevllm_server.journal import retention as forgetting
-from fakevllm_server.training import checkpointing as saves
+from fakevllm_server.journal import reads, retention
+from fakevllm_server.training import checkpointing
 from fakevllm_server.training import step as steps
 from fakevllm_server.training.step import MAX_FAILURES
 from fakevllm_server.types.backend import ActionFailed
@@ -66,9 +65,9 @@ async def run(
 ) -> AsyncIterator[Run]:
     """Also where nothing is kept that can be forgotten."""
     if request.param:
-        monkeypatch.setattr(forgetting, "KEEP_NEWEST", 0)
-        monkeypatch.setattr(forgetting, "EVERY", 1)
-    monkeypatch.setattr(saves, "KEEP", 2)
+        monkeypatch.setattr(retention, "KEEP_NEWEST", 0)
+        monkeypatch.setattr(retention, "EVERY", 1)
+    monkeypatch.setattr(checkpointing, "KEEP", 2)
     found = Run(tmp_path / "run")
     await found.life.boot_trainer()
     yield found
@@ -103,7 +102,7 @@ async def test_calls_that_were_let_go_are_gone_whichever_checkpoints_come_then(
 ) -> None:
     """The best one is older than what was let go: it is among the newest where others are
     damaged."""
-    monkeypatch.setattr(saves, "KEEP", 3)
+    monkeypatch.setattr(checkpointing, "KEEP", 3)
     await run.train("best", reward=9.0)
     await run.train("b", "c", "d", "e")
     await run.lose_trainer(4, 5)  # 3 and the best are left

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import orjson
 
-from fakevllm.conversation.conversations import Conversations
-from fakevllm.conversation.place import Evidence, Kind, Place
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.session_reads import Followed
 from fakevllm.ledger.store import Ledger
+from fakevllm.sessions.tree import Conversations
+from fakevllm.sessions.types import Evidence, Kind, Place
 from tests.conversation.talks import Talk, assistant, call, tool, user
 from tests.ledger.ledger_cases import group, sibling
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from fakevllm.reply import GRACE_S
+from fakevllm.transport.app_response import GRACE_S
 from fakevllm_adapters.http.limits import NOT_FOR_CLIENTS
 from tests.openapi.cases import Case
 from tests.openapi.verdict import Verdict

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from sdk.scripts import NOBODY, play, said
 
-from fakevllm.client.errors import SwarmError
-from fakevllm.client.talk import Answer
 from fakevllm.overwatch.acts import ACTS
+from fakevllm.sdk.protocol import Answer
+from fakevllm.sdk.types import SwarmError
 
 DRAIN = next(act for act in ACTS if act.name == "drain").talk
 OK = said(success=True)

@@ -8,10 +8,10 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from fakevllm.client.errors import SwarmError
 from fakevllm.overwatch.acts import ACTS, Act
 from fakevllm.overwatch.app import LEAVE, Confirm, Overwatch
 from fakevllm.overwatch.snapshot import Snapshot
+from fakevllm.sdk.types import SwarmError
 from tests.overwatch.cases import CASES, at_work
 
 NEVER_S = 3600.0

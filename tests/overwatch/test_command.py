@@ -14,13 +14,13 @@ from rich.console import Console
 from swarm_server.boxes import write_keys
 
 from fakevllm import AsyncSwarmClient, SwarmClient, Task, TrainJob
-from fakevllm.client.episodes import EpisodeType
-from fakevllm.client.errors import SwarmError
 from fakevllm.errors import UserError
 from fakevllm.overwatch.acts import ACTS
 from fakevllm.overwatch.app import Overwatch
 from fakevllm.overwatch.command import OverwatchSettings, run_overwatch
 from fakevllm.overwatch.poll import Poll
+from fakevllm.sdk.episode_calls import EpisodeType
+from fakevllm.sdk.types import SwarmError
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 from tests.e2e.processes import Processes, wait_until
 
@@ -184,7 +184,7 @@ def test_a_mistake_is_told_with_its_mend(url: str, is_once: bool, is_json: bool,
 
 def test_once_needs_no_textual_and_the_screen_says_how_to_get_it() -> None:
     script = (
-        "import sys; sys.modules['textual'] = None; from fakevllm.cli import main; "
+        "import sys; sys.modules['textual'] = None; from fakevllm.cli.main import main; "
         f"sys.argv = ['fakevllm', 'overwatch', '--swarm-url', '{NOBODY}', *sys.argv[1:]]; main()"
     )
     for flags, code, told in (

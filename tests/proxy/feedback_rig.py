@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fakevllm.config import load
-from fakevllm.feedback import Said
-from fakevllm.feedback_desk import FeedbackDesk
+from fakevllm.config.model import load
 from fakevllm.ledger.records import FeedbackRecord
-from fakevllm.proxy import Proxy, open_proxy
+from fakevllm.settlement.feedback_service import FeedbackDesk
+from fakevllm.settlement.feedback_values import Said
+from fakevllm.web.components import Proxy, open_proxy
 from fakevllm_adapters.protocol.swarm import EndGroupReply
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.ledger.ledger_cases import call, group

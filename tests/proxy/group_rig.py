@@ -11,22 +11,22 @@ from typing import Any
 
 import orjson
 
-from fakevllm.asking import Asking
-from fakevllm.conversation.visit import Visit
-from fakevllm.group import GroupDraft
-from fakevllm.group_run import GroupRun, Means
-from fakevllm.hooks.outcomes import Json, RewardOutcome
+from fakevllm.admission.rules import Train
+from fakevllm.config.serving import ServeRules
+from fakevllm.groups.executor import GroupRun, Means
+from fakevllm.groups.record import GroupDraft
+from fakevllm.groups.sampler import Asking
+from fakevllm.hooks.results import Json, RewardOutcome
 from fakevllm.hooks.spec import Sibling
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.records import GroupRecord
-from fakevllm.lifeline import Lifeline
-from fakevllm.policy import Train
-from fakevllm.reply import AppReply
-from fakevllm.room import Room
-from fakevllm.serve_policy import ServeRules
-from fakevllm.siblings import Plan, Request
+from fakevllm.sessions.visit import Visit
 from fakevllm.swarm.link import SwarmLink
-from fakevllm.upstream import LiveReply, Reply, Upstream
+from fakevllm.transport.app_response import AppReply
+from fakevllm.transport.engine_client import LiveReply, Reply, Upstream
+from fakevllm.transport.request import Plan, Request
+from fakevllm.transport.retry import Lifeline
+from fakevllm.transport.sibling_limit import Room
 from fakevllm_adapters.formats.base import Engine
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode

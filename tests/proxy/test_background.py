@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from fakevllm.background import Background
+from fakevllm.runtime.task_set import Background
 
 log = logging.getLogger("fakevllm.test")
 

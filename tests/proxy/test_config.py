@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from fakevllm.config import load
+from fakevllm.config.key_file import KeyFile
+from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
-from fakevllm.key_file import KeyFile
 from fakevllm_adapters.http.limits import Limits
 from fakevllm_adapters.protocol.keys import named_key
 

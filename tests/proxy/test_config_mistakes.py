@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm.config import load
+from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
 from tests.proxy.test_config import written
 

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fakevllm.dedupe import Attempt, Attempts, Sent
+from fakevllm.groups.attempts import Attempt, Attempts, Sent
 
 SENT = Sent(b"k")
 MARKED = Sent(b"k", is_marked=True)

@@ -14,10 +14,9 @@ from rich.panel import Panel
 from fakevllm.demo.command import live, probe_once, run_demo
 from fakevllm.demo.plot import known
 from fakevllm.demo.running import DemoSettings, Run, ready
-from fakevllm.engines import PAIRS, Engines
 from fakevllm.errors import FakevllmError, UserError
-from fakevllm.processes import Supervised, make_run_folder
-from fakevllm.routes.groups import Stats, StepStats
+from fakevllm.runtime.supervisor import PAIRS, Engines, Supervised, make_run_folder
+from fakevllm.web.routes.admin import Stats, StepStats
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 from fakevllm_server.backends.process import table
 from tests.proxy.odd_swarm import ROLLING, OddSwarm

@@ -20,8 +20,8 @@ from fakevllm.demo.probe import CONCURRENCY, NUM_SAMPLES
 from fakevllm.demo.running import told
 from fakevllm.demo.sums import all_tasks
 from fakevllm.errors import FakevllmError
-from fakevllm.processes import Supervised
-from fakevllm.routes.groups import Stats
+from fakevllm.runtime.supervisor import Supervised
+from fakevllm.web.routes.admin import Stats
 from tests.proxy.odd_swarm import ROLLING, until
 from tests.proxy.test_demo import run_at
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from fakevllm.swarm.engine_queue import ASK_EVERY_S, EngineQueue, queue_in
+from fakevllm.swarm.load_probe import ASK_EVERY_S, EngineQueue, queue_in
 from tests.proxy.odd_swarm import OddSwarm
 
 PAGE = """# HELP vllm:num_requests_waiting Number of requests waiting to be processed.

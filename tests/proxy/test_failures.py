@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.config import load
+from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
-from fakevllm.failures import Failure, failure_of, is_broken_off, with_floor
+from fakevllm.groups.selection import Failure, failure_of, is_broken_off, with_floor
 from fakevllm.metrics import Metrics
 from fakevllm_adapters.formats.base import Answer
 from tests.proxy.group_rig import Stage, staged

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fakevllm.fanout import (
+from fakevllm.config.serving import ServeRules
+from fakevllm.groups.scheduler import (
     Abort,
     BreakOff,
-    Came,
     Cancel,
     FanOut,
     Refuse,
@@ -20,7 +20,7 @@ from fakevllm.fanout import (
     Settle,
     Start,
 )
-from fakevllm.serve_policy import ServeRules
+from fakevllm.transport.request import Came
 
 OK, FAILED, REFUSED, HIDDEN = Came.ANSWERED, Came.FAILED, Came.REFUSED, Came.HIDDEN
 

@@ -14,11 +14,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from fakevllm.fanout import (
+from fakevllm.config.serving import OnDisconnect, PolicyName, ServeRules
+from fakevllm.groups.scheduler import (
     Abort,
     AppState,
     BreakOff,
-    Came,
     Cancel,
     Decision,
     FanOut,
@@ -29,7 +29,7 @@ from fakevllm.fanout import (
     Settle,
     Start,
 )
-from fakevllm.serve_policy import OnDisconnect, PolicyName, ServeRules
+from fakevllm.transport.request import Came
 
 OK, HIDDEN = Came.ANSWERED, Came.HIDDEN
 

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fakevllm.feedback import (
-    BASELINE_OVER,
+from fakevllm.config.feedback import BASELINE_OVER
+from fakevllm.ledger.records import FeedbackRecord, FeedbackState
+from fakevllm.settlement.feedback_values import (
     OtherContent,
     Said,
     baseline_of,
     id_of,
     voided,
 )
-from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 
 NUMBERS = st.floats(-1, 1)
 CONTENTS = st.fixed_dictionaries(

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fakevllm import feedback_desk
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
-from fakevllm.proxy import Proxy
+from fakevllm.settlement import feedback_service
+from fakevllm.web.components import Proxy
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import AddSampleRequest, EndGroupReply
 from tests.ledger.ledger_cases import group
@@ -101,7 +101,7 @@ async def test_what_is_taken_back_while_the_ledger_is_stuck_counts_for_nothing(
 
         async def in_vain(*limit_s: float) -> bool:
             """Of the desk's, each waits for the worst that the other may do meanwhile."""
-            if limit_s != (feedback_desk.FLUSH_S,):
+            if limit_s != (feedback_service.FLUSH_S,):
                 return await flush(*limit_s)
             of_other = is_joined if asyncio.current_task() is taking_back else is_void
             with contextlib.suppress(TimeoutError):

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from fakevllm.conversation.place import Kind, Place
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
-from fakevllm.proxy import Proxy
-from fakevllm.settling import Settling
+from fakevllm.sessions.types import Kind, Place
+from fakevllm.settlement.delivery import Settling
 from fakevllm.swarm.link import SwarmLink
+from fakevllm.web.components import Proxy
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import EndGroupReply, EngineStatus

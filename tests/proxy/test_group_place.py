@@ -8,16 +8,16 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm.conversation.conversations import Conversations
-from fakevllm.conversation.finding import Found
-from fakevllm.conversation.hints import NO_HINTS
-from fakevllm.conversation.place import Asked, Evidence, Kind, Place
-from fakevllm.conversation.visit import Visit
-from fakevllm.group import GroupDraft
-from fakevllm.outage import Trouble
-from fakevllm.policy import ServeOnly
-from fakevllm.siblings import Request
-from fakevllm.upstream import Reply
+from fakevllm.admission.rules import ServeOnly
+from fakevllm.groups.record import GroupDraft
+from fakevllm.sessions.hints import NO_HINTS
+from fakevllm.sessions.lookup import Found
+from fakevllm.sessions.tree import Conversations
+from fakevllm.sessions.types import Asked, Evidence, Kind, Place
+from fakevllm.sessions.visit import Visit
+from fakevllm.transport.engine_client import Reply
+from fakevllm.transport.request import Request
+from fakevllm.transport.retry_policy import Trouble
 from fakevllm_adapters.formats.base import Engine
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.protocol.swarm import Task

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fakevllm import group_run
+from fakevllm.groups import executor
 from fakevllm_adapters.formats.sse import DONE
 from tests.proxy.group_rig import ALIVE, answer_of, chunks_of, staged
 
@@ -166,7 +166,7 @@ async def test_a_group_whose_app_left_goes_on_and_chooses_an_answer_all_the_same
 async def test_who_hangs_up_at_the_end_of_a_stream_has_been_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_run, "LINGER_S", 30.0)
+    monkeypatch.setattr(executor, "LINGER_S", 30.0)
     async with staged(2, streamed=True, policy="lead") as stage:
         await stage.tell(0, "begins")
         await stage.leave()
@@ -205,7 +205,7 @@ async def test_a_defect_behind_the_answer_is_not_seen_by_the_app(
 ) -> None:
     async with staged(3, policy="lead") as stage:
         await stage.tell(0, "answers")
-        monkeypatch.setattr(group_run, "came_of", _broken)
+        monkeypatch.setattr(executor, "came_of", _broken)
         await stage.tell(1, "answers")
         assert stage.body == answer_of(0) and stage.upstream.ended == [0, 1, 2]
         assert (stage.record.state, stage.record.reason) == ("dropped", "internal_error")
@@ -214,7 +214,7 @@ async def test_a_defect_behind_the_answer_is_not_seen_by_the_app(
 async def test_a_defect_before_the_answer_is_an_error_of_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_run, "came_of", _broken)
+    monkeypatch.setattr(executor, "came_of", _broken)
     async with staged(3) as stage:
         await stage.tell(1, "answers")
         assert stage.sent[0]["status"] == 500 and stage.is_answered

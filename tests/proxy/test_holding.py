@@ -8,8 +8,8 @@ import math
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fakevllm.conversation.place import Kind, Place
-from fakevllm.holding import Holding
+from fakevllm.sessions.types import Kind, Place
+from fakevllm.settlement.pending_groups import Holding
 
 WINDOW_S = 10.0
 NAMES = [f"g{number}" for number in range(4)]

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm.fallback import Fallback
-from fakevllm.outage import Trouble
-from fakevllm.room import Room
-from fakevllm.siblings import Plan
+from fakevllm.transport.fallback import Fallback
+from fakevllm.transport.request import Plan
+from fakevllm.transport.retry_policy import Trouble
+from fakevllm.transport.sibling_limit import Room
 from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.proxy.odd_swarm import until
 from tests.proxy.test_lifeline import ALL_FORMATS, ANSWER, BOTH_MODES, Server, asked_of, relayed

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fakevllm.config.key_file import KeyFile
 from fakevllm.errors import ConfigError
-from fakevllm.key_file import KeyFile
 from fakevllm_adapters.protocol.keys import named_key
 
 

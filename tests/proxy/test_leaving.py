@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fakevllm.leaving import WhileThere
+from fakevllm.runtime.disconnect import WhileThere
 from fakevllm_adapters.http.asgi import ClientLeft
 
 

@@ -14,16 +14,15 @@ import orjson
 import pytest
 from aiohttp import web
 
-from fakevllm.fallback import Fallback
 from fakevllm.ledger.store import Ledger
-from fakevllm.lifeline import ALONE, Lifeline
-from fakevllm.naming import with_model
-from fakevllm.outage import Trouble
-from fakevllm.reply import AppReply
-from fakevllm.room import Room
-from fakevllm.siblings import Plan, Request
 from fakevllm.swarm.link import SwarmLink
-from fakevllm.upstream import LiveReply, Upstream
+from fakevllm.transport.app_response import AppReply
+from fakevllm.transport.engine_client import LiveReply, Upstream
+from fakevllm.transport.fallback import Fallback, with_model
+from fakevllm.transport.request import Plan, Request
+from fakevllm.transport.retry import ALONE, Lifeline
+from fakevllm.transport.retry_policy import Trouble
+from fakevllm.transport.sibling_limit import Room
 from fakevllm_adapters.formats.base import Engine, Untranslated
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode

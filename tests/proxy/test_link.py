@@ -16,9 +16,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from fakevllm.ledger.store import Ledger
-from fakevllm.swarm.engine_queue import EngineQueue
+from fakevllm.swarm.errors import NO_ADMIN, mend_of
 from fakevllm.swarm.link import SwarmLink
-from fakevllm.swarm.trouble import NO_ADMIN, mend_of
+from fakevllm.swarm.load_probe import EngineQueue
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from tests.proxy.odd_swarm import ROLLING, OddSwarm, until

@@ -12,18 +12,18 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm.config import load
+from fakevllm.config.model import load
 from fakevllm.demo.command import run_demo
 from fakevllm.demo.running import DemoSettings
-from fakevllm.engines import Engines
 from fakevllm.errors import ConfigError, UserError
+from fakevllm.groups.lockstep import Lockstep, seed_of, stands_still
 from fakevllm.ledger.store import Ledger
-from fakevllm.lockstep import Lockstep, seed_of, stands_still
 from fakevllm.replay.command import ReplaySettings
 from fakevllm.replay.proxy import need_lockstep
-from fakevllm.settling import Settling
-from fakevllm.siblings import Plan, Request
+from fakevllm.runtime.supervisor import Engines
+from fakevllm.settlement.delivery import Settling
 from fakevllm.swarm.link import SwarmLink
+from fakevllm.transport.request import Plan, Request
 from fakevllm_adapters.formats.base import Engine
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.job.model import TrainJob

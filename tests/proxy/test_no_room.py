@@ -12,7 +12,7 @@ import aiohttp
 import orjson
 import pytest
 
-from fakevllm.swarm import engine_queue, link
+from fakevllm.swarm import link, load_probe
 from fakevllm_adapters.http.asgi import Receive, Scope, Send, send_bytes
 from fakevllm_server.backends.fake.engine import FakeEngine
 from fakevllm_server.backends.http.door import create_app as engine_app
@@ -64,7 +64,7 @@ async def running(folder: Path, engine: Narrow, **sections: Any) -> AsyncGenerat
 
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue is heard of."""
-    monkeypatch.setattr(engine_queue, "ASK_EVERY_S", 0.01)
+    monkeypatch.setattr(load_probe, "ASK_EVERY_S", 0.01)
     monkeypatch.setattr(link, "POLL_EVERY_S", 0.01)
 
 

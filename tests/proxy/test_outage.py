@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.outage import (
+from fakevllm.transport.retry_policy import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     MOST_RETRY_S,

@@ -10,10 +10,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from fakevllm.lifeline import Lifeline, why_failed
-from fakevllm.patience import Patience
-from fakevllm.reply import GRACE_S, AppReply
 from fakevllm.swarm.link import SwarmLink
+from fakevllm.transport.app_response import GRACE_S, AppReply
+from fakevllm.transport.hang_watchdog import Patience
+from fakevllm.transport.retry import Lifeline, why_failed
 from fakevllm_adapters.formats.sse import DONE
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import EngineStatus

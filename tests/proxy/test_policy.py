@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm import policy
-from fakevllm.outage import Trouble
-from fakevllm.pause import Pause
-from fakevllm.policy import (
+from fakevllm.admission import rules
+from fakevllm.admission.kill_switch import Pause
+from fakevllm.admission.rules import (
     NOT_SAMPLED,
     PAUSED,
     Facts,
@@ -20,9 +19,10 @@ from fakevllm.policy import (
     is_sampled,
     why_only_served,
 )
-from fakevllm.policy_settings import PolicySection, SideRule
-from fakevllm.side_calls import Session
-from fakevllm.traffic import Traffic
+from fakevllm.admission.side_calls import Session
+from fakevllm.config.policy import PolicySection, SideRule
+from fakevllm.groups.traffic_gate import Traffic
+from fakevllm.transport.retry_policy import Trouble
 
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
@@ -162,7 +162,7 @@ def test_what_is_not_drawn_says_so() -> None:
 
 
 def test_every_reason_of_the_policy_is_explained() -> None:
-    source = Path(policy.__file__).read_text()
+    source = Path(rules.__file__).read_text()
     reasons = {*re.findall(r'return "(\w+)"', source), *re.findall(r'"(\w+)" if ', source)}
     reasons |= {*re.findall(r'else "(\w+)"', source), PAUSED, NOT_SAMPLED}
     page = (Path(__file__).parents[2] / "docs" / "traffic.md").read_text()

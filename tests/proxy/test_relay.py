@@ -10,10 +10,10 @@ import orjson
 import pytest
 from aiohttp import web
 
-from fakevllm.relay import relay
-from fakevllm.reply import AppReply
-from fakevllm.siblings import Request, SiblingResult, with_apps_id
-from fakevllm.upstream import LiveReply, Reply, Upstream
+from fakevllm.transport.app_response import AppReply
+from fakevllm.transport.engine_client import LiveReply, Reply, Upstream
+from fakevllm.transport.relay import relay
+from fakevllm.transport.request import Request, SiblingResult, with_apps_id
 from fakevllm_adapters.formats.base import Answer, Engine, Untranslated
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode

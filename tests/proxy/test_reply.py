@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm import reply as module
-from fakevllm.reply import AppReply
-from fakevllm.upstream import Reply
+from fakevllm.transport import app_response
+from fakevllm.transport.app_response import AppReply
+from fakevllm.transport.engine_client import Reply
 from fakevllm_adapters.formats.base import Engine
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE
@@ -61,8 +61,8 @@ async def test_a_quick_answer_goes_out_as_it_came() -> None:
 
 
 async def test_a_slow_stream_is_opened_and_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRACE_S", 0.01)
-    monkeypatch.setattr(module, "KEEP_ALIVE_EVERY_S", 0.01)
+    monkeypatch.setattr(app_response, "GRACE_S", 0.01)
+    monkeypatch.setattr(app_response, "KEEP_ALIVE_EVERY_S", 0.01)
     sent = Sent()
     async with reply_to(sent) as app:
         await sent.has(3)
@@ -73,7 +73,7 @@ async def test_a_slow_stream_is_opened_and_kept_alive(monkeypatch: pytest.Monkey
 
 
 async def test_a_stream_that_flows_gets_no_keep_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRACE_S", 0.01)
+    monkeypatch.setattr(app_response, "GRACE_S", 0.01)
     sent = Sent()
     async with reply_to(sent) as app:
         await app.open([])
@@ -86,7 +86,7 @@ async def test_a_stream_that_flows_gets_no_keep_alive(monkeypatch: pytest.Monkey
 async def test_a_slow_whole_answer_is_kept_alive_with_white_space(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(app_response, "PATIENCE_S", 0.01)
     sent = Sent()
     async with reply_to(sent, streamed=False) as app:
         await sent.has(2)
@@ -100,7 +100,7 @@ async def test_a_slow_whole_answer_is_kept_alive_with_white_space(
 async def test_an_error_after_the_white_space_is_in_vllms_shape(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(app_response, "PATIENCE_S", 0.01)
     sent = Sent()
     async with reply_to(sent, streamed=False) as app:
         await sent.has(2)
@@ -111,7 +111,7 @@ async def test_an_error_after_the_white_space_is_in_vllms_shape(
 async def test_an_error_after_the_stream_is_open_ends_it_inside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "GRACE_S", 0.01)
+    monkeypatch.setattr(app_response, "GRACE_S", 0.01)
     sent = Sent()
     async with reply_to(sent) as app:
         await sent.has(2)
@@ -161,8 +161,8 @@ async def test_an_error_within_the_grace_is_a_status() -> None:
 async def test_what_is_held_back_behind_the_block_says_nothing_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(module, "KEEP_ALIVE_EVERY_S", 0.001)
+    monkeypatch.setattr(app_response, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(app_response, "KEEP_ALIVE_EVERY_S", 0.001)
     sent = Sent()
     async with reply_to(sent) as app:
         pass

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 
-from fakevllm import reply, resends
+from fakevllm.groups import resend_cache
+from fakevllm.transport import app_response
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.fuzz.rig import TIMEOUT_S, Got, Stack, running
 from tests.proxy.odd_swarm import until
@@ -132,7 +133,7 @@ async def test_other_keys_and_other_sessions_ask_for_themselves(tmp_path: Path) 
 async def test_a_stream_that_was_cut_is_told_again_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(reply, "GRACE_S", 0.01)
+    monkeypatch.setattr(app_response, "GRACE_S", 0.01)
     body = chat(LONG, stream=True)
     async with running(tmp_path, **sections(tmp_path, policy=kind)) as stack:
         async with stack.http.post(stack.proxy + CHAT, data=body, headers=JSON) as answer:
@@ -196,8 +197,8 @@ async def test_a_client_that_closes_with_something_unread_is_told_again(
 async def test_who_resets_late_had_no_use_for_the_connection_unless_there_was_much_to_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slowest: float, num_groups: int
 ) -> None:
-    monkeypatch.setattr(resends, "LOSS_S", 0.0)
-    monkeypatch.setattr(resends, "SLOWEST", slowest)
+    monkeypatch.setattr(resend_cache, "LOSS_S", 0.0)
+    monkeypatch.setattr(resend_cache, "SLOWEST", slowest)
     body = chat(LARGE, max_tokens=2000)
     async with running(tmp_path, **sections(tmp_path)) as stack:
         await read_some(stack.proxy, body, b"200", lambda: bool(groups(tmp_path)))
@@ -327,8 +328,8 @@ async def test_who_waits_for_a_group_that_is_cancelled_is_told_so_where_it_hears
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its stream was opened to keep it waiting: it cannot become another request any more."""
-    monkeypatch.setattr(reply, "GRACE_S", 0.01)
-    monkeypatch.setattr(reply, "KEEP_ALIVE_EVERY_S", 0.01)
+    monkeypatch.setattr(app_response, "GRACE_S", 0.01)
+    monkeypatch.setattr(app_response, "KEEP_ALIVE_EVERY_S", 0.01)
     body = chat(LONG, stream=True)
     async with running(tmp_path, **sections(tmp_path, on_disconnect="cancel")) as stack:
         first = asyncio.create_task(asked(stack, body))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.room import Grant, Room
+from fakevllm.transport.sibling_limit import Grant, Room
 
 
 def test_where_every_app_waits_for_its_siblings_all_fit() -> None:

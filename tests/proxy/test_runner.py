@@ -11,16 +11,16 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm.config import Config
-from fakevllm.group import NOT_SHOWN, GroupDraft
+from fakevllm.config.model import Config
+from fakevllm.groups.pipeline import Runner
+from fakevllm.groups.record import NOT_SHOWN, GroupDraft
+from fakevllm.groups.resend_cache import Resends
 from fakevllm.ledger.store import Ledger
-from fakevllm.lifeline import Lifeline
-from fakevllm.resends import Resends
-from fakevllm.runner import Runner
-from fakevllm.settling import Settling
-from fakevllm.siblings import Plan, Request, sample
+from fakevllm.settlement.delivery import Settling
 from fakevllm.swarm.link import SwarmLink
-from fakevllm.upstream import LiveReply, Reply, Upstream
+from fakevllm.transport.engine_client import LiveReply, Reply, Upstream
+from fakevllm.transport.request import Plan, Request, sample
+from fakevllm.transport.retry import Lifeline
 from fakevllm_adapters.formats.base import Engine
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE

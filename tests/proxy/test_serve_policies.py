@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm import reply
+from fakevllm.transport import app_response
 from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.fuzz.rig import Stack, running
@@ -82,7 +82,7 @@ async def test_a_greedy_lead_is_scored_and_never_trained(tmp_path: Path) -> None
 async def test_who_leaves_leaves_no_episode_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, leaves: str, state: str
 ) -> None:
-    monkeypatch.setattr(reply, "GRACE_S", 0.01)
+    monkeypatch.setattr(app_response, "GRACE_S", 0.01)
     sections = policy(tmp_path, policy=kind, on_disconnect=leaves)
     slow = chat("[[slow 0.05]] [[say " + "a" * 20 + "]]", stream=True)
     async with running(tmp_path, **sections) as stack:

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm.config import load
+from fakevllm.config.model import load
+from fakevllm.config.serving import RouteRules, ServeRules, ServeSection
 from fakevllm.errors import ConfigError
-from fakevllm.serve_policy import RouteRules, ServeRules, ServeSection
 
 
 def section(folder: Path, text: str) -> ServeSection:

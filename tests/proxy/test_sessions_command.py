@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
+from fakevllm.cli.sessions import render_list, render_tree, show
 from fakevllm.errors import UserError
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.session_reads import PlacedGroup
 from fakevllm.ledger.store import Ledger
-from fakevllm.sessions_command import render_list, render_tree, show
 from tests.ledger.test_session_reads import placed, put
 
 

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import pytest
 
-from fakevllm import settling as settling_module
 from fakevllm.ledger.store import Ledger
-from fakevllm.settling import Settling
+from fakevllm.settlement import delivery
+from fakevllm.settlement.delivery import Settling
 from fakevllm.swarm import link
 from fakevllm.swarm.link import SwarmLink
 from fakevllm_adapters.job.model import TrainJob
@@ -112,7 +112,7 @@ async def test_a_group_waits_for_a_server_that_is_away_however_long_and_is_sent_
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "_patiently", _at_once)
-    monkeypatch.setattr(settling_module, "RESEND_PAUSE_S", 0.0)
+    monkeypatch.setattr(delivery, "RESEND_PAUSE_S", 0.0)
     async with OddSwarm() as swarm, settling(swarm, ledger) as one:
         well = swarm.answers["/get_engine_status"]
         swarm.answers |= {"/get_engine_status": 503, "/end_group": 503}

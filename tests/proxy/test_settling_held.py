@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm.conversation.place import Kind, Place
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
-from fakevllm.settling import Settling
+from fakevllm.sessions.types import Kind, Place
+from fakevllm.settlement.delivery import Settling
 from fakevllm.swarm.link import SwarmLink
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EndGroupReply

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.conversation.hints import hints_of
-from fakevllm.side_calls import MARKERS, Rules, Session, Sessions, has_header
+from fakevllm.admission.side_calls import MARKERS, Rules, Session, Sessions, has_header
+from fakevllm.sessions.hints import hints_of
 from fakevllm_adapters.formats.base import Engine, Untranslated
 from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.proxy.recorded_traffic import FOLDER, Recorded, recorded

@@ -11,10 +11,10 @@ import httpx
 from fastapi import FastAPI
 from rich.console import Console
 
-from fakevllm.config import load
-from fakevllm.proxy import Proxy, open_proxy
-from fakevllm.routes import groups
-from fakevllm.running_proxy import as_table, lines
+from fakevllm.config.model import load
+from fakevllm.runtime.admin_client import as_table, lines
+from fakevllm.web.components import Proxy, open_proxy
+from fakevllm.web.routes import admin
 from fakevllm_adapters.protocol.swarm import Task
 from tests.ledger.ledger_cases import group
 from tests.proxy.odd_swarm import OddSwarm
@@ -30,7 +30,7 @@ async def asked(
         flags = {"proxy": {"run_dir": folder, **proxy_flags}, "swarm": {"url": swarm.url}}
         async with open_proxy(load(None, flags)) as proxy:
             app = FastAPI()
-            app.include_router(groups.router(proxy))
+            app.include_router(admin.router(proxy))
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
                 yield proxy, client

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakevllm.admission.task_index import TaskIndex, TextIndex, read_tasks
 from fakevllm.errors import ConfigError
-from fakevllm.tasks import TaskIndex, TextIndex, read_tasks
 from fakevllm_adapters.protocol.keys import task_key
 from fakevllm_adapters.protocol.swarm import Task
 

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from fakevllm.lifeline import trouble_of
-from fakevllm.outage import Trouble
-from fakevllm.upstream import Upstream
+from fakevllm.transport.engine_client import Upstream
+from fakevllm.transport.retry import trouble_of
+from fakevllm.transport.retry_policy import Trouble
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.protocol.errors import WireError, bad_request, internal_error
 

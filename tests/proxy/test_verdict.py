@@ -4,7 +4,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.verdict import best_of, decide
+from fakevllm.groups.selection import best_of, decide
 
 
 def test_the_best_scored_sibling_is_served() -> None:

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from fakevllm.hooks.outcomes import RewardOutcome
+from fakevllm.hooks.results import RewardOutcome
 from fakevllm.hooks.spec import Sibling, Task
 from fakevllm.hooks.worker import HookWorker
 from reward_hooks.llm_judge import read_scores

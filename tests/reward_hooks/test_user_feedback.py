@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fakevllm.hooks.outcomes import FeedbackValue
+from fakevllm.hooks.results import FeedbackValue
 from fakevllm.hooks.spec import Feedback
 from fakevllm.hooks.worker import HookWorker
 from reward_hooks import user_feedback

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from fakevllm.client.errors import ServerUnreachable
-from fakevllm.client.talk import Answer, Ask, Pause, Remark, Talk
+from fakevllm.sdk.protocol import Answer, Ask, Pause, Remark, Talk
+from fakevllm.sdk.types import ServerUnreachable
 
 T = TypeVar("T")
 NOBODY = ServerUnreachable("nobody answers")

@@ -18,12 +18,11 @@ import httpx
 import pytest
 
 from fakevllm import AsyncSwarmClient, SwarmClient, Task, WorkflowOutput
-from fakevllm.client import waits
-from fakevllm.client.driving import AsyncDriver, Driver
-from fakevllm.client.errors import ClientClosed
-from fakevllm.client.spare import KEPT_S, Spare
-from fakevllm.client.talk import Pause, Talk
-from fakevllm.client.waits import SHORT_S, TELL_EVERY_S, Waits
+from fakevllm.sdk import http_driver as waits
+from fakevllm.sdk.connection_pool import KEPT_S, Spare
+from fakevllm.sdk.http_driver import SHORT_S, TELL_EVERY_S, AsyncDriver, Driver, Waits
+from fakevllm.sdk.protocol import Pause, Talk
+from fakevllm.sdk.types import ClientClosed
 
 NUM = 8
 TIMEOUT_S = 20.0
@@ -195,7 +194,7 @@ def told(
 ) -> pytest.LogCaptureFixture:
     """What clients say for whom no wait is too short."""
     monkeypatch.setattr(waits, "SHORT_S", 0.0)
-    caplog.set_level(logging.INFO, "fakevllm.client")
+    caplog.set_level(logging.INFO, "fakevllm.sdk")
     return caplog
 
 
@@ -240,7 +239,7 @@ def test_of_threads_that_come_at_the_same_time_one_tells_it() -> None:
 
 FORKING = """
 import os
-from fakevllm.client.spare import Spare
+from fakevllm.sdk.connection_pool import Spare
 spare = Spare()
 spare.put_back("a connection", 0.0)
 child = os.fork()

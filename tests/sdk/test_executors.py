@@ -16,8 +16,8 @@ from fakevllm import (
     Task,
     run_episodes_until_all_complete,
 )
-from fakevllm.client.errors import ClientClosed
-from fakevllm.client.executors import TELL_EVERY_S, Retries
+from fakevllm.sdk.executors import TELL_EVERY_S, Retries
+from fakevllm.sdk.types import ClientClosed
 
 TASKS = [Task(task_id=str(number)) for number in range(6)]
 TIMEOUT_S = 10.0

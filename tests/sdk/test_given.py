@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from sdk.scripts import play
 
-from fakevllm.client import episodes
-from fakevllm.client.given import ThrottlePolicy, WorkflowOutput
+from fakevllm.sdk import episode_calls
+from fakevllm.sdk.types import ThrottlePolicy, WorkflowOutput
 from fakevllm_adapters.protocol.swarm import Task
 
 
@@ -42,10 +42,10 @@ def test_true_is_a_reward_of_one() -> None:
 @pytest.mark.parametrize("seconds", [-1, 0, 1e9, math.nan, math.inf, "soon"])
 def test_a_claim_for_no_time_or_for_ever_is_not_sent(seconds: Any) -> None:
     with pytest.raises(ValueError, match=r"^discard_episode_timeout: Input should be"):
-        play(episodes.begin("me", "train", seconds, None), [])
+        play(episode_calls.begin("me", "train", seconds, None), [])
 
 
 def test_a_task_id_of_ten_kilobytes_is_not_sent() -> None:
     task = Task(task_id="x" * 10_240)
     with pytest.raises(ValueError, match=r"^task_id: String should have at most 1000 characters"):
-        play(episodes.end("me", task, "u1", WorkflowOutput(reward=1.0)), [])
+        play(episode_calls.end("me", task, "u1", WorkflowOutput(reward=1.0)), [])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fakevllm.client.job import TrainJob
+from fakevllm.sdk.job import TrainJob
 from fakevllm_adapters.job.model import read_job
 from tests.adapters.ajet_jobs import stock
 
@@ -140,6 +140,6 @@ def test_a_file_that_is_no_job_is_named(tmp_path: Path, text: str, told: str) ->
 def test_what_of_agentjets_yaml_is_not_read_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "fakevllm.client")
+    caplog.set_level(logging.WARNING, "fakevllm.sdk")
     TrainJob(base_yaml_config=written(tmp_path, stock(ajet__rollout__top_p=0.9)))
     assert any("ajet.rollout.top_p = 0.9 is not read" in line for line in caplog.messages)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fakevllm.seldom import MAX_KINDS, Due, Seldom
+from fakevllm.runtime.log_throttle import MAX_KINDS, Due, Seldom
 
 FIRST = Due(is_first=True, num_untold=0)
 

@@ -26,7 +26,7 @@ from fakevllm_server.journal import reads
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.run.log import RunLog
-from fakevllm_server.training import loop as trainer
+from fakevllm_server.training import loop
 from fakevllm_server.training.checkpointing import Saves
 from fakevllm_server.training.intake import Intake
 from fakevllm_server.types.backend import Backend, Endpoint
@@ -52,7 +52,7 @@ class Run(Generic[AnyBackend]):
         self.intake = Intake(self.journal, self.log, self.engine)
         self.intake.resume(job, now=0.0)
         self.folders = CheckpointFolders(folder / "checkpoints")
-        self.loop = trainer.TrainLoop(
+        self.loop = loop.TrainLoop(
             job,
             self.engine,
             self.intake,

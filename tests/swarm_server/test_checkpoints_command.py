@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from swarm_server.saved_runs import GROUPS, ask, contents, life, listed, opened, saved
 
-from fakevllm_server.cli import checkpoints as checkpoints_command
+from fakevllm_server.cli import checkpoints
 from fakevllm_server.cli.run_archive import SavedRun, Verdict
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.training.checkpointing import best
@@ -96,7 +96,7 @@ def test_a_folder_that_is_no_checkpoint_is_named_and_is_no_damage(run_dir: Path)
     result = ask(run_dir, "verify")
     assert result.exit_code == 0
     for name in ("step-00000003", "step-00000006.tmp"):
-        assert f"{name}  {checkpoints_command.STRANGER}" in result.stdout
+        assert f"{name}  {checkpoints.STRANGER}" in result.stdout
 
 
 def test_what_a_server_takes_away_meanwhile_is_no_damage(run_dir: Path) -> None:

@@ -11,8 +11,7 @@ from swarm_server.loops import JOB, Parts, Run
 from swarm_server.samples import call
 
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server.training import guards as back_off
-from fakevllm_server.training import loop as trainer
+from fakevllm_server.training import guards, loop
 from fakevllm_server.types.backend import ActionFailed, BackendError, BackendRefused
 
 WHY = "target_modules names 'nope': name another"
@@ -20,9 +19,9 @@ WHY = "target_modules names 'nope': name another"
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(back_off, "FIRST_S", 0.0)
-    monkeypatch.setattr(trainer, "SWEEP_EVERY_S", 0.01)
-    monkeypatch.setattr(trainer, "STEP_GRACE_S", 0.01)
+    monkeypatch.setattr(guards, "FIRST_S", 0.0)
+    monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.01)
+    monkeypatch.setattr(loop, "STEP_GRACE_S", 0.01)
 
 
 def start(folder: Path) -> Run[LocalBackend]:

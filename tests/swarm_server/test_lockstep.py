@@ -15,7 +15,7 @@ from swarm_server.samples import call
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 from fakevllm_server.config.model import ServerConfig
-from fakevllm_server.training import step as steps
+from fakevllm_server.training import step
 from fakevllm_server.training.batch import plan_step
 from fakevllm_server.types.backend import ActionFailed
 from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
@@ -97,7 +97,7 @@ async def test_what_waits_for_an_agreement_is_no_backlog(tmp_path: Path) -> None
 async def test_a_step_that_is_to_be_tried_again_is_a_backlog_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "RETRY_STEP_AFTER_S", 3600.0)
+    monkeypatch.setattr(step, "RETRY_STEP_AFTER_S", 3600.0)
     run = Run(tmp_path, LocalBackend())
     run.backend.plan("step", ActionFailed("no"))
     await run.finish_group("a")

@@ -11,7 +11,7 @@ import pytest
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.config.model import ServerConfig, find_model
-from fakevllm_server.run import metadata as run_record
+from fakevllm_server.run import metadata
 from fakevllm_server.run.folder import RunFolder
 from fakevllm_server.run.metadata import HIDDEN, life_of, versions, with_life
 
@@ -24,7 +24,7 @@ def lives(text: str) -> list[dict[str, Any]]:
 
 
 def test_the_examples_in_its_docstrings_hold() -> None:
-    assert doctest.testmod(run_record).failed == 0
+    assert doctest.testmod(metadata).failed == 0
 
 
 def test_each_start_is_a_life_and_the_same_again_one_time_more() -> None:

@@ -19,8 +19,7 @@ from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR,
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.log import RunLog
-from fakevllm_server.training import guards as back_off
-from fakevllm_server.training import loop as trainer
+from fakevllm_server.training import guards, loop
 from fakevllm_server.training.guards import MAX_TOO_FAR, StopLimit
 from fakevllm_server.types.backend import Batch, LossSpec, StepMetrics
 from fakevllm_server.web.routes.control import router
@@ -29,8 +28,8 @@ from fakevllm_server.web.state import Swarm
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(back_off, "FIRST_S", 0.0)
-    monkeypatch.setattr(trainer, "SWEEP_EVERY_S", 0.01)
+    monkeypatch.setattr(guards, "FIRST_S", 0.0)
+    monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.01)
 
 
 class DriftingBackend(LocalBackend):

@@ -14,8 +14,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.backends.fake.engine import START_THETA
 from fakevllm_server.episodes import open_groups
-from fakevllm_server.training import guards as back_off
-from fakevllm_server.training import loop as trainer
+from fakevllm_server.training import guards, loop
 from fakevllm_server.training import step as steps
 from fakevllm_server.types.backend import (
     ActionFailed,
@@ -28,9 +27,9 @@ from fakevllm_server.types.backend import (
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(back_off, "FIRST_S", 0.0)
+    monkeypatch.setattr(guards, "FIRST_S", 0.0)
     monkeypatch.setattr(steps, "RETRY_STEP_AFTER_S", 0.0)
-    monkeypatch.setattr(trainer, "SWEEP_EVERY_S", 0.01)
+    monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.01)
 
 
 def start(folder: Path, job: TrainJob = JOB) -> Run[LocalBackend]:
@@ -228,7 +227,7 @@ async def test_a_stop_waits_for_the_step_in_hand_and_saves_it(tmp_path: Path) ->
 async def test_a_step_that_does_not_end_in_time_is_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "STEP_GRACE_S", 0.01)
+    monkeypatch.setattr(loop, "STEP_GRACE_S", 0.01)
     run = start(tmp_path, JOB.model_copy(update={"save_freq": 100}))
     await run.finish_group("a")
     await run.trained("a")
@@ -266,7 +265,7 @@ async def test_idle_episodes_go_while_groups_keep_coming(tmp_path: Path) -> None
 async def test_not_every_change_looks_at_all_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "SWEEP_EVERY_S", 1000.0)
+    monkeypatch.setattr(loop, "SWEEP_EVERY_S", 1000.0)
     run = start(tmp_path, JOB.model_copy(update={"batch_size": 100}))
     await run.rolling()
     run.episodes.claim("me", "train", 1.0, now=-1e9)

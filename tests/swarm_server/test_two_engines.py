@@ -13,17 +13,15 @@ from swarm_server.loops import JOB, Parts
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.process import pair
 from fakevllm_server.backends.process.pair import MEMORY, TwoProcesses, weights_folder
-from fakevllm_server.training import guards as back_off
-from fakevllm_server.training import loop as trainer
-from fakevllm_server.training import step as steps
+from fakevllm_server.training import guards, loop, step
 from fakevllm_server.types.backend import ActionFailed, BackendError
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(back_off, "FIRST_S", 0.0)
-    monkeypatch.setattr(steps, "RETRY_STEP_AFTER_S", 0.0)
-    monkeypatch.setattr(trainer, "SWEEP_EVERY_S", 0.01)
+    monkeypatch.setattr(guards, "FIRST_S", 0.0)
+    monkeypatch.setattr(step, "RETRY_STEP_AFTER_S", 0.0)
+    monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.01)
 
 
 async def test_a_dead_trainer_is_started_again_while_calls_go_on_being_answered(

@@ -19,8 +19,7 @@ from swarm_server.loops import JOB, Run
 from fakevllm_server.backends.fake.engine import START_THETA, FakeEngine
 from fakevllm_server.backends.process.pair import TwoProcesses
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR
-from fakevllm_server.training import guards as back_off
-from fakevllm_server.training import loop as trainer
+from fakevllm_server.training import guards, loop
 from fakevllm_server.training import step as steps
 from fakevllm_server.types.backend import (
     ActionFailed,
@@ -150,9 +149,9 @@ async def play(fates: list[str], folder: Path) -> None:
 
 def played(fates: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(back_off, "FIRST_S", 0.0)
+        patch.setattr(guards, "FIRST_S", 0.0)
         patch.setattr(steps, "RETRY_STEP_AFTER_S", 0.0)
-        patch.setattr(trainer, "SWEEP_EVERY_S", 0.01)
+        patch.setattr(loop, "SWEEP_EVERY_S", 0.01)
         asyncio.run(play([*fates], Path(folder)))
 
 

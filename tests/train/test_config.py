@@ -9,12 +9,12 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from fakevllm import processes
-from fakevllm.engines import PAIRS
 from fakevllm.errors import ConfigError, UserError
+from fakevllm.runtime import supervisor
+from fakevllm.runtime.supervisor import PAIRS
 from fakevllm.train.command import material_of, run_train
 from fakevllm.train.config import ServerSection, TrainSection, load
-from fakevllm_server.training import loop as trainer
+from fakevllm_server.training import loop
 
 ROOT = Path(__file__).parents[2]
 AGENT = """
@@ -80,7 +80,7 @@ def test_the_server_knows_which_step_is_the_last_and_so_saves_it(tmp_path: Path)
     job = {"batch_size": 1, "num_repeat": 2}
     material = material_of(load(written(tmp_path, job=job, train=train(epochs=2))))
     assert material.job.total_training_steps == material.num_steps == 4
-    assert processes.STOP_GRACE_S > trainer.STEP_GRACE_S + trainer.SAVE_GRACE_S
+    assert supervisor.STOP_GRACE_S > loop.STEP_GRACE_S + loop.SAVE_GRACE_S
 
 
 def test_a_job_may_be_agentjets_beside_sections_of_other_programs(tmp_path: Path) -> None:

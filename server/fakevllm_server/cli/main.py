@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm_server.cli import checkpoints as checkpoints_command
-from fakevllm_server.cli import curves as curves_command
+from fakevllm_server.cli import checkpoints, curves
 from fakevllm_server.cli.exits import refused
 
 app = typer.Typer(
@@ -18,8 +17,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # drawing the help with rich doubles the time it takes
 )
-app.add_typer(checkpoints_command.app)
-app.command()(curves_command.curves)
+app.add_typer(checkpoints.app)
+app.command()(curves.curves)
 
 
 NOT_IN_A_FILE = ("config", "until_stdin_closes", "listen_fd")

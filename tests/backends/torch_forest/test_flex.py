@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from fakevllm_server.backends.torch_forest import flex as flex_file
+from fakevllm_server.backends.torch_forest import flex
 from fakevllm_server.backends.torch_forest.dense import DenseLayout
 from fakevllm_server.backends.torch_forest.flex import BLOCK, FlexLayout, block_mask
 from fakevllm_server.backends.torch_forest.forward import edge_log_probs
@@ -136,14 +136,14 @@ def test_the_calls_of_its_self_check_have_blocks_that_are_seen_whole(name: str) 
 def test_the_self_check_finds_a_kernel_that_loses_blocks(
     kernel: Any, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flex_file, "_compiled", lambda device_type: kernel)
+    monkeypatch.setattr(flex, "_compiled", lambda device_type: kernel)
     fault = check(model_of("llama"), "flex").fault
     assert fault is None if told is None else told in (fault or "")
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_right_kernel_passes_in_bfloat16(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex_file, "_compiled", lambda device_type: by_blocks)
+    monkeypatch.setattr(flex, "_compiled", lambda device_type: by_blocks)
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     compute_in(model, torch.bfloat16)
@@ -229,7 +229,7 @@ def test_of_long_calls_it_is_as_near_to_float64_as_the_model_itself_is(
     """Log-probabilities, and the gradients of all weights; torch's own FlexAttention has none on a
     CPU."""
     if kernel is not None:
-        monkeypatch.setattr(flex_file, "_compiled", lambda device_type: kernel)
+        monkeypatch.setattr(flex, "_compiled", lambda device_type: kernel)
     with_gradient = way != "flex" or device == "cuda" or kernel is not None
     mask = FlexLayout(Plan.of(plant(long_calls()))).block_mask(window)
     assert mask.full_kv_num_blocks is not None and mask.full_kv_num_blocks.sum() > 0

@@ -1,0 +1,41 @@
+"""`fakevllm overwatch`: its command line. Nothing heavy is imported before it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fakevllm.cli.keys import ConfigFile
+from fakevllm.runtime.exits import guarded
+
+SwarmUrl = Annotated[
+    str | None, typer.Option("--swarm-url", "--swarm", help="URL of the swarm server.")
+]
+Key = Annotated[
+    str | None,
+    typer.Option("--key", "--swarm-key", envvar="FAKEVLLM_SWARM_KEY", help="Our key there."),
+]
+
+
+def overwatch(
+    swarm_url: SwarmUrl = None,
+    key: Key = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --once: as JSON.")] = False,
+    config: ConfigFile = None,
+) -> None:
+    """Watch a swarm server at work, and steer it. Start, stop, pause, resume or drain it."""
+
+    def run() -> None:
+        from rich.console import Console
+
+        from fakevllm.config.model import load
+        from fakevllm.overwatch.command import OverwatchSettings, run_overwatch
+
+        server = load(config, {"swarm": {"url": swarm_url, "key": key}}).swarm
+        settings = OverwatchSettings(server.url, server.key, once, as_json)
+        if not run_overwatch(settings, Console()):
+            raise typer.Exit(1)
+
+    guarded(run)

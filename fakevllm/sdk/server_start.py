@@ -1,0 +1,64 @@
+"""A swarm server on this machine, for scripts that bring their own."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fakevllm.sdk.http_driver import bare_url
+from fakevllm.sdk.types import ServerUnreachable
+
+log = logging.getLogger("fakevllm.sdk")
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+START_LIMIT_S = 60.0
+LOOK_EVERY_S = 0.1
+LOG_FILE = Path("fakevllm-server.log")
+LOG_LINES = 5
+
+
+def start_server(url: str) -> None:
+    """Where nobody answers at that address of this machine, a server of its own is started there.
+    It outlives the script, which may be run again. Raises ValueError for another machine's address,
+    ServerUnreachable where none comes up."""
+    url = bare_url(url)
+    parts = urlsplit(url)
+    if parts.hostname not in LOOPBACK or parts.port is None:
+        raise ValueError(
+            "auto_start_swarm_server starts one on this machine: give a URL such as "
+            f"http://localhost:10086, not {url}."
+        )
+    if _answers(url):
+        return
+    command = [sys.executable, "-m", "fakevllm_server", "start", "--port", str(parts.port)]
+    log.info("starting a swarm server; it goes on when this script ends, and writes %s", LOG_FILE)
+    with LOG_FILE.open("ab") as log_file:
+        server = subprocess.Popen(
+            command,
+            stdout=log_file,
+            stderr=log_file,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    limit = time.monotonic() + START_LIMIT_S
+    while not _answers(url):
+        if server.poll() is not None or time.monotonic() > limit:
+            tail = "\n".join(LOG_FILE.read_text(errors="replace").splitlines()[-LOG_LINES:])
+            raise ServerUnreachable(f"The swarm server did not come up. {LOG_FILE} ends:\n{tail}")
+        time.sleep(LOOK_EVERY_S)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=1.0):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False

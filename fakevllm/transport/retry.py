@@ -1,0 +1,160 @@
+"""Keeps a request going while the model is not there: holds it, tries again, and at last asks
+another server, where one is named. `outage.py` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import aiohttp
+
+from fakevllm.swarm.link import SwarmLink
+from fakevllm.transport.app_response import AppReply
+from fakevllm.transport.engine_client import Reply, Upstream
+from fakevllm.transport.fallback import Fallback, with_model
+from fakevllm.transport.hang_watchdog import Patience
+from fakevllm.transport.relay import relay
+from fakevllm.transport.request import Plan, Request
+from fakevllm.transport.retry_policy import Hold, Trouble, hold_s, trouble_of_status
+from fakevllm.transport.sibling_limit import Room
+from fakevllm_adapters.protocol.errors import WireError
+
+log = logging.getLogger("fakevllm.transport.retry")
+
+T = TypeVar("T")
+Ask = Callable[[Request, Callable[[], bool]], Awaitable[T]]
+"""Asks for one answer. Raises WireError for an outage, and for a 429 where the second argument
+says that it is our doing."""
+
+ALONE = Plan(1)
+
+
+class Lifeline:
+    def __init__(
+        self,
+        upstream: Upstream,
+        link: SwarmLink | None = None,
+        limit_s: float = 0.0,
+        fallback: Fallback | None = None,
+        served_name: Callable[[str], str | None] = lambda _: None,
+        room: Room | None = None,
+    ) -> None:
+        """`link` None: nobody knows more than the calls tell. `limit_s`: how long a request is
+        held at most. `served_name`: what the model is called that an app may ask for by this name,
+        None where that is its own; raises WireError (503) while that is not known. `room`: of the
+        siblings that may keep the engine from a request."""
+        self._upstream = upstream
+        self._link = link
+        self._limit_s = limit_s
+        self._fallback = fallback
+        self._served_name = served_name
+        self.room = room or Room()
+
+    @property
+    def num_waiting(self) -> int | None:
+        """Requests in the engine's queue, None where that is not known."""
+        return None if self._link is None else self._link.queue.num_waiting
+
+    async def relay(
+        self, request: Request, app: AppReply, plan: Plan = ALONE
+    ) -> tuple[Reply, Trouble | None]:
+        """What the app got, and why it had to be of the fallback, if it was. Raises WireError
+        while the app has got nothing of an answer."""
+
+        async def ask(request: Request, is_by_us: Callable[[], bool]) -> Reply:
+            return await relay(self._upstream, plan.lead(request), app, is_by_us=is_by_us)
+
+        try:
+            return await self.held(request, app, ask), None
+        except WireError as error:
+            reply, trouble = await self.fall_back(request, app, error)
+            return reply, trouble
+
+    async def held(self, request: Request, app: AppReply, ask: Ask[T]) -> T:
+        """Asks until there is an answer, as long as a request may be held. Raises the last
+        WireError."""
+        hold = Hold(hold_s(self._limit_s, request.apps_headers), time.monotonic())
+        while True:
+            is_by_us = self.room.looks()
+            try:
+                request = self._named(request)
+                async with self._patience(hold.limit_s, app):
+                    return await ask(request, is_by_us)
+            except WireError as error:
+                trouble = trouble_of(error)
+                if trouble is None or app.is_told:
+                    raise
+                is_coming = self._is_coming if trouble is not Trouble.CROWDED else is_by_us()
+                pause_s = hold.pause(trouble, time.monotonic(), is_coming=is_coming)
+                if pause_s is None:
+                    raise
+            app.hold_back()
+            await self._rest(trouble, pause_s)
+
+    async def fall_back(
+        self, request: Request, app: AppReply, error: WireError
+    ) -> tuple[Reply, Trouble]:
+        """The fallback's answer in the place of `error`, which is raised again where it has
+        none."""
+        trouble = trouble_of(error)
+        if trouble is None or self._fallback is None or app.is_told:
+            raise error
+        try:
+            return await self._fallback.relay(request, app), trouble
+        except WireError as failed:
+            if app.is_told:
+                raise
+            log.warning("the fallback does not answer either: %s", failed)
+        raise error
+
+    @property
+    def _is_coming(self) -> bool:
+        return self._link is None or self._link.is_coming
+
+    async def _rest(self, trouble: Trouble, pause_s: float) -> None:
+        """Until it is worth another try."""
+        if trouble is Trouble.CROWDED:
+            self.room.refused()
+            left = asyncio.Event()
+            with contextlib.suppress(TimeoutError), self.room.awaited(left.set):
+                # wait_for may lose a cancellation that comes with the event, up to Python 3.11
+                async with asyncio.timeout(pause_s):
+                    await left.wait()
+        elif self._link is not None:
+            await self._link.until_serving(pause_s)
+        else:
+            await asyncio.sleep(pause_s)
+
+    def _named(self, request: Request) -> Request:
+        """A name of the app's is replaced as soon as ours is known."""
+        name = request.body.get("model") or request.model
+        served = self._served_name(name) if isinstance(name, str) else None
+        return request if served is None else with_model(request, served)
+
+    def _patience(
+        self, limit_s: float, app: AppReply
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        """Around each time that it is asked."""
+        if self._link is None:
+            return contextlib.nullcontext()
+        return Patience(self._link, app, limit_s, has_other=self._fallback is not None)
+
+
+def why_failed(error: WireError) -> str:
+    """As the ledger shows it."""
+    is_gone = trouble_of(error) in (Trouble.AWAY, Trouble.BROKEN)
+    return "upstream_unreachable" if is_gone else f"upstream_{error.status}"
+
+
+def trouble_of(error: WireError) -> Trouble | None:
+    """Why the upstream has no answer; None for an answer that is an error."""
+    cause = error.__cause__
+    if isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+        return Trouble.AWAY
+    if isinstance(cause, aiohttp.ClientError | TimeoutError):
+        return Trouble.BROKEN
+    return trouble_of_status(error.status, error.message)

@@ -1,0 +1,139 @@
+"""The door of a wire format: decode, find the task, hand over to the runner."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+from functools import partial
+
+import orjson
+
+from fakevllm.groups.record import GroupDraft
+from fakevllm.groups.resend_cache import sent_of
+from fakevllm.ledger.prior_answers import earlier_of
+from fakevllm.sessions.hints import Hints, hints_of
+from fakevllm.sessions.visit import Visit
+from fakevllm.transport.request import Request
+from fakevllm.web.components import Proxy
+from fakevllm_adapters.formats.base import Adapter, Earlier, Json, Untranslated
+from fakevllm_adapters.http.asgi import (
+    AsgiApp,
+    ClientLeft,
+    Receive,
+    Scope,
+    Send,
+    engine_headers,
+    header_map,
+    read_body,
+    send_error,
+)
+from fakevllm_adapters.http.limits import Admitted, admitted, rewritten
+from fakevllm_adapters.protocol.credentials import key_of
+from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.keys import fingerprint, new_id
+from fakevllm_adapters.protocol.swarm import Task
+
+log = logging.getLogger("fakevllm.requests")
+
+FLUSH_S = 2.0
+"""The answer that a request names may have been given an instant ago."""
+
+
+def door(proxy: Proxy, adapter: Adapter) -> AsgiApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = header_map(scope)
+        limits = proxy.config.limits
+        key = key_of(headers)
+        app_key = fingerprint(key) if key else None
+        try:
+            raw = await read_body(receive, limits.body_bytes)
+            found = admitted(raw, limits.per_request, proxy.num_siblings, limits.allowed_fields)
+            request = await _decode(proxy, adapter, found, headers, app_key)
+        except WireError as error:
+            worded = adapter.refusal(error.status, error.body)
+            return await send_error(send, replace(error, body=worded))
+        except ClientLeft:
+            return
+        hints = hints_of(headers, found.body)
+        resends, sent = proxy.resends, None
+        if resends.is_on:
+            sent = sent_of(adapter.path, app_key or "", raw, hints, headers)
+            known, again = resends.find(sent, scope), proxy.runner.handle_again
+            if known is not None and await again(request, known, receive, send):
+                return
+        draft = _draft(proxy, request, hints, key, app_key, len(raw))
+        if sent is not None:
+            draft.attempt = resends.begin(sent, request.id, scope)
+        await proxy.runner.handle(request, draft, receive, send)
+
+    return app
+
+
+def _draft(
+    proxy: Proxy, request: Request, hints: Hints, key: str | None, app_key: str | None, size: int
+) -> GroupDraft:
+    """With its ruling, its task, and what will tell its place."""
+    question, received_at = request.adapter.question(request.body), time.time()
+    prompt = "" if "messages" in request.body else question
+    scope = app_key or ""
+    visit = Visit(
+        proxy.conversations, request.id, scope, request.body, prompt, hints, received_at, size
+    )
+    request.ruling = proxy.traffic.ruling(request, visit, key, app_key)
+    opening = request.adapter.opening(request.body)
+    task = proxy.tasks.find(key, opening) or Task(main_query=question)
+    return GroupDraft(request, task, question, app_key, visit=visit, received_at=received_at)
+
+
+async def _decode(
+    proxy: Proxy,
+    adapter: Adapter,
+    found: Admitted,
+    apps_headers: dict[bytes, bytes],
+    app_key: str | None,
+) -> Request:
+    raw, body, headers = found.raw, found.body, engine_headers(apps_headers)
+    if found.removed:
+        log.info("taken out of a request: %s", ", ".join(found.removed))
+    model: object = body.get("model") if body is not None else None
+    named = model if isinstance(model, str) else ""
+    served = proxy.served_name(named)
+    if body is not None and served is not None:
+        body["model"] = served
+        raw = rewritten(raw, model=served)
+    asked, exchange, reason = raw, None, None
+    if body is None:
+        reason = "invalid_json"
+    else:
+        try:
+            earlier = await _earlier(proxy, adapter, body, app_key)
+            opened = adapter.open(body, proxy.link.engine, earlier)
+            is_same = adapter.path == adapter.upstream_path
+            asked, exchange = raw if is_same else orjson.dumps(opened.body), opened
+        except (Untranslated, TypeError) as why:  # TypeError: numbers beyond 64 bits
+            reason = f"not_translated: {why}"
+    return Request(
+        new_id(),
+        adapter,
+        raw,
+        asked,
+        exchange,
+        headers,
+        reason,
+        model=named,
+        apps_headers=apps_headers,
+    )
+
+
+async def _earlier(
+    proxy: Proxy, adapter: Adapter, body: Json, app_key: str | None
+) -> Earlier | None:
+    """The requests and answers a body only names; None where it names none, or one that this app
+    never got."""
+    if not adapter.names_answers or not isinstance(body.get("previous_response_id"), str):
+        return None
+    await proxy.ledger.flush(FLUSH_S)
+    answered = partial(proxy.ledger.answered, app_key=app_key)
+    return await asyncio.to_thread(earlier_of, adapter, body, answered)

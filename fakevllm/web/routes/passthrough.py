@@ -1,0 +1,118 @@
+"""The small routes of an engine, relayed by an allow-list: what it does not name is not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from fakevllm.runtime.disconnect import WhileThere
+from fakevllm.web.components import Proxy
+from fakevllm_adapters.http.asgi import (
+    ClientLeft,
+    engine_headers,
+    header_map,
+    read_body,
+)
+from fakevllm_adapters.http.limits import admitted, rewritten
+from fakevllm_adapters.http.passthrough import PASSTHROUGH, whole_path
+from fakevllm_adapters.protocol.errors import WireError
+
+
+def router(proxy: Proxy) -> APIRouter:
+    routes = APIRouter()
+    for part in (_health_route(proxy), _models_route(proxy), _metrics_route(proxy)):
+        routes.include_router(part)
+
+    async def relay(request: Request) -> Response:
+        headers = engine_headers(header_map(request.scope))
+        limits = proxy.config.limits
+        try:
+            raw = await read_body(request.receive, limits.body_bytes)
+            found = admitted(raw, limits.per_request, allowed=limits.allowed_fields)
+            path = whole_path(request.scope["path"], request.scope["query_string"])
+            body = found.raw
+            if found.body is not None and proxy.rename(found.body):
+                body = rewritten(body, model=found.body["model"])
+            async with WhileThere(request.receive):
+                return await relayed(proxy, request.method, path, body, headers)
+        except WireError as error:
+            return worded(error)
+        except ClientLeft:
+            return Response()  # to nobody
+
+    for path, methods in PASSTHROUGH.items():
+        for method in methods:  # a route each, as vLLM has them: a 405 tells the first
+            routes.add_api_route(path, relay, methods=[method])
+    return routes
+
+
+async def relayed(
+    proxy: Proxy, method: str, path: str, body: bytes, headers: dict[str, str]
+) -> Response:
+    """The engine's whole answer, or the error that keeps it away."""
+    try:
+        async with proxy.upstream.live(method, path, body, headers) as live:
+            whole = b"".join([chunk async for chunk in live.chunks])
+    except WireError as error:
+        return worded(error)
+    response = Response(whole, live.status)
+    response.raw_headers = [*live.headers, (b"content-length", b"%d" % len(whole))]
+    return response
+
+
+def worded(error: WireError) -> Response:
+    retry = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+    return Response(orjson.dumps(error.body), error.status, retry, "application/json")
+
+
+def _models_route(proxy: Proxy) -> APIRouter:
+    """Return GET /v1/models: the engine's own model card and one card for each alias."""
+    routes = APIRouter()
+
+    @routes.get("/v1/models")
+    async def models() -> Response:
+        listing = await relayed(proxy, "GET", "/v1/models", b"", {})
+        aliases = [alias for alias in proxy.config.models.aliases if alias != "*"]
+        if listing.status_code != 200 or not aliases:
+            return listing
+        named = _with_aliases(bytes(listing.body), aliases)
+        return Response(named, media_type="application/json")
+
+    return routes
+
+
+def _with_aliases(body: bytes, aliases: list[str]) -> bytes:
+    listing: dict[str, Any] = orjson.loads(body)
+    cards: list[dict[str, Any]] = listing["data"]
+    listing["data"] = [*cards, *(cards[0] | {"id": alias} for alias in aliases)]
+    return orjson.dumps(listing)
+
+
+def _health_route(proxy: Proxy) -> APIRouter:
+    """Return GET /health, which answers as vLLM does: an empty 200, or 503 while the engine cannot
+    generate."""
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> Response:
+        return Response(status_code=200 if proxy.link.is_serving else 503)
+
+    return routes
+
+
+def _metrics_route(proxy: Proxy) -> APIRouter:
+    """Return GET /metrics: the engine's metrics followed by the proxy's."""
+    routes = APIRouter()
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        engine = await relayed(proxy, "GET", "/metrics", b"", {})
+        theirs = bytes(engine.body) if engine.status_code == 200 else b""
+        if theirs and not theirs.endswith(b"\n"):
+            theirs += b"\n"
+        return Response(theirs + proxy.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    return routes
