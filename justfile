@@ -28,9 +28,10 @@ bench-rollout *arguments:
 bench-forest *arguments:
     python -m benchmarks.forest {{arguments}}
 
-# docs agree with the code
+# the docs site in site/, after a check that the docs agree with the code; needs the extra `docs`
 docs:
     pytest -q tests/test_docs.py
+    NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 # real apps, data and peers that a machine may lack, and how fast the forest is
 long:

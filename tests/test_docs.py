@@ -6,7 +6,6 @@ import json
 import re
 import sqlite3
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -78,23 +77,6 @@ def config_keys() -> set[str]:
         for name, section in sections.items()
         for key in getattr(section, "model_fields", {})
     }
-
-
-def test_every_module_has_its_place_in_a_readmes_tree() -> None:
-    whole, _, _ = tree_of(README).partition("server/fakevllm_server/")
-    server = tree_of((ROOT / "server/README.md").read_text())
-    named = Counter(re.findall(r"\w+\.py\b", whole + server))
-    modules = Counter(
-        module.name
-        for package in PACKAGES
-        for module in (ROOT / package).rglob("*.py")
-        if not module.name.startswith("__")
-    )
-    assert named == modules, f"missing {modules - named}, gone {named - modules}"
-
-
-def tree_of(page: str) -> str:
-    return blocks(page.partition("## The tree")[2], "")[0]
 
 
 @pytest.mark.parametrize("flag", sorted({*flags(main.app), *flags(server_cli.app)} - {"--help"}))

@@ -11,9 +11,14 @@ STATUS = "status: "
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    what: str
-    """What vLLM does, and what we do."""
+    subject: str
+    """The request, or the part of a response, that differs."""
+    at_vllm: str
+    """vLLM's behaviour."""
+    here: str
+    """The behaviour of proxy and server in front of vLLM."""
     why: str
+    """The reason for the difference."""
     requests: tuple[str, ...]
     """Names, or patterns of them."""
     differs: tuple[str, ...]
@@ -30,9 +35,12 @@ class Known:
 
 KNOWN: tuple[Known, ...] = (
     Known(
-        "A limit of new tokens beyond the context, or beyond what the prompt leaves of it: vLLM "
-        "0.27 says 400 (of Messages 500), here the answer has what there is room for.",
-        "Coding agents ask for more than a small model's context holds, and stop at the error.",
+        "A limit of new tokens (`max_tokens` and the like) beyond the context, or beyond the "
+        "room that the prompt leaves in it.",
+        "vLLM 0.27 refuses with 400, in Messages with 500.",
+        "The limit is lowered to the room that is left.",
+        "Coding agents ask for more tokens than a small model's context holds, and stop at the "
+        "error.",
         (
             "chat: max_tokens beyond the context*",
             "chat: max_completion_tokens beyond the context",
@@ -44,9 +52,10 @@ KNOWN: tuple[Known, ...] = (
         ("status: * -> 200",),
     ),
     Known(
-        "A request that the engine refuses late, streamed: vLLM 200 and the error as an event (of "
-        "Responses it breaks off), here 400 at once.",
-        "SDKs retry an error inside a stream without end; one with a status of 4xx they tell.",
+        "A streamed request that the engine refuses late.",
+        "Status 200, and the error is an event in the stream. In Responses the stream breaks off.",
+        "Status 400, before the stream begins.",
+        "SDKs retry an error inside a stream endlessly. They report an error with a 4xx status.",
         (
             "chat: top_logprobs too many, streaming",
             "completions: logprobs too many, streaming",
@@ -55,42 +64,54 @@ KNOWN: tuple[Known, ...] = (
         ("status: 200 -> 400",),
     ),
     Known(
-        "Routes that change the engine, or that only other engines and tools call, and the pages "
-        "that describe them: 404.",
-        "Behind the server only what apps need can be reached; the engine's own routes would let "
-        "any app change weights, or spend tokens past keys and ledger.",
+        "Routes that change the engine, routes that only other engines and tools call, and the "
+        "pages that describe them.",
+        "They answer.",
+        "Status 404.",
+        "Only the routes that apps need can be reached through the server. The engine's other "
+        "routes would let any app change weights, or generate tokens without keys and without "
+        "the ledger.",
         ("around: guarded *",),
         ("status: * -> 404",),
     ),
     Known(
-        "A write from the page of another site (`Origin`): vLLM answers anybody's page, here 403.",
-        "Without a key everybody on this machine is served, and a page in the browser is not "
-        "everybody.",
+        "A write from a page of another site (foreign `Origin`).",
+        "It is answered.",
+        "Status 403.",
+        "Without keys, everybody on this machine is served. A foreign page in the browser must "
+        "not be.",
         ("chat: foreign origin",),
         ("status: 200 -> 403",),
     ),
     Known(
-        "Preflights of browsers: vLLM 0.27 allows every origin, here 400.",
-        "As before. Newer vLLMs (0.33) allow no origin either, in the same words.",
+        "CORS preflights of browsers.",
+        "vLLM 0.27 allows every origin.",
+        "Status 400.",
+        "The same reason: pages of other sites are not served. Newer versions of vLLM (0.33) "
+        "also allow no origin, with the same error text.",
         ("around: * preflight", "chat: preflight", "keys: none, preflight"),
         ("status: 200 -> 400",),
     ),
     Known(
-        "`access-control-allow-origin: *` to a request with an `Origin`: not sent.",
-        "As before.",
+        "`access-control-allow-origin: *` on requests with an `Origin`.",
+        "Sent.",
+        "Not sent.",
+        "The same reason: pages of other sites are not served.",
         ("around: * with an origin", "around: * with a foreign origin", "chat: origin"),
         ("header access-control-allow-origin: *",),
     ),
     Known(
-        "`x-api-key` with the right key: vLLM reads `Authorization` only and says 401, here it is "
-        "as good.",
-        "Anthropic's SDK and Claude Code send it.",
+        "`x-api-key` with the right key.",
+        "Status 401: vLLM reads only `Authorization`.",
+        "Accepted.",
+        "Anthropic's SDK and Claude Code send this header.",
         ("keys: x-api-key, *",),
         ("status: 401 -> 200",),
     ),
     Known(
-        "Without a key, or with a wrong one: vLLM guards what begins with /v1 or /v2, here all but "
-        "/health and /ping is 401.",
+        "No key, or a wrong one.",
+        "Status 401 for paths that begin with /v1 or /v2; other paths are open.",
+        "Status 401 for every path except /health and /ping.",
         "A route that nobody thought of must not be open.",
         tuple(
             f"keys: {key}, {path}"
@@ -100,29 +121,34 @@ KNOWN: tuple[Known, ...] = (
         ("status: * -> 401",),
     ),
     Known(
-        "Blanks around the key: vLLM 401, here they count for nothing.",
-        "A key from a file often ends in one.",
+        "White space around the key.",
+        "Status 401.",
+        "Ignored.",
+        "A key that is read from a file often ends with white space.",
         ("keys: two blanks", "keys: blank after"),
         ("status: 401 -> 200",),
     ),
     Known(
-        "`n` above 64 choices in all (siblings times `n`), or JSON nested deeper than 128 levels: "
-        "400 in our words, before vLLM would refuse or answer it.",
-        "Fan-out multiplies what one request costs; one app must not stop the others.",
+        "More than 64 choices in all (siblings times `n`), or JSON nested deeper than 128 levels.",
+        "vLLM answers, or refuses with its own text.",
+        "Status 400 with fakevllm's own text, before vLLM sees the request.",
+        "Fan-out multiplies the cost of a request. One app must not stop the others.",
         ("chat: n too large", "completions: n too large", "chat: body: deep"),
         ("body.error.message: *", "body.error.param: *"),
     ),
     Known(
-        "`kv_transfer_params` of a client's: vLLM samples from the prompt in it, here it is left "
-        "away.",
-        "It is the engine's own business; its addresses would be reached from the server.",
+        "`kv_transfer_params` from a client.",
+        "vLLM samples from the prompt in it.",
+        "The field is removed.",
+        "The field is internal to the engine, and the server would connect to the addresses in it.",
         ("chat: kv_transfer_params",),
         ("body.choices*", "body.usage*"),
     ),
     Known(
-        "`vary: Origin` at a crash of vLLM's own (a body that is JSON, but no object): not sent by "
-        "vLLM, here on every answer.",
-        "Nothing reads it there.",
+        "`vary: Origin` when vLLM crashes on a body that is valid JSON but not an object.",
+        "Not sent.",
+        "Sent, as on every response.",
+        "No client depends on it in this case.",
         (
             "chat: body: a list",
             "chat: body: a string",
@@ -133,10 +159,11 @@ KNOWN: tuple[Known, ...] = (
         ("header vary: (nothing) -> Origin",),
     ),
     Known(
-        "Function calls in a streamed response: vLLM's `response.completed` names each call anew "
-        "(another `id` and `call_id`, for forced calls other blanks in `arguments`), here it is "
-        "the call that was streamed, with the id the engine gave it.",
-        "An app that keeps either must find it again; two calls never share an id.",
+        "Function calls in a streamed response of Responses.",
+        "`response.completed` names each call anew, with another `id` and `call_id`. For forced"
+        " calls the white space in `arguments` differs as well.",
+        "`response.completed` repeats the streamed call, with the id that the engine gave it.",
+        "An app that stores either of them must find the call again. Two calls never share an id.",
         (
             "*responses: stream, tools auto, *",
             "*responses: stream, tools required",
@@ -145,40 +172,46 @@ KNOWN: tuple[Known, ...] = (
         ("grammar of stream*.call_id: *", "grammar of stream*.response.output*"),
     ),
     Known(
-        "The type of a 500 in Messages: `internal_error` at vLLM 0.27, here `api_error`.",
-        "It is Anthropic's own word.",
+        "The error type of status 500 in Messages.",
+        "vLLM 0.27 says `internal_error`.",
+        "`api_error`.",
+        "`api_error` is the type in Anthropic's own API.",
         ("messages: json_schema that is none",),
         ("body.error.type: internal_error -> api_error",),
     ),
     Known(
-        "`reasoning: null` in the deltas of a stream with `include_reasoning: false`: not there "
-        "where the call is captured.",
-        "vLLM prints it where it has any parser, which an answer does not tell; no client reads "
-        "it.",
+        "`reasoning: null` in the deltas of a stream with `include_reasoning: false`.",
+        "Present whenever vLLM runs any parser.",
+        "Absent if the call is captured for training.",
+        "A response of vLLM does not show whether vLLM runs a parser. No client reads the field.",
         ("chat: stream, include_reasoning false",),
         ("grammar of choice 0*.delta.reasoning: null -> (nothing)",),
         ("N=4",),
     ),
     Known(
-        "`output_tokens_details.reasoning_tokens` of Responses: vLLM 0.27 counts what stands "
-        "between a mark that opens reasoning and one that closes it, here it is 0.",
-        "That vLLM's chat completions do not tell it; those of 0.33 do, and it is told.",
+        "`output_tokens_details.reasoning_tokens` in Responses.",
+        "vLLM 0.27 counts the tokens between the marks that open and close the reasoning.",
+        "0 with vLLM 0.27.",
+        "Chat completions of vLLM 0.27 do not report this count. Those of vLLM 0.33 do, and "
+        "then it is passed on.",
         ("reasoning responses: *",),
         ("*.usage.output_tokens_details.reasoning_tokens: 1 -> 0",),
         but=("*never opened", "*one token", "*: encrypted reasoning*", "*: stream, logprobs*"),
     ),
     Known(
-        "A model that reasons though it was told not to (`enable_thinking: false`), as a streamed "
-        "response: vLLM leaves the closing mark out of its deltas and tells it in "
-        "`response.completed`, here neither has it.",
-        "What was streamed and what is told at the end are the same.",
+        "A streamed response of Responses in which the model reasons although `enable_thinking:"
+        " false` told it not to.",
+        "The deltas omit the closing mark of the reasoning, and `response.completed` contains it.",
+        "Neither contains it.",
+        "The deltas and the final event then hold the same text.",
         ("reasoning responses: stream, effort none",),
         ("grammar of stream*.data.response.output*.text: *",),
     ),
     Known(
-        "`previous_response_id` of a response that was given before: vLLM keeps none unless its "
-        "environment tells it to, here the ledger knows it.",
-        "Apps of the Responses API rely on it.",
+        "`previous_response_id` of an earlier response.",
+        "Unknown: vLLM stores no responses unless its environment enables that.",
+        "Known from the ledger.",
+        "Apps that use the Responses API rely on it.",
         ("responses: previous_response_id of an answer",),
         ("status: * -> 200",),
     ),

@@ -40,7 +40,7 @@ def test_each_known_difference_is_of_requests_there_are() -> None:
     for entry in KNOWN:
         assert entry.differs and entry.why
         for pattern in entry.requests:
-            alone = Known("", "", (pattern,), (), entry.ways)
+            alone = Known("", "", "", "", (pattern,), (), entry.ways)
             assert any(alone.covers(name, way) for name in corpus() for way in WAYS), pattern
 
 
@@ -226,7 +226,7 @@ def test_texts_may_differ_where_they_are_free_and_shapes_may_not() -> None:
 
 
 def test_a_known_difference_explains_itself_only_and_must_be_there() -> None:
-    entry = Known("", "", ("chat: *",), ("body.a: *",))
+    entry = Known("", "", "", "", ("chat: *",), ("body.a: *",))
     assert entry.covers("chat: a", "N=1") and not entry.covers("around: a", "N=1")
     assert unexplained(["body.a: 1 -> 2", "header x: 1 -> 2"], [entry]) == ["header x: 1 -> 2"]
     assert unexplained(["body.a: 1 -> 2"], []) and not missing(["body.a: 1 -> 2"], [entry])
@@ -234,14 +234,14 @@ def test_a_known_difference_explains_itself_only_and_must_be_there() -> None:
 
 
 def test_each_of_several_known_differences_of_a_request_must_be_there() -> None:
-    entries = [Known("", "", ("chat: *",), (f"body.{key}: *",)) for key in "ab"]
+    entries = [Known("", "", "", "", ("chat: *",), (f"body.{key}: *",)) for key in "ab"]
     found = ["body.a: 1 -> 2", "body.b: 1 -> 2"]
     assert not unexplained(found, entries) and not missing(found, entries)
     assert missing(found[:1], entries) == ["body.b: *"]
 
 
 def test_another_status_explains_body_and_headers_too() -> None:
-    entry = Known("", "", ("chat: *",), ("status: * -> 404",))
+    entry = Known("", "", "", "", ("chat: *",), ("status: * -> 404",))
     found = ["status: 400 -> 404", "header x: 1 -> 2", "body: 1 -> 2"]
     assert not unexplained(found, [entry]) and not missing(found, [entry])
     assert unexplained(["status: 400 -> 500", *found[1:]], [entry]) == ["status: 400 -> 500"]

@@ -26,9 +26,14 @@ _LIMIT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    what: str
-    """What vLLM does, and what we do."""
+    subject: str
+    """The request, or the part of a response, that differs."""
+    at_vllm: str
+    """vLLM's behaviour."""
+    here: str
+    """The behaviour of proxy and server in front of vLLM."""
     why: str
+    """The reason for the difference."""
     covers: Callable[[Case, Verdict, Verdict], bool]
     """Of a request, vLLM's verdict and ours."""
 
@@ -64,33 +69,44 @@ def _came_late(case: Case, direct: Verdict, ours: Verdict) -> bool:
 
 KNOWN: tuple[Known, ...] = (
     Known(
-        "The id of a response with other characters than letters, digits, `_` and `-`: vLLM says "
-        "in its words that there is none, or what of the query is wrong; here it is no path.",
-        "It becomes part of a path once more, behind us, and must not lead to another route.",
+        "A response id with characters other than letters, digits, `_` and `-`.",
+        "vLLM's own error text: no such response, or a fault in the query.",
+        "Status 404: no such path.",
+        "The proxy puts the id into a path when it forwards the request, and the id must not "
+        "lead to another route.",
         _has_an_odd_id,
     ),
     Known(
-        "More than 64 choices in all (siblings times `n` times prompts), or lists and words beyond "
-        "our limits: 400 in our words, before vLLM would refuse or answer it.",
-        "Fan-out multiplies what one request costs; one app must not stop the others.",
+        "More than 64 choices in all (siblings times `n` times prompts), or lists and strings "
+        "beyond fakevllm's limits.",
+        "vLLM answers, or refuses with its own text.",
+        "Status 400 with fakevllm's own text, before vLLM sees the request.",
+        "Fan-out multiplies the cost of a request. One app must not stop the others.",
         _is_beyond_our_limits,
     ),
     Known(
-        "A limit of new tokens beyond the context: vLLM 0.27 says 400 (of Messages 500), here the "
-        "answer has what there is room for.",
-        "Coding agents ask for more than a small model's context holds, and stop at the error.",
+        "A limit of new tokens beyond the context.",
+        "vLLM 0.27 refuses with 400, in Messages with 500.",
+        "The limit is lowered to the room that is left.",
+        "Coding agents ask for more tokens than a small model's context holds, and stop at the "
+        "error.",
         _asks_beyond_the_context,
     ),
     Known(
-        "Tools that a hosted service would run (`image_generation`, `mcp`, …) with fields of wrong "
-        "types, in Responses: vLLM says 400, here they are ignored as well-formed ones are.",
-        "They change no answer, and their fields change with each release of the SDKs.",
+        "In Responses: tools that a hosted service would run (`image_generation`, `mcp`, …), "
+        "with fields of wrong types.",
+        "Status 400.",
+        "Ignored, like well-formed ones.",
+        "These tools change no answer, and their fields change with each release of the SDKs.",
         _has_an_odd_hosted_tool,
     ),
     Known(
-        "A refusal of a streamed request that takes longer than 1.5 s, as on a busy machine: vLLM "
-        "tells it as a status, here the stream is open by then and the error stands in it.",
-        "Silence is filled: apps and what stands before them give up on a silent stream.",
+        "The refusal of a streamed request that takes longer than 1.5 s, for example on a busy "
+        "machine.",
+        "The status of the response is the error.",
+        "The stream is already open, and the error is an event in it.",
+        "fakevllm opens the stream after 1.5 s, because apps, and proxies in front of them, "
+        "give up on a silent connection.",
         _came_late,
     ),
 )
