@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from backends.embedded.driving import with_token_advantages
-from backends.verl.reference import (
+from contract.trainers import JOB, KINDS, Subject, kill, process_of, ray_workers, running
+from swarm_server.backends.embedded.driving import with_token_advantages
+from swarm_server.backends.verl.reference import (
     Reference,
     assert_transformers_load,
     have_same_weights,
     on_policy_calls,
     stale,
 )
-from contract.trainers import JOB, KINDS, Subject, kill, process_of, ray_workers, running
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.process.procfs import SESSION, living

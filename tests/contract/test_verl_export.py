@@ -6,8 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from backends.verl.reference import assert_transformers_load, have_same_weights, on_policy_calls
 from contract.trainers import running
+from swarm_server.backends.verl.reference import (
+    assert_transformers_load,
+    have_same_weights,
+    on_policy_calls,
+)
 from typer.testing import CliRunner
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR

@@ -17,7 +17,7 @@ from pathlib import Path
 from crash import wrong_orders
 from crash.client import Ack, Client
 from crash.engines import FAR, POISON, LedgerBackend
-from journal.disks import Disk
+from swarm_server.journal.disks import Disk
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef

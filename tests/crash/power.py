@@ -3,8 +3,8 @@
 It watches `os.fsync` and the checkpoints of one life. At the cut, a file there that was not flushed
 since it was written is empty, and a folder whose new name was not flushed has its old one. That
 shows an order of ours that is wrong. It shows nothing of the journal's own file, which SQLite
-flushes from C: for that there is `synchronous = FULL`, which tests/journal/test_migrations.py
-reads off the writer's connection.
+flushes from C: for that there is `synchronous = FULL`, which the journal's test_migrations.py reads
+off the writer's connection.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ import random
 import sys
 from pathlib import Path
 
-from backends.embedded.tiny_llama import save_tiny_llama
 from crash.client import Client
 from crash.life import LocalSwarm
+from swarm_server.backends.embedded.tiny_llama import save_tiny_llama
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef

@@ -13,7 +13,7 @@ from typing import Any, Self
 import httpx
 import yaml
 
-from tests.adapters.ajet_jobs import stock
+from tests.adapters.job.ajet_jobs import stock
 from tests.e2e.processes import Process, Processes, wait_until
 
 Json = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.adapters.ajet_jobs import stock
+from tests.adapters.job.ajet_jobs import stock
 from tests.e2e.processes import Process, Processes, wait_until
 
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from swarm_server.intakes import Lives
-from swarm_server.saved_runs import GROUPS, life
+from swarm_server.cli.saved_runs import GROUPS, life
+from swarm_server.training.intakes import Lives
 
 from fakevllm_server.journal import writer
 

@@ -1,0 +1,278 @@
+from typing import Any
+
+import pytest
+
+from fakevllm_adapters.formats.base import Engine, Json, Untranslated
+from fakevllm_adapters.formats.responses.input import messages_of, with_history
+from fakevllm_adapters.formats.responses.tools import CallName, tools_of
+from tests.adapters.formats.responses_exchanges import (
+    NEW,
+    OLD,
+    RESPONSES,
+    text_item,
+)
+
+LOOK: Json = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+
+
+def asked_of_chat(engine: Engine = NEW, **fields: Any) -> Json:
+    return RESPONSES.open({"input": "hi", **fields}, engine).body
+
+
+def said(text: str) -> Json:
+    part: Json = {"type": "output_text", "text": text, "annotations": []}
+    return {"type": "message", "role": "assistant", "id": "msg_1", "content": [part]}
+
+
+def thought(text: str) -> Json:
+    content = [{"type": "reasoning_text", "text": text}]
+    return {"type": "reasoning", "id": "rs_1", "summary": [], "content": content}
+
+
+def called(call_id: str, arguments: str = "{}") -> Json:
+    return {"type": "function_call", "call_id": call_id, "name": "look", "arguments": arguments}
+
+
+def test_a_text_is_one_user_message_behind_the_instructions() -> None:
+    assert asked_of_chat(instructions="be brief")["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hi"},
+    ]
+
+
+def test_the_items_of_one_answer_make_one_assistant_message() -> None:
+    items = [
+        text_item("developer", "a", "b"),
+        {"role": "user", "content": "go"},
+        thought("hm"),
+        said("I look"),
+        called("c1", '{"a": 1}'),
+        called("c2"),
+        {"type": "function_call_output", "call_id": "c1", "output": "7"},
+        {"type": "function_call_output", "call_id": "c2", "output": text_item("x", "8")["content"]},
+    ]
+    function = {"name": "look", "arguments": '{"a": 1}'}
+    other = {"name": "look", "arguments": "{}"}
+    assert messages_of(None, items) == [
+        {
+            "role": "developer",
+            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+        },
+        {"role": "user", "content": "go"},
+        {
+            "role": "assistant",
+            "reasoning": "hm",
+            "content": "I look",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": function},
+                {"id": "c2", "type": "function", "function": other},
+            ],
+        },
+        {"role": "tool", "content": "7", "tool_call_id": "c1"},
+        {"role": "tool", "content": [{"type": "text", "text": "8"}], "tool_call_id": "c2"},
+    ]
+
+
+def test_two_texts_of_the_assistant_are_two_messages() -> None:
+    assert messages_of(None, [said("a"), said("b")]) == [
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": "b"},
+    ]
+
+
+def test_an_image_is_passed_on_by_its_address() -> None:
+    part = {"type": "input_image", "image_url": "data:image/png;base64,AA", "detail": "auto"}
+    (message,) = messages_of(None, [{"role": "user", "content": [part]}])
+    assert message["content"] == [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    ]
+
+
+def test_an_unfinished_last_answer_is_gone_on_with() -> None:
+    chat = asked_of_chat(input=[said("The") | {"status": "in_progress"}])
+    assert (chat["continue_final_message"], chat["add_generation_prompt"]) == (True, False)
+    assert "continue_final_message" not in asked_of_chat(input=[said("The")])
+
+
+UNTRANSLATED: list[Json] = [
+    {"background": True},
+    {"previous_response_id": "resp_1"},
+    {"prompt": {"id": "pmpt_1"}},
+    {"enable_response_messages": True},
+    {"input": None},
+    {"input": [{"type": "item_reference", "id": "x"}]},
+    {"input": [{"type": "web_search_call", "id": "x", "status": "completed"}]},
+    {"input": [{"role": "tool", "content": "x"}]},
+    {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
+    {"input": [said("a") | {"content": said("a")["content"] + said("b")["content"]}]},
+    {"input": [{"type": "function_call", "name": "look", "arguments": "{}"}]},
+    {"input": [thought("a") | {"encrypted_content": "xyz"}]},
+    {"input": [7]},
+    {"input": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]},
+    {"input": [called("c1") | {"status": "done"}]},
+    {"background": None},
+    {"temperature": "hot"},
+    {"truncation": None},
+    {"include": ["everything"]},
+    {"metadata": {"a": 1}},
+    {"reasoning": {"effort": "total"}},
+    {"text": {"format": {"type": "xml"}}},
+    {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}},
+    {"tools": [{"type": "teleport"}]},
+    {"tools": [{"type": "function"}]},
+    {"tools": [{"type": "mcp"}]},
+    {"tools": [LOOK], "tool_choice": {"type": "function", "name": "other"}},
+    {"tools": [LOOK], "tool_choice": {"type": "web_search_preview"}},
+    {"tools": [LOOK], "tool_choice": None},
+    {"tool_choice": "required"},
+]
+
+
+@pytest.mark.parametrize("fields", UNTRANSLATED, ids=str)
+def test_what_the_chat_format_cannot_say_is_left_to_the_engine(fields: Json) -> None:
+    with pytest.raises(Untranslated):
+        asked_of_chat(**fields)
+
+
+def test_a_previous_response_nobody_knows_is_vllms_404() -> None:
+    with pytest.raises(Untranslated) as reason:
+        asked_of_chat(previous_response_id="resp_q")
+    error = reason.value.error
+    assert error is not None and (error.status, error.body["error"]) == (
+        404,
+        {
+            "message": "Response with id 'resp_q' not found.",
+            "type": "invalid_request_error",
+            "param": "response_id",
+            "code": 404,
+        },
+    )
+
+
+def test_the_reason_names_fields_and_tells_no_values() -> None:
+    with pytest.raises(Untranslated) as reason:
+        asked_of_chat(temperature="secret", metadata={"a": 1})
+    assert str(reason.value) == "the value of metadata, temperature"
+
+
+def test_hosted_tools_are_repeated_and_not_offered() -> None:
+    chat = asked_of_chat(tools=[{"type": "web_search"}, LOOK, {"type": "local_shell"}])
+    function = {"name": "look", "parameters": {"type": "object"}}
+    assert chat["tools"] == [{"type": "function", "function": function}]
+    assert "tools" not in asked_of_chat(tools=[{"type": "web_search"}])
+
+
+def test_a_tool_in_a_namespace_is_offered_under_both_names_and_called_by_its_own() -> None:
+    space = {"type": "namespace", "name": "eye", "description": "d", "tools": [LOOK]}
+    tools = tools_of([space])
+    assert [tool["function"]["name"] for tool in tools.functions] == ["eye__look"]
+    assert tools.call_name("eye__look") == CallName("look", "eye")
+    (message,) = messages_of(None, [called("c1") | {"namespace": "eye"}])
+    assert message["tool_calls"][0]["function"]["name"] == "eye__look"
+
+
+def test_a_repeated_tool_has_every_key_of_its_type() -> None:
+    (tool,) = tools_of([LOOK | {"mine": 1}]).repeated
+    assert list(tool) == [
+        *("name", "parameters", "strict", "type", "allowed_callers", "async", "defer_loading"),
+        *("description", "output_schema", "mine"),
+    ]
+
+
+CHOICES: list[tuple[Any, Any]] = [
+    ("auto", "auto"),
+    ("none", "none"),
+    ("required", "required"),
+    ({"type": "function", "name": "look"}, {"type": "function", "function": {"name": "look"}}),
+]
+
+
+@pytest.mark.parametrize(("asked", "chosen"), CHOICES)
+def test_a_tool_choice_is_worded_as_chat_words_it(asked: Any, chosen: Any) -> None:
+    assert asked_of_chat(tools=[LOOK], tool_choice=asked)["tool_choice"] == chosen
+
+
+def test_custom_tools_are_left_to_the_engines_that_can_call_them() -> None:
+    tools = [{"type": "custom", "name": "patch"}]
+    assert "tools" not in asked_of_chat(OLD, tools=tools)
+    with pytest.raises(Untranslated):
+        asked_of_chat(NEW, tools=tools)
+
+
+def test_one_call_at_a_time_is_asked_for_where_vllm_would() -> None:
+    fields: Json = {"tools": [LOOK], "parallel_tool_calls": False}
+    assert asked_of_chat(NEW, **fields)["parallel_tool_calls"] is False
+    assert "parallel_tool_calls" not in asked_of_chat(OLD, **fields)
+
+
+FIELDS: list[tuple[Json, Json]] = [
+    ({"max_output_tokens": 7}, {"max_completion_tokens": 7}),
+    ({"reasoning": {"effort": "low"}}, {"reasoning_effort": "low"}),
+    ({"truncation": "auto"}, {"truncate_prompt_tokens": -1}),
+    ({"seed": 3, "stop": ["x"], "top_k": 4}, {"seed": 3, "stop": ["x"], "top_k": 4}),
+    ({"include_reasoning": False}, {"include_reasoning": False}),
+    ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
+    ({"text": {"format": {"type": "text"}, "verbosity": "low"}}, {}),
+    (
+        {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": {"type": "object"}},
+            }
+        },
+    ),
+    (
+        {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+        {"logprobs": True, "top_logprobs": 2},
+    ),
+    ({"top_logprobs": 2}, {}),
+    (
+        {"stream": True},
+        {
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        },
+    ),
+    (
+        {"n": 3, "user": "me", "metadata": {"a": "b"}, "store": False, "best_of": 2, "echo": True},
+        {},
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "added"), FIELDS, ids=str)
+def test_a_field_asks_chat_for_what_vllm_makes_of_it(fields: Json, added: Json) -> None:
+    assert asked_of_chat(**fields) == {"messages": [{"role": "user", "content": "hi"}]} | added
+
+
+def test_what_went_before_is_put_in_front() -> None:
+    answer: Json = {
+        "role": "assistant",
+        "reasoning": "hm",
+        "content": "I look",
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        ],
+    }
+    first: Json = {"input": "go", "instructions": "be brief"}
+    second: Json = {
+        "input": [{"type": "function_call_output", "call_id": "c1", "output": "7"}],
+        "previous_response_id": "resp_1",
+    }
+    body: Json = {"input": "and?", "previous_response_id": "resp_2", "instructions": "be kind"}
+    earlier = [(first, answer), (second, {"role": "assistant", "content": "7"})]
+    messages = RESPONSES.open(body, NEW, earlier).body["messages"]
+    assert [message["role"] for message in messages] == [
+        *("system", "user", "assistant", "tool", "assistant", "user")
+    ]
+    assert messages[0]["content"] == "be kind" and messages[-1]["content"] == "and?"
+    assert messages[2] == answer
+    assert "previous_response_id" not in with_history(body, earlier)
+
+
+def test_ids_are_asked_for_where_else_logprobs_would_not_come() -> None:
+    asked: Json = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    assert asked_of_chat(OLD, stream=True, **asked)["return_token_ids"] is True
+    for chat in (asked_of_chat(OLD, **asked), asked_of_chat(NEW, stream=True, **asked)):
+        assert "return_token_ids" not in chat

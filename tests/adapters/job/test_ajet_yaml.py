@@ -1,0 +1,162 @@
+"""AgentJet's YAML is read as the job it describes, and what is not done is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from fakevllm_adapters.job.ajet_yaml import KEYS, UNREAD
+from fakevllm_adapters.job.model import TrainJob, read_job
+from fakevllm_adapters.job.rules import checked
+from tests.adapters.job.ajet_jobs import stock
+
+BETAS = "ajet.trainer_common.optim.betas = [0.9, 0.999] is not read: they are 0.9 and 0.95"
+
+
+def test_a_stock_job_is_read_with_its_own_values() -> None:
+    job, warnings = read_job(stock())
+    assert checked(job) == TrainJob(
+        project_name="ajet_default_project",
+        backbone="verl",
+        model="Qwen/Qwen2.5-7B-Instruct",
+        n_gpu=8,
+        logging="tensorboard",
+        batch_size=32,
+        num_repeat=4,
+        max_env_worker=128,
+        temperature=0.9,
+        max_prompt_length=3000,
+        max_response_length=15000,
+        max_response_length_in_one_turn=4096,
+        max_model_len=18000,
+        max_num_seqs=64,
+        gpu_memory_utilization=0.85,
+        tensor_model_parallel_size=1,
+        lr=1e-6,
+        weight_decay=0.01,
+        grad_clip=20.0,
+        kl_loss_coef=0.002,
+        save_freq=20,
+    )
+    assert warnings == [BETAS]
+
+
+def test_every_key_names_a_setting_and_reaches_it() -> None:
+    assert set(KEYS) <= set(TrainJob.model_fields)
+    given: dict[str, Any] = {
+        "ajet__lora__lora_rank": 8,
+        "ajet__lora__lora_alpha": 32,
+        "ajet__lora__target_modules": ["q_proj", "v_proj"],
+        "ajet__lora__load_format": "safetensors",
+        "ajet__lora__layered_summon": True,
+        "ajet__trainer_common__optim__lr": "3e-5",
+        "ajet__trainer_common__total_training_steps": 7,
+        "ajet__trainer_common__logger": ["console", "swanlab"],
+        "ajet__trainer_common__train_print_to_markdown_file_path": "train.md",
+        "ajet__trainer_common__val_print_to_markdown_file_path": "val.md",
+        "ajet__rollout__compute_madness_checklist": ["nonsense"],
+        "ajet__trainer_common__algorithm": {"adv_estimator": "rloo", "use_kl_in_reward": True},
+        "ajet__trainer_common__use_kl_in_reward": None,
+        "ajet__experiment_name": "e",
+        "ajet__experiment_dir": "runs/e",
+    }
+    job, _ = read_job(stock(**given))
+    assert (job.lora_rank, job.lora_alpha, job.lora_target_modules) == (8, 32, "q_proj,v_proj")
+    assert (job.lora_load_format, job.layered_summon, job.lr) == ("safetensors", True, 3e-5)
+    assert (job.total_training_steps, job.logging) == (7, "console,swanlab")
+    assert job.compute_madness_checklist == ("nonsense",)
+    assert (job.algorithm, job.use_kl_in_reward) == ("rloo", True)
+    assert (job.experiment_name, job.experiment_dir) == ("e", "runs/e")
+    at_default = {name for name in KEYS if name not in job.model_fields_set}
+    assert at_default == set()
+
+
+@pytest.mark.parametrize("unread", UNREAD, ids=lambda unread: unread.key)
+def test_a_key_that_would_change_training_and_is_not_read_is_told(unread: Any) -> None:
+    changed = stock(**{unread.key.replace(".", "__"): "other"})
+    _, warnings = read_job(changed)
+    (told,) = [line for line in warnings if line.startswith(f"{unread.key} = 'other' is not read")]
+    assert told.endswith(unread.here)
+    usual = stock(**{unread.key.replace(".", "__"): unread.silent[0]})
+    assert not [line for line in read_job(usual)[1] if line.startswith(unread.key)]
+
+
+def test_what_is_switched_off_is_not_taken() -> None:
+    job, _ = read_job(
+        stock(
+            ajet__trainer_common__use_kl_loss=False,
+            ajet__trainer_common__kl_loss_type="full",
+            ajet__lora__lora_alpha=64,
+            ajet__trainer_common__mini_batch_num=-1,
+            ajet__trainer_common__total_training_steps=0,
+        )
+    )
+    checked(job)
+    assert (job.kl_loss_coef, job.lora_alpha, job.mini_batch_num) == (0.0, 16, 1)
+    assert job.total_training_steps is None
+
+
+def test_a_job_that_saves_nothing_is_told_that_it_saves() -> None:
+    job, warnings = read_job(stock(ajet__trainer_common__save_freq=0))
+    assert job.save_freq == TrainJob().save_freq
+    assert warnings[1:] == [
+        "ajet.trainer_common.save_freq = 0 is not read: checkpoints are always kept"
+    ]
+
+
+def test_a_key_nobody_knows_is_nobodys_business() -> None:
+    assert read_job(stock(ajet__rollout__new_key=1, trinity={})) == read_job(stock())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"ajet": None}, "expected a mapping below `ajet`, with all of AgentJet's settings"),
+        ({"ajet": {}}, "expected a mapping below `ajet`, with all of AgentJet's settings"),
+        ({"ajet__rollout": 3}, "expected a mapping below `ajet.rollout`"),
+        ({"job": {}}, "expected a YAML mapping with the key `job`, or AgentJet's `ajet`"),
+        (
+            {"ajet__trainer_common__algorithm__adv_estimator": "gae"},
+            "ajet.trainer_common.algorithm.adv_estimator: Input should be 'grpo', ",
+        ),
+        (
+            {"ajet__swarm_mode_sample_collection_method": "at_once"},
+            "ajet.swarm_mode_sample_collection_method: Input should be 'rollout_until_",
+        ),
+        (
+            {"ajet__rollout__num_repeat": 0, "ajet__data__train_batch_size": "many"},
+            "ajet.rollout.num_repeat: Input should be greater than or equal to 1, got 0; "
+            "ajet.data.train_batch_size: Input should be a valid integer",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_key_as_it_was_written(
+    changes: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError) as raised:
+        read_job(stock(**changes))
+    assert all(part in str(raised.value) for part in told.split("; "))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_mistake_in_our_spelling_is_one_line_too() -> None:
+    with pytest.raises(ValueError, match=r"^frobnicate is no setting of a job: take it out$"):
+        read_job("job: {frobnicate: 1}")
+    with pytest.raises(ValueError, match=r"^not YAML: [^\n]+$"):
+        read_job("job: [")
+    with pytest.raises(ValueError, match=r"^expected a mapping below `job`$"):
+        read_job("job: 3")
+
+
+def test_a_key_is_one_line_whatever_is_in_it() -> None:
+    with pytest.raises(ValueError) as raised:
+        read_job(yaml.safe_dump({"job": {"a\nb" * 5000: 1}}))
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 200
+
+
+def test_a_value_is_shown_no_longer_than_a_line() -> None:
+    with pytest.raises(ValueError) as raised:
+        read_job(yaml.safe_dump({"job": {"lr": "x" * 5000}}))
+    assert len(str(raised.value)) < 200

@@ -1,0 +1,98 @@
+"""A mistake in the configuration is one line with what would be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fakevllm.config.model import load
+from fakevllm.errors import ConfigError
+from tests.proxy.config.test_model import written
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[proxy]\nlisten = 1\n", "Unknown key `proxy.listen`.*known here are host, port"),
+        ("[server]\n", "Unknown key `server`.*write serve"),
+        ("[web]\n", "Unknown key `web`.*known here are proxy, swarm"),
+        ("[porxy]\n", "Unknown key `porxy`.*take it out, or write proxy.$"),
+        ("[job]\nnum_repeats = 4\n", "Unknown key `job.num_repeats`.*: .*write num_repeat.$"),
+        ("lr = 1\n", r"Unknown key `lr` in .*toml: it belongs below \[job\]\.$"),
+        ("key = 'a'\n", r"it belongs below \[swarm\] or \[fallback\]\.$"),
+        ("[proxy]\nport = 'x'\n", r"`proxy.port` in .*valid integer.*got 'x'"),
+        ("[job]\ntemperature = 0\n", "`job.temperature`.*greater than 0"),
+        ("proxy\n", "is not TOML"),
+        ("[serve]\npolicy = lead\n", r"is not TOML: Invalid value .*: text wants quotes"),
+        ("[job]\nlearning_rate = 1e-4\n", "Unknown key `job.learning_rate`.*, or write lr.$"),
+        ("[policy.skip]\nroute = 'chat'\n", r"`policy.skip` in .*: write \[\[policy.skip\]\]"),
+        ("proxy = 5\n", r"`proxy` in .* is a section: write \[proxy\]"),
+        ("[[job]]\nlr = 1\n", r"`job` in .* is a section: write \[job\]"),
+        ("[swarm]\nurl = 'localhost:1'\n", "`swarm.url` in .*: write it as http://HOST:PORT"),
+    ],
+)
+def test_a_bad_key_is_named_with_what_would_be_right(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(written(tmp_path, text), {})
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"job": {"num_repeat": 0}}, r"^`--n` \(`job.num_repeat`\): .*\(got 0\)\.$"),
+        ({"proxy": {"port": 70000}}, r"^`--port` \(`proxy.port`\): .*\(got 70000\)\.$"),
+        ({"swarm": {"url": "http://a:sk-b@x:1"}}, "HOST:PORT, and the key by its own flag"),
+        ({"swarm": {"url": "x:1"}}, r"^`--swarm` \(`swarm.url`\): write it as http://HOST:PORT"),
+        ({"models": {"aliases": [5]}}, r"^`--alias` \(`models.aliases.0`\): "),
+    ],
+)
+def test_a_bad_flag_is_named_as_it_was_written(
+    tmp_path: Path, flags: dict[str, dict[str, object]], message: str
+) -> None:
+    for file in (None, written(tmp_path, "[job]\nlr = 1e-4\n")):
+        with pytest.raises(ConfigError, match=message):
+            load(file, flags)
+
+
+def test_a_bad_value_of_the_file_is_not_blamed_on_a_flag(tmp_path: Path) -> None:
+    file = written(tmp_path, "[job]\nnum_repeat = 0\n")
+    with pytest.raises(ConfigError, match=r"^`job.num_repeat` in .*fakevllm.toml: "):
+        load(file, {"job": {"num_repeat": None}, "proxy": {"port": 1}})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("tau_pos = 0.5", "tau_pos = 0.5 would change nothing, it is for loss = sapo: take it out"),
+        ("lora_alpha = 8", "lora_alpha = 8 would change nothing, it is for lora_rank above 0"),
+        ("overlong_buffer_len = 8", "overlong_.* set max_response_length too, .*"),
+        ('rollout_rs = "token_k9"\nrollout_rs_threshold = 1', "rollout_rs must be one of .*_k9"),
+    ],
+)
+def test_settings_of_the_job_that_the_server_would_refuse_are_refused_here(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^`job` in .*fakevllm\.toml: {told}[^{{]*\.$"):
+        load(written(tmp_path, f"[job]\nlr = 1e-4\n{text}\n"), {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[serve]\npolicy = "lead"\nquorum = 3\n',
+        "[serve.routes.chats]\nquorum = 3\n",
+        "[serve.routes.chat]\nquorom = 3\n",
+        "[policy]\nn = {chat = 500}\n",
+        '[policy]\nskip = [{name = "a"}]\n',
+        '[fallback]\nmodel = "a"\n',
+        "[job]\nmodel = {a = 1}\n",
+        "[job]\ntau_pos = 0.5\n",
+    ],
+)
+def test_no_message_shows_a_table(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load(written(tmp_path, text), {})
+    assert "{" not in str(refusal.value)

@@ -1,0 +1,111 @@
+"""The demo's own questions, and its processes' sockets, while these are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from fakevllm.demo.command import ANY_PORT, keys_of, probe_once
+from fakevllm.demo.probe import CONCURRENCY, NUM_SAMPLES
+from fakevllm.demo.running import told
+from fakevllm.demo.sums import all_tasks
+from fakevllm.errors import FakevllmError
+from fakevllm.runtime.supervisor import Supervised
+from fakevllm.web.routes.admin import Stats
+from tests.proxy.demo.test_demo import run_at
+from tests.proxy.odd_swarm import ROLLING, until
+
+NUM_REFUSED = 12
+"""More than a client tries by itself."""
+ANSWER = {
+    "id": "c",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "8."}}],
+}
+STATS = Stats(engine=None, counts={}, curve=[], sampled_tokens=0, lookups={})
+
+
+class Returning:
+    """Refuses for a while, as what is being started again does; then answers."""
+
+    def __init__(self, *answers: object, num_refused: int = NUM_REFUSED) -> None:
+        self.num_left = num_refused
+        self.answers = list(answers)
+
+    async def answer(self, _: web.Request) -> web.Response:
+        self.num_left -= 1
+        if self.num_left >= 0:
+            return web.Response(status=503, headers={"Retry-After-Ms": "1"})
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return web.json_response(answer)
+
+
+@asynccontextmanager
+async def at(returning: Returning) -> AsyncGenerator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", returning.answer)
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")
+
+
+async def test_a_probe_outlasts_a_server_that_is_started_again(tmp_path: Path) -> None:
+    num_refused = NUM_REFUSED * CONCURRENCY
+    async with at(Returning(ANSWER, num_refused=num_refused)) as url:
+        probe = await probe_once(run_at(url, tmp_path), "m", "after")
+    assert len(probe.samples) == NUM_SAMPLES
+
+
+async def test_tasks_are_made_known_to_a_proxy_that_is_started_again() -> None:
+    tasks = all_tasks()
+    async with at(Returning({"keys": ["k"] * len(tasks)}, num_refused=1)) as url:
+        assert len(await keys_of(url, tasks)) == len(tasks)
+
+
+async def test_the_last_word_is_one_that_came_after_the_end(tmp_path: Path) -> None:
+    heard = STATS.model_copy(update={"engine": ROLLING, "counts": {"trained": 8}})
+    answers = [stats.model_dump(mode="json") for stats in (STATS, heard)]
+    async with at(Returning(*answers, num_refused=1)) as url:
+        run = run_at(url, tmp_path)
+        run.stats = STATS.model_copy(update={"engine": ROLLING, "counts": {"pooled": 8}})
+        await told(run)
+    assert run.stats is not None and run.stats.counts == {"trained": 8}
+
+
+async def test_a_proxy_that_says_nothing_more_ends_the_demo_with_a_line(tmp_path: Path) -> None:
+    with pytest.raises(FakevllmError, match=r"did not say within 0 s .*proxy\.log"):
+        await told(run_at("http://127.0.0.1:9", tmp_path), timeout_s=0.1)
+
+
+async def test_who_connects_to_a_process_that_has_died_is_answered_by_its_next_life(
+    tmp_path: Path,
+) -> None:
+    with socket.create_server(ANY_PORT) as listener:
+        port = listener.getsockname()[1]
+        arguments = ["start", "--backend", "fake", "--run-dir", str(tmp_path / "run")]
+        log = tmp_path / "log"
+        server = Supervised("the server", "fakevllm_server", arguments, log, listener)
+        kept_up = asyncio.create_task(server.run(lambda note: None))
+        url = f"http://127.0.0.1:{port}/get_engine_status"
+        try:
+            async with aiohttp.ClientSession(raise_for_status=True) as http:
+                first = await (await http.get(url)).json()
+                assert server.pid is not None
+                os.kill(server.pid, signal.SIGKILL)
+                await until(lambda: server.num_restarts == 1)
+                second = await (await http.get(url)).json()
+        finally:
+            kept_up.cancel()
+            await asyncio.gather(kept_up, return_exceptions=True)
+    assert first["server_id"] != second["server_id"]

@@ -1,0 +1,116 @@
+"""Leads that find no room at the engine, and what an app gets in shadow mode."""
+
+from __future__ import annotations
+
+import pytest
+
+from fakevllm_adapters.formats.sse import DONE
+from tests.proxy.groups.group_rig import ALIVE, STATUS, answer_of, chunks_of, staged
+
+FULL = pytest.mark.parametrize(("word", "status"), [("is too much", 429), ("is crowded", 503)])
+
+
+@FULL
+@pytest.mark.parametrize("policy", ["best", "lead", "greedy"])
+async def test_a_lead_that_its_own_siblings_keep_out_is_asked_again_behind_one_of_them(
+    policy: str, word: str, status: int
+) -> None:
+    async with staged(3, policy=policy) as stage:
+        await stage.tell(0, word)
+        assert 0 not in stage.upstream.words and not stage.sent
+        await stage.tell(2, "answers")
+        assert 0 in stage.upstream.words and not stage.sent
+        await stage.tell(0, "answers")
+        await stage.tell(1, "answers")
+        await stage.judged(1.0, 0.0, 0.5)
+        assert stage.sent[0]["status"] == 200 and stage.body == answer_of(0)
+        assert stage.record.state == "scored"
+
+
+@FULL
+@pytest.mark.parametrize("policy", ["lead", "greedy"])
+async def test_a_streaming_lead_that_others_siblings_keep_out_waits_for_one_of_them(
+    policy: str, word: str, status: int
+) -> None:
+    async with staged(2, streamed=True, policy=policy) as stage:
+        with stage.room.with_engine():
+            await stage.tell(0, word)
+            assert 0 not in stage.upstream.words and not stage.sent
+        await stage.turn()
+        assert 0 in stage.upstream.words and not stage.sent
+        await stage.tell(0, "answers")
+        assert stage.body == b"".join([ALIVE, *chunks_of(0), DONE])
+
+
+@FULL
+async def test_a_lead_that_no_sibling_of_ours_keeps_out_is_told_so(word: str, status: int) -> None:
+    async with staged(2, streamed=True, policy="lead") as stage:
+        await stage.tell(0, word)
+        assert stage.sent[0]["status"] == status and stage.upstream.asked == [0]
+
+
+@FULL
+async def test_a_lead_is_kept_out_no_longer_than_a_request_may_be_held(
+    word: str, status: int
+) -> None:
+    async with staged(2, streamed=True, policy="lead", hold_s=0.0) as stage:
+        with stage.room.with_engine():
+            await stage.tell(0, word)
+            assert stage.sent[0]["status"] == status and b"error" in stage.body
+
+
+async def test_a_lead_that_waits_for_room_ends_with_the_proxy() -> None:
+    async with staged(2, streamed=True, policy="lead") as stage:
+        with stage.room.with_engine():
+            await stage.tell(0, "is too much")
+            stage.run.stop()
+            await stage.turn()
+            assert stage.handler.done() and stage.upstream.asked == [0]
+        await stage.turn()
+        assert stage.upstream.asked == [0]
+
+
+@FULL
+@pytest.mark.parametrize("policy", ["best", "lead"])
+async def test_a_lead_that_finds_no_room_at_all_is_stood_in_for(
+    policy: str, word: str, status: int
+) -> None:
+    async with staged(2, policy=policy) as stage:
+        await stage.tell(0, word)
+        await stage.tell(1, "answers")
+        await stage.tell(0, word)
+        assert stage.sent[0]["status"] == 200 and stage.body == answer_of(1)
+
+
+@FULL
+async def test_where_nobody_finds_room_the_lead_says_so(word: str, status: int) -> None:
+    async with staged(2) as stage:
+        await stage.tell(0, word)
+        await stage.tell(1, word)
+        await stage.tell(0, word)
+        assert stage.sent[0]["status"] == status
+        assert stage.record.reason == f"upstream_{status}"
+
+
+@pytest.mark.parametrize(
+    "word", ["is too much", "is crowded", "is lost", "fails", "is refused", "breaks"]
+)
+async def test_in_shadow_the_app_gets_its_own_trouble_and_no_siblings_answer(word: str) -> None:
+    status = {"breaks": 503} | STATUS
+    async with staged(3, policy="lead", shadow=True) as stage:
+        await stage.tell(0, word)
+        assert stage.sent[0]["status"] == status[word] and stage.upstream.asked == [0]
+        assert (stage.record.state, stage.record.served_index) == ("failed", None)
+    assert stage.room.in_flight == 0
+
+
+async def test_in_shadow_siblings_of_a_whole_lead_start_behind_it_and_train() -> None:
+    async with staged(3, policy="lead", shadow=True) as stage:
+        await stage.tell(0, "answers")
+        assert stage.body == answer_of(0) and stage.handler.done()
+        assert stage.upstream.asked == [0, 1, 2]
+        await stage.tell(1, "answers")
+        await stage.tell(2, "fails")
+        await stage.judged(0.0, 1.0)
+        record = stage.record
+    assert (record.state, record.served_index, record.best_index) == ("scored", 0, 1)

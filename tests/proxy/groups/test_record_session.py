@@ -1,0 +1,184 @@
+"""A group's record tells its place, and what the app was served is known to what it asks next."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import orjson
+import pytest
+
+from fakevllm.admission.rules import ServeOnly
+from fakevllm.groups.record import GroupDraft
+from fakevllm.sessions.hints import NO_HINTS
+from fakevllm.sessions.lookup import Found
+from fakevllm.sessions.tree import Conversations
+from fakevllm.sessions.types import Asked, Evidence, Kind, Place
+from fakevllm.sessions.visit import Visit
+from fakevllm.transport.engine_client import Reply
+from fakevllm.transport.request import Request
+from fakevllm.transport.retry_policy import Trouble
+from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.protocol.swarm import Task
+from tests.proxy.groups.group_rig import WHOLE, answer_of, staged, text_of
+
+Json = dict[str, Any]
+HI = {"role": "user", "content": "hi"}
+
+
+def visit(tree: Conversations, group_id: str, *messages: Json) -> Visit:
+    return Visit(tree, group_id, "", {"messages": list(messages)}, "", NO_HINTS, 1000.0)
+
+
+def place_after(tree: Conversations, answer: str) -> Place:
+    """Of what the app asks once it has an answer to "hi"."""
+    told = (HI, {"role": "assistant", "content": answer}, {"role": "user", "content": "so?"})
+    place = visit(tree, "next", *told).place(is_side=False)
+    assert place is not None
+    return place
+
+
+def draft_of(a_visit: Visit, **request: Any) -> GroupDraft:
+    adapter = ADAPTERS["chat"]
+    raw = orjson.dumps(a_visit.body)
+    exchange = adapter.open(a_visit.body, Engine())
+    asked = Request(a_visit.group_id, adapter, raw, raw, exchange, {}, **request)
+    return GroupDraft(asked, Task(), "", None, visit=a_visit)
+
+
+@pytest.mark.parametrize("policy", ["best", "lead"])
+async def test_the_served_answer_is_known_before_the_group_ends(policy: str) -> None:
+    tree = Conversations()
+    rules: dict[str, Any] = {"quorum": 2} if policy == "best" else {}
+    own = visit(tree, "r1", HI)
+    async with staged(3, streamed=True, visit=own, policy=policy, **rules) as stage:
+        await stage.tell(0, "answers")
+        if policy == "best":
+            await stage.tell(2, "answers")
+            await stage.judged(0.0, 1.0)
+        assert stage.is_answered and not stage.records
+        served = text_of(2 if policy == "best" else 0)
+        place = place_after(tree, served)
+    assert (place.parent_id, place.turn, place.kind) == ("r1", 2, Kind.CONTINUES)
+    record = stage.record
+    assert (record.session_id, record.turn, record.kind) == (place.session_id, 1, "new")
+    assert (record.evidence, record.parent_id) == ("none", None)
+
+
+async def test_an_answer_that_lost_is_no_parent() -> None:
+    tree = Conversations()
+    tree.restore([])
+    other = visit(tree, "other", HI)
+    other.place(is_side=False)
+    async with staged(2, visit=visit(tree, "r1", HI)) as stage:
+        await stage.tell(0, "answers")
+        await stage.tell(1, "answers")
+        await stage.judged(0.0, 1.0)
+    other.served({"role": "assistant", "content": text_of(0)}, 1001.0, None)
+    assert place_after(tree, text_of(0)).parent_id == "other"
+    assert place_after(tree, text_of(1)).parent_id == "r1"
+
+
+def test_what_was_served_once_is_known_and_what_failed_is_not() -> None:
+    tree = Conversations()
+    draft = draft_of(visit(tree, "g1", HI))
+    record = draft.served_once(Reply(200, WHOLE, answer_of(1), False, 0.0), "one_sibling")
+    assert (record.turn, record.kind) == (1, "new") and record.asked_key
+    assert place_after(tree, text_of(1)).parent_id == "g1"
+    failed = draft_of(visit(tree, "g2", HI)).failed("client_disconnected", 499)
+    assert (failed.turn, failed.kind) == (1, "new")
+    assert failed.session_id != record.session_id
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        (Reply(200, WHOLE, answer_of(1), False, 0.0), ("served", "fallback: engine_not_ready")),
+        (Reply(200, WHOLE, b"", False, 0.0), ("failed", "fallback: engine_not_ready: no_answer")),
+    ],
+)
+def test_what_the_fallback_said_is_told_as_its_own(reply: Reply, told: tuple[str, str]) -> None:
+    draft = draft_of(visit(Conversations(), "g1", HI))
+    record = draft.fell_back(reply, Trouble.NOT_READY)
+    assert (record.state, record.reason) == told
+
+
+def test_a_side_call_is_placed_as_one() -> None:
+    tree = Conversations()
+    draft = draft_of(visit(tree, "g1", HI), ruling=ServeOnly("side_call: marker"))
+    assert draft.failed("upstream_500", 500).kind == "side"
+
+
+def test_the_first_place_stands() -> None:
+    tree = Conversations()
+    own = visit(tree, "g1", HI)
+    place = own.place(is_side=False)
+    assert place is not None and own.place(is_side=True) is place
+    assert len(tree) == 1
+
+
+def test_the_first_ending_stands() -> None:
+    tree = Conversations()
+    own = visit(tree, "g1", HI)
+    own.served({"content": "not yet"}, 1.0, None)  # has no place yet
+    own.place(is_side=False)
+    own.served({"content": "first"}, 1001.0, None)
+    own.served({"content": "second"}, 1002.0, None)
+    own.failed(1003.0)
+    assert place_after(tree, "second").evidence is Evidence.QUESTION
+    assert place_after(tree, "first").evidence is Evidence.PREFIX
+
+
+def test_looking_changes_nothing() -> None:
+    tree = Conversations()
+    own = visit(tree, "g1", HI)
+    assert own.session_id() is None and len(tree) == 0
+    own.place(is_side=False)
+    own.served({"content": "first"}, 1001.0, None)
+    told = ({"role": "assistant", "content": "first"}, {"role": "user", "content": "so?"})
+    after = visit(tree, "g2", HI, *told)
+    assert after.session_id() == "g1" and len(tree) == 1
+
+
+class Counting(Conversations):
+    num_looks = 0
+
+    def find(self, asked: Asked) -> Found:
+        self.num_looks += 1
+        return super().find(asked)
+
+
+def test_a_main_call_is_looked_up_once_and_a_side_call_by_its_quotes_too() -> None:
+    tree = Counting()
+    question = "What is the weather like?"
+    visit(tree, "g1", {"role": "user", "content": question}).place(is_side=False)
+    tree.num_looks = 0
+    other = visit(tree, "g2", HI)
+    assert other.session_id() is None
+    other.place(is_side=False)
+    assert tree.num_looks == 1
+    title = visit(tree, "g3", {"role": "user", "content": f"A title for:\n{question}"})
+    assert title.session_id() is None
+    place = title.place(is_side=True)
+    assert place is not None and (place.session_id, place.evidence) == ("g1", Evidence.QUOTE)
+
+
+class Broken(Conversations):
+    def place(self, asked: Asked, found: Found | None = None) -> Place:
+        raise RuntimeError("a defect")
+
+    def find(self, asked: Asked) -> Found:
+        raise RuntimeError("a defect")
+
+
+def test_trouble_in_the_tree_costs_the_place_and_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    own = visit(Broken(), "g1", HI)
+    with caplog.at_level(logging.ERROR):
+        assert own.session_id() is None
+        draft = draft_of(own)
+        record = draft.served_once(Reply(200, WHOLE, answer_of(0), False, 0.0), "one_sibling")
+    assert (record.state, record.session_id, record.turn) == ("served", None, None)
+    assert len(caplog.records) == 2

@@ -1,0 +1,200 @@
+"""Hooks that hang, crash or go away: real processes, real hangs, real crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.proxy.hooks.hook_calls import Start, reward, until_exists
+
+
+async def test_a_late_async_hook_is_cancelled_and_the_process_stays(start: Start) -> None:
+    worker = await start(
+        """
+import asyncio, os
+async def on_compute_relative_reward(v, a, q):
+    a[0]["pid"] = os.getpid()
+    await asyncio.sleep(600 if q == "hang" else 0)
+    return [1]
+""",
+        timeout_s=0.3,
+    )
+    before = await reward(worker, "a")
+    late = await reward(worker, "a", question="hang")
+    after = await reward(worker, "a")
+    assert (late.rewards, late.reason) == (None, "hook_timeout: 0.3 s")
+    assert before.annotations == late.annotations == after.annotations
+
+
+async def test_a_hanging_sync_hook_costs_its_own_call_only(start: Start) -> None:
+    worker = await start(
+        """
+import threading
+def on_compute_relative_reward(v, a, q):
+    if q == "hang":
+        threading.Event().wait(600)
+    return [1]
+""",
+        timeout_s=0.4,
+    )
+    hung, *others = await asyncio.gather(
+        reward(worker, "a", question="hang"), reward(worker, "a"), reward(worker, "a")
+    )
+    assert hung.reason == "hook_timeout: 0.4 s"
+    assert [other.rewards for other in others] == [[1.0], [1.0]]
+
+
+async def test_a_hook_that_blocks_the_loop_is_blamed_and_the_waiting_ones_run_again(
+    start: Start, tmp_path: Path
+) -> None:
+    worker = await start(
+        f"""
+import asyncio, pathlib, time
+begun = pathlib.Path({str(tmp_path / "begun")!r})
+async def on_compute_relative_reward(v, a, q):
+    if q == "first":
+        first_life = not begun.exists()
+        begun.touch()
+        await asyncio.sleep(600 if first_life else 0)
+    if q == "block":
+        time.sleep(600)
+    return [1]
+""",
+        timeout_s=0.5,
+    )
+    waiting = asyncio.ensure_future(reward(worker, "a", question="first"))
+    await until_exists(tmp_path / "begun")
+    blocked = await reward(worker, "a", question="block")
+    assert blocked.reason == "hook_timeout: 0.5 s"
+    assert (await waiting).rewards == [1.0]
+
+
+async def test_a_regular_expression_that_holds_the_interpreter_is_killed(start: Start) -> None:
+    worker = await start(
+        """
+import re
+async def on_compute_relative_reward(v, a, q):
+    re.match(r"(a+)+$", a[0]["content"])
+    return [1]
+""",
+        timeout_s=0.3,
+    )
+    assert (await reward(worker, "a" * 60 + "b")).reason == "hook_timeout: 0.3 s"
+    assert (await reward(worker, "a")).rewards == [1.0]
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+async def test_a_hook_that_ends_its_process_is_named_and_others_survive(
+    start: Start, kind: str
+) -> None:
+    worker = await start(f"""
+import os
+{kind} on_compute_relative_reward(v, a, q):
+    if q == "die":
+        os._exit(7)
+    return [1]
+""")
+    for _ in range(3):
+        crashed, other = await asyncio.gather(
+            reward(worker, "a", question="die"), reward(worker, "a")
+        )
+        assert crashed.reason == "hook_crashed: the hook ended its process with exit code 7"
+        assert other.rewards == [1.0]
+
+
+async def test_edited_hooks_that_no_longer_load_fail_their_calls_with_the_reason(
+    start: Start, tmp_path: Path
+) -> None:
+    worker = await start("import os\ndef on_compute_relative_reward(v, a, q):\n    os._exit(1)\n")
+    (tmp_path / "hook.py").write_text("def (\n")
+    await reward(worker, "a")
+    outcome = await reward(worker, "a")
+    assert outcome.reason is not None and outcome.reason.startswith("hook_load: ")
+    (tmp_path / "hook.py").write_text("def on_compute_relative_reward(v, a, q):\n    return [2]\n")
+    mended = await reward(worker, "a")
+    assert mended.rewards == [2.0]
+    assert mended.hook_hash == worker.info.content_hash
+
+
+async def test_a_caller_that_goes_away_leaves_the_worker_usable(
+    start: Start, tmp_path: Path
+) -> None:
+    worker = await start(
+        f"""
+import pathlib, threading
+def on_compute_relative_reward(v, a, q):
+    if q == "hang":
+        pathlib.Path({str(tmp_path / "begun")!r}).touch()
+        threading.Event().wait(600)
+    return [1]
+""",
+        timeout_s=0.5,
+    )
+    call = asyncio.ensure_future(reward(worker, "a", question="hang"))
+    await until_exists(tmp_path / "begun")
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert (await reward(worker, "a")).rewards == [1.0]
+
+
+async def test_calls_after_and_during_close_are_told_so(start: Start, tmp_path: Path) -> None:
+    worker = await start(f"""
+import pathlib, threading
+def on_compute_relative_reward(v, a, q):
+    pathlib.Path({str(tmp_path / "begun")!r}).touch()
+    threading.Event().wait(600)
+""")
+    during = asyncio.ensure_future(reward(worker, "a"))
+    await until_exists(tmp_path / "begun")
+    await worker.close()
+    for outcome in (await during, await reward(worker, "a")):
+        assert outcome.reason is not None and "the proxy is stopping" in outcome.reason
+
+
+DIES_ON_REQUEST = """
+import os
+def on_compute_relative_reward(v, a, q):
+    if q == "die":
+        os._exit(3)
+    return [1]
+"""
+
+
+async def test_a_restarted_hook_process_is_told_and_so_are_hooks_that_changed_meanwhile(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fakevllm.hooks")
+    worker = await start(DIES_ON_REQUEST)
+    first = worker.info.content_hash
+    await reward(worker, "a", question="die")
+    await reward(worker, "a")
+    (tmp_path / "hook.py").write_text(DIES_ON_REQUEST.replace("[1]", "[2]"))
+    assert (await reward(worker, "a")).rewards == [1.0]
+    await reward(worker, "a", question="die")
+    assert (await reward(worker, "a")).rewards == [2.0]
+    crash = "hook_crashed: the hook ended its process with exit code 3"
+    told = f"hook process ended ({crash}), started again"
+    changed = f"{told}; the hooks changed on disk: {first} -> {worker.info.content_hash}"
+    assert caplog.messages == [told, changed]
+
+
+async def test_a_hang_is_told_as_the_end_of_the_process(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = await start(
+        """
+import threading
+def on_compute_relative_reward(v, a, q):
+    if q == "hang":
+        threading.Event().wait(600)
+    return [1]
+""",
+        timeout_s=0.4,
+    )
+    await reward(worker, "a", question="hang")
+    await reward(worker, "a")
+    assert caplog.messages == ["hook process ended (hook_timeout: 0.4 s), started again"]

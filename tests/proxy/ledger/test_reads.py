@@ -1,0 +1,87 @@
+"""A group's tokens and what they were worth, read from the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fakevllm.ledger.store import Ledger
+from tests.proxy.ledger.ledger_cases import call, dropped, group, restored, trained
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    opened = Ledger.open(tmp_path / "ledger.sqlite")
+    yield opened
+    opened.close()
+
+
+def put(ledger: Ledger, name: str, received_at: float = 1000.0) -> None:
+    ledger.record(group(name, received_at=received_at))
+    ledger.settle(name, "pooled", None, 1, [[call()], [call(version=5), call()]], "run")
+
+
+def advantages(ledger: Ledger, name: str = "g1") -> list[float | None]:
+    assert ledger.drain()
+    found = ledger.group(name)
+    assert found is not None
+    return [one.advantage for one in found.siblings]
+
+
+def test_calls_come_by_sibling_in_order_as_they_were_captured(ledger: Ledger) -> None:
+    put(ledger, "g1")
+    assert ledger.drain()
+    found = ledger.calls.by_sibling("g1")
+    assert found == {
+        0: [call().model_copy(update={"shaped": False})],
+        1: [call(version=5), call()],
+    }
+    assert ledger.calls.by_sibling("other") == {}
+
+
+def test_a_group_is_found_by_how_its_id_begins(ledger: Ledger) -> None:
+    for name in ("ab", "abc", "b%"):
+        put(ledger, name)
+    assert ledger.drain()
+    assert ledger.calls.beginning("abc") == ["abc"]
+    assert ledger.calls.beginning("ab")[0] == "ab"
+    assert len(ledger.calls.beginning("a")) == 2
+    assert ledger.calls.beginning("b%") == ["b%"]
+    assert ledger.calls.beginning("%") == []
+
+
+def test_the_latest_is_the_newest_in_a_loss_or_else_the_newest_with_tokens(ledger: Ledger) -> None:
+    assert ledger.calls.latest() is None
+    ledger.record(group("bare", received_at=9000.0))
+    put(ledger, "old", 1000.0)
+    put(ledger, "new", 2000.0)
+    assert ledger.drain()
+    assert ledger.calls.latest() == "new"
+    ledger.apply_log("run", [trained(1, "old")])
+    assert ledger.drain()
+    assert ledger.calls.latest() == "old"
+
+
+def test_the_advantage_is_that_of_the_step_that_trained_it(ledger: Ledger) -> None:
+    put(ledger, "g1")
+    ledger.apply_log("run", [trained(1, "g1", siblings=[1], advantages=[-0.5])])
+    assert advantages(ledger) == [None, -0.5]
+    ledger.apply_log("run", [trained(2, "g1", advantages=[0.25, -0.25])])
+    assert advantages(ledger) == [0.25, -0.25]
+
+
+def test_a_server_that_tells_no_advantages_leaves_them_unknown(ledger: Ledger) -> None:
+    put(ledger, "g1")
+    ledger.apply_log("run", [trained(1, "g1")])
+    assert advantages(ledger) == [None, None]
+
+
+def test_what_is_undone_or_dropped_has_no_advantage_any_more(ledger: Ledger) -> None:
+    for name in ("g1", "g2", "g3"):
+        put(ledger, name)
+    step = trained(1, "g1", "g2", "g3", step=2, advantages=[0.5, -0.5])
+    undone = restored(3, "g2").model_copy(update={"step": 1})
+    ledger.apply_log("run", [step, dropped(2, g1="stale"), undone])
+    assert [advantages(ledger, name) for name in ("g1", "g2", "g3")] == [[None, None]] * 3

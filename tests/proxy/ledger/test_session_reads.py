@@ -1,0 +1,161 @@
+"""What the ledger tells of sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import orjson
+
+from fakevllm.ledger.records import GroupRecord
+from fakevllm.ledger.session_reads import Followed
+from fakevllm.ledger.store import Ledger
+from fakevllm.sessions.tree import Conversations
+from fakevllm.sessions.types import Evidence, Kind, Place
+from tests.proxy.ledger.ledger_cases import group, sibling
+from tests.proxy.sessions.talks import Talk, assistant, call, tool, user
+
+
+def placed(
+    group_id: str,
+    session_id: str = "s1",
+    parent_id: str | None = None,
+    *,
+    turn: int = 1,
+    kind: str = "continues",
+    at: float = 1000.0,
+    rewards: Sequence[float | None] = (0.0, 1.0),
+    key: str = "",
+    parent_session_id: str | None = None,
+    question: str = "1+1?",
+) -> GroupRecord:
+    return replace(
+        group(group_id, rewards, received_at=at),
+        session_id=session_id,
+        parent_session_id=parent_session_id,
+        parent_id=parent_id,
+        turn=turn,
+        kind=kind,
+        evidence="prefix",
+        asked_key=key or group_id.encode().hex(),
+        question=question,
+    )
+
+
+def put(ledger: Ledger, *records: GroupRecord) -> None:
+    for record in records:
+        ledger.record(record)
+    assert ledger.drain()
+
+
+def test_sessions_are_listed_by_when_they_were_seen_last(ledger: Ledger) -> None:
+    put(
+        ledger,
+        placed("t", kind="side", at=999.0, rewards=(None,), question="Generate a title"),
+        placed("a", kind="new", question="first"),
+        placed("b", parent_id="a", turn=2, at=1005.0, rewards=(0.5, 1.0), question="second"),
+        placed("c", "s2", at=1003.0, kind="new", rewards=(None, None), parent_session_id="s1"),
+        group("unplaced"),
+    )
+    first, second = ledger.sessions.latest(10)
+    assert (first.session_id, first.turns, first.num_groups, first.seen_at) == ("s1", 2, 3, 1005.0)
+    assert (first.reward, first.question, first.app_key) == (0.25, "first", "0a1b2c3d")
+    assert (second.session_id, second.reward, second.parent_session_id) == ("s2", None, "s1")
+    assert [row.session_id for row in ledger.sessions.latest(1)] == ["s1"]
+
+
+def test_a_sessions_groups_come_with_the_reward_of_what_was_served(ledger: Ledger) -> None:
+    put(ledger, placed("b", parent_id="a", turn=2, at=1001.0), placed("a"), placed("c", "s2"))
+    groups = ledger.sessions.groups("s1")
+    assert [(one.group_id, one.parent_id, one.turn) for one in groups] == [
+        ("a", None, 1),
+        ("b", "a", 2),
+    ]
+    assert [one.reward for one in groups] == [0.0, 0.0]  # sibling 0 is the served one
+
+
+def test_a_session_is_found_by_the_beginning_of_its_id(ledger: Ledger) -> None:
+    put(ledger, *(placed(str(n), name) for n, name in enumerate(["abc", "abd", "b", "abc"])))
+    assert ledger.sessions.beginning("abc") == ["abc"]
+    assert ledger.sessions.beginning("ab") == ["abc", "abd"]
+    assert ledger.sessions.beginning("c") == []
+
+
+def test_the_sessions_that_one_started_are_told(ledger: Ledger) -> None:
+    put(
+        ledger,
+        placed("a"),
+        placed("x", "s2", "a", kind="sub_agent", parent_session_id="s1", at=1001.0),
+        placed("y", "s2", "x", parent_session_id="s1", at=1002.0),
+    )
+    started = ledger.sessions.started("s1")
+    assert [session for session, _ in started] == ["s2"]
+
+
+def test_what_followed_an_answer_is_told(ledger: Ledger) -> None:
+    put(
+        ledger,
+        placed("a"),
+        placed("b", parent_id="a", turn=2, key="b0", at=1001.0),
+        placed("again", parent_id="a", turn=2, key="b0", at=1002.0, kind="regenerates"),
+        placed("c", parent_id="b", turn=2, at=1003.0, question="tools"),
+        placed("d", parent_id="b", turn=3, at=1004.0, question="thanks"),
+        placed("s", parent_id="b", turn=2, at=1005.0, kind="side"),
+        placed("other", "s2", key="b0", at=1006.0, kind="regenerates"),
+    )
+    assert ledger.sessions.followed("b") == [
+        Followed("again", "regenerates", False, "1+1?", 1002.0),
+        Followed("c", "continues", False, "tools", 1003.0),
+        Followed("d", "continues", True, "thanks", 1004.0),
+    ]
+    assert ledger.sessions.followed("again") == []
+    assert ledger.sessions.followed("nobody") == []
+
+
+def test_kept_groups_are_the_latest_and_come_oldest_first(ledger: Ledger) -> None:
+    put(ledger, *(placed(f"g{n}", at=1000.0 + n) for n in range(5)), group("unplaced"))
+    kept = ledger.sessions.kept(3)
+    assert [one.group_id for one in kept] == ["g2", "g3", "g4"]
+    assert kept[0].scope == "0a1b2c3d"
+    assert kept[0].message_json == '{"role":"assistant","content":"answer 0"}'
+    assert kept[0].place == Place(
+        session_id="s1",
+        parent_id=None,
+        turn=1,
+        kind=Kind.CONTINUES,
+        evidence=Evidence.PREFIX,
+        asked_key=b"g2".hex(),
+    )
+
+
+def test_a_tree_made_from_the_ledger_goes_on_as_the_one_before(ledger: Ledger) -> None:
+    talk = Talk()
+    asked = [user("read it")]
+    calls = assistant(None, call("call_1", '{"path": "a"}'))
+    first, one = talk.turn(asked, calls, scope="0a1b2c3d")
+    history = [*asked, calls, tool("call_1", "text")]
+    second, two = talk.turn(history, "Done.", scope="0a1b2c3d")
+    failed, three = talk.ask([*history, assistant("Done."), user("and?")], scope="0a1b2c3d")
+    messages = {first: calls, second: assistant("Done."), failed: None}
+    for place, (group_id, message) in zip((one, two, three), messages.items(), strict=True):
+        record = placed(
+            group_id,
+            place.session_id,
+            place.parent_id,
+            turn=place.turn,
+            kind=place.kind,
+            key=place.asked_key,
+            at=1000.0 + place.turn,
+        )
+        text = None if message is None else orjson.dumps(message).decode()
+        rows = [replace(sibling(0, served=text is not None), message_json=text)]
+        put(ledger, replace(record, siblings=rows))
+    talk.tree = Conversations()
+    talk.tree.restore(ledger.sessions.kept(100))
+    told = [*history, assistant("Done."), user("and?")]
+    _, again = talk.turn(told, "Well.", scope="0a1b2c3d")
+    assert (again.session_id, again.parent_id, again.turn) == (one.session_id, second, 2)
+    assert again.kind is Kind.REPEATS
+    lost = [user("cut off"), assistant("", call("call_1")), tool("call_1", "x")]
+    _, by_id = talk.ask(lost, scope="0a1b2c3d")
+    assert (by_id.session_id, by_id.parent_id) == (one.session_id, first)

@@ -1,0 +1,142 @@
+"""Trouble with the ledger's file costs writes that are counted, never the app's request."""
+
+from __future__ import annotations
+
+import resource
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fakevllm.errors import LedgerError
+from fakevllm.ledger.store import Ledger
+from tests.proxy.ledger.ledger_cases import (
+    group,
+    rows,
+    state,
+    trained,
+)
+
+
+def test_closing_writes_what_waits(path: Path) -> None:
+    ledger = Ledger.open(path)
+    for index in range(50):
+        ledger.record(group(f"g{index}"))
+    ledger.close()
+    assert rows(path, "SELECT COUNT(*) FROM groups") == [(50,)]
+    reopened = Ledger.open(path)
+    assert reopened.counts() == {"scored": 50}
+    reopened.close()
+
+
+def test_one_bad_write_does_not_take_its_company_along(ledger: Ledger) -> None:
+    ledger.record(group("good-1"))
+    ledger.record(replace(group("bad"), question="\ud800"))
+    ledger.record(group("good-2"))
+    assert ledger.drain()
+    assert ledger.health.dropped == 1
+    assert ledger.counts() == {"scored": 2}
+
+
+def test_a_locked_file_costs_writes_not_requests_and_recovers(ledger: Ledger, path: Path) -> None:
+    other = sqlite3.connect(path)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        ledger.record(group("while-locked"))
+        assert ledger.drain()
+        assert not ledger.health.ok
+        assert ledger.health.dropped == 1
+        assert "locked" in (ledger.health.error or "")
+        other.rollback()
+    finally:
+        other.close()
+    ledger.record(group("after"))
+    assert ledger.drain()
+    assert ledger.health.ok
+    assert ledger.group("while-locked") is None
+    assert ledger.group("after") is not None
+
+
+async def test_what_was_dropped_since_then_is_not_written(ledger: Ledger, path: Path) -> None:
+    before = ledger.health.dropped
+    ledger.record(group("good"))
+    assert await ledger.is_written(before)
+    ledger.record(replace(group("bad"), question="\ud800"))
+    assert not await ledger.is_written(before)
+    since = ledger.health.dropped
+    ledger.record(group("later"))
+    assert await ledger.is_written(since), "what was dropped earlier is no trouble of this one"
+    other = sqlite3.connect(path)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        ledger.record(group("while-locked"))
+        assert not await ledger.is_written(since, 0.01), "nobody knows yet"
+    finally:
+        other.close()
+
+
+def test_a_full_disk_costs_writes_not_requests_and_recovers(ledger: Ledger, path: Path) -> None:
+    big = replace(group("big"), request_json="x" * 2_000_000)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        ledger.record(big)
+        assert ledger.drain()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (ledger.health.ok, ledger.health.dropped) == (False, 1)
+    ledger.record(big)
+    assert ledger.drain()
+    assert ledger.health.ok
+    assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_a_log_that_could_not_be_written_counts_when_it_is_brought_again(
+    ledger: Ledger, path: Path
+) -> None:
+    ledger.record(group())
+    assert ledger.drain()
+    other = sqlite3.connect(path)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        ledger.apply_log("run", [trained(1, "g1")])
+        assert ledger.drain()
+    finally:
+        other.close()
+    assert ledger.log_cursor("run") == 0
+    ledger.apply_log("run", [trained(1, "g1")])
+    assert state(ledger) == ("trained", None)
+
+
+def test_a_full_queue_drops_and_counts(
+    ledger: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fakevllm.ledger.writer.QUEUE_BOUND", 3)
+    small = Ledger.open(path, busy_timeout_s=20)
+    other = sqlite3.connect(path)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        for index in range(2_000):
+            small.record(group(f"g{index}"))
+        assert small.health.dropped > 0
+        assert small.health.waiting <= 3
+        assert not small.health.ok
+    finally:
+        other.close()
+    small.close()
+    assert sum(ledger.counts().values()) == 2_000 - small.health.dropped
+
+
+def test_a_path_that_cannot_be_a_ledger_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("this is not a database, it is a text of some length" * 50)
+    (tmp_path / "folder").mkdir()
+    for bad in (tmp_path / "text", tmp_path / "folder", tmp_path / "text" / "ledger"):
+        with pytest.raises(LedgerError, match="move it away or name another"):
+            Ledger.open(bad)
+
+
+def test_odd_characters_in_the_path_are_just_a_path(tmp_path: Path) -> None:
+    odd = tmp_path / "a ?#%20ü.sqlite"
+    Ledger.open(odd).close()
+    assert odd.exists()

@@ -1,0 +1,196 @@
+"""Many users at once: copies of the recorded conversations, interleaved by chance and placed."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from fakevllm.sessions.hints import Hints, hints_of
+from fakevllm.sessions.tree import Conversations
+from fakevllm.sessions.types import Asked, Place
+from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.formats.registry import ADAPTERS
+from tests.proxy.sessions.recordings import Json, Recorded
+
+NAMES_SOMEBODY = (
+    *(b"x-session-id", b"x-session-affinity", b"x-parent-session-id"),
+    *(b"x-openwebui-chat-id", b"x-openwebui-user-id"),
+)
+SCOPE = "0a1b2c3d"
+NUM_AT_ONCE = 40
+_IDS = ("id", "tool_call_id", "call_id")
+_OWN_WORDS = 8
+"""Characters from which an opening is long enough to be changed wherever it is quoted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A request, where it was put, and what is known of it."""
+
+    asked: Recorded
+    group_id: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A conversation as one user has it: answers and call ids are their own; every other user opens
+    it in words of their own, if it has words enough."""
+
+    name: str
+    requests: list[Recorded]
+
+    @property
+    def opening(self) -> str:
+        return opening_of(self.requests)
+
+    @property
+    def answers(self) -> set[str]:
+        return {_text(one.answer) for one in self.requests} - {""}
+
+
+def copies(sessions: Sequence[Sequence[Recorded]], num_users: int) -> list[Copy]:
+    return [
+        Copy(f"{session[0].session}#{user}", _own(session, f"{number}.{user}", bool(user % 2)))
+        for number, session in enumerate(sessions)
+        for user in range(num_users)
+    ]
+
+
+def _own(session: Sequence[Recorded], mark: str, is_worded: bool) -> list[Recorded]:
+    opening = opening_of(session)
+    answers = {_text(one.answer) for one in session} - {""}
+    is_worded = is_worded and len(opening) >= _OWN_WORDS
+
+    def own(value: Any, role: str = "") -> Any:
+        if isinstance(value, list):
+            return [own(item, role) for item in cast(list[Any], value)]
+        if isinstance(value, dict):
+            found = cast(Json, value)
+            role = str(found.get("role", role))
+            return {key: _own_id(key, found[key], mark) or own(found[key], role) for key in found}
+        return worded(value, role) if isinstance(value, str) else value
+
+    def worded(text: str, role: str) -> str:
+        if role == "assistant" and text in answers:
+            return f"{text} ({mark})"
+        if role == "user":
+            for answer in answers:
+                text = text.replace(f"ASSISTANT: {answer}", f"ASSISTANT: {answer} ({mark})")
+            if is_worded:
+                text = text.replace(opening, f"{opening} for {mark}")
+        return text
+
+    return [
+        replace(one, body=own(one.body), answer=own(one.answer, "assistant")) for one in session
+    ]
+
+
+def with_counted_ids(copy: Copy) -> Copy:
+    """As engines give them that count calls from 0 in each answer: they tell nothing."""
+
+    def counted(value: Any, key: str = "") -> Any:
+        if isinstance(value, list):
+            return [counted(item) for item in cast(list[Any], value)]
+        if isinstance(value, dict):
+            return {name: counted(one, name) for name, one in cast(Json, value).items()}
+        return "call_0" if key in _IDS else value
+
+    requests = [
+        replace(one, body=counted(one.body), answer=counted(one.answer)) for one in copy.requests
+    ]
+    return Copy(copy.name, requests)
+
+
+def _own_id(key: str, value: Any, mark: str) -> str | None:
+    is_id = key in _IDS and isinstance(value, str)
+    return f"{value}-{mark}" if is_id else None
+
+
+def opening_of(session: Sequence[Recorded]) -> str:
+    """The first question of its first main call."""
+    for one in session:
+        if not one.is_side:
+            adapter = ADAPTERS[one.adapter]
+            return adapter.opening(adapter.open(one.body, Engine("m")).body)
+    return ""
+
+
+def _text(message: Json) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else ""
+
+
+class Crowd:
+    """Plays conversations into one tree, each in its order, all of them at once."""
+
+    def __init__(self, *, with_headers: bool, chance: random.Random) -> None:
+        self.conversations = Conversations()
+        self.told: defaultdict[str, list[Told]] = defaultdict(list)
+        self._with_headers = with_headers
+        self._chance = chance
+        self._now = 1000.0
+        self._num = 0
+
+    def play(self, copies: Sequence[Copy]) -> None:
+        """NUM_AT_ONCE conversations are open at any time."""
+        coming = list(copies)
+        self._chance.shuffle(coming)
+        waiting: dict[str, list[Recorded]] = {}
+        late: list[tuple[str, Recorded]] = []
+        while coming or waiting:
+            while coming and len(waiting) < NUM_AT_ONCE:
+                copy = coming.pop()
+                waiting[copy.name] = list(copy.requests)
+            name = self._chance.choice(list(waiting))
+            one = waiting[name].pop(0)
+            if not waiting[name]:
+                del waiting[name]
+            group_id = self._ask(name, one)
+            if one.is_side:  # nobody waits for it
+                late.append((group_id, one))
+            else:
+                self._answer(group_id, one)
+            if late and self._chance.random() < 0.5:
+                self._answer(*late.pop(0))
+
+    def _ask(self, name: str, one: Recorded) -> str:
+        self._num += 1
+        self._now += 0.1 * self._chance.random()
+        adapter = ADAPTERS[one.adapter]
+        body = adapter.open(one.body, Engine("m")).body
+        prompt = "" if "messages" in body else adapter.question(body)
+        history, text = self.conversations.history_of(body, prompt, SCOPE)
+        asked = Asked(
+            group_id=f"g{self._num}",
+            scope=SCOPE,
+            history=history,
+            received_at=self._now,
+            size=len(str(one.body)),
+            hints=self._hints(name, one),
+            is_side=one.is_side,
+            text=text,
+        )
+        place = self.conversations.place(asked)
+        self.told[name].append(Told(one, asked.group_id, place))
+        return asked.group_id
+
+    def _answer(self, group_id: str, one: Recorded) -> None:
+        self._now += 0.1 * self._chance.random()
+        if one.is_failed:
+            self.conversations.failed(group_id, self._now)
+        else:
+            self.conversations.served(group_id, one.answer, self._now)
+
+    def _hints(self, name: str, one: Recorded) -> Hints:
+        kept = {key: one.headers[key] for key in one.headers if key not in NAMES_SOMEBODY}
+        if self._with_headers:
+            user = b"#" + name.rpartition("#")[2].encode()
+            named = {
+                key: one.headers[key] + b"#" + user for key in one.headers if key in NAMES_SOMEBODY
+            }
+            kept |= named
+        return hints_of(kept, one.body)

@@ -1,0 +1,190 @@
+"""Histories are equal however a client writes them again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakevllm.sessions.normalize import canonical, history_of, without
+from tests.proxy.sessions.talks import assistant, call, tool, user
+
+Json = dict[str, Any]
+LOOP = [
+    user("hi"),
+    assistant("", call("c1", '{"path": "a", "n": 1}')),
+    tool("c1", "text"),
+    assistant("Done."),
+]
+
+
+def end(*messages: Json, scope: str = "key") -> bytes:
+    return history_of(messages, scope).end
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        assistant(None, call("c1", '{"path":"a","n":1}')),
+        assistant("", call("other", '{"n": 1.0, "path": "a"}')),
+        assistant(None, call("c1", '{"n":1e0,"path":"\\u0061"}')) | {"reasoning_content": "Hm"},
+        {"content": [{"type": "text", "text": ""}], "role": "assistant"}
+        | {"tool_calls": [call("c1", '{"path": "a", "n": 1}') | {"index": 0}]},
+        assistant("<think>so</think>", call("c1", '{"path": "a", "n": 1}')),
+    ],
+)
+def test_a_call_is_the_same_however_it_is_written_again(changed: Json) -> None:
+    assert end(LOOP[0], changed, *LOOP[2:]) == end(*LOOP)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        assistant("", call("c1", '{"path": "b", "n": 1}')),
+        assistant("", call("c1", '{"path": "a", "n": 1}', name="write")),
+        assistant("So", call("c1", '{"path": "a", "n": 1}')),
+        assistant("", call("c1", '{"path": "a", "n": "1"}')),
+        assistant(""),
+        user(""),
+    ],
+)
+def test_another_call_or_text_is_another_history(changed: Json) -> None:
+    assert end(LOOP[0], changed, *LOOP[2:]) != end(*LOOP)
+
+
+def test_what_clients_put_in_and_take_out_does_not_count() -> None:
+    cached = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    reminder = {"type": "text", "text": "<system-reminder>It is Monday</system-reminder>"}
+    assert end(
+        {"role": "system", "content": "Today is Monday"},
+        {"role": "user", "content": [reminder, cached]},
+        LOOP[1],
+        LOOP[2] | {"name": "read"},
+        {"role": "assistant", "content": ""},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm"},
+                {"type": "text", "text": " Done.\n"},
+            ],
+            "refusal": None,
+            "provider_specific_fields": {"x": 1},
+        },
+    ) == end(*LOOP)
+
+
+def test_pictures_count_and_their_cache_control_does_not() -> None:
+    def picture(url: str, **more: Any) -> Json:
+        part = {"type": "image_url", "image_url": {"url": url}} | more
+        return {"role": "user", "content": [part, {"type": "text", "text": "colour?"}]}
+
+    assert end(picture("data:a")) == end(picture("data:a", cache_control={"type": "ephemeral"}))
+    assert end(picture("data:a")) != end(picture("data:b"))
+    assert end(picture("data:a")) != end(user("colour?"))
+
+
+def test_histories_of_two_keys_are_never_equal() -> None:
+    assert end(user("hi")) != end(user("hi"), scope="other")
+
+
+def test_a_turn_begins_with_what_somebody_wrote() -> None:
+    history = history_of(
+        [
+            user("one"),
+            user("more of it"),
+            assistant("", call("c1")),
+            tool("c1", "text"),
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:a"}}]},
+            assistant("Calling tools:\n[{'id': 'call_7', 'type': 'function'}]"),
+            user("Observation:\n3"),
+            assistant("There."),
+            user("two"),
+        ],
+        "key",
+    )
+    assert history.turns_after(-1) == 2
+    assert [history.turns_after(at) for at in (1, 6, 7)] == [1, 1, 1]
+    assert history.said[5].call_ids == ("call_7",)
+    assert history.question == "two"
+    looped = [user("one"), assistant("", call("c1")), tool("c1", "text")]
+    assert history_of(looped, "key").question == "one"
+
+
+def test_a_worked_example_is_no_turn() -> None:
+    switch = "I switched to a new code base. Please don't consider the above files."
+    files = "I have *added these files to the chat* so you can go ahead and edit them."
+    example = [user("Change get_factorial()"), assistant("Here"), user(switch), assistant("Ok.")]
+    history = history_of([*example, user(files), assistant("Ok"), user("my wish")], "key")
+    assert history.turns_after(-1) == 1
+    assert (history.question, history.users_text) == ("my wish", "my wish")
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+ODD = st.fixed_dictionaries(
+    {},
+    optional={
+        "role": st.sampled_from(["user", "assistant", "tool", "system"]) | ANYTHING,
+        "content": ANYTHING,
+        "tool_calls": ANYTHING | st.lists(st.fixed_dictionaries({"function": ANYTHING})),
+        "function_call": ANYTHING,
+        "tool_call_id": ANYTHING,
+    },
+)
+
+
+@given(st.lists(ODD | ANYTHING))
+def test_whatever_an_app_sends_it_has_a_history(messages: list[Any]) -> None:
+    assert history_of(messages, "key").end == history_of(messages, "key").end
+
+
+@pytest.mark.parametrize(
+    "arguments", ["{", "[" * 5000, '{"a": ' * 600 + "1" + "}" * 600, "\ud800", None, 7, ["a"]]
+)
+def test_arguments_that_are_no_json_are_kept_as_they_are(arguments: object) -> None:
+    assert canonical(arguments)
+
+
+@pytest.mark.parametrize("begin", ["<think>", "<system-reminder>", '<details type="reasoning"'])
+def test_marks_that_nothing_closes_are_looked_at_once(begin: str) -> None:
+    """A megabyte of them: whoever looked through the rest for each would not come back."""
+    text = begin * (1_000_000 // len(begin))
+    history = history_of([{"role": "assistant", "content": text}], "")
+    assert len(history.said) == 1
+
+
+def test_worked_examples_that_are_announced_again_and_again_are_looked_at_once() -> None:
+    """Whoever went through all before them for each would not come back."""
+    messages = [user(f"I switched to a new code base. {at}") for at in range(40_000)]
+    history = history_of([user("An example"), *messages, user("Mine")], "")
+    assert [one.text for one in history.said if one.is_users] == ["Mine"]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        "### Task:\nRespond to the user query.\n<context>\n{c}\n</context>\n\n{q}",
+        "### Task:\nRespond to the user query.\n<context>{c}</context>\n"
+        "<user_query>\n{q}\n</user_query>\n",
+    ],
+)
+def test_a_question_that_was_given_context_is_the_same_when_it_is_repeated_alone(
+    around: str,
+) -> None:
+    asked = around.format(c="<source id='1'>a text</source>", q="What is it about?")
+    assert end(user(asked), assistant("A text.")) == end(
+        user("What is it about?"), assistant("A text.")
+    )
+    assert history_of([user(asked)], "").question == "What is it about?"
+    assert history_of([user("### Task:\nRespond to the user query <b>")], "").question
+
+
+def test_what_is_between_marks_goes_and_the_rest_stays() -> None:
+    marks = ("<think>", "</think>")
+    assert without("<think>a</think>b<think>c</think>d<think>", *marks) == "bd<think>"
+    assert without("plain </think>", *marks) == "plain </think>"

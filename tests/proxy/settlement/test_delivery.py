@@ -1,0 +1,153 @@
+"""No group stays scored: it is sent, by this life or the next, or it is lost with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from fakevllm.ledger.store import Ledger
+from fakevllm.settlement import delivery
+from fakevllm.settlement.delivery import Settling
+from fakevllm.swarm import link
+from fakevllm.swarm.link import SwarmLink
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import EndGroupReply, SuccessReply
+from tests.proxy.ledger.ledger_cases import group
+from tests.proxy.odd_swarm import OddSwarm, until
+
+T = TypeVar("T")
+POOLED = EndGroupReply(success=True, pooled=True, step=3)
+UNKNOWN = EndGroupReply(success=False, failure_reason="unknown_group")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    opened = Ledger.open(tmp_path / "ledger.sqlite", busy_timeout_s=0.05)
+    yield opened
+    opened.close()
+
+
+@asynccontextmanager
+async def settling(swarm: OddSwarm, ledger: Ledger) -> AsyncGenerator[Settling]:
+    followed = SwarmLink(swarm.url, None, TrainJob(), ledger)
+    following = asyncio.create_task(followed.run())
+    settling = Settling(ledger, followed)
+    try:
+        yield settling
+    finally:
+        await settling.close()
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await followed.close()
+
+
+def outcome(ledger: Ledger, group_id: str) -> tuple[str, str | None]:
+    assert ledger.drain()
+    found = ledger.group(group_id)
+    assert found is not None
+    return found.state, found.reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "reason"),
+    [
+        (POOLED, "pooled", None),
+        (UNKNOWN, "lost", "unknown_group"),
+        (422, "lost", "swarm_refused: 422"),
+    ],
+)
+async def test_what_an_earlier_life_left_scored_is_sent_once_the_server_is_there(
+    ledger: Ledger, answer: object, state: str, reason: str | None
+) -> None:
+    ledger.record(group("old", [1.0, None, 0.0], task_id="t"))
+    ledger.record(group("done", state="pooled"))
+    assert ledger.drain()
+    async with OddSwarm() as swarm, settling(swarm, ledger) as one:
+        swarm.answers |= {"/get_engine_status": 503, "/end_group": answer}
+        one.resend(ledger.scored_groups())
+        await until(lambda: swarm.calls["/get_engine_status"] > 1)
+        assert swarm.calls["/end_group"] == 0
+        swarm.answers["/get_engine_status"] = OddSwarm().answers["/get_engine_status"]
+        await until(lambda: outcome(ledger, "old") == (state, reason))
+        assert swarm.calls["/end_group"] == 1
+        sent = swarm.bodies["/end_group"]
+    assert (sent["group_id"], sent["rewards"], sent["task_id"]) == ("old", [1.0, None, 0.0], "t")
+    assert sent["metadata"] == {"question": "1+1?"}
+
+
+async def test_a_stop_while_the_server_is_away_leaves_the_group_for_the_next_life(
+    ledger: Ledger,
+) -> None:
+    ledger.record(group("old"))
+    assert ledger.drain()
+    async with OddSwarm() as swarm:
+        swarm.answers["/get_engine_status"] = 503
+        async with settling(swarm, ledger) as one:
+            one.resend(ledger.scored_groups())
+    assert [left.group_id for left in ledger.scored_groups()] == ["old"]
+
+
+async def test_a_group_the_server_refuses_is_lost_at_once(ledger: Ledger) -> None:
+    async with OddSwarm() as swarm:
+        swarm.answers["/end_group"] = 422
+        async with settling(swarm, ledger) as one:
+            one.settle(group("g1"))
+            await until(lambda: bool(swarm.calls["/end_group"]))
+        assert swarm.calls["/end_group"] == 1
+    assert outcome(ledger, "g1") == ("lost", "swarm_refused: 422")
+
+
+def _at_once(post: T) -> T:
+    """In place of a minute's patience."""
+    return post
+
+
+async def test_a_group_waits_for_a_server_that_is_away_however_long_and_is_sent_then(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "_patiently", _at_once)
+    monkeypatch.setattr(delivery, "RESEND_PAUSE_S", 0.0)
+    async with OddSwarm() as swarm, settling(swarm, ledger) as one:
+        well = swarm.answers["/get_engine_status"]
+        swarm.answers |= {"/get_engine_status": 503, "/end_group": 503}
+        await until(lambda: swarm.calls["/get_engine_status"] > 1)
+        one.settle(group("g1"))
+        await until(lambda: bool(swarm.calls["/end_group"]))
+        assert outcome(ledger, "g1") == ("scored", None)
+        swarm.answers |= {"/get_engine_status": well, "/end_group": POOLED}
+        await until(lambda: outcome(ledger, "g1") == ("pooled", None))
+        assert swarm.calls["/end_group"] == 2
+
+
+async def test_what_an_earlier_life_sent_with_other_rewards_stands(ledger: Ledger) -> None:
+    async with OddSwarm() as swarm, settling(swarm, ledger) as one:
+        swarm.answers["/end_group"] = 409
+        one.settle(group("g1"))
+        await until(lambda: bool(swarm.calls["/end_group"]))
+    assert outcome(ledger, "g1") == ("pooled", None)
+
+
+async def test_a_group_too_large_for_the_wire_is_lost_with_the_reason(ledger: Ledger) -> None:
+    async with OddSwarm() as swarm, settling(swarm, ledger) as one:
+        one.settle(group("g1", [0.5] * 300))
+        await until(lambda: outcome(ledger, "g1") == ("lost", "end_failed: ValidationError"))
+
+
+async def test_a_group_the_ledger_does_not_hold_is_not_trained(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    other = sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    async with OddSwarm() as swarm:
+        swarm.answers |= {"/end_group": POOLED, "/abort_group": SuccessReply(success=True)}
+        async with settling(swarm, ledger) as one:
+            one.settle(group("g1"))
+        assert swarm.calls["/end_group"] == 0
+        assert swarm.bodies["/abort_group"] == {"group_id": "g1"}
+    other.close()

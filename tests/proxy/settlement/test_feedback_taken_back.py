@@ -1,0 +1,182 @@
+"""Feedback that is taken back while something else happens: it counts for nothing, or is told to
+count."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakevllm.ledger.records import FeedbackRecord, FeedbackState
+from fakevllm.settlement import feedback_service
+from fakevllm.web.components import Proxy
+from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.swarm import AddSampleRequest, EndGroupReply
+from tests.proxy.ledger.ledger_cases import group
+from tests.proxy.odd_swarm import until
+from tests.proxy.settlement.feedback_rig import KEY, POOLED, ended, opened, rows, said, until_states
+
+
+async def test_what_is_taken_back_while_others_are_sent_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as (proxy, desk, _):
+        ended(proxy, "g1", "g2", "g3")
+        sent: list[str] = []
+        go_on = asyncio.Event()
+
+        async def slow(request: AddSampleRequest) -> EndGroupReply:
+            sent.append(request.sample_id.partition("/")[0])
+            await go_on.wait()
+            return POOLED
+
+        monkeypatch.setattr(proxy.link, "add_sample", slow)
+        await desk.take(said("g1"), KEY)
+        await desk.take(said("g2", thumbs="down"), KEY)
+        await until(lambda: len(sent) == 1)
+        await desk.take(said("g3", score=0.25), KEY)
+        row, _ = await desk.take(said("g2", thumbs=None), KEY)
+        assert (row.state, row.reason) == ("kept", "taken_back")
+        go_on.set()
+        found = await until_states(proxy, "pooled", "kept", "kept", "pooled")
+        assert sent == ["feedback:g1", "feedback:g3"]
+        assert {row.reason for row in found[1:3]} == {"taken_back"}
+
+
+async def test_what_is_taken_back_on_its_way_is_told_as_taken_back_until_it_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as (proxy, desk, _):
+        ended(proxy, "g1", "g2")
+        is_sent, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(request: AddSampleRequest) -> EndGroupReply:
+            is_sent.set()
+            await go_on.wait()
+            return POOLED
+
+        monkeypatch.setattr(proxy.link, "add_sample", slow)
+        await desk.take(said("g1"), KEY)
+        await desk.take(said("g2", thumbs="down"), KEY)
+        await is_sent.wait()
+        await desk.take(said("g1", thumbs=None), KEY)
+        go_on.set()
+        await until(lambda: any(row.amount for row in rows(proxy)))
+        assert [row.state for row in rows(proxy) if row.group_id == "g1"] == ["kept", "kept"]
+
+
+def stuck(proxy: Proxy) -> threading.Event:
+    """The ledger's writer waits until it is set."""
+    go_on = threading.Event()
+
+    def wait(db: object) -> None:
+        go_on.wait()
+
+    proxy.ledger.feedback._put(wait)  # pyright: ignore[reportPrivateUsage]
+    return go_on
+
+
+async def test_what_is_taken_back_while_the_ledger_is_stuck_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, window_s=1000.0) as (proxy, desk, _):
+        proxy.settling.answered("g1", "chatcmpl-1", KEY, None)
+        await desk.take(said("chatcmpl-1"), KEY)
+        feedback, flush = proxy.ledger.feedback, proxy.ledger.flush
+        outcome = feedback.outcome
+        taken_back, is_joined, is_void = feedback.taken_back, asyncio.Event(), asyncio.Event()
+
+        def joined(row: FeedbackRecord, state: FeedbackState, *told: Any, **more: Any) -> None:
+            if state is FeedbackState.JOINED:
+                is_joined.set()
+            outcome(row, state, *told, **more)
+
+        def then_void(row: FeedbackRecord) -> None:
+            taken_back(row)
+            is_void.set()
+
+        async def in_vain(*limit_s: float) -> bool:
+            """Of the desk's, each waits for the worst that the other may do meanwhile."""
+            if limit_s != (feedback_service.FLUSH_S,):
+                return await flush(*limit_s)
+            of_other = is_joined if asyncio.current_task() is taking_back else is_void
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await of_other.wait()
+            return False
+
+        monkeypatch.setattr(feedback, "outcome", joined)
+        monkeypatch.setattr(feedback, "taken_back", then_void)
+        with monkeypatch.context() as stuck_ledger:
+            stuck_ledger.setattr(proxy.ledger, "flush", in_vain)
+            taking_back = asyncio.create_task(desk.take(said("chatcmpl-1", thumbs=None), KEY))
+            proxy.settling.settle(group("g1", [0.5, 1.0]))  # now it would be heard
+            with pytest.raises(WireError, match="Try again"):
+                await taking_back
+            await until(lambda: not desk._hearing)  # pyright: ignore[reportPrivateUsage]
+        row, _ = await desk.take(said("chatcmpl-1", thumbs=None), KEY)
+        assert (row.state, row.reason) == ("kept", "taken_back")
+        assert {one.reason for one in rows(proxy)} == {"taken_back"}
+
+
+async def test_what_is_being_taken_back_is_not_sent_while_the_ledger_is_stuck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as (proxy, desk, swarm):
+        ended(proxy, "g1", "g2")
+        await desk.take(said("g1"), KEY)
+        await until_states(proxy, "waiting")
+        served_calls, is_read, may_read = (
+            proxy.ledger.feedback.served_calls,
+            asyncio.Event(),
+            threading.Event(),
+        )
+        loop = asyncio.get_running_loop()
+
+        def slow(group_id: str) -> Any:
+            if group_id == "g1":
+                loop.call_soon_threadsafe(is_read.set)
+                may_read.wait()
+            return served_calls(group_id)
+
+        monkeypatch.setattr(proxy.ledger.feedback, "served_calls", slow)
+        await desk.take(said("g2", thumbs="down"), KEY)
+        await is_read.wait()
+        put, is_put = proxy.ledger.feedback.taken_back, asyncio.Event()
+
+        def then_told(row: FeedbackRecord) -> None:
+            put(row)
+            is_put.set()
+
+        monkeypatch.setattr(proxy.ledger.feedback, "taken_back", then_told)
+        of_group = proxy.ledger.feedback.of_group
+
+        def then_stuck(group_id: str) -> Any:
+            found = of_group(group_id)
+            loop.call_soon_threadsafe(gates.append, stuck(proxy))
+            return found
+
+        gates: list[threading.Event] = []
+        monkeypatch.setattr(proxy.ledger.feedback, "of_group", then_stuck)
+        taking_back = asyncio.create_task(desk.take(said("g1", thumbs=None), KEY))
+        await is_put.wait()
+        monkeypatch.setattr(proxy.ledger.feedback, "of_group", of_group)
+        flush, is_asked = proxy.ledger.flush, asyncio.Event()
+
+        async def watched(*limit_s: float) -> bool:
+            is_asked.set()
+            return await flush(*limit_s)
+
+        monkeypatch.setattr(proxy.ledger, "flush", watched)
+        may_read.set()
+        await is_asked.wait()
+        gates[0].set()
+        row, _ = await taking_back
+        assert (row.state, row.reason) == ("kept", "taken_back")
+        await until_states(proxy, "kept", "kept", "waiting")
+        assert await proxy.ledger.flush()
+        assert swarm.calls["/add_sample"] == 0

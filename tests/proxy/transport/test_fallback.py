@@ -1,0 +1,108 @@
+"""Requests that our siblings keep from the engine, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+
+from fakevllm.transport.fallback import Fallback
+from fakevllm.transport.request import Plan
+from fakevllm.transport.retry_policy import Trouble
+from fakevllm.transport.sibling_limit import Room
+from fakevllm_adapters.formats.registry import ADAPTERS
+from tests.proxy.odd_swarm import until
+from tests.proxy.transport.test_retry import (
+    ALL_FORMATS,
+    ANSWER,
+    BOTH_MODES,
+    Server,
+    asked_of,
+    relayed,
+)
+
+BUSY: dict[str, Any] = {"error": {"message": "Too many requests are waiting.", "code": 503}}
+FULL = pytest.mark.parametrize("status", [429, 503])
+
+
+@FULL
+@BOTH_MODES
+@ALL_FORMATS
+async def test_who_is_kept_out_by_siblings_of_ours_waits_for_one_of_them(
+    name: str, stream: bool, status: int
+) -> None:
+    room = Room()
+    async with Server((status, BUSY), (200, ANSWER)).running() as server:
+        with room.with_engine():
+            asking = asyncio.create_task(
+                relayed(server.url, asked_of(name, stream=stream), 3600, room=room)
+            )
+            await until(lambda: len(server.asked) == 1)
+        got, trouble = await asking
+    assert got.status == 200 and (b"Hello." in got.body or b"Hi" in got.body)
+    assert trouble is None and len(server.asked) == 2
+    assert server.asked[0][0] == ADAPTERS[name].upstream_path
+
+
+@FULL
+async def test_a_request_of_the_engines_own_route_waits_for_them_too(status: int) -> None:
+    room = Room()
+    async with Server((status, BUSY), (200, {"id": "resp_1"})).running() as server:
+        with room.with_engine():
+            request = asked_of("responses", background=True)
+            asking = asyncio.create_task(relayed(server.url, request, 3600, room=room))
+            await until(lambda: len(server.asked) == 1)
+        got, _ = await asking
+    assert (got.status, got.body) == (200, b'{"id": "resp_1"}')
+
+
+@FULL
+async def test_who_is_kept_out_by_others_is_told_so_at_once(status: int) -> None:
+    room = Room()
+    with room.with_engine():
+        pass  # it has gone before anybody asked
+    async with Server((status, BUSY)).running() as server:
+        got, _ = await relayed(server.url, asked_of("chat"), 3600, room=room)
+    assert (got.status, orjson.loads(got.body)) == (status, BUSY) and len(server.asked) == 1
+
+
+@FULL
+async def test_who_is_kept_out_for_too_long_is_told_so_in_the_engines_words(status: int) -> None:
+    room = Room()
+    async with Server((status, BUSY)).running() as server:
+        with room.with_engine():
+            got, _ = await relayed(server.url, asked_of("chat"), 0.2, room=room)
+    assert (got.status, orjson.loads(got.body)) == (status, BUSY) and len(server.asked) > 1
+    assert got.headers[b"retry-after"] == b"2"
+
+
+@FULL
+async def test_who_is_kept_out_for_too_long_goes_to_the_fallback(status: int) -> None:
+    room = Room()
+    async with (
+        Server((status, BUSY)).running() as server,
+        Server((200, ANSWER)).running() as other,
+    ):
+        with room.with_engine():
+            fallback = Fallback(other.url, None, None)
+            got, trouble = await relayed(server.url, asked_of("chat"), 0.0, fallback, room)
+    assert (got.status, trouble) == (200, Trouble.CROWDED)
+
+
+async def test_what_the_engine_would_not_take_beside_so_many_siblings_bounds_them() -> None:
+    room = Room()
+    async with Server((429, BUSY), (200, ANSWER)).running() as server:
+        with room.with_engine(), room.with_engine():
+            await relayed(server.url, asked_of("chat"), 3600, room=room)
+    assert room.take(5).num == 1
+
+
+async def test_a_lead_that_is_asked_alone_is_as_greedy_as_among_its_siblings() -> None:
+    request = asked_of("chat", temperature=0.7)
+    async with Server((200, ANSWER)).running() as server:
+        await relayed(server.url, request, plan=Plan(1, is_greedy=True))
+        await relayed(server.url, request)
+    assert [body["temperature"] for _, body, _ in server.asked] == [0, 0.7]
+    assert not any("sibling" in name.lower() for _, _, told in server.asked for name in told)

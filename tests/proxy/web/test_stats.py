@@ -1,0 +1,107 @@
+"""Our own routes: what the proxy says of itself, and the keys it gives out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from io import StringIO
+from pathlib import Path
+
+import httpx
+from fastapi import FastAPI
+from rich.console import Console
+
+from fakevllm.config.model import load
+from fakevllm.runtime.admin_client import as_table, lines
+from fakevllm.web.components import Proxy, open_proxy
+from fakevllm.web.routes import admin
+from fakevllm_adapters.protocol.swarm import Task
+from tests.proxy.ledger.ledger_cases import group
+from tests.proxy.odd_swarm import OddSwarm
+
+TASKS = {"tasks": [{"task_id": "t1", "main_query": "hi"}]}
+
+
+@asynccontextmanager
+async def asked(
+    folder: Path, **proxy_flags: Path
+) -> AsyncGenerator[tuple[Proxy, httpx.AsyncClient]]:
+    async with OddSwarm() as swarm:
+        flags = {"proxy": {"run_dir": folder, **proxy_flags}, "swarm": {"url": swarm.url}}
+        async with open_proxy(load(None, flags)) as proxy:
+            app = FastAPI()
+            app.include_router(admin.router(proxy))
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
+                yield proxy, client
+
+
+async def test_writes_the_ledger_gave_up_are_shown(tmp_path: Path) -> None:
+    async with asked(tmp_path) as (proxy, client):
+        stats = (await client.get("/fakevllm/stats")).json()
+        assert (stats["ledger_dropped"], stats["ledger_error"]) == (0, None)
+        proxy.ledger.put_tasks([Task(task_id="t", metadata={"bad": object()})])
+        assert await proxy.ledger.flush()
+        stats = (await client.get("/fakevllm/stats")).json()
+        assert stats["ledger_dropped"] == 1 and "not JSON serializable" in stats["ledger_error"]
+
+
+async def test_the_curve_is_the_newest_runs_or_the_one_that_is_asked_for(tmp_path: Path) -> None:
+    async with asked(tmp_path) as (proxy, client):
+        for at, name in enumerate(("aaaaaaaaaaaa", "bbbbbbbbbbbb"), 1):
+            proxy.ledger.record(group(name, [0.0, float(at)], served=1, received_at=float(at)))
+            proxy.ledger.settle(name, "pooled", None, at, [], name)
+        assert await proxy.ledger.flush()
+        newest = (await client.get("/fakevllm/stats")).json()
+        older = (await client.get("/fakevllm/stats?run=aa")).json()
+        none = await client.get("/fakevllm/stats?run=c")
+    assert (newest["run_id"], newest["other_runs"]) == ("bbbbbbbbbbbb", ["aaaaaaaaaaaa"])
+    assert [one["step"] for one in newest["curve"]] == [2]
+    assert older["run_id"] == "aaaaaaaaaaaa" and older["curve"][0]["policy_mean"] == 0.5
+    assert none.status_code == 404 and "aaaaaaaaaaaa are" in none.json()["error"]["message"]
+    assert list(lines(newest))[-3:] == [
+        ("run", "bbbbbbbb; 1 more, with --run: aaaaaaaa"),
+        ("policy mean", "1.00 → 1.00 in 1 steps"),
+        ("returned best", "2.00 → 2.00 in 1 steps"),
+    ]
+    collecting = newest | {"engine": {"run_id": newest["run_id"], "global_step": 2}}
+    assert list(lines(collecting))[-2][1] == "1.00 → 1.00 in 0 steps, and the one being collected"
+    collecting["engine"]["run_id"] = "another"
+    assert list(lines(collecting))[-2][1] == "1.00 → 1.00 in 1 steps"
+
+
+def test_a_curves_ends_are_means_of_groups_and_not_of_steps() -> None:
+    curve = [{"step": 1, "policy_mean": 0.25, "returned_best": None, "groups": 40}]
+    curve += [
+        {"step": at, "policy_mean": 0.75, "returned_best": None, "groups": 8} for at in (2, 3)
+    ]
+    curve += [{"step": 9, "policy_mean": 0.0, "returned_best": None, "groups": 1}]
+    stats = {"curve": curve, "run_id": "r", "other_runs": [], "engine": None, "paused": False}
+    stats |= {"counts": {}, "untrained": {}, "ledger_dropped": 0, "ledger_error": None}
+    told = dict(lines(stats))
+    shown = (0.75 * 16 + 0.25 * 40) / 57
+    assert told["policy mean"] == f"0.25 → {shown:.2f} in 4 steps"
+    assert "start it (`fakevllm-server start`)" in told["engine"]
+
+
+async def test_task_keys_are_signed_and_an_open_proxy_takes_plain_ones_too(
+    tmp_path: Path,
+) -> None:
+    key_file = tmp_path / "of-apps"
+    key_file.write_text("sk-one\n")
+    given: set[str] = set()
+    for keys in (None, key_file, key_file):  # the same after a restart
+        flags = {} if keys is None else {"key_file": keys}
+        async with asked(tmp_path, **flags) as (proxy, client):
+            (key,) = (await client.post("/fakevllm/tasks", json=TASKS)).json()["keys"]
+            assert proxy.tasks.knows(key)
+            assert proxy.tasks.knows("sk-task-t1") is (keys is None)
+            given.add(key)
+    assert len(given) == 1 and given.pop().startswith("sk-task-t1.")
+
+
+def test_words_that_look_like_markup_are_shown_as_they_are() -> None:
+    console = Console(width=80, file=StringIO())
+    console.print(as_table("here", [("it says", "take lr out of [job], and [/] too")]))
+    assert isinstance(console.file, StringIO)
+    assert "take lr out of [job], and [/] too" in console.file.getvalue()

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from swarm_server.backends.embedded.driving import (
+    draft,
+    load,
+    plain_logprobs,
+    run_dry,
+    sampling_state,
+)
+from transformers import PreTrainedModel
+
+from fakevllm_server.backends.embedded.decode.drafts import Draft
+from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
+from fakevllm_server.types.backend import BackendError
+from fakevllm_server.types.sampling import Sampling
+
+
+@pytest.fixture
+def model(tiny_folder: Path) -> PreTrainedModel:
+    return load(tiny_folder)
+
+
+def random_drafts(count: int, seed: int = 0) -> list[Draft]:
+    rng = random.Random(seed)
+    return [
+        draft(
+            [rng.randrange(7, 512) for _ in range(rng.choice([1, 2, 5, 30, 70]))],
+            rng.randrange(1, 40),
+            Sampling(temperature=rng.choice([0.5, 1.0, 1.5]), ignore_eos=True),
+            seed=index,
+        )
+        for index in range(count)
+    ]
+
+
+def check_logprobs(model: PreTrainedModel, done: Draft) -> None:
+    """What was reported is what the model gives without cache, batch or padding."""
+    plain = plain_logprobs(model, done.ids, done.sampling.temperature)
+    start = len(done.ids) - done.num_sampled
+    for at, token in enumerate(done.undelivered, start=start):
+        assert token.id == done.ids[at]
+        assert token.logprob == pytest.approx(plain[at - 1, token.id].item(), abs=2e-4)
+
+
+def finish_joining_over_time(state: SamplingState, drafts: list[Draft]) -> None:
+    with torch.inference_mode():
+        for one in drafts:
+            state.scheduler.add(one)
+            state.turn()
+            state.turn()
+    run_dry(state)
+
+
+def test_logprobs_are_the_models_own_whoever_else_is_in_the_batch(model: PreTrainedModel) -> None:
+    state = sampling_state(model, max_rows=6)
+    drafts = random_drafts(30)
+
+    finish_joining_over_time(state, drafts)
+
+    for one in drafts:
+        assert one.finished and one.num_sampled == one.limit
+        check_logprobs(model, one)
+
+
+def test_a_seeded_draft_is_the_same_alone_and_in_a_crowd(model: PreTrainedModel) -> None:
+    crowd = sampling_state(model, max_rows=6)
+    together = random_drafts(20)
+    finish_joining_over_time(crowd, together)
+
+    for one, alone in zip(together, random_drafts(20), strict=True):
+        state = sampling_state(model)
+        state.scheduler.add(alone)
+        run_dry(state)
+        assert alone.ids == one.ids
+
+
+def test_a_long_prompt_is_prefilled_in_pieces_while_others_go_on(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "fakevllm_server.backends.embedded.decode.sampling_state.MAX_PREFILL_TOKENS", 16
+    )
+    state = sampling_state(model)
+    short, long = draft([9], 12, Sampling(ignore_eos=True)), draft(range(7, 107), 3, Sampling())
+    with torch.inference_mode():
+        for one in (short, long):
+            state.scheduler.add(one)
+        state.turn()
+        state.turn()
+
+    assert short.num_sampled == 2 and long.num_sampled == 0, "99 tokens take seven pieces of 16"
+    run_dry(state)
+    check_logprobs(model, long)
+
+
+def test_when_memory_is_short_rows_wait_and_nothing_changes_for_them(
+    model: PreTrainedModel,
+) -> None:
+    rows = [draft([10 + i], 150, Sampling(ignore_eos=True), seed=i) for i in range(6)]
+    # Eight rows of 128 positions fit, and of 256 only four.
+    state = sampling_state(model, max_cells=8 * 128)
+    crowds: list[int] = []
+    with torch.inference_mode():
+        for one in rows:
+            state.scheduler.add(one)
+        while state.has_work:
+            state.turn()
+            crowds.append(len(state.decoder.rows))
+            assert state.decoder.cache.keys[0, :, 0, :, 0].numel() <= 8 * 128
+
+    assert max(crowds) == 6 and 4 in crowds, "two had to leave when the others grew"
+    for one in rows:
+        assert one.num_sampled == 150
+        check_logprobs(model, one)
+
+
+def test_the_end_of_sequence_ends_a_draft_unless_it_is_ignored(model: PreTrainedModel) -> None:
+    state = sampling_state(model)
+    # Every token counts as an end here.
+    state.decoder._eos_ids = frozenset(range(512))  # pyright: ignore[reportPrivateUsage]
+    ending, ignoring = draft([9], 5, Sampling()), draft([9], 5, Sampling(ignore_eos=True))
+    for one in (ending, ignoring):
+        state.scheduler.add(one)
+
+    run_dry(state)
+
+    assert ending.num_sampled == 1 and len(ending.undelivered) == 1
+    assert ignoring.num_sampled == 5
+
+
+def test_a_cancelled_row_is_free_in_the_next_turn(model: PreTrainedModel) -> None:
+    state = sampling_state(model, max_rows=1)
+    first, second = (
+        draft([9], 100, Sampling(ignore_eos=True)),
+        draft([10], 3, Sampling(ignore_eos=True)),
+    )
+    for one in (first, second):
+        state.scheduler.add(one)
+    with torch.inference_mode():
+        state.turn()
+        first.cancelled = True
+        state.turn()
+
+    assert state.decoder.rows == [second] and first.num_sampled == 1
+
+
+def test_siblings_prefill_once_even_when_some_come_later(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    from fakevllm_server.backends.embedded.decode import sampling_state as module
+
+    class Counted(module.Prefill):
+        def __init__(
+            self, model: PreTrainedModel, prompts: dict[bytes, list[int]], tokens: int
+        ) -> None:
+            started.append(len(prompts))
+            super().__init__(model, prompts, tokens)
+
+    monkeypatch.setattr(module, "Prefill", Counted)
+    state = sampling_state(model)
+    siblings = [draft(range(7, 40), 4, Sampling(ignore_eos=True), seed=i) for i in range(6)]
+    with torch.inference_mode():
+        for one in siblings[:3]:
+            state.scheduler.add(one)
+        state.turn()
+        for one in siblings[3:]:
+            state.scheduler.add(one)
+    run_dry(state)
+
+    assert started == [1]
+    for one in siblings:
+        check_logprobs(model, one)
+
+
+def publish(state: SamplingState, source: PreTrainedModel, version: int, bound_s: float) -> int:
+    """Returns how many turns the publish waited."""
+    turns = 0
+    for _ in state.publish(lambda: source, version, bound_s):
+        turns += 1
+        with torch.inference_mode():
+            state.turn()
+    return turns
+
+
+def perturbed(folder: Path) -> PreTrainedModel:
+    model = load(folder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    return model
+
+
+def test_a_publish_lets_running_drafts_finish_and_the_others_wait(
+    model: PreTrainedModel, tiny_folder: Path
+) -> None:
+    state = sampling_state(model)
+    new = perturbed(tiny_folder)
+    running, waiting = (
+        draft([9, 10], 6, Sampling(ignore_eos=True)),
+        draft([9, 11], 4, Sampling(ignore_eos=True)),
+    )
+    state.scheduler.add(running)
+    with torch.inference_mode():
+        state.turn()
+    state.scheduler.add(waiting)
+
+    turns = publish(state, new, version=1, bound_s=60)
+    run_dry(state)
+
+    assert turns == 5, "what was left of the running draft"
+    assert {token.version for token in running.undelivered} == {0}
+    assert {token.version for token in waiting.undelivered} == {1}
+    check_logprobs(new, waiting)
+
+
+def test_past_the_bound_a_draft_goes_on_with_the_new_weights(
+    model: PreTrainedModel, tiny_folder: Path
+) -> None:
+    state = sampling_state(model)
+    old, new = load(tiny_folder), perturbed(tiny_folder)
+    running = draft(range(7, 27), 10, Sampling(ignore_eos=True))
+    state.scheduler.add(running)
+    with torch.inference_mode():
+        for _ in range(4):
+            state.turn()
+
+    publish(state, new, version=1, bound_s=0)
+    run_dry(state)
+
+    assert [token.version for token in running.undelivered] == [0] * 4 + [1] * 6
+    for version, weights in enumerate((old, new)):
+        plain = plain_logprobs(weights, running.ids)
+        for at, token in enumerate(running.undelivered, start=20):
+            if token.version == version:
+                assert token.logprob == pytest.approx(plain[at - 1, token.id].item(), abs=2e-4)
+
+
+def test_no_prefix_outlives_the_weights_it_was_computed_with(
+    model: PreTrainedModel, tiny_folder: Path
+) -> None:
+    state = sampling_state(model)
+    new = perturbed(tiny_folder)
+    for version in range(2):
+        one = draft(range(7, 27), 3, Sampling(ignore_eos=True))
+        state.scheduler.add(one)
+        run_dry(state)
+        check_logprobs([load(tiny_folder), new][version], one)
+        publish(state, new, version=version + 1, bound_s=1)
+
+
+def test_weights_of_another_architecture_are_refused_before_anything_changes(
+    model: PreTrainedModel, demo_folder: Path
+) -> None:
+    state = sampling_state(model)
+    before = next(model.parameters()).clone()
+
+    with pytest.raises(BackendError, match="another architecture"):
+        publish(state, load(demo_folder), version=1, bound_s=0)
+
+    assert state.version == 0
+    assert torch.equal(next(model.parameters()), before)
+    one = draft([9], 2, Sampling())
+    state.scheduler.add(one)
+    run_dry(state)
+    assert one.finished, "admission goes on"

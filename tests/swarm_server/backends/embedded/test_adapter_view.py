@@ -1,0 +1,170 @@
+"""Adapters in bfloat16 reach what samples unmerged, and so unrounded."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from swarm_server.backends.embedded.driving import (
+    SPEC,
+    EngineMaker,
+    call_of,
+    collect,
+    load,
+    plain_logprobs,
+    random_calls,
+    train,
+)
+from torch import Tensor
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.backends.embedded.adapter_view import needs_twin, twin
+from fakevllm_server.backends.embedded.engine import EmbeddedEngine
+from fakevllm_server.backends.embedded.train.recompute import recompute_layers
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.backends.embedded.weights import MergedWeights, adapters_of, named_weights
+from fakevllm_server.types.backend import Batch, Call
+from fakevllm_server.types.sampling import Sampling, Token
+
+LORA: dict[str, Any] = {"lora_rank": 4, "max_mismatch_k3": None}
+BF16 = torch.bfloat16
+IDS = range(7, 40)
+SEEDED = Sampling(max_tokens=30, ignore_eos=True, seed=0)
+SMALL = 6e-4
+"""Of an adapter's B: its product with A has entries of 1e-4."""
+
+
+def set_adapters(model: Any, size: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for adapter in adapters_of(model).values():
+        weight = adapter.lora_B["default"].weight
+        with torch.no_grad():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * size)
+
+
+def adapted(folder: Path, **job: Any) -> PolicyTrainer:
+    trainer = PolicyTrainer(load(folder), lambda: load(folder), BF16)
+    trainer.boot(TrainJob(**LORA, **job))
+    set_adapters(trainer.model, 0.05)
+    return trainer
+
+
+async def engine_with(make_engine: EngineMaker, size: float, **settings: Any) -> EmbeddedEngine:
+    engine = make_engine(dtype="bfloat16", **settings)
+    await engine.boot(TrainJob(**LORA))
+    assert engine._trainer is not None
+    set_adapters(engine._trainer.model, size)
+    await engine.publish(1)
+    return engine
+
+
+async def sampled(engine: EmbeddedEngine, count: int) -> list[Call]:
+    async def one(ids: list[int]) -> Call:
+        sampling = Sampling(max_tokens=40, ignore_eos=True, seed=ids[-1])
+        return call_of(ids, await collect(engine.generate(ids, sampling)), sampling, 1.0)
+
+    return list(await asyncio.gather(*[one([9, 10, 11 + at]) for at in range(count)]))
+
+
+async def told_by(engine: EmbeddedEngine, calls: list[Call], policy: Any) -> Tensor:
+    rows = await engine.log_probs(calls, policy)
+    return torch.tensor([value for row in rows for value in row])
+
+
+async def test_an_adapter_below_the_grid_of_the_weights_reaches_what_is_sampled(
+    make_engine: EngineMaker, demo_folder: Path
+) -> None:
+    engine = await engine_with(make_engine, SMALL, model=demo_folder)
+    assert engine._trainer is not None
+    base, merged = load(demo_folder), MergedWeights(engine._trainer.model)
+    moved = [
+        (merged[name].to(BF16) != weight.to(BF16)).float().mean().item()
+        for name, weight in named_weights(base).items()
+        if name.endswith("_proj.weight")
+    ]
+    assert max(moved) < 0.8, "rounded into the weights a part of it would be lost"
+
+    calls = await sampled(engine, 24)
+
+    shown = torch.tensor([value for call in calls for value in call.logprobs])
+    trained, start = [await told_by(engine, calls, one) for one in ("trained", "reference")]
+    effect = (trained - start).abs().mean()
+    assert effect > 1e-3
+    assert (shown - trained).abs().mean() < effect / 3
+
+
+async def test_what_samples_is_as_published_until_the_next_publish(
+    make_engine: EngineMaker,
+) -> None:
+    engine = await engine_with(make_engine, 0.02)
+
+    async def reply() -> list[tuple[int, float]]:
+        tokens: list[Token] = await collect(engine.generate([9, 10, 11], SEEDED))
+        return [(token.id, token.logprob) for token in tokens]
+
+    before = await reply()
+    await engine.boot(TrainJob(**LORA, lr=1e-2))
+    await engine.step(Batch(1, random_calls(6)), SPEC)
+    assert await reply() == before
+    await engine.publish(2)
+    assert await reply() != before
+
+
+async def test_weights_from_a_folder_after_it_leave_the_trainers_alone(
+    make_engine: EngineMaker, tiny_folder: Path
+) -> None:
+    engine = await engine_with(make_engine, 0.02)
+    assert engine._trainer is not None
+    kept = {name: one.clone() for name, one in named_weights(engine._trainer.model).items()}
+    await engine.load_weights(tiny_folder, 2)
+
+    own = named_weights(engine._trainer.model)
+    assert all(torch.equal(own[name], kept[name]) for name in kept)
+    calls = await sampled(engine, 2)
+    fresh = make_engine(dtype="bfloat16")
+    assert [call.logprobs for call in calls] == [call.logprobs for call in await sampled(fresh, 2)]
+    await engine.publish(3)
+    assert [call.logprobs for call in await sampled(engine, 2)] != [call.logprobs for call in calls]
+
+
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+def test_a_twin_computes_what_the_trainer_did_and_holds_its_weights_once(
+    demo_folder: Path, gradient_checkpointing: bool
+) -> None:
+    trainer = adapted(demo_folder, gradient_checkpointing=gradient_checkpointing)
+    made = twin(trainer.model)
+    before = plain_logprobs(trainer.model, IDS)
+
+    assert torch.equal(plain_logprobs(made, IDS), before)
+    of_trainer, of_twin = named_weights(trainer.model), named_weights(made)
+    assert of_trainer.keys() == of_twin.keys(), "tied weights stay tied"
+    shared = {n for n in of_twin if of_twin[n].data_ptr() == of_trainer[n].data_ptr()}
+    assert shared == {name for name in of_twin if ".lora_" not in name}
+    assert not any(one.requires_grad for one in made.parameters())
+    assert not recompute_layers(made, False), "it is not marked as what it is not"
+    train(trainer, random_calls(3), lr=1e-2, **LORA)
+    assert torch.equal(plain_logprobs(made, IDS), before)
+    assert not torch.equal(plain_logprobs(trainer.model, IDS), before)
+
+
+def test_only_adapters_in_another_type_need_a_twin(tiny_folder: Path) -> None:
+    assert needs_twin(adapted(tiny_folder).model)
+    plain = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder), BF16)
+    plain.boot(TrainJob())
+    exact = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
+    exact.boot(TrainJob(**LORA))
+    assert not needs_twin(plain.model) and not needs_twin(exact.model)
+
+
+async def test_layers_that_are_recomputed_decode_with_their_cache(
+    make_engine: EngineMaker,
+) -> None:
+    engine = make_engine(dtype="bfloat16")
+    await engine.boot(TrainJob(**LORA, gradient_checkpointing=True))
+    await engine.publish(1)
+    calls = await sampled(engine, 4)
+    shown = torch.tensor([value for call in calls for value in call.logprobs])
+    assert (shown - await told_by(engine, calls, "trained")).abs().mean() < 2e-3

@@ -1,0 +1,234 @@
+"""Replies of the engine: what they hold, and who gets one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from swarm_server.backends.embedded.driving import (
+    ENDLESS,
+    EngineMaker,
+    ask,
+    collect,
+    load,
+    plain_logprobs,
+    running_draft,
+)
+
+from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_server.backends.embedded import engine as engine_module
+from fakevllm_server.backends.embedded.engine import EmbeddedEngine
+from fakevllm_server.types.backend import BackendError
+from fakevllm_server.types.sampling import Sampling, Token
+
+
+async def test_a_reply_ends_with_the_end_of_sequence(demo_engine: EmbeddedEngine) -> None:
+    prompt = demo_engine.render(ask("What is 3 plus 4?"))
+
+    tokens = await collect(demo_engine.generate(prompt, Sampling(temperature=0, max_tokens=50)))
+
+    assert tokens[-1].id in demo_engine.eos_ids
+    assert demo_engine.decode([token.id for token in tokens]).endswith("7.")
+    assert "<|im_end|>" in demo_engine.decode([tokens[-1].id], skip_special_tokens=False)
+
+
+async def test_greedy_tokens_are_those_of_transformers(
+    demo_engine: EmbeddedEngine, demo_folder: Path
+) -> None:
+    prompt = demo_engine.render(ask("Say something about ducks, please. " * 3))
+    model: Any = load(demo_folder)
+    ids = torch.tensor([prompt])
+    told = model.generate(ids, attention_mask=ids**0, max_new_tokens=24, do_sample=False)
+    expected = told[0, len(prompt) :].tolist()
+
+    tokens = await collect(demo_engine.generate(prompt, Sampling(temperature=0, max_tokens=24)))
+
+    assert [token.id for token in tokens] == expected
+
+
+async def test_logprobs_are_the_models_own_at_the_asked_temperature(
+    demo_engine: EmbeddedEngine, demo_folder: Path
+) -> None:
+    prompt = demo_engine.render(ask("What is 1 plus 2?"))
+    sampling = Sampling(temperature=1.7, max_tokens=30, top_logprobs=3, ignore_eos=True)
+
+    tokens = await collect(demo_engine.generate(prompt, sampling))
+
+    plain = plain_logprobs(load(demo_folder), prompt + [token.id for token in tokens], 1.7)
+    for at, token in enumerate(tokens, start=len(prompt) - 1):
+        assert token.logprob == pytest.approx(plain[at, token.id].item(), abs=2e-4)
+        assert [value for _, value in token.top] == pytest.approx(
+            plain[at].topk(3).values.tolist(), abs=2e-4
+        )
+
+
+async def test_the_same_seed_gives_the_same_reply_and_another_seed_another(
+    demo_engine: EmbeddedEngine,
+) -> None:
+    prompt = demo_engine.render(ask("Tell me a number."))
+
+    def reply(seed: int | None) -> Any:
+        sampling = Sampling(temperature=1.5, max_tokens=40, seed=seed, ignore_eos=True)
+        return collect(demo_engine.generate(prompt, sampling))
+
+    alone = await reply(7)
+    together = await asyncio.gather(*(reply(seed) for seed in (7, 8, None, None, 7)))
+
+    ids = [[token.id for token in tokens] for tokens in together]
+    assert ids[0] == ids[4] == [token.id for token in alone]
+    assert len({tuple(row) for row in ids}) == 4
+
+
+async def test_live_tokens_come_one_by_one_and_others_all_at_once(
+    demo_engine: EmbeddedEngine,
+) -> None:
+    prompt = demo_engine.render(ask("Hi"))
+    sizes: dict[bool, list[int]] = {}
+    for live in (True, False):
+        sampling = Sampling(max_tokens=6, ignore_eos=True, live=live)
+        sizes[live] = [len(tokens) async for tokens in demo_engine.generate(prompt, sampling)]
+
+    assert sizes == {True: [1] * 6, False: [6]}
+
+
+async def test_more_requests_than_rows_all_get_their_reply(make_engine: EngineMaker) -> None:
+    engine = make_engine(max_num_seqs=3)
+
+    sampling = Sampling(max_tokens=5, ignore_eos=True)
+    replies = await asyncio.gather(
+        *(collect(engine.generate([9, index], sampling)) for index in range(20))
+    )
+
+    assert [len(reply) for reply in replies] == [5] * 20
+
+
+async def test_in_lockstep_a_reply_has_the_same_bits_in_any_company(
+    demo_folder: Path, make_engine: EngineMaker
+) -> None:
+    engine = make_engine(demo_folder, lockstep=True)
+    prompts = [engine.render(ask(f"What is {a} plus 4?" + " Please!" * a)) for a in range(6)]
+
+    def reply(index: int) -> Coroutine[None, None, list[Token]]:
+        sampling = Sampling(max_tokens=24, seed=index, ignore_eos=True)
+        return collect(engine.generate(prompts[index], sampling))
+
+    alone = [await reply(index) for index in range(6)]
+    crowded = await asyncio.gather(*map(reply, reversed(range(6))))
+
+    assert alone == list(reversed(crowded))
+
+
+def test_lockstep_is_refused_where_sums_come_out_in_any_order(
+    make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "device_named", lambda name: torch.device("cuda"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    with pytest.raises(BackendError, match=r"lockstep is for the CPU.*--engine-arg=--device=cpu"):
+        make_engine(lockstep=True)
+
+
+async def test_closing_a_reply_frees_its_row(make_engine: EngineMaker) -> None:
+    engine = make_engine(max_num_seqs=1)
+    reply = engine.generate([9, 10], ENDLESS)
+    await anext(reply)
+    closed = running_draft(engine)
+
+    await reply.aclose()
+
+    next_reply = await collect(engine.generate([9, 11], Sampling(max_tokens=2, ignore_eos=True)))
+    assert len(next_reply) == 2
+    assert closed.num_sampled < 250, "its row was not kept to the end"
+
+
+async def test_a_cancelled_task_frees_its_row_too(make_engine: EngineMaker) -> None:
+    engine = make_engine(max_num_seqs=1)
+    started = asyncio.Event()
+
+    async def reply() -> None:
+        async for _ in engine.generate([9, 10], ENDLESS):
+            started.set()
+
+    task = asyncio.create_task(reply())
+    await started.wait()
+    cancelled = running_draft(engine)
+
+    task.cancel()
+
+    next_reply = await collect(engine.generate([9, 11], Sampling(max_tokens=2, ignore_eos=True)))
+    assert len(next_reply) == 2
+    assert cancelled.num_sampled < 250, "its row was not kept to the end"
+
+
+async def test_no_reply_outgrows_the_model(make_engine: EngineMaker) -> None:
+    engine = make_engine(max_model_len=20)
+
+    sampling = Sampling(max_tokens=16, ignore_eos=True)
+    reply = await collect(engine.generate(list(range(7, 23)), sampling))
+
+    assert len(reply) == 4
+
+
+@pytest.mark.parametrize("prompt", [[], [-1], [512], list(range(7, 27))])
+async def test_prompts_that_cannot_be_continued_are_a_400(
+    make_engine: EngineMaker, prompt: list[int]
+) -> None:
+    engine = make_engine(max_model_len=20)
+
+    with pytest.raises(WireError) as caught:
+        await collect(engine.generate(prompt, Sampling()))
+
+    assert caught.value.status == 400
+
+
+async def test_a_closed_engine_fails_what_was_running(make_engine: EngineMaker) -> None:
+    engine = make_engine()
+    running = engine.generate([9, 10], ENDLESS)
+    await anext(running)
+
+    engine.close()
+
+    with pytest.raises(WireError, match="503"):
+        await collect(running)
+    with pytest.raises(WireError, match="503"):
+        await collect(engine.generate([9, 10], ENDLESS))
+
+
+CRASH = """
+import asyncio, sys
+from pathlib import Path
+from fakevllm_server.types.backend import Sampling
+from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfig
+
+async def main():
+    engine = EmbeddedEngine(EngineConfig(Path(sys.argv[1]), "tiny"))
+    running = engine.generate([9, 10], Sampling(max_tokens=200, ignore_eos=True, live=True))
+    await anext(running)
+    engine._state.decoder.cache.keys = None
+    try:
+        async for _ in running: pass
+    except Exception as error:
+        print("request failed:", error, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_crash_fails_running_requests_and_ends_the_process(tiny_folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CRASH, str(tiny_folder)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+    assert done.returncode == 70
+    assert "request failed: 500" in done.stdout
+    assert "Traceback" in done.stderr

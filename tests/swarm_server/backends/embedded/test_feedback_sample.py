@@ -1,0 +1,68 @@
+"""What is said of an answer moves the model that gave it: towards what is praised, away from what
+is not, and beside the answer's own group in one step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from swarm_server.backends.embedded.driving import plain_logprobs, train
+from swarm_server.backends.embedded.train.test_trainer import sampled_calls
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.training.batch import plan_step
+from fakevllm_server.types.backend import Call
+from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode, VersionSpan
+
+JOB = TrainJob(lr=1e-3)
+
+
+def recorded(call: Call) -> RecordedCall:
+    spans = [VersionSpan(call.version, 0, len(call.response_ids))]
+    sampled = RecordedCall(
+        list(call.prompt_ids), list(call.response_ids), list(call.logprobs), spans,
+        call.temperature, "stop", None,
+    )  # fmt: skip
+    return RecordedCall.of_wire(sampled.to_wire())
+
+
+def sample(name: str, call: Call, advantage: float) -> FinishedGroup:
+    return FinishedGroup(name, [ScoredEpisode(0, advantage, [recorded(call)])], advantage=advantage)
+
+
+def logprob(trainer: PolicyTrainer, call: Call) -> float:
+    plain = plain_logprobs(trainer.model, [*call.prompt_ids, *call.response_ids])
+    start = len(call.prompt_ids) - 1
+    return sum(plain[start + at, token].item() for at, token in enumerate(call.response_ids))
+
+
+def test_praise_makes_an_answer_likelier_and_blame_less(
+    trainer: PolicyTrainer, tiny_folder: Path
+) -> None:
+    calls = sampled_calls(tiny_folder, 1.0)[:4]
+    said = [1.25, -0.75, 0.5, -1.0]
+    before = [logprob(trainer, call) for call in calls]
+    samples = [
+        sample(f"feedback:g/{at}", *one) for at, one in enumerate(zip(calls, said, strict=True))
+    ]
+    train(trainer, plan_step(1, samples, JOB).batch.calls, lr=1e-3)
+    for call, advantage, earlier in zip(calls, said, before, strict=True):
+        assert (logprob(trainer, call) - earlier) * advantage > 0
+
+
+def test_an_answer_may_be_in_one_step_with_its_group_and_with_what_was_said_of_it(
+    trainer: PolicyTrainer, tiny_folder: Path
+) -> None:
+    """Twice the same tokens: the forest shares them, the loss has both."""
+    one, other = sampled_calls(tiny_folder, 1.0)[:2]
+    group = FinishedGroup(
+        "g", [ScoredEpisode(0, 0.5, [recorded(one)]), ScoredEpisode(1, 0.5, [recorded(other)])]
+    )
+    tied = plan_step(1, [group, sample("feedback:g/a", one, -1.0)], JOB)
+    assert [trained.siblings for trained in tied.trained] == [[], [0]]
+    job = JOB.model_copy(update={"kl_loss_coef": 0.1})
+    both = plan_step(1, [group, sample("feedback:g/a", one, -1.0)], job).batch.calls
+    assert [call.advantage for call in both] == [0.0, 0.0, -1.0]
+    before = logprob(trainer, one)
+    train(trainer, both, lr=1e-3)
+    assert logprob(trainer, one) < before

@@ -1,0 +1,105 @@
+"""Where adapters go, and what cannot be asked of them."""
+
+from __future__ import annotations
+
+import sys
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from swarm_server.backends.embedded.adapted import IDS, LORA, new_trainer, trained
+from swarm_server.backends.embedded.driving import (
+    load,
+    plain_logprobs,
+    random_calls,
+    train,
+)
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.backends.embedded.weights import MergedWeights, named_weights
+from fakevllm_server.types.backend import BackendRefused, LossSpec
+
+
+@pytest.mark.parametrize(
+    ("wanted", "adapted"),
+    [
+        ("q_proj, v_proj", {"q_proj", "v_proj"}),
+        ("lm_head", {"lm_head"}),
+        ("model.layers.1.mlp.up_proj", {"up_proj"}),
+        (["o_proj", "down_proj"], {"o_proj", "down_proj"}),
+    ],
+)
+def test_adapters_go_where_the_job_says(tiny_folder: Path, wanted: Any, adapted: set[str]) -> None:
+    trainer = trained(tiny_folder, target_modules=wanted)
+    names = {name for name, one in trainer.model.named_parameters() if one.requires_grad}
+    assert {name.partition(".lora_")[0].rpartition(".")[2] for name in names} == adapted
+    plain, merged = load(tiny_folder), MergedWeights(trainer.model)
+    with torch.no_grad():
+        for name, tensor in named_weights(plain).items():
+            tensor.copy_(merged[name])
+    torch.testing.assert_close(
+        plain_logprobs(plain, IDS), plain_logprobs(trainer.model, IDS), rtol=0, atol=2e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ("q_proj,nope", "'nope', no linear layer of this model: it has down_proj, gate_proj,"),
+        ("proj", "'proj', no .* up_proj, v_proj; name some of these, or \"all-linear\"$"),
+        ("", "'', no linear layer"),
+        ("embed_tokens", "'embed_tokens', no linear layer"),
+        ("q_proj,lm_head", "the LM head, which is this model's embedding too"),
+    ],
+)
+def test_what_cannot_be_adapted_is_told_before_anything_changes(
+    demo_folder: Path, wanted: str, told: str
+) -> None:
+    trainer = new_trainer(demo_folder)
+    with pytest.raises(BackendRefused, match=told) as caught:
+        trainer.boot(TrainJob(**LORA, target_modules=wanted))
+    assert "lm_head" not in str(caught.value), "this model's is its embedding"
+    assert all(one.requires_grad for one in trainer.model.parameters())
+    trainer.boot(TrainJob())
+
+
+def test_without_peft_one_line_says_what_to_install(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    new_trainer(tiny_folder).boot(TrainJob())
+    with pytest.raises(
+        BackendRefused, match=r"lora_rank needs peft.*pip install -e '\.\[emb"
+    ) as told:
+        new_trainer(tiny_folder).boot(TrainJob(**LORA))
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("setting", [{"lora_alpha": 8}, {"target_modules": "q_proj"}])
+def test_settings_of_adapters_without_a_rank_are_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="would change nothing, it is for lora_rank"):
+        LossSpec.of(TrainJob(**setting))
+    LossSpec.of(TrainJob(lora_rank=1, **setting))
+
+
+class Asked(MetaPathFinder):
+    """What is imported that was not before."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> None:
+        self.names.append(name)
+
+
+def test_a_trainer_of_all_weights_never_imports_peft(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "peft"]:
+        monkeypatch.delitem(sys.modules, name)
+    asked = Asked()
+    monkeypatch.setattr(sys, "meta_path", [asked, *sys.meta_path])
+    train(new_trainer(tiny_folder), random_calls(2), gradient_checkpointing=True)
+    assert not [name for name in asked.names if name.startswith("peft")]

@@ -1,0 +1,168 @@
+"""A boot finds out how calls go through its model, before anything is collected for a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from swarm_server.backends.embedded.driving import (
+    EngineMaker,
+    finish,
+    load,
+    random_calls,
+    train,
+    weights,
+)
+from torch import Tensor
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.backends.embedded.weights import adapters_of
+from fakevllm_server.backends.torch_forest.attentions import ATTENTIONS, merging_attentions
+from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.types.backend import BackendRefused, Call
+
+CPU_WAYS = merging_attentions(torch.device("cpu"))
+Seen = list[tuple[str, int]]
+
+
+def family() -> list[Call]:
+    return [call for call in random_calls(5) for _ in range(3)]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """Which way the model was gone through, and with how many adapters in it."""
+    found: Seen = []
+
+    def noting(name: str, way: Callable[[Any, Plan], Tensor]) -> Callable[[Any, Plan], Tensor]:
+        def noted(model: Any, plan: Plan) -> Tensor:
+            found.append((name, len(adapters_of(model))))
+            return way(model, plan)
+
+        return noted
+
+    for name, way in list(ATTENTIONS.items()):
+        monkeypatch.setitem(ATTENTIONS, name, noting(name, way))
+    return found
+
+
+def test_a_boot_checks_the_way_it_wants_and_rows_in_any_case(
+    trainer: PolicyTrainer, seen: Seen
+) -> None:
+    trainer.boot(TrainJob())
+    assert seen == [("rows", 0), (CPU_WAYS[0], 0)]
+
+
+def test_a_boot_without_sharing_checks_rows_alone_until_a_job_shares(
+    trainer: PolicyTrainer, seen: Seen
+) -> None:
+    trainer.boot(TrainJob(forest=False))
+    assert seen == [("rows", 0)]
+    trainer.boot(TrainJob())
+    assert seen == [("rows", 0), (CPU_WAYS[0], 0)]
+
+
+def test_a_boot_checks_again_only_what_computes_otherwise(
+    trainer: PolicyTrainer, seen: Seen
+) -> None:
+    trainer.boot(TrainJob())
+    checked = len(seen)
+    trainer.boot(TrainJob(lr=1.0))
+    assert len(seen) == checked
+    trainer.boot(TrainJob(gradient_checkpointing=True))
+    assert len(seen) == 2 * checked
+
+
+def test_what_is_checked_has_the_adapters_of_the_job(trainer: PolicyTrainer, seen: Seen) -> None:
+    trainer.boot(TrainJob(lora_rank=2, target_modules="q_proj"))
+    assert seen == [("rows", 2), (CPU_WAYS[0], 2)]
+
+
+def test_what_was_said_of_a_model_without_adapters_says_nothing_of_them(
+    trainer: PolicyTrainer, seen: Seen
+) -> None:
+    finish(trainer.log_probs([], "trained"))
+    assert seen == [("rows", 0), (CPU_WAYS[0], 0)]
+    seen.clear()
+    trainer.boot(TrainJob(lora_rank=2, target_modules="q_proj"))
+    assert seen == [("rows", 2), (CPU_WAYS[0], 2)]
+
+
+def doubles_its_logits(model: Any) -> None:
+    """As an LM head does that nobody knows."""
+    plain = model.forward
+
+    def doubled(*given: Any, **named: Any) -> Any:
+        output = plain(*given, **named)
+        output.logits = output.logits * 2
+        return output
+
+    model.forward = doubled
+
+
+@pytest.mark.parametrize("forest", [True, False])
+def test_a_model_whose_log_probabilities_come_out_wrong_is_refused_when_it_boots(
+    trainer: PolicyTrainer, forest: bool
+) -> None:
+    doubles_its_logits(trainer.model)
+    before = weights(trainer)
+    for _ in range(2):
+        with pytest.raises(
+            BackendRefused, match=r"cannot be trained here: .*log-prob.*choose another --model"
+        ):
+            trainer.boot(TrainJob(forest=forest))
+    assert torch.equal(weights(trainer), before)
+
+
+async def test_an_engine_refuses_it_too_and_goes_on_sampling(
+    make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(model: Any, plan: Plan) -> Tensor:
+        return ATTENTIONS["dense"](model, plan) * 2
+
+    engine = make_engine()
+    monkeypatch.setitem(ATTENTIONS, "rows", wrong)
+    with pytest.raises(BackendRefused, match="cannot be trained here: attention rows"):
+        await engine.boot(TrainJob())
+    await engine.publish(1)
+
+
+def failing(model: Any, plan: Plan) -> Tensor:
+    raise NotImplementedError("no such kernel")
+
+
+def test_where_the_quickest_way_fails_the_next_one_shares_and_says_so(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seen: Seen
+) -> None:
+    assert CPU_WAYS == ["chains", "segments"]
+    monkeypatch.setitem(ATTENTIONS, "chains", failing)
+    trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
+    trainer.boot(TrainJob())
+    (told,) = caplog.messages
+    assert told.startswith("calls share prefixes by attention segments: attention chains fails")
+    seen.clear()
+    for _ in range(2):
+        assert train(trainer, family())["rho"] > 2
+    assert ("segments", 0) in seen
+    assert len(caplog.messages) == 1
+
+
+def test_where_no_way_shares_calls_go_one_by_one_and_each_reason_is_told(
+    trainer: PolicyTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for way in CPU_WAYS:
+        monkeypatch.setitem(ATTENTIONS, way, failing)
+    for _ in range(2):
+        metrics = train(trainer, family())
+        assert metrics["rho"] == 1 and metrics["grad_norm"] > 0
+    (told,) = caplog.messages
+    assert told.startswith("calls share no prefixes in training: attention chains fails")
+    assert "attention segments fails" in told
+
+
+def test_a_gpu_falls_from_flex_to_segments() -> None:
+    assert merging_attentions(torch.device("cuda")) == ["flex", "segments"]

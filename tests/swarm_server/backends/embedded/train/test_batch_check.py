@@ -1,0 +1,255 @@
+"""What the trainer says of the tokens it trains on, and when it does not train."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from swarm_server.backends.embedded.driving import (
+    SPEC,
+    finish,
+    load,
+    pieces,
+    random_calls,
+    train,
+    weights,
+)
+from swarm_server.backends.embedded.train.test_trainer_forest import siblings
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.backends.embedded.decode.pieces import StepPieces
+from fakevllm_server.backends.embedded.train import saving
+from fakevllm_server.backends.embedded.train import trainer as trainer_module
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.types.backend import BackendError, Batch, Call, LossSpec, StepMetrics
+
+
+def sampled(folder: Path) -> list[Call]:
+    """By the model itself, at version 0."""
+    return siblings(folder)[:8]
+
+
+COUPLED = LossSpec("gpg", rollout_is="token", rollout_is_batch_normalize=True)
+"""Each token's loss depends on all others."""
+
+
+def off(call: Call, by: float) -> Call:
+    return replace(call, logprobs=[value - by for value in call.logprobs])
+
+
+def step(trainer: PolicyTrainer, calls: list[Call], version: int, **job: Any) -> StepMetrics:
+    trainer.boot(TrainJob(**job))
+    return finish(trainer.step(Batch(1, calls, version), SPEC))
+
+
+def test_what_the_model_sampled_itself_is_true_and_on_policy(
+    trainer: PolicyTrainer, tiny_folder: Path
+) -> None:
+    told = step(trainer, sampled(tiny_folder), version=0)
+
+    assert told["token_fidelity"] == 1 and told["equal_version"] == 1
+    assert told["mismatch"] < 1e-4 and told["mismatch_k3"] < 1e-6
+    assert told["ess"] == pytest.approx(1, abs=1e-4) and told["mismatch_large"] == 0
+    assert "too_far" not in told and told["grad_norm"] > 0
+
+
+def test_age_is_told_apart_from_mismatch(trainer: PolicyTrainer, tiny_folder: Path) -> None:
+    """Calls of older weights differ more, and are not what the mismatch is of."""
+    fresh = [replace(call, version=3) for call in sampled(tiny_folder)]
+    old = [replace(off(call, 0.6), version=2) for call in fresh[:4]]
+    told = step(trainer, [*fresh[4:], *old], version=3)
+
+    assert told["equal_version"] == pytest.approx(0.5)
+    assert told["mismatch"] < 1e-4 and told["mismatch_large"] == 0
+    k3 = math.exp(0.6) - 0.6 - 1
+    assert told["approx_kl"] == pytest.approx(k3 / 2, rel=1e-3)
+
+
+def test_where_all_are_older_the_mismatch_is_of_all(
+    trainer: PolicyTrainer, tiny_folder: Path
+) -> None:
+    told = step(trainer, [off(call, 0.6) for call in sampled(tiny_folder)], version=1)
+
+    assert told["equal_version"] == 0
+    assert told["mismatch"] == pytest.approx(0.6, rel=1e-3) and told["mismatch_large"] == 1
+    assert told["mismatch_k3"] == pytest.approx(told["approx_kl"], rel=1e-4)
+
+
+@pytest.mark.parametrize("spec", [SPEC, LossSpec("gspo", 3e-4, 4e-4, entropy_coeff=0.01)])
+@pytest.mark.parametrize("max_tokens", [30, 60])
+def test_pieces_tell_what_the_whole_does(
+    tiny_folder: Path, spec: LossSpec, max_tokens: int
+) -> None:
+    calls = [
+        replace(off(call, 0.1 * at), version=at % 2, unit=f"episode {at % 3}")
+        for at, call in enumerate(sampled(tiny_folder))
+    ]
+    told: list[StepMetrics] = []
+    for budget in (max_tokens, 10_000):
+        trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
+        trainer.boot(TrainJob(micro_batch_tokens=budget))
+        told.append(finish(trainer.step(Batch(1, calls, 1), spec)))
+    for name in ("mismatch", "mismatch_k3", "mismatch_large", "ess", "equal_version"):
+        assert told[0][name] == pytest.approx(told[1][name], rel=1e-4), name
+    assert told[0]["ess"] < 0.99
+
+
+@pytest.mark.parametrize("max_mismatch_k3", [0.1, 0.4, None])
+def test_a_step_too_far_from_its_engine_makes_no_update(
+    trainer: PolicyTrainer, tiny_folder: Path, max_mismatch_k3: float | None
+) -> None:
+    """The k3 of calls that are all off by 0.6 is 0.22."""
+    before = weights(trainer)
+    calls = [off(call, 0.6) for call in sampled(tiny_folder)]
+    told = step(trainer, calls, version=0, max_mismatch_k3=max_mismatch_k3, lr=1e-3)
+
+    is_too_far = max_mismatch_k3 == 0.1
+    assert told["mismatch_k3"] == pytest.approx(math.exp(0.6) - 0.6 - 1, rel=1e-3)
+    assert (told["skipped"], told.get("too_far", 0.0)) == (float(is_too_far),) * 2
+    assert torch.equal(weights(trainer), before) is is_too_far
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+def test_the_default_limit_passes_what_a_model_sampled_and_stops_what_none_did(
+    trainer: PolicyTrainer, tiny_folder: Path
+) -> None:
+    assert "too_far" not in step(trainer, sampled(tiny_folder), version=0)
+    assert step(trainer, random_calls(8), version=0)["too_far"] == 1
+
+
+def swapped_gather(step: StepPieces) -> StepPieces:
+    piece = step.pieces[0]
+    gather = piece.plan.gather.flip(0)
+    return replace(
+        step, pieces=[replace(piece, plan=replace(piece.plan, gather=gather)), *step.pieces[1:]]
+    )
+
+
+def shifted_log_probs(step: StepPieces) -> StepPieces:
+    piece = step.pieces[-1]
+    tokens = replace(piece.tokens, sampled_log_prob=piece.tokens.sampled_log_prob.roll(1))
+    return replace(step, pieces=[*step.pieces[:-1], replace(piece, tokens=tokens)])
+
+
+def another_order(step: StepPieces) -> StepPieces:
+    assert step.whole is not None, "a loss that couples tokens of different pieces"
+    turned = replace(step.whole, sampled_log_prob=step.whole.sampled_log_prob.flip(0))
+    return replace(step, whole=turned)
+
+
+def a_piece_twice(step: StepPieces) -> StepPieces:
+    return replace(step, pieces=[*step.pieces, step.pieces[0]])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (swapped_gather, r"piece 0: call 0 \(group \w+\), response token 0"),
+        (shifted_log_probs, r"piece \d: call \d \(group \w+\), response token 0"),
+        (a_piece_twice, "do not hold each call once"),
+        (another_order, "not those of its pieces"),
+    ],
+)
+def test_tokens_that_are_not_the_engines_are_not_trained(
+    trainer: PolicyTrainer,
+    tiny_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[StepPieces], StepPieces],
+    told: str,
+) -> None:
+    calls = sampled(tiny_folder)
+    plain = trainer_module.pieces_of
+
+    def spoilt(*given: Any, **named: Any) -> StepPieces:
+        return spoil(plain(*given, **named))
+
+    before = weights(trainer)
+    monkeypatch.setattr(trainer_module, "pieces_of", spoilt)
+    with pytest.raises(BackendError, match=told):
+        train(trainer, calls, COUPLED, lr=1e-3, micro_batch_tokens=40)
+
+    assert torch.equal(weights(trainer), before)
+    monkeypatch.undo()
+    assert train(trainer, calls, lr=1e-3, micro_batch_tokens=40)["token_fidelity"] == 1
+
+
+def test_saved_tokens_are_counted(trainer: PolicyTrainer, tiny_folder: Path) -> None:
+    calls = sampled(tiny_folder)
+    told = train(trainer, calls, micro_batch_tokens=10_000)
+    naive = sum(len(call.prompt_ids) + len(call.response_ids) for call in calls)
+
+    assert told["tokens_computed"] + told["tokens_saved"] == naive
+    assert told["rho"] == pytest.approx(naive / told["tokens_computed"])
+
+
+def counted(made: Generator[None, None, StepMetrics]) -> tuple[int, float]:
+    """How often a step paused, and the speed-up it told."""
+    num_pauses = 0
+    while True:
+        try:
+            next(made)
+        except StopIteration as stop:
+            return num_pauses, stop.value.get("forest_speedup", 0.0)
+        num_pauses += 1
+
+
+def test_the_speed_up_is_measured_at_the_first_step_that_shares_and_seldom_after(
+    trainer: PolicyTrainer, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "EVERY", 3)
+    trainer.boot(TrainJob(max_mismatch_k3=None))
+    calls = sampled(tiny_folder)
+    alone = [calls[0]]
+    told = [counted(trainer.step(Batch(1, given), SPEC)) for given in (alone, *[calls] * 4)]
+    measuring = [1, 4]
+    assert told[0] == (1, 0.0), "one call shares nothing"
+    assert [at for at, (num_pauses, _) in enumerate(told) if num_pauses > 1] == measuring
+    speedups = [speedup for _, speedup in told[1:]]
+    assert speedups[0] > 0 and speedups[:3] == [speedups[0]] * 3
+
+
+def never(*given: Any) -> Generator[None, None, None]:
+    yield from ()
+
+
+def test_measuring_trains_nothing(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[torch.Tensor] = []
+    for is_measured in (True, False):
+        if not is_measured:
+            monkeypatch.setattr(saving.Saving, "after", never)
+        trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
+        train(trainer, sampled(tiny_folder), lr=1e-3)
+        told = train(trainer, sampled(tiny_folder), lr=1e-3)
+        assert ("forest_speedup" in told) is is_measured
+        trained.append(weights(trainer))
+    assert torch.equal(*trained)
+
+
+def test_a_measurement_that_fails_costs_no_step(
+    trainer: PolicyTrainer,
+    tiny_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(*given: Any, **named: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(saving, "pieces_of", fails)
+    before = weights(trainer)
+    told = train(trainer, sampled(tiny_folder), lr=1e-3)
+
+    assert "forest_speedup" not in told and told["skipped"] == 0
+    assert not torch.equal(weights(trainer), before)
+    assert "could not be measured" in caplog.text
+
+
+def test_pieces_know_which_tokens_are_of_the_trained_weights() -> None:
+    calls = [replace(call, version=at % 2) for at, call in enumerate(random_calls(6))]
+    (piece,) = pieces(calls, 10_000, version=1).pieces
+    expected = [calls[at].version == 1 for at in piece.calls for _ in calls[at].response_ids]
+    assert piece.is_equal_version.tolist() == expected

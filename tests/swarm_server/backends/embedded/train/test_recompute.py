@@ -1,0 +1,138 @@
+"""Gradient checkpointing: the same gradient from less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from swarm_server.backends.embedded.driving import finish, load, plain_logprobs, random_calls
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.backends.embedded.train.recompute import recompute_layers
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.backends.torch_forest.self_check import check
+from fakevllm_server.types.backend import BackendError, Batch, Call, LossSpec
+
+SPEC = LossSpec("gspo", 3e-4, 4e-4, kl_loss_coef=0.1, entropy_coeff=0.01, bypass_mode=False)
+LORA = {"lora_rank": 4}
+
+
+def deep(num_layers: int = 8) -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        # Off outside training mode, which nothing here may switch on.
+        attention_dropout=0.5,
+        initializer_range=0.2,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def calls() -> list[Call]:
+    return [call for call in random_calls(4) for _ in range(2)]
+
+
+def gradient(trainer: PolicyTrainer, **job: Any) -> Tensor:
+    """Of one step, flat, of the weights that train."""
+    found: list[Tensor] = []
+
+    def look(*_: object) -> None:
+        trained = [one for one in trainer.model.parameters() if one.requires_grad]
+        found.append(torch.cat([one.grad.flatten() for one in trained if one.grad is not None]))
+
+    trainer.boot(TrainJob(max_mismatch_k3=None, grad_clip=1e9, **job))
+    trainer.optimizer.register_step_pre_hook(look)
+    finish(trainer.step(Batch(1, calls()), SPEC))
+    (only,) = found
+    return only
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lora", [{}, LORA])
+@pytest.mark.parametrize("forest", [True, False])
+def test_the_gradient_is_the_same(forest: bool, lora: dict[str, Any], dtype: torch.dtype) -> None:
+    job: dict[str, Any] = {"forest": forest, "micro_batch_tokens": 60, **lora}
+    plain, recomputed = (
+        gradient(
+            PolicyTrainer(deep(2), lambda: deep(2), dtype), gradient_checkpointing=wanted, **job
+        )
+        for wanted in (False, True)
+    )
+    assert plain.norm() > 0
+    assert (plain - recomputed).norm() < 1e-5 * plain.norm()
+
+
+def held(model: Any, loss_of: Callable[[], Tensor]) -> int:
+    """Bytes the backward pass finds kept, weights aside."""
+    kept: dict[int, int] = {}
+    own = {one.untyped_storage().data_ptr() for one in model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss_of().backward()
+    return sum(kept.values())
+
+
+def test_layers_keep_only_what_goes_into_them() -> None:
+    model = deep()
+    ids = torch.arange(100)[None]
+
+    def loss() -> Tensor:
+        return model.model(input_ids=ids, use_cache=False).last_hidden_state.sum()
+
+    plain = held(model, loss)
+    assert recompute_layers(model, True)
+    assert held(model, loss) < plain / 5
+    assert recompute_layers(model, False)
+    assert held(model, loss) == plain
+
+
+@pytest.mark.parametrize("attention", ["chains", "segments", "dense", "rows"])
+def test_a_model_passes_the_self_check_with_it(attention: str) -> None:
+    model = deep()
+    recompute_layers(model, True)
+    verdict = check(model, attention)
+    assert verdict.fault is None and verdict.gradient > 0
+
+
+def test_no_layer_believes_that_it_trains() -> None:
+    model = deep()
+    before = plain_logprobs(model, range(30))
+    recompute_layers(model, True)
+    assert not any(module.training for module in model.modules())
+    assert torch.equal(plain_logprobs(model, range(30)), before)
+
+
+def test_it_is_switched_with_every_boot_and_checked_again(tiny_folder: Path) -> None:
+    trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
+    own = type(trainer.model.get_submodule("model.layers.0")).forward
+    for wanted in (True, True, False, True):
+        trainer.boot(TrainJob(gradient_checkpointing=wanted, max_mismatch_k3=None))
+        layer = trainer.model.get_submodule("model.layers.0")
+        assert ("forward" in vars(layer)) is wanted
+        finish(trainer.step(Batch(1, calls()), LossSpec()))
+    trainer.boot(TrainJob())
+    bound: Any = layer.forward
+    assert bound.__func__ is own
+
+
+def test_a_model_without_layers_to_recompute_is_refused() -> None:
+    model: Any = nn.Linear(2, 2)
+    assert not recompute_layers(model, False)
+    with pytest.raises(BackendError, match="take gradient_checkpointing out"):
+        recompute_layers(model, True)

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from swarm_server.backends.embedded.driving import load
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from fakevllm_server.backends.embedded.train.self_check import check_decoding
+from fakevllm_server.types.backend import BackendError
+
+
+def without(model: PreTrainedModel, argument: str) -> PreTrainedModel:
+    """The model, deaf to one argument of its forward pass."""
+    network: Any = model
+    hearing = network.forward
+
+    def deaf(**arguments: Any) -> Any:
+        return hearing(**(arguments | {argument: None}))
+
+    network.forward = deaf
+    return model
+
+
+def test_models_that_decode_rightly_pass(tiny_folder: Path, demo_folder: Path) -> None:
+    check_decoding(load(tiny_folder), 256)
+    check_decoding(load(demo_folder), 512)
+
+
+def test_a_model_with_learned_positions_passes() -> None:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.5
+    )
+
+    check_decoding(GPT2LMHeadModel(config).eval(), 64)
+
+
+@pytest.mark.parametrize("argument", ["position_ids", "attention_mask"])
+def test_a_model_that_ignores_what_batching_needs_is_refused(
+    tiny_folder: Path, argument: str
+) -> None:
+    with pytest.raises(BackendError, match=r"decodes this model wrongly.*choose another --model"):
+        check_decoding(without(load(tiny_folder), argument), 256)
+
+
+def test_a_model_that_cannot_use_the_cache_is_refused(tiny_folder: Path) -> None:
+    with pytest.raises(BackendError, match=r"cannot decode this model.*choose another --model"):
+        check_decoding(without(load(tiny_folder), "past_key_values"), 256)

@@ -1,0 +1,89 @@
+"""Log-probabilities over what a token was chosen from."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from swarm_server.backends.torch_forest.tiny_models import gradient_of, llama, made, over_sets
+from swarm_server.forest.call_sets import packed_set
+from torch import Tensor
+
+from fakevllm_server.backends.torch_forest.allowed_sets import Allowed
+from fakevllm_server.backends.torch_forest.forward import edge_values
+from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.forest import CallTokens, plant
+
+CLOSE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-9}
+ONE, FEW, MOST = packed_set(4), packed_set(4, 5, 6), packed_set(*range(1, 10))
+IDS, SPANS = [1, 2, 3, 4, 5], [(3, 5)]
+CALLS = [
+    CallTokens(IDS, SPANS),
+    CallTokens(IDS, SPANS, chosen_from=[None, None, None, FEW, MOST]),
+    CallTokens(IDS, SPANS, chosen_from=[None, None, None, MOST, None]),
+    CallTokens(IDS, SPANS, temperature=0.5, chosen_from=[None, None, None, FEW, FEW]),
+    CallTokens(IDS, SPANS, chosen_from=[None, None, None, ONE, FEW]),
+]
+"""One sequence, sampled in five ways."""
+
+
+@cache
+def model_of_all() -> Any:
+    return made(llama)
+
+
+def test_calls_that_differ_in_their_grammars_share_their_states_and_no_heads() -> None:
+    forest = plant(CALLS)
+    assert forest.num_nodes == 5
+    by_node = [forest.edges.head_node.count(node) for node in (2, 3)]
+    assert by_node == [5, 4]  # the first and the third have the same head for their last token
+
+
+def entropies(model: Any, call: CallTokens) -> Tensor:
+    """[trained tokens], with 0 · log 0 = 0"""
+    ids = torch.tensor([list(call.ids)])
+    logits = over_sets(model(ids).logits[0, :-1] / call.temperature, call)[2:]
+    return torch.stack(
+        [torch.distributions.Categorical(logits=row[row > -torch.inf]).entropy() for row in logits]
+    )
+
+
+@pytest.mark.parametrize("max_logits", [None, 1, 25])
+def test_entropies_and_their_gradients_are_of_what_was_left(max_logits: int | None) -> None:
+    model = model_of_all()
+    plan = Plan.of(plant(CALLS))
+    values = edge_values(model, plan, "chains", with_entropy=True, max_logits=max_logits)
+    assert values.entropy is not None
+    expected = torch.cat([entropies(model, call) for call in CALLS])
+    found = plan.flat(values.entropy)
+    torch.testing.assert_close(found, expected, **CLOSE)
+    of_found, of_expected = gradient_of(model, found.sum()), gradient_of(model, expected.sum())
+    assert of_expected.norm() > 0
+    torch.testing.assert_close(of_found, of_expected, **CLOSE)
+
+
+def test_a_token_that_could_be_no_other_is_certain_and_pulls_at_nothing() -> None:
+    model = model_of_all()
+    call = CallTokens([1, 2, 3, 4], [(3, 4)], chosen_from=[None, None, None, ONE])
+    values = edge_values(model, Plan.of(plant([call])), "chains", with_entropy=True)
+    assert values.entropy is not None
+    assert (values.log_prob.item(), values.entropy.item()) == (0.0, 0.0)
+    both = values.log_prob.sum() + 3 * values.entropy.sum()
+    assert gradient_of(model, both).norm() == 0
+
+
+def test_a_set_is_read_to_the_end_of_the_models_own_vocabulary() -> None:
+    """A tokenizer's may be shorter or, padded to bytes, longer."""
+    outside = Allowed([packed_set(1, 15), packed_set(0)], [1, -1, 0]).outside(torch.zeros(3, 11))
+    assert outside is not None
+    assert [[id for id in range(11) if not row[id]] for row in outside] == [
+        [0],
+        list(range(11)),
+        [1],
+    ]
+
+
+def test_heads_of_the_whole_vocabulary_alone_cost_no_mask() -> None:
+    assert Allowed([packed_set(1)], [-1, -1]).outside(torch.zeros(2, 11)) is None

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from swarm_server.forest.call_sets import GOLDEN, call_sets
+
+from fakevllm_server.backends.torch_forest.chains import ChainLayout, Crossing, chains_of
+from fakevllm_server.backends.torch_forest.dense import DenseLayout
+from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.forest import CallTokens, plant
+
+
+def test_the_golden_trie_is_a_chain_and_two_leaves() -> None:
+    chains, crossings = chains_of(plant(GOLDEN))
+    assert sorted(chains) == [(0, 7), (7, 8), (8, 9)]
+    assert sorted(crossings, key=lambda cross: cross.first_query) == [
+        Crossing(7, 8, 0, 4),
+        Crossing(8, 9, 0, 3),
+    ]
+
+
+@given(calls=call_sets(max_calls=8))
+def test_every_visible_pair_is_in_exactly_one_launch(calls: list[CallTokens]) -> None:
+    plan = Plan.of(plant(calls))
+    chains, crossings = chains_of(plan.forest)
+    num_nodes = len(plan.ids)
+    count = torch.zeros(num_nodes, num_nodes, dtype=torch.long)
+    for start, end in chains:
+        count[start:end, start:end] += torch.ones(end - start, end - start).tril().long()
+    for cross in crossings:
+        count[cross.first_query : cross.last_query, cross.first_key : cross.last_key] += 1
+    assert torch.equal(count, DenseLayout(plan).visible(None).long())
+
+
+@given(calls=call_sets(max_calls=8))
+def test_every_node_is_in_one_stretch(calls: list[CallTokens]) -> None:
+    plan = Plan.of(plant(calls))
+    found: list[int] = []
+    for stretch in ChainLayout(plan).stretches:
+        own = stretch.nodes if stretch.is_own is None else stretch.nodes[stretch.is_own]
+        found += own.flatten().tolist()
+        if stretch.first is not None:
+            assert stretch.nodes.flatten().tolist() == list(
+                range(stretch.first, stretch.first + stretch.nodes.numel())
+            )
+    assert sorted(found) == list(range(len(plan.ids)))
+
+
+def test_a_forest_without_branches_is_causal_passes_alone() -> None:
+    calls = [CallTokens.of([1] * number, [2]) for number in range(40, 44)]
+    ones = [CallTokens(call.ids, call.trained, root) for root, call in enumerate(calls)]
+    chains, crossings = chains_of(plant(ones))
+    assert len(chains) == 4 and not crossings
+
+
+@pytest.mark.parametrize("num_turns", [1, 8, 3000])
+def test_a_long_conversation_is_one_chain_however_many_siblings_lose(num_turns: int) -> None:
+    calls: list[CallTokens] = []
+    history = [9]
+    for turn in range(num_turns):
+        calls.append(CallTokens.of(history, [turn % 7, 7]))
+        history = [*history, turn % 7, 8]
+    calls.append(CallTokens.of(history, [7]))
+    chains, crossings = chains_of(plant(calls[-200:]))
+    most_met = max(
+        sum(cross.first_query <= node < cross.last_query for cross in crossings)
+        for node, _ in chains
+    )
+    assert max(end - start for start, end in chains) == len(history) + 1
+    assert most_met <= 1 + math.log2(sum(end - start for start, end in chains))

@@ -1,0 +1,165 @@
+"""Every way through the model gives each call what the model gives it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from swarm_server.backends.torch_forest.tiny_models import (
+    MODELS,
+    coupled_loss,
+    gradient_of,
+    made,
+    naive,
+)
+from swarm_server.forest.call_sets import GOLDEN, call_sets
+from torch import Tensor
+
+from fakevllm_server.backends.torch_forest.attentions import ATTENTIONS
+from fakevllm_server.backends.torch_forest.forward import edge_log_probs, edge_values
+from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.forest import CallTokens, plant
+
+DIFFERENTIABLE = sorted(ATTENTIONS.keys() - {"flex"})
+"""On a CPU."""
+CLOSE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-9}
+
+
+@cache
+def model_of(name: str) -> Any:
+    return made(MODELS[name])
+
+
+def per_call(model: Any, calls: Sequence[CallTokens], attention: str) -> Sequence[Tensor]:
+    plan = Plan.of(plant(calls))
+    return plan.per_call(edge_log_probs(model, plan, attention))
+
+
+def check_equal(model: Any, calls: Sequence[CallTokens], attention: str) -> None:
+    alone = [naive(model, call) for call in calls]
+    merged = per_call(model, calls, attention)
+    for one, other in zip(alone, merged, strict=True):
+        torch.testing.assert_close(other, one, check_dtype=len(one) > 0, **CLOSE)
+    expected = gradient_of(model, coupled_loss(alone))
+    found = gradient_of(model, coupled_loss([log_prob.double() for log_prob in merged]))
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("attention", DIFFERENTIABLE)
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=8)
+@given(calls=call_sets())
+def test_any_set_of_calls_gets_the_log_probs_and_gradients_of_its_calls_alone(
+    name: str, attention: str, calls: list[CallTokens]
+) -> None:
+    check_equal(model_of(name), calls, attention)
+
+
+@pytest.mark.parametrize("attention", DIFFERENTIABLE)
+def test_twins_empty_responses_and_prompts_of_one_token_are_calls_like_others(
+    attention: str,
+) -> None:
+    calls = [
+        CallTokens.of([1], [2, 3]),
+        CallTokens.of([1], [2, 3]),
+        CallTokens.of([1], []),
+        CallTokens.of([1], [4]),
+        CallTokens.of([1, 2, 3, 5], [6], temperature=0.7),
+        CallTokens.of([1, 2, 3, 5], [6], temperature=1.3),
+        CallTokens.of([9, 9, 9], [9]),
+    ]
+    check_equal(model_of("llama"), calls, attention)
+
+
+@pytest.mark.parametrize("attention", DIFFERENTIABLE)
+def test_a_session_whose_siblings_differ_in_length_is_exact(attention: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def some(number: int) -> list[int]:
+        return torch.randint(0, 11, (number,), generator=generator).tolist()
+
+    prompt, calls = some(20), []
+    for turn in range(3):
+        answers = [some(length) for length in (9, 40, 3, 41, 44 + turn, 9)]
+        calls += [CallTokens.of(prompt, answer) for answer in answers]
+        prompt = [*prompt, *answers[turn], *some(4)]
+    check_equal(model_of("qwen3" if attention == "segments" else "llama"), calls, attention)
+
+
+def test_keeping_only_the_first_call_of_a_shared_token_trains_otherwise() -> None:
+    """The comparison above can see the mistake it is for."""
+    model = model_of("llama")
+    plan = Plan.of(plant(GOLDEN))
+    edge_log_prob = edge_log_probs(model, plan, "chains")
+    seen: set[int] = set()
+    kept: list[Tensor] = []
+    for own in plan.gather.split(list(plan.num_trained)):
+        first = [edge for edge in own.tolist() if edge not in seen]
+        seen.update(first)
+        kept.append(edge_log_prob[first])
+    expected = gradient_of(model, coupled_loss([naive(model, call) for call in GOLDEN]))
+    wrong = gradient_of(model, coupled_loss(kept))
+    assert (wrong - expected).norm() > 0.05 * expected.norm()
+
+
+def test_entropies_are_those_of_the_distributions_sampled_from() -> None:
+    model = model_of("qwen2")
+    calls = [*GOLDEN, CallTokens.of([1, 2, 3], [4, 5], temperature=0.5)]
+    plan = Plan.of(plant(calls))
+    values = edge_values(model, plan, "chains", with_entropy=True)
+    assert values.entropy is not None
+    for call, found in zip(calls, plan.per_call(values.entropy), strict=True):
+        (start, end), ids = call.trained[0], torch.tensor([list(call.ids)])
+        log_probs = (model(ids).logits[0] / call.temperature).log_softmax(-1)[start - 1 : end - 1]
+        torch.testing.assert_close(found, -(log_probs.exp() * log_probs).sum(-1), **CLOSE)
+
+
+@pytest.mark.parametrize("max_logits", [1, 25, 40, 10_000])
+def test_a_bound_on_the_logits_changes_nothing(max_logits: int) -> None:
+    model = model_of("llama")
+    plan = Plan.of(plant([*GOLDEN, CallTokens.of([1, 2, 3], [4, 5], temperature=0.5)]))
+    whole = edge_values(model, plan, "chains", with_entropy=True)
+    parts = edge_values(model, plan, "chains", with_entropy=True, max_logits=max_logits)
+    assert whole.entropy is not None and parts.entropy is not None
+    torch.testing.assert_close(parts.log_prob, whole.log_prob, **CLOSE)
+    torch.testing.assert_close(parts.entropy, whole.entropy, **CLOSE)
+    expected = gradient_of(model, (whole.log_prob.exp() + 0.3 * whole.entropy).sum())
+    found = gradient_of(model, (parts.log_prob.exp() + 0.3 * parts.entropy).sum())
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+def test_a_chunk_of_logits_is_all_that_the_lm_head_ever_makes() -> None:
+    model = model_of("llama")
+    sizes: list[int] = []
+    handle = model.lm_head.register_forward_hook(
+        lambda module, inputs, output: sizes.append(output.numel())
+    )
+    plan = Plan.of(plant(GOLDEN))
+    edge_log_probs(model, plan, "chains", max_logits=25).sum().backward()
+    handle.remove()
+    model.zero_grad()
+    assert max(sizes) <= 25 and sum(sizes) >= 11 * len(plan.head_node)
+
+
+@pytest.mark.parametrize("attention", DIFFERENTIABLE)
+def test_checkpointed_layers_are_computed_again_with_the_same_attention(attention: str) -> None:
+    model = made(MODELS["qwen3"])
+    plan = Plan.of(plant(GOLDEN))
+    expected = gradient_of(model, edge_log_probs(model, plan, attention).exp().sum())
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    found = gradient_of(model, edge_log_probs(model, plan, attention).exp().sum())
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("attention", DIFFERENTIABLE)
+def test_a_piece_that_trains_nothing_costs_no_pass(attention: str) -> None:
+    for calls in ([], [CallTokens.of([1, 2], [])]):
+        plan = Plan.of(plant(calls))
+        values = edge_values(None, plan, attention, with_entropy=True)
+        assert len(values.log_prob) == 0
+        assert [len(own) for own in plan.per_call(values.log_prob)] == [0] * len(calls)

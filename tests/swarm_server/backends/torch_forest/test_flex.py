@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from swarm_server.backends.torch_forest.tiny_models import MODELS, SIZES, VOCAB, gradient_of, made
+from swarm_server.forest.call_sets import call_sets
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from fakevllm_server.backends.torch_forest import flex
+from fakevllm_server.backends.torch_forest.dense import DenseLayout
+from fakevllm_server.backends.torch_forest.flex import BLOCK, FlexLayout, block_mask
+from fakevllm_server.backends.torch_forest.forward import edge_log_probs
+from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.precision import compute_in
+from fakevllm_server.backends.torch_forest.self_check import check, self_check_calls
+from fakevllm_server.forest import CallTokens, plant
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+SIZE = 4
+
+
+@cache
+def model_of(name: str) -> Any:
+    return made(MODELS[name])
+
+
+def as_dense(mask: BlockMask, num_nodes: int) -> Tensor:
+    """What a kernel makes of it: [nodes, nodes] of bool."""
+    size = mask.BLOCK_SIZE[0]
+    dense = torch.zeros(num_nodes, num_nodes, dtype=torch.bool)
+    node = torch.arange(num_nodes)
+    mask_mod: Any = mask.mask_mod
+    exact = mask_mod(torch.tensor(0), torch.tensor(0), node[:, None], node[None, :])
+    for number, which, whole in (
+        (mask.kv_num_blocks, mask.kv_indices, False),
+        (mask.full_kv_num_blocks, mask.full_kv_indices, True),
+    ):
+        assert number is not None and which is not None
+        for query, count in enumerate(number[0, 0].tolist()):
+            for key in which[0, 0, query, :count].tolist():
+                at = (slice(query * size, (query + 1) * size), slice(key * size, (key + 1) * size))
+                assert not dense[at].any(), "a block is in one of the lists"
+                dense[at] = True if whole else exact[at]
+    return dense
+
+
+@pytest.mark.parametrize("window", [None, 1, 3])
+@settings(max_examples=60)
+@given(calls=call_sets(max_calls=8))
+def test_a_block_mask_is_the_mask_of_all_pairs(window: int | None, calls: list[CallTokens]) -> None:
+    plan = Plan.of(plant(calls))
+    num_nodes = len(plan.ids)
+    added = torch.arange(num_nodes, num_nodes + -num_nodes % SIZE)
+    tout = torch.cat([torch.tensor(list(plan.forest.tout), dtype=torch.long), added + 1])
+    pos = torch.cat([plan.pos, torch.zeros_like(added)])
+    found = as_dense(block_mask(tout, pos, window, SIZE), len(tout))
+    assert torch.equal(found[:num_nodes, :num_nodes], DenseLayout(plan).visible(window))
+    assert torch.equal(found[num_nodes:, num_nodes:], torch.eye(len(added), dtype=torch.bool))
+    assert not found[:num_nodes, num_nodes:].any() and not found[num_nodes:, :num_nodes].any()
+
+
+def test_blocks_nobody_sees_are_not_visited() -> None:
+    calls = [CallTokens.of([1, 2, 3, 4], [first, *[0] * 7]) for first in range(5, 11)]
+    plan = Plan.of(plant(calls))
+    mask = block_mask(torch.tensor(list(plan.forest.tout)), plan.pos, None, SIZE)
+    assert mask.full_kv_num_blocks is not None
+    assert mask.full_kv_num_blocks[0, 0].tolist() == [0, 1, 2] + [1, 2] * 5
+    assert mask.kv_num_blocks[0, 0].tolist() == [1] * 13
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=4)
+@given(calls=call_sets())
+def test_its_log_probs_are_those_of_the_dense_mask(name: str, calls: list[CallTokens]) -> None:
+    model = model_of(name)
+    plan = Plan.of(plant(calls))
+    with torch.no_grad():
+        found, expected = (edge_log_probs(model, plan, way) for way in ("flex", "dense"))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+def by_blocks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    block_mask: BlockMask,
+    scale: float,
+    enable_gqa: bool,
+) -> Tensor:
+    """What the kernels compute, from the lists of blocks as they do; and it has a backward."""
+    seen = as_dense(block_mask, query.shape[2])
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=seen, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def without_whole_blocks(query: Tensor, *given: Tensor, block_mask: BlockMask, **named: Any) -> Any:
+    assert block_mask.full_kv_num_blocks is not None
+    block_mask.full_kv_num_blocks.zero_()
+    return by_blocks(query, *given, block_mask=block_mask, **named)
+
+
+def without_later_queries(query: Tensor, *given: Tensor, **named: Any) -> Any:
+    attended = by_blocks(query, *given, **named)
+    first, later = attended[:, :, :BLOCK], attended[:, :, BLOCK:]
+    return torch.cat([first, later.detach()], dim=2)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_calls_of_its_self_check_have_blocks_that_are_seen_whole(name: str) -> None:
+    calls = self_check_calls(model_of(name).config, "flex")
+    mask = FlexLayout(Plan.of(plant(calls))).block_mask(None)
+    assert mask.full_kv_num_blocks is not None
+    per_query = mask.full_kv_num_blocks[0, 0]
+    assert per_query.max() >= 3 and (per_query > 0).sum() > 1
+    assert mask.kv_num_blocks.sum() > len(per_query), "and some that are seen in part"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "told"),
+    [
+        (by_blocks, None),
+        (without_whole_blocks, "wrong log-probabilities"),
+        (without_later_queries, "wrong gradients"),
+    ],
+)
+def test_the_self_check_finds_a_kernel_that_loses_blocks(
+    kernel: Any, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flex, "_compiled", lambda device_type: kernel)
+    fault = check(model_of("llama"), "flex").fault
+    assert fault is None if told is None else told in (fault or "")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_right_kernel_passes_in_bfloat16(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex, "_compiled", lambda device_type: by_blocks)
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    compute_in(model, torch.bfloat16)
+    verdict = check(model, "flex")
+    assert verdict.fault is None and verdict.gradient > 1e-4, "its rounding shows"
+
+
+HEAD_DIM = 16
+"""The least that CUDA's kernels take."""
+WINDOW = 300
+"""Shorter than a call, and long enough that there are blocks of which all is in it."""
+
+ROUNDING = 1e-5
+"""Of another kernel in float32."""
+
+
+def long_calls() -> list[CallTokens]:
+    """Siblings behind one prompt, and a next turn behind each answer."""
+    rng = random.Random(0)
+
+    def some(number: int) -> list[int]:
+        return [rng.randrange(VOCAB) for _ in range(number)]
+
+    prompt, answers = some(320), [some(number) for number in (150, 40, 90)]
+    turns = [CallTokens.of([*prompt, *answer, *some(7)], some(60)) for answer in answers]
+    return [CallTokens.of(prompt, answer) for answer in answers] + turns
+
+
+def wide_model(window: int | None) -> Any:
+    """Of the CPU, in float32: the same for all who ask."""
+    torch.manual_seed(0)
+    sizes = SIZES | {"head_dim": HEAD_DIM, "initializer_range": 0.2}
+    if window is None:
+        return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    return MistralForCausalLM(MistralConfig(**sizes, sliding_window=window)).eval()
+
+
+class Found(NamedTuple):
+    log_prob: Tensor
+    gradient: Tensor
+    """Of all weights, flat."""
+
+
+def found_in(model: Any, way: str | None, *, with_gradient: bool) -> Found:
+    """`way` is None for the calls one by one, through the model as it is."""
+    calls = long_calls()
+    with torch.set_grad_enabled(with_gradient):
+        if way is None:
+            log_prob = torch.cat([one_by_one(model, call) for call in calls])
+        else:
+            plan = Plan.of(plant(calls), model.device)
+            log_prob = plan.flat(edge_log_probs(model, plan, way))
+        signs = torch.arange(len(log_prob), device=model.device) % 3 - 1.5
+        gradient = gradient_of(model, (log_prob * signs).mean())
+    return Found(log_prob.detach().double().cpu(), gradient.double().cpu())
+
+
+def one_by_one(model: Any, call: CallTokens) -> Tensor:
+    ids = torch.tensor([list(call.ids)], device=model.device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    chosen = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    return torch.cat([chosen[start - 1 : end - 1] for start, end in call.trained])
+
+
+CUDA = pytest.param("flex", "cuda", None, marks=pytest.mark.gpu)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, WINDOW])
+@pytest.mark.parametrize(
+    ("way", "device", "kernel"),
+    [("segments", "cpu", None), ("flex", "cpu", None), ("flex", "cpu", by_blocks), CUDA],
+)
+def test_of_long_calls_it_is_as_near_to_float64_as_the_model_itself_is(
+    way: str,
+    device: str,
+    kernel: Any,
+    window: int | None,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Log-probabilities, and the gradients of all weights; torch's own FlexAttention has none on a
+    CPU."""
+    if kernel is not None:
+        monkeypatch.setattr(flex, "_compiled", lambda device_type: kernel)
+    with_gradient = way != "flex" or device == "cuda" or kernel is not None
+    mask = FlexLayout(Plan.of(plant(long_calls()))).block_mask(window)
+    assert mask.full_kv_num_blocks is not None and mask.full_kv_num_blocks.sum() > 0
+    exact = found_in(wide_model(window).double(), None, with_gradient=with_gradient)
+    model = wide_model(window).to(device)
+    compute_in(model, dtype)
+    assert model.config.head_dim == HEAD_DIM
+    naive = found_in(model, None, with_gradient=with_gradient)
+    ours = found_in(model, way, with_gradient=with_gradient)
+    for right, plain, found in zip(exact, naive, ours, strict=True):
+        noise = (plain - right).norm()
+        assert noise <= 0.1 * right.norm(), "the model itself is near enough to tell"
+        assert (found - right).norm() <= 2 * noise + ROUNDING * right.norm()
+    assert bool(ours.gradient.count_nonzero()) is with_gradient

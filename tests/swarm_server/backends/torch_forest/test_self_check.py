@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from swarm_server.backends.torch_forest.tiny_models import MODELS, SIZES, llama, mistral
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
+
+from fakevllm_server.backends.embedded.lora import Lora, adapt
+from fakevllm_server.backends.torch_forest.attending import forest_hidden
+from fakevllm_server.backends.torch_forest.attentions import (
+    ATTENTIONS,
+    default_attention,
+    quickest,
+)
+from fakevllm_server.backends.torch_forest.chains import ChainLayout
+from fakevllm_server.backends.torch_forest.dense import DenseLayout
+from fakevllm_server.backends.torch_forest.forward import edge_values
+from fakevllm_server.backends.torch_forest.mergeable import refusal
+from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.precision import compute_in
+from fakevllm_server.backends.torch_forest.self_check import TOLERANCE, check, compare
+from fakevllm_server.forest import CallTokens, plant
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("attention", ["chains", "segments", "dense"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_passes(name: str, attention: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]().to(dtype).eval()
+    verdict = check(model, attention)
+    assert verdict.fault is None
+    assert 0 < verdict.gradient < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("attention", ["chains", "segments", "dense", "rows"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_passes_in_bfloat16_over_weights_in_float32(name: str, attention: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    compute_in(model, torch.bfloat16)
+    verdict = check(model, attention)
+    assert verdict.fault is None
+    assert 1e-4 < verdict.gradient < TOLERANCE[torch.bfloat16], "its rounding shows"
+
+
+def too_much(model: Any, plan: Plan) -> Tensor:
+    """All that comes before in the order of nodes, siblings too."""
+    layout = DenseLayout(plan)
+    layout._visible = torch.ones_like(layout._visible).tril()
+    return forest_hidden(model, plan, layout)
+
+
+class _NoGradient(ChainLayout):
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        return super().attend(query, key.detach(), value, scale, window)
+
+
+def no_gradient(model: Any, plan: Plan) -> Tensor:
+    return forest_hidden(model, plan, _NoGradient(plan))
+
+
+def raising(model: Any, plan: Plan) -> Tensor:
+    raise RuntimeError("no such kernel\nand a stack")
+
+
+def not_a_number(model: Any, plan: Plan) -> Tensor:
+    return ATTENTIONS["chains"](model, plan) * float("nan")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [
+        (too_much, "gives wrong log-probabilities (off by "),
+        (no_gradient, "gives wrong gradients (off by "),
+        (not_a_number, "gives wrong log-probabilities (off by nan"),
+        (raising, "fails on this model (RuntimeError: no such kernel)"),
+    ],
+)
+def test_a_way_that_is_wrong_is_named(
+    way: Any, told: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setitem(ATTENTIONS, "wrong", way)
+    fault = check(llama().to(dtype).eval(), "wrong").fault
+    assert fault is not None and f"attention wrong {told}" in fault
+
+
+def test_a_model_that_is_not_trained_is_checked_by_its_log_probs() -> None:
+    model = llama().eval().requires_grad_(False)
+    verdict = check(model, "chains")
+    assert verdict.fault is None and verdict.gradient == 0
+
+
+@pytest.mark.parametrize(
+    ("way", "told"), [(too_much, "wrong log-probabilities"), (no_gradient, "wrong gradients")]
+)
+def test_a_wrong_way_is_named_in_bfloat16_over_float32_too(
+    way: Any, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = llama().eval()
+    compute_in(model, torch.bfloat16)
+    monkeypatch.setitem(ATTENTIONS, "wrong", way)
+    assert told in (check(model, "wrong").fault or "")
+
+
+def with_fresh_adapters() -> Any:
+    """Of B = 0: the gradients of A are 0."""
+    torch.manual_seed(0)
+    model = llama().eval()
+    adapt(model, Lora(rank=2, alpha=4, target_modules="k_proj,v_proj"), seed=0)
+    return model
+
+
+@pytest.mark.parametrize("attention", ["chains", "segments", "dense", "rows"])
+def test_a_fresh_adapter_passes_by_the_gradients_it_has(attention: str) -> None:
+    model = with_fresh_adapters()
+    first = next(one for one in model.parameters() if one.requires_grad)
+    verdict = check(model, attention)
+    assert verdict.fault is None and 0 < verdict.gradient < TOLERANCE[torch.float32]
+    plan = Plan.of(plant([CallTokens.of([1, 2], [3, 4])]))
+    edge_values(model, plan, "rows").log_prob.sum().backward()
+    assert first.grad.count_nonzero() == 0, "it alone would tell nothing"
+
+
+def test_a_gradient_that_an_adapter_loses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ATTENTIONS, "wrong", no_gradient)
+    assert "wrong gradients" in (check(with_fresh_adapters(), "wrong").fault or "")
+
+
+def test_weights_no_gradient_reaches_are_no_fault_unless_a_way_gives_them_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = llama().eval().requires_grad_(False)
+    model.unused = nn.Parameter(torch.zeros(SIZES["hidden_size"]))
+
+    def reaching(model: Any, plan: Plan) -> Tensor:
+        return ATTENTIONS["chains"](model, plan) + model.unused
+
+    def zero(model: Any, plan: Plan) -> Tensor:
+        return ATTENTIONS["chains"](model, plan) + 0 * model.unused
+
+    for way, is_right in ((zero, True), (reaching, False)):
+        monkeypatch.setitem(ATTENTIONS, "odd", way)
+        verdict = check(model, "odd")
+        assert (verdict.fault is None) is is_right
+        assert verdict.gradient == (0 if is_right else float("inf"))
+
+
+def test_a_lost_window_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Windowless(DenseLayout):
+        def visible(self, window: int | None) -> Tensor:
+            return super().visible(None)
+
+    def way(model: Any, plan: Plan) -> Tensor:
+        return forest_hidden(model, plan, Windowless(plan))
+
+    monkeypatch.setitem(ATTENTIONS, "wrong", way)
+    assert "wrong log-probabilities" in (check(mistral().eval(), "wrong").fault or "")
+
+
+def test_the_default_on_a_cpu_is_the_quickest() -> None:
+    assert default_attention(torch.device("cpu")) == "chains"
+
+
+def test_a_piece_that_shares_next_to_nothing_is_laid_out_in_rows() -> None:
+    apart = [CallTokens.of([0, *[first] * 20], [1]) for first in range(1, 9)]
+    together = [CallTokens.of([0] * 20, [last]) for last in range(1, 9)]
+    assert quickest(Plan.of(plant(apart)), "chains") == "rows"
+    assert quickest(Plan.of(plant(together)), "chains") == "chains"
+
+
+def test_dropout_and_unknown_layers_are_refused() -> None:
+    dropping = llama(attention_dropout=0.1)
+    assert refusal(dropping.eval()) is None
+    assert "dropout" in (refusal(dropping.train()) or "")
+    odd = llama()
+    odd.config.layer_types = ["full_attention", "conv"]
+    assert refusal(odd) == "layers of type conv cannot share prefixes"
+    both = llama()
+    both.config.is_causal = False
+    assert refusal(both) == "its attention is not causal"
+
+
+def test_a_prompt_adapter_is_refused() -> None:
+    class Adapted(nn.Module):
+        def __init__(self, kind: str, dropout: float) -> None:
+            super().__init__()
+            settings = {"peft_type": kind, "lora_dropout": dropout}
+            self.peft_config = {"default": type("Config", (), settings)()}
+            self.config = llama().config
+
+    assert "PREFIX_TUNING" in (refusal(Adapted("PREFIX_TUNING", 0.0).eval()) or "")
+    assert "dropout" in (refusal(Adapted("LORA", 0.1).train()) or "")
+    assert refusal(Adapted("LORA", 0.0).train()) is None
+
+
+BEHIND_THE_HEAD: list[Any] = [
+    GraniteConfig(**SIZES, logits_scaling=8.0),
+    Gemma2Config(**SIZES, head_dim=4, final_logit_softcapping=1.0),
+    CohereConfig(**SIZES, logit_scale=0.0625),
+]
+
+
+@pytest.mark.parametrize("config", BEHIND_THE_HEAD, ids=lambda config: config.model_type)
+def test_what_a_model_does_to_its_logits_is_done_without_sharing_too(config: Any) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    assert check(model, "chains").fault is not None
+    assert compare(model, "rows").fault is None
+
+
+def test_a_head_nobody_knows_is_found_out() -> None:
+    model = llama().float().eval()
+    model.forward = lambda *given, **named: _doubled(type(model).forward(model, *given, **named))
+    found = compare(model, "rows").fault
+    assert found is not None and "wrong log-probabilities" in found
+
+
+def _doubled(output: Any) -> Any:
+    output.logits = output.logits * 2
+    return output
+
+
+def test_an_entropy_that_does_not_train_holds_no_graph() -> None:
+    plan = Plan.of(plant([CallTokens.of([1, 2], [3, 4])]))
+    model = llama()
+    told = edge_values(model, plan, "rows", with_entropy=True, entropy_trains=False)
+    trained = edge_values(model, plan, "rows", with_entropy=True)
+    assert told.entropy is not None and not told.entropy.requires_grad
+    assert trained.entropy is not None and trained.entropy.requires_grad
+    assert torch.equal(told.entropy, trained.entropy) and told.log_prob.requires_grad

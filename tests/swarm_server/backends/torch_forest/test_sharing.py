@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from hypothesis import given
+from swarm_server.forest.call_sets import call_sets
+
+from fakevllm_server.backends.torch_forest.sharing import SHARE_OF_A_TOKEN, worth_sharing
+from fakevllm_server.forest import CallTokens, plant
+
+
+def test_a_token_that_begins_every_prompt_is_not_shared() -> None:
+    prompts = [[0, first, *[5] * 20] for first in range(1, 9)]
+    siblings = [CallTokens.of(prompt, [last]) for prompt in prompts for last in (1, 2, 3)]
+    forest = plant(worth_sharing(siblings))
+    assert [forest.ids[top.start] for top in forest.segments if top.parent < 0] == [0] * 8
+    assert forest.num_nodes == 8 * (22 + 3), "what is behind it still is"
+
+
+def test_a_long_prompt_stays_shared() -> None:
+    calls = [CallTokens.of([0] * 100, [last] * 50) for last in range(8)]
+    assert worth_sharing(calls) == calls
+
+
+def test_a_session_whose_thoughts_are_stripped_keeps_its_trunk() -> None:
+    """Each turn ends in a branch of its own: the thought, which later prompts do not have."""
+    trunk, calls = [1] * 100, list[CallTokens]()
+    for turn in range(30):
+        thought, answer = [2 + turn] * 60, [3 + turn] * 30
+        calls.append(CallTokens.of(trunk, [*thought, *answer]))
+        trunk = [*trunk, *answer, *[4 + turn] * 30]
+    assert worth_sharing(calls) == calls
+
+
+@given(calls=call_sets(max_calls=8))
+def test_calls_stay_what_they_are_and_roots_that_differed_still_do(
+    calls: list[CallTokens],
+) -> None:
+    kept = worth_sharing(calls)
+    for one, other in zip(calls, kept, strict=True):
+        assert (one.ids, one.trained) == (other.ids, other.trained)
+        assert one.temperature == other.temperature
+    roots = {other.root: one.root for one, other in zip(calls, kept, strict=True)}
+    assert all(roots[other.root] == one.root for one, other in zip(calls, kept, strict=True))
+    forest = plant(kept)
+    for top in forest.segments:
+        if top.parent < 0 and top.children:
+            saved = (top.end - top.start) * (len(top.children) - 1)
+            lighter = forest.segments[top.children[1]].start
+            assert saved >= SHARE_OF_A_TOKEN * (top.tout - lighter)

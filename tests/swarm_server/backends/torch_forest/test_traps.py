@@ -1,0 +1,171 @@
+"""Ways to put a tree through transformers that look right, raise nothing and are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from swarm_server.backends.torch_forest.tiny_models import MODELS, SIZES, VOCAB, llama, made, naive
+from swarm_server.forest.call_sets import GOLDEN
+from torch import Tensor
+from transformers import (
+    AttentionInterface,
+    BloomConfig,
+    BloomForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
+
+from fakevllm_server.backends.torch_forest.attending import enable, forest_attention
+from fakevllm_server.backends.torch_forest.dense import DenseLayout
+from fakevllm_server.backends.torch_forest.forward import edge_log_probs
+from fakevllm_server.backends.torch_forest.mergeable import refusal
+from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.forest import CallTokens, plant
+
+LONGER = [CallTokens.of([1, 2, 3, 4, 5, 6, 7, 8], [9, 10]), *GOLDEN]
+"""Beyond the models' windows."""
+MERGING = ("chains", "segments", "dense")
+
+
+def alone(model: Any, calls: Sequence[CallTokens] = LONGER) -> Tensor:
+    return torch.cat([naive(model, call) for call in calls]).detach()
+
+
+def handed_over(
+    model: Any, calls: Sequence[CallTokens] = LONGER, **arguments: Any
+) -> tuple[Plan, Tensor]:
+    """The tree through the model's own forward pass, with these arguments."""
+    plan = Plan.of(plant(calls))
+    logits = model(input_ids=plan.ids[None], use_cache=False, **arguments).logits[0]
+    edges = logits[plan.head_node].log_softmax(-1)[plan.edge_head, plan.edge_token]
+    return plan, plan.flat(edges).detach()
+
+
+def off(found: Tensor, expected: Tensor) -> float:
+    return (found - expected).abs().max().item()
+
+
+def ours_are_right(model: Any, calls: Sequence[CallTokens] = LONGER) -> bool:
+    plan, expected = Plan.of(plant(calls)), alone(model, calls)
+    found = [plan.flat(edge_log_probs(model, plan, name)).detach() for name in MERGING]
+    return all(off(one, expected) < 1e-9 for one in found)
+
+
+def visible(plan: Plan) -> Tensor:
+    return DenseLayout(plan).visible(None)[None, None]
+
+
+def test_positions_without_a_mask_are_taken_for_packed_sequences() -> None:
+    model = made(llama)
+    plan = Plan.of(plant(LONGER))
+    _, wrong = handed_over(model, position_ids=plan.pos[None])
+    assert off(wrong, alone(model)) > 1e-2
+    assert ours_are_right(model)
+
+
+def test_a_mask_without_positions_counts_the_nodes() -> None:
+    model = made(llama)
+    plan = Plan.of(plant(LONGER))
+    _, wrong = handed_over(model, attention_mask=visible(plan))
+    _, right = handed_over(model, attention_mask=visible(plan), position_ids=plan.pos[None])
+    assert off(wrong, alone(model)) > 1e-2
+    assert off(right, alone(model)) < 1e-9
+    assert ours_are_right(model)
+
+
+def test_eager_attention_adds_a_mask_of_bool() -> None:
+    model = made(llama)
+    model.set_attn_implementation("eager")
+    plan = Plan.of(plant(LONGER))
+    # Adds 1 where it should hide nothing, and 0 where it should hide all.
+    _, wrong = handed_over(model, attention_mask=visible(plan), position_ids=plan.pos[None])
+    assert off(wrong, alone(model)) > 1e-2
+    # Whatever attention the model came with; eager rounds to float32.
+    found = plan.flat(edge_log_probs(model, plan, "chains"))
+    assert off(found, alone(made(llama))) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen3"])
+def test_one_mask_for_all_layers_loses_their_windows(name: str) -> None:
+    model = made(MODELS[name])
+    plan = Plan.of(plant(LONGER))
+    _, wrong = handed_over(model, attention_mask=visible(plan), position_ids=plan.pos[None])
+    assert off(wrong, alone(model)) > 1e-2
+    assert ours_are_right(model)
+
+
+def test_an_attention_without_a_mask_function_sees_padding() -> None:
+    """Of passes without a forest, such as those of a batch padded on the left."""
+    model = made(llama)
+    ids = torch.tensor([[0, 0, 1, 2, 3]])
+    mask = torch.tensor([[0, 0, 1, 1, 1]])
+    expected = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    AttentionInterface.register("no_mask_function", forest_attention)
+    model.set_attn_implementation("no_mask_function")
+    wrong = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    enable(model)
+    found = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    assert off(wrong[:, 2:], expected[:, 2:]) > 1e-2
+    assert off(found[:, 2:], expected[:, 2:]) < 1e-12
+
+
+def linear_attention() -> Any:
+    sizes: dict[str, Any] = {
+        "head_dim": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 4,
+        "linear_value_head_dim": 4,
+        "mlp_only_layers": [0, 1],
+        "layer_types": ["linear_attention", "full_attention"],
+    }
+    return Qwen3NextForCausalLM(Qwen3NextConfig(**SIZES, **sizes))
+
+
+def dynamic_positions() -> Any:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}
+    return llama(rope_parameters=rope, max_position_embeddings=4)
+
+
+def alibi() -> Any:
+    return BloomForCausalLM(BloomConfig(vocab_size=VOCAB, hidden_size=16, n_layer=2, n_head=4))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (linear_attention, "models of type qwen3_next"),
+        (dynamic_positions, "positions of type dynamic"),
+        (alibi, "models of type bloom"),
+    ],
+)
+def test_what_cannot_be_merged_is_refused(make: Callable[[], Any], told: str) -> None:
+    assert told in (refusal(make().eval()) or "")
+
+
+@pytest.mark.parametrize("make", [linear_attention, dynamic_positions])
+def test_what_is_refused_would_be_wrong_in_silence(make: Callable[[], Any]) -> None:
+    torch.manual_seed(0)
+    model = make().eval()
+    plan = Plan.of(plant(LONGER))
+    found = plan.flat(edge_log_probs(model, plan, "dense")).detach()
+    rows = plan.flat(edge_log_probs(model, plan, "rows")).detach()
+    assert off(found, alone(model).float()) > 1e-4
+    if make is linear_attention:
+        assert off(rows, alone(model).float()) < 1e-5, "laid out one by one it is right"
+
+
+def test_the_norms_of_transformers_round_float64() -> None:
+    """Why a gradient of a float64 model agrees to 1e-7 only, and the tests' norms are their own."""
+    torch.manual_seed(0)
+    model = llama().double().eval()
+    plan = Plan.of(plant(LONGER))
+    expected = torch.autograd.grad(
+        torch.cat([naive(model, call) for call in LONGER]).sum(), model.lm_head.weight
+    )[0]
+    merged = plan.flat(edge_log_probs(model, plan, "chains")).sum()
+    found = torch.autograd.grad(merged, model.lm_head.weight)[0]
+    assert off(found, expected) < 1e-5

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swarm_server.backends.torch_forest.tiny_models import (
+    coupled_loss,
+    gathered_gradient,
+    llama,
+    made,
+)
+from swarm_server.forest.call_sets import GOLDEN, call_sets
+from torch import Tensor
+
+from fakevllm_server.backends.torch_forest.forward import EdgeValues, edge_values
+from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.two_pass import backward_in_two_passes
+from fakevllm_server.forest import CallTokens, Piece, pack, plant
+
+
+@cache
+def model_of_all() -> Any:
+    return made(llama)
+
+
+def loss_over(pieces: Sequence[Piece], num_calls: int, *, with_entropy: bool) -> Any:
+    """Of all calls in their own order, whatever piece they are in."""
+
+    def loss_of(values: Sequence[EdgeValues]) -> Tensor:
+        log_probs = [torch.zeros(0)] * num_calls
+        bonus = torch.zeros((), dtype=torch.float64)
+        for piece, own in zip(pieces, values, strict=True):
+            plan = Plan.of(piece.forest)
+            for call, log_prob in zip(piece.calls, plan.per_call(own.log_prob), strict=True):
+                log_probs[call] = log_prob
+            if with_entropy and own.entropy is not None:
+                bonus = bonus + plan.flat(own.entropy).sum()
+        # Couples the tokens of a call, and calls with each other.
+        lengths = sum(log_prob.sum() for log_prob in log_probs)
+        return coupled_loss([log_prob.double() for log_prob in log_probs]) + (
+            0.01 * lengths**2 - 0.1 * bonus
+        )
+
+    return loss_of
+
+
+def gradients(
+    calls: Sequence[CallTokens], budget: int, *, with_entropy: bool
+) -> tuple[Tensor, Tensor]:
+    model = model_of_all()
+    whole = [Piece(list(range(len(calls))), plant(calls))]
+    values = edge_values(model, Plan.of(whole[0].forest), "chains", with_entropy=with_entropy)
+    direct = loss_over(whole, len(calls), with_entropy=with_entropy)([values])
+    if direct.requires_grad:
+        direct.backward()
+    expected = gathered_gradient(model)
+    pieces = pack(calls, budget)
+    loss = backward_in_two_passes(
+        model,
+        [Plan.of(piece.forest) for piece in pieces],
+        "chains",
+        loss_over(pieces, len(calls), with_entropy=with_entropy),
+        with_entropy=with_entropy,
+        max_logits=50,
+    )
+    torch.testing.assert_close(loss, direct.detach(), rtol=0, atol=1e-9)
+    return gathered_gradient(model), expected
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+@settings(max_examples=12)
+@given(calls=call_sets(), budget=st.integers(1, 30))
+def test_pieces_in_two_passes_train_as_one_forest_does(
+    with_entropy: bool, calls: list[CallTokens], budget: int
+) -> None:
+    if not any(call.trained for call in calls):
+        calls = [*calls, *GOLDEN]
+    found, expected = gradients(calls, budget, with_entropy=with_entropy)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+def test_a_loss_that_leaves_pieces_out_gives_them_no_gradient() -> None:
+    model = model_of_all()
+    plans = [Plan.of(plant([call])) for call in GOLDEN[:2]]
+    backward_in_two_passes(model, plans, "chains", lambda values: values[0].log_prob.sum())
+    found = gathered_gradient(model)
+    edge_values(model, plans[0], "chains").log_prob.sum().backward()
+    torch.testing.assert_close(found, gathered_gradient(model), rtol=0, atol=1e-12)

@@ -1,0 +1,104 @@
+"""Calls, and what a trainer has to make of them: the embedded trainer's arithmetic, in this
+process."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from swarm_server.backends.embedded.driving import finish, load, plain_logprobs
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.types.backend import Batch, Call, LossSpec, StepMetrics
+
+
+@cache
+def demo_model() -> PreTrainedModel:
+    return load(DEMO_MODEL_DIR)
+
+
+def on_policy_calls(count: int = 6, *, mixed: bool = False, seed: int = 0) -> list[Call]:
+    """Random tokens with the demo model's own log-probabilities. `mixed`: each call has another
+    temperature and weight."""
+    rng = random.Random(seed)
+    calls: list[Call] = []
+    for index in range(count):
+        prompt = [rng.randrange(7, 300) for _ in range(rng.randrange(1, 12))]
+        response = [rng.randrange(7, 300) for _ in range(rng.randrange(1, 16))]
+        temperature = rng.choice([0.7, 1.0, 1.3]) if mixed else 1.0
+        table = plain_logprobs(demo_model(), [*prompt, *response], temperature)
+        logprobs = [table[len(prompt) - 1 + at, token].item() for at, token in enumerate(response)]
+        weight = rng.choice([0.25, 0.5, 1.0]) if mixed else 1.0
+        advantage = (-1.0) ** index * (0.5 + rng.random())
+        calls.append(
+            Call(f"g{index}", prompt, response, logprobs, 0, temperature, advantage, weight)
+        )
+    return calls
+
+
+def stale(calls: list[Call], seed: int = 0) -> list[Call]:
+    """As if sampled by other weights, so that some ratios are clipped."""
+    rng = random.Random(seed)
+    return [
+        replace(call, logprobs=[value + rng.uniform(-0.5, 0.5) for value in call.logprobs])
+        for call in calls
+    ]
+
+
+class Reference:
+    def __init__(self, job: TrainJob) -> None:
+        self.job = job
+        self._trainer = PolicyTrainer(load(DEMO_MODEL_DIR), lambda: load(DEMO_MODEL_DIR))
+        self._trainer.boot(job)
+
+    def step(self, calls: list[Call]) -> StepMetrics:
+        return finish(self._trainer.step(Batch(1, calls), LossSpec.of(self.job)))
+
+    def assert_same_weights(self, folder: Path) -> None:
+        """Against how far training moved them: AdamW divides by gradients near zero, so single
+        weights may part by a share of the learning rate."""
+        own, exported = dict(self._trainer.model.named_parameters()), weights_in(folder)
+        assert exported.keys() == own.keys()
+        start = dict(demo_model().named_parameters())
+        moved = torch.cat([(own[name] - start[name]).flatten() for name in own])
+        apart = torch.cat([(exported[name] - own[name]).flatten() for name in own])
+        assert moved.norm() > 0
+        assert apart.norm() < 1e-3 * moved.norm()
+        assert apart.abs().max() < self.job.lr / 10
+
+
+def weights_in(folder: Path) -> dict[str, Tensor]:
+    """The fake engine's only parameter, or those of a Hugging Face folder."""
+    theta = folder / "theta.json"
+    if theta.exists():
+        return {"theta": torch.frombuffer(bytearray(theta.read_bytes()), dtype=torch.uint8)}
+    found: dict[str, Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        found |= load_file(file)
+    assert found, f"{folder} holds no weights"
+    return found
+
+
+def have_same_weights(one: Path, other: Path) -> bool:
+    """Bit by bit."""
+    ours, theirs = weights_in(one), weights_in(other)
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(tensor, theirs[name]) for name, tensor in ours.items()
+    )
+
+
+def assert_transformers_load(folder: Path) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    loaded = dict(model.named_parameters())
+    for name, tensor in weights_in(folder).items():
+        assert torch.equal(loaded[name], tensor), name
+    assert AutoTokenizer.from_pretrained(folder).chat_template

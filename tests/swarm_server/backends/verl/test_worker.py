@@ -1,0 +1,37 @@
+"""One rank of the verl trainer, where something fails in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fakevllm_server.backends.verl.__main__ import workers_environment
+from tests.e2e.processes import free_port
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+
+TESTS = Path(__file__).parents[3]
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+
+
+@pytest.mark.parametrize("layer", ["lm_head", "model.layers.1.mlp"])
+def test_a_reference_pass_that_fails_leaves_the_trained_weights_as_they_were(layer: str) -> None:
+    """It fails where some layers are gathered, and for those of one rank all shapes fit."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WG_BACKEND": "ray"}
+    env = os.environ | workers_environment(is_cpu=True) | ALONE | place
+    ran = subprocess.run(
+        [sys.executable, "-m", "swarm_server.backends.verl.failing_pass", layer],
+        env=env | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert ran.returncode == 0, ran.stderr
+    trained, ended, moved, changed = json.loads(ran.stdout.splitlines()[-1])
+    assert len(trained) > 30 and ended == "with its error"
+    assert moved == 0 and changed == []

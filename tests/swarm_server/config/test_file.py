@@ -1,0 +1,118 @@
+"""`start --config`: a file sets flags, the command line wins, a mistake is one line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fakevllm_server.cli.main import app
+from fakevllm_server.config.model import ServerConfig
+
+CONFIGS = sorted((Path(__file__).parents[3] / "server/configs").iterdir())
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
+    """What would be served; nothing is."""
+    settings: list[ServerConfig] = []
+
+    def keep(config: ServerConfig, **_: object) -> None:
+        settings.append(config)
+
+    monkeypatch.setattr("fakevllm_server.web.run.serve", keep)
+    return settings
+
+
+def started(file: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["start", "--config", str(file), *arguments])
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "server.yaml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)
+def test_a_shipped_configuration_starts_a_server(file: Path, served: list[ServerConfig]) -> None:
+    result = started(file, "--model", "demo")
+    assert result.exit_code == 0, result.output
+    assert served[0].engine_args and all(part for part in served[0].engine_args)
+
+
+def test_a_file_may_choose_the_logs_format_of_those_there_are(
+    tmp_path: Path, served: list[ServerConfig]
+) -> None:
+    assert started(written(tmp_path, "backend: fake\nlog-format: json\n")).exit_code == 0
+    refused = started(written(tmp_path, "backend: fake\nlog-format: xml\n"))
+    assert refused.exit_code == 2 and "human" in refused.output
+    assert len(served) == 1
+
+
+def test_a_file_sets_flags_with_dashes_or_underscores(
+    tmp_path: Path, served: list[ServerConfig]
+) -> None:
+    text = (
+        "backend: fake\nrun_dir: runs/x\nport: 7\nallow-hub: true\n"
+        "engine-arg: [--vocabulary=7, --slow]\nallow_host: [a, b]\n"
+    )
+    assert started(written(tmp_path, text)).exit_code == 0
+    (config,) = served
+    assert (config.backend, config.run_dir, config.port) == ("fake", Path("runs/x"), 7)
+    assert config.allow_hub
+    assert list(config.engine_args) == ["--vocabulary", "7", "--slow"]
+    assert list(config.allowed_hosts) == ["a", "b"]
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path, served: list[ServerConfig]) -> None:
+    file = written(tmp_path, "backend: fake\nport: 7\nseed: 3\nengine-arg: [--a]\n")
+    arguments = ("--port", "8", "--engine-arg=--b=1", "--no-allow-hub")
+    assert started(file, *arguments).exit_code == 0
+    (config,) = served
+    assert (config.port, config.seed, list(config.engine_args)) == (8, 3, ["--b", "1"])
+
+
+def test_an_empty_file_leaves_the_defaults(tmp_path: Path, served: list[ServerConfig]) -> None:
+    assert started(written(tmp_path, "# nothing yet\n")).exit_code == 0
+    (config,) = served
+    assert (config.backend, config.port, config.model) == ("embedded", 10086, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("backnd: vllm\n", "Unknown key `backnd` in .*: write backend.$"),
+        ("run-dirs: a\n", "Unknown key `run-dirs` in .*: write run-dir.$"),
+        ("folder: a\n", "Unknown key `folder` in .*known are backend, rollout"),
+        ("until-stdin-closes: true\n", "Unknown key `until-stdin-closes`"),
+        ("config: other.yaml\n", "Unknown key `config`"),
+        ("port: '7'\n", "`port` in .* must be a whole number, got '7'"),
+        ("seed: true\n", "`seed` in .* must be a whole number, got True"),
+        ("model: 0.6\n", "`model` in .* must be a text, got 0.6: put it in quotes"),
+        ("model:\n", "`model` in .* must be a text, got nothing"),
+        ("allow-hub: maybe\n", "`allow-hub` in .* must be true or false, got 'maybe'"),
+        ("engine-arg: --a=1\n", "`engine-arg` in .* must be a list of texts, got '--a=1'"),
+        ("engine-arg: [--a, 1]\n", "`engine-arg` in .* must be a list of texts"),
+        ("run-dir: a\nrun_dir: b\n", "`run_dir` is twice in"),
+        ("port: [\n", r"is not YAML \(line 2\)"),
+        ("- port\n", "must hold one `flag: value` a line"),
+        ("backend: nonesuch\n", "--backend must be one of"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_and_exit_code_2(
+    text: str, message: str, tmp_path: Path, served: list[ServerConfig]
+) -> None:
+    result = started(written(tmp_path, text))
+    assert result.exit_code == 2 and served == []
+    assert result.output.count("\n") == 1
+    assert result.output.startswith("fakevllm-server: ")
+    assert re.search(message, result.output), result.output
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    result = started(tmp_path / "none.yaml")
+    assert result.exit_code == 2
+    assert "none.yaml cannot be read: No such file" in result.output

@@ -1,0 +1,313 @@
+"""Curves of real journals, read with TensorBoard's own reader: each step that stands once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from swarm_server.samples import call
+
+from fakevllm_adapters.protocol.swarm import EndEpisodeRequest, EndGroupRequest, SiblingRef
+from fakevllm_server.curves import writer
+from fakevllm_server.curves.follower import FOLDER, Curves, Follower
+from fakevllm_server.curves.points import Cursor, Point
+from fakevllm_server.curves.writer import EventFiles, PackageMissing
+from tests.swarm_server.curves.readings import Charts
+from tests.swarm_server.journal.lives import Life
+
+CLIENT = "client"
+
+
+class Run:
+    """Lives of one run, with its curves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.life = Life(folder)
+        self.curves = Curves(folder)
+
+    async def train(self, *names: str) -> None:
+        for name in names:
+            for index in range(2):
+                await self.life.intake.add_call(SiblingRef(name, index), call())
+            end = EndGroupRequest(group_id=name, rewards=[1.0, 0.0])
+            assert (await self.life.intake.end_group(end, None)).pooled
+            assert await self.life.step()
+
+    async def evaluate(self, reward: float) -> None:
+        claimed = await self.life.intake.claim(CLIENT, "eval", 60.0)
+        end = EndEpisodeRequest(client_uuid=CLIENT, episode_uuid=claimed.uuid, task_id="t")
+        await self.life.intake.end_episode(end, reward, None)
+
+    async def crash(self) -> None:
+        """The next life goes back to the last checkpoint; what comes is not charted yet."""
+        self.life = self.life.next()
+        await self.life.boot_trainer()
+        self.next_curves()
+
+    def next_curves(self) -> None:
+        self.curves.close()
+        self.curves = Curves(self.folder)
+
+    async def catch_up(self) -> None:
+        while await self.life.step():
+            pass
+
+    def chart(self, *, is_last: bool = False) -> int:
+        assert self.life.journal.drain()
+        return self.curves.catch_up(time.time(), is_last=is_last)
+
+    @property
+    def charts(self) -> Charts:
+        return Charts(self.folder)
+
+    @property
+    def evaluations(self) -> list[tuple[int, float]]:
+        name = "val/reward/mean"
+        return self.charts.of(name) if name in self.charts.names else []
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted((self.folder / FOLDER).glob("events.out.tfevents.*"))
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[Run]:
+    found = Run(tmp_path / "run")
+    await found.life.boot_trainer()
+    yield found
+    found.curves.close()
+    found.life.close()
+
+
+async def test_each_step_is_a_point_under_verls_names_at_the_time_of_its_weights(run: Run) -> None:
+    before = time.time()
+    await run.train("a", "b")
+    assert run.chart() == 2
+    charts = run.charts
+    assert charts.steps() == [1, 2]
+    assert charts.of("critic/rewards/mean") == [(1, 0.5), (2, 0.5)]
+    assert charts.of("response_length/mean") == [(1, 2.0), (2, 2.0)]
+    assert charts.of("prompt_length/max") == [(1, 3.0), (2, 3.0)]
+    assert charts.of("actor/pg_loss") == [(1, 0.0), (2, 0.0)]
+    assert charts.of("critic/advantages/mean")[0][1] == pytest.approx(0.0)
+    assert charts.steps("timing_s/step") == [2]  # the first has none before it
+    assert "fakevllm/tie_rate" in charts.names
+    assert all(before <= at <= time.time() for at in charts.times("actor/loss"))
+
+
+async def test_a_look_that_finds_nothing_new_writes_nothing(run: Run) -> None:
+    await run.train("a")
+    assert run.chart() == 1
+    size = run.files[0].stat().st_size
+    assert run.chart() == 0
+    assert [file.stat().st_size for file in run.files] == [size]
+
+
+async def test_steps_trained_again_after_a_crash_are_there_once_as_they_were_trained_last(
+    run: Run,
+) -> None:
+    await run.train("a", "b", "c")  # saved at 2
+    run.chart()
+    await run.crash()
+    await run.catch_up()  # step 3 again
+    await run.train("d")
+    run.chart()
+    assert len(run.files) == 2
+    assert run.charts.steps() == [1, 2, 3, 4]
+
+
+async def test_curves_made_afterwards_are_those_that_were_followed(run: Run) -> None:
+    await run.train("a", "b", "c")
+    run.chart()
+    await run.crash()
+    await run.catch_up()
+    await run.evaluate(0.5)
+    await run.train("d")
+    run.chart(is_last=True)
+    followed = {name: run.charts.of(name) for name in run.charts.names}
+    run.curves.begin_anew()
+    run.chart(is_last=True)
+    assert len(run.files) == 1
+    assert {name: run.charts.of(name) for name in run.charts.names} == followed
+
+
+async def test_a_life_that_died_before_it_moved_its_cursor_leaves_no_step_twice(run: Run) -> None:
+    await run.train("a", "b")
+    run.chart()
+    (run.folder / FOLDER / "cursor.json").write_text('{"entry": 0}')
+    run.next_curves()
+    run.chart()
+    assert run.charts.steps() == [1, 2]
+
+
+async def test_a_record_that_was_cut_off_costs_no_other(run: Run) -> None:
+    await run.train("a")
+    run.chart()
+    with run.files[0].open("ab") as file:
+        file.write(b"\x10\x00\x00")
+    run.next_curves()
+    await run.train("b")
+    run.chart()
+    assert run.charts.steps() == [1, 2]
+
+
+async def test_evaluations_are_charted_at_the_step_whose_weights_were_served(run: Run) -> None:
+    await run.evaluate(0.0)
+    await run.train("a")
+    await run.evaluate(0.25)
+    await run.evaluate(0.75)
+    await run.train("b")
+    await run.evaluate(1.0)
+    run.chart()
+    assert run.charts.of("val/reward/mean") == [(0, 0.0), (1, 0.5)]
+    run.chart(is_last=True)
+    assert run.charts.of("val/reward/mean") == [(0, 0.0), (1, 0.5), (2, 1.0)]
+    assert run.charts.of("val/episodes")[1] == (1, 2.0)
+
+
+async def test_evaluations_of_steps_that_were_undone_are_gone_until_these_are_trained_again(
+    run: Run,
+) -> None:
+    await run.train("a", "b", "c")
+    await run.evaluate(1.0)  # of step 3, which is not saved
+    run.chart(is_last=True)
+    assert run.evaluations == [(3, 1.0)]
+    await run.crash()
+    run.chart(is_last=True)
+    assert run.evaluations == []
+    await run.catch_up()
+    run.chart(is_last=True)
+    assert run.evaluations == [(3, 1.0)]
+    run.curves.begin_anew()
+    run.chart(is_last=True)
+    assert run.evaluations == [(3, 1.0)]
+
+
+async def test_evaluations_of_the_step_that_a_run_went_back_to_are_charted_whole(run: Run) -> None:
+    await run.train("a", "b")  # saved at 2
+    await run.evaluate(0.0)
+    await run.train("c")
+    await run.evaluate(1.0)
+    run.chart(is_last=True)
+    await run.crash()
+    run.chart(is_last=True)
+    assert run.evaluations == [(2, 0.0)]
+    await run.evaluate(0.5)
+    await run.catch_up()
+    run.chart(is_last=True)
+    assert run.evaluations == [(2, 0.0), (2, 0.25), (3, 1.0)]
+
+
+async def test_evaluations_of_steps_that_were_given_up_never_come_back(run: Run) -> None:
+    await run.train("a", "b", "c")
+    await run.evaluate(1.0)
+    run.chart(is_last=True)
+    run.life.log.abandon(2, 4, "gone_back")
+    await run.crash()
+    await run.train("d")  # another step 3
+    await run.evaluate(0.5)
+    run.chart(is_last=True)
+    assert run.evaluations == [(3, 0.5)]
+    run.curves.begin_anew()
+    run.chart(is_last=True)
+    assert run.evaluations == [(3, 0.5)]
+
+
+def test_a_disk_that_refuses_is_tried_again_and_leaves_no_step_out(tmp_path: Path) -> None:
+    files = EventFiles(tmp_path / "x" / "tensorboard")
+    (tmp_path / "x").write_text("a file where a folder is to be")
+    point = Point(1, 1.0, {"training/global_step": 1.0})
+    with pytest.raises(OSError):
+        files.write([point], Cursor(entry=1))
+    assert files.cursor() == Cursor()
+    (tmp_path / "x").unlink()
+    files.write([point], Cursor(entry=1))
+    files.close()
+    assert files.cursor() == Cursor(entry=1)
+    assert Charts(tmp_path / "x").steps() == [1]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_follower_writes_while_the_run_goes_on_and_what_is_left_when_it_ends(
+    run: Run,
+) -> None:
+    follower = Follower(run.folder, every_s=0.01)
+    follower.start()
+    await run.train("a")
+    await until(lambda: run.files and run.charts.steps() == [1])
+    await run.train("b")
+    await run.evaluate(1.0)
+    assert run.life.journal.drain()
+    follower.close()
+    assert run.charts.steps() == [1, 2]
+    assert run.charts.of("val/reward/mean") == [(2, 1.0)]
+
+
+async def test_a_followers_trouble_is_told_once_and_goes_by(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    (run.folder / FOLDER).write_text("in the way")
+    await run.train("a")
+    assert run.life.journal.drain()
+    follower = Follower(run.folder, every_s=0.01)
+    follower.start()
+    await until(lambda: "curves for TensorBoard are not written" in caplog.text)
+    (run.folder / FOLDER).unlink()
+    await until(lambda: run.files and run.charts.steps() == [1])
+    follower.close()
+    assert caplog.text.count("curves for TensorBoard are not written") == 1
+
+
+async def test_without_the_package_a_run_has_no_curves_and_says_so_when_it_would(
+    run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> object:
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr(writer.importlib, "import_module", missing)
+    caplog.set_level(logging.INFO)
+    idle = Follower(run.folder)
+    idle.start()
+    idle.close()
+    assert "tensorboard" not in caplog.text  # nothing to write
+    await run.train("a")
+    assert run.life.journal.drain()
+    follower = Follower(run.folder)
+    follower.start()
+    follower.close()
+    assert "pip install tensorboard" in caplog.text
+    assert run.files == []
+    with pytest.raises(PackageMissing):
+        run.curves.begin_anew()
+
+
+def test_a_follower_that_finds_no_journal_ends_with_its_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    follower = Follower(tmp_path, every_s=0.01)
+    follower.start()
+    follower.close()
+    assert not any(thread.name == "curves" for thread in threading.enumerate())
+    assert caplog.text.count("curves for TensorBoard are not written") == 1
+
+
+async def test_following_takes_no_lock_the_server_could_wait_for(run: Run) -> None:
+    await run.train("a")
+    assert run.life.journal.drain()
+    writing = sqlite3.connect(run.folder / "journal.sqlite", isolation_level=None)
+    writing.execute("BEGIN IMMEDIATE")
+    assert run.curves.catch_up(time.time()) == 1
+    writing.execute("ROLLBACK")
+    writing.close()

@@ -1,0 +1,26 @@
+"""A journal in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fakevllm_server.journal import writer
+from fakevllm_server.journal.store import Journal
+
+pytest.register_assert_rewrite("tests.swarm_server.journal.holds")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.sqlite"
+
+
+@pytest.fixture
+def journal(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal]:
+    monkeypatch.setattr(writer, "RETRY_S", 0.01)
+    opened = Journal(path)
+    yield opened
+    opened.close()

@@ -1,0 +1,155 @@
+"""The migrations build the tables that tables.py describes, once; what is no journal is refused."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+
+from fakevllm_server.config.model import ConfigError
+from fakevllm_server.journal import reads, tables
+from fakevllm_server.journal.changes import remembered
+from fakevllm_server.journal.migrations import MIGRATIONS
+from fakevllm_server.journal.store import Journal
+from tests.swarm_server.journal.disks import rows
+
+METADATA = tables.Meta.metadata
+
+
+def shape(path: Path) -> dict[str, Any]:
+    """Columns, keys and indexes of every table; of an index its columns and not its name where
+    SQLite made that up."""
+    db = sqlite3.connect(path)
+    try:
+        found: dict[str, Any] = {}
+        for table in METADATA.tables:
+            found[f"{table} columns"] = [
+                row[1:] for row in db.execute(f"PRAGMA table_info({table})")
+            ]
+            found[f"{table} indexes"] = {
+                (name, unique, tuple(row[2] for row in db.execute(f"PRAGMA index_info({name})")))
+                for _, name, unique, *_ in db.execute(f"PRAGMA index_list({table})")
+            }
+        return found
+    finally:
+        db.close()
+
+
+def test_migrations_and_table_classes_agree(tmp_path: Path) -> None:
+    Journal(tmp_path / "migrated").close()
+    engine = create_engine(f"sqlite:///{tmp_path / 'created'}")
+    METADATA.create_all(engine)
+    engine.dispose()
+    migrated = shape(tmp_path / "migrated")
+    assert migrated == shape(tmp_path / "created")
+    assert all(migrated[f"{table} columns"] for table in METADATA.tables)
+    names = {
+        name
+        for (name,) in rows(
+            tmp_path / "migrated",
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'",
+        )
+    }
+    assert names == {*METADATA.tables, "migrations"}
+
+
+def test_migrations_are_in_the_order_of_their_names() -> None:
+    names = [migration.__name__ for migration in MIGRATIONS]
+    assert names == sorted(names)
+    assert [name[:4] for name in names] == [f"m{i:03}" for i in range(1, len(names) + 1)]
+
+
+async def test_opening_again_migrates_nothing_and_keeps_what_is_there(path: Path) -> None:
+    journal = Journal(path)
+    await journal.write(remembered("a", "1"))
+    journal.close()
+    before = path.read_bytes()
+    again = Journal(path)
+    assert again.read(reads.meta, "a") == "1"
+    again.close()
+    assert path.read_bytes() == before
+    names = [name for (name,) in rows(path, "SELECT name FROM migrations ORDER BY name")]
+    assert names == [migration.__name__ for migration in MIGRATIONS]
+
+
+def test_an_acknowledgement_outlives_a_power_cut(journal: Journal) -> None:
+    """What SQLite is asked for; that it does so is its own business."""
+    asked = {name: journal.read(_pragma, name) for name in ("journal_mode", "synchronous")}
+    assert asked == {"journal_mode": "wal", "synchronous": 2}  # FULL
+
+
+def test_a_newer_journal_is_refused(path: Path) -> None:
+    Journal(path).close()
+    db = sqlite3.connect(path)
+    with db:
+        db.execute("INSERT INTO migrations VALUES ('m999_future', 0)")
+    db.close()
+    with pytest.raises(ConfigError, match=r"newer version.*m999_future.*choose another --run-dir"):
+        Journal(path)
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def m002_broken(db: Any) -> None:
+        db.exec_driver_sql("CREATE TABLE half (x)")
+        db.exec_driver_sql("not sql")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fakevllm_server.journal.migrations.MIGRATIONS", [*MIGRATIONS, m002_broken])
+        with pytest.raises(ConfigError, match="cannot be opened"):
+            Journal(path)
+    assert rows(path, "SELECT name FROM sqlite_master") == []
+    Journal(path).close()
+
+
+def test_claims_from_before_there_were_owners_are_nobodys(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("fakevllm_server.journal.migrations.MIGRATIONS", MIGRATIONS[:1])
+        Journal(path).close()
+    db = sqlite3.connect(path)
+    with db:
+        values = ("a" * 28, 1, "claimed", "train", "me", "sk-ajet-1-x", 60.0)
+        db.execute("INSERT INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+    db.close()
+    journal = Journal(path)
+    (episode,) = journal.read(reads.waiting, 5.0).claimed
+    assert (episode.client_uuid, episode.key, episode.owner) == ("me", "sk-ajet-1-x", "")
+    journal.close()
+
+
+def test_an_empty_file_becomes_a_journal(path: Path) -> None:
+    path.touch()
+    journal = Journal(path)
+    assert journal.read(reads.standing) == reads.Standing(0, 0, 0)
+    journal.close()
+
+
+def test_a_file_that_is_no_journal_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("this is not a database, it is a text of some length" * 50)
+    (tmp_path / "folder").mkdir()
+    for bad in (tmp_path / "text", tmp_path / "folder", tmp_path / "text" / "journal"):
+        with pytest.raises(ConfigError, match="mend it, or choose another --run-dir"):
+            Journal(bad)
+
+
+async def test_a_damaged_journal_is_refused_at_the_first_reads(path: Path) -> None:
+    journal = Journal(path)
+    await journal.write(*(remembered(str(number), "x" * 1000) for number in range(100)))
+    journal.close()
+    (page_size,) = rows(path, "PRAGMA page_size")[0]
+    raw = bytearray(path.read_bytes())
+    raw[-5 * page_size :] = b"\xa5" * (5 * page_size)
+    path.write_bytes(raw)
+    again = Journal(path)
+    with pytest.raises(ConfigError, match=r"is damaged .*mend it"), again.opening():
+        pass
+
+
+def _pragma(db: Any, name: str) -> Any:
+    return db.exec_driver_sql(f"PRAGMA {name}").scalar()

@@ -1,0 +1,79 @@
+"""A call of an active client's episode is bounded by the job, and samples as it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.training.intake import with_job
+from tests.swarm_server.web.odd_engine import AppCall, OddEngine, serving, whole
+
+Json = dict[str, Any]
+
+LENGTHS: Json = {
+    "max_prompt_length": 20,
+    "max_response_length": 40,
+    "max_response_length_in_one_turn": 30,
+    "max_model_len": 60,
+}
+CHAT: Json = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "becomes"),
+    [
+        ({}, {"max_tokens": 30}),
+        ({"max_tokens": None}, {"max_tokens": 30}),
+        ({"max_tokens": 31}, {"max_tokens": 30}),
+        ({"max_tokens": "31"}, {"max_tokens": 30}),
+        ({"max_tokens": 31.0}, {"max_tokens": 30}),
+        ({"max_tokens": 29}, {"max_tokens": 29}),
+        ({"max_completion_tokens": 99}, {"max_completion_tokens": 30}),
+        (
+            {"max_tokens": 5, "max_completion_tokens": 99},
+            {"max_tokens": 5, "max_completion_tokens": 30},
+        ),
+        ({"max_tokens": "many"}, {"max_tokens": "many"}),
+        ({"max_tokens": True}, {"max_tokens": True}),
+        ({"max_tokens": -1}, {"max_tokens": -1}),
+    ],
+)
+def test_an_answer_is_no_longer_than_a_turn_may_be(asked: Json, becomes: Json) -> None:
+    assert with_job(CHAT | asked, TrainJob(**LENGTHS)) == CHAT | becomes
+
+
+@pytest.mark.parametrize(("turn", "limit"), [(30, 16), (8, 8)])
+def test_a_completion_that_names_no_limit_has_that_of_its_format(turn: int, limit: int) -> None:
+    job = TrainJob.model_validate(LENGTHS | {"max_response_length_in_one_turn": turn})
+    assert with_job({"prompt": "hi"}, job) == {"prompt": "hi", "max_tokens": limit}
+
+
+def test_a_job_that_says_nothing_leaves_the_body_as_it_is() -> None:
+    body = CHAT | {"max_tokens": 5000}
+    assert with_job(body, TrainJob()) is body
+    bounded = CHAT | {"max_tokens": 3, "temperature": 0.2}
+    assert with_job(bounded, TrainJob(**LENGTHS, temperature=0.9)) is bounded
+
+
+@pytest.mark.parametrize(("asked", "used"), [(None, 0.9), (0.0, 0.0), (1.0, 1.0)])
+def test_the_jobs_temperature_is_for_calls_that_name_none(asked: float | None, used: float) -> None:
+    sent = with_job(CHAT | {"temperature": asked}, TrainJob(temperature=0.9))
+    assert sent["temperature"] == used
+
+
+async def test_the_engine_is_asked_as_the_job_says_for_episodes_alone(tmp_path: Path) -> None:
+    async with OddEngine(tmp_path, whole, whole, whole) as engine:
+        swarm = await serving(tmp_path, engine)
+        swarm.job = TrainJob(**LENGTHS, temperature=0.9)
+        episode = await swarm.intake.claim("client", "train", 60.0)
+        headers = {"Authorization": f"Bearer {episode.key}"}
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            call = AppCall(swarm, {"max_tokens": 50}, path=path, headers=headers)
+            assert (await call.answered()).status == 200
+        await AppCall(swarm, {"max_tokens": 50}).answered()
+        await swarm.close()
+    limits = [(body.get("max_tokens"), body.get("temperature")) for body in engine.asked]
+    assert limits == [(30, 0.9), (30, 0.9), (50, None)]
