@@ -1,8 +1,8 @@
 """A run that an earlier version wrote opens and goes on.
 
-`released/run-0.1.0.tar.gz` was written by version 0.1.0: `fakevllm-server start --backend fake` and
-`fakevllm serve` with the settings below replayed 30 questions. Its ledger has 28 trained groups and 2
-that wait in the pool; its journal has 7 steps and 3 checkpoints.
+`released/run-0.1.0.tar.gz` was written by version 0.1.0: `fakevllm-server start --backend fake`
+and `fakevllm serve` with the settings below replayed 30 questions. Its ledger has 28 trained groups
+and 2 that wait in the pool; its journal has 7 steps and 3 checkpoints.
 """
 
 from __future__ import annotations
