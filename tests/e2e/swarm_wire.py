@@ -146,10 +146,10 @@ def rolling(server: Process, job: str) -> Generator[Wire]:
 
 
 @contextmanager
-def with_stock_job(folder: Path) -> Generator[Wire]:
-    """A server of its own that rolls."""
+def with_stock_job(folder: Path, *flags: str) -> Generator[Wire]:
+    """Start a server with these further flags, and its engine with the stock job."""
     with (
         Processes(folder) as started,
-        rolling(started.server("--backend", "fake"), stock_job()) as wire,
+        rolling(started.server("--backend", "fake", *flags), stock_job()) as wire,
     ):
         yield wire

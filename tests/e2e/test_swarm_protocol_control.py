@@ -26,7 +26,7 @@ ALREADY = "Engine is already started. Call `stop_engine` first before syncing ne
 def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
     with (
         Processes(tmp_path_factory.mktemp("control")) as started,
-        Wire(started.server("--backend", "fake").url) as wire,
+        Wire(started.server("--backend", "fake", "--keep-latest-call").url) as wire,
     ):
         yield wire
 

@@ -19,7 +19,7 @@ USER: Json = {"role": "user", "content": "[[say one two three four]]"}
 
 @pytest.fixture(scope="module")
 def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
-    with with_stock_job(tmp_path_factory.mktemp("inference")) as wire:
+    with with_stock_job(tmp_path_factory.mktemp("inference"), "--keep-latest-call") as wire:
         yield wire
 
 

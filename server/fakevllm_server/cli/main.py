@@ -91,6 +91,10 @@ def start(
     allow_train_code: Annotated[
         bool, typer.Option(help="Keep what clients send as training code; it is never run.")
     ] = False,
+    keep_latest_call: Annotated[
+        bool,
+        typer.Option(help="Keep the latest call for /replay_latest_llm_call (debugging)."),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the engine.")] = 0,
     engine_arg: Annotated[
         list[str] | None, typer.Option(help="Passed to the rollout engine as is.")
@@ -127,6 +131,7 @@ def start(
             allowed_hosts=allow_host or (),
             allow_hub=allow_hub,
             allow_train_code=allow_train_code,
+            keep_latest_call=keep_latest_call,
             seed=seed,
             rollout=rollout,
             trainer=trainer,

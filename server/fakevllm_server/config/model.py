@@ -45,7 +45,9 @@ class ServerConfig:
     allowed_hosts: Sequence[str] = ()
     allow_hub: bool = False
     allow_train_code: bool = False
-    """Whether what clients send as training code is kept; it is never run."""
+    """Whether the server keeps training code that clients upload. The code is never run."""
+    keep_latest_call: bool = False
+    """Whether the server keeps the latest call for `/replay_latest_llm_call`."""
     seed: int = 0
     engine_args: Sequence[str] = ()
     """Passed to the rollout engine's process as they are."""

@@ -48,7 +48,7 @@ def create_app(config: ServerConfig) -> FastAPI:
     refusals.add_handlers(app)
     for module in (control, uploads, groups, episodes):
         app.include_router(module.router(swarm))
-    latest_call = LatestCall()
+    latest_call = LatestCall() if config.keep_latest_call else None
     app.include_router(inspection.router(swarm, latest_call))
     _add_doors(app, swarm, latest_call)
     guard = Guard(
@@ -64,15 +64,15 @@ def create_app(config: ServerConfig) -> FastAPI:
     return app
 
 
-def _add_doors(app: FastAPI, swarm: Swarm, latest_call: LatestCall) -> None:
+def _add_doors(app: FastAPI, swarm: Swarm, latest_call: LatestCall | None) -> None:
     """Each also under the path of an episode."""
     doors = {adapter.path: (["POST"], adapter) for adapter in (ADAPTERS | COUNTERS).values()}
     relayed = PASSTHROUGH | {"/v1/models": ("GET",), "/metrics": ("GET",)}
     passed = {path: (list(methods), None) for path, methods in relayed.items() if path not in doors}
     for path, (methods, adapter) in (doors | passed).items():
         answered = inference.door(swarm, adapter)
-        if adapter is not None and adapter.name in ADAPTERS:
-            answered = latest_call.watching(answered, adapter.name)
+        if latest_call is not None and adapter is not None and adapter.name in ADAPTERS:
+            answered = latest_call.recorded(answered, adapter.name)
         door = Door(answered)
         app.router.routes.append(Route(path, door, methods=methods))
         app.router.routes.append(Route(f"/e/{{episode_uuid}}{path}", door, methods=methods))

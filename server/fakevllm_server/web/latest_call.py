@@ -1,5 +1,9 @@
-"""The latest call to the model that was answered, for an admin who looks into what goes wrong. In
-memory only, one of all, and each part of it only up to a bound."""
+"""Keep the latest answered model call in memory, so that an admin can inspect it.
+
+Only a server started with `--keep-latest-call` does this. Only one call is kept, but every call in
+flight is recorded until it ends, because any of them may become the latest. A call in flight
+therefore takes up to two MiB: `MAX_BYTES` for its request and `MAX_BYTES` for its response.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,13 @@ from fakevllm_adapters.formats.sse import SseDecoder, data_of
 from fakevllm_adapters.http.asgi import AsgiApp, Receive, Scope, Send
 
 MAX_BYTES = 2**20
-"""Of what was asked, and of what was answered."""
+"""Maximum size of a kept request body, and of a kept response body."""
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Recording:
+    """One body, recorded chunk by chunk. A body above `MAX_BYTES` leaves only its size."""
+
     chunks: list[bytes] = field(default_factory=list[bytes])
     size: int = 0
 
@@ -28,65 +34,80 @@ class _Kept:
         elif chunk:
             self.chunks.append(chunk)
 
-    def told(self, *, is_stream: bool = False) -> bytes:
-        """As JSON: its own bytes where they are JSON, the list of its events where it streamed."""
+    def as_json(self, *, is_stream: bool = False) -> bytes:
+        """Return the body unchanged if it is JSON, a list of its events if it is a stream, and
+        otherwise its text as a JSON string."""
         if self.size > MAX_BYTES:
             return orjson.dumps(f"{self.size} bytes: more than the {MAX_BYTES} that are kept")
         raw = b"".join(self.chunks)
-        own = _events(raw) if is_stream else raw
+        document = _event_list(raw) if is_stream else raw
         try:
-            orjson.loads(own)
+            orjson.loads(document)
         except orjson.JSONDecodeError:
             return orjson.dumps(raw.decode(errors="replace"))
-        return own
+        return document
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    format_name: str
+    request: _Recording
+    response: _Recording
+    is_stream: bool
 
 
 class LatestCall:
+    """The latest call that was answered with status 200 up to its last byte."""
+
     def __init__(self) -> None:
-        self._latest: tuple[str, _Kept, _Kept, bool] | None = None
-        """Format, question, answer, whether that streamed."""
+        self._latest: _Call | None = None
 
     def as_json(self) -> bytes | None:
-        """None: nobody has asked yet. Chat completions are told without a format."""
-        if self._latest is None:
+        """Return the call as `{"input", "output"}`, or None before the first call.
+
+        `format` is added for every wire format except chat completions.
+        """
+        call = self._latest
+        if call is None:
             return None
-        name, asked, answered, is_stream = self._latest
-        kind = b"" if name == "chat" else b',"format":' + orjson.dumps(name)
-        output = answered.told(is_stream=is_stream)
-        return b'{"input":%b,"output":%b%b}' % (asked.told(), output, kind)
+        is_chat = call.format_name == "chat"
+        kind = b"" if is_chat else b',"format":' + orjson.dumps(call.format_name)
+        output = call.response.as_json(is_stream=call.is_stream)
+        return b'{"input":%b,"output":%b%b}' % (call.request.as_json(), output, kind)
 
-    def watching(self, door: AsgiApp, name: str) -> AsgiApp:
-        """The door of a format, whose answered calls are kept here one after the other."""
+    def recorded(self, app: AsgiApp, format_name: str) -> AsgiApp:
+        """Wrap the endpoint of a wire format so that its answered calls are kept here."""
 
-        async def watched(scope: Scope, receive: Receive, send: Send) -> None:
-            asked, answered = _Kept(), _Kept()
+        async def recorded_app(scope: Scope, receive: Receive, send: Send) -> None:
+            request, response = _Recording(), _Recording()
             status, is_stream = 0, False
 
-            async def hears() -> MutableMapping[str, Any]:
+            async def record_receive() -> MutableMapping[str, Any]:
                 message = await receive()
-                asked.add(message.get("body", b""))
+                request.add(message.get("body", b""))
                 return message
 
-            async def says(message: MutableMapping[str, Any]) -> None:
+            async def record_send(message: MutableMapping[str, Any]) -> None:
                 nonlocal status, is_stream
                 if message["type"] == "http.response.start":
                     status = message["status"]
-                    is_stream = _is_stream(message["headers"])
+                    is_stream = _is_event_stream(message["headers"])
                 else:
-                    answered.add(message.get("body", b""))
+                    response.add(message.get("body", b""))
                     if status == 200 and not message.get("more_body", False):
-                        self._latest = name, asked, answered, is_stream
+                        self._latest = _Call(format_name, request, response, is_stream)
                 await send(message)
 
-            await door(scope, hears, says)
+            await app(scope, record_receive, record_send)
 
-        return watched
+        return recorded_app
 
 
-def _is_stream(headers: list[tuple[bytes, bytes]]) -> bool:
+def _is_event_stream(headers: list[tuple[bytes, bytes]]) -> bool:
     return dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
 
 
-def _events(raw: bytes) -> bytes:
-    found = [data_of(event) for event in SseDecoder().feed(raw)]
-    return b"[" + b",".join(data for data in found if data is not None) + b"]"
+def _event_list(raw: bytes) -> bytes:
+    """Return the data of a stream's events as a JSON list. Each event is copied as it is."""
+    events = [data_of(event) for event in SseDecoder().feed(raw)]
+    return b"[" + b",".join(data for data in events if data is not None) + b"]"

@@ -36,7 +36,7 @@ def test_a_revoked_key_takes_the_keys_of_its_episodes_with_it(tmp_path: Path) ->
 
 def test_without_keys_everybody_is_an_admin_and_a_url_may_have_credentials(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
-        box = Box(processes.server("--backend", "fake"))
+        box = Box(processes.server("--backend", "fake", "--keep-latest-call"))
         box.start_engine()
         alice, bob = box.member("alice"), box.member("bob")
         claim = alice.claim()

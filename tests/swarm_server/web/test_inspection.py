@@ -1,4 +1,4 @@
-"""What can be looked at on a server with keys, over real sockets."""
+"""The inspection routes of a server with keys, over real sockets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from swarm_server.boxes import ASKED, Box, asking, box_of, write_keys
 
+from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.web.app import create_app
+from fakevllm_server.web.latest_call import LatestCall
 from tests.e2e.processes import Processes
 
 
@@ -17,38 +20,63 @@ def box(tmp_path: Path) -> Iterator[Box]:
         yield box_of(processes, write_keys(tmp_path / "keys"))
 
 
-def test_an_admin_is_told_the_latest_call_and_before_the_first_that_there_is_none(box: Box) -> None:
-    root, alice = box.member("root"), box.member("alice")
-    none = root.post("/replay_latest_llm_call")
-    assert none.status_code == 404
-    assert none.json() == {"detail": "No LLM call has been made yet"}
-    assert alice.post("/v1/chat/completions", **ASKED).status_code == 200
-    told = root.post("/replay_latest_llm_call").json()
-    assert told["input"] == ASKED and "format" not in told
-    assert told["output"]["choices"][0]["message"]["content"] == "hello"
-    claim = alice.claim()
-    with asking(alice, claim) as app:
-        for _ in app.chat.completions.create(
-            model="fake", messages=[{"role": "user", "content": "hi"}], stream=True
-        ):
-            pass
-    told = root.post("/replay_latest_llm_call").json()
-    assert told["input"]["stream"] is True
-    assert told["output"][0]["object"] == "chat.completion.chunk"
-    alice.post("/v1/messages/count_tokens", **ASKED)
-    assert root.post("/replay_latest_llm_call").json() == told
+def test_an_admin_reads_the_latest_call_of_a_server_that_keeps_it(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        box = box_of(processes, write_keys(tmp_path / "keys"), "--keep-latest-call")
+        root, alice = box.member("root"), box.member("alice")
+        before_any = root.post("/replay_latest_llm_call")
+        assert before_any.status_code == 404
+        assert before_any.json() == {"detail": "No LLM call has been made yet"}
+        assert alice.post("/v1/chat/completions", **ASKED).status_code == 200
+        record = root.post("/replay_latest_llm_call").json()
+        assert record["input"] == ASKED and "format" not in record
+        assert record["output"]["choices"][0]["message"]["content"] == "hello"
+        claim = alice.claim()
+        with asking(alice, claim) as app:
+            for _ in app.chat.completions.create(
+                model="fake", messages=[{"role": "user", "content": "hi"}], stream=True
+            ):
+                pass
+        record = root.post("/replay_latest_llm_call").json()
+        assert record["input"]["stream"] is True
+        assert record["output"][0]["object"] == "chat.completion.chunk"
+        alice.post("/v1/messages/count_tokens", **ASKED)
+        assert root.post("/replay_latest_llm_call").json() == record
 
 
-def test_what_is_pushed_is_told_to_all_and_is_bounded(box: Box) -> None:
+def test_without_the_flag_no_call_is_kept_and_the_refusal_names_the_flag(box: Box) -> None:
+    root = box.member("root")
+    assert root.post("/v1/chat/completions", **ASKED).status_code == 200
+    refusal = root.post("/replay_latest_llm_call")
+    assert refusal.status_code == 404
+    assert "--keep-latest-call" in refusal.json()["detail"]
+
+
+def test_without_the_flag_the_recording_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record(*_: object) -> None:
+        raise AssertionError("a call is recorded")
+
+    monkeypatch.setattr(LatestCall, "recorded", record)
+    create_app(ServerConfig(backend="fake", run_dir=tmp_path / "off"))
+    with pytest.raises(AssertionError, match="a call is recorded"):
+        create_app(ServerConfig(backend="fake", run_dir=tmp_path / "on", keep_latest_call=True))
+
+
+def test_verbose_log_entries_reach_every_client_and_are_bounded(box: Box) -> None:
     alice, bob = box.member("alice"), box.member("bob")
     assert alice.post("/push_verbose_log", tag="t", message="here").json()["success"]
     assert alice.post("/push_verbose_log", message="no tag").json()["success"]
     assert alice.post("/push_verbose_log", message="x" * 4001).status_code == 422
     entries = bob.get("/get_verbose_logs").json()["entries"]
-    assert [(one["tag"], one["message"]) for one in entries] == [("t", "here"), ("", "no tag")]
-    assert all(one["timestamp"] > 1e9 for one in entries)
+    assert [(entry["tag"], entry["message"]) for entry in entries] == [
+        ("t", "here"),
+        ("", "no tag"),
+    ]
+    assert all(entry["timestamp"] > 1e9 for entry in entries)
 
 
-def test_the_run_directory_is_told(box: Box) -> None:
-    told = box.member("alice").get("/get_server_experiment_dir").json()
-    assert told == {"server_experiment_dir": str(box.server.folder.resolve())}
+def test_the_run_directory_is_shown(box: Box) -> None:
+    reply = box.member("alice").get("/get_server_experiment_dir").json()
+    assert reply == {"server_experiment_dir": str(box.server.folder.resolve())}

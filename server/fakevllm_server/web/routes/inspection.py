@@ -34,6 +34,10 @@ from fakevllm_server.web.verbose_log import MAX_CHARS, VerboseEntry, VerboseLog
 MASKED = "***"
 """In place of a key. Nobody needs the key of a claim but who made it, and he was told it then."""
 
+_NOT_KEPT = (
+    "The latest call is not kept: start the server with --keep-latest-call to inspect calls."
+)
+
 
 class VerboseRequest(BaseModel):
     tag: str = Field(default="", max_length=200)
@@ -44,7 +48,7 @@ class VerboseReply(BaseModel):
     entries: list[VerboseEntry]
 
 
-def router(swarm: Swarm, latest_call: LatestCall) -> APIRouter:
+def router(swarm: Swarm, latest_call: LatestCall | None) -> APIRouter:
     routes = APIRouter(route_class=ClearRoute)
     for part in (_batch_routes(swarm), _token_routes(swarm), _trainer_routes()):
         routes.include_router(part)
@@ -59,10 +63,12 @@ def router(swarm: Swarm, latest_call: LatestCall) -> APIRouter:
 
     @routes.post("/replay_latest_llm_call")
     async def replay_latest_llm_call() -> Response:
-        found = latest_call.as_json()
-        if found is None:
+        if latest_call is None:
+            raise HTTPException(404, _NOT_KEPT)
+        call = latest_call.as_json()
+        if call is None:
             raise HTTPException(404, "No LLM call has been made yet")
-        return Response(found, media_type="application/json")
+        return Response(call, media_type="application/json")
 
     @routes.post("/push_verbose_log")
     async def push_verbose_log(request: VerboseRequest) -> SuccessReply:
