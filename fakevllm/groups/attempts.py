@@ -19,7 +19,7 @@ MAX_ATTEMPTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class RequestIdentity:
     """A request, as far as it tells whether it came before."""
 
     key: bytes
@@ -30,10 +30,10 @@ class Sent:
 
 
 @dataclass(slots=True, eq=False)
-class Attempt(Generic[T]):
+class RequestAttempts(Generic[T]):
     """A request with all the times it was sent."""
 
-    sent: Sent
+    sent: RequestIdentity
     pending: T
     """Whatever stands for its answer, there or to come."""
     at: float
@@ -49,25 +49,27 @@ class Attempt(Generic[T]):
     size: int = 0
     """Of the answer in bytes."""
 
-    def is_named_by(self, sent: Sent) -> bool:
+    def is_named_by(self, sent: RequestIdentity) -> bool:
         return bool(sent.idempotency_key) and sent.idempotency_key == self.sent.idempotency_key
 
-    def is_another_than(self, sent: Sent) -> bool:
+    def is_another_than(self, sent: RequestIdentity) -> bool:
         """Both have names, and they differ."""
         own, other = self.sent.idempotency_key, sent.idempotency_key
         return bool(own and other) and own != other
 
 
-class Attempts(Generic[T]):
+class AttemptIndex(Generic[T]):
     """The latest requests, bounded in time, number and bytes of answers.
 
-    >>> attempts = Attempts[str](600)
-    >>> first = attempts.begin(Sent(b"k"), "its answer", now=0)
-    >>> attempts.find(Sent(b"k"), now=1) is None  # two users
+    >>> attempts = AttemptIndex[str](600)
+    >>> first = attempts.begin(RequestIdentity(b"k"), "its answer", now=0)
+    >>> attempts.find(RequestIdentity(b"k"), now=1) is None  # two users
     True
     >>> attempts.cut(first, now=2)
-    >>> attempts.find(Sent(b"k"), now=3) is first, attempts.find(Sent(b"k"), now=3) is first
-    (True, False)
+    >>> attempts.find(RequestIdentity(b"k"), now=3) is first
+    True
+    >>> attempts.find(RequestIdentity(b"k"), now=3) is first
+    False
     """
 
     def __init__(
@@ -77,10 +79,10 @@ class Attempts(Generic[T]):
         self._max_bytes = max_bytes
         self._max_attempts = max_attempts
         self._num_bytes = 0
-        self._known: OrderedDict[Attempt[T], None] = OrderedDict()
+        self._known: OrderedDict[RequestAttempts[T], None] = OrderedDict()
         """The one last heard of is last."""
-        self._alike: dict[bytes, dict[Attempt[T], None]] = {}
-        self._cut: dict[bytes, dict[Attempt[T], None]] = {}
+        self._alike: dict[bytes, dict[RequestAttempts[T], None]] = {}
+        self._cut: dict[bytes, dict[RequestAttempts[T], None]] = {}
         """Those of them that a connection was lost for: there are few, where many are alike."""
 
     def __len__(self) -> int:
@@ -90,15 +92,15 @@ class Attempts(Generic[T]):
     def num_bytes(self) -> int:
         return self._num_bytes
 
-    def begin(self, sent: Sent, pending: T, now: float) -> Attempt[T]:
+    def begin(self, sent: RequestIdentity, pending: T, now: float) -> RequestAttempts[T]:
         """A request that came for the first time."""
-        attempt = Attempt(sent, pending, now)
+        attempt = RequestAttempts(sent, pending, now)
         self._known[attempt] = None
         self._alike.setdefault(sent.key, {})[attempt] = None
         self._bound(now)
         return attempt
 
-    def find(self, sent: Sent, now: float) -> Attempt[T] | None:
+    def find(self, sent: RequestIdentity, now: float) -> RequestAttempts[T] | None:
         """What this request was sent for before; it waits for that answer from now on. None: it is
         a new one."""
         self._bound(now)
@@ -113,45 +115,45 @@ class Attempts(Generic[T]):
         self._hear(attempt, now)
         return attempt
 
-    def told(self, attempt: Attempt[T], now: float) -> None:
+    def told(self, attempt: RequestAttempts[T], now: float) -> None:
         """The last byte of its answer is out to one who waited."""
         attempt.num_told += 1
         self.closed(attempt, now)
 
-    def cut(self, attempt: Attempt[T], now: float) -> None:
+    def cut(self, attempt: RequestAttempts[T], now: float) -> None:
         """One who waited was lost before that."""
         self._cuts(attempt, 1)
         self.closed(attempt, now)
 
-    def closed(self, attempt: Attempt[T], now: float) -> None:
+    def closed(self, attempt: RequestAttempts[T], now: float) -> None:
         """One who waited does so no more."""
         attempt.num_open -= 1
         self._hear(attempt, now)
 
-    def lost(self, attempt: Attempt[T], now: float) -> None:
+    def lost(self, attempt: RequestAttempts[T], now: float) -> None:
         """One who was told has not got all of it."""
         attempt.num_told -= 1
         self._cuts(attempt, 1)
         self._hear(attempt, now)
 
-    def found(self, attempt: Attempt[T], now: float) -> None:
+    def found(self, attempt: RequestAttempts[T], now: float) -> None:
         """One who was thought to be lost had got all of it."""
         self._cuts(attempt, -1)
         attempt.num_told += 1
         self._hear(attempt, now)
 
-    def refused(self, attempt: Attempt[T], now: float) -> None:
+    def refused(self, attempt: RequestAttempts[T], now: float) -> None:
         """It has come to its end without an answer."""
         attempt.is_refused = True
         self._hear(attempt, now)
 
-    def keep(self, attempt: Attempt[T], size: int) -> None:
+    def keep(self, attempt: RequestAttempts[T], size: int) -> None:
         """Its answer is there."""
         if attempt in self._known:
             self._num_bytes += size - attempt.size
         attempt.size = size
 
-    def _which(self, sent: Sent) -> Attempt[T] | None:
+    def _which(self, sent: RequestIdentity) -> RequestAttempts[T] | None:
         cut = self._cut.get(sent.key, ())
         if not sent.is_marked and not sent.idempotency_key:
             return next((one for one in cut if not one.is_refused), None)
@@ -170,7 +172,7 @@ class Attempts(Generic[T]):
         told = [one for one in possible if one.num_told][-1:]
         return next(iter([*refused, *waiting, *told]), None)
 
-    def _cuts(self, attempt: Attempt[T], change: int) -> None:
+    def _cuts(self, attempt: RequestAttempts[T], change: int) -> None:
         attempt.num_cut = max(0, attempt.num_cut + change)
         if attempt not in self._known:
             return
@@ -179,7 +181,7 @@ class Attempts(Generic[T]):
         else:
             _remove(self._cut, attempt)
 
-    def _hear(self, attempt: Attempt[T], now: float) -> None:
+    def _hear(self, attempt: RequestAttempts[T], now: float) -> None:
         attempt.at = now
         if attempt in self._known:
             self._known.move_to_end(attempt)
@@ -187,7 +189,7 @@ class Attempts(Generic[T]):
     def _bound(self, now: float) -> None:
         """Forgets what is too old or too much, but for those that somebody waits for."""
         num_bytes, num = self._num_bytes - self._max_bytes, len(self._known) - self._max_attempts
-        forgotten: list[Attempt[T]] = []
+        forgotten: list[RequestAttempts[T]] = []
         for attempt in self._known:
             if now - attempt.at <= self._window_s and num_bytes <= 0 and num <= 0:
                 break
@@ -197,14 +199,16 @@ class Attempts(Generic[T]):
         for attempt in forgotten:
             self._forget(attempt)
 
-    def _forget(self, attempt: Attempt[T]) -> None:
+    def _forget(self, attempt: RequestAttempts[T]) -> None:
         del self._known[attempt]
         self._num_bytes -= attempt.size
         _remove(self._alike, attempt)
         _remove(self._cut, attempt)
 
 
-def _remove(index: dict[bytes, dict[Attempt[T], None]], attempt: Attempt[T]) -> None:
+def _remove(
+    index: dict[bytes, dict[RequestAttempts[T], None]], attempt: RequestAttempts[T]
+) -> None:
     alike = index.get(attempt.sent.key, {})
     alike.pop(attempt, None)
     if not alike:

@@ -17,9 +17,9 @@ from typing import Any
 from fakevllm.admission.rules import is_shadow
 from fakevllm.config.serving import ServeRules
 from fakevllm.groups import scheduler
-from fakevllm.groups.record import GroupDraft, Scored
-from fakevllm.groups.sampler import Asking
-from fakevllm.groups.scheduler import AppState, BreakOff, Decision, FanOut, Refuse, Serve
+from fakevllm.groups.record import GroupDraft, ScoredSiblings
+from fakevllm.groups.sampler import Sampler
+from fakevllm.groups.scheduler import AppState, BreakOff, Decision, GroupScheduler, Refuse, Serve
 from fakevllm.groups.scoring import score
 from fakevllm.hooks.results import RewardOutcome
 from fakevllm.hooks.worker import HookWorker
@@ -52,24 +52,24 @@ _STATUS = {"client_disconnected": 499, "proxy_stopped": 503, "upstream_unreachab
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class GroupServices:
     """What every group is run with."""
 
-    asking: Asking
+    asking: Sampler
     hooks: HookWorker
     room: Room
     chance: random.Random
-    end: Callable[[GroupRun, GroupRecord], None]
+    end: Callable[[GroupExecutor, GroupRecord], None]
     """Takes each group's record, once."""
     failure_floor: float | None = None
 
 
-class GroupRun:
+class GroupExecutor:
     """`plan.num - 1` places of the room are its own from the start."""
 
     def __init__(
         self,
-        means: Means,
+        means: GroupServices,
         request: Request,
         draft: GroupDraft,
         plan: Plan,
@@ -84,7 +84,7 @@ class GroupRun:
         self._rules = rules
         self._app = app
         comes_live = request.streamed or is_shadow(request.ruling)
-        self._fanout = FanOut(plan.num, rules, means.chance, comes_live=comes_live)
+        self._fanout = GroupScheduler(plan.num, rules, means.chance, comes_live=comes_live)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._scoring: asyncio.Task[None] | None = None
         self._results: dict[int, SiblingResult] = {}
@@ -292,10 +292,10 @@ class GroupRun:
             return self._draft.failed(reason, _STATUS.get(reason, 500))
         return self._draft.scored(self._scored(reason))
 
-    def _scored(self, dropped: str | None) -> Scored:
+    def _scored(self, dropped: str | None) -> ScoredSiblings:
         num_answered = sum(result.answer is not None for result in self._results.values())
         outcome = self._outcome or RewardOutcome(None, "no_group" if num_answered else "no_answer")
-        return Scored(
+        return ScoredSiblings(
             [self._results.get(index, SiblingResult(index)) for index in sorted(self._tasks)],
             self._fanout.rewards,
             self._annotations,

@@ -47,9 +47,9 @@ OVERRIDES = HookKind(
 )
 
 
-class Failing:
+class HookWarnings:
     """
-    >>> failing = Failing(Path("mine"), Path("ledger.sqlite"))
+    >>> failing = HookWarnings(Path("mine"), Path("ledger.sqlite"))
     >>> failing.line(REWARD, "hook_length: got 1, want 2", 0.0).partition(":")[0]
     'on_compute_relative_reward failed (hook_length'
     >>> failing.line(REWARD, "hook_length: got 1, want 2", 1.0) is None

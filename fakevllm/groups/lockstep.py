@@ -13,7 +13,7 @@ import hashlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 
-from fakevllm.settlement.delivery import Settling
+from fakevllm.settlement.delivery import Delivery
 from fakevllm.swarm.link import SwarmLink
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Task
 
@@ -44,7 +44,7 @@ def stands_still(status: EngineStatusReply | None) -> bool:
 
 
 class Lockstep:
-    def __init__(self, run_seed: int, settling: Settling, link: SwarmLink) -> None:
+    def __init__(self, run_seed: int, settling: Delivery, link: SwarmLink) -> None:
         self._run_seed = run_seed
         self._settling = settling
         self._link = link

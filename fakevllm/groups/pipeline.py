@@ -16,19 +16,19 @@ from typing import Any
 from fakevllm.admission.rules import ServeOnly, is_shadow, why_only_served
 from fakevllm.config.model import Config
 from fakevllm.config.serving import ServeRules
-from fakevllm.groups.executor import LINGER_S, STOPPING, GroupRun, Means
+from fakevllm.groups.executor import LINGER_S, STOPPING, GroupExecutor, GroupServices
 from fakevllm.groups.hook_warnings import (
     OVERRIDES,
     REWARD,
     SUBMIT,
-    Failing,
     HookKind,
+    HookWarnings,
     refused_override,
 )
 from fakevllm.groups.lockstep import Lockstep
 from fakevllm.groups.record import GroupDraft
-from fakevllm.groups.resend_cache import Attempted, Resends
-from fakevllm.groups.sampler import Asking
+from fakevllm.groups.resend_cache import ResendCache, ResendEntry
+from fakevllm.groups.sampler import Sampler
 from fakevllm.hooks.results import HookFailure
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.records import GroupRecord
@@ -36,7 +36,7 @@ from fakevllm.ledger.store import Ledger
 from fakevllm.metrics import Metrics
 from fakevllm.runtime.disconnect import WhileThere
 from fakevllm.sessions.types import Place
-from fakevllm.settlement.delivery import Settling
+from fakevllm.settlement.delivery import Delivery
 from fakevllm.transport.app_response import AppReply
 from fakevllm.transport.engine_client import Upstream
 from fakevllm.transport.request import Plan, Request
@@ -53,16 +53,16 @@ CLOSE_GRACE_S = 2.0
 """For telling apps whose requests are cut off by the proxy's stop."""
 
 
-class Runner:
+class Pipeline:
     def __init__(
         self,
         config: Config,
         upstream: Upstream,
         hooks: HookWorker | None,
         ledger: Ledger,
-        settling: Settling,
+        settling: Delivery,
         lifeline: Lifeline,
-        resends: Resends,
+        resends: ResendCache,
         lockstep: Lockstep | None = None,
     ) -> None:
         serve = config.serve
@@ -73,9 +73,9 @@ class Runner:
             lambda: len(self._open), lambda: ledger.health.dropped, lambda: self._room.in_flight
         )
         self._num_siblings = config.job.num_repeat
-        self._asking = Asking(upstream, self._lifeline, config.job.temperature)
+        self._asking = Sampler(upstream, self._lifeline, config.job.temperature)
         self._hooks = hooks
-        self._failing = Failing(config.hooks.path or Path(), config.ledger_file)
+        self._failing = HookWarnings(config.hooks.path or Path(), config.ledger_file)
         self._failure_floor = config.reward.failure_floor
         self._ledger = ledger
         self._settling = settling
@@ -84,7 +84,7 @@ class Runner:
         self._chance = random.Random(config.job.seed)
         # The tasks of requests; bounded by the apps' connections.
         self._open: set[asyncio.Task[Any]] = set()
-        self._groups: set[GroupRun] = set()
+        self._groups: set[GroupExecutor] = set()
         self._num_awaited = 0
         """Siblings that apps wait for."""
         self.on_placed: Callable[[str, Place | None, str], None] | None = None
@@ -112,7 +112,7 @@ class Runner:
             self._open.discard(own)
 
     async def handle_again(
-        self, request: Request, attempt: Attempted, receive: Receive, send: Send
+        self, request: Request, attempt: ResendEntry, receive: Receive, send: Send
     ) -> bool:
         """Gives the app the answer to the same request sent before. False: there is none."""
         own = self._opened()
@@ -184,8 +184,8 @@ class Runner:
     ) -> None:
         assert self._hooks is not None
         floor = self._failure_floor
-        means = Means(self._asking, self._hooks, self._room, self._chance, self._end, floor)
-        run = GroupRun(means, request, draft, plan, rules, app)
+        means = GroupServices(self._asking, self._hooks, self._room, self._chance, self._end, floor)
+        run = GroupExecutor(means, request, draft, plan, rules, app)
         self._groups.add(run)
         num_awaited = _num_awaited(plan, rules)
         self._num_awaited += num_awaited
@@ -270,7 +270,7 @@ class Runner:
             await app.break_off(internal_error())
             self._record(draft.failed("internal_error", 500))
 
-    def _end(self, run: GroupRun, group: GroupRecord) -> None:
+    def _end(self, run: GroupExecutor, group: GroupRecord) -> None:
         self._groups.discard(run)
         if group.state == "dropped":
             self._hook_failed(REWARD, group.reason, group.group_id)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from fakevllm.admission.rules import ServeOnly
-from fakevllm.groups.resend_cache import Attempted, missed
-from fakevllm.groups.selection import Verdict, failure_of, is_broken_off
+from fakevllm.groups.resend_cache import ResendEntry, missed
+from fakevllm.groups.selection import Selection, failure_of, is_broken_off
 from fakevllm.ledger.records import GroupRecord, KeptAnswer, SiblingRecord
 from fakevllm.sessions.types import Place
 from fakevllm.sessions.visit import Visit
@@ -32,7 +32,7 @@ NOT_SHOWN = "not_told_in_the_apps_format"
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredSiblings:
     """A sampled group with what the hook made of it."""
 
     results: list[SiblingResult]
@@ -41,7 +41,7 @@ class Scored:
     reason: str | None
     """Why there are no rewards, or why they count for nothing."""
     hook_hash: str | None
-    verdict: Verdict
+    verdict: Selection
     policy: str
     """By which the served one was chosen."""
     is_dropped: bool = False
@@ -63,7 +63,7 @@ class GroupDraft:
     """Why there are fewer than asked for."""
     visit: Visit | None = None
     """In the tree of conversations."""
-    attempt: Attempted | None = None
+    attempt: ResendEntry | None = None
     """To get it answered, where it may be sent again."""
     app: AppReply | None = None
     is_answered_well: bool = False
@@ -143,7 +143,7 @@ class GroupDraft:
             self.gets(result)
         return self._record(state, reason, reply.status, [sibling], served=served)
 
-    def scored(self, scored: Scored) -> GroupRecord:
+    def scored(self, scored: ScoredSiblings) -> GroupRecord:
         verdict = scored.verdict
         rows = [
             _sibling(
@@ -176,7 +176,7 @@ class GroupDraft:
             propensity=verdict.propensity,
         )
 
-    def _status(self, scored: Scored) -> int:
+    def _status(self, scored: ScoredSiblings) -> int:
         """As the app saw it."""
         shown = scored.results[scored.verdict.served or 0]
         is_lost = shown.answer is not None and not self.request.can_show(shown)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 
-from fakevllm.groups.attempts import Attempt, Attempts, Sent
+from fakevllm.groups.attempts import AttemptIndex, RequestAttempts, RequestIdentity
 from fakevllm.ledger.reads import KeptAnswers
 from fakevllm.ledger.records import KeptAnswer
 from fakevllm.runtime.disconnect import WhileThere
@@ -33,7 +33,7 @@ _FAILED = unavailable("What this request was sent for before has failed. Try aga
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
+class PendingAnswer:
     """The answer of one group."""
 
     group_id: str
@@ -51,28 +51,28 @@ class Pending:
     """Called before it is told to somebody, where nobody was there at first."""
 
 
-Attempted = Attempt[Pending]
+ResendEntry = RequestAttempts[PendingAnswer]
 
 
 def sent_of(
     path: str, scope: str, raw: bytes, hints: Hints, headers: Mapping[bytes, bytes]
-) -> Sent:
+) -> RequestIdentity:
     """`scope`: whose the request is; `raw`: its body as it came."""
     digest = blake2b(digest_size=16)
     for part in (path, scope, hints.session or "", hints.parent or "", hints.user):
         digest.update(part.encode(errors="replace") + b"\0")
     digest.update(raw)
     name = headers.get(b"idempotency-key", b"").decode("latin-1")
-    return Sent(digest.digest(), hints.is_retry, name)
+    return RequestIdentity(digest.digest(), hints.is_retry, name)
 
 
-class Resends:
+class ResendCache:
     def __init__(
         self, window_s: float, kept: KeptAnswers, now: Callable[[], float] = time.time
     ) -> None:
         """`window_s`: how long an answer may be told again, 0 for never. `now`: unix seconds, for
         what is kept is read by later lives."""
-        self._attempts: Attempts[Pending] = Attempts(window_s)
+        self._attempts: AttemptIndex[PendingAnswer] = AttemptIndex(window_s)
         self._kept = kept
         self._window_s = window_s
         self._now = now
@@ -89,27 +89,29 @@ class Resends:
         for one in self._kept.until(self._now()):
             headers = [(name.encode(), told.encode("latin-1")) for name, told in one.headers]
             answered = _settled(Answered(one.status, headers, one.body))
-            pending = Pending(one.group_id, self._window_s, answered)
+            pending = PendingAnswer(one.group_id, self._window_s, answered)
             came_at = one.until - self._window_s
-            attempt = self._attempts.begin(Sent(one.key), pending, came_at)
+            attempt = self._attempts.begin(RequestIdentity(one.key), pending, came_at)
             self._attempts.keep(attempt, len(one.body))
             self._attempts.cut(attempt, came_at)
 
-    def find(self, sent: Sent, scope: Scope) -> Attempted | None:
+    def find(self, sent: RequestIdentity, scope: Scope) -> ResendEntry | None:
         """What it was sent for before. `scope`: of its connection."""
         attempt = self._attempts.find(sent, self._now())
         if attempt is not None:
             _watch(scope, partial(self._lost, attempt))
         return attempt
 
-    def begin(self, sent: Sent, group_id: str, scope: Scope) -> Attempted:
+    def begin(self, sent: RequestIdentity, group_id: str, scope: Scope) -> ResendEntry:
         """Whoever begins it also tells that it has `ended`."""
-        pending = Pending(group_id, self._window_s, asyncio.get_running_loop().create_future())
+        pending = PendingAnswer(
+            group_id, self._window_s, asyncio.get_running_loop().create_future()
+        )
         attempt = self._attempts.begin(sent, pending, self._now())
         _watch(scope, partial(self._first_lost, attempt))
         return attempt
 
-    async def tell_again(self, attempt: Attempted, app: AppReply, receive: Receive) -> bool:
+    async def tell_again(self, attempt: ResendEntry, app: AppReply, receive: Receive) -> bool:
         """Waits for the answer, and gives it. False: there is none. Raises ClientLeft."""
         pending = attempt.pending
         try:
@@ -140,13 +142,13 @@ class Resends:
         )
         return True
 
-    def left(self, attempt: Attempted | None) -> None:
+    def left(self, attempt: ResendEntry | None) -> None:
         """The app that asked first, before its answer was out."""
         if attempt is not None and not attempt.pending.has_left:
             attempt.pending.has_left = True
             self._attempts.cut(attempt, self._now())
 
-    def ended(self, attempt: Attempted | None, app: AppReply, *, is_answered: bool) -> None:
+    def ended(self, attempt: ResendEntry | None, app: AppReply, *, is_answered: bool) -> None:
         """The app that asked first has what it gets."""
         if attempt is None:
             return
@@ -166,17 +168,17 @@ class Resends:
         if not pending.answered.done():
             pending.answered.set_result(answered)
 
-    def _told(self, attempt: Attempted, app: AppReply) -> None:
+    def _told(self, attempt: ResendEntry, app: AppReply) -> None:
         attempt.pending.told_at = self._now() if app.is_in_one_piece else -math.inf
         self._attempts.told(attempt, self._now())
 
-    def _first_lost(self, attempt: Attempted, error: Exception | None) -> None:
+    def _first_lost(self, attempt: ResendEntry, error: Exception | None) -> None:
         if attempt.pending.answered.done():
             self._lost(attempt, error)
         else:  # its request may not have heard of it yet
             self.left(attempt)
 
-    def _lost(self, attempt: Attempted, error: Exception | None) -> None:
+    def _lost(self, attempt: ResendEntry, error: Exception | None) -> None:
         """A client that closes with something unread resets its connection. One that has read all
         does not, but for those that stop in the middle of a stream because they know enough."""
         now, pending = self._now(), attempt.pending
@@ -190,14 +192,14 @@ class Resends:
             self._kept.keep(_kept(attempt, answered, now))
 
 
-def missed(attempt: Attempted, app: AppReply, now: float) -> KeptAnswer | None:
+def missed(attempt: ResendEntry, app: AppReply, now: float) -> KeptAnswer | None:
     """The answer that the app was to get and has not, where nobody has got it since."""
     if not app.was_cut or attempt.num_told or app.answered is None:
         return None
     return _kept(attempt, app.answered, now)
 
 
-def _kept(attempt: Attempted, answered: Answered, now: float) -> KeptAnswer:
+def _kept(attempt: ResendEntry, answered: Answered, now: float) -> KeptAnswer:
     pending = attempt.pending
     return KeptAnswer(
         pending.group_id,

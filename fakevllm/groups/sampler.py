@@ -15,7 +15,7 @@ from fakevllm_adapters.protocol.errors import WireError
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class Sampler:
     upstream: Upstream
     lifeline: Lifeline
     temperature: float

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fakevllm.config.serving import ServeRules
-from fakevllm.groups.selection import Verdict, best_of, decide
+from fakevllm.groups.selection import Selection, best_of, decide
 from fakevllm.transport.request import Came
 
 
@@ -83,7 +83,7 @@ class AppState(StrEnum):
     LEFT = "left"
 
 
-class FanOut:
+class GroupScheduler:
     """One request. `verdict` is final once the group is settled."""
 
     def __init__(
@@ -106,7 +106,7 @@ class FanOut:
         """By index, as far as they count."""
         self._quorum = num if rules.quorum is None else min(rules.quorum, num)
         self.app = AppState.WAITING
-        self.verdict = Verdict(None, None)
+        self.verdict = Selection(None, None)
         self.is_over = False
 
     # --- events
@@ -203,7 +203,7 @@ class FanOut:
         """The lead's end, which is the end of the app's answer."""
         self.app = AppState.ANSWERED
         if came is Came.ANSWERED:
-            self.verdict = Verdict(0, None, 1.0)
+            self.verdict = Selection(0, None, 1.0)
             return [*self._start(), *self._go_on()]
         return [*self._cancel(), *self._settle()]
 

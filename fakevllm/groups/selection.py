@@ -14,7 +14,7 @@ from fakevllm_adapters.formats.base import Answer, Json
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Selection:
     """Sibling indices; None where no sibling answered, or none was ranked."""
 
     served: int | None
@@ -32,28 +32,28 @@ def decide(
     chance: random.Random,
     showable: Collection[int] | None = None,
     random_fraction: float = 0.0,
-) -> Verdict:
+) -> Selection:
     """The sibling with the highest reward, ties broken at random; without rewards the lead, or who
     comes first. `showable`: who can be served, all by default; the best may be none of them.
     `random_fraction`: how often any of them is served instead.
 
     >>> decide([0, 1, 2], {0: 0.1, 1: 0.9, 2: None}, random.Random(0))
-    Verdict(served=1, best=1, propensity=1.0, is_random=False)
+    Selection(served=1, best=1, propensity=1.0, is_random=False)
     >>> decide([1, 2], None, random.Random(0))
-    Verdict(served=1, best=None, propensity=1.0, is_random=False)
+    Selection(served=1, best=None, propensity=1.0, is_random=False)
     >>> decide([0, 1], {0: 0.1, 1: 0.9}, random.Random(0), showable=[0])
-    Verdict(served=0, best=1, propensity=1.0, is_random=False)
+    Selection(served=0, best=1, propensity=1.0, is_random=False)
     """
     shown = [index for index in answered if showable is None or index in showable] or [*answered]
     if not shown:
-        return Verdict(None, None)
+        return Selection(None, None)
     scored = _scored(answered, rewards)
     tied = _top({index: scored[index] for index in shown if index in scored}) or [min(shown)]
     is_random = random_fraction > 0 and chance.random() < random_fraction
     served = chance.choice(shown if is_random else tied)
     top_share = 1 / len(tied) if served in tied else 0.0
     propensity = (1 - random_fraction) * top_share + random_fraction / len(shown)
-    return Verdict(served, best_of(answered, rewards, chance, served), propensity, is_random)
+    return Selection(served, best_of(answered, rewards, chance, served), propensity, is_random)
 
 
 def best_of(

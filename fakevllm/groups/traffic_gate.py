@@ -15,7 +15,7 @@ from fakevllm.transport.request import Request
 log = logging.getLogger("fakevllm.admission.rules")
 
 
-class Traffic:
+class TrafficGate:
     def __init__(
         self,
         settings: PolicySection,

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.dialects import sqlite
 
-from fakevllm.ledger.reads import call_of
+from fakevllm.ledger import reads
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.tables import CALLS, FEEDBACK, GROUPS
 from fakevllm.sessions.types import Kind, Place
@@ -214,7 +214,7 @@ class FeedbackRows:
             query = select(CALLS).where(CALLS.c.group_id == group_id, CALLS.c.sibling == served)
             rows = db.execute(query.order_by(CALLS.c.seq)).all()
         is_known = all(row.shaped is not None and not row.shaped for row in rows)
-        return ServedCalls(run_id, [call_of(row) for row in rows], is_known)
+        return ServedCalls(run_id, [reads.call_of(row) for row in rows], is_known)
 
     def counts(self) -> dict[str, int]:
         """By state."""

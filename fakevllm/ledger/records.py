@@ -65,7 +65,7 @@ class KeptAnswer:
 
     group_id: str
     key: bytes
-    """Of the request: `Sent.key` of dedupe.py."""
+    """Of the request: `RequestIdentity.key` in groups/attempts.py."""
     until: float
     """Unix seconds."""
     status: int

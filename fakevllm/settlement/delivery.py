@@ -21,7 +21,7 @@ from fakevllm.ledger.records import GroupRecord, ScoredGroup
 from fakevllm.ledger.store import Ledger
 from fakevllm.runtime.task_set import Background
 from fakevllm.sessions.types import Place
-from fakevllm.settlement.pending_groups import Holding
+from fakevllm.settlement.pending_groups import PendingGroups
 from fakevllm.swarm.errors import is_passing, mend_of
 from fakevllm.swarm.link import SwarmLink
 from fakevllm_adapters.protocol.swarm import EndGroupReply, EndGroupRequest
@@ -36,14 +36,14 @@ ACKNOWLEDGED_BEFORE = 409
 """The server has taken the group, with other rewards."""
 
 
-class Settling:
+class Delivery:
     """Settles groups beside the app's requests; close() last."""
 
     def __init__(self, ledger: Ledger, link: SwarmLink, window_s: float = 0.0) -> None:
         """`window_s`: how long a scored group is held for what is said of its answer."""
         self._ledger = ledger
         self._link = link
-        self._holding = Holding(window_s)
+        self._holding = PendingGroups(window_s)
         self._changed: dict[str, asyncio.Event] = {}
         """Of groups that somebody waits for."""
         self._background = Background(log, "a group could not be settled")

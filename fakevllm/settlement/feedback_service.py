@@ -24,16 +24,16 @@ from fakevllm.ledger.store import Ledger
 from fakevllm.metrics import Metrics
 from fakevllm.runtime.task_set import Background
 from fakevllm.sessions.types import Kind, Place
-from fakevllm.settlement.delivery import Settling
+from fakevllm.settlement.delivery import Delivery
 from fakevllm.settlement.feedback_values import (
+    FeedbackBody,
     OtherContent,
-    Said,
     id_of,
     value_of,
     voided,
 )
 from fakevllm.settlement.feedback_view import Answered, answered_in, shown
-from fakevllm.settlement.late_samples import LateFeedback
+from fakevllm.settlement.late_samples import LateSamples
 from fakevllm_adapters.protocol.errors import WireError, bad_request, error_body, unavailable
 
 log = logging.getLogger("fakevllm.settlement.feedback_values")
@@ -45,15 +45,15 @@ _SIGNALS = {Kind.REGENERATES: "regenerate"}
 _SAY_NOTHING = (Kind.SIDE, Kind.REPEATS, Kind.PARALLEL, Kind.NEW, Kind.SUB_AGENT)
 
 
-class FeedbackDesk:
+class FeedbackService:
     """close() last; it leaves for the next life what is not heard yet."""
 
     def __init__(
         self,
         settings: FeedbackSection,
         ledger: Ledger,
-        settling: Settling,
-        late: LateFeedback,
+        settling: Delivery,
+        late: LateSamples,
         hooks: HookWorker | None,
         tasks: TaskIndex,
         metrics: Metrics,
@@ -80,7 +80,7 @@ class FeedbackDesk:
     async def close(self) -> None:
         await self._background.close()
 
-    async def take(self, said: Said, app_key: str | None) -> tuple[FeedbackRecord, bool]:
+    async def take(self, said: FeedbackBody, app_key: str | None) -> tuple[FeedbackRecord, bool]:
         """The feedback as it is in the ledger, and whether it was there before. Raises
         WireError."""
         group_id = await self._find(said.id, app_key)
@@ -124,7 +124,7 @@ class FeedbackDesk:
         return found
 
     async def _keep(
-        self, said: Said, group_id: str, app_key: str | None
+        self, said: FeedbackBody, group_id: str, app_key: str | None
     ) -> tuple[FeedbackRecord, bool]:
         """Raises WireError."""
         rows = self._ledger.feedback
@@ -176,7 +176,7 @@ class FeedbackDesk:
     async def _heard(
         self, group_id: str, hearing: Callable[[], Coroutine[Any, Any, float | None]]
     ) -> None:
-        """Ends what `Settling.hear` began. A stop does not: the group must not be sent without what
+        """Ends what `Delivery.hear` began. A stop does not: the group must not be sent without what
         the ledger says was added to it, and is left to the next life."""
         try:
             amount = await hearing()

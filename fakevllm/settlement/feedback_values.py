@@ -17,7 +17,7 @@ TOO_SMALL = 1e-6
 """An advantage that teaches nothing."""
 
 
-class Said(BaseModel):
+class FeedbackBody(BaseModel):
     """The body of POST /v1/feedback. What it does not know it ignores, as vLLM does."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
@@ -32,7 +32,7 @@ class Said(BaseModel):
     feedback_id: str | None = Field(default=None, pattern="^[A-Za-z0-9_.:-]{1,100}$")
 
     @model_validator(mode="after")
-    def _says_something(self) -> Said:
+    def _says_something(self) -> FeedbackBody:
         if not self.model_fields_set & {"score", "thumbs", "edited", "comment"}:
             raise ValueError(
                 "say at least one of score (-1 to 1), thumbs ('up' or 'down'), edited, comment"
@@ -52,7 +52,7 @@ class Said(BaseModel):
     def value(self) -> float | None:
         """What it counts for, unless a hook says otherwise; None: nothing.
 
-        >>> Said(id="a", thumbs="down").value, Said(id="a", comment="Hm").value
+        >>> FeedbackBody(id="a", thumbs="down").value, FeedbackBody(id="a", comment="Hm").value
         (-1.0, None)
         """
         return value_of(self.score, self.thumbs)
@@ -69,7 +69,9 @@ class OtherContent(ValueError):
     """A `feedback_id` that names another feedback about the same answer."""
 
 
-def id_of(said: Said, earlier: Sequence[FeedbackRecord]) -> tuple[str, FeedbackRecord | None]:
+def id_of(
+    said: FeedbackBody, earlier: Sequence[FeedbackRecord]
+) -> tuple[str, FeedbackRecord | None]:
     """What a feedback is called, and the one of `earlier`, all about the same answer, that it is
     sent again. Without a name, equal content is the same feedback, unless that one was taken back
     or replaced meanwhile, or another number has been said since: who says up, down, up means up.

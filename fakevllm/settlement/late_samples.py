@@ -26,7 +26,7 @@ PAUSE_S = 1.0
 """After trouble."""
 
 
-class LateFeedback:
+class LateSamples:
     def __init__(self, settings: FeedbackSection, ledger: Ledger, link: SwarmLink) -> None:
         self._settings = settings
         self._ledger = ledger

@@ -26,7 +26,7 @@ class _Group:
     is_released: bool = False
 
 
-class Holding:
+class PendingGroups:
     """From an app's answer to the group's sending."""
 
     def __init__(self, window_s: float = 0.0) -> None:

@@ -21,8 +21,8 @@ from fakevllm.config.model import Config
 from fakevllm.errors import ConfigError
 from fakevllm.runtime.log_throttle import Seldom
 from fakevllm.runtime.uvicorn_server import GracefulServer
-from fakevllm.web.components import Proxy, open_proxy
-from fakevllm.web.cors import NoOrigins
+from fakevllm.web.components import ProxyComponents, open_proxy
+from fakevllm.web.cors import CorsPreflight
 from fakevllm.web.routes import admin, feedback, inference, passthrough
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.http import log_lines
@@ -40,12 +40,14 @@ KEEP_ALIVE_S = 65
 """Longer than SDKs keep idle connections, so that it is they who close them."""
 
 
-def create_app(proxy: Proxy) -> AsgiApp:
+def create_app(proxy: ProxyComponents) -> AsgiApp:
     doors = {adapter.path: inference.door(proxy, adapter) for adapter in ADAPTERS.values()}
-    return GuardMiddleware(NoOrigins(Doors(create_routes(proxy, doors), doors)), _guard(proxy))
+    return GuardMiddleware(
+        CorsPreflight(FastPathRouter(create_routes(proxy, doors), doors)), _guard(proxy)
+    )
 
 
-def create_routes(proxy: Proxy, doors: Mapping[str, AsgiApp]) -> FastAPI:
+def create_routes(proxy: ProxyComponents, doors: Mapping[str, AsgiApp]) -> FastAPI:
     app = FastAPI(title="fakevllm", docs_url=None, redoc_url=None, openapi_url=None)
     for module in (passthrough, admin, feedback):
         app.include_router(module.router(proxy))
@@ -54,7 +56,7 @@ def create_routes(proxy: Proxy, doors: Mapping[str, AsgiApp]) -> FastAPI:
     return app
 
 
-class Doors:
+class FastPathRouter:
     """The busy paths, without the way through the framework; the framework has them too, for what
     is asked of them by another method."""
 
@@ -82,7 +84,7 @@ class Doors:
             )
 
 
-def _guard(proxy: Proxy) -> Guard:
+def _guard(proxy: ProxyComponents) -> Guard:
     limits = proxy.config.limits
     return Guard(
         proxy.config.keys(),

@@ -12,18 +12,18 @@ from fakevllm.admission.kill_switch import Pause, pause_file
 from fakevllm.admission.task_index import TaskIndex, read_tasks
 from fakevllm.config.model import Config, DatasetSection
 from fakevllm.groups.lockstep import Lockstep
-from fakevllm.groups.pipeline import Runner
-from fakevllm.groups.resend_cache import Resends
-from fakevllm.groups.traffic_gate import Traffic
+from fakevllm.groups.pipeline import Pipeline
+from fakevllm.groups.resend_cache import ResendCache
+from fakevllm.groups.traffic_gate import TrafficGate
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.lock import LedgerLock
 from fakevllm.ledger.store import Ledger
 from fakevllm.metrics import Metrics
 from fakevllm.sessions.index import NUM_RESTORED
 from fakevllm.sessions.tree import Conversations
-from fakevllm.settlement.delivery import Settling
-from fakevllm.settlement.feedback_service import FeedbackDesk
-from fakevllm.settlement.late_samples import LateFeedback
+from fakevllm.settlement.delivery import Delivery
+from fakevllm.settlement.feedback_service import FeedbackService
+from fakevllm.settlement.late_samples import LateSamples
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.swarm.load_probe import EngineQueue
 from fakevllm.transport.engine_client import Upstream
@@ -38,18 +38,18 @@ _NO_NAME = f"{NOT_READY}: it has not told yet which model it serves."
 
 
 @dataclass(frozen=True, slots=True)
-class Proxy:
+class ProxyComponents:
     config: Config
     ledger: Ledger
     upstream: Upstream
     link: SwarmLink
     tasks: TaskIndex
-    runner: Runner
+    runner: Pipeline
     conversations: Conversations
-    traffic: Traffic
-    resends: Resends
-    settling: Settling
-    feedback: FeedbackDesk
+    traffic: TrafficGate
+    resends: ResendCache
+    settling: Delivery
+    feedback: FeedbackService
 
     def rename(self, body: dict[str, Any]) -> bool:
         """Puts the served model's name for an alias. Returns whether the body changed. Raises
@@ -85,7 +85,7 @@ def is_alias(name: str, aliases: Sequence[str]) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def open_proxy(config: Config) -> AsyncGenerator[Proxy]:
+async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
     """Raises UserError for what the user can mend."""
     async with contextlib.AsyncExitStack() as stack:
         rows = _rows(config.dataset)
@@ -102,23 +102,27 @@ async def open_proxy(config: Config) -> AsyncGenerator[Proxy]:
         stack.push_async_callback(upstream.close)
         room = Room(config.serve.max_siblings_in_flight)
         link = _follow(config, ledger, room, stack)
-        settling = Settling(ledger, link, config.feedback.window_s)
+        settling = Delivery(ledger, link, config.feedback.window_s)
         stack.push_async_callback(settling.close)
         lifeline = await _lifeline(config, upstream, link, room, stack)
         resends = _resends(config, ledger)
         lockstep = Lockstep(config.job.seed, settling, link) if config.job.lockstep else None
-        runner = Runner(config, upstream, hooks, ledger, settling, lifeline, resends, lockstep)
+        runner = Pipeline(config, upstream, hooks, ledger, settling, lifeline, resends, lockstep)
         stack.push_async_callback(runner.close)
         pause = Pause(pause_file(config.proxy.run_dir))
-        traffic = Traffic(config.policy, pause, keys.name_of, trains=config.hooks.path is not None)
+        traffic = TrafficGate(
+            config.policy, pause, keys.name_of, trains=config.hooks.path is not None
+        )
         told = "1 while nothing is fanned out."
         runner.metrics.gauge("fakevllm_paused", told, lambda: pause.is_on)
         told = "Groups that the swarm server's run dropped, by the reason's first word."
         runner.metrics.counts("fakevllm_groups_dropped", told, "reason", lambda: link.dropped)
         conversations = Conversations()
         conversations.restore(ledger.sessions.kept(NUM_RESTORED))
-        late = LateFeedback(config.feedback, ledger, link)
-        desk = FeedbackDesk(config.feedback, ledger, settling, late, hooks, tasks, runner.metrics)
+        late = LateSamples(config.feedback, ledger, link)
+        desk = FeedbackService(
+            config.feedback, ledger, settling, late, hooks, tasks, runner.metrics
+        )
         stack.push_async_callback(desk.close)
         settling.on_settled, runner.on_placed = late.group_settled, desk.followed
         # Together: what was said of a group is heard before that is sent.
@@ -127,17 +131,17 @@ async def open_proxy(config: Config) -> AsyncGenerator[Proxy]:
         sending = asyncio.create_task(late.run())
         stack.push_async_callback(_cancel, sending)
         parts = (config, ledger, upstream, link, tasks, runner, conversations, traffic, resends)
-        yield Proxy(*parts, settling, desk)
+        yield ProxyComponents(*parts, settling, desk)
 
 
 def _rows(dataset: DatasetSection) -> list[Task]:
     return read_tasks(dataset.file, dataset.field) if dataset.file is not None else []
 
 
-def _resends(config: Config, ledger: Ledger) -> Resends:
+def _resends(config: Config, ledger: Ledger) -> ResendCache:
     """Off where nothing is fanned out: what is sent again costs no more than at a vLLM then."""
     window_s = 0.0 if config.hooks.path is None else config.serve.resend_window_s
-    resends = Resends(window_s, ledger.kept)
+    resends = ResendCache(window_s, ledger.kept)
     resends.restore()
     return resends
 

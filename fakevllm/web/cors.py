@@ -9,7 +9,7 @@ from fakevllm_adapters.http.asgi import AsgiApp, Receive, Scope, Send
 from fakevllm_adapters.http.origins import VaryOrigin
 
 
-class NoOrigins:
+class CorsPreflight:
     """Refuses what a browser asks before its request; every answer says that the origin counts."""
 
     def __init__(self, app: AsgiApp) -> None:

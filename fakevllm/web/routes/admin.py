@@ -7,7 +7,7 @@ import asyncio
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 
-from fakevllm.web.components import Proxy
+from fakevllm.web.components import ProxyComponents
 from fakevllm.web.routes.passthrough import worded
 from fakevllm_adapters.http.asgi import ClientLeft, read_body
 from fakevllm_adapters.http.body import loads
@@ -104,7 +104,7 @@ ADMIN_PATHS = frozenset({"/fakevllm/pause", "/fakevllm/resume"})
 """They end and begin training for all apps."""
 
 
-def router(proxy: Proxy) -> APIRouter:
+def router(proxy: ProxyComponents) -> APIRouter:
     routes = APIRouter(prefix="/fakevllm")
 
     @routes.post("/tasks", response_model=TaskKeys)

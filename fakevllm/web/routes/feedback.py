@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 
-from fakevllm.settlement.feedback_values import Said
-from fakevllm.web.components import Proxy
+from fakevllm.settlement.feedback_values import FeedbackBody
+from fakevllm.web.components import ProxyComponents
 from fakevllm.web.routes.passthrough import worded
 from fakevllm_adapters.http.asgi import ClientLeft, header_map, read_body
 from fakevllm_adapters.http.body import object_of
@@ -29,7 +29,7 @@ class FeedbackReply(BaseModel):
     """The same was sent before; nothing has changed."""
 
 
-def router(proxy: Proxy) -> APIRouter:
+def router(proxy: ProxyComponents) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/feedback", response_model=FeedbackReply)
@@ -54,9 +54,9 @@ def router(proxy: Proxy) -> APIRouter:
     return routes
 
 
-def _said(raw: bytes) -> Said:
+def _said(raw: bytes) -> FeedbackBody:
     """Raises WireError (400)."""
     try:
-        return Said.model_validate(object_of(raw))
+        return FeedbackBody.model_validate(object_of(raw))
     except ValidationError as error:
         raise schema_error([dict(problem) for problem in error.errors(include_url=False)]) from None

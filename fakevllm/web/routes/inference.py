@@ -16,7 +16,7 @@ from fakevllm.ledger.prior_answers import earlier_of
 from fakevllm.sessions.hints import Hints, hints_of
 from fakevllm.sessions.visit import Visit
 from fakevllm.transport.request import Request
-from fakevllm.web.components import Proxy
+from fakevllm.web.components import ProxyComponents
 from fakevllm_adapters.formats.base import Adapter, Earlier, Json, Untranslated
 from fakevllm_adapters.http.asgi import (
     AsgiApp,
@@ -41,7 +41,7 @@ FLUSH_S = 2.0
 """The answer that a request names may have been given an instant ago."""
 
 
-def door(proxy: Proxy, adapter: Adapter) -> AsgiApp:
+def door(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = header_map(scope)
         limits = proxy.config.limits
@@ -72,7 +72,12 @@ def door(proxy: Proxy, adapter: Adapter) -> AsgiApp:
 
 
 def _draft(
-    proxy: Proxy, request: Request, hints: Hints, key: str | None, app_key: str | None, size: int
+    proxy: ProxyComponents,
+    request: Request,
+    hints: Hints,
+    key: str | None,
+    app_key: str | None,
+    size: int,
 ) -> GroupDraft:
     """With its ruling, its task, and what will tell its place."""
     question, received_at = request.adapter.question(request.body), time.time()
@@ -88,7 +93,7 @@ def _draft(
 
 
 async def _decode(
-    proxy: Proxy,
+    proxy: ProxyComponents,
     adapter: Adapter,
     found: Admitted,
     apps_headers: dict[bytes, bytes],
@@ -128,7 +133,7 @@ async def _decode(
 
 
 async def _earlier(
-    proxy: Proxy, adapter: Adapter, body: Json, app_key: str | None
+    proxy: ProxyComponents, adapter: Adapter, body: Json, app_key: str | None
 ) -> Earlier | None:
     """The requests and answers a body only names; None where it names none, or one that this app
     never got."""

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from fakevllm.runtime.disconnect import WhileThere
-from fakevllm.web.components import Proxy
+from fakevllm.web.components import ProxyComponents
 from fakevllm_adapters.http.asgi import (
     ClientLeft,
     engine_headers,
@@ -21,7 +21,7 @@ from fakevllm_adapters.http.passthrough import PASSTHROUGH, whole_path
 from fakevllm_adapters.protocol.errors import WireError
 
 
-def router(proxy: Proxy) -> APIRouter:
+def router(proxy: ProxyComponents) -> APIRouter:
     routes = APIRouter()
     for part in (_health_route(proxy), _models_route(proxy), _metrics_route(proxy)):
         routes.include_router(part)
@@ -50,7 +50,7 @@ def router(proxy: Proxy) -> APIRouter:
 
 
 async def relayed(
-    proxy: Proxy, method: str, path: str, body: bytes, headers: dict[str, str]
+    proxy: ProxyComponents, method: str, path: str, body: bytes, headers: dict[str, str]
 ) -> Response:
     """The engine's whole answer, or the error that keeps it away."""
     try:
@@ -68,7 +68,7 @@ def worded(error: WireError) -> Response:
     return Response(orjson.dumps(error.body), error.status, retry, "application/json")
 
 
-def _models_route(proxy: Proxy) -> APIRouter:
+def _models_route(proxy: ProxyComponents) -> APIRouter:
     """Return GET /v1/models: the engine's own model card and one card for each alias."""
     routes = APIRouter()
 
@@ -91,7 +91,7 @@ def _with_aliases(body: bytes, aliases: list[str]) -> bytes:
     return orjson.dumps(listing)
 
 
-def _health_route(proxy: Proxy) -> APIRouter:
+def _health_route(proxy: ProxyComponents) -> APIRouter:
     """Return GET /health, which answers as vLLM does: an empty 200, or 503 while the engine cannot
     generate."""
     routes = APIRouter()
@@ -103,7 +103,7 @@ def _health_route(proxy: Proxy) -> APIRouter:
     return routes
 
 
-def _metrics_route(proxy: Proxy) -> APIRouter:
+def _metrics_route(proxy: ProxyComponents) -> APIRouter:
     """Return GET /metrics: the engine's metrics followed by the proxy's."""
     routes = APIRouter()
 

@@ -21,7 +21,7 @@ from fakevllm.admission.rules import (
 )
 from fakevllm.admission.side_calls import Session
 from fakevllm.config.policy import PolicySection, SideRule
-from fakevllm.groups.traffic_gate import Traffic
+from fakevllm.groups.traffic_gate import TrafficGate
 from fakevllm.transport.retry_policy import Trouble
 
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -176,6 +176,6 @@ def test_a_name_in_n_that_is_spelt_nearly_as_a_route_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = PolicySection(n={"chta": 4, "chat": 2, "qwen3-8b": 3})
-    Traffic(settings, Pause(tmp_path / "paused"))
+    TrafficGate(settings, Pause(tmp_path / "paused"))
     (told,) = [record.getMessage() for record in caplog.records]
     assert "'chta' is no route and taken for a model; chat is one" in told

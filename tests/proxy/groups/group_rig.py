@@ -13,9 +13,9 @@ import orjson
 
 from fakevllm.admission.rules import Train
 from fakevllm.config.serving import ServeRules
-from fakevllm.groups.executor import GroupRun, Means
+from fakevllm.groups.executor import GroupExecutor, GroupServices
 from fakevllm.groups.record import GroupDraft
-from fakevllm.groups.sampler import Asking
+from fakevllm.groups.sampler import Sampler
 from fakevllm.hooks.results import Json, RewardOutcome
 from fakevllm.hooks.spec import Sibling
 from fakevllm.hooks.worker import HookWorker
@@ -172,7 +172,7 @@ class Stage:
     upstream: Siblings
     judge: Judge
     room: Room
-    run: GroupRun
+    run: GroupExecutor
     handler: asyncio.Task[None]
     sent: list[MutableMapping[str, Any]]
     has_left: asyncio.Event
@@ -251,9 +251,9 @@ async def staged(
     request = asked_for(streamed, headers or {}, shadow)
     upstream, judge, room, caller = Siblings(), Judge(), Room(bound), Caller()
     records: list[GroupRecord] = []
-    asking = Asking(upstream, Lifeline(upstream, link, hold_s, room=room), 1.0)
+    asking = Sampler(upstream, Lifeline(upstream, link, hold_s, room=room), 1.0)
     chance = random.Random(0)
-    means = Means(
+    means = GroupServices(
         asking, judge, room, chance, lambda _, record: records.append(record), failure_floor
     )
     room.take(num - 1)
@@ -261,7 +261,7 @@ async def staged(
     app = AppReply(caller.send, request.adapter, request.exchange)
     draft = GroupDraft(request, Task(), "", None, visit=visit, app=app)
     plan = Plan(num, is_greedy=policy.policy == "greedy")
-    run = GroupRun(means, request, draft, plan, policy, app)
+    run = GroupExecutor(means, request, draft, plan, policy, app)
 
     async def handle() -> None:
         async with app:

@@ -6,14 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fakevllm.groups.attempts import Attempt, Attempts, Sent
+from fakevllm.groups.attempts import AttemptIndex, RequestAttempts, RequestIdentity
 
-SENT = Sent(b"k")
-MARKED = Sent(b"k", is_marked=True)
+SENT = RequestIdentity(b"k")
+MARKED = RequestIdentity(b"k", is_marked=True)
 
 
-def attempts(**bounds: int) -> Attempts[str]:
-    return Attempts(600, **bounds)
+def attempts(**bounds: int) -> AttemptIndex[str]:
+    return AttemptIndex(600, **bounds)
 
 
 def test_equal_requests_without_a_sign_of_a_retry_are_two() -> None:
@@ -73,11 +73,11 @@ def test_who_hung_up_with_the_whole_answer_has_it() -> None:
 
 def test_one_name_is_one_request_and_two_names_are_two() -> None:
     known = attempts()
-    named = Sent(b"k", idempotency_key="x")
+    named = RequestIdentity(b"k", idempotency_key="x")
     first = known.begin(named, "a", now=0)
     assert known.find(named, now=1) is first
     known.cut(first, now=2)
-    assert known.find(Sent(b"k", is_marked=True, idempotency_key="y"), now=3) is None
+    assert known.find(RequestIdentity(b"k", is_marked=True, idempotency_key="y"), now=3) is None
     assert known.find(SENT, now=3) is first
 
 
@@ -94,7 +94,7 @@ def test_a_retry_of_what_was_refused_is_a_new_request_once() -> None:
 def test_another_body_is_another_request() -> None:
     known = attempts()
     known.cut(known.begin(SENT, "a", now=0), now=1)
-    assert known.find(Sent(b"other", is_marked=True), now=2) is None
+    assert known.find(RequestIdentity(b"other", is_marked=True), now=2) is None
 
 
 def test_a_lost_connection_is_forgotten_with_time() -> None:
@@ -106,17 +106,17 @@ def test_a_lost_connection_is_forgotten_with_time() -> None:
 def test_what_somebody_waits_for_is_never_forgotten() -> None:
     known = attempts(max_attempts=1)
     first = known.begin(SENT, "a", now=0)
-    known.begin(Sent(b"other"), "b", now=5000)
+    known.begin(RequestIdentity(b"other"), "b", now=5000)
     assert known.find(MARKED, now=5000) is first
 
 
 def test_answers_are_kept_up_to_a_bound_the_latest_last() -> None:
     known = attempts(max_bytes=100)
     for number in range(4):
-        one = known.begin(Sent(b"%d" % number), "a", now=number)
+        one = known.begin(RequestIdentity(b"%d" % number), "a", now=number)
         known.keep(one, 40)
         known.cut(one, now=number)
-    found = [known.find(Sent(b"%d" % number), now=9) is not None for number in range(4)]
+    found = [known.find(RequestIdentity(b"%d" % number), now=9) is not None for number in range(4)]
     assert found == [False, False, True, True] and known.num_bytes == 80
 
 
@@ -128,15 +128,15 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.known = attempts(max_bytes=200, max_attempts=6)
         self.now = 0.0
-        self.waiting: list[Attempt[str]] = []
+        self.waiting: list[RequestAttempts[str]] = []
         self.num_evidence = self.num_found = 0
         """Connections that were lost."""
 
     @rule(key=st.sampled_from([b"a", b"b"]))
     def sends(self, key: bytes) -> None:
-        found = self.known.find(Sent(key), self.now)
+        found = self.known.find(RequestIdentity(key), self.now)
         self.num_found += found is not None
-        self.waiting.append(found or self.known.begin(Sent(key), "x", self.now))
+        self.waiting.append(found or self.known.begin(RequestIdentity(key), "x", self.now))
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data(), size=st.integers(0, 90))
@@ -162,7 +162,7 @@ class AnyOrder(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         self.now += seconds
 
-    def _one(self, data: st.DataObject) -> Attempt[str]:
+    def _one(self, data: st.DataObject) -> RequestAttempts[str]:
         return self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
 
     @invariant()
@@ -174,7 +174,7 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Behind the window nothing is left but what is waited for."""
         self.now += 601
-        self.known.find(Sent(b"none"), self.now)
+        self.known.find(RequestIdentity(b"none"), self.now)
         assert len(self.known) == len(set(self.waiting))
         assert self.known.num_bytes == sum(one.size for one in set(self.waiting))
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm.groups.hook_warnings import REWARD, SUBMIT, TELL_AGAIN_S, Failing
+from fakevllm.groups.hook_warnings import REWARD, SUBMIT, TELL_AGAIN_S, HookWarnings
 
 RAISED = "hook_raised: KeyError: 'a' (mine.py:2)"
 
 
-def failing() -> Failing:
-    return Failing(Path("mine"), Path("runs/ledger.sqlite"))
+def failing() -> HookWarnings:
+    return HookWarnings(Path("mine"), Path("runs/ledger.sqlite"))
 
 
 @pytest.mark.parametrize("reason", [RAISED, "hook_length: got 1, want 4", "hook_timeout: 30 s"])

@@ -21,7 +21,7 @@ from fakevllm.ledger.store import Ledger
 from fakevllm.replay.command import ReplaySettings
 from fakevllm.replay.proxy import need_lockstep
 from fakevllm.runtime.supervisor import Engines
-from fakevllm.settlement.delivery import Settling
+from fakevllm.settlement.delivery import Delivery
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.transport.request import Plan, Request
 from fakevllm_adapters.formats.base import Engine
@@ -41,7 +41,7 @@ JOB = TrainJob(lockstep=True)
 @dataclass(frozen=True, slots=True)
 class Rig:
     swarm: OddSwarm
-    settling: Settling
+    settling: Delivery
     lockstep: Lockstep
 
 
@@ -52,7 +52,7 @@ async def rig(folder: Path, run_seed: int = 0) -> AsyncGenerator[Rig]:
         swarm.answers |= {"/end_group": POOLED}
         link = SwarmLink(swarm.url, None, JOB, ledger)
         following = asyncio.create_task(link.run())
-        settling = Settling(ledger, link)
+        settling = Delivery(ledger, link)
         await link.reached.wait()
         yield Rig(swarm, settling, Lockstep(run_seed, settling, link))
         await settling.close()

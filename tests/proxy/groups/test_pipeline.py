@@ -12,11 +12,11 @@ import orjson
 import pytest
 
 from fakevllm.config.model import Config
-from fakevllm.groups.pipeline import Runner
+from fakevllm.groups.pipeline import Pipeline
 from fakevllm.groups.record import NOT_SHOWN, GroupDraft
-from fakevllm.groups.resend_cache import Resends
+from fakevllm.groups.resend_cache import ResendCache
 from fakevllm.ledger.store import Ledger
-from fakevllm.settlement.delivery import Settling
+from fakevllm.settlement.delivery import Delivery
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.transport.engine_client import LiveReply, Reply, Upstream
 from fakevllm.transport.request import Plan, Request, sample
@@ -69,10 +69,10 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 @asynccontextmanager
-async def running(upstream: Scripted, ledger: Ledger) -> AsyncGenerator[Runner]:
+async def running(upstream: Scripted, ledger: Ledger) -> AsyncGenerator[Pipeline]:
     link = SwarmLink(NOWHERE, None, TrainJob(), ledger)
-    settling, resends = Settling(ledger, link), Resends(0, ledger.kept)
-    runner = Runner(Config(), upstream, None, ledger, settling, Lifeline(upstream), resends)
+    settling, resends = Delivery(ledger, link), ResendCache(0, ledger.kept)
+    runner = Pipeline(Config(), upstream, None, ledger, settling, Lifeline(upstream), resends)
     try:
         yield runner
     finally:
@@ -90,7 +90,7 @@ async def stays() -> MutableMapping[str, Any]:
     raise AssertionError("the app never leaves")
 
 
-async def handled(runner: Runner, sent: list[MutableMapping[str, Any]]) -> None:
+async def handled(runner: Pipeline, sent: list[MutableMapping[str, Any]]) -> None:
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 

@@ -12,7 +12,7 @@ from fakevllm.groups.scheduler import (
     Abort,
     BreakOff,
     Cancel,
-    FanOut,
+    GroupScheduler,
     Refuse,
     Relay,
     Score,
@@ -25,8 +25,8 @@ from fakevllm.transport.request import Came
 OK, FAILED, REFUSED, HIDDEN = Came.ANSWERED, Came.FAILED, Came.REFUSED, Came.HIDDEN
 
 
-def begun(num: int, *, streamed: bool = True, **rules: Any) -> FanOut:
-    fanout = FanOut(num, ServeRules(**rules), random.Random(0), comes_live=streamed)
+def begun(num: int, *, streamed: bool = True, **rules: Any) -> GroupScheduler:
+    fanout = GroupScheduler(num, ServeRules(**rules), random.Random(0), comes_live=streamed)
     first = fanout.begin()
     assert first == ([Relay()] if streamed and "policy" in rules else [Start(tuple(range(num)))])
     return fanout

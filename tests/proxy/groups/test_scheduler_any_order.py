@@ -21,7 +21,7 @@ from fakevllm.groups.scheduler import (
     BreakOff,
     Cancel,
     Decision,
-    FanOut,
+    GroupScheduler,
     Refuse,
     Relay,
     Score,
@@ -58,7 +58,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @initialize(num=st.integers(2, 6), rules=RULES, streamed=st.booleans(), seed=st.integers(0, 9))
     def begins(self, num: int, rules: ServeRules, streamed: bool, seed: int) -> None:
-        self.fanout = FanOut(num, rules, random.Random(seed), comes_live=streamed)
+        self.fanout = GroupScheduler(num, rules, random.Random(seed), comes_live=streamed)
         self.num = num
         self.is_cancelled_with_its_app = rules.on_disconnect == "cancel"
         self.started: set[int] = set()

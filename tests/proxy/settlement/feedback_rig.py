@@ -9,9 +9,9 @@ from typing import Any
 
 from fakevllm.config.model import load
 from fakevllm.ledger.records import FeedbackRecord
-from fakevllm.settlement.feedback_service import FeedbackDesk
-from fakevllm.settlement.feedback_values import Said
-from fakevllm.web.components import Proxy, open_proxy
+from fakevllm.settlement.feedback_service import FeedbackService
+from fakevllm.settlement.feedback_values import FeedbackBody
+from fakevllm.web.components import ProxyComponents, open_proxy
 from fakevllm_adapters.protocol.swarm import EndGroupReply
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.proxy.ledger.ledger_cases import call, group
@@ -24,7 +24,7 @@ POOLED = EndGroupReply(success=True, pooled=True, step=3)
 @asynccontextmanager
 async def opened(
     folder: Path, *, status: object = None, hooks: str = "", **settings: Any
-) -> AsyncGenerator[tuple[Proxy, FeedbackDesk, OddSwarm]]:
+) -> AsyncGenerator[tuple[ProxyComponents, FeedbackService, OddSwarm]]:
     async with OddSwarm() as swarm:
         swarm.answers["/add_sample"] = POOLED
         swarm.answers["/get_engine_status"] = status or ROLLING
@@ -40,23 +40,23 @@ async def opened(
             yield proxy, proxy.feedback, swarm
 
 
-def ended(proxy: Proxy, *names: str, run_id: str = "r") -> None:
+def ended(proxy: ProxyComponents, *names: str, run_id: str = "r") -> None:
     """Groups with their calls, as the server's reply brings them."""
     for name in names:
         proxy.ledger.record(group(name, [0.5, 1.0]))
         proxy.ledger.settle(name, "pooled", None, 1, [[call()], [call()]], run_id)
 
 
-def said(name: str, **more: Any) -> Said:
-    return Said.model_validate({"id": name} | (more or {"thumbs": "up"}))
+def said(name: str, **more: Any) -> FeedbackBody:
+    return FeedbackBody.model_validate({"id": name} | (more or {"thumbs": "up"}))
 
 
-def rows(proxy: Proxy) -> list[FeedbackRecord]:
+def rows(proxy: ProxyComponents) -> list[FeedbackRecord]:
     assert proxy.ledger.drain()
     names = ("g1", "g2", "g3")
     return [row for name in names for row in proxy.ledger.feedback.of_group(name)]
 
 
-async def until_states(proxy: Proxy, *states: str) -> list[FeedbackRecord]:
+async def until_states(proxy: ProxyComponents, *states: str) -> list[FeedbackRecord]:
     await until(lambda: [row.state for row in rows(proxy)] == [*states])
     return rows(proxy)

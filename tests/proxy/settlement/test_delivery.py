@@ -13,7 +13,7 @@ import pytest
 
 from fakevllm.ledger.store import Ledger
 from fakevllm.settlement import delivery
-from fakevllm.settlement.delivery import Settling
+from fakevllm.settlement.delivery import Delivery
 from fakevllm.swarm import link
 from fakevllm.swarm.link import SwarmLink
 from fakevllm_adapters.job.model import TrainJob
@@ -34,10 +34,10 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 @asynccontextmanager
-async def settling(swarm: OddSwarm, ledger: Ledger) -> AsyncGenerator[Settling]:
+async def settling(swarm: OddSwarm, ledger: Ledger) -> AsyncGenerator[Delivery]:
     followed = SwarmLink(swarm.url, None, TrainJob(), ledger)
     following = asyncio.create_task(followed.run())
-    settling = Settling(ledger, followed)
+    settling = Delivery(ledger, followed)
     try:
         yield settling
     finally:

@@ -11,7 +11,7 @@ import pytest
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
 from fakevllm.sessions.types import Kind, Place
-from fakevllm.settlement.delivery import Settling
+from fakevllm.settlement.delivery import Delivery
 from fakevllm.swarm.link import SwarmLink
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EndGroupReply
@@ -37,7 +37,7 @@ class Held:
         swarm.answers["/end_group"] = POOLED
         self.swarm = swarm
         self.link = SwarmLink(swarm.url, None, TrainJob(), ledger)
-        self.one = Settling(ledger, self.link, window_s)
+        self.one = Delivery(ledger, self.link, window_s)
 
     async def close(self) -> None:
         await self.one.close()

@@ -13,7 +13,7 @@ import pytest
 
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.settlement import feedback_service
-from fakevllm.web.components import Proxy
+from fakevllm.web.components import ProxyComponents
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import AddSampleRequest, EndGroupReply
 from tests.proxy.ledger.ledger_cases import group
@@ -69,7 +69,7 @@ async def test_what_is_taken_back_on_its_way_is_told_as_taken_back_until_it_is_t
         assert [row.state for row in rows(proxy) if row.group_id == "g1"] == ["kept", "kept"]
 
 
-def stuck(proxy: Proxy) -> threading.Event:
+def stuck(proxy: ProxyComponents) -> threading.Event:
     """The ledger's writer waits until it is set."""
     go_on = threading.Event()
 

@@ -12,9 +12,9 @@ import pytest
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
 from fakevllm.sessions.types import Kind, Place
-from fakevllm.settlement.delivery import Settling
+from fakevllm.settlement.delivery import Delivery
 from fakevllm.swarm.link import SwarmLink
-from fakevllm.web.components import Proxy
+from fakevllm.web.components import ProxyComponents
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import EndGroupReply, EngineStatus
@@ -76,7 +76,7 @@ async def test_a_window_that_runs_out_leaves_nothing_behind(tmp_path: Path) -> N
     async with OddSwarm() as swarm:
         swarm.answers["/end_group"] = POOLED
         link = SwarmLink(swarm.url, None, TrainJob(), ledger)
-        one = Settling(ledger, link, 0.1)
+        one = Delivery(ledger, link, 0.1)
         for at in range(5):
             one.settle(group(f"g{at}"))
         await until(lambda: swarm.calls["/end_group"] == 5)
@@ -188,7 +188,7 @@ def on_feedback(feedback):
 """
 
 
-def recorded(proxy: Proxy) -> None:
+def recorded(proxy: ProxyComponents) -> None:
     """A held group of an earlier life, in the format of Responses."""
     request = '{"model": "m", "input": "Hi"}'
     one = replace(group("g1", [0.5, 1.0]), route="/v1/responses", request_json=request)

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from fakevllm.config.feedback import BASELINE_OVER
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.settlement.feedback_values import (
+    FeedbackBody,
     OtherContent,
-    Said,
     baseline_of,
     id_of,
     voided,
@@ -32,7 +32,7 @@ CONTENTS = st.fixed_dictionaries(
 ).filter(bool)
 
 
-def kept(said: Said, earlier: list[FeedbackRecord]) -> bool:
+def kept(said: FeedbackBody, earlier: list[FeedbackRecord]) -> bool:
     """Whether it is new; it is among the earlier ones then."""
     feedback_id, known = id_of(said, earlier)
     if known is None:
@@ -50,7 +50,7 @@ def test_what_is_sent_again_before_anything_else_is_said_is_never_a_second_feedb
 ) -> None:
     earlier: list[FeedbackRecord] = []
     for content, num in zip(contents, times, strict=False):
-        said = Said.model_validate({"id": "a"} | content)
+        said = FeedbackBody.model_validate({"id": "a"} | content)
         assert sum(kept(said, earlier) for _ in range(num)) <= 1
     assert len({row.feedback_id for row in earlier}) == len(earlier)
 
@@ -63,7 +63,7 @@ def test_what_has_a_name_is_one_feedback_in_any_order(
     earlier: list[FeedbackRecord] = []
     names = [{"id": "a", "feedback_id": str(at)} for at in range(len(contents))]
     pairs = zip(names, contents, strict=True)
-    sent = [Said.model_validate(name | content) for name, content in pairs]
+    sent = [FeedbackBody.model_validate(name | content) for name, content in pairs]
     assert all([kept(said, earlier) for said in sent])
     chance.shuffle(sent)
     assert not any(kept(said, earlier) for said in sent)
@@ -71,8 +71,8 @@ def test_what_has_a_name_is_one_feedback_in_any_order(
 
 def test_the_last_word_counts_where_somebody_changes_his_mind_twice() -> None:
     earlier: list[FeedbackRecord] = []
-    up, down = Said(id="a", thumbs="up"), Said(id="a", thumbs="down")
-    comment = Said(id="a", comment="Hm")
+    up, down = FeedbackBody(id="a", thumbs="up"), FeedbackBody(id="a", thumbs="down")
+    comment = FeedbackBody(id="a", comment="Hm")
     assert [kept(said, earlier) for said in (up, comment, down, up, up)] == [True] * 4 + [False]
     assert not kept(comment, earlier)
     assert earlier[-1].thumbs == "up" and len({row.feedback_id for row in earlier}) == 4
@@ -82,14 +82,17 @@ def test_a_name_stands_for_one_feedback_and_tells_equal_ones_apart() -> None:
     earlier: list[FeedbackRecord] = []
     up = {"id": "a", "thumbs": "up"}
     for name in ("one", "two"):
-        assert kept(Said.model_validate(up | {"feedback_id": name}), earlier)
-    assert not kept(Said.model_validate(up | {"feedback_id": "one"}), earlier)
+        assert kept(FeedbackBody.model_validate(up | {"feedback_id": name}), earlier)
+    assert not kept(FeedbackBody.model_validate(up | {"feedback_id": "one"}), earlier)
     with pytest.raises(OtherContent):
-        kept(Said.model_validate({"id": "a", "thumbs": "down", "feedback_id": "one"}), earlier)
+        kept(
+            FeedbackBody.model_validate({"id": "a", "thumbs": "down", "feedback_id": "one"}),
+            earlier,
+        )
 
 
 def test_what_was_taken_back_may_be_said_once_more() -> None:
-    said = Said(id="a", thumbs="up")
+    said = FeedbackBody(id="a", thumbs="up")
     row = FeedbackRecord(group_id="g", feedback_id="f", received_at=0.0, thumbs="up")
     gone = FeedbackRecord(
         group_id="g", feedback_id="f", received_at=0.0, thumbs="up", reason="taken_back"
@@ -119,7 +122,7 @@ def test_only_what_has_not_been_used_yet_can_be_replaced(state: FeedbackState) -
     ],
 )
 def test_what_a_feedback_counts_for(content: dict[str, object], value: float | None) -> None:
-    said = Said.model_validate({"id": "a"} | content)
+    said = FeedbackBody.model_validate({"id": "a"} | content)
     assert said.value == value
     assert said.takes_back is (content == {"thumbs": None})
 
@@ -148,4 +151,4 @@ def test_measured_by_each_other_advantages_add_up_to_nothing(values: list[float]
 def test_ids_that_could_not_be_told_apart_in_a_sample_s_name_are_refused() -> None:
     for name in ("a/b", "", "a\n", "ä" * 101):
         with pytest.raises(ValidationError):
-            Said(id="a", thumbs="up", feedback_id=name)
+            FeedbackBody(id="a", thumbs="up", feedback_id=name)

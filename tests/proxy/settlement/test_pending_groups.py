@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fakevllm.sessions.types import Kind, Place
-from fakevllm.settlement.pending_groups import Holding
+from fakevllm.settlement.pending_groups import PendingGroups
 
 WINDOW_S = 10.0
 NAMES = [f"g{number}" for number in range(4)]
@@ -20,9 +20,9 @@ def place(turn: int = 1, kind: Kind = Kind.CONTINUES, **more: str) -> Place:
     return Place(turn=turn, kind=kind, **told)  # pyright: ignore[reportArgumentType]
 
 
-def held(*turns: int) -> Holding:
+def held(*turns: int) -> PendingGroups:
     """`g<turn>`, each over at 0."""
-    holding = Holding(WINDOW_S)
+    holding = PendingGroups(WINDOW_S)
     for turn in turns:
         holding.answered(f"g{turn}", f"chatcmpl-{turn}", "key", place(turn))
         holding.close(f"g{turn}", 0.0, takes=True)
@@ -37,7 +37,7 @@ def test_a_group_is_held_for_the_window_and_then_sent_as_it_is() -> None:
 
 
 def test_without_a_window_a_group_waits_only_for_what_is_being_said() -> None:
-    holding = Holding(0.0)
+    holding = PendingGroups(0.0)
     holding.answered("g1", "a", "key", None)
     holding.hear("g1")
     holding.close("g1", 5.0, takes=True)
@@ -58,7 +58,7 @@ def test_feedback_ends_the_wait_and_a_mere_comment_does_not() -> None:
 
 
 def test_a_served_answer_without_a_reward_takes_nothing_and_is_not_waited_for() -> None:
-    holding = Holding(WINDOW_S)
+    holding = PendingGroups(WINDOW_S)
     holding.close("g1", 0.0, takes=False)
     assert holding.wait_s("g1", 0.0) == 0.0
     holding.hear("g1")
@@ -76,7 +76,7 @@ def test_only_its_own_app_finds_an_answer_by_its_id_or_by_the_group_s() -> None:
 
 
 def test_a_group_that_an_earlier_life_answered_is_found_by_nobody_here() -> None:
-    holding = Holding(WINDOW_S)
+    holding = PendingGroups(WINDOW_S)
     holding.close("g1", 0.0, takes=True)
     assert holding.find("g1", None) is None and "g1" in holding
 
@@ -106,7 +106,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @initialize(window_s=st.sampled_from([0.0, 5.0]))
     def begin(self, window_s: float) -> None:
-        self.holding = Holding(window_s)
+        self.holding = PendingGroups(window_s)
         self.now = 0.0
         self.added = dict.fromkeys(NAMES, 0.0)
         self.hearing = dict.fromkeys(NAMES, 0)

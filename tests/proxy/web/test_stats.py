@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fakevllm.config.model import load
 from fakevllm.runtime.admin_client import as_table, lines
-from fakevllm.web.components import Proxy, open_proxy
+from fakevllm.web.components import ProxyComponents, open_proxy
 from fakevllm.web.routes import admin
 from fakevllm_adapters.protocol.swarm import Task
 from tests.proxy.ledger.ledger_cases import group
@@ -25,7 +25,7 @@ TASKS = {"tasks": [{"task_id": "t1", "main_query": "hi"}]}
 @asynccontextmanager
 async def asked(
     folder: Path, **proxy_flags: Path
-) -> AsyncGenerator[tuple[Proxy, httpx.AsyncClient]]:
+) -> AsyncGenerator[tuple[ProxyComponents, httpx.AsyncClient]]:
     async with OddSwarm() as swarm:
         flags = {"proxy": {"run_dir": folder, **proxy_flags}, "swarm": {"url": swarm.url}}
         async with open_proxy(load(None, flags)) as proxy:
