@@ -15,6 +15,7 @@ from sqlalchemy.dialects import sqlite
 from fakevllm.ledger import reads
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.tables import CALLS, FEEDBACK, GROUPS
+from fakevllm.ledger.writer import WriteReceipt
 from fakevllm.sessions.types import Kind, Place
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry
 
@@ -129,15 +130,15 @@ def _keys(ids: Iterable[str]) -> list[tuple[str, str]]:
 
 class FeedbackRows:
     def __init__(
-        self, reading: Engine, put: Callable[[Callable[[Connection], None]], None]
+        self, reading: Engine, put: Callable[[Callable[[Connection], None]], WriteReceipt]
     ) -> None:
         """`put`: the ledger's writer."""
         self._reading = reading
         self._put = put
 
-    def record(self, row: FeedbackRecord) -> None:
+    def record(self, row: FeedbackRecord) -> WriteReceipt:
         """Once: a second one of its name changes nothing."""
-        self._put(lambda db: _run(db, _PUT, _ROW(row)))
+        return self._put(lambda db: _run(db, _PUT, _ROW(row)))
 
     def outcome(
         self,
@@ -149,18 +150,18 @@ class FeedbackRows:
         baseline: float | None = None,
         amount: float | None = None,
         hook_hash: str | None = None,
-    ) -> None:
+    ) -> WriteReceipt:
         """What the run's log said first stands, and what is void; what is None stays."""
         told = (state.value, reason, value, baseline, amount, hook_hash)
-        self._put(partial(_run, sql=_OUTCOME, row=(*told, row.group_id, row.feedback_id)))
+        return self._put(partial(_run, sql=_OUTCOME, row=(*told, row.group_id, row.feedback_id)))
 
-    def void(self, row: FeedbackRecord, reason: str) -> None:
+    def void(self, row: FeedbackRecord, reason: str) -> WriteReceipt:
         """It counts for nothing any more, unless it is on its way to be trained."""
-        self._put(partial(_run, sql=_VOID, row=(reason, row.group_id, row.feedback_id)))
+        return self._put(partial(_run, sql=_VOID, row=(reason, row.group_id, row.feedback_id)))
 
-    def taken_back(self, row: FeedbackRecord) -> None:
+    def taken_back(self, row: FeedbackRecord) -> WriteReceipt:
         """After all that could be voided was: `row` took nothing back where some of it counts."""
-        self._put(partial(_run, sql=_TOO_LATE, row=(row.group_id, row.feedback_id)))
+        return self._put(partial(_run, sql=_TOO_LATE, row=(row.group_id, row.feedback_id)))
 
     def answer(self, name: str, app_key: str | None) -> str | None:
         """That app's latest group whose answer it calls so, or by the group's own id."""

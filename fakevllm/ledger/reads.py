@@ -129,7 +129,7 @@ _KEPT = """
 
 class KeptAnswers:
     def __init__(
-        self, reading: Engine, put: Callable[[Callable[[Connection], None]], None]
+        self, reading: Engine, put: Callable[[Callable[[Connection], None]], object]
     ) -> None:
         """`put`: the ledger's writer. What comes with a group is in its record."""
         self._reading = reading

@@ -36,7 +36,7 @@ from fakevllm.ledger.records import (
 )
 from fakevllm.ledger.session_reads import SessionReads
 from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
-from fakevllm.ledger.writer import Writer
+from fakevllm.ledger.writer import Writer, WriteReceipt
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task
 
 BUSY_TIMEOUT_S = 5.0
@@ -87,11 +87,11 @@ class Ledger:
 
     @property
     def health(self) -> LedgerHealth:
-        return LedgerHealth(self._writer.dropped, self._writer.waiting, self._writer.error)
+        return LedgerHealth(self._writer.num_dropped, self._writer.num_waiting, self._writer.error)
 
-    def record(self, group: GroupRecord) -> None:
-        """One request with its siblings; recorded again, the later one stands."""
-        self._writer.put(group)
+    def record(self, group: GroupRecord) -> WriteReceipt:
+        """Record a request with its siblings; a later record of the same group replaces it."""
+        return self._writer.put(group)
 
     def settle(
         self,
@@ -114,13 +114,18 @@ class Ledger:
         self._writer.put(partial(statements.put_tasks, tasks=tasks))
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Whether all that was put before has been written or dropped. Costs no thread."""
+        """Wait until every earlier change is written or dropped; return False at the timeout.
+
+        The receipt of a change then says which of the two happened. Uses no thread.
+        """
         return await self._writer.flush(timeout_s)
 
-    async def is_written(self, dropped_before: int, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Whether all that was put since then is in the file. `dropped_before`: as `health` told
-        then."""
-        return await self.flush(timeout_s) and self.health.dropped == dropped_before
+    async def is_written(self, *receipts: WriteReceipt, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
+        """Flush, then return whether each of these changes is in the file.
+
+        Other changes of the same flush do not count. The receipt of a dropped change has the error.
+        """
+        return await self.flush(timeout_s) and all(receipt.is_written for receipt in receipts)
 
     def drain(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """flush() for threads."""

@@ -1,7 +1,9 @@
-"""The one thread that writes the ledger, behind a bounded queue.
+"""The single thread that writes the ledger, behind a bounded queue.
 
-Putting never waits and never raises. What waits is written in one transaction; what cannot be
-written is dropped, counted and logged once per trouble.
+`Writer.put` never waits and never raises. The thread writes all queued changes in one transaction.
+A change that cannot be written is dropped and counted. The log reports the first drop of a series
+and the end of the series. Each change has a receipt of its own, so that one unwritable row fails
+no other change of its transaction.
 """
 
 from __future__ import annotations
@@ -21,91 +23,127 @@ from sqlalchemy.exc import OperationalError
 log = logging.getLogger("fakevllm.ledger")
 
 Change = TypeVar("Change")
-Taken = TypeVar("Taken", contravariant=True)
+WrittenChange = TypeVar("WrittenChange", contravariant=True)
 
 QUEUE_BOUND = 5_000
-"""Some seconds of the busiest traffic, while another process holds the file's lock."""
+"""Maximum number of queued changes: some seconds of the busiest traffic, while another process
+holds the file's lock."""
 MAX_BATCH = 1_000
+"""Maximum number of changes in one transaction."""
 GATHER_S = 0.01
-"""A change waits this long for company: a transaction costs more than a group. What a
-kill -9 finds waiting is in no ledger, so it is not long."""
+"""Seconds a change waits for others, because a transaction costs more than a group. The wait is
+short, because a kill -9 loses the changes that wait."""
+
+
+@dataclass(slots=True)
+class WriteReceipt:
+    """The outcome of one queued change. The writer's thread fills it in; it is final after a flush.
+
+    >>> WriteReceipt().is_written
+    False
+    """
+
+    is_written: bool = False
+    error: str | None = None
+    """Why the change was dropped; None while the change is queued, and if it was written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A place in the queue: `reached` is called, on the writer's thread, when all before it is
+class FlushMark:
+    """A position in the queue. The writer's thread calls `on_reached` when every earlier change is
     written or dropped."""
 
-    reached: Callable[[], object]
+    on_reached: Callable[[], object]
 
 
-class Transact(Protocol[Taken]):
-    def __call__(self, changes: Sequence[Taken], /) -> bool:
-        """All of them or none, in order. Whether anything had to be written: what changes no row
-        goes well on a full disk too. Raises OperationalError where the file is the trouble."""
+class Transact(Protocol[WrittenChange]):
+    """Writes a batch of changes in one transaction."""
+
+    def __call__(self, changes: Sequence[WrittenChange], /) -> bool:
+        """Write all changes in order, or none. Return whether any row changed.
+
+        A transaction that changes no row succeeds on a full disk too, and so does not prove that
+        the ledger can be written. Raises OperationalError if the file is the cause, and any other
+        exception if a change is.
+        """
         ...
 
 
 class Writer(Generic[Change]):
+    """The owner of the queue and of the writer's thread; `close` ends the thread."""
+
     def __init__(self, transact: Transact[Change]) -> None:
         self._transact = transact
-        self._queue: queue.Queue[Change | Mark | None] = queue.Queue(QUEUE_BOUND)
+        self._queue: queue.Queue[tuple[Change, WriteReceipt] | FlushMark | None] = queue.Queue(
+            QUEUE_BOUND
+        )
         self._hurry = threading.Event()
-        self._refused = 0
-        self._failed = 0
+        # Two counters, because `put` and the writer's thread would race for one.
+        self._num_refused = 0
+        self._num_failed = 0
         self._error: str | None = None
         self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
         self._thread.start()
 
     @property
-    def dropped(self) -> int:
-        return self._refused + self._failed
+    def num_dropped(self) -> int:
+        """Changes dropped since the start."""
+        return self._num_refused + self._num_failed
 
     @property
-    def waiting(self) -> int:
+    def num_waiting(self) -> int:
+        """Changes in the queue."""
         return self._queue.qsize()
 
     @property
     def error(self) -> str | None:
+        """Why the latest change was dropped; None if a later change was written."""
         return self._error
 
-    def put(self, change: Change) -> None:
+    def put(self, change: Change) -> WriteReceipt:
+        """Queue a change, or drop it if the queue is full."""
+        receipt = WriteReceipt()
         try:
-            self._queue.put_nowait(change)
+            self._queue.put_nowait((change, receipt))
         except queue.Full:
-            self._refused += 1
-            self._trouble("the queue is full")
+            self._num_refused += 1
+            receipt.error = "the queue is full"
+            self._report(receipt.error)
+        return receipt
 
     def drain(self, timeout_s: float) -> bool:
-        """Whether all that was put before has been written or dropped."""
+        """Block until every earlier change is written or dropped; return False at the timeout."""
         done = threading.Event()
         try:
-            self._queue.put(Mark(done.set), timeout=timeout_s)
+            self._queue.put(FlushMark(done.set), timeout=timeout_s)
         except queue.Full:
             return False
         self._hurry.set()
         return done.wait(timeout_s)
 
     async def flush(self, timeout_s: float) -> bool:
-        """drain() for an event loop: costs no thread, and hurries nobody."""
-        loop = asyncio.get_running_loop()
-        written = asyncio.Event()
+        """Wait until every earlier change is written or dropped; return False at the timeout.
 
-        def tell() -> None:
-            if not loop.is_closed():  # whoever asked may have given up and gone
-                loop.call_soon_threadsafe(written.set)
+        Unlike `drain`, this uses no thread, and leaves the writer time to gather a batch.
+        """
+        loop = asyncio.get_running_loop()
+        is_reached = asyncio.Event()
+
+        def notify() -> None:
+            if not loop.is_closed():  # the caller may have been cancelled, and its loop closed
+                loop.call_soon_threadsafe(is_reached.set)
 
         try:
-            self._queue.put_nowait(Mark(tell))
+            self._queue.put_nowait(FlushMark(notify))
         except queue.Full:
             return False
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):  # wait_for may lose a cancel, before 3.12
-                await written.wait()
-        return written.is_set()
+            async with asyncio.timeout(timeout_s):  # wait_for may lose a cancellation before 3.12
+                await is_reached.wait()
+        return is_reached.is_set()
 
     def close(self, timeout_s: float) -> None:
-        """Writes what waits, then ends the thread."""
+        """Write the queued changes, then end the thread."""
         try:
             self._queue.put(None, timeout=timeout_s)
         except queue.Full:
@@ -116,44 +154,49 @@ class Writer(Generic[Change]):
     def _run(self) -> None:
         is_closing = False
         while not is_closing:
-            taken = [self._queue.get()]
+            batch = [self._queue.get()]
             self._hurry.wait(GATHER_S)
             self._hurry.clear()
-            while len(taken) < MAX_BATCH and not self._queue.empty():
-                taken.append(self._queue.get())
-            is_closing = None in taken
-            self._write([one for one in taken if not isinstance(one, Mark | None)])
-            for one in taken:
-                if isinstance(one, Mark):
-                    one.reached()
+            while len(batch) < MAX_BATCH and not self._queue.empty():
+                batch.append(self._queue.get())
+            is_closing = None in batch
+            self._write([item for item in batch if isinstance(item, tuple)])
+            for item in batch:
+                if isinstance(item, FlushMark):
+                    item.on_reached()
 
-    def _write(self, changes: list[Change]) -> None:
-        if not changes:
+    def _write(self, batch: Sequence[tuple[Change, WriteReceipt]]) -> None:
+        if not batch:
             return
         try:
-            is_written = self._transact(changes)
+            has_changed_rows = self._transact([change for change, _ in batch])
         except (
             OperationalError,
             sqlite3.OperationalError,
-        ) as error:  # isolates: disk full, file locked; the app is answered
-            self._fail(len(changes), error)
-        except Exception as error:  # isolates: one bad change must not take its company along
-            if len(changes) == 1:
-                return self._fail(1, error)
-            for change in changes:
-                self._write([change])
+        ) as error:  # isolates: the disk is full or the file locked; the app gets its answer
+            self._drop(batch, error)
+        except Exception as error:  # isolates: one bad change must not fail the rest of the batch
+            if len(batch) == 1:
+                return self._drop(batch, error)
+            for item in batch:
+                self._write([item])
         else:
-            if not is_written:
+            for _, receipt in batch:
+                receipt.is_written = True
+            if not has_changed_rows:
                 return
             if self._error is not None:
-                log.warning("the ledger is written again; %d writes were dropped", self.dropped)
+                log.warning("the ledger is written again; %d writes were dropped", self.num_dropped)
             self._error = None
 
-    def _fail(self, count: int, error: Exception) -> None:
-        self._failed += count
-        self._trouble(str(getattr(error, "orig", None) or error))
+    def _drop(self, batch: Sequence[tuple[Change, WriteReceipt]], error: Exception) -> None:
+        message = str(getattr(error, "orig", None) or error)
+        for _, receipt in batch:
+            receipt.error = message
+        self._num_failed += len(batch)
+        self._report(message)
 
-    def _trouble(self, message: str) -> None:
+    def _report(self, message: str) -> None:
         if self._error is None:
             log.error("the ledger cannot be written, groups go unrecorded: %s", message)
         self._error = message

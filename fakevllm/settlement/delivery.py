@@ -19,6 +19,7 @@ import aiohttp
 
 from fakevllm.ledger.records import GroupRecord, ScoredGroup
 from fakevllm.ledger.store import Ledger
+from fakevllm.ledger.writer import WriteReceipt
 from fakevllm.runtime.task_set import Background
 from fakevllm.sessions.types import Place
 from fakevllm.settlement.pending_groups import PendingGroups
@@ -109,10 +110,9 @@ class Delivery:
     def settle(self, record: GroupRecord) -> None:
         """Sends the rewards of a scored group; any other is given up at the server."""
         # At once: what is heard of the group from now on is put behind it.
-        dropped_before = self._ledger.health.dropped
-        self._ledger.record(record)
+        receipt = self._ledger.record(record)
         is_scored = record.state == "scored"
-        work = self._settle(record, dropped_before) if is_scored else self._abandon(record)
+        work = self._settle(record, receipt) if is_scored else self._abandon(record)
         self._background.begin(work)
 
     def resend(self, groups: Sequence[ScoredGroup]) -> None:
@@ -131,12 +131,12 @@ class Delivery:
             task.cancel()
         await self._background.close(CLOSE_GRACE_S)
 
-    async def _settle(self, record: GroupRecord, dropped_before: int) -> None:
+    async def _settle(self, record: GroupRecord, receipt: WriteReceipt) -> None:
         group = _scored(record)
         self._holding.close(group.group_id, time.monotonic(), takes=_takes(group))
         self._wake(group.group_id)
         # A group the server trains on must be found in the ledger, come what may.
-        if not await self._ledger.is_written(dropped_before):
+        if not await self._ledger.is_written(receipt):
             self.forget(group.group_id)
             self._ledger.settle(record.group_id, "dropped", "ledger_unavailable", None, [])
             self.on_settled(group.group_id)

@@ -21,6 +21,7 @@ from fakevllm.hooks.results import FeedbackValue, HookFailure
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
+from fakevllm.ledger.writer import WriteReceipt
 from fakevllm.metrics import Metrics
 from fakevllm.runtime.task_set import Background
 from fakevllm.sessions.types import Kind, Place
@@ -128,7 +129,6 @@ class FeedbackService:
     ) -> tuple[FeedbackRecord, bool]:
         """Raises WireError."""
         rows = self._ledger.feedback
-        dropped_before = self._ledger.health.dropped
         is_flushed = await self._ledger.flush(FLUSH_S)
         earlier = await asyncio.to_thread(rows.of_group, group_id)
         try:
@@ -150,13 +150,13 @@ class FeedbackService:
         )
         if said.takes_back:
             row = replace(row, state=FeedbackState.KEPT, reason="taken_back")
-        rows.record(row)
+        receipts = [rows.record(row)]
         if said.takes_back or said.value is not None:
-            for one in voided(earlier):
-                self._void(one, "taken_back" if said.takes_back else "replaced")
+            reason = "taken_back" if said.takes_back else "replaced"
+            receipts += [self._void(one, reason) for one in voided(earlier)]
         if said.takes_back:
-            rows.taken_back(row)
-        if not (is_flushed and await self._ledger.is_written(dropped_before, FLUSH_S)):
+            receipts.append(rows.taken_back(row))
+        if not (is_flushed and await self._ledger.is_written(*receipts, timeout_s=FLUSH_S)):
             raise unavailable("The feedback could not be kept. Try again shortly.")
         if said.takes_back:  # what came of it is known to the ledger
             found = await asyncio.to_thread(rows.of_group, group_id)
@@ -198,18 +198,24 @@ class FeedbackService:
     def _turn(self, group_id: str) -> asyncio.Lock:
         return self._turns.setdefault(group_id, asyncio.Lock())
 
-    def _void(self, row: FeedbackRecord, reason: str) -> None:
+    def _void(self, row: FeedbackRecord, reason: str) -> WriteReceipt:
         """It counts for nothing, unless it has been sent."""
         key = (row.group_id, row.feedback_id)
         if key in self._hearing:
             self._hearing[key] = False
-        self._ledger.feedback.void(row, reason)
+        return self._ledger.feedback.void(row, reason)
 
     async def _amount(
-        self, row: FeedbackRecord, value: FeedbackValue | HookFailure
+        self,
+        row: FeedbackRecord,
+        value: FeedbackValue | HookFailure,
+        recorded: WriteReceipt | None = None,
     ) -> float | None:
         """What is to be added to the group's reward: nothing that is not in the ledger, or it could
-        be trained once more. Awaits nothing before it writes."""
+        be trained once more. Awaits nothing before it writes.
+
+        `recorded` is the receipt of `row`; None if the ledger is known to have the row.
+        """
         rows = self._ledger.feedback
         if isinstance(value, HookFailure):
             log.warning(
@@ -226,11 +232,11 @@ class FeedbackService:
             return None
         if self._settling.takes(row.group_id):
             amount = self._weight * number
-            dropped_before = self._ledger.health.dropped
-            rows.outcome(
+            joined = rows.outcome(
                 row, FeedbackState.JOINED, value=number, amount=amount, hook_hash=hook_hash
             )
-            if await self._ledger.is_written(dropped_before, FLUSH_S):
+            receipts = [joined] if recorded is None else [recorded, joined]
+            if await self._ledger.is_written(*receipts, timeout_s=FLUSH_S):
                 return amount
         rows.outcome(row, FeedbackState.WAITING, value=number, hook_hash=hook_hash)
         self._late.wake()
@@ -278,9 +284,9 @@ class FeedbackService:
         value = await self._hooks.feedback(shown(of, task, row, text))
         if isinstance(value, FeedbackValue) and value.value is None:
             return None
-        self._ledger.feedback.record(row)
+        recorded = self._ledger.feedback.record(row)
         self._metrics.said(kind)
-        return await self._amount(row, value)
+        return await self._amount(row, value, recorded)
 
     async def _earlier(self, group_id: str, place: Place) -> str | None:
         await self._ledger.flush(FLUSH_S)

@@ -91,13 +91,13 @@ class LateSamples:
         assert row.value is not None, "what waits counts for something"
         advantage = self._settings.weight * (row.value - baseline)
         if abs(advantage) < TOO_SMALL:
-            return rows.outcome(
-                row, FeedbackState.DROPPED, "same_as_all", baseline=baseline, amount=0.0
-            )
+            rows.outcome(row, FeedbackState.DROPPED, "same_as_all", baseline=baseline, amount=0.0)
+            return
         found = await asyncio.to_thread(rows.served_calls, group_id)
         reason = _why_not(found)
         if reason is not None:
-            return rows.outcome(row, FeedbackState.KEPT, reason)
+            rows.outcome(row, FeedbackState.KEPT, reason)
+            return
         # Once more, now that its calls are read: it may be being taken back.
         if not await self._ledger.flush():
             raise LedgerError("the ledger cannot be written")

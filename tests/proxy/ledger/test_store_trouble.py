@@ -58,20 +58,20 @@ def test_a_locked_file_costs_writes_not_requests_and_recovers(ledger: Ledger, pa
     assert ledger.group("after") is not None
 
 
-async def test_what_was_dropped_since_then_is_not_written(ledger: Ledger, path: Path) -> None:
-    before = ledger.health.dropped
-    ledger.record(group("good"))
-    assert await ledger.is_written(before)
-    ledger.record(replace(group("bad"), question="\ud800"))
-    assert not await ledger.is_written(before)
-    since = ledger.health.dropped
-    ledger.record(group("later"))
-    assert await ledger.is_written(since), "what was dropped earlier is no trouble of this one"
+async def test_each_change_of_a_flush_has_its_own_outcome(ledger: Ledger, path: Path) -> None:
+    good = ledger.record(group("good"))
+    bad = ledger.record(replace(group("bad"), question="\ud800"))
+    later = ledger.record(group("later"))
+    assert await ledger.is_written(good, later)
+    assert not await ledger.is_written(bad)
+    assert not await ledger.is_written(good, bad)
+    assert (good.error, later.error) == (None, None)
+    assert "surrogates not allowed" in (bad.error or "")
     other = sqlite3.connect(path)
     try:
         other.execute("BEGIN IMMEDIATE")
-        ledger.record(group("while-locked"))
-        assert not await ledger.is_written(since, 0.01), "nobody knows yet"
+        locked_out = ledger.record(group("while-locked"))
+        assert not await ledger.is_written(locked_out, timeout_s=0.01), "it is not written yet"
     finally:
         other.close()
 

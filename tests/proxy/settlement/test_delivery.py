@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -151,3 +152,19 @@ async def test_a_group_the_ledger_does_not_hold_is_not_trained(
         assert swarm.calls["/end_group"] == 0
         assert swarm.bodies["/abort_group"] == {"group_id": "g1"}
     other.close()
+
+
+async def test_one_unwritable_group_does_not_hold_back_the_groups_of_the_same_flush(
+    ledger: Ledger,
+) -> None:
+    async with OddSwarm() as swarm:
+        swarm.answers |= {"/end_group": POOLED, "/abort_group": SuccessReply(success=True)}
+        async with settling(swarm, ledger) as one:
+            one.settle(group("before"))
+            one.settle(replace(group("bad"), question="\ud800"))
+            one.settle(group("after"))
+            await until(lambda: swarm.calls["/end_group"] + swarm.calls["/abort_group"] == 3)
+        assert (swarm.calls["/end_group"], swarm.calls["/abort_group"]) == (2, 1)
+        assert swarm.bodies["/abort_group"] == {"group_id": "bad"}
+    assert outcome(ledger, "before") == outcome(ledger, "after") == ("pooled", None)
+    assert ledger.group("bad") is None

@@ -90,14 +90,15 @@ async def test_what_is_taken_back_while_the_ledger_is_stuck_counts_for_nothing(
         outcome = feedback.outcome
         taken_back, is_joined, is_void = feedback.taken_back, asyncio.Event(), asyncio.Event()
 
-        def joined(row: FeedbackRecord, state: FeedbackState, *told: Any, **more: Any) -> None:
+        def joined(row: FeedbackRecord, state: FeedbackState, *told: Any, **more: Any) -> Any:
             if state is FeedbackState.JOINED:
                 is_joined.set()
-            outcome(row, state, *told, **more)
+            return outcome(row, state, *told, **more)
 
-        def then_void(row: FeedbackRecord) -> None:
-            taken_back(row)
+        def then_void(row: FeedbackRecord) -> Any:
+            receipt = taken_back(row)
             is_void.set()
+            return receipt
 
         async def in_vain(*limit_s: float) -> bool:
             """Of the desk's, each waits for the worst that the other may do meanwhile."""
@@ -148,9 +149,10 @@ async def test_what_is_being_taken_back_is_not_sent_while_the_ledger_is_stuck(
         await is_read.wait()
         put, is_put = proxy.ledger.feedback.taken_back, asyncio.Event()
 
-        def then_told(row: FeedbackRecord) -> None:
-            put(row)
+        def then_told(row: FeedbackRecord) -> Any:
+            receipt = put(row)
             is_put.set()
+            return receipt
 
         monkeypatch.setattr(proxy.ledger.feedback, "taken_back", then_told)
         of_group = proxy.ledger.feedback.of_group

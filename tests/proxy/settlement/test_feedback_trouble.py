@@ -52,10 +52,10 @@ async def test_what_the_ledger_does_not_have_is_not_added_to_a_group(
         await proxy.settling.until_over("g1")
         put = proxy.ledger.feedback.outcome
 
-        def full_disk(row: FeedbackRecord, state: FeedbackState, *told: Any, **more: Any) -> None:
+        def full_disk(row: FeedbackRecord, state: FeedbackState, *told: Any, **more: Any) -> Any:
             if state is not FeedbackState.JOINED:
                 return put(row, state, *told, **more)
-            proxy.ledger.feedback._put(lambda db: db.exec_driver_sql("no SQL"))  # pyright: ignore[reportPrivateUsage,reportArgumentType,reportUnknownLambdaType]
+            return proxy.ledger.feedback._put(lambda db: db.exec_driver_sql("no SQL"))  # pyright: ignore[reportPrivateUsage,reportArgumentType,reportUnknownLambdaType]
 
         monkeypatch.setattr(proxy.ledger.feedback, "outcome", full_disk)
         await desk.take(said("chatcmpl-1"), KEY)
@@ -182,6 +182,35 @@ async def test_each_feedback_that_cannot_be_kept_gets_an_error_of_its_own(
         assert told[0] is not told[1] and {one.status for one in told} == {503}
 
 
+async def test_feedback_is_accepted_beside_an_unwritable_row_in_the_same_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, window_s=1000.0) as (proxy, desk, swarm):
+        swarm.answers["/end_group"] = POOLED
+        proxy.settling.answered("g1", "chatcmpl-1", KEY, None)
+        proxy.settling.settle(group("g1", [0.5, 1.0]))
+        await proxy.settling.until_over("g1")
+        record, outcome = proxy.ledger.feedback.record, proxy.ledger.feedback.outcome
+        bad = replace(group("bad"), question="\ud800")
+
+        def record_beside_bad(row: FeedbackRecord) -> Any:
+            proxy.ledger.record(bad)
+            return record(row)
+
+        def outcome_beside_bad(*parts: Any, **values: Any) -> Any:
+            proxy.ledger.record(bad)
+            return outcome(*parts, **values)
+
+        monkeypatch.setattr(proxy.ledger.feedback, "record", record_beside_bad)
+        monkeypatch.setattr(proxy.ledger.feedback, "outcome", outcome_beside_bad)
+        row, was_known = await desk.take(said("chatcmpl-1"), KEY)
+        assert (row.state, was_known) == ("received", False)
+        await until(lambda: swarm.calls["/end_group"] == 1)
+        assert swarm.bodies["/end_group"]["rewards"] == [1.5, 1.0]
+        assert proxy.ledger.health.dropped == 2
+        assert [found.state for found in rows(proxy)] == ["joined"]
+
+
 FOLLOWED = """
 def on_feedback(feedback):
     return 0.25 if feedback.messages == [{"role": "user", "content": "Hi"}] else None
@@ -214,6 +243,27 @@ async def test_a_held_group_of_an_earlier_life_waits_for_all_that_is_said_of_it(
         proxy.settling.heard("g1", None)
         await until(lambda: swarm.calls["/end_group"] == 1)
         assert swarm.bodies["/end_group"]["rewards"] == [0.75, 1.0]
+
+
+async def test_a_signal_whose_row_was_not_written_is_not_added_to_the_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as (proxy, _, _):
+        recorded(proxy)
+    async with opened(tmp_path, status=503, hooks=FOLLOWED) as (proxy, desk, swarm):
+        swarm.answers["/end_group"] = POOLED
+        record = proxy.ledger.feedback.record
+
+        def record_unwritable(row: FeedbackRecord) -> Any:
+            return record(replace(row, comment="\ud800"))
+
+        monkeypatch.setattr(proxy.ledger.feedback, "record", record_unwritable)
+        place = Place(session_id="s", parent_id="g1", turn=2, kind=Kind.CONTINUES)
+        desk.followed("g2", place, "thanks")
+        await until(lambda: proxy.ledger.health.dropped == 1)
+        swarm.answers["/get_engine_status"] = ROLLING
+        await until(lambda: swarm.calls["/end_group"] == 1)
+        assert swarm.bodies["/end_group"]["rewards"] == [0.5, 1.0]
 
 
 async def test_a_stop_between_the_ledger_and_the_group_leaves_the_group_to_the_next_life(
