@@ -1,5 +1,10 @@
-"""Wire vocabulary shared by the proxy and the swarm server: formats, errors, SSE, keys, protocol
-models.
+"""The wire: API formats, errors, keys and the swarm protocol, shared by proxy and swarm server.
 
-Pure: nothing here opens a socket, reads a clock or knows an event loop.
+Nothing in this package does I/O: no module opens a socket, reads a clock or runs an event loop.
+
+    protocol/      messages between proxy, clients and swarm server; keys; vLLM's error bodies
+    formats/       translation between the app's API format and chat completions
+    http/          ASGI functions, access checks and limits on requests
+    vllm_compat/   vLLM's request schemas and response bodies, for the bundled engines
+    job/           the training job: fields, YAML and checks
 """

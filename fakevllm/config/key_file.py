@@ -10,7 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from fakevllm.errors import ConfigError
-from fakevllm_adapters.protocol.keys import AppKey, keys_in, with_key, with_revoked
+from fakevllm_adapters.protocol.keys import AppKey, add_key, parse_key_file, revoke_key
 
 _MODE = 0o600
 
@@ -23,25 +23,27 @@ class KeyFile:
 
     def entries(self) -> list[AppKey]:
         with self._mistakes():
-            return keys_in(self._read())
+            return parse_key_file(self._read())
 
     def add(self, key: AppKey) -> None:
         with self._mistakes():
             known = self._read()
-            if any(have.name == key.name and have.revoked is None for have in keys_in(known)):
+            if any(
+                have.name == key.name and have.revoked is None for have in parse_key_file(known)
+            ):
                 raise ConfigError(
                     f"{key.name} has a key already: choose another name, or end that one with "
                     f"`fakevllm keys revoke {key.name} --key-file {self.path}`."
                 )
-            self._write(with_key(known, key))
+            self._write(add_key(known, key))
 
     def revoke(self, name: str, when: str) -> None:
         with self._mistakes():
             known = self._read()
             try:
-                self._write(with_revoked(known, name, when))
+                self._write(revoke_key(known, name, when))
             except LookupError:
-                raise ConfigError(self._nobody(name, keys_in(known))) from None
+                raise ConfigError(self._nobody(name, parse_key_file(known))) from None
 
     def _nobody(self, name: str, keys: list[AppKey]) -> str:
         names = [key.name for key in keys if key.name is not None and key.revoked is None]

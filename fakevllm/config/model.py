@@ -26,7 +26,7 @@ from fakevllm_adapters.http.guard import LOOPBACK, is_loopback
 from fakevllm_adapters.http.limits import NOT_FOR_CLIENTS, Limits
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.job.rules import checked
-from fakevllm_adapters.protocol.keys import FollowedKeyRing
+from fakevllm_adapters.protocol.keys import ReloadingKeyRing
 from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE
 
 DEFAULT_FILE = Path("fakevllm.toml")
@@ -196,12 +196,12 @@ class Config(Section):
     def key_file(self) -> Path:
         return self.proxy.key_file or self.proxy.run_dir / "keys"
 
-    def keys(self, clock: Callable[[], float] = time.monotonic) -> FollowedKeyRing:
+    def keys(self, clock: Callable[[], float] = time.monotonic) -> ReloadingKeyRing:
         """The keys that count now and, from the file's later changes, then. Raises ConfigError
         where they cannot be read, or are needed and missing."""
         file = self.key_file
         try:
-            ring = FollowedKeyRing(
+            ring = ReloadingKeyRing(
                 lambda: _stamp(file),
                 lambda: file.read_text(encoding="utf-8"),
                 clock,
@@ -213,7 +213,7 @@ class Config(Section):
             raise ConfigError(f"The key file {file} is not UTF-8 text.") from None
         except ValueError as error:
             raise ConfigError(f"The key file {file}: {error}.") from None
-        if ring.num_good == 0:
+        if ring.num_valid == 0:
             self._refuse_without_keys()
         return ring
 

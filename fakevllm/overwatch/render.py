@@ -16,7 +16,7 @@ from fakevllm.overwatch.chart import bounds, chart
 from fakevllm.overwatch.history import LogLine
 from fakevllm.overwatch.snapshot import Snapshot
 from fakevllm.overwatch.words import ago, clean, counted, shown
-from fakevllm_adapters.protocol.closing import FINISHED
+from fakevllm_adapters.protocol.closed_run import FINISHED
 
 TWO_COLUMNS_FROM = 100
 NARROW_BELOW = 60

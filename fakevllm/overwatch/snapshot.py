@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from fakevllm.overwatch.history import Evaluated, History, LogLine, Step
 from fakevllm.overwatch.words import seconds_of
-from fakevllm_adapters.protocol.packed_numbers import told_number
+from fakevllm_adapters.protocol.packed_numbers import jsonable_number
 from fakevllm_adapters.protocol.pool import PoolInformation
 from fakevllm_adapters.protocol.swarm import EngineStatusReply
 
@@ -284,7 +284,7 @@ def _speed(steps: Sequence[Step]) -> Speed | None:
 
 def _finite(told: Any) -> Any:
     if isinstance(told, float):
-        return told_number(told)
+        return jsonable_number(told)
     if isinstance(told, dict):
         return {name: _finite(value) for name, value in cast(dict[str, Any], told).items()}
     if isinstance(told, list | tuple):

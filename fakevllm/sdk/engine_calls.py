@@ -21,7 +21,7 @@ from fakevllm.sdk.protocol import (
 )
 from fakevllm.sdk.types import ServerUnreachable, SwarmError, SwarmServerOfflineError
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.protocol.closing import why_closed
+from fakevllm_adapters.protocol.closed_run import describe_closed_run
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, SuccessReply
 
 log = logging.getLogger("fakevllm.sdk")
@@ -139,7 +139,7 @@ def _found() -> Talk[EngineStatusReply]:
 
 def _tell_closed(known: EngineStatusReply) -> None:
     if known.closed is not None:
-        log.warning("%s", why_closed(known.closed))
+        log.warning("%s", describe_closed_run(known.closed))
 
 
 def _tell_differences(job: TrainJob) -> Talk[None]:

@@ -14,7 +14,7 @@ from fakevllm.errors import UserError
 from fakevllm.ledger.store import Ledger
 from fakevllm.tokens.page import Page, of_ledger, of_server
 from fakevllm_adapters.protocol.keys import bearer_header
-from fakevllm_adapters.protocol.shown import ShownGroup
+from fakevllm_adapters.protocol.token_view import GroupView
 
 TIMEOUT_S = 30.0
 
@@ -55,7 +55,7 @@ def at_server(swarm: str, key: str | None, episode: str) -> Page | None:
     try:
         request = urllib.request.Request(url, headers=bearer_header(key))
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            return of_server(ShownGroup.model_validate_json(answer.read()))
+            return of_server(GroupView.model_validate_json(answer.read()))
     except urllib.error.HTTPError as error:
         with error:
             if error.code == 404:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from fakevllm.ledger.records import GroupRecord
 from fakevllm_adapters.protocol.packed_numbers import unpack_floats, unpack_ids
-from fakevllm_adapters.protocol.shown import ShownCall, ShownGroup
 from fakevllm_adapters.protocol.swarm import CapturedCall
+from fakevllm_adapters.protocol.token_view import CallView, GroupView
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def of_ledger(
     return Page(f"group {group.group_id}", group.question, facts, answers)
 
 
-def of_server(group: ShownGroup) -> Page:
+def of_server(group: GroupView) -> Page:
     answers = [
         Answer(
             name=f"episode {one.name}" if "/" not in one.name else f"sibling {one.index}",
@@ -136,7 +136,7 @@ def _turn(call: CapturedCall, is_trained: bool, advantage: float | None) -> Turn
 def _is_forced(call: CapturedCall, place: int, logprob: float | None) -> bool:
     """Whether nothing else could have been sampled. The server knows; the ledger has the
     log-probability of such a token, which is 0."""
-    if isinstance(call, ShownCall):
+    if isinstance(call, CallView):
         return place in call.forced
     return call.shaped and logprob == 0
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 
-from fakevllm_adapters.protocol.keys import Role, named_key, with_key
+from fakevllm_adapters.protocol.keys import Role, add_key, named_key
 from tests.e2e.processes import Process, Processes, wait_until
 
 JOB = "job: {num_repeat: 2, batch_size: 16, lr: 0.5}"
@@ -26,7 +26,7 @@ def write_keys(file: Path, *names: str) -> Path:
     text = ""
     for name in names or KEYS:
         key, role = KEYS[name]
-        text = with_key(text, named_key(key, name, "2026-11-22", role))
+        text = add_key(text, named_key(key, name, "2026-11-22", role))
     file.write_text(text)
     return file
 

@@ -27,7 +27,7 @@ from fakevllm_adapters.http.asgi import (
     too_large,
 )
 from fakevllm_adapters.http.limits import Limits, OpenCalls
-from fakevllm_adapters.protocol.credentials import shown_by
+from fakevllm_adapters.protocol.credentials import credentials_in
 from fakevllm_adapters.protocol.errors import WireError, error_body, unauthorized
 from fakevllm_adapters.protocol.keys import KeyRing
 
@@ -106,7 +106,7 @@ class GuardMiddleware:
             return await self._app(scope, receive, send)
         guard, method, path = self._guard, scope["method"], scope["path"]
         headers = header_map(scope)
-        shown = shown_by(headers)
+        shown = credentials_in(headers)
         key = shown.key
         refusal = guard.limits.headers_refusal(scope["headers"]) or guard.refusal(
             method, path, _text(headers, b"host") or "", _text(headers, b"origin"), *shown

@@ -1,9 +1,10 @@
-"""What a request shows of its bearer: a key, and with Basic a name beside it. Pure.
+"""Credentials in a request's headers: an API key, and with Basic a user name. Pure.
 
-A client whose server URL reads `http://NAME:KEY@host` sends Basic, and nothing else in its place:
-an OpenAI client that was given an episode's key and such a URL shows the name and the key of the
-URL. So nobody is asked for Basic (no `WWW-Authenticate`, at which browsers would ask their user),
-and who shows it is taken for its key's bearer.
+A client whose server URL reads `http://NAME:KEY@host` sends Basic authentication and no other
+credentials. For example, an OpenAI client with an episode's key and such a URL sends the name and
+the key of the URL. Basic is therefore accepted, and its password is taken as the API key. No
+response demands Basic, because a `WWW-Authenticate` header makes browsers ask their user for a
+password.
 """
 
 from __future__ import annotations
@@ -12,31 +13,34 @@ import base64
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fakevllm_adapters.protocol.keys import bearer
+from fakevllm_adapters.protocol.keys import bearer_key
 
 
-class Shown(NamedTuple):
+class Credentials(NamedTuple):
+    """The API key of a request and the user name sent with it."""
+
     key: str | None
     name: str | None = None
-    """Whose key it is said to be; None where only the key is shown."""
+    """User name that the client claims for the key; None if it sent only a key."""
 
 
-def shown_by(headers: Mapping[bytes, bytes]) -> Shown:
-    """A bearer's key, Basic, or the key as Anthropic's SDK sends it."""
-    given, other = _text(headers, b"authorization"), _text(headers, b"x-api-key")
-    shown = _basic(given) or Shown(bearer(given))
-    return shown if shown.key else Shown(other)
+def credentials_in(headers: Mapping[bytes, bytes]) -> Credentials:
+    """Read Basic or Bearer credentials, or else the `x-api-key` header of Anthropic's SDK."""
+    authorization = _text(headers, b"authorization")
+    credentials = _basic(authorization) or Credentials(bearer_key(authorization))
+    return credentials if credentials.key else Credentials(_text(headers, b"x-api-key"))
 
 
-def key_of(headers: Mapping[bytes, bytes]) -> str | None:
-    """The API key in a request's headers."""
-    return shown_by(headers).key
+def api_key_of(headers: Mapping[bytes, bytes]) -> str | None:
+    """Return the API key in a request's headers."""
+    return credentials_in(headers).key
 
 
-def _basic(authorization: str | None) -> Shown | None:
-    """
+def _basic(authorization: str | None) -> Credentials | None:
+    """Read an Authorization header of the scheme Basic; return None for any other.
+
     >>> _basic("Basic " + base64.b64encode(b"ann:sk-1").decode())
-    Shown(key='sk-1', name='ann')
+    Credentials(key='sk-1', name='ann')
     """
     scheme, _, value = (authorization or "").partition(" ")
     if scheme.lower() != "basic":
@@ -45,7 +49,7 @@ def _basic(authorization: str | None) -> Shown | None:
         name, _, key = base64.b64decode(value.strip(), validate=True).decode().partition(":")
     except ValueError:  # neither base64 nor UTF-8
         return None
-    return Shown(key, name) if key else None
+    return Credentials(key, name) if key else None
 
 
 def _text(headers: Mapping[bytes, bytes], name: bytes) -> str | None:

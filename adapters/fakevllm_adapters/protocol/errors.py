@@ -1,10 +1,8 @@
-"""vLLM's error bodies, written the way vLLM writes them.
+"""Error responses in the wording and the form of vLLM's.
 
-    WireError            an HTTP answer that is an error: status and JSON body
-
-vLLM uses two spellings of `type`: its web layer writes the HTTP phrase ("Bad Request"), its
-serving classes
-write a class name ("BadRequestError"). Clients match on both, so both are kept.
+vLLM spells the field `type` in two ways. Its web layer writes the HTTP phrase ("Bad Request"),
+its serving classes write a class name ("BadRequestError"). Clients match on both, so both are
+kept.
 """
 
 from __future__ import annotations
@@ -18,11 +16,12 @@ Json = dict[str, Any]
 
 @dataclass
 class WireError(Exception):
-    """An error to be answered as is: `status` and a JSON-able `body`."""
+    """An HTTP error response: its status and JSON body are sent unchanged."""
 
     status: int
     body: Json
     retry_after_s: int | None = None
+    """Value of the `Retry-After` header, in seconds; None sends no header."""
 
     def __str__(self) -> str:
         return f"{self.status}: {self.message}"
@@ -30,64 +29,72 @@ class WireError(Exception):
     @property
     def message(self) -> str:
         error: Any = self.body.get("error", self.body.get("detail"))
-        told: object = cast(Json, error).get("message") if isinstance(error, dict) else None
-        return str(cast(object, error) if told is None else told)
+        message: object = cast(Json, error).get("message") if isinstance(error, dict) else None
+        return str(cast(object, error) if message is None else message)
 
 
 def error_body(message: str, kind: str, code: int, param: str | None = None) -> Json:
+    """Build vLLM's error body; `kind` becomes the field `type`."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def bad_request(message: str, param: str | None = None, value: object = None) -> WireError:
-    """A semantic 400. With `value`, the message ends in vLLM's `(parameter=…, value=…)`."""
+    """Build a 400 for a value that the schema allows and the engine refuses.
+
+    If `value` is set, the message ends with vLLM's `(parameter=…, value=…)`.
+    """
     if param is not None and value is not None:
         message = f"{message} (parameter={param}, value={value!r})"
     return WireError(400, error_body(message, "BadRequestError", 400, param))
 
 
 def not_supported(field: str) -> WireError:
-    """What an engine cannot honour is refused by name, never dropped."""
+    """Build a 400 that names a field the engine cannot honour. Such fields are never dropped."""
     return bad_request(f"`{field}` is not supported by this engine. (parameter={field})", field)
 
 
 def not_served(reason: str) -> WireError:
-    """For what neither we translate nor the engine takes in that format."""
+    """Build a 400 for a request that cannot be translated and whose format the engine lacks."""
     return bad_request(f"This engine cannot answer this request in this format: {reason}.")
 
 
 def unknown_model(name: str, served: str) -> WireError:
+    """Build a 404 for a model `name` that is not among the `served` names."""
     message = f"The model `{name}` does not exist. Valid aliases: {served}."
     return WireError(404, error_body(message, "NotFoundError", 404, "model"))
 
 
 def unavailable(message: str, retry_after_s: int = 2) -> WireError:
-    """503 with `Retry-After`, which retrying SDKs sleep for literally: keep it small."""
+    """Build a 503 with `Retry-After`. SDKs that retry sleep exactly that long: keep it small."""
     return WireError(503, error_body(message, "Service Unavailable", 503), retry_after_s)
 
 
 def internal_error() -> WireError:
+    """Build vLLM's 500 without details."""
     return WireError(500, error_body("Internal server error", "InternalServerError", 500))
 
 
 def unauthorized() -> WireError:
+    """Build vLLM's 401 for a missing or wrong API key."""
     return WireError(401, {"error": "Unauthorized"})
 
 
 def schema_error(problems: Sequence[Json]) -> WireError:
-    """The 400 vLLM makes of pydantic's `errors()`; never a 422.
+    """Build vLLM's 400, never a 422, from the list that pydantic's `errors()` returns.
 
-    >>> schema_error([{"type": "missing", "loc": ("messages",), "msg": "Field required", "input":
-    {}}]).status
+    >>> problem = {"type": "missing", "loc": ("messages",), "msg": "Field required", "input": {}}
+    >>> schema_error([problem]).status
     400
     """
-    lines = [f"  {_printed(problem)}" for problem in problems]
+    lines = [f"  {_as_vllm_prints(problem)}" for problem in problems]
     count = len(lines)
     message = f"{count} validation error{'s' if count != 1 else ''}:\n" + "\n".join(lines)
-    param = _printed(problems[0])["loc"] if problems else None
+    param = _as_vllm_prints(problems[0])["loc"] if problems else None
     return WireError(400, error_body(message, "Bad Request", 400, param))
 
 
 def bad_json(position: int, reason: str) -> WireError:
+    """Build vLLM's 400 for a body that is not JSON; `position` is the offset of the mistake."""
     problem: Json = {
         "type": "json_invalid",
         "loc": (position,),
@@ -98,21 +105,25 @@ def bad_json(position: int, reason: str) -> WireError:
 
 
 def bad_content_type() -> WireError:
+    """Build vLLM's 400 for a content type other than JSON."""
     message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
     return WireError(400, error_body(message, "Bad Request", 400))
 
 
-def _printed(problem: Json) -> Json:
+def _as_vllm_prints(problem: Json) -> Json:
     loc = "body" + "".join(f".{part}" for part in problem["loc"])
-    shown: Json = {"type": problem["type"], "loc": loc, "msg": problem["msg"]}
-    shown["input"] = _summary(problem.get("input"))
+    printed: Json = {"type": problem["type"], "loc": loc, "msg": problem["msg"]}
+    printed["input"] = _summary(problem.get("input"))
     if "ctx" in problem:
-        shown["ctx"] = {key: str(value) for key, value in problem["ctx"].items()}
-    return shown
+        printed["ctx"] = {key: str(value) for key, value in problem["ctx"].items()}
+    return printed
 
 
 def _summary(value: object) -> object:
-    """Containers are counted, not echoed: a small request must not buy a large error."""
+    """Return a short form of the input: containers are counted and long texts cut.
+
+    A small request must not cause a large error response.
+    """
     if isinstance(value, dict):
         return f"<dict of {len(value)} items>"  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(value, (list, tuple)):

@@ -1,14 +1,15 @@
-"""API keys and ids: what they look like and what they say.
+"""API keys: their forms, the key file, and the set of keys that a process accepts. Pure.
 
-A key is opaque to its bearer. Two kinds carry a meaning for us: `sk-task-<id>` names the task a
-replayed request belongs to, and an episode key opens one claimed episode.
+Clients need not know a key's form. Two forms have a meaning: `sk-task-<id>` names the task of a
+replayed request, and an episode key gives access to one claimed episode.
 
-A key file has one key a line, plain or as what `fakevllm keys add` keeps of it:
+A key file has one key per line. The line holds either the key in plain text, or the hash that
+`fakevllm keys add` writes:
 
     sha256:<64 hex digits> NAME <date> [role <role>] [revoked <date>]
 
-A line that names no role is an admin's: such keys were made to start engines, before there were
-roles.
+A line without a role is an admin's key. Such lines date from before roles existed, when keys were
+made for starting engines.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ TASK_KEY_PREFIX = "sk-task-"
 EPISODE_KEY_PREFIX = "sk-ajet-"
 _APP_KEY_PREFIX = "sk-"
 
-_KEPT = re.compile(
+_HASHED_LINE = re.compile(
     r"sha256:(?P<digest>[0-9a-f]{64}) (?P<name>\S+) (?P<created>\S+)"
     r"( role (?P<role>admin|client))?( revoked (?P<revoked>\S+))?"
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_LOOK_EVERY_S = 1.0
+_RELOAD_INTERVAL_S = 1.0
 
 
 class Role(StrEnum):
-    """What a key may do."""
+    """The permissions of a key."""
 
     ADMIN = "admin"
-    """Everything, also what stops others."""
+    """Permission for every route, also for those that affect other clients."""
     CLIENT = "client"
-    """Ask the model, and play its own episodes."""
+    """Permission to call the model and to play the client's own episodes."""
 
 
-def bearer(authorization: str | None) -> str | None:
-    """The key in an Authorization header, or None."""
+def bearer_key(authorization: str | None) -> str | None:
+    """Return the key in a Bearer Authorization header, or None."""
     if authorization is None:
         return None
     scheme, _, key = authorization.partition(" ")
@@ -51,114 +52,131 @@ def bearer(authorization: str | None) -> str | None:
 
 
 def bearer_header(key: str | None) -> dict[str, str]:
-    """The request headers that show a key; none without one."""
+    """Return the request headers that send a key: {} if the key is None or empty."""
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def task_key(task_id: str) -> str:
+    """Return the API key with which a replayed request names its task."""
     return TASK_KEY_PREFIX + task_id
 
 
 def task_id_of(key: str | None) -> str | None:
-    """The task a key names, or None for any other key."""
+    """Return the task id that a key names, or None for any other key."""
     if key is None or not key.startswith(TASK_KEY_PREFIX):
         return None
     return key.removeprefix(TASK_KEY_PREFIX) or None
 
 
 def new_id() -> str:
-    """32 hex digits, random."""
+    """Return 32 random hex digits."""
     return secrets.token_hex(16)
 
 
 def new_episode_key(epoch: int) -> str:
-    """Of one claim of an episode: another one has another key."""
+    """Make a key for one claim of an episode. Each claim gets its own key."""
     return f"{EPISODE_KEY_PREFIX}{epoch}-{secrets.token_urlsafe(24)}"
 
 
 def new_app_key() -> str:
-    """256 random bits: guessing is hopeless, and a plain SHA-256 is enough to keep it by."""
+    """Make a key from 256 random bits.
+
+    So many bits cannot be guessed; storing the key's plain SHA-256 is therefore safe.
+    """
     return _APP_KEY_PREFIX + secrets.token_urlsafe(32)
 
 
 def fingerprint(key: str) -> str:
-    """Eight hex digits that tell keys apart in logs and the ledger without giving them away."""
+    """Return eight hex digits that identify a key in logs and the ledger without revealing it."""
     return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True)
 class AppKey:
-    """One line of a key file."""
+    """A key as its line in a key file describes it."""
 
     digest: bytes
     """SHA-256 of the key."""
     name: str | None = None
-    """Whose key it is; None for one that stands there in plain text."""
+    """Name of the app that the key belongs to; None for a key in plain text."""
     created: str | None = None
+    """Date of creation as text; None if unknown."""
     revoked: str | None = None
-    """Dates as they are shown; None: not known, not revoked."""
+    """Date of revocation as text; None if the key is not revoked."""
     role: Role = Role.ADMIN
 
     @property
     def fingerprint(self) -> str:
-        """The same as `fingerprint` makes of the key."""
+        """The fingerprint that the function `fingerprint` computes from the key itself."""
         return self.digest.hex()[:8]
 
     @property
     def owner(self) -> str:
-        """What belongs to its bearer is kept under this: another key of the name has it too."""
+        """The owner id under which episodes and answers are stored.
+
+        All keys of one name share it. A key without a name has an owner id of its own.
+        """
         return self.name or f"sha256:{self.fingerprint}"
 
     @property
     def line(self) -> str:
+        """The key's line in a key file, without a line break."""
         role = "" if self.role is Role.ADMIN else f" role {self.role}"
         end = f" revoked {self.revoked}" if self.revoked else ""
         return f"sha256:{self.digest.hex()} {self.name} {self.created}{role}{end}"
 
 
 def named_key(key: str, name: str, created: str, role: Role = Role.ADMIN) -> AppKey:
-    """Raises ValueError for a name that a line of the file cannot hold."""
+    """Build the entry for a new key. Raises ValueError for a name that a line cannot hold."""
     if _NAME.fullmatch(name) is None:
         raise ValueError("a name is 1 to 64 letters, digits, '.', '_' and '-'")
     return AppKey(_digest(key), name, created, role=role)
 
 
-def keys_in(text: str) -> list[AppKey]:
-    """The keys of a key file; `#` begins a comment line. Raises ValueError with the number of a
-    line that is no key."""
-    found: list[AppKey] = []
+def parse_key_file(text: str) -> list[AppKey]:
+    """Parse the keys of a key file; a line that begins with `#` is a comment.
+
+    Raises ValueError, with the line's number, for a line that is not a key.
+    """
+    keys: list[AppKey] = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not (line := line.strip()) or line.startswith("#"):
             continue
-        if (kept := _KEPT.fullmatch(line)) is not None:
-            digest = bytes.fromhex(kept["digest"])
-            role = Role(kept["role"] or Role.ADMIN)
-            found.append(AppKey(digest, kept["name"], kept["created"], kept["revoked"], role))
-        elif line.startswith("sha256:"):  # taken for a plain key it would look like one and be none
+        if (match := _HASHED_LINE.fullmatch(line)) is not None:
+            digest = bytes.fromhex(match["digest"])
+            role = Role(match["role"] or Role.ADMIN)
+            keys.append(AppKey(digest, match["name"], match["created"], match["revoked"], role))
+        elif line.startswith("sha256:"):  # a damaged hash must not become a key in plain text
             raise ValueError(
                 f"line {number} is not `sha256:<64 hex digits> NAME DATE`, "
-                "with `role admin` or `role client` behind it or not"
+                "optionally followed by `role admin` or `role client`"
             )
         else:
-            found.append(AppKey(_digest(line)))
-    return found
+            keys.append(AppKey(_digest(line)))
+    return keys
 
 
-def with_key(text: str, key: AppKey) -> str:
-    """The key file with one more line. Raises ValueError where the name has a key already: one key
-    an app."""
-    if any(known.name == key.name and known.revoked is None for known in keys_in(text)):
+def add_key(text: str, key: AppKey) -> str:
+    """Return the key file's text with one more line.
+
+    An app has one key at a time: raises ValueError if the name already has a key that is not
+    revoked.
+    """
+    if any(known.name == key.name and known.revoked is None for known in parse_key_file(text)):
         raise ValueError(f"{key.name} has a key already")
     return text + ("\n" if text and not text.endswith("\n") else "") + key.line + "\n"
 
 
-def with_revoked(text: str, name: str, when: str) -> str:
-    """The key file with that app's key marked; everything else stays as it is. Raises LookupError
-    where it has none, ValueError as `keys_in`."""
-    keys_in(text)
+def revoke_key(text: str, name: str, when: str) -> str:
+    """Return the key file's text with the key of `name` marked as revoked on the date `when`.
+
+    All other lines stay unchanged. Raises LookupError if the name has no key that is not revoked,
+    and ValueError for the same lines as `parse_key_file`.
+    """
+    parse_key_file(text)
     lines = text.splitlines(keepends=True)
     for at, line in enumerate(lines):
-        for key in keys_in(line):
+        for key in parse_key_file(line):
             if key.name == name and key.revoked is None:
                 lines[at] = replace(key, revoked=when).line + "\n"
                 return "".join(lines)
@@ -166,80 +184,95 @@ def with_revoked(text: str, name: str, when: str) -> str:
 
 
 class KeyRing:
-    """The keys a process accepts, held as hashes. Made of no key at all it accepts everybody, and
-    everybody is an admin; once its keys are revoked it accepts nobody."""
+    """The keys that a process accepts, stored as hashes.
+
+    A ring that was made without keys accepts every request, and every client is an admin. A ring
+    whose keys were all revoked accepts none.
+    """
 
     def __init__(self, keys: Iterable[str | AppKey] = ()) -> None:
-        self._good: dict[bytes, AppKey] = {}
-        self._is_asked = False
-        self._take([AppKey(_digest(key)) if isinstance(key, str) else key for key in keys])
+        self._valid: dict[bytes, AppKey] = {}
+        self._requires_key = False
+        self._replace_keys([AppKey(_digest(key)) if isinstance(key, str) else key for key in keys])
 
     def __bool__(self) -> bool:
-        """Whether keys are asked for."""
-        return self._is_asked
+        """Whether requests need a key."""
+        return self._requires_key
 
     def accepts(self, key: str | None, name: str | None = None) -> bool:
-        """`name`: whose it is said to be, which must be so where the file tells."""
-        self._look()
-        if not self._is_asked:
+        """Return whether a request with this key may proceed.
+
+        `name` is the user name that the client sent with the key. If the key file has a name for
+        the key, the two must be equal.
+        """
+        self._reload()
+        if not self._requires_key:
             return True
-        given = _digest(key or "")
-        # every hash is compared, so that the time taken does not tell which one matched
-        if not any([hmac.compare_digest(given, known) for known in self._good]):
+        digest = _digest(key or "")
+        # every hash is compared, so that the time taken does not reveal which one matched
+        if not any([hmac.compare_digest(digest, known) for known in self._valid]):
             return False
-        return name is None or self._good[given].name in (None, name)
+        return name is None or self._valid[digest].name in (None, name)
 
     def name_of(self, key: str | None) -> str | None:
-        """Whose key it is, where the file tells."""
-        found = self._find(key)
-        return None if found is None else found.name
+        """Return the name that the key file has for a key, or None."""
+        entry = self._find(key)
+        return None if entry is None else entry.name
 
     def is_admin(self, key: str | None) -> bool:
-        """Of a key that is accepted."""
-        found = self._find(key)
-        return not self._is_asked or (found is not None and found.role is Role.ADMIN)
+        """Return whether a key has the role admin; True for every key if none is required."""
+        entry = self._find(key)
+        return not self._requires_key or (entry is not None and entry.role is Role.ADMIN)
 
     def owner_of(self, key: str | None) -> str:
-        """Under what the things of a key are kept; "" where none is asked for, and there only: a
-        key that was revoked a moment ago owns nothing of anybody's."""
-        if not self._is_asked:
+        """Return the owner id of a key (see `AppKey.owner`); "" if and only if none is required.
+
+        A key that is not valid, such as one revoked a moment ago, gets an owner id of its own, so
+        that its bearer has access to nothing that belongs to others.
+        """
+        if not self._requires_key:
             return ""
         return (self._find(key) or AppKey(_digest(key or ""))).owner
 
     def has_owner(self, owner: str) -> bool:
-        """Whether somebody who has things under this still has a good key; things of the time when
-        no key was asked for are nobody's, and nobody lost his key to them."""
-        self._look()
-        return not owner or any(known.owner == owner for known in self._good.values())
+        """Return whether a valid key belongs to this owner id.
+
+        The answer for "" is True: data stored while no key was required has no owner, so its owner
+        cannot have lost a key.
+        """
+        self._reload()
+        return not owner or any(known.owner == owner for known in self._valid.values())
 
     def _find(self, key: str | None) -> AppKey | None:
-        self._look()
-        return self._good.get(_digest(key or ""))
+        self._reload()
+        return self._valid.get(_digest(key or ""))
 
-    def _look(self) -> None:
-        """Whether there are other keys now."""
+    def _reload(self) -> None:
+        """Read changed keys; the keys of this base class never change."""
 
-    def _take(self, keys: Iterable[AppKey]) -> None:
-        """A ring that has ever asked for keys goes on asking: an emptied file opens nothing. Of
-        lines that differ about one key the strictest counts."""
+    def _replace_keys(self, keys: Iterable[AppKey]) -> None:
+        """Accept these keys instead of the present ones.
+
+        A ring that has required keys once requires them for ever, so that an emptied file does not
+        open the server. If several lines describe one key, the strictest of them counts.
+        """
         keys = list(keys)
-        good: dict[bytes, AppKey] = {}
+        valid: dict[bytes, AppKey] = {}
         for key in keys:
-            known = good.get(key.digest, key)
+            known = valid.get(key.digest, key)
             role = Role.CLIENT if Role.CLIENT in (key.role, known.role) else Role.ADMIN
-            good[key.digest] = replace(known, name=known.name or key.name, role=role)
+            valid[key.digest] = replace(known, name=known.name or key.name, role=role)
         for key in keys:
             if key.revoked is not None:
-                good.pop(key.digest, None)
-        self._good = good
-        self._is_asked = self._is_asked or bool(keys)
+                valid.pop(key.digest, None)
+        self._valid = valid
+        self._requires_key = self._requires_key or bool(keys)
 
 
-class FollowedKeyRing(KeyRing):
-    """The keys of a file that may change while we run; looked at once a second at most.
+class ReloadingKeyRing(KeyRing):
+    """A key ring that reloads its key file after a change, at most once per second.
 
-    A file that cannot be read, or holds a line that is no key, changes nothing: the keys known
-    before stay good.
+    The previous keys stay valid if the file cannot be read or has a line that is not a key.
     """
 
     def __init__(
@@ -247,41 +280,46 @@ class FollowedKeyRing(KeyRing):
         stamp: Callable[[], object],
         read: Callable[[], str],
         clock: Callable[[], float],
-        on_trouble: Callable[[str], None],
+        on_error: Callable[[str], None],
     ) -> None:
-        """`stamp` changes when the file does, and is None while there is none. Raises what `read`
-        raises, and ValueError for what is no key file."""
+        """Load the file.
+
+        `stamp` returns a value that changes whenever the file does, and None if the file does not
+        exist. `clock` returns seconds. `on_error` receives a text when a reload fails. Raises the
+        exceptions of `read`, and ValueError if the file has a line that is not a key.
+        """
         self._stamp = stamp
         self._read = read
         self._clock = clock
-        self._on_trouble = on_trouble
-        self._looked_at = clock()
-        self._seen = stamp()
-        super().__init__(keys_in(read()) if self._seen is not None else ())
+        self._on_error = on_error
+        self._checked_at = clock()
+        self._last_stamp = stamp()
+        super().__init__(parse_key_file(read()) if self._last_stamp is not None else ())
 
     @property
-    def num_good(self) -> int:
-        """Keys that are not revoked."""
-        return len(self._good)
+    def num_valid(self) -> int:
+        """Number of keys that are not revoked."""
+        return len(self._valid)
 
-    def _look(self) -> None:
+    def _reload(self) -> None:
         now = self._clock()
-        if now - self._looked_at < _LOOK_EVERY_S:
+        if now - self._checked_at < _RELOAD_INTERVAL_S:
             return
-        self._looked_at = now
+        self._checked_at = now
         stamp = self._stamp()
-        if stamp == self._seen:
+        if stamp == self._last_stamp:
             return
-        self._seen = stamp
+        self._last_stamp = stamp
         if stamp is None:
-            return self._on_trouble("it is gone")
+            return self._on_error("the file no longer exists")
         try:
-            self._take(keys_in(self._read()))
+            self._replace_keys(parse_key_file(self._read()))
         except OSError as error:
-            self._on_trouble(error.strerror or type(error).__name__)
-        except ValueError as error:  # not UTF-8 is one too, and would quote the file
+            self._on_error(error.strerror or type(error).__name__)
+        except ValueError as error:
+            # the text of a UnicodeDecodeError, also a ValueError, would quote the file's keys
             is_text = not isinstance(error, UnicodeDecodeError)
-            self._on_trouble(str(error) if is_text else "it is not UTF-8 text")
+            self._on_error(str(error) if is_text else "the file is not UTF-8 text")
 
 
 def _digest(key: str) -> bytes:

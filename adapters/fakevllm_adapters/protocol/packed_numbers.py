@@ -1,4 +1,4 @@
-"""Numbers as they go through JSON: many of them packed, and those JSON has not by name. Pure."""
+"""Encodings of numbers in JSON: arrays as base64, NaN and infinities as strings. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 
-def told_numbers(numbers: Mapping[str, float]) -> dict[str, float | str]:
-    """For JSON, which has no number that is not finite: those are told by name. `float` reads both.
+def jsonable_numbers(numbers: Mapping[str, float]) -> dict[str, float | str]:
+    """Replace numbers that are not finite by their names, because JSON has none of them.
 
-    >>> told_numbers({"loss": math.nan, "grad_norm": -math.inf, "lr": 0.5})
+    `float` parses both forms.
+
+    >>> jsonable_numbers({"loss": math.nan, "grad_norm": -math.inf, "lr": 0.5})
     {'loss': 'NaN', 'grad_norm': '-Infinity', 'lr': 0.5}
     """
-    return {name: told_number(value) for name, value in numbers.items()}
+    return {name: jsonable_number(value) for name, value in numbers.items()}
 
 
-def told_number(value: float) -> float | str:
+def jsonable_number(value: float) -> float | str:
+    """Return a finite number unchanged, and any other as `NaN`, `Infinity` or `-Infinity`."""
     if math.isfinite(value):
         return value
     if math.isnan(value):
@@ -26,7 +29,8 @@ def told_number(value: float) -> float | str:
 
 
 def pack_ids(ids: Sequence[int]) -> str:
-    """
+    """Encode token ids as base64 of int32 in the byte order of the machine (little-endian).
+
     >>> unpack_ids(pack_ids([1, 2, 300]))
     [1, 2, 300]
     """
@@ -34,16 +38,19 @@ def pack_ids(ids: Sequence[int]) -> str:
 
 
 def unpack_ids(text: str) -> list[int]:
+    """Decode what `pack_ids` encoded. Raises ValueError for any other text."""
     values = array("i")
     values.frombytes(base64.b64decode(text))
     return values.tolist()
 
 
 def pack_floats(values: Sequence[float]) -> str:
+    """Encode numbers as base64 of float32 in the byte order of the machine (little-endian)."""
     return base64.b64encode(array("f", values).tobytes()).decode()
 
 
 def unpack_floats(text: str) -> list[float]:
+    """Decode what `pack_floats` encoded. Raises ValueError for any other text."""
     values = array("f")
     values.frombytes(base64.b64decode(text))
     return values.tolist()

@@ -1,4 +1,7 @@
-"""The swarm protocol: the batch that is being collected, as clients are told of it."""
+"""Swarm protocol: the batch that the server is collecting, its episodes and its throttling.
+
+The names of the fields are AgentJet's.
+"""
 
 from __future__ import annotations
 
@@ -7,67 +10,75 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_ID_CHARS = 200
-"""Of a client, a mix, a kind of episode."""
+"""Maximum length of the id of a client, of a mix or of an episode type."""
 MAX_TASK_CHARS = 1_000
-"""Of a task's id, which is told to all who ask for the batch."""
+"""Maximum length of a task id. The server sends task ids to every client that requests the
+batch."""
 LEAST_SHARE = 1e-6
-"""Counts divided by less leave floating point."""
+"""Smallest share. Counts divided by a smaller number leave the range of floating point."""
 
 
 class ThrottlePolicy(BaseModel):
-    """How much of each batch one kind of task may be, so that several make a mix."""
+    """The share of each batch that one mix may fill, so that a batch has tasks of several kinds."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     share: float | None = Field(default=None, ge=LEAST_SHARE, le=1)
-    """Of the tasks of a batch. Shares are taken in proportion to each other, and only among the
-    mixes that ask for episodes."""
+    """Fraction of the tasks of a batch. Shares count in proportion to each other, and only among
+    the mixes that currently claim episodes."""
     mix: str = Field(default="", max_length=MAX_ID_CHARS)
-    """What shares are counted by, such as "math"; empty: each client is a mix of its own."""
+    """Name under which shares are counted, such as "math". If empty, each client is a mix of its
+    own."""
     current_task_id: str = Field(default="", max_length=MAX_TASK_CHARS)
-    """The task that the episode is for. Repeats of a task that has begun are never held back."""
+    """Task that the episode belongs to. Repeats of a task that has begun are never held back."""
     ratio: float = Field(default=1.5, gt=0)
-    """How far a mix may run ahead of its share, in its tasks of one batch."""
+    """Factor by which a mix may exceed its share of the tasks of one batch."""
     expected_batch_size: int | None = Field(default=None, ge=1)
-    """The share, in tasks of a batch: AgentJet's way to say it."""
+    """AgentJet's form of the share: a number of tasks per batch. `share` overrides it."""
     expected_num_repeat: int | None = Field(default=None, ge=1)
+    """A setting of AgentJet's that is accepted and has no effect."""
 
     @property
-    def asks_for_share(self) -> bool:
+    def has_share(self) -> bool:
+        """Whether the policy sets a share in either form."""
         return self.share is not None or self.expected_batch_size is not None
 
     def share_of(self, batch_size: int) -> float | None:
-        """None: it asks for none."""
+        """Return the share as a fraction of `batch_size` tasks, or None if the policy sets none."""
         if self.share is None and self.expected_batch_size is not None:
             return min(1.0, self.expected_batch_size / batch_size)
         return self.share
 
 
 class EpisodeStatus(BaseModel):
+    """The state of one episode, with AgentJet's fields."""
+
     episode_uuid: str
     episode_status: str = ""
-    """registered or claimed."""
+    """`registered` or `claimed`."""
     episode_type: str = "train"
     openai_base_url: str = ""
     openai_api_key: str = ""
-    """Masked."""
+    """API key of the episode, masked."""
     client_uuid: str = ""
     zmq_listen_result_addr: str = ""
     latest_activity_timestamp: float = 0.0
-    """Unix seconds."""
+    """Time of the latest activity, in Unix seconds."""
     discard_episode_timeout: float = -1.0
-    """Seconds; -1 while unclaimed."""
+    """Seconds without activity after which the claim ends; -1 if the episode is not claimed."""
     llm_call_count: int = 0
     debug_log: list[str] = []
     optional_task_id: str = ""
 
 
 class EpisodeBuffer(BaseModel):
+    """The list of all episodes."""
+
     buffer: list[EpisodeStatus]
 
 
 class PoolInformation(BaseModel):
-    """AgentJet's CurrentBatchRolloutPoolInformation, member by member."""
+    """Progress of the batch: AgentJet's CurrentBatchRolloutPoolInformation, field by field."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -77,28 +88,33 @@ class PoolInformation(BaseModel):
     completed_tasks: int = 0
     completed_task_target: int = 0
     completed_non_dummy_tasks: int = 0
-    """Whose rewards are not all equal."""
+    """Completed tasks whose rewards are not all equal."""
     completed_non_dummy_task_target: int = 0
     task_expected_num_repeat: int = 0
     completed_tasks_details: dict[str, list[str]] = {}
-    """Task id to episode uuids."""
+    """Episode uuids by task id."""
     completed_tasks_rewards: dict[str, list[float]] = {}
+    """Rewards by task id."""
     running_episode_details: dict[str, dict[str, str]] | None = None
-    """By episode uuid; None where nothing is claimed."""
+    """Details by episode uuid; None if no episode is claimed."""
     engine_status: str | None = None
     global_step: int | None = None
     booting_start_time: float | None = None
-    """Unix seconds."""
+    """Time at which the engine began to start, in Unix seconds."""
     completed_tasks_client_uuids: dict[str, list[str]] = {}
-    """Of episodes that were claimed with a throttle policy; one entry an episode."""
+    """Client uuids by task id, one entry for each episode claimed with a throttle policy."""
     training_model_path: str | None = None
     swarm_client_instruction: dict[str, Any] | None = None
     """{"active_clients": [{client_uuid, last_activity_at, allowed_sync_weight}]}"""
 
 
 class AgreeRequest(BaseModel):
+    """A client's agreement to train on the episodes collected so far."""
+
     client_uuid: str
 
 
 class ExperimentDirReply(BaseModel):
+    """The server's experiment directory, with AgentJet's name for the field."""
+
     server_experiment_dir: str | None = None

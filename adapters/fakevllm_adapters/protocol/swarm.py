@@ -1,4 +1,4 @@
-"""The swarm protocol: what clients and the proxy say to the swarm server, and what it says back."""
+"""Swarm protocol: requests of clients and the proxy to the swarm server, and its replies."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ from pydantic import (
     field_serializer,
 )
 
-from fakevllm_adapters.protocol.packed_numbers import told_numbers
+from fakevllm_adapters.protocol.packed_numbers import jsonable_numbers
 from fakevllm_adapters.protocol.pool import MAX_ID_CHARS, MAX_TASK_CHARS, ThrottlePolicy
 
 Json = dict[str, Any]
 
 SIBLING_HEADER = "X-Fakevllm-Sibling"
-"""`<group id>/<index>`: this call belongs to that sibling; the first such call opens the
-episode."""
+"""Header `<group id>/<index>` that assigns a call to a sibling. The first call with it opens the
+sibling's episode."""
 PROXY_HEADERS = {"Via": "1.1 fakevllm"}
-"""On every call that a proxy passes on, also those that are only served."""
-
+"""Headers that a proxy adds to every call it relays, also to calls that are not trained."""
 
 MAX_JOB_CHARS = 100_000
-"""Of a job's YAML, which is read at a megabyte a second."""
+"""Maximum length of a job's YAML, which is parsed at about one megabyte per second."""
 MAX_GROUP_SIZE = 256
-"""Siblings of one group."""
+"""Maximum number of siblings in a group."""
 MAX_SAMPLE_CALLS = 64
+"""Maximum number of calls in a late sample."""
 MAX_REWARD = 1e9
-"""A larger one leaves what a step can compute, and with its own it takes everybody's groups."""
+"""Largest absolute reward. A larger one overflows the training step, and the step's other groups,
+of all clients, are lost with its own group."""
 MAX_METRIC = 1e30
-"""Of what a client measures. Sums of larger ones leave a float, and curves hold float32."""
+"""Largest absolute value that a client may report as a metric. Sums of larger values would
+overflow, and curves store float32."""
 MAX_IDLE_S = 86_400.0
-"""Of a claim: one whose client died holds its slot so long."""
+"""Longest idle timeout of a claim. The claim of a client that died occupies its slot that long."""
 
 
 def _no_text(value: object) -> object:
@@ -51,20 +53,22 @@ Reward = Annotated[
     Field(ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=False),
     BeforeValidator(_no_text),
 ]
-"""True is 1, as in Python."""
+"""A finite reward. True counts as 1, as in Python; a text is refused."""
 
 
-def _not_too_large(measured: float | list[float]) -> float | list[float]:
-    values = measured if isinstance(measured, list) else [measured]
+def _not_too_large(metric: float | list[float]) -> float | list[float]:
+    values = metric if isinstance(metric, list) else [metric]
     if any(abs(value) > MAX_METRIC for value in values):
         raise ValueError(f"must be at most {MAX_METRIC:g} either way")
-    return measured
+    return metric
 
 
 Metric = Annotated[FiniteFloat | list[FiniteFloat], AfterValidator(_not_too_large)]
 
 
 class EngineStatus(StrEnum):
+    """The state of the swarm server's engine, by AgentJet's names."""
+
     OFFLINE = "ENGINE.OFFLINE"
     BOOTING = "ENGINE.BOOTING"
     ROLLING = "ENGINE.ROLLING"
@@ -74,16 +78,19 @@ class EngineStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SiblingRef:
+    """A sibling of a group: the content of the sibling header."""
+
     group_id: str
     index: int
 
     @property
     def episode_id(self) -> str:
+        """Id of the sibling's episode, `<group id>/<index>`."""
         return f"{self.group_id}/{self.index}"
 
 
 def parse_sibling(header: str) -> SiblingRef:
-    """Raises ValueError for anything but `<group id>/<index>`."""
+    """Parse the sibling header. Raises ValueError unless it reads `<group id>/<index>`."""
     group_id, _, index = header.rpartition("/")
     if not group_id or not index.isdecimal():
         raise ValueError(f"{SIBLING_HEADER} must read <group id>/<index>, got {header!r}")
@@ -91,8 +98,10 @@ def parse_sibling(header: str) -> SiblingRef:
 
 
 class Task(BaseModel):
-    """What is being solved. For passive traffic a label with metadata, such as the reference
-    answer."""
+    """A task of AgentJet's: the problem that an episode solves.
+
+    In passive traffic a task is only a label with metadata, such as the reference answer.
+    """
 
     main_query: str = ""
     init_messages: list[Json] = Field(default_factory=list[Json])
@@ -105,43 +114,52 @@ class Task(BaseModel):
 
 
 class SyncTrainConfigRequest(BaseModel):
+    """A request to use this job: its YAML."""
+
     yaml_as_string: str = Field(max_length=MAX_JOB_CHARS)
 
 
 class EngineStatusReply(BaseModel):
+    """The state of the server, its run and its engine."""
+
     engine_status: EngineStatus
     engine_status_detail: str | None = None
     global_step: int | None = None
-    """The step being collected; the first is 1."""
+    """Number of the step for which groups are being collected; the first is 1."""
     server_id: str = ""
-    """Changes with every start of the server process."""
+    """Id of the server process. Every start of the server makes a new one."""
     run_id: str = ""
-    """Stays with the run directory, and with the numbers of its log."""
+    """Id of the run directory. It identifies the run whose log the sequence numbers count."""
     weight_version: int = 0
+    """Version of the weights that the engine serves."""
     backlog: float = 0.0
-    """Finished groups that wait to be trained, in batches; 1 or more where a step is due."""
+    """Finished groups that wait to be trained, in batches. A step is due at 1 or more."""
     closed: str | None = None
-    """Why no more steps are taken, as groups are told that come too late, such as
-    `training_finished`; None while they are."""
+    """Reason why the run takes no more steps, such as `training_finished`; None while it takes
+    steps. Groups that end too late are refused with the same reason."""
     claims_paused: bool = False
-    """No new episode begins; those that are claimed go on."""
+    """Whether new claims are refused. Episodes that are already claimed continue."""
     lockstep: bool = False
-    """Whether two runs are the same to the bit, as far as it is the server's doing."""
+    """Whether the server's part of two runs with one seed is identical to the bit."""
     totals: dict[str, float] = {}
-    """Of all steps of the run: groups with and without signal, tokens sampled, eligible, trained,
-    untrainable by reason, branches by cause, and the shares they make."""
+    """Sums over all steps of the run, and ratios of them: groups with and without signal; tokens
+    sampled, eligible, trained, and untrainable by reason; branches by cause."""
     dropped: dict[str, int] = {}
-    """Groups of the run that were dropped, by the first word of the reason."""
+    """Number of the run's dropped groups, by the first word of the reason."""
     waiting: dict[str, int] = {}
-    """What is held and not trained yet: open and finished groups, partial tasks, their tokens."""
+    """Counts of data that is held and not trained yet: open groups, finished groups, partial tasks,
+    and the tokens of each."""
     model: str | None = None
-    """The name the engine serves."""
+    """Name of the model that the engine serves."""
     max_model_len: int | None = None
+    """Context length of the engine, in tokens."""
     engine_version: str | None = None
-    """As the engine's /version tells."""
+    """Version that the engine's /version returns."""
 
 
 class SuccessReply(BaseModel):
+    """A reply that only says whether the request succeeded."""
+
     success: bool
     failure_reason: str = ""
 
@@ -150,102 +168,119 @@ class SuccessReply(BaseModel):
 
 
 class EndGroupRequest(BaseModel):
+    """The end of a group, with the rewards of its siblings."""
+
     group_id: str = Field(min_length=1, max_length=200)
     task_id: str = ""
     rewards: list[Reward | None] = Field(max_length=MAX_GROUP_SIZE)
-    """By sibling index; None means: do not train this sibling."""
+    """Rewards by sibling index. The server does not train a sibling whose reward is None."""
     served: int | None = Field(default=None, ge=0)
-    """The sibling whose answer the app got."""
+    """Index of the sibling whose answer the app received."""
     parent_id: str | None = None
-    """The group whose served answer this one's conversation goes on from."""
+    """Group whose served answer this group's conversation continues."""
     metadata: Json = {}
 
 
 class CapturedCall(BaseModel):
-    """One LLM call as the engine saw it. Arrays travel as base64 of little-endian int32 or
-    float32."""
+    """One LLM call as the engine reported it.
+
+    Arrays are sent as base64 of little-endian int32 (ids) or float32 (logprobs).
+    """
 
     prompt_ids: str
     response_ids: str
     logprobs: str | None
     weight_versions: list[list[int]] = []
-    """Spans [version, start, end) over the response."""
+    """Spans [version, start, end) over the response's tokens."""
     temperature: float
     finish_reason: str | None
     untrainable: str | None = None
-    """Why this call is masked from the loss; None where it trains."""
+    """Reason why the loss leaves this call out; None if the call is trained."""
     shaped: bool = False
-    """Whether its tokens were chosen from less than the vocabulary, which only the server knows."""
+    """Whether tokens were sampled from less than the whole vocabulary. Only the server knows the
+    allowed tokens."""
 
 
 class EndGroupReply(BaseModel):
+    """The reply to the end of a group or to a late sample, with the captured calls."""
+
     success: bool
     failure_reason: str = ""
     pooled: bool = False
-    """Whether the group waits to be trained."""
+    """Whether the group now waits to be trained."""
     step: int | None = None
-    """The step that was being collected when the group ended."""
+    """Number of the step that was being collected when the group ended."""
     calls: list[list[CapturedCall]] = []
-    """By sibling index."""
+    """Captured calls by sibling index."""
     run_id: str = ""
-    """The run whose weight versions those calls tell."""
+    """Run to which the weight versions of the calls belong."""
 
 
 class AbortGroupRequest(BaseModel):
+    """A request to discard an open group."""
+
     group_id: str = Field(min_length=1, max_length=200)
 
 
 class AddSampleRequest(BaseModel):
-    """An answer of an ended group, to be trained once more by itself: what somebody said of it
-    later. Answered as the end of a group is, and taken once."""
+    """A late sample: an answer of an ended group that user feedback makes train once more.
+
+    The sample trains by itself. The reply is the same as that to the end of a group. The server
+    takes each sample id once.
+    """
 
     sample_id: str = Field(min_length=1, max_length=300)
-    """Unlike any group's."""
+    """Id of the sample. It must differ from the id of every group."""
     run_id: str
-    """Of the reply its calls came in."""
+    """Run id of the reply that carried the calls."""
     advantage: Reward
-    """Of every token, centred by the sender."""
+    """Advantage of every token. The sender has already subtracted the baseline."""
     calls: list[CapturedCall] = Field(min_length=1, max_length=MAX_SAMPLE_CALLS)
 
 
 class TrainedGroup(BaseModel):
+    """The trained siblings of a group."""
+
     group_id: str
     siblings: list[int]
-    """Indices that went into the loss."""
+    """Indices of the siblings that went into the loss."""
     advantages: list[float] = []
-    """Of each of those, the mean over its trained tokens."""
+    """Mean advantage over the trained tokens of each of these siblings, in the same order."""
 
 
 class LogEntry(BaseModel):
-    """One line of the run's log; numbers grow."""
+    """One line of the run's log."""
 
     seq: int
+    """Sequence number, which grows from line to line."""
     kind: str
-    """acked, step, evaluated, dropped, restored or stopped. A newer server may tell of others, and
-    a reader that does not know one goes on behind it."""
+    """Kind of the entry: acked, step, evaluated, dropped, restored or stopped. A newer server may
+    send other kinds; a reader skips a kind that it does not know."""
     step: int = 0
     version: int = 0
     groups: list[TrainedGroup] = []
-    """kind acked, step: what was promised, what was trained."""
+    """Kind acked: groups accepted for training. Kind step: groups that the step trained."""
     lost: list[str] = []
-    """kind restored: groups whose training died with the process."""
+    """Kind restored: ids of groups whose training was lost with the server process."""
     reasons: dict[str, str] = {}
-    """kind dropped: group id to reason."""
+    """Kind dropped: reasons by group id."""
     reason: str = ""
-    """kind stopped: why no more steps are taken; kind restored: why groups are lost, where what was
-    undone is not trained again."""
+    """Kind stopped: reason why the run takes no more steps. Kind restored: reason why the lost
+    groups are not trained again, if they are not."""
     metrics: dict[str, float] = {}
-    """kind step: what was measured; what was not is absent. kind evaluated: `reward`, of one
-    evaluation by the weights of step and version."""
+    """Kind step: the measured values; a value that was not measured is absent. Kind evaluated:
+    `reward`, the result of one evaluation with the weights of `step` and `version`."""
     at: float | None = None
-    """kind evaluated: when it ended, in Unix seconds."""
+    """Kind evaluated: the end of the evaluation, in Unix seconds."""
 
     @field_serializer("metrics", when_used="json")
-    def _told_metrics(self, metrics: dict[str, float]) -> dict[str, float | str]:
-        return told_numbers(metrics)
+    def _metrics_as_json(self, metrics: dict[str, float]) -> dict[str, float | str]:
+        return jsonable_numbers(metrics)
 
 
 class LogReply(BaseModel):
+    """A part of the run's log."""
+
     entries: list[LogEntry]
 
 
@@ -253,15 +288,20 @@ class LogReply(BaseModel):
 
 
 class ClaimEpisodeRequest(BaseModel):
+    """A client's claim of a new episode."""
+
     client_uuid: str = Field(min_length=1, max_length=MAX_ID_CHARS)
     episode_type: str = Field(max_length=MAX_ID_CHARS)
     discard_episode_timeout: float = Field(default=240.0, gt=0, le=MAX_IDLE_S)
+    """Seconds without activity after which the server ends the claim."""
     throttle_policy: ThrottlePolicy | None = None
     idempotency_key: str = Field(default="", max_length=MAX_ID_CHARS)
-    """A claim that is asked for again with the same one is the same, as long as it stands."""
+    """Idempotency key: repeated requests with one key return the same claim while it exists."""
 
 
 class ClaimEpisodeReply(BaseModel):
+    """The claimed episode with its URL and API key, or the reason of the failure."""
+
     success: bool
     client_uuid: str
     episode_uuid: str = ""
@@ -271,6 +311,8 @@ class ClaimEpisodeReply(BaseModel):
 
 
 class WorkflowOutput(BaseModel):
+    """The result of an episode, as AgentJet's workflows return it."""
+
     reward: Reward | list[Reward] | None = None
     is_success: bool | None = None
     metadata: Json = {}
@@ -278,6 +320,8 @@ class WorkflowOutput(BaseModel):
 
 
 class EndEpisodeRequest(BaseModel):
+    """The end of an episode, with its reward."""
+
     client_uuid: str
     episode_uuid: str
     task_id: str = Field(default="", max_length=MAX_TASK_CHARS)
@@ -286,11 +330,16 @@ class EndEpisodeRequest(BaseModel):
 
 
 class EndEpisodeReply(BaseModel):
+    """The reply to the end of an episode."""
+
     success: bool
     warning: str = ""
-    """What its client has surely not meant; absent where there is nothing."""
+    """Text about a likely mistake of the client. It is empty, and left out of the JSON, if there is
+    none."""
 
 
 class CanContinueRequest(BaseModel):
+    """A client's question whether its episode is still claimed."""
+
     client_uuid: str
     episode_uuid: str

@@ -10,7 +10,7 @@ from fakevllm.web.components import ProxyComponents
 from fakevllm.web.routes.passthrough import worded
 from fakevllm_adapters.http.asgi import ClientLeft, header_map, read_body
 from fakevllm_adapters.http.body import object_of
-from fakevllm_adapters.protocol.credentials import key_of
+from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, schema_error
 from fakevllm_adapters.protocol.keys import fingerprint
 
@@ -34,7 +34,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
     @routes.post("/v1/feedback", response_model=FeedbackReply)
     async def feedback(request: Request) -> FeedbackReply | Response:
-        key = key_of(header_map(request.scope))
+        key = api_key_of(header_map(request.scope))
         try:
             said = _said(await read_body(request.receive, proxy.config.limits.body_bytes))
             row, is_repeated = await proxy.feedback.take(said, fingerprint(key) if key else None)

@@ -30,7 +30,7 @@ from fakevllm_adapters.http.asgi import (
     send_error,
 )
 from fakevllm_adapters.http.limits import Admitted, admitted, rewritten
-from fakevllm_adapters.protocol.credentials import key_of
+from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.keys import fingerprint, new_id
 from fakevllm_adapters.protocol.swarm import Task
@@ -45,7 +45,7 @@ def door(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = header_map(scope)
         limits = proxy.config.limits
-        key = key_of(headers)
+        key = api_key_of(headers)
         app_key = fingerprint(key) if key else None
         try:
             raw = await read_body(receive, limits.body_bytes)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from fakevllm_adapters.http.guard import LOOPBACK, is_loopback
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.protocol.keys import FollowedKeyRing, KeyRing
+from fakevllm_adapters.protocol.keys import KeyRing, ReloadingKeyRing
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.process.table import PAIRS, ROLLOUTS, TRAINERS
 from fakevllm_server.backends.vllm.command import REFUSED, given_flags
@@ -198,7 +198,7 @@ def read_keys(key_file: Path | None, clock: Callable[[], float] = time.monotonic
     if key_file is None:
         return KeyRing()
     try:
-        ring = FollowedKeyRing(
+        ring = ReloadingKeyRing(
             lambda: _stamp(key_file),
             lambda: key_file.read_text(encoding="utf-8"),
             clock,
@@ -210,7 +210,7 @@ def read_keys(key_file: Path | None, clock: Callable[[], float] = time.monotonic
         raise ConfigError(f"The key file {key_file} is not UTF-8 text.") from None
     except ValueError as error:
         raise ConfigError(f"The key file {key_file}: {error}.") from None
-    if ring.num_good == 0:
+    if ring.num_valid == 0:
         raise ConfigError(
             f"The key file {key_file} holds no key that is good: "
             f"make one with `fakevllm keys add NAME --key-file {key_file}`."

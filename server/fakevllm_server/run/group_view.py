@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from fakevllm_adapters.protocol.shown import ShownCall, ShownGroup, ShownSibling
 from fakevllm_adapters.protocol.swarm import LogEntry
+from fakevllm_adapters.protocol.token_view import CallView, GroupView, SiblingView
 from fakevllm_server.journal.rows import CALL_COLUMNS, call_of
 from fakevllm_server.types.calls import RecordedCall
 
@@ -19,19 +19,19 @@ _OF_OWNER = 'SELECT owner, "index", reward, group_id FROM samples WHERE owner = 
 _STEP = "SELECT entry_json FROM entries WHERE kind = 'step' AND step = ? ORDER BY seq DESC LIMIT 1"
 
 
-def shown(db: Connection, name: str) -> ShownGroup | None:
+def shown(db: Connection, name: str) -> GroupView | None:
     """`name`: of a group, or of one sibling or episode of it. Raises CorruptCall."""
     rows = db.exec_driver_sql(_OF_GROUP, (name,)).all()
     rows = rows or db.exec_driver_sql(_OF_OWNER, (name,)).all()
     if not rows:
         calls = _calls(db, name)
-        siblings = [ShownSibling(index=0, name=name, calls=calls)]
-        return ShownGroup(group_id=name, state=OPEN, siblings=siblings) if calls else None
-    found = ShownGroup(
+        siblings = [SiblingView(index=0, name=name, calls=calls)]
+        return GroupView(group_id=name, state=OPEN, siblings=siblings) if calls else None
+    found = GroupView(
         group_id=rows[0][3] or name,
         state=OPEN,
         siblings=[
-            ShownSibling(index=index, name=owner, reward=reward, calls=_calls(db, owner))
+            SiblingView(index=index, name=owner, reward=reward, calls=_calls(db, owner))
             for owner, index, reward, _ in rows
         ],
     )
@@ -39,7 +39,7 @@ def shown(db: Connection, name: str) -> ShownGroup | None:
     return found
 
 
-def _tell_outcome(db: Connection, found: ShownGroup) -> None:
+def _tell_outcome(db: Connection, found: GroupView) -> None:
     query = "SELECT state, reason, step FROM groups WHERE group_id = ?"
     row = db.exec_driver_sql(query, (found.group_id,)).one_or_none()
     if row is None:
@@ -58,12 +58,12 @@ def _tell_outcome(db: Connection, found: ShownGroup) -> None:
                 sibling.advantage = of_index.get(sibling.index)
 
 
-def _calls(db: Connection, owner: str) -> list[ShownCall]:
+def _calls(db: Connection, owner: str) -> list[CallView]:
     query = f"SELECT {CALL_COLUMNS} FROM calls WHERE owner = ? ORDER BY seq"
     return [_shown(call_of(tuple(row))) for row in db.exec_driver_sql(query, (owner,))]
 
 
-def _shown(call: RecordedCall) -> ShownCall:
+def _shown(call: RecordedCall) -> CallView:
     forced = [] if call.allowed is None else call.allowed.is_forced
     places = [place for place, is_forced in enumerate(forced) if is_forced]
-    return ShownCall(**call.to_wire().model_dump(), forced=places)
+    return CallView(**call.to_wire().model_dump(), forced=places)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from fakevllm_adapters.formats.base import Json
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.protocol.closing import why_closed
+from fakevllm_adapters.protocol.closed_run import describe_closed_run
 from fakevllm_adapters.protocol.pool import ThrottlePolicy
 from fakevllm_adapters.protocol.swarm import (
     AddSampleRequest,
@@ -53,7 +53,7 @@ CALL_LIMIT_S = 2.0
 def _warning(episode: Episode, closed: str | None) -> str:
     if closed is None or episode.kind == "eval":
         return episode.warning
-    return why_closed(closed)
+    return describe_closed_run(closed)
 
 
 class Intake:

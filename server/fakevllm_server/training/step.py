@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.protocol.packed_numbers import told_numbers
+from fakevllm_adapters.protocol.packed_numbers import jsonable_numbers
 from fakevllm_server.algorithms.staleness import keep_fresh
 from fakevllm_server.episodes.pool import Pool
 from fakevllm_server.episodes.states import Engine
@@ -202,7 +202,7 @@ class Steps:
         await self._log.trained(step, version, trained, metrics, saved)
         if saved is not None:
             await self._saves.kept(saved)
-        fields = {"step": step, "version": version, "metrics": told_numbers(metrics)}
+        fields = {"step": step, "version": version, "metrics": jsonable_numbers(metrics)}
         log.info("%s", step_line(step, version, metrics), extra=fields)
         self._watch(step, metrics)
 

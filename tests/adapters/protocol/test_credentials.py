@@ -1,4 +1,4 @@
-"""What a request shows of its bearer, in each way that a client can show it."""
+"""Credentials in the headers of requests, in each form that a client can send."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_adapters.protocol.credentials import Shown, key_of, shown_by
+from fakevllm_adapters.protocol.credentials import Credentials, api_key_of, credentials_in
 
 
 def basic(raw: bytes) -> dict[bytes, bytes]:
@@ -17,25 +17,27 @@ def basic(raw: bytes) -> dict[bytes, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("url", "credentials"),
     [
-        ("http://ann:sk-1@host", Shown("sk-1", "ann")),
-        ("http://:sk-1@host", Shown("sk-1", "")),
-        ("http://ann:a%3Ab%40c@host", Shown("a:b@c", "ann")),
-        ("http://ann@host", Shown(None)),
-        ("http://host", Shown(None)),
+        ("http://ann:sk-1@host", Credentials("sk-1", "ann")),
+        ("http://:sk-1@host", Credentials("sk-1", "")),
+        ("http://ann:a%3Ab%40c@host", Credentials("a:b@c", "ann")),
+        ("http://ann@host", Credentials(None)),
+        ("http://host", Credentials(None)),
     ],
 )
-def test_a_url_with_a_name_and_a_key_is_read_as_httpx_sends_it(url: str, shown: Shown) -> None:
-    seen: list[Shown] = []
+def test_the_name_and_key_of_a_url_are_read_as_httpx_sends_them(
+    url: str, credentials: Credentials
+) -> None:
+    received: list[Credentials] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        seen.append(shown_by(_lowered(request)))
+        received.append(credentials_in(_lowered(request)))
         return httpx.Response(200)
 
     with httpx.Client(transport=httpx.MockTransport(answer)) as http:
         http.get(url)
-    assert seen == [shown]
+    assert received == [credentials]
 
 
 def _lowered(request: httpx.Request) -> dict[bytes, bytes]:
@@ -43,28 +45,31 @@ def _lowered(request: httpx.Request) -> dict[bytes, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("headers", "shown"),
+    ("headers", "credentials"),
     [
-        ({b"authorization": b"Bearer sk-1"}, Shown("sk-1")),
-        ({b"x-api-key": b"sk-1"}, Shown("sk-1")),
-        ({b"authorization": b"Bearer sk-1", b"x-api-key": b"sk-2"}, Shown("sk-1")),
-        (basic(b"ann:sk-1") | {b"x-api-key": b"sk-2"}, Shown("sk-1", "ann")),
-        ({b"authorization": b"basic  " + base64.b64encode(b"ann:sk-1")}, Shown("sk-1", "ann")),
-        ({b"authorization": b"Basic !", b"x-api-key": b"sk-2"}, Shown("sk-2")),
-        (basic(b"no colon"), Shown(None)),
-        (basic(b"ann:\xff"), Shown(None)),
-        (basic(b"ann:"), Shown(None)),
-        ({b"authorization": b"Digest ann:sk-1"}, Shown(None)),
-        ({}, Shown(None)),
+        ({b"authorization": b"Bearer sk-1"}, Credentials("sk-1")),
+        ({b"x-api-key": b"sk-1"}, Credentials("sk-1")),
+        ({b"authorization": b"Bearer sk-1", b"x-api-key": b"sk-2"}, Credentials("sk-1")),
+        (basic(b"ann:sk-1") | {b"x-api-key": b"sk-2"}, Credentials("sk-1", "ann")),
+        (
+            {b"authorization": b"basic  " + base64.b64encode(b"ann:sk-1")},
+            Credentials("sk-1", "ann"),
+        ),
+        ({b"authorization": b"Basic !", b"x-api-key": b"sk-2"}, Credentials("sk-2")),
+        (basic(b"no colon"), Credentials(None)),
+        (basic(b"ann:\xff"), Credentials(None)),
+        (basic(b"ann:"), Credentials(None)),
+        ({b"authorization": b"Digest ann:sk-1"}, Credentials(None)),
+        ({}, Credentials(None)),
     ],
 )
-def test_a_bearer_comes_before_anthropics_header_and_what_cannot_be_read_shows_nothing(
-    headers: dict[bytes, bytes], shown: Shown
+def test_authorization_precedes_x_api_key_and_unreadable_credentials_count_as_none(
+    headers: dict[bytes, bytes], credentials: Credentials
 ) -> None:
-    assert shown_by(headers) == shown and key_of(headers) == shown.key
+    assert credentials_in(headers) == credentials and api_key_of(headers) == credentials.key
 
 
 @given(st.binary(max_size=40), st.sampled_from([b"Basic ", b"basic", b"Bearer ", b""]))
-def test_whatever_a_header_holds_it_is_read(value: bytes, scheme: bytes) -> None:
-    shown = shown_by({b"authorization": scheme + value})
-    assert shown.key is None or shown.key != ""
+def test_any_header_is_parsed_without_an_error(value: bytes, scheme: bytes) -> None:
+    credentials = credentials_in({b"authorization": scheme + value})
+    assert credentials.key is None or credentials.key != ""

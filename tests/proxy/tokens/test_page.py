@@ -9,7 +9,7 @@ import pytest
 from fakevllm.tokens import colours, page
 from fakevllm.tokens.colours import BAD, GOOD, By, colour
 from fakevllm.tokens.page import Token, of_ledger, of_server
-from fakevllm_adapters.protocol.shown import ShownCall, ShownGroup, ShownSibling
+from fakevllm_adapters.protocol.token_view import CallView, GroupView, SiblingView
 from tests.proxy.tokens import pages
 
 
@@ -55,11 +55,11 @@ def test_the_outcome_is_told_with_step_and_version() -> None:
 
 
 def test_an_episode_of_the_server_says_itself_what_was_forced() -> None:
-    shown = ShownCall(**pages.call().model_dump(), forced=[0])
-    sibling = ShownSibling(
+    shown = CallView(**pages.call().model_dump(), forced=[0])
+    sibling = SiblingView(
         index=0, name="abc", reward=1.0, advantage=0.5, is_trained=True, calls=[shown]
     )
-    found = of_server(ShownGroup(group_id="task:t#abc", state="consumed", siblings=[sibling]))
+    found = of_server(GroupView(group_id="task:t#abc", state="consumed", siblings=[sibling]))
     (answer,) = found.answers
     assert answer.name == "episode abc"
     assert [token.is_trained for token in answer.turns[0].answer] == [False, True]

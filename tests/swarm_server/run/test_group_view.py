@@ -9,8 +9,8 @@ import pytest
 from swarm_server.samples import call
 from swarm_server.training.intakes import CLIENT, Lives
 
-from fakevllm_adapters.protocol.shown import ShownGroup
 from fakevllm_adapters.protocol.swarm import EndEpisodeRequest, EndGroupRequest, SiblingRef
+from fakevllm_adapters.protocol.token_view import GroupView
 from fakevllm_server.journal.rows import CorruptCall
 from fakevllm_server.run.group_view import shown
 
@@ -23,7 +23,7 @@ async def lives(tmp_path: Path) -> AsyncIterator[Lives]:
     found.now.close()
 
 
-def look(lives: Lives, name: str) -> ShownGroup | None:
+def look(lives: Lives, name: str) -> GroupView | None:
     assert lives.now.journal.drain()
     return lives.now.journal.read(shown, name)
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.protocol.packed_numbers import pack_floats, told_numbers
+from fakevllm_adapters.protocol.packed_numbers import jsonable_numbers, pack_floats
 from fakevllm_server.backends.training.partial_step import PartialStep
 from fakevllm_server.types.backend import (
     BackendRefused,
@@ -69,7 +69,7 @@ class Control:
             case "step":
                 calls = [Call.from_wire(call) for call in body["calls"]]
                 batch = Batch(body["step"], calls, body["version"])
-                return told_numbers(await self._trainer.step(batch, LossSpec(**body["loss"])))
+                return jsonable_numbers(await self._trainer.step(batch, LossSpec(**body["loss"])))
             case "log_probs":
                 calls = [Call.from_wire(call) for call in body["calls"]]
                 found = await self._trainer.log_probs(calls, body["policy"])

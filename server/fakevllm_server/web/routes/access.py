@@ -8,7 +8,7 @@ and only the proxy that made one knows it while it is open.
 from __future__ import annotations
 
 from fakevllm_adapters.http.asgi import Scope, header_map
-from fakevllm_adapters.protocol.credentials import key_of
+from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, error_body, unauthorized
 from fakevllm_adapters.protocol.keys import EPISODE_KEY_PREFIX
 from fakevllm_server.web.state import Swarm
@@ -31,11 +31,11 @@ _CALLED = ("/v1/", "/e/")
 
 def caller_of(swarm: Swarm, scope: Scope) -> str:
     """Whose episodes the bearer of a request's key may play; "" where no key is asked for."""
-    return swarm.config.keys.owner_of(key_of(header_map(scope)))
+    return swarm.config.keys.owner_of(api_key_of(header_map(scope)))
 
 
 def is_admin(swarm: Swarm, scope: Scope) -> bool:
-    return swarm.config.keys.is_admin(key_of(header_map(scope)))
+    return swarm.config.keys.is_admin(api_key_of(header_map(scope)))
 
 
 def opens_episode(swarm: Swarm, key: str | None, path: str) -> bool:

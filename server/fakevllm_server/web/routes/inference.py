@@ -27,7 +27,7 @@ from fakevllm_adapters.http.asgi import (
 )
 from fakevllm_adapters.http.limits import Admitted, Limits, admitted, rewritten
 from fakevllm_adapters.http.passthrough import whole_path
-from fakevllm_adapters.protocol.credentials import key_of
+from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, bad_request, unavailable
 from fakevllm_adapters.protocol.keys import EPISODE_KEY_PREFIX
 from fakevllm_adapters.protocol.swarm import (
@@ -188,7 +188,7 @@ def _sibling(headers: dict[bytes, bytes]) -> SiblingRef | None:
 def _episode(swarm: Swarm, scope: Scope, headers: dict[bytes, bytes]) -> Episode | None:
     """The claimed episode a call belongs to: its key names it, or the path does to whose key
     claimed it. A key or path that names none is refused, as the protocol words it."""
-    key = key_of(headers)
+    key = api_key_of(headers)
     uuid = scope.get("path_params", {}).get("episode_uuid")
     is_of_one = key is not None and key.startswith(EPISODE_KEY_PREFIX)
     by_key = swarm.episodes.of_key(key)

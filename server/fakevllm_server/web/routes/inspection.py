@@ -16,8 +16,8 @@ from fakevllm_adapters.protocol.pool import (
     ExperimentDirReply,
     PoolInformation,
 )
-from fakevllm_adapters.protocol.shown import ShownGroup
 from fakevllm_adapters.protocol.swarm import SuccessReply
+from fakevllm_adapters.protocol.token_view import GroupView
 from fakevllm_server.config.model import ConfigError
 from fakevllm_server.episodes.group_policy import method_of
 from fakevllm_server.episodes.registry import Episode
@@ -132,7 +132,7 @@ def _token_routes(swarm: Swarm) -> APIRouter:
     routes = APIRouter(route_class=ClearRoute)
 
     @routes.get("/get_episode_tokens")
-    def get_episode_tokens(episode: str) -> ShownGroup:
+    def get_episode_tokens(episode: str) -> GroupView:
         """In a thread, and beside the journal: it may be long, and nobody waits for it."""
         try:
             found = read_beside(swarm.config.run_dir / "journal.sqlite", shown, episode)

@@ -1,0 +1,25 @@
+"""Explanations for clients whose run takes no more training steps."""
+
+from __future__ import annotations
+
+FINISHED = "training_finished"
+
+_EXPLANATIONS = {
+    FINISHED: (
+        "the run has taken its last step, and nothing more is trained. To continue the run, sync "
+        "the job with a larger total_training_steps and force_restart=True. To begin a new run, "
+        "start a server with another --run-dir"
+    ),
+}
+
+
+def describe_closed_run(reason: str) -> str:
+    """Explain why a run takes no more steps and what the user can do.
+
+    `reason` is the value of `closed` in the engine's status.
+
+    >>> describe_closed_run("training_stopped")
+    'the run takes no more steps (training_stopped), and nothing is trained: its log says why'
+    """
+    other = f"the run takes no more steps ({reason}), and nothing is trained: its log says why"
+    return _EXPLANATIONS.get(reason, other)
