@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.forest import CallTokens, plant
+from fakevllm_server.forest import CallTokens, build_forest
 
 BUDGET = TrainJob().micro_batch_tokens
 """Padded tokens or nodes of one piece, whatever the way."""
@@ -26,7 +26,7 @@ class Case:
 
     @property
     def rho(self) -> float:
-        return plant(self.calls).rho
+        return build_forest(self.calls).rho
 
     @property
     def num_trained(self) -> int:

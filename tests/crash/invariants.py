@@ -18,7 +18,7 @@ from crash.life import open_swarm
 from crash.nursery import Nursery
 
 from fakevllm_adapters.protocol.swarm import AddSampleRequest, EndEpisodeRequest, EndGroupRequest
-from fakevllm_server.episodes.submissions import OtherBody
+from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.types.calls import RecordedCall
@@ -216,7 +216,7 @@ async def v3_a_request_has_one_effect(run: Finished) -> None:
         for send in _resends(server, ack, other=True):
             try:
                 await send()
-            except OtherBody:
+            except IdempotencyConflict:
                 continue
             raise AssertionError(f"{ack['name']}: other words under the same name were taken")
     await server.journal.settle()

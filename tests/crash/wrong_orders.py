@@ -11,7 +11,7 @@ from pathlib import Path
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import ACK_LIMIT_S, Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
-from fakevllm_server.training.checkpointing import Saves
+from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.types import crash_points
 
 SLOW_S = 1.0
@@ -45,7 +45,7 @@ def commits_what_is_not_flushed() -> None:
 
 
 def commits_before_the_rename() -> None:
-    seal, kept = CheckpointFolders.write, Saves.kept
+    seal, kept = CheckpointFolders.write, Checkpointer.kept
     sealed: list[Path] = []
 
     async def write(
@@ -56,13 +56,13 @@ def commits_before_the_rename() -> None:
         sealed.append(folder.rename(folder.with_suffix(".tmp")))
         return name, digest
 
-    async def keep(self: Saves, saved: SavedCheckpoint) -> None:
+    async def keep(self: Checkpointer, saved: SavedCheckpoint) -> None:
         while sealed:
             folder = sealed.pop()
             folder.rename(folder.with_suffix(""))
         await kept(self, saved)
 
-    CheckpointFolders.write, Saves.kept = write, keep
+    CheckpointFolders.write, Checkpointer.kept = write, keep
 
 
 ALL = {

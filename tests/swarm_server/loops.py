@@ -19,15 +19,15 @@ from fakevllm_adapters.protocol.swarm import (
 )
 from fakevllm_server.backends.process.pair import TwoProcesses
 from fakevllm_server.episodes.pool import Pool
-from fakevllm_server.episodes.registry import Episodes
-from fakevllm_server.episodes.states import Engine
+from fakevllm_server.episodes.registry import EpisodeRegistry
+from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.forest.history import Vocabulary
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training import loop
-from fakevllm_server.training.checkpointing import Saves
+from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.intake import Intake
 from fakevllm_server.types.backend import Backend, Endpoint
 from fakevllm_server.types.calls import RecordedCall
@@ -44,7 +44,7 @@ class Run(Generic[AnyBackend]):
         job: TrainJob = JOB,
         vocabulary: Callable[[], Vocabulary] = Vocabulary,
     ) -> None:
-        self.engine = Engine()
+        self.engine = EngineLifecycle()
         self.endpoints: list[Endpoint] = []
         self.backend = backend
         self.journal = Journal(folder / "journal.sqlite")
@@ -58,7 +58,7 @@ class Run(Generic[AnyBackend]):
             self.intake,
             self.backend,
             self.log,
-            Saves(backend.trainer, self.folders, self.journal, job.save_freq),
+            Checkpointer(backend.trainer, self.folders, self.journal, job.save_freq),
             self._connect,
             vocabulary,
         )
@@ -79,7 +79,7 @@ class Run(Generic[AnyBackend]):
         return self.intake.pool
 
     @property
-    def episodes(self) -> Episodes:
+    def episodes(self) -> EpisodeRegistry:
         return self.intake.episodes
 
     async def capture(self, name: str, *calls: RecordedCall) -> None:

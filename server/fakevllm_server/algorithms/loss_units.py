@@ -19,14 +19,14 @@ from typing import NamedTuple, Protocol
 from fakevllm_adapters.job.loss_spec import LossSpec
 
 
-class Spoken(Protocol):
+class TokenizedCall(Protocol):
     @property
     def prompt_ids(self) -> Sequence[int]: ...
     @property
     def response_ids(self) -> Sequence[int]: ...
 
 
-def unit_labels(calls: Sequence[Spoken], loss_unit: str) -> list[int]:
+def unit_labels(calls: Sequence[TokenizedCall], loss_unit: str) -> list[int]:
     """For the calls of one episode, in order: which of its units each belongs to, from 0.
 
     A call goes on with the timeline whose end its prompt begins with, the longest such; two calls
@@ -56,7 +56,7 @@ def token_weight(loss_unit: str, num_calls: int) -> float:
     return 1 / max(num_calls, 1) if loss_unit == "episode" else 1.0
 
 
-class Counted(NamedTuple):
+class LossCall(NamedTuple):
     """A call of a step, as far as denominators go."""
 
     unit: Hashable
@@ -80,7 +80,7 @@ class CallShare:
     """Each token's part in a mean over tokens, for what is shown; over a step they sum to 1."""
 
 
-def call_shares(calls: Sequence[Counted], spec: LossSpec) -> list[CallShare]:
+def call_shares(calls: Sequence[LossCall], spec: LossSpec) -> list[CallShare]:
     """Of all calls of one step, in their order.
 
         token-mean               w / Σ_step w
@@ -91,7 +91,7 @@ def call_shares(calls: Sequence[Counted], spec: LossSpec) -> list[CallShare]:
 
     with w the token's weight and `units` those that have a counted token.
 
-    >>> shares = call_shares([Counted("a", 1.0, 3), Counted("b", 1.0, 1)], LossSpec())
+    >>> shares = call_shares([LossCall("a", 1.0, 3), LossCall("b", 1.0, 1)], LossSpec())
     >>> [share.scale for share in shares]
     [0.25, 0.25]
     """
@@ -119,7 +119,7 @@ class _Totals(NamedTuple):
     longest: int
 
     @staticmethod
-    def of(calls: Sequence[Counted]) -> _Totals:
+    def of(calls: Sequence[LossCall]) -> _Totals:
         weights: defaultdict[Hashable, float] = defaultdict(float)
         lengths: defaultdict[Hashable, int] = defaultdict(int)
         for call in calls:
@@ -144,6 +144,6 @@ class _Totals(NamedTuple):
                 return self.num_units * (spec.loss_scale_factor or self.longest)
 
 
-def _share(call: Counted, divisor: float) -> float:
+def _share(call: LossCall, divisor: float) -> float:
     counts = call.weight > 0 and call.num_tokens > 0
     return call.weight / divisor if counts else 0.0

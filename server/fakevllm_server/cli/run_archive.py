@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from fakevllm_server.backends.process.child import ChildEngine
 from fakevllm_server.config.model import ConfigError, find_model
 from fakevllm_server.journal import reads
-from fakevllm_server.journal.offline import read_beside
+from fakevllm_server.journal.offline import read_journal_file
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders, digest
@@ -168,7 +168,7 @@ class SavedRun:
     def _read(
         self, query: Callable[Concatenate[Connection, P], T], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        return read_beside(self._journal, query, *arguments, **named)
+        return read_journal_file(self._journal, query, *arguments, **named)
 
 
 class WayBack:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fakevllm_server.curves.points import (
-    Charted,
+    ChartItem,
     Cursor,
     Point,
     read_back,
@@ -22,7 +22,7 @@ from fakevllm_server.curves.points import (
     read_log,
 )
 from fakevllm_server.curves.writer import EventFiles, PackageMissing
-from fakevllm_server.journal.offline import read_beside
+from fakevllm_server.journal.offline import read_journal_file
 
 log = logging.getLogger("fakevllm.server")
 
@@ -45,17 +45,17 @@ class Curves:
         Raises ConfigError, OSError."""
         num = 0
         while True:
-            found = read_beside(self._journal, read_log, self._cursor.entry)
+            found = read_journal_file(self._journal, read_log, self._cursor.entry)
             if not found.entries:
                 break
             charted = found.charted(now)
             cursor = replace(self._cursor, entry=found.entries[-1][0].seq)
             for entry, _ in found.entries:
                 if entry.kind == "restored":
-                    cursor = read_beside(self._journal, read_back, entry, cursor)
+                    cursor = read_journal_file(self._journal, read_back, entry, cursor)
             self._write(charted, cursor)
             num += sum(isinstance(one, Point) for one in charted)
-        evaluations = read_beside(self._journal, read_evaluations, self._cursor)
+        evaluations = read_journal_file(self._journal, read_evaluations, self._cursor)
         points, cursor = evaluations.charted(self._cursor, now, is_last=is_last)
         self._write(points, cursor)
         return num + len(points)
@@ -69,7 +69,7 @@ class Curves:
     def close(self) -> None:
         self._files.close()
 
-    def _write(self, charted: Sequence[Charted], cursor: Cursor) -> None:
+    def _write(self, charted: Sequence[ChartItem], cursor: Cursor) -> None:
         if cursor != self._cursor:
             self._files.write(charted, cursor)
             self._cursor = cursor

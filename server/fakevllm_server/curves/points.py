@@ -39,7 +39,7 @@ class Restart:
     at: float
 
 
-Charted = Point | Restart
+ChartItem = Point | Restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class Log:
 
     entries: Sequence[tuple[LogEntry, float | None]]
 
-    def charted(self, now: float) -> list[Charted]:
-        told: list[Charted] = []
+    def charted(self, now: float) -> list[ChartItem]:
+        told: list[ChartItem] = []
         for entry, at in self.entries:
             if entry.kind == "step":
                 told.append(Point(entry.step, at or now, charted(entry.step, entry.metrics)))

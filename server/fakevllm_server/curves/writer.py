@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fakevllm_server.config.model import ConfigError
-from fakevllm_server.curves.points import Charted, Cursor, Point, Restart
+from fakevllm_server.curves.points import ChartItem, Cursor, Point, Restart
 from fakevllm_server.run.folder import write_whole
 
 FORMAT = "brain.Event:2"
@@ -61,7 +61,7 @@ class EventFiles:
             ) from None
         self._new_records = records.RecordWriter
 
-    def write(self, charted: Sequence[Charted], cursor: Cursor) -> None:
+    def write(self, charted: Sequence[ChartItem], cursor: Cursor) -> None:
         """All of it, then the cursor. Raises PackageMissing, and OSError: then the next try writes
         to a new file."""
         if charted and self._messages is None:
@@ -91,7 +91,7 @@ class EventFiles:
         if file is not None:
             file.close()
 
-    def _put(self, one: Charted) -> None:
+    def _put(self, one: ChartItem) -> None:
         if isinstance(one, Restart):
             return self._mark(one.step, one.at)
         if not self._has_steps and "training/global_step" in one.values:

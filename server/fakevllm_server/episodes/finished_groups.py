@@ -87,7 +87,7 @@ MAX_REMEMBERED = 20_000
 """Of this life; older ones, and those of earlier lives, are looked up."""
 
 
-class EndedIds:
+class EndedGroupIds:
     def __init__(self, why_ended: Callable[[str], str | None]) -> None:
         """`why_ended` knows those that are not remembered."""
         self._why_ended = why_ended

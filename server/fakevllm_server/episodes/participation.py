@@ -10,15 +10,15 @@ from fakevllm_adapters.protocol.swarm import ClaimEpisodeRequest
 from fakevllm_server.episodes.clients import ActiveClients
 from fakevllm_server.episodes.pool import Pool
 from fakevllm_server.episodes.registry import Episode
-from fakevllm_server.episodes.states import Engine
+from fakevllm_server.episodes.states import EngineLifecycle
 
 MAX_REMEMBERED = 20_000
 """Claims whose client is told of later."""
 PAUSED = "Claims are paused: an admin holds new episodes back."
 
 
-class TakingPart:
-    def __init__(self, pool: Pool, engine: Engine) -> None:
+class Participation:
+    def __init__(self, pool: Pool, engine: EngineLifecycle) -> None:
         self.clients: ActiveClients = pool.clients
         self.is_paused = False
         """No new episode begins. It ends with this run of the engine."""

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE, EndGroupReply, SiblingRef
 from fakevllm_server.episodes.clients import ActiveClients
-from fakevllm_server.episodes.finished_groups import EndedIds, FinishedGroups
-from fakevllm_server.episodes.group_policy import FULL, TIED, Collected, method_of, why_not_pooled
+from fakevllm_server.episodes.finished_groups import EndedGroupIds, FinishedGroups
+from fakevllm_server.episodes.group_policy import FULL, TIED, PoolCounts, method_of, why_not_pooled
 from fakevllm_server.episodes.open_groups import OpenGroups
-from fakevllm_server.episodes.quotas import Mixes
+from fakevllm_server.episodes.quotas import MixQuotas
 from fakevllm_server.episodes.served_calls import ServedCalls
-from fakevllm_server.episodes.waiting_tasks import Completed, LeftTask, WaitingTasks
+from fakevllm_server.episodes.waiting_tasks import CompletedTask, ExpiredTask, WaitingTasks
 from fakevllm_server.types.calls import TASK, FinishedGroup, RecordedCall, ScoredEpisode
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenGroups:
     """The groups of one step, and those that came too late for any."""
 
     groups: list[FinishedGroup]
@@ -45,8 +45,8 @@ class Pool:
         self._tasks = WaitingTasks(job.num_repeat)
         self._method = method_of(job)
         self.clients = ActiveClients()
-        self.mixes = Mixes(job.batch_size)
-        self._ended = EndedIds(why_ended)
+        self.mixes = MixQuotas(job.batch_size)
+        self._ended = EndedGroupIds(why_ended)
         self.dropped: dict[str, str] = {}
         """Since the last look."""
         self._left_out: Counter[str] = Counter()
@@ -64,8 +64,8 @@ class Pool:
         return self._method.is_due(self.collected, self._job)
 
     @property
-    def collected(self) -> Collected:
-        return Collected(
+    def collected(self) -> PoolCounts:
+        return PoolCounts(
             self.num_finished,
             len(self._tied),
             self._finished.num_episodes + self._tasks.num_episodes + sum(self._tied),
@@ -184,7 +184,7 @@ class Pool:
 
     def add_episode(
         self, task_id: str, reward: float, calls: Sequence[RecordedCall], owner: str
-    ) -> Completed | None:
+    ) -> CompletedTask | None:
         """An active client's episode. Its task is complete with `num_repeat` of them; more join
         the next one."""
         # A copy: a call that is still running when its episode ends comes too late.
@@ -194,22 +194,22 @@ class Pool:
         )
         return None if episodes is None else self._completed(task_id, episodes)
 
-    def complete_left(self, now: float) -> list[Completed]:
+    def complete_left(self, now: float) -> list[CompletedTask]:
         """Tasks whose other episodes are not waited for any longer. To be asked again and again."""
         left = self._tasks.take_left(now, self._job.partial_after_s)
         return [self._over(one) for one in left]
 
-    def complete_all(self) -> list[Completed]:
+    def complete_all(self) -> list[CompletedTask]:
         """The same of all tasks, where a step takes what there is."""
         left = self._tasks.take_all() if self._method.takes_all else []
         return [self._over(one) for one in left]
 
-    def _over(self, task: LeftTask) -> Completed:
+    def _over(self, task: ExpiredTask) -> CompletedTask:
         return self._completed(task.task_id, task.episodes, task.why_not_pooled(self._job))
 
     def _completed(
         self, task_id: str, episodes: Sequence[ScoredEpisode], reason: str | None = None
-    ) -> Completed:
+    ) -> CompletedTask:
         # A claim's name is in it, for the task may come again, in this life or in another.
         group = FinishedGroup(f"{TASK}{task_id}#{episodes[-1].owner}", episodes)
         reason = reason or self._keep(group)
@@ -220,7 +220,7 @@ class Pool:
             self.dropped[group.group_id] = reason
         is_pooled = group.group_id not in self.dropped
         self.mixes.completed(task_id, group.group_id, is_pooled=is_pooled)
-        return Completed(group, reason)
+        return CompletedTask(group, reason)
 
     def restore(
         self,
@@ -239,7 +239,7 @@ class Pool:
             self._open.restore(group_id, calls, now)
         return dropped
 
-    def take(self, version: int) -> Taken:
+    def take(self, version: int) -> TakenGroups:
         """The newest groups of a step, in the order they came: where more arrives than can be
         trained, the freshest is the closest to the policy. Calls too many versions back are
         dropped, and groups of which too little is left. There are none where that leaves too few
@@ -247,13 +247,13 @@ class Pool:
         dropped = self.take_dropped() | self._drop_stale(version)
         takes_all = self._method.takes_all
         if not (takes_all or self.is_due):
-            return Taken([], dropped)
+            return TakenGroups([], dropped)
         newest = self._finished.newest(self.num_finished if takes_all else self._job.batch_size)
         self._tied.clear()
         self.clients.stepped()
         for group_id in newest:
             self.mixes.taken(group_id)
-        return Taken([self._finished.remove(group_id) for group_id in newest], dropped)
+        return TakenGroups([self._finished.remove(group_id) for group_id in newest], dropped)
 
     def take_left_out(self) -> dict[str, int]:
         """How many calls were too old, how many groups partial and, where they are dropped, how

@@ -67,7 +67,7 @@ class _Mix:
         return asks or any(task.num_running for task in self.open.values())
 
 
-class Mixes:
+class MixQuotas:
     """Of one run of the engine."""
 
     def __init__(self, batch_size: int) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.keys import new_episode_key, new_id
-from fakevllm_server.episodes.submissions import OtherBody
+from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.types.calls import RecordedCall
 
 MAX_CLAIMED = 2_000
@@ -107,7 +107,7 @@ def claim_uuid(episode_id: str, epoch: int) -> str:
     return f"{episode_id}{epoch:0{_EPOCH_CHARS}x}"
 
 
-class Episodes:
+class EpisodeRegistry:
     def __init__(self) -> None:
         self._claimed: dict[str, Episode] = {}
         """By id."""
@@ -163,10 +163,10 @@ class Episodes:
 
     def find_claim(self, client_uuid: str, owner: str, idempotency: Idempotency) -> Episode | None:
         """What the same request has claimed, as long as it stands: its answer may have been lost.
-        Raises OtherBody."""
+        Raises IdempotencyConflict."""
         episode = self._by_idempotency.get((owner, client_uuid, idempotency.key))
         if episode is not None and episode.idempotency != idempotency:
-            raise OtherBody
+            raise IdempotencyConflict
         return episode
 
     def restore(self, episode: Episode) -> None:

@@ -29,7 +29,7 @@ class IllegalTransition(Exception):
     """A move the table does not allow: a defect of ours, never of a client."""
 
 
-class Engine:
+class EngineLifecycle:
     """Where the engine stands: state, step being collected, version being served."""
 
     def __init__(self) -> None:
@@ -39,6 +39,7 @@ class Engine:
         self.version = 0
         self._since = 0.0
         self._rolled_s = 0.0
+        self._moved = asyncio.Event()
 
     @property
     def is_serving(self) -> bool:
@@ -54,6 +55,12 @@ class Engine:
             raise IllegalTransition(f"{self.status} -> {to}")
         self._rolled_s = self.seconds_rolling(now)
         self.status, self.detail, self._since = to, detail, now
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    async def next_move(self) -> None:
+        """Wait until the status changes."""
+        await self._moved.wait()
 
     def seconds_in_state(self, now: float) -> float:
         return now - self._since
@@ -69,22 +76,3 @@ class Engine:
     def next_version(self) -> int:
         """Versions only ever grow, also when an older checkpoint is restored."""
         return self.version + 1
-
-
-# The engine's states, for those who wait for the next.
-
-
-class WatchedEngine(Engine):
-    """An Engine whose moves can be waited for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._moved = asyncio.Event()
-
-    def move(self, to: EngineStatus, now: float, detail: str | None = None) -> None:
-        super().move(to, now, detail)
-        moved, self._moved = self._moved, asyncio.Event()
-        moved.set()
-
-    async def next_move(self) -> None:
-        await self._moved.wait()

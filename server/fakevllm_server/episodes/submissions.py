@@ -18,30 +18,30 @@ MAX_WITH_CALLS = 100
 groups as well, those of dropped ones are nowhere else."""
 
 
-class OtherBody(Exception):
+class IdempotencyConflict(Exception):
     """The same name came with other words: what was acknowledged stands."""
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledged:
+class CachedReply:
     body_hash: bytes
     reply: BaseModel
     place: int
     """In the journal's queue: not to be said again before it is there."""
 
 
-class Submissions:
+class SubmissionCache:
     """The latest. Pure."""
 
     def __init__(self) -> None:
-        self._latest: OrderedDict[str, Acknowledged] = OrderedDict()
+        self._latest: OrderedDict[str, CachedReply] = OrderedDict()
         self._with_calls: deque[str] = deque()
         """Keys; of some the rest is forgotten."""
 
-    def find(self, key: str) -> Acknowledged | None:
+    def find(self, key: str) -> CachedReply | None:
         return self._latest.get(key)
 
-    def remember(self, key: str, latest: Acknowledged, reached: int) -> None:
+    def remember(self, key: str, latest: CachedReply, reached: int) -> None:
         """`reached`: the place up to which the journal is written, so that it can be asked."""
         self._latest[key] = latest
         if isinstance(latest.reply, EndGroupReply) and latest.reply.calls:
@@ -59,7 +59,7 @@ class Submissions:
                 self._latest[key] = replace(known, reply=slim)
 
     @property
-    def _oldest(self) -> Acknowledged:
+    def _oldest(self) -> CachedReply:
         return next(iter(self._latest.values()))
 
 

@@ -24,7 +24,7 @@ class _Task:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftTask:
+class ExpiredTask:
     """One whose other episodes are not waited for."""
 
     task_id: str
@@ -38,7 +38,7 @@ class LeftTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Completed:
+class CompletedTask:
     """A task that has all the episodes it will have."""
 
     group: FinishedGroup
@@ -71,24 +71,24 @@ class WaitingTasks:
         self.num_episodes += 1
         return self._pop(task_id) if len(task.episodes) >= self._num_repeat else None
 
-    def take_all(self) -> list[LeftTask]:
+    def take_all(self) -> list[ExpiredTask]:
         """Nothing is waited for any more."""
-        return [LeftTask(task_id, self._pop(task_id), False) for task_id in list(self._tasks)]
+        return [ExpiredTask(task_id, self._pop(task_id), False) for task_id in list(self._tasks)]
 
-    def take_left(self, now: float, after_s: float) -> list[LeftTask]:
+    def take_left(self, now: float, after_s: float) -> list[ExpiredTask]:
         """Those that have waited `after_s` for their next episode, or that there is no room for;
         they wait no more."""
         for task in reversed(self._tasks.values()):
             if task.since is not None:
                 break
             task.since = now
-        left: list[LeftTask] = []
+        left: list[ExpiredTask] = []
         while self._tasks:
             task_id, oldest = next(iter(self._tasks.items()))
             is_for_room = len(self._tasks) > MAX_TASKS or self.num_tokens > MAX_TOKENS
             if not is_for_room and oldest.since is not None and now - oldest.since <= after_s:
                 break
-            left.append(LeftTask(task_id, self._pop(task_id), is_for_room))
+            left.append(ExpiredTask(task_id, self._pop(task_id), is_for_room))
         return left
 
     def _pop(self, task_id: str) -> list[ScoredEpisode]:

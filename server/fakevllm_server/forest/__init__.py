@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from fakevllm_server.forest.edges import Edges
 from fakevllm_server.forest.packing import Piece, pack
-from fakevllm_server.forest.trie import CallTokens, Forest, Segment, plant
+from fakevllm_server.forest.trie import CallTokens, Forest, Segment, build_forest
 
-__all__ = ["CallTokens", "Edges", "Forest", "Piece", "Segment", "pack", "plant"]
+__all__ = ["CallTokens", "Edges", "Forest", "Piece", "Segment", "build_forest", "pack"]

@@ -66,7 +66,7 @@ class Edges:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TrainedSpans:
     """What one call trains on: spans of positions along its path, at a temperature."""
 
     path: Slices
@@ -84,7 +84,10 @@ class Wanted:
 
 
 def edges_of(
-    wanted: Sequence[Wanted], ids: array[int], parent: array[int], segment_starts: Sequence[int]
+    wanted: Sequence[TrainedSpans],
+    ids: array[int],
+    parent: array[int],
+    segment_starts: Sequence[int],
 ) -> Edges:
     """`ids` and `parent` are by node. Every span must start behind the first position."""
     growing = _Growing(ids)

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from fakevllm_server.forest.trie import CallTokens, Forest, plant
+from fakevllm_server.forest.trie import CallTokens, Forest, build_forest
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def pack(
     """
     if max_tokens < 1:
         raise ValueError(f"a budget of {max_tokens} tokens")
-    forest = plant(calls)
+    forest = build_forest(calls)
     if forest.num_nodes <= max_tokens:
         return [Piece(list(range(len(calls))), forest)] if calls else []
     order, shared = _neighbours(forest)
@@ -50,16 +50,16 @@ def pack(
     broken = _broken([groups[call] for call in order] if groups is not None else [None] * len(new))
     cuts = _cheapest_cuts(new, shared, broken, max_tokens)
     pieces = [
-        plant_piece(calls, [order[index] for run in joint for index in range(*run)])
+        build_piece(calls, [order[index] for run in joint for index in range(*run)])
         for joint in _filled(cuts, new, shared, max_tokens)
     ]
     return sorted(pieces, key=lambda piece: (-piece.forest.num_nodes, piece.calls[0]))
 
 
-def plant_piece(calls: Sequence[CallTokens], chosen: Sequence[int]) -> Piece:
+def build_piece(calls: Sequence[CallTokens], chosen: Sequence[int]) -> Piece:
     """Any choice of calls trains the same; `pack` makes a cheap one."""
     ascending = sorted(chosen)
-    return Piece(ascending, plant([calls[index] for index in ascending]))
+    return Piece(ascending, build_forest([calls[index] for index in ascending]))
 
 
 def _length(forest: Forest, call: int) -> int:

@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from fakevllm_server.forest.edges import Edges, Wanted, edges_of
+from fakevllm_server.forest.edges import Edges, TrainedSpans, edges_of
 from fakevllm_server.forest.slices import Slices, first_difference, joined
 
 
@@ -139,10 +139,10 @@ class Forest:
         return nodes
 
 
-def plant(calls: Sequence[CallTokens]) -> Forest:
+def build_forest(calls: Sequence[CallTokens]) -> Forest:
     """The forest of these calls; paths and edges keep their order.
 
-    >>> forest = plant([CallTokens.of([1, 2], [3]), CallTokens.of([1, 2], [4])])
+    >>> forest = build_forest([CallTokens.of([1, 2], [3]), CallTokens.of([1, 2], [4])])
     >>> list(forest.ids), list(forest.row(1)), forest.rho
     ([1, 2, 3, 4], [0, 1, 3], 1.5)
     """
@@ -162,7 +162,7 @@ def plant(calls: Sequence[CallTokens]) -> Forest:
         tout.extend(array("q", [segment.tout]) * length)
     paths = [_path(roots[call.root], row, segments) for call, row in zip(calls, rows, strict=True)]
     wanted = [
-        Wanted(path, call.trained, call.temperature, call.chosen_from)
+        TrainedSpans(path, call.trained, call.temperature, call.chosen_from)
         for call, path in zip(calls, paths, strict=True)
     ]
     return Forest(

@@ -20,7 +20,7 @@ T = TypeVar("T")
 BUSY_TIMEOUT_S = 5.0
 
 
-def read_beside(
+def read_journal_file(
     journal: Path,
     query: Callable[Concatenate[Connection, P], T],
     *arguments: P.args,

@@ -42,7 +42,7 @@ class PlannedBatch:
 
 
 @dataclass(slots=True)
-class Waiting:
+class PendingWork:
     """Acknowledged or captured, and not trained yet."""
 
     claimed: list[Episode] = field(default_factory=list[Episode])
@@ -64,7 +64,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LogPosition:
     """Where the run's log ends."""
 
     last_seq: int
@@ -74,7 +74,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedWeights:
     """Weights that apps are answered with."""
 
     version: int = 0
@@ -82,9 +82,9 @@ class Served:
     """At whose end they came about."""
 
 
-def waiting(db: Connection, now: float) -> Waiting:
+def waiting(db: Connection, now: float) -> PendingWork:
     """Clients of earlier lives are given their whole time again, from `now` on."""
-    found = Waiting()
+    found = PendingWork()
     claimed = (
         'SELECT episode_id, epoch, "key", client_uuid, kind, idle_limit_s, owner, '
         "idempotency_key, body_hash FROM episodes WHERE state = ?"
@@ -132,20 +132,20 @@ def planned(db: Connection, corrupt: list[str]) -> list[PlannedBatch]:
     return found
 
 
-def standing(db: Connection) -> Standing:
+def standing(db: Connection) -> LogPosition:
     seq, version = db.exec_driver_sql(
         "SELECT COALESCE(MAX(seq), 0), COALESCE(MAX(version), 0) FROM entries"
     ).one()
     served = db.exec_driver_sql("SELECT COALESCE(MAX(version), 0) FROM publications").scalar()
     last = "SELECT step FROM entries WHERE kind IN ('step', 'restored') ORDER BY seq DESC LIMIT 1"
     last_step = db.exec_driver_sql(last).scalar()
-    return Standing(seq, max(version, served or 0), last_step or 0)
+    return LogPosition(seq, max(version, served or 0), last_step or 0)
 
 
-def served(db: Connection) -> Served | None:
+def served(db: Connection) -> ServedWeights | None:
     """None where they were given up, and no others have been served since."""
     newest = "SELECT version, step FROM publications ORDER BY version DESC LIMIT 1"
-    found = Served(*(db.exec_driver_sql(newest).one_or_none() or ()))
+    found = ServedWeights(*(db.exec_driver_sql(newest).one_or_none() or ()))
     later = "SELECT entry_json FROM entries WHERE kind = 'restored' AND step < ? AND version > ?"
     restored = _rows(db, later, found.step, found.version)
     # Without a reason it is trained again, as it was.
@@ -243,7 +243,7 @@ def meta(db: Connection, key: str) -> str | None:
     return db.exec_driver_sql('SELECT value FROM meta WHERE "key" = ?', (key,)).scalar()
 
 
-def _read_open_groups(db: Connection, found: Waiting) -> None:
+def _read_open_groups(db: Connection, found: PendingWork) -> None:
     query = (
         f"SELECT c.group_id, c.owner, {CALL_COLUMNS} FROM calls c "
         "LEFT JOIN groups g ON g.group_id = c.group_id "

@@ -23,7 +23,7 @@ PIECE = 400
 """Replies, and groups, that are looked at in one: of a change comes one at most."""
 
 
-class Forgetting:
+class Retention:
     """For the one thread that writes."""
 
     def __init__(self) -> None:

@@ -21,9 +21,9 @@ from sqlalchemy.exc import DatabaseError
 
 from fakevllm_server.config.model import ConfigError
 from fakevllm_server.journal.migrations import NewerJournal, migrate
-from fakevllm_server.journal.retention import Forgetting
+from fakevllm_server.journal.retention import Retention
 from fakevllm_server.journal.rows import CorruptCall
-from fakevllm_server.journal.writer import Change, JournalTrouble, Writer
+from fakevllm_server.journal.writer import Change, JournalError, JournalWriter
 from fakevllm_server.types.crash_points import crash_point
 
 P = ParamSpec("P")
@@ -54,9 +54,9 @@ class Journal:
         except (OSError, DatabaseError, sqlite3.Error, ValueError) as error:
             cause = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
             raise self._refused(f"cannot be opened ({cause})") from error
-        self._forgetting = Forgetting()
+        self._forgetting = Retention()
         self._read_lock = threading.Lock()
-        self._writer = Writer(self._transact, _end_process)
+        self._writer = JournalWriter(self._transact, _end_process)
 
     def put(self, *changes: Change) -> int:
         """Their place in the queue; several are written in this order, and may be in transactions
@@ -72,17 +72,17 @@ class Journal:
         return self._writer.reached
 
     async def reach(self, place: int, limit_s: float | None = ACK_LIMIT_S) -> None:
-        """Until all up to that place is on disk. Raises JournalTrouble."""
+        """Until all up to that place is on disk. Raises JournalError."""
         await self._writer.reach(place, limit_s)
 
     async def write(self, *changes: Change) -> None:
-        """Until they are on disk, however long that takes. Raises JournalTrouble where they never
+        """Until they are on disk, however long that takes. Raises JournalError where they never
         will be."""
         await self.reach(self.put(*changes), None)
 
     async def settle(self) -> None:
         """Until nothing waits to be written: what is read right after is all there is. Raises
-        JournalTrouble."""
+        JournalError."""
         while not self._writer.is_settled:
             await self.reach(self._writer.last_place)
 
@@ -97,9 +97,9 @@ class Journal:
         return self._writer.is_full
 
     def check_room(self) -> None:
-        """Raises JournalTrouble where nothing new may be taken."""
+        """Raises JournalError where nothing new may be taken."""
         if self.is_full:
-            raise JournalTrouble(self.trouble or "too much waits to be written")
+            raise JournalError(self.trouble or "too much waits to be written")
 
     def read(
         self, query: Callable[Concatenate[Connection, P], T], *arguments: P.args, **named: P.kwargs

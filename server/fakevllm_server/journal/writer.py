@@ -38,7 +38,7 @@ class Change:
     make: Callable[[Connection], object]
 
 
-class JournalTrouble(Exception):
+class JournalError(Exception):
     """Something is not in the journal, or not yet."""
 
 
@@ -48,7 +48,7 @@ class _Waiter:
     written: asyncio.Future[None]
 
 
-class Writer:
+class JournalWriter:
     def __init__(
         self,
         transact: Callable[[Sequence[Change]], None],
@@ -97,20 +97,20 @@ class Writer:
             return self._num_put
 
     async def reach(self, place: int, limit_s: float | None = None) -> None:
-        """Until all up to `place` is on disk. Raises JournalTrouble where that is not so after
+        """Until all up to `place` is on disk. Raises JournalError where that is not so after
         `limit_s`, or never will be."""
         with self._wake:
             if self._num_written >= place:
                 return
             if self._is_over:
-                raise JournalTrouble(self.trouble)
+                raise JournalError(self.trouble)
             written = asyncio.get_running_loop().create_future()
             self._waiters.append(_Waiter(place, written))
         try:
             async with asyncio.timeout(limit_s):  # wait_for may lose a cancellation
                 await written
         except TimeoutError:
-            raise JournalTrouble(self.trouble or "the disk is slow") from None
+            raise JournalError(self.trouble or "the disk is slow") from None
 
     def drain(self, limit_s: float) -> bool:
         """Whether all that was put before is on disk; blocks."""
@@ -180,7 +180,7 @@ class Writer:
         with self._wake:
             self.trouble, self._is_over = trouble, True
             waiters, self._waiters = self._waiters, []
-        _resolve(waiters, JournalTrouble(trouble))
+        _resolve(waiters, JournalError(trouble))
 
 
 def _resolve(waiters: Sequence[_Waiter], failure: Exception | None = None) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fakevllm_adapters.protocol.swarm import LogEntry, TrainedGroup
 from fakevllm_server.journal import changes, reads
-from fakevllm_server.journal.reads import PlannedBatch, Served
+from fakevllm_server.journal.reads import PlannedBatch, ServedWeights
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.writer import Change
@@ -77,7 +77,7 @@ class RunLog:
 
     async def published(self, version: int, step: int) -> None:
         self.version = max(self.version, version)
-        self._served = Served(version, step)
+        self._served = ServedWeights(version, step)
         await self._journal.write(changes.published(version, step))
 
     async def rolled_back(self, step: int, version: int) -> list[PlannedBatch]:

@@ -20,7 +20,7 @@ KEEP = 3
 """The newest; the best one is kept beside them."""
 
 
-class Saves:
+class Checkpointer:
     def __init__(
         self, trainer: Trainer, folders: CheckpointFolders, journal: Journal, save_freq: int
     ) -> None:

@@ -13,7 +13,7 @@ MAX_TOO_FAR = 3
 (other weights, another tokenizer, another temperature) does not go away by itself."""
 
 
-class StopLimit:
+class MismatchStop:
     def __init__(self) -> None:
         self._too_far: list[int] = []
         """Steps in a row."""
@@ -58,10 +58,10 @@ PROVEN_AFTER_S = 180.0
 """An engine that lived so long was well: its death is a new trouble, not the old one again."""
 
 
-class BackOff:
+class RestartBackoff:
     """Pauses double while engines die young.
 
-    >>> back_off = BackOff()
+    >>> back_off = RestartBackoff()
     >>> [back_off.failed(now) for now in (0.0, 1.0, 2.0)]
     [1.0, 2.0, 4.0]
     """

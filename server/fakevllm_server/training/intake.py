@@ -26,12 +26,17 @@ from fakevllm_adapters.protocol.swarm import (
     SiblingRef,
 )
 from fakevllm_adapters.vllm_compat.context import bounded
-from fakevllm_server.episodes.participation import TakingPart
+from fakevllm_server.episodes.participation import Participation
 from fakevllm_server.episodes.pool import Pool
-from fakevllm_server.episodes.registry import Episode, Episodes, Idempotency
-from fakevllm_server.episodes.states import Engine
-from fakevllm_server.episodes.submissions import Acknowledged, OtherBody, Submissions, hash_of
-from fakevllm_server.episodes.waiting_tasks import Completed
+from fakevllm_server.episodes.registry import Episode, EpisodeRegistry, Idempotency
+from fakevllm_server.episodes.states import EngineLifecycle
+from fakevllm_server.episodes.submissions import (
+    CachedReply,
+    IdempotencyConflict,
+    SubmissionCache,
+    hash_of,
+)
+from fakevllm_server.episodes.waiting_tasks import CompletedTask
 from fakevllm_server.journal import changes, reads
 from fakevllm_server.journal.rows import (
     PooledGroup,
@@ -42,7 +47,7 @@ from fakevllm_server.journal.rows import (
 )
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.tables import GroupState
-from fakevllm_server.journal.writer import Change, JournalTrouble
+from fakevllm_server.journal.writer import Change, JournalError
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.types.calls import RecordedCall
 
@@ -57,26 +62,26 @@ def _warning(episode: Episode, closed: str | None) -> str:
 
 
 class Intake:
-    def __init__(self, journal: Journal, runlog: RunLog, engine: Engine) -> None:
+    def __init__(self, journal: Journal, runlog: RunLog, engine: EngineLifecycle) -> None:
         self._journal = journal
         self._log = runlog
         self._engine = engine
-        self._acknowledging = Acknowledging(journal)
-        self.episodes = Episodes()
+        self._acknowledging = Acknowledger(journal)
+        self.episodes = EpisodeRegistry()
         self.pool = self._new_pool(None)
-        self.taking_part = TakingPart(self.pool, engine)
+        self.participation = Participation(self.pool, engine)
 
     def resume(self, job: TrainJob | None, now: float) -> None:
         """What the journal holds, for this job. Once at the start of a life, and at that of an
         engine, when nothing is on its way."""
         found = self._journal.read(reads.waiting, now)
-        self.episodes = Episodes()
+        self.episodes = EpisodeRegistry()
         self.episodes.reopen(found.open_episodes)
         for episode in found.claimed:
             self.episodes.restore(episode)
         self.pool = self._new_pool(job)
         self.pool.clients.restore(self._journal.read(clients_that_wait))
-        self.taking_part = TakingPart(self.pool, self._engine)
+        self.participation = Participation(self.pool, self._engine)
         dropped = self.pool.restore(found.groups, found.open_groups, now)
         dropped |= dict.fromkeys(found.corrupt, reads.CORRUPT)
         dropped |= self._give_up_corrupt(found)
@@ -95,11 +100,11 @@ class Intake:
         policy: ThrottlePolicy | None = None,
         idempotency: Idempotency | None = None,
     ) -> Episode:
-        """Raises JournalTrouble."""
+        """Raises JournalError."""
         self._journal.check_room()
         now = time.monotonic()
         episode = self.episodes.claim(client_uuid, kind, idle_limit_s, now, owner, idempotency)
-        self.taking_part.claimed(episode, policy, now)
+        self.participation.claimed(episode, policy, now)
         await self._written(changes.claimed(episode))
         return episode
 
@@ -110,29 +115,29 @@ class Intake:
         idempotency: Idempotency,
         policy: ThrottlePolicy | None = None,
     ) -> Episode | None:
-        """What the same request has claimed before, as long as it stands. Raises OtherBody,
-        JournalTrouble."""
+        """What the same request has claimed before, as long as it stands. Raises
+        IdempotencyConflict, JournalError."""
         episode = self.episodes.find_claim(client_uuid, owner, idempotency)
         if episode is None:
             return None
         now = time.monotonic()
         self.episodes.renew(episode, now)
-        self.taking_part.clients.seen(client_uuid, now)
+        self.participation.clients.seen(client_uuid, now)
         if not episode.task_id:  # of an earlier life, which the journal does not tell
-            self.taking_part.claimed(episode, policy, now)
+            self.participation.claimed(episode, policy, now)
         await self._written()
         return episode
 
     async def end_episode(
         self, request: EndEpisodeRequest, reward: float, closed: str | None
     ) -> EndEpisodeReply:
-        """Raises EpisodeRefused, OtherBody, JournalTrouble."""
+        """Raises EpisodeRefused, IdempotencyConflict, JournalError."""
 
         def decide() -> Decided[EndEpisodeReply]:
             episode = self.episodes.end(request.episode_uuid, request.client_uuid)
             waits = request.task_id if closed is None else None
             is_active = request.declare_client_active
-            self.taking_part.over(episode, waits, is_active, time.monotonic())
+            self.participation.over(episode, waits, is_active, time.monotonic())
             sample = ScoredSample(episode.uuid, 0, reward, request.task_id)
             group, members = self._group_of(episode, sample, closed)
             is_eval = episode.kind == "eval"
@@ -148,10 +153,10 @@ class Intake:
         return await self._acknowledging.once(key, request, EndEpisodeReply, decide, is_new=is_new)
 
     async def abort_episode(self, uuid: str, client_uuid: str, is_active: bool = True) -> None:
-        """Raises JournalTrouble."""
+        """Raises JournalError."""
         episode = self.episodes.abort(uuid, client_uuid)
         if episode is not None:
-            self.taking_part.over(episode, None, is_active, time.monotonic())
+            self.participation.over(episode, None, is_active, time.monotonic())
         await self._written(*([] if episode is None else [changes.reopened([episode])]))
 
     def sweep(self, now: float) -> None:
@@ -159,7 +164,7 @@ class Intake:
         idle = self.episodes.sweep(now)
         if idle:
             self._journal.put(changes.reopened(idle))
-        self.taking_part.lapsed(idle, now)
+        self.participation.lapsed(idle, now)
         for left in self.pool.complete_left(now):
             self._journal.put(changes.task_completed(*self._told(left)))
 
@@ -193,7 +198,7 @@ class Intake:
     # --- groups
 
     async def end_group(self, request: EndGroupRequest, closed: str | None) -> EndGroupReply:
-        """Raises OtherBody, JournalTrouble."""
+        """Raises IdempotencyConflict, JournalError."""
 
         def decide() -> Decided[EndGroupReply]:
             reply = self.pool.end_group(
@@ -219,7 +224,7 @@ class Intake:
     async def add_sample(
         self, request: AddSampleRequest, calls: Sequence[RecordedCall], closed: str | None
     ) -> EndGroupReply:
-        """Raises OtherBody, JournalTrouble."""
+        """Raises IdempotencyConflict, JournalError."""
         name, advantage = request.sample_id, request.advantage
 
         def decide() -> Decided[EndGroupReply]:
@@ -233,7 +238,7 @@ class Intake:
         return await self._acknowledging.once(f"sample:{name}", request, EndGroupReply, decide)
 
     async def abort_group(self, group_id: str) -> None:
-        """Raises JournalTrouble."""
+        """Raises JournalError."""
         is_new = self.pool.abort_group(group_id)
         await self._written(*([changes.group_aborted(group_id)] if is_new else []))
 
@@ -242,7 +247,7 @@ class Intake:
     def _new_pool(self, job: TrainJob | None) -> Pool:
         return Pool(job, lambda group_id: self._journal.read(reads.why_ended, group_id))
 
-    def _give_up_corrupt(self, found: reads.Waiting) -> dict[str, str]:
+    def _give_up_corrupt(self, found: reads.PendingWork) -> dict[str, str]:
         """Claims are open again, as if they had run out; samples that wait are dropped alone."""
         claims, samples = found.corrupt_claims, found.corrupt_samples
         if claims:
@@ -279,7 +284,7 @@ class Intake:
         completed = self.pool.add_episode(sample.task_id, sample.reward, calls, owner=sample.owner)
         return (None, []) if completed is None else self._told(completed)
 
-    def _told(self, completed: Completed) -> tuple[PooledGroup, list[ScoredSample]]:
+    def _told(self, completed: CompletedTask) -> tuple[PooledGroup, list[ScoredSample]]:
         group = completed.group
         members = [ScoredSample(one.owner, one.index, one.reward) for one in group.episodes]
         return pooled_or_dropped(group.group_id, completed.reason), members
@@ -300,7 +305,7 @@ class Intake:
     async def _kept(self, change: Change) -> None:
         place = self._journal.put(change)
         if self._journal.trouble is None:
-            with contextlib.suppress(JournalTrouble):
+            with contextlib.suppress(JournalError):
                 await self._journal.reach(place, CALL_LIMIT_S)
 
 
@@ -312,10 +317,10 @@ Decided = tuple[Reply, Callable[[Submission], Change] | None]
 """A reply, and the change it acknowledges; None where there is none."""
 
 
-class Acknowledging:
+class Acknowledger:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._submissions = Submissions()
+        self._submissions = SubmissionCache()
 
     async def once(
         self,
@@ -327,8 +332,8 @@ class Acknowledging:
         is_new: bool = False,
     ) -> Reply:
         """What was answered to the same before; else what is decided now, once it is on disk.
-        `is_new`: what it ends is open here, so nothing was ever answered. Raises OtherBody,
-        JournalTrouble."""
+        `is_new`: what it ends is open here, so nothing was ever answered. Raises
+        IdempotencyConflict, JournalError."""
         body_hash = hash_of(request)
         known = None if is_new else await self._known(key, body_hash, kind)
         if known is not None:
@@ -339,17 +344,17 @@ class Acknowledging:
             return reply
         submission = Submission(key, body_hash, reply.model_dump_json(exclude={"calls"}))
         place = self._journal.put(change(submission))
-        latest = Acknowledged(body_hash, reply, place)
+        latest = CachedReply(body_hash, reply, place)
         self._submissions.remember(key, latest, self._journal.reached)
         await self._journal.reach(place)
         return reply
 
     async def _known(self, key: str, body_hash: bytes, kind: type[Reply]) -> Reply | None:
-        """What was answered to the same before. Raises OtherBody, JournalTrouble."""
+        """What was answered to the same before. Raises IdempotencyConflict, JournalError."""
         latest = self._submissions.find(key)
         if latest is not None:
             if latest.body_hash != body_hash:
-                raise OtherBody
+                raise IdempotencyConflict
             await self._journal.reach(latest.place)
             assert isinstance(latest.reply, kind)
             return latest.reply
@@ -357,7 +362,7 @@ class Acknowledging:
         if kept is None:
             return None
         if kept.body_hash != body_hash:
-            raise OtherBody
+            raise IdempotencyConflict
         return kind.model_validate_json(kept.reply_json)
 
 

@@ -14,14 +14,14 @@ from collections.abc import Awaitable, Callable
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server.episodes.states import Engine
+from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.forest.history import Vocabulary
 from fakevllm_server.run.log import RunLog
-from fakevllm_server.training.checkpointing import Saves
-from fakevllm_server.training.guards import BackOff, finished
+from fakevllm_server.training.checkpointing import Checkpointer
+from fakevllm_server.training.guards import RestartBackoff, finished
 from fakevllm_server.training.intake import Intake
-from fakevllm_server.training.publisher import LastWeights
-from fakevllm_server.training.step import Steps
+from fakevllm_server.training.publisher import Publisher
+from fakevllm_server.training.step import StepRunner
 from fakevllm_server.types.backend import Backend, BackendError, BackendRefused, Endpoint
 
 log = logging.getLogger("fakevllm.server")
@@ -43,11 +43,11 @@ class TrainLoop:
     def __init__(
         self,
         job: TrainJob,
-        engine: Engine,
+        engine: EngineLifecycle,
         intake: Intake,
         backend: Backend,
         runlog: RunLog,
-        saves: Saves,
+        saves: Checkpointer,
         on_endpoint: Callable[[Endpoint], Awaitable[None]],
         vocabulary: Callable[[], Vocabulary] = Vocabulary,
     ) -> None:
@@ -59,11 +59,13 @@ class TrainLoop:
         self._backend = backend
         self._log = runlog
         self._saves = saves
-        self._steps = Steps(job, engine, self._pool, backend.trainer, runlog, saves, vocabulary)
-        self._weights = LastWeights(job, engine, backend, runlog, saves, self._steps)
+        self._steps = StepRunner(
+            job, engine, self._pool, backend.trainer, runlog, saves, vocabulary
+        )
+        self._weights = Publisher(job, engine, backend, runlog, saves, self._steps)
         self._on_endpoint = on_endpoint
         self._changed = asyncio.Event()
-        self._back_off = BackOff()
+        self._back_off = RestartBackoff()
         self._is_stopping = False
         self._sweep_at = 0.0
         self._connected: Endpoint | None = None

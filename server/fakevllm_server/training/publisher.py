@@ -8,26 +8,26 @@ from __future__ import annotations
 import logging
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.episodes.states import Engine
+from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.journal.reads import PlannedBatch
 from fakevllm_server.run.log import RunLog
-from fakevllm_server.training.checkpointing import Saves
-from fakevllm_server.training.step import Steps
+from fakevllm_server.training.checkpointing import Checkpointer
+from fakevllm_server.training.step import StepRunner
 from fakevllm_server.types.backend import Backend, BackendError, BackendRefused, Started
 from fakevllm_server.types.crash_points import crash_point
 
 log = logging.getLogger("fakevllm.server")
 
 
-class LastWeights:
+class Publisher:
     def __init__(
         self,
         job: TrainJob,
-        engine: Engine,
+        engine: EngineLifecycle,
         backend: Backend,
         runlog: RunLog,
-        saves: Saves,
-        steps: Steps,
+        saves: Checkpointer,
+        steps: StepRunner,
     ) -> None:
         self._job = job
         self._engine = engine

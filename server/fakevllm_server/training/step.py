@@ -13,14 +13,14 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.packed_numbers import jsonable_numbers
 from fakevllm_server.algorithms.staleness import keep_fresh
 from fakevllm_server.episodes.pool import Pool
-from fakevllm_server.episodes.states import Engine
+from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.forest.history import Vocabulary
 from fakevllm_server.journal.reads import PlannedBatch
 from fakevllm_server.run.coverage import coverage, nothing_trained
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.batch import PlannedStep, branches, plan_step, with_left_out
-from fakevllm_server.training.checkpointing import Saves
-from fakevllm_server.training.guards import StopLimit
+from fakevllm_server.training.checkpointing import Checkpointer
+from fakevllm_server.training.guards import MismatchStop
 from fakevllm_server.training.reward_kl import reward_penalties
 from fakevllm_server.training.step_log import DROPPED, not_finite, shown, step_line
 from fakevllm_server.types.backend import ActionFailed, LossSpec, StepMetrics, Trainer
@@ -39,15 +39,15 @@ class StepFailed(Exception):
     """A step could not be made, and that is not the engine's end."""
 
 
-class Steps:
+class StepRunner:
     def __init__(
         self,
         job: TrainJob,
-        engine: Engine,
+        engine: EngineLifecycle,
         pool: Pool,
         trainer: Trainer,
         runlog: RunLog,
-        saves: Saves,
+        saves: Checkpointer,
         vocabulary: Callable[[], Vocabulary] = Vocabulary,
     ) -> None:
         """`vocabulary` names why sessions branch; it may take its time and is asked in a thread."""
@@ -58,7 +58,7 @@ class Steps:
         self._log = runlog
         self._saves = saves
         self._vocabulary = vocabulary
-        self._limit = StopLimit()
+        self._limit = MismatchStop()
         self._count_earlier(job.max_mismatch_k3)
         self._told_drops = Counter(runlog.drops)
         self._planned: deque[PlannedBatch] = deque()
@@ -70,7 +70,8 @@ class Steps:
         """Whether the trainer's weights are those of the steps in the log."""
 
     def _count_earlier(self, limit: float | None) -> None:
-        """Steps of earlier lives. One that ended right at the limit may not have told of it."""
+        """Count the steps of earlier processes, which may have ended right at the limit before they
+        recorded the stop."""
         for made in self._log.since_stop():
             self._limit.saw(made.step, made.metrics, limit)
         if self.stopped is not None:

@@ -80,7 +80,7 @@ def _clients(
     swarm: Swarm, tasks: dict[str, list[ScoredEpisode]]
 ) -> Iterator[tuple[str, list[str]]]:
     for task_id, episodes in tasks.items():
-        found = [swarm.taking_part.client_of(one.owner) for one in episodes]
+        found = [swarm.participation.client_of(one.owner) for one in episodes]
         known = [client for client in found if client is not None]
         if known:
             yield task_id, known

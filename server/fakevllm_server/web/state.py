@@ -19,19 +19,19 @@ from fakevllm_server.backends.process.table import open_backend
 from fakevllm_server.backends.vllm.command import job_arguments
 from fakevllm_server.config.model import ConfigError, ServerConfig, find_model
 from fakevllm_server.episodes.group_policy import batches_waiting
-from fakevllm_server.episodes.participation import TakingPart
+from fakevllm_server.episodes.participation import Participation
 from fakevllm_server.episodes.pool import Pool
-from fakevllm_server.episodes.registry import Episodes
-from fakevllm_server.episodes.states import WatchedEngine
+from fakevllm_server.episodes.registry import EpisodeRegistry
+from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.journal import changes, reads
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.journal.writer import JournalTrouble
+from fakevllm_server.journal.writer import JournalError
 from fakevllm_server.rollout.engine_client import EngineClient
 from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.run.folder import RunFolder, fingerprint
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.run.metadata import life_of
-from fakevllm_server.training.checkpointing import Saves
+from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.guards import finished
 from fakevllm_server.training.intake import Intake
 from fakevllm_server.training.loop import TrainLoop
@@ -53,7 +53,7 @@ _JOB, _RUNS = "job", "engine_runs"
 @dataclass(slots=True)
 class Swarm:
     config: ServerConfig
-    engine: WatchedEngine = field(default_factory=WatchedEngine)
+    engine: EngineLifecycle = field(default_factory=EngineLifecycle)
     job: TrainJob | None = None
     server_id: str = field(default_factory=new_id)
     upstream: EngineClient | None = None
@@ -105,7 +105,7 @@ class Swarm:
             raise
 
     @property
-    def episodes(self) -> Episodes:
+    def episodes(self) -> EpisodeRegistry:
         return self.intake.episodes
 
     @property
@@ -113,8 +113,8 @@ class Swarm:
         return self.intake.pool
 
     @property
-    def taking_part(self) -> TakingPart:
-        return self.intake.taking_part
+    def participation(self) -> Participation:
+        return self.intake.participation
 
     async def resume(self) -> None:
         """Starts the engine where one ran when an earlier life ended without stopping it."""
@@ -124,7 +124,7 @@ class Swarm:
         async with self.changing_engine:
             try:
                 await self.start_engine()
-            except (ConfigError, JournalTrouble) as error:
+            except (ConfigError, JournalError) as error:
                 log.error("%s The engine stays offline.", error)
 
     async def start_engine(self) -> None:
@@ -141,7 +141,7 @@ class Swarm:
         await asyncio.to_thread(self._folder.remember_life, life)
         self.intake.resume(self.job, time.monotonic())
         self.engine.move(EngineStatus.BOOTING, time.monotonic())
-        saves = Saves(backend.trainer, self._checkpoints, self.journal, self.job.save_freq)
+        saves = Checkpointer(backend.trainer, self._checkpoints, self.journal, self.job.save_freq)
         self._loop = TrainLoop(
             self.job,
             self.engine,
@@ -168,7 +168,7 @@ class Swarm:
         if before is not None:
             await _leave(before)
         self.intake.give_up_episodes()
-        self.taking_part.is_paused = False
+        self.participation.is_paused = False
         self.journal.put(changes.remembered(_RUNS, None))
         if self.engine.status is not EngineStatus.OFFLINE:
             self.engine.move(EngineStatus.OFFLINE, time.monotonic())

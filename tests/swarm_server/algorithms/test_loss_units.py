@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakevllm_adapters.job.loss_spec import AGGREGATIONS, LossSpec
-from fakevllm_server.algorithms.loss_units import Counted, call_shares, token_weight, unit_labels
+from fakevllm_server.algorithms.loss_units import LossCall, call_shares, token_weight, unit_labels
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def test_calls_of_an_episode_share_its_vote() -> None:
     assert token_weight("call", 4) == token_weight("timeline", 4) == 1.0
 
 
-CALLS = [Counted("a", 1.0, 3), Counted("b", 0.5, 2), Counted("b", 0.5, 4), Counted("c", 1.0, 0)]
+CALLS = [LossCall("a", 1.0, 3), LossCall("b", 0.5, 2), LossCall("b", 0.5, 4), LossCall("c", 1.0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_the_longest_unit_is_the_norm_where_none_is_set() -> None:
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_a_call_that_does_not_count_changes_no_share(mode: str) -> None:
     spec = LossSpec(loss_agg_mode=mode)
-    masked = [Counted("b", 0.0, 7), *CALLS, Counted("d", 0.0, 9)]
+    masked = [LossCall("b", 0.0, 7), *CALLS, LossCall("d", 0.0, 9)]
     shares = call_shares(masked, spec)
     assert shares[0].scale == shares[-1].scale == 0.0
     assert [s.scale for s in shares[1:-1]] == [s.scale for s in call_shares(CALLS, spec)]
@@ -91,7 +91,7 @@ def test_a_call_that_does_not_count_changes_no_share(mode: str) -> None:
 def test_a_step_without_tokens_divides_by_nothing(mode: str) -> None:
     spec = LossSpec(loss_agg_mode=mode)
     assert call_shares([], spec) == []
-    assert [s.scale for s in call_shares([Counted("a", 1.0, 0), Counted("b", 0.0, 3)], spec)] == [
+    assert [s.scale for s in call_shares([LossCall("a", 1.0, 0), LossCall("b", 0.0, 3)], spec)] == [
         0.0,
         0.0,
     ]
@@ -103,7 +103,7 @@ def test_a_step_without_tokens_divides_by_nothing(mode: str) -> None:
     )
 )
 def test_means_have_shares_that_sum_to_one(calls: list[tuple[int, float, int]]) -> None:
-    counted = [Counted(*call) for call in calls]
+    counted = [LossCall(*call) for call in calls]
     for mode in ("token-mean", "seq-mean-token-mean"):
         shares = call_shares(counted, LossSpec(loss_agg_mode=mode))
         for kind in ("scale", "token_share"):

@@ -16,7 +16,7 @@ from swarm_server.training.intakes import Lives
 from fakevllm_adapters.protocol.swarm import EndEpisodeRequest, WorkflowOutput
 from fakevllm_server.episodes import waiting_tasks
 from fakevllm_server.episodes.pool import Pool
-from fakevllm_server.episodes.waiting_tasks import Completed
+from fakevllm_server.episodes.waiting_tasks import CompletedTask
 
 HOUR_S = 3600.0
 
@@ -30,7 +30,7 @@ def waiting(*rewards: float, num_repeat: int = 4, **settings: Any) -> Pool:
     return pool
 
 
-def only(found: list[Completed]) -> Completed:
+def only(found: list[CompletedTask]) -> CompletedTask:
     (one,) = found
     return one
 

@@ -12,7 +12,7 @@ from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.episodes import finished_groups, open_groups
 from fakevllm_server.episodes import finished_groups as ended_ids
 from fakevllm_server.episodes.pool import Pool
-from fakevllm_server.episodes.waiting_tasks import Completed
+from fakevllm_server.episodes.waiting_tasks import CompletedTask
 
 
 def test_a_group_with_two_rewards_is_pooled_with_its_calls_in_the_reply() -> None:
@@ -108,7 +108,7 @@ def test_episodes_of_a_task_make_a_group_when_there_are_enough() -> None:
     assert pool.num_finished == 0
     completed = pool.add_episode("t", 0.0, [call()], "two")
     (group,) = pool.take(version=0).groups
-    assert completed == Completed(group, None)
+    assert completed == CompletedTask(group, None)
     assert [episode.owner for episode in group.episodes] == ["one", "two"]
     assert [len(episode.calls) for episode in group.episodes] == [2, 1]
     assert group.rewards == [1.0, 0.0]

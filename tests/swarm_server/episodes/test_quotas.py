@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_server.episodes.quotas import ASKING_S, UNDER_WAY_S, VAIN_PARTS, VAIN_TASKS, Mixes
+from fakevllm_server.episodes.quotas import ASKING_S, UNDER_WAY_S, VAIN_PARTS, VAIN_TASKS, MixQuotas
 
 LEAD = 1.5
 RETRY_S = 2.0
@@ -37,7 +37,7 @@ class Steps:
     """The newest of what waits makes a step, `seconds` after it is there; nobody may claim
     meanwhile, so the mixes' clock stands. The rest waits on, and grows stale."""
 
-    def __init__(self, mixes: Mixes, batch_size: int, seconds: float) -> None:
+    def __init__(self, mixes: MixQuotas, batch_size: int, seconds: float) -> None:
         self._mixes, self._batch_size, self._seconds = mixes, batch_size, seconds
         self._stood_s = 0.0
         self._waiting: dict[str, str] = {}
@@ -87,7 +87,7 @@ def realised(
 ) -> dict[str, float]:
     """Shares of what the first steps were made of. Each worker asks for its next episode, again
     after two seconds where it may not begin; as many are played at once as a step needs."""
-    drawn, mixes = random.Random(seed), Mixes(batch_size)
+    drawn, mixes = random.Random(seed), MixQuotas(batch_size)
     steps = Steps(mixes, batch_size, step_s)
     repeats: Counter[str] = Counter()
     numbers: Counter[str] = Counter()
@@ -187,13 +187,13 @@ def test_any_mix_of_any_speeds_is_within_three_points(
 
 
 def test_a_mix_that_is_alone_is_never_held_back() -> None:
-    mixes = Mixes(4)
+    mixes = MixQuotas(4)
     for number in range(100):
         assert mixes.may_begin("math", 0.1, LEAD, f"t{number}", 0.0)
         mixes.claimed("math", f"t{number}", 0.0)
 
 
-def filled(mixes: Mixes, name: str, share: float, now: float) -> int:
+def filled(mixes: MixQuotas, name: str, share: float, now: float) -> int:
     """How many tasks it may begin at once."""
     for number in range(1000):
         task = f"{name}-{now}-{number}"
@@ -206,7 +206,7 @@ def filled(mixes: Mixes, name: str, share: float, now: float) -> int:
 
 
 def test_a_mix_that_has_gone_holds_nobody_back_and_has_nothing_to_make_up_for() -> None:
-    mixes = Mixes(8)
+    mixes = MixQuotas(8)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
     assert filled(mixes, "code", 0.5, 0.0) == 6
     later = ASKING_S + 1
@@ -217,14 +217,14 @@ def test_a_mix_that_has_gone_holds_nobody_back_and_has_nothing_to_make_up_for() 
 
 
 def test_who_comes_later_begins_where_the_others_are() -> None:
-    mixes = Mixes(8)
+    mixes = MixQuotas(8)
     assert filled(mixes, "code", 0.5, 0.0) == 1000
     assert mixes.may_begin("math", 0.5, LEAD, "m", 1.0)
     assert filled(mixes, "code", 0.5, 1.0) == 6
 
 
 def test_a_mix_whose_episodes_run_is_waited_for_however_long_they_take() -> None:
-    mixes = Mixes(8)
+    mixes = MixQuotas(8)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
     mixes.claimed("math", "m", 0.0)
     assert filled(mixes, "code", 0.5, 10 * ASKING_S) < 20
@@ -233,7 +233,7 @@ def test_a_mix_whose_episodes_run_is_waited_for_however_long_they_take() -> None
 
 
 def test_repeats_of_a_task_that_has_begun_are_never_held_back() -> None:
-    mixes = Mixes(2)
+    mixes = MixQuotas(2)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
     mixes.claimed("math", "m", 0.0)
     assert mixes.may_begin("code", 0.5, LEAD, "first", 0.0)
@@ -242,7 +242,7 @@ def test_repeats_of_a_task_that_has_begun_are_never_held_back() -> None:
     assert mixes.may_begin("code", 0.5, LEAD, "first", 0.0)
 
 
-def gives_up(mixes: Mixes, name: str, num: int, now: float) -> None:
+def gives_up(mixes: MixQuotas, name: str, num: int, now: float) -> None:
     for number in range(num):
         task = f"{name}-{now}-vain-{number}"
         assert mixes.may_begin(name, 0.5, LEAD, task, now)
@@ -250,7 +250,7 @@ def gives_up(mixes: Mixes, name: str, num: int, now: float) -> None:
         mixes.gave_up(task, now)
 
 
-def drops(mixes: Mixes, name: str, num: int, now: float) -> None:
+def drops(mixes: MixQuotas, name: str, num: int, now: float) -> None:
     for number in range(num):
         task = f"{name}-{now}-vain-{number}"
         assert mixes.may_begin(name, 0.5, LEAD, task, now)
@@ -261,9 +261,9 @@ def drops(mixes: Mixes, name: str, num: int, now: float) -> None:
 
 @pytest.mark.parametrize("in_vain", [drops, gives_up])
 def test_a_mix_whose_tasks_come_to_nothing_is_not_waited_for(
-    in_vain: Callable[[Mixes, str, int, float], None],
+    in_vain: Callable[[MixQuotas, str, int, float], None],
 ) -> None:
-    mixes = Mixes(8)
+    mixes = MixQuotas(8)
     in_vain(mixes, "hard", VAIN_TASKS - 1, 0.0)
     assert filled(mixes, "easy", 0.5, 0.0) == 6, "that may be bad luck"
     in_vain(mixes, "hard", 1, 1.0)
@@ -272,7 +272,7 @@ def test_a_mix_whose_tasks_come_to_nothing_is_not_waited_for(
 
 
 def test_several_parts_of_a_large_batch_have_to_come_to_nothing() -> None:
-    mixes = Mixes(100)
+    mixes = MixQuotas(100)
     assert mixes.may_begin("easy", 0.5, LEAD, "e", 0.0)
     drops(mixes, "hard", VAIN_PARTS * 50 - 1, 0.0)
     assert filled(mixes, "easy", 0.5, 0.0) == 75
@@ -281,7 +281,7 @@ def test_several_parts_of_a_large_batch_have_to_come_to_nothing() -> None:
 
 
 def test_a_mix_that_gives_something_again_is_waited_for_with_nothing_to_make_up_for() -> None:
-    mixes = Mixes(8)
+    mixes = MixQuotas(8)
     drops(mixes, "hard", VAIN_TASKS, 0.0)
     assert filled(mixes, "easy", 0.5, 0.0) == 1000
     assert filled(mixes, "hard", 0.5, 0.0) == 6
@@ -289,7 +289,7 @@ def test_a_mix_that_gives_something_again_is_waited_for_with_nothing_to_make_up_
 
 
 def test_where_all_mixes_give_nothing_none_waits_for_another() -> None:
-    mixes = Mixes(8)
+    mixes = MixQuotas(8)
     assert mixes.may_begin("harder", 0.5, LEAD, "h", 0.0)
     assert filled(mixes, "hard", 0.5, 0.0) == 6
     assert filled(mixes, "harder", 0.5, 0.0) == 12
@@ -301,7 +301,7 @@ def test_where_all_mixes_give_nothing_none_waits_for_another() -> None:
     assert mixes.may_begin("harder", 0.5, LEAD, "i", 2.0)
 
 
-def left_open(mixes: Mixes, name: str, now: float) -> int:
+def left_open(mixes: MixQuotas, name: str, now: float) -> int:
     """How many tasks it may begin and leave half done."""
     for number in range(1000):
         task = f"{name}-{now}-{number}"
@@ -313,7 +313,7 @@ def left_open(mixes: Mixes, name: str, now: float) -> int:
 
 
 def test_a_task_that_lacks_episodes_nobody_plays_is_not_under_way_for_long() -> None:
-    mixes = Mixes(8)
+    mixes = MixQuotas(8)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
     assert left_open(mixes, "code", 0.0) == 6
     later = UNDER_WAY_S + 1
@@ -324,7 +324,7 @@ def test_a_task_that_lacks_episodes_nobody_plays_is_not_under_way_for_long() -> 
 
 
 def test_episodes_that_are_given_up_leave_nothing_under_way() -> None:
-    mixes = Mixes(8)
+    mixes = MixQuotas(8)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
     for number in range(100):
         assert mixes.may_begin("code", 0.5, LEAD, f"c{number}", 0.0)
@@ -333,7 +333,7 @@ def test_episodes_that_are_given_up_leave_nothing_under_way() -> None:
 
 
 def test_another_share_holds_from_then_on_and_not_for_what_is_past() -> None:
-    mixes = Mixes(8)
+    mixes = MixQuotas(8)
     begun: Counter[str] = Counter()
     for rounds, shares in ((range(100), (0.6, 0.4)), (range(100, 200), (0.2, 0.4))):
         begun.clear()
@@ -344,7 +344,7 @@ def test_another_share_holds_from_then_on_and_not_for_what_is_past() -> None:
 
 
 def test_an_episode_handed_in_for_another_task_than_it_was_claimed_for_counts_there() -> None:
-    mixes = Mixes(8)
+    mixes = MixQuotas(8)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
     num_begun = 0
     while num_begun < 100 and mixes.may_begin("code", 0.5, LEAD, f"c{num_begun}", 0.0):
@@ -356,7 +356,7 @@ def test_an_episode_handed_in_for_another_task_than_it_was_claimed_for_counts_th
 
 
 def test_a_task_that_is_played_on_after_it_is_complete_counts_each_time() -> None:
-    mixes = Mixes(8)
+    mixes = MixQuotas(8)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
     assert mixes.may_begin("code", 0.5, LEAD, "c", 0.0)
     mixes.claimed("code", "c", 0.0)
@@ -369,7 +369,7 @@ def test_a_task_that_is_played_on_after_it_is_complete_counts_each_time() -> Non
 
 def test_who_comes_back_before_others_leaves_them_no_way_to_make_up() -> None:
     """One is forgotten, the other has a task that lacks an episode."""
-    mixes = Mixes(8)
+    mixes = MixQuotas(8)
     for now in range(20):
         for name in ("math", "code"):
             filled(mixes, name, 0.5, float(now) / 10)
@@ -385,7 +385,7 @@ def test_who_comes_back_before_others_leaves_them_no_way_to_make_up() -> None:
 
 
 def test_who_has_gone_is_forgotten() -> None:
-    mixes = Mixes(8)
+    mixes = MixQuotas(8)
     for number in range(10):
         assert mixes.may_begin(f"client {number}", 0.5, LEAD, "t", 0.0)
     mixes.claimed("client 3", "t", 0.0)
@@ -400,7 +400,7 @@ def test_who_has_gone_is_forgotten() -> None:
 
 
 def test_a_task_that_was_dropped_while_it_waited_leaves_its_place_to_another() -> None:
-    mixes = Mixes(8)
+    mixes = MixQuotas(8)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
     assert filled(mixes, "code", 0.5, 0.0) == 6
     mixes.taken("code-0.0-0")

@@ -5,15 +5,15 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.episodes.registry import (
     MAX_CLAIMED,
     EpisodeRefused,
-    Episodes,
+    EpisodeRegistry,
     Idempotency,
     slots,
 )
-from fakevllm_server.episodes.submissions import OtherBody
+from fakevllm_server.episodes.submissions import IdempotencyConflict
 
 
 def test_a_claimed_episode_is_found_by_its_key_and_keeps_its_calls() -> None:
-    episodes = Episodes()
+    episodes = EpisodeRegistry()
     episode = episodes.claim("me", "train", 60.0, now=0.0)
     assert episodes.of_key(episode.key) is episode
     episodes.call_begins(episode, now=1.0)
@@ -24,7 +24,7 @@ def test_a_claimed_episode_is_found_by_its_key_and_keeps_its_calls() -> None:
 
 
 def test_a_claim_that_ran_out_is_told_so_and_its_episode_goes_to_the_next() -> None:
-    episodes = Episodes()
+    episodes = EpisodeRegistry()
     first = episodes.claim("me", "train", 10.0, now=0.0)
     assert episodes.sweep(now=11.0) == [first]
     late = r"is not in claimed status, maybe you take \*\*too long\*\* to submit"
@@ -42,12 +42,12 @@ def test_a_claim_that_ran_out_is_told_so_and_its_episode_goes_to_the_next() -> N
 
 def test_an_unknown_episode_is_refused_with_the_protocol_text() -> None:
     with pytest.raises(EpisodeRefused, match=r"^Episode nope not found\.$") as refused:
-        Episodes().end("nope", "me")
+        EpisodeRegistry().end("nope", "me")
     assert refused.value.status == 400
 
 
 def test_a_foreign_end_changes_nothing() -> None:
-    episodes = Episodes()
+    episodes = EpisodeRegistry()
     episode = episodes.claim("me", "train", 60.0, now=0.0)
     with pytest.raises(
         EpisodeRefused, match="is claimed by different client: me, but got you"
@@ -58,7 +58,7 @@ def test_a_foreign_end_changes_nothing() -> None:
 
 
 def test_a_foreign_abort_changes_nothing() -> None:
-    episodes = Episodes()
+    episodes = EpisodeRegistry()
     episode = episodes.claim("me", "train", 60.0, now=0.0)
     episodes.abort(episode.uuid, "you")
     assert episodes.num_claimed == 1
@@ -67,7 +67,7 @@ def test_a_foreign_abort_changes_nothing() -> None:
 
 
 def test_an_idle_episode_is_swept_but_not_one_with_a_call_in_flight() -> None:
-    episodes = Episodes()
+    episodes = EpisodeRegistry()
     idle = episodes.claim("me", "train", 10.0, now=0.0)
     busy = episodes.claim("me", "train", 10.0, now=0.0)
     episodes.call_begins(busy, now=0.0)
@@ -78,7 +78,7 @@ def test_an_idle_episode_is_swept_but_not_one_with_a_call_in_flight() -> None:
 
 
 def test_only_so_many_may_be_claimed_at_once() -> None:
-    episodes = Episodes()
+    episodes = EpisodeRegistry()
     assert episodes.can_claim(1)
     episodes.claim("me", "eval", 10.0, now=0.0)
     assert not episodes.can_claim(1)
@@ -86,20 +86,20 @@ def test_only_so_many_may_be_claimed_at_once() -> None:
 
 
 def test_a_claim_asked_for_again_is_the_same_for_whom_it_is_and_while_it_stands() -> None:
-    episodes, once = Episodes(), Idempotency("once", b"so")
+    episodes, once = EpisodeRegistry(), Idempotency("once", b"so")
     hers = episodes.claim("me", "train", 60.0, 0.0, "ann", once)
     assert episodes.find_claim("me", "ann", once) is hers
     assert episodes.find_claim("you", "ann", once) is None
     assert episodes.find_claim("me", "bob", once) is None
     assert episodes.find_claim("me", "ann", Idempotency("twice", b"so")) is None
-    with pytest.raises(OtherBody):
+    with pytest.raises(IdempotencyConflict):
         episodes.find_claim("me", "ann", Idempotency("once", b"otherwise"))
     episodes.abort(hers.uuid, "me")
     assert episodes.find_claim("me", "ann", once) is None
 
 
 def test_an_episode_is_for_the_key_that_claimed_it() -> None:
-    episodes = Episodes()
+    episodes = EpisodeRegistry()
     hers = episodes.claim("me", "train", 60.0, now=0.0, owner="ann")
     episodes.check_owner(hers.uuid, "ann")
     words = f"^Episode {hers.uuid} is claimed by different client: ann, but got bob\\.$"
@@ -109,7 +109,7 @@ def test_an_episode_is_for_the_key_that_claimed_it() -> None:
 
 
 def test_where_no_key_is_asked_for_an_episode_is_for_everybody() -> None:
-    episodes = Episodes()
+    episodes = EpisodeRegistry()
     nobodys = episodes.claim("me", "train", 60.0, now=0.0)
     hers = episodes.claim("me", "train", 60.0, now=0.0, owner="ann")
     episodes.check_owner(nobodys.uuid, "ann")
@@ -118,7 +118,7 @@ def test_where_no_key_is_asked_for_an_episode_is_for_everybody() -> None:
 
 
 def test_the_next_claim_is_for_whom_it_is_made() -> None:
-    episodes = Episodes()
+    episodes = EpisodeRegistry()
     first = episodes.claim("me", "train", 60.0, now=0.0, owner="ann")
     episodes.abort(first.uuid, "me")
     second = episodes.claim("you", "train", 60.0, now=0.0, owner="bob")

@@ -3,13 +3,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server.episodes.states import POST_DEADLINE_S, TRANSITIONS, Engine, IllegalTransition
+from fakevllm_server.episodes.states import (
+    POST_DEADLINE_S,
+    TRANSITIONS,
+    EngineLifecycle,
+    IllegalTransition,
+)
 
 statuses = st.sampled_from(list(EngineStatus))
 
 
 def test_a_run_goes_through_its_states_in_order() -> None:
-    engine = Engine()
+    engine = EngineLifecycle()
     for status in (
         EngineStatus.BOOTING,
         EngineStatus.ROLLING,
@@ -24,7 +29,7 @@ def test_a_run_goes_through_its_states_in_order() -> None:
 
 @given(st.lists(statuses, max_size=30))
 def test_no_order_of_moves_reaches_a_state_the_table_forbids(moves: list[EngineStatus]) -> None:
-    engine = Engine()
+    engine = EngineLifecycle()
     for to in moves:
         before = engine.status
         if to in TRANSITIONS[before]:
@@ -44,7 +49,7 @@ def test_every_state_can_be_left_for_offline() -> None:
 
 
 def test_post_rolling_ends_when_no_episode_is_claimed_or_the_deadline_has_passed() -> None:
-    engine = Engine()
+    engine = EngineLifecycle()
     for status in (EngineStatus.BOOTING, EngineStatus.ROLLING, EngineStatus.ROLLING_POST):
         engine.move(status, now=100.0)
     assert engine.post_is_over(100.0, num_claimed=0)
@@ -53,7 +58,7 @@ def test_post_rolling_ends_when_no_episode_is_claimed_or_the_deadline_has_passed
 
 
 def test_calls_are_answered_while_weights_sync() -> None:
-    engine = Engine()
+    engine = EngineLifecycle()
     for status in (
         EngineStatus.BOOTING,
         EngineStatus.ROLLING,
@@ -66,7 +71,7 @@ def test_calls_are_answered_while_weights_sync() -> None:
 
 
 def test_the_clock_of_rolling_stands_in_every_other_state() -> None:
-    engine = Engine()
+    engine = EngineLifecycle()
     for status, now, rolled_s in (
         (EngineStatus.BOOTING, 5.0, 0.0),
         (EngineStatus.ROLLING, 10.0, 0.0),

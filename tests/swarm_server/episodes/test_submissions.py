@@ -2,27 +2,27 @@ from typing import Any
 
 from fakevllm_adapters.protocol.swarm import EndGroupReply, EndGroupRequest, SuccessReply
 from fakevllm_server.episodes import submissions
-from fakevllm_server.episodes.submissions import Acknowledged, Submissions, hash_of
+from fakevllm_server.episodes.submissions import CachedReply, SubmissionCache, hash_of
 
 REPLY = SuccessReply(success=True)
 
 
 def test_the_latest_are_found_with_their_words() -> None:
-    known = Submissions()
-    acknowledged = Acknowledged(b"x", REPLY, 1)
+    known = SubmissionCache()
+    acknowledged = CachedReply(b"x", REPLY, 1)
     known.remember("a", acknowledged, reached=0)
     assert known.find("a") is acknowledged
     assert known.find("b") is None
 
 
 def test_only_what_the_journal_can_be_asked_for_is_forgotten() -> None:
-    known = Submissions()
+    known = SubmissionCache()
     most = submissions.MAX_REMEMBERED
     for place in range(1, most + 11):
-        known.remember(str(place), Acknowledged(b"x", REPLY, place), reached=3)
+        known.remember(str(place), CachedReply(b"x", REPLY, place), reached=3)
     found = [place for place in range(1, most + 11) if known.find(str(place))]
     assert found == list(range(4, most + 11))
-    known.remember("last", Acknowledged(b"x", REPLY, most + 11), reached=most)
+    known.remember("last", CachedReply(b"x", REPLY, most + 11), reached=most)
     assert sum(known.find(str(place)) is not None for place in range(1, most + 11)) == most - 1
 
 
@@ -50,11 +50,11 @@ def test_what_decides_nothing_may_differ_and_be_deep() -> None:
 
 def test_only_the_newest_replies_keep_their_calls() -> None:
     """They may be megabytes each."""
-    known = Submissions()
+    known = SubmissionCache()
     most = submissions.MAX_WITH_CALLS
     reply = EndGroupReply(success=True, pooled=True, calls=[[]])
     for place in range(most + 10):
-        known.remember(str(place), Acknowledged(b"x", reply, place), reached=0)
+        known.remember(str(place), CachedReply(b"x", reply, place), reached=0)
     found = [known.find(str(place)) for place in range(most + 10)]
     assert [one is not None and one.reply == reply for one in found] == [False] * 10 + [True] * most
     slim = reply.model_copy(update={"calls": []})

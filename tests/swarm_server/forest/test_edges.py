@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from swarm_server.forest.call_sets import GOLDEN, call_sets
 
-from fakevllm_server.forest import CallTokens, Edges, Forest, plant
+from fakevllm_server.forest import CallTokens, Edges, Forest, build_forest
 
 
 def positions(call: CallTokens) -> list[int]:
@@ -28,7 +28,7 @@ def coefficients(forest: Forest, terms: list[list[float]]) -> list[float]:
 
 
 def test_the_golden_edges() -> None:
-    edges = plant(GOLDEN).edges
+    edges = build_forest(GOLDEN).edges
     assert list(edges.head_node) == [2, 3, 5]
     assert list(edges.head_start) == [0, 2, 4, 5]
     assert list(edges.edge_head) == [0, 0, 1, 1, 2]
@@ -39,7 +39,7 @@ def test_the_golden_edges() -> None:
 
 @given(call_sets())
 def test_every_trained_position_has_its_edge(calls: list[CallTokens]) -> None:
-    forest = plant(calls)
+    forest = build_forest(calls)
     edges = forest.edges
     for index, call in enumerate(calls):
         row = forest.row(index)
@@ -56,7 +56,7 @@ def test_every_trained_position_has_its_edge(calls: list[CallTokens]) -> None:
 
 @given(call_sets())
 def test_edges_and_heads_are_unique_and_wanted(calls: list[CallTokens]) -> None:
-    edges = plant(calls).edges
+    edges = build_forest(calls).edges
     kinds = [(edges.head_temperature[head], edges.head_set[head]) for head in edges.edge_head]
     assert len(set(zip(kinds, edges.edge_node, strict=True))) == edges.num_edges
     sets = [set_of(edges, head) or b"" for head in range(edges.num_heads)]
@@ -68,7 +68,7 @@ def test_edges_and_heads_are_unique_and_wanted(calls: list[CallTokens]) -> None:
 
 @given(call_sets())
 def test_the_edges_of_a_head_are_a_run(calls: list[CallTokens]) -> None:
-    edges = plant(calls).edges
+    edges = build_forest(calls).edges
     assert len(edges.head_start) == edges.num_heads + 1
     counted = [
         head
@@ -87,7 +87,7 @@ def test_golden_coefficients_of_reinforce_by_token_mean() -> None:
         [-advantage / 6] * len(positions(call))
         for call, advantage in zip(GOLDEN, ADVANTAGES, strict=True)
     ]
-    assert coefficients(plant(GOLDEN), terms) == pytest.approx(
+    assert coefficients(build_forest(GOLDEN), terms) == pytest.approx(
         [0, 0, 0, -0.083333, -0.166667, 0, -0.041667, 0.083333, 0.083333], abs=1e-6
     )
 
@@ -97,7 +97,7 @@ def test_golden_coefficients_of_reinforce_by_sequence_mean() -> None:
         [-advantage / 4 / len(positions(call))] * len(positions(call))
         for call, advantage in zip(GOLDEN, ADVANTAGES, strict=True)
     ]
-    assert coefficients(plant(GOLDEN), terms) == pytest.approx(
+    assert coefficients(build_forest(GOLDEN), terms) == pytest.approx(
         [0, 0, 0, -0.0625, -0.125, 0, -0.0625, 0.0625, 0.125], abs=1e-6
     )
 
@@ -109,7 +109,7 @@ def test_golden_coefficients_of_a_clipped_loss_are_sums_of_terms() -> None:
         [0.0 if advantage > 0 else -advantage * ratio / 6] * len(positions(call))
         for call, advantage in zip(GOLDEN, ADVANTAGES, strict=True)
     ]
-    assert coefficients(plant(GOLDEN), terms) == pytest.approx(
+    assert coefficients(build_forest(GOLDEN), terms) == pytest.approx(
         [0, 0, 0, 0.125, 0, 0, 0, 0.125, 0.125], abs=1e-6
     )
 
@@ -117,12 +117,12 @@ def test_golden_coefficients_of_a_clipped_loss_are_sums_of_terms() -> None:
 def test_a_sampled_token_that_comes_back_in_a_prompt_is_trained_once() -> None:
     first = CallTokens.of([1, 2], [3, 4])
     second = CallTokens.of([1, 2, 3, 4, 5], [6])
-    forest = plant([first, second])
+    forest = build_forest([first, second])
     assert forest.edges.num_edges == 3
     assert [len(own) for own in forest.edges.per_call] == [2, 1]
 
 
 def test_twins_keep_a_term_each() -> None:
-    forest = plant([CallTokens.of([1], [2, 3])] * 2)
+    forest = build_forest([CallTokens.of([1], [2, 3])] * 2)
     assert forest.edges.num_edges == 2
     assert forest.edges.per_call[0] == forest.edges.per_call[1]

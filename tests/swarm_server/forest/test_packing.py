@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm_server.forest.call_sets import call_sets
 
-from fakevllm_server.forest import CallTokens, Piece, pack, plant
+from fakevllm_server.forest import CallTokens, Piece, build_forest, pack
 
 budgets = st.integers(1, 30)
 
@@ -51,7 +51,7 @@ def test_groups_change_neither_budget_nor_calls(
 
 @given(call_sets(), budgets)
 def test_pieces_pay_at_most_what_naive_rows_pay(calls: list[CallTokens], max_tokens: int) -> None:
-    assert sum(sizes(pack(calls, max_tokens))) <= plant(calls).num_naive
+    assert sum(sizes(pack(calls, max_tokens))) <= build_forest(calls).num_naive
 
 
 @given(call_sets(), budgets)
@@ -62,7 +62,7 @@ def test_the_same_calls_are_packed_the_same_way(calls: list[CallTokens], max_tok
 
 @given(call_sets())
 def test_what_fits_is_one_piece(calls: list[CallTokens]) -> None:
-    num_nodes = plant(calls).num_nodes
+    num_nodes = build_forest(calls).num_nodes
     assert len(pack(calls, max(num_nodes, 1))) == (1 if calls else 0)
 
 
@@ -114,7 +114,7 @@ def test_no_cut_of_the_same_order_is_cheaper(calls: list[CallTokens], max_tokens
     order = dfs_order(calls)
     cheapest = [0]
     for end in range(1, len(order) + 1):
-        runs = {begin: plant([calls[at] for at in order[begin:end]]) for begin in range(end)}
+        runs = {begin: build_forest([calls[at] for at in order[begin:end]]) for begin in range(end)}
         cheapest.append(
             min(
                 cheapest[begin] + run.num_nodes
@@ -126,7 +126,7 @@ def test_no_cut_of_the_same_order_is_cheaper(calls: list[CallTokens], max_tokens
 
 
 def dfs_order(calls: list[CallTokens]) -> list[int]:
-    forest = plant(calls)
+    forest = build_forest(calls)
     ends = [path[-1][1] - 1 if path else -1 for path in forest.paths]
     touts = [forest.tout[end] if end >= 0 else 0 for end in ends]
     return sorted(range(len(calls)), key=lambda call: (touts[call], -ends[call], call))
@@ -146,4 +146,4 @@ def test_a_large_batch_is_packed_close_to_its_forest() -> None:
     ]
     pieces = pack(calls, 2048)
     assert max(sizes(pieces)) <= 2048
-    assert sum(sizes(pieces)) <= 1.25 * plant(calls).num_nodes
+    assert sum(sizes(pieces)) <= 1.25 * build_forest(calls).num_nodes

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from swarm_server.forest.call_sets import GOLDEN, call_sets
 
-from fakevllm_server.forest import CallTokens, Forest, packing, plant, trie
+from fakevllm_server.forest import CallTokens, Forest, build_forest, packing, trie
 
 
 def prefixes(call: CallTokens) -> list[tuple[object, tuple[int, ...]]]:
@@ -30,7 +30,7 @@ def is_ancestor_or_self(forest: Forest, above: int, node: int) -> bool:
 
 
 def test_the_golden_trie() -> None:
-    forest = plant(GOLDEN)
+    forest = build_forest(GOLDEN)
     assert list(forest.ids) == [1, 2, 3, 4, 5, 9, 8, 6, 7]
     assert list(forest.pos) == [0, 1, 2, 3, 4, 5, 6, 4, 3]
     assert list(forest.tin) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
@@ -48,7 +48,7 @@ def test_the_golden_trie() -> None:
 def test_the_golden_segments() -> None:
     shown = [
         (segment.start, segment.end, segment.depth, segment.parent, segment.children, segment.path)
-        for segment in plant(GOLDEN).segments
+        for segment in build_forest(GOLDEN).segments
     ]
     assert shown == [
         (0, 3, 0, -1, (1, 4), ((0, 3),)),
@@ -61,7 +61,7 @@ def test_the_golden_segments() -> None:
 
 @given(call_sets())
 def test_rows_spell_the_calls(calls: list[CallTokens]) -> None:
-    forest = plant(calls)
+    forest = build_forest(calls)
     for index, call in enumerate(calls):
         row = list(forest.row(index))
         assert [forest.ids[node] for node in row] == list(call.ids)
@@ -71,7 +71,7 @@ def test_rows_spell_the_calls(calls: list[CallTokens]) -> None:
 
 @given(call_sets())
 def test_there_is_one_node_for_each_distinct_prefix(calls: list[CallTokens]) -> None:
-    forest = plant(calls)
+    forest = build_forest(calls)
     distinct = {prefix for call in calls for prefix in prefixes(call)}
     assert forest.num_nodes == len(distinct)
     assert forest.num_naive == sum(len(call.ids) for call in calls)
@@ -79,7 +79,7 @@ def test_there_is_one_node_for_each_distinct_prefix(calls: list[CallTokens]) -> 
 
 @given(call_sets())
 def test_intervals_hold_exactly_the_ancestors(calls: list[CallTokens]) -> None:
-    forest = plant(calls)
+    forest = build_forest(calls)
     for query in range(forest.num_nodes):
         for key in range(forest.num_nodes):
             inside = key <= query < forest.tout[key]
@@ -90,7 +90,7 @@ def test_intervals_hold_exactly_the_ancestors(calls: list[CallTokens]) -> None:
 def test_the_order_of_calls_changes_no_tree(calls: list[CallTokens]) -> None:
     for root in ("base", "adapter"):
         own = [call for call in calls if call.root == root]
-        forest, turned = plant(own), plant(own[::-1])
+        forest, turned = build_forest(own), build_forest(own[::-1])
         assert (forest.ids, forest.tout, forest.parent) == (turned.ids, turned.tout, turned.parent)
         assert forest.segments == turned.segments
         assert forest.paths == turned.paths[::-1]
@@ -98,7 +98,7 @@ def test_the_order_of_calls_changes_no_tree(calls: list[CallTokens]) -> None:
 
 @given(call_sets())
 def test_segments_are_runs_without_a_branch_in_preorder(calls: list[CallTokens]) -> None:
-    forest = plant(calls)
+    forest = build_forest(calls)
     covered: list[int] = []
     for index, segment in enumerate(forest.segments):
         nodes = range(segment.start, segment.end)
@@ -114,7 +114,7 @@ def test_segments_are_runs_without_a_branch_in_preorder(calls: list[CallTokens])
 
 @given(call_sets())
 def test_a_segment_sees_its_path_in_few_slices(calls: list[CallTokens]) -> None:
-    forest = plant(calls)
+    forest = build_forest(calls)
     for segment in forest.segments:
         path = [node for start, end in segment.path for node in range(start, end)]
         last = segment.end - 1
@@ -125,13 +125,15 @@ def test_a_segment_sees_its_path_in_few_slices(calls: list[CallTokens]) -> None:
 
 
 def test_differing_roots_share_nothing() -> None:
-    forest = plant([CallTokens.of([1, 2], [3], "base"), CallTokens.of([1, 2], [3], "adapter")])
+    forest = build_forest(
+        [CallTokens.of([1, 2], [3], "base"), CallTokens.of([1, 2], [3], "adapter")]
+    )
     assert forest.num_nodes == 6
     assert not set(forest.row(0)) & set(forest.row(1))
 
 
 def test_differing_temperatures_share_nodes_and_not_edges() -> None:
-    forest = plant(
+    forest = build_forest(
         [CallTokens.of([1, 2], [3], temperature=1.0), CallTokens.of([1, 2], [3], temperature=0.5)]
     )
     assert forest.num_nodes == 3
@@ -141,12 +143,12 @@ def test_differing_temperatures_share_nodes_and_not_edges() -> None:
 
 
 def test_no_calls_make_an_empty_forest() -> None:
-    forest = plant([])
+    forest = build_forest([])
     assert (forest.num_nodes, forest.rho, forest.edges.num_heads) == (0, 1.0, 0)
 
 
 def test_a_call_without_tokens_runs_nowhere() -> None:
-    forest = plant([CallTokens([], []), CallTokens.of([1], [2])])
+    forest = build_forest([CallTokens([], []), CallTokens.of([1], [2])])
     assert [list(forest.row(call)) for call in range(2)] == [[], [0, 1]]
 
 
@@ -154,7 +156,7 @@ def test_a_path_of_many_branches_needs_no_recursion() -> None:
     """Each call leaves the longest one a token later than the call before it."""
     depth = 1100
     calls = [CallTokens.of([0] * length, [1]) for length in range(1, depth)]
-    forest = plant(calls)
+    forest = build_forest(calls)
     assert forest.num_nodes == 2 * (depth - 1)
     assert max(forest.pos) == depth - 1
     assert list(forest.row(depth - 2)) == [*range(depth - 1), forest.row(depth - 2)[-1]]
@@ -162,7 +164,7 @@ def test_a_path_of_many_branches_needs_no_recursion() -> None:
 
 def test_a_call_of_200000_tokens_needs_no_recursion() -> None:
     ids = [at % 7 for at in range(200_000)]
-    forest = plant([CallTokens.of(ids, [8]), CallTokens.of(ids[:100_000], [9])])
+    forest = build_forest([CallTokens.of(ids, [8]), CallTokens.of(ids[:100_000], [9])])
     assert forest.num_nodes == 200_002
     assert forest.segments[0].end == 100_000
     assert forest.edges.num_edges == 2

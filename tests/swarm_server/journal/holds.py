@@ -29,14 +29,14 @@ class Holds:
         self._each_group_was_trained_once()
         self._every_call_of_it_was_trained()
 
-    def _memory_and_file_agree(self, found: reads.Waiting) -> None:
+    def _memory_and_file_agree(self, found: reads.PendingWork) -> None:
         intake = self._life.intake
         assert intake.pool.num_finished == len(found.groups)
         assert intake.pool.num_open == len(found.open_groups)
         assert intake.episodes.num_claimed == len(found.claimed)
         assert found.corrupt == []
 
-    def _episodes_are_conserved(self, waiting: reads.Waiting) -> None:
+    def _episodes_are_conserved(self, waiting: reads.PendingWork) -> None:
         states = self._states("SELECT episode_id, state FROM episodes")
         account = self._account
         claimed = {claim.episode_id for claim in account.claims.values()}
@@ -53,13 +53,13 @@ class Holds:
             one.uuid: (one.key, one.kind, one.calls) for one in account.claims.values()
         }
 
-    def _open_groups_have_all_their_calls(self, found: reads.Waiting) -> None:
+    def _open_groups_have_all_their_calls(self, found: reads.PendingWork) -> None:
         assert found.open_groups == {
             name: {index: calls for index, calls in group.items() if calls}
             for name, group in self._account.open_groups.items()
         }
 
-    def _what_was_acknowledged_has_come_to_something(self, found: reads.Waiting) -> None:
+    def _what_was_acknowledged_has_come_to_something(self, found: reads.PendingWork) -> None:
         states = self._states("SELECT group_id, state || COALESCE(':' || reason, '') FROM groups")
         going = {"pooled", "planned", "consumed", "dropped:lost_with_checkpoint"}
         for name in self._account.ended_groups:
@@ -78,7 +78,7 @@ class Holds:
                 assert states[group_id] in going or states[group_id].startswith("dropped:")
         assert waiting == {}
 
-    def _tasks_are_complete(self, found: reads.Waiting) -> None:
+    def _tasks_are_complete(self, found: reads.PendingWork) -> None:
         num_repeat = self._life.job.num_repeat
         waiting = Counter(sample.task_id for sample, _ in found.samples)
         assert all(num < num_repeat for num in waiting.values())
@@ -88,14 +88,14 @@ class Holds:
             assert is_left or not name.startswith("task:") or len(ended) == num_repeat
             assert len({one.task_id for one in ended}) <= 1
 
-    def _what_waits_is_whole(self, found: reads.Waiting) -> None:
+    def _what_waits_is_whole(self, found: reads.PendingWork) -> None:
         batches = self._life.journal.read(reads.planned, [])
         for group in [*found.groups, *(one for batch in batches for one in batch.groups)]:
             assert group.episodes
             for episode in group.episodes:
                 assert list(episode.calls) == self._account.calls_of(episode.owner)
 
-    def _nothing_is_left_over(self, found: reads.Waiting) -> None:
+    def _nothing_is_left_over(self, found: reads.PendingWork) -> None:
         """Of calls that nobody can need again."""
         needed = {claim.uuid for claim in found.claimed}
         needed |= {sample.owner for sample, _ in found.samples}

@@ -12,14 +12,14 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.episodes.states import Engine
+from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.run.log import RunLog
-from fakevllm_server.training.checkpointing import Saves
+from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.intake import Intake
-from fakevllm_server.training.step import Steps
+from fakevllm_server.training.step import StepRunner
 from fakevllm_server.types.backend import Batch, Call, LossSpec, PolicyName, StepMetrics
 
 # An entropy bonus pulls on every call, so that no group is left out of a batch.
@@ -75,12 +75,12 @@ class Life:
         folder.mkdir(exist_ok=True)
         self.journal = Journal(folder / "journal.sqlite")
         with self.journal.opening():
-            self.engine = Engine()
+            self.engine = EngineLifecycle()
             self.log = RunLog(self.journal)
             self.intake = Intake(self.journal, self.log, self.engine)
             self.intake.resume(job, time.monotonic())
         self.trainer = Remembers()
-        self.saves = Saves(
+        self.saves = Checkpointer(
             self.trainer, CheckpointFolders(folder / "checkpoints"), self.journal, job.save_freq
         )
         self.steps = self._new_steps()
@@ -112,7 +112,7 @@ class Life:
         """As a loop does at each look."""
         self.log.dropped(self.engine.global_step, self.intake.pool.take_dropped())
 
-    def waiting(self) -> reads.Waiting:
+    def waiting(self) -> reads.PendingWork:
         """As the next life would find it now."""
         assert self.journal.drain()
         return self.journal.read(reads.waiting, 0.0)
@@ -137,8 +137,10 @@ class Life:
     def close(self) -> None:
         self.journal.close()
 
-    def _new_steps(self) -> Steps:
-        return Steps(self.job, self.engine, self.intake.pool, self.trainer, self.log, self.saves)
+    def _new_steps(self) -> StepRunner:
+        return StepRunner(
+            self.job, self.engine, self.intake.pool, self.trainer, self.log, self.saves
+        )
 
     async def _publish(self, version: int) -> None:
         self.engine.version = version

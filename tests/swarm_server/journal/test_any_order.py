@@ -34,7 +34,7 @@ from fakevllm_adapters.protocol.swarm import (
     WorkflowOutput,
 )
 from fakevllm_server.episodes.registry import Episode, EpisodeRefused, Idempotency
-from fakevllm_server.episodes.submissions import OtherBody
+from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.journal import reads
 from fakevllm_server.types.backend import BackendError
 from fakevllm_server.types.calls import RecordedCall
@@ -371,7 +371,7 @@ class AnyOrder(RuleBasedStateMachine):
         async def refused() -> None:
             try:
                 await known.ask_other(self.life)
-            except OtherBody:
+            except IdempotencyConflict:
                 return
             raise AssertionError("what was acknowledged was taken back")
 

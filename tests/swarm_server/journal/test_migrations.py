@@ -126,7 +126,7 @@ def test_claims_from_before_there_were_owners_are_nobodys(
 def test_an_empty_file_becomes_a_journal(path: Path) -> None:
     path.touch()
     journal = Journal(path)
-    assert journal.read(reads.standing) == reads.Standing(0, 0, 0)
+    assert journal.read(reads.standing) == reads.LogPosition(0, 0, 0)
     journal.close()
 
 

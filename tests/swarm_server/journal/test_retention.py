@@ -12,7 +12,7 @@ from swarm_server.samples import call
 from swarm_server.training.intakes import CLIENT, Lives, end_of
 
 from fakevllm_server.episodes.registry import EpisodeRefused
-from fakevllm_server.episodes.submissions import OtherBody
+from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.journal import reads, retention
 from fakevllm_server.training import checkpointing
 from tests.swarm_server.journal.disks import Held
@@ -100,7 +100,7 @@ async def test_an_end_that_is_sent_again_in_time_gets_its_reply(lives: Lives) ->
     await lives.end(uuid)
     again = await lives.end_group("g")
     assert again == reply.model_copy(update={"calls": again.calls})
-    with pytest.raises(OtherBody):
+    with pytest.raises(IdempotencyConflict):
         await lives.end(uuid, 0.25)
     assert lives.now.content() == before
 

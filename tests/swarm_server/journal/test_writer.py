@@ -17,7 +17,7 @@ from fakevllm_server.journal import store
 from fakevllm_server.journal import writer as writing
 from fakevllm_server.journal.changes import remembered
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.journal.writer import Change, JournalTrouble, Writer
+from fakevllm_server.journal.writer import Change, JournalError, JournalWriter
 from tests.swarm_server.journal.disks import LIMIT_S, Disk, Held, rows
 
 BIG = "x" * 1_000_000
@@ -36,7 +36,7 @@ async def test_what_is_acknowledged_is_on_disk(journal: Journal, path: Path) -> 
 async def test_nothing_is_acknowledged_before_it_is_on_disk(journal: Journal, path: Path) -> None:
     held = Held(journal)
     place = journal.put(remembered("a", "1"))
-    with pytest.raises(JournalTrouble, match="the disk is slow"):
+    with pytest.raises(JournalError, match="the disk is slow"):
         await journal.reach(place, 0.02)
     assert facts(path) == []
     held.let_go()
@@ -49,7 +49,7 @@ async def test_a_full_disk_is_tried_again_until_it_has_room(journal: Journal, pa
     disk.fill()
     patient = asyncio.ensure_future(journal.reach(journal.put(remembered("big", BIG)), None))
     behind = journal.put(remembered("small", "1"))
-    with pytest.raises(JournalTrouble, match="full"):
+    with pytest.raises(JournalError, match="full"):
         await journal.reach(behind, 0.1)
     assert journal.trouble is not None and not patient.done()
     assert facts(path) == []
@@ -69,7 +69,7 @@ async def test_a_file_that_somebody_locks_is_tried_again(
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     place = journal.put(remembered("a", "1"))
-    with pytest.raises(JournalTrouble, match="locked"):
+    with pytest.raises(JournalError, match="locked"):
         await journal.reach(place, 0.1)
     other.execute("ROLLBACK")
     await journal.reach(place, LIMIT_S)
@@ -163,7 +163,7 @@ async def test_closing_tries_once_more_what_the_disk_refused(
     journal = Journal(path)
     disk = Disk(journal)
     disk.refuse()
-    with pytest.raises(JournalTrouble, match="readonly"):
+    with pytest.raises(JournalError, match="readonly"):
         await journal.reach(journal.put(remembered("a", "1")), 0.1)
     disk.accept()
     await asyncio.to_thread(journal.close)
@@ -177,7 +177,7 @@ async def test_a_close_that_cannot_write_tells_all_who_wait(
     waits = asyncio.ensure_future(journal.write(remembered("a", "1")))
     await asyncio.sleep(0)
     await asyncio.to_thread(journal.close)
-    with pytest.raises(JournalTrouble):
+    with pytest.raises(JournalError):
         await asyncio.wait_for(waits, LIMIT_S)
     assert facts(path) == []
     assert "without 1 changes" in caplog.text
@@ -187,7 +187,7 @@ async def test_after_the_close_nothing_is_acknowledged(journal: Journal, path: P
     before = journal.put(remembered("a", "1"))
     await asyncio.to_thread(journal.close)
     await journal.reach(before)
-    with pytest.raises(JournalTrouble, match="closed"):
+    with pytest.raises(JournalError, match="closed"):
         await asyncio.wait_for(journal.write(remembered("b", "1")), LIMIT_S)
     assert facts(path) == ["a"]
 
@@ -202,7 +202,7 @@ async def test_an_unexpected_error_ends_the_writing_for_good() -> None:
         assert may_go.wait(LIMIT_S)
         raise ValueError("a defect")
 
-    writer = Writer(transact, broken.set)
+    writer = JournalWriter(transact, broken.set)
     change = Change("any", lambda db: None)
     first = asyncio.ensure_future(writer.reach(writer.put(change)))
     second = asyncio.ensure_future(writer.reach(writer.put(change), LIMIT_S))
@@ -210,9 +210,9 @@ async def test_an_unexpected_error_ends_the_writing_for_good() -> None:
     await asyncio.sleep(0)
     may_go.set()
     for waits in (first, second):
-        with pytest.raises(JournalTrouble, match="is broken: a defect"):
+        with pytest.raises(JournalError, match="is broken: a defect"):
             await waits
-    with pytest.raises(JournalTrouble, match="is broken: a defect"):
+    with pytest.raises(JournalError, match="is broken: a defect"):
         await writer.reach(writer.put(change))
     assert broken.wait(LIMIT_S)
     assert len(tried) == 1
@@ -229,7 +229,7 @@ async def test_a_broken_journal_ends_the_server(journal: Journal, path: Path) ->
         bad = journal.put(Change("bad", lambda db: db.exec_driver_sql("SELECT ?", (object(),))))
         held.let_go()
         for place in (good, bad):  # one transaction: all or nothing
-            with pytest.raises(JournalTrouble, match="is broken"):
+            with pytest.raises(JournalError, match="is broken"):
                 await journal.reach(place)
         await asyncio.wait_for(ended.wait(), LIMIT_S)
     finally:
@@ -246,7 +246,7 @@ async def test_a_journal_too_far_behind_takes_nothing_new(
         journal.check_room()
         journal.put(remembered(str(number), ""))
     assert journal.is_full
-    with pytest.raises(JournalTrouble, match="too much waits"):
+    with pytest.raises(JournalError, match="too much waits"):
         journal.check_room()
     held.let_go()
     await journal.settle()

@@ -1,8 +1,8 @@
-from fakevllm_server.training.guards import MAX_S, PROVEN_AFTER_S, BackOff
+from fakevllm_server.training.guards import MAX_S, PROVEN_AFTER_S, RestartBackoff
 
 
 def test_the_pause_grows_while_engines_die_soon_after_their_boot() -> None:
-    back_off = BackOff()
+    back_off = RestartBackoff()
     pauses: list[float] = []
     for now in range(8):
         back_off.booted(now)
@@ -11,7 +11,7 @@ def test_the_pause_grows_while_engines_die_soon_after_their_boot() -> None:
 
 
 def test_a_long_life_or_work_done_makes_the_next_pause_short() -> None:
-    back_off = BackOff()
+    back_off = RestartBackoff()
     for now in range(3):
         back_off.failed(now)
     back_off.booted(10.0)

@@ -11,7 +11,7 @@ from swarm_server.samples import call
 
 from fakevllm_adapters.job.loss_spec import AGGREGATIONS, LossSpec
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.algorithms.loss_units import Counted, call_shares
+from fakevllm_server.algorithms.loss_units import LossCall, call_shares
 from fakevllm_server.training.batch import plan_step
 from fakevllm_server.types.backend import Call
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
@@ -32,7 +32,7 @@ def votes(episodes: list[list[RecordedCall]], mode: str) -> list[float]:
     scored = [ScoredEpisode(at, float(at), calls) for at, calls in enumerate(episodes)]
     calls = plan_step(1, [FinishedGroup("g", scored)], job).batch.calls
     spec = LossSpec(loss_agg_mode=mode, loss_scale_factor=7.0)
-    shares = call_shares([Counted(one.unit, one.weight, one.num_trained) for one in calls], spec)
+    shares = call_shares([LossCall(one.unit, one.weight, one.num_trained) for one in calls], spec)
     found: defaultdict[int, float] = defaultdict(float)
     for one, share in zip(calls, shares, strict=True):
         found[_index(one)] += share.scale * one.num_trained

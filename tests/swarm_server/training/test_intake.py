@@ -14,7 +14,7 @@ from fakevllm_adapters.protocol.swarm import (
     EngineStatus,
 )
 from fakevllm_server.episodes.registry import EpisodeRefused
-from fakevllm_server.episodes.submissions import OtherBody
+from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.types.calls import RecordedCall
 
 
@@ -69,7 +69,7 @@ async def test_other_words_under_the_same_name_are_refused_and_change_nothing(
         lambda: lives.end_group("g", 1.0, 0.5),
         lambda: lives.add_sample("s", 0.25),
     ):
-        with pytest.raises(OtherBody):
+        with pytest.raises(IdempotencyConflict):
             await ask()
     assert lives.now.content() == before
 

@@ -13,7 +13,7 @@ from swarm_server.training.intakes import Lives, end_of
 
 from fakevllm_server.episodes import submissions
 from fakevllm_server.journal import writer
-from fakevllm_server.journal.writer import JournalTrouble
+from fakevllm_server.journal.writer import JournalError
 from fakevllm_server.training import intake
 from tests.swarm_server.journal.disks import Disk, Held
 
@@ -139,7 +139,7 @@ async def test_a_full_journal_refuses_and_takes_it_later(
     before = lives.now.content()
     monkeypatch.setattr(writer, "MAX_WAITING", 0)
     held = Held(lives.now.journal)
-    with pytest.raises(JournalTrouble, match="too much waits"):
+    with pytest.raises(JournalError, match="too much waits"):
         await ask()
     held.let_go()
     assert lives.now.content() == before

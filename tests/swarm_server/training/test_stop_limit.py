@@ -20,7 +20,7 @@ from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training import guards, loop
-from fakevllm_server.training.guards import MAX_TOO_FAR, StopLimit
+from fakevllm_server.training.guards import MAX_TOO_FAR, MismatchStop
 from fakevllm_server.types.backend import Batch, LossSpec, StepMetrics
 from fakevllm_server.web.routes.control import router
 from fakevllm_server.web.state import Swarm
@@ -178,7 +178,7 @@ async def test_the_engines_status_tells_why_and_what_the_run_adds_up_to(tmp_path
 
 
 def test_the_reason_says_what_was_no_number() -> None:
-    limit = StopLimit()
+    limit = MismatchStop()
     for step in range(MAX_TOO_FAR):
         limit.saw(step, {"too_far": 1.0, "mismatch_k3": math.nan}, 1.0)
     assert limit.reason is not None and "mismatch_k3 nan" in limit.reason
@@ -186,7 +186,7 @@ def test_the_reason_says_what_was_no_number() -> None:
 
 
 def test_only_steps_in_a_row_stop_a_run() -> None:
-    limit = StopLimit()
+    limit = MismatchStop()
     far = {"too_far": 1.0, "mismatch_k3": 2.0}
     well = {"tokens_trained": 1.0}
     for step, metrics in enumerate([*[far] * (MAX_TOO_FAR - 1), well, *[far] * (MAX_TOO_FAR - 1)]):
@@ -197,7 +197,7 @@ def test_only_steps_in_a_row_stop_a_run() -> None:
 
 
 def test_a_step_that_is_made_again_counts_once() -> None:
-    limit = StopLimit()
+    limit = MismatchStop()
     for step in (1, 2, 1, 2):
         limit.saw(step, {"too_far": 1.0, "mismatch_k3": 2.0}, 1.0)
     assert limit.reason is None
@@ -209,7 +209,7 @@ def test_a_step_that_is_made_again_counts_once() -> None:
 def test_a_step_that_measured_nothing_does_not_begin_the_count_anew(
     silent: dict[str, float],
 ) -> None:
-    limit = StopLimit()
+    limit = MismatchStop()
     for step in range(MAX_TOO_FAR):
         limit.saw(2 * step, {"too_far": 1.0, "mismatch_k3": 2.0}, 1.0)
         limit.saw(2 * step + 1, silent, 1.0)
@@ -218,7 +218,7 @@ def test_a_step_that_measured_nothing_does_not_begin_the_count_anew(
 
 def test_a_step_of_feedback_alone_neither_counts_nor_begins_the_count_anew() -> None:
     """What was said of old answers is far from the weights by age alone."""
-    limit = StopLimit()
+    limit = MismatchStop()
     far = {"too_far": 1.0, "mismatch_k3": 2.0}
     alone = {"feedback_samples": 2.0, "groups": 0.0}
     for step in range(9):

@@ -27,7 +27,7 @@ from fakevllm_server.backends.torch_forest.forward import edge_log_probs
 from fakevllm_server.backends.torch_forest.mergeable import refusal
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.backends.torch_forest.precision import computed_in
-from fakevllm_server.forest import CallTokens, plant
+from fakevllm_server.forest import CallTokens, build_forest
 
 TOLERANCE = {
     torch.float64: 1e-6,
@@ -90,7 +90,7 @@ def differences(model: Any, attention: str) -> tuple[float, float]:
     with torch.enable_grad():
         # First, while the model still has the attention it came with.
         plain, of_plain = _one_by_one(causal, calls, watched)
-        plan = Plan.of(plant(calls), causal.device)
+        plan = Plan.of(build_forest(calls), causal.device)
         ours = plan.flat(edge_log_probs(model, plan, attention))
         of_ours = _gradients(ours, _weights(len(ours)), watched)
     log_prob = (ours - plain).abs().max() / plain.abs().max()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fakevllm_server.forest import CallTokens, Forest, Segment, plant
+from fakevllm_server.forest import CallTokens, Forest, Segment, build_forest
 from fakevllm_server.forest.slices import Slices
 
 SHARE_OF_A_TOKEN = 0.1
@@ -27,7 +27,7 @@ def worth_sharing(calls: Sequence[CallTokens]) -> list[CallTokens]:
     """The same calls, with other root keys where that is cheaper. Call it before `pack`."""
     kept = list(calls)
     for _ in range(MAX_PEELS):
-        forest = plant(kept)
+        forest = build_forest(kept)
         tops = _not_worth(forest)
         if not tops:
             break

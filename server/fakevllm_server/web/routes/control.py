@@ -59,7 +59,7 @@ def router(swarm: Swarm) -> APIRouter:
             weight_version=swarm.engine.version,
             backlog=swarm.backlog,
             closed=swarm.closed,
-            claims_paused=swarm.taking_part.is_paused,
+            claims_paused=swarm.participation.is_paused,
             lockstep=swarm.job is not None and swarm.job.lockstep,
             totals=of_run(swarm.runlog.totals),
             dropped=swarm.runlog.drops,
@@ -119,12 +119,12 @@ def router(swarm: Swarm) -> APIRouter:
         if swarm.engine.status is EngineStatus.OFFLINE:
             reason = "The engine is offline: nothing can be claimed."
             return SuccessReply(success=False, failure_reason=reason)
-        swarm.taking_part.is_paused = True
+        swarm.participation.is_paused = True
         return SuccessReply(success=True)
 
     @routes.post("/resume_claims")
     async def resume_claims() -> SuccessReply:
-        swarm.taking_part.is_paused = False
+        swarm.participation.is_paused = False
         return SuccessReply(success=True)
 
     @routes.get("/get_run_log")

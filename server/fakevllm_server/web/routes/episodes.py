@@ -91,7 +91,7 @@ def router(swarm: Swarm) -> APIRouter:
             raise HTTPException(410, refused.detail) from None
         now = time.monotonic()
         swarm.episodes.renew(episode, now)
-        swarm.taking_part.clients.seen(episode.client_uuid, now)
+        swarm.participation.clients.seen(episode.client_uuid, now)
         return RenewReply(success=True, idle_limit_s=episode.idle_limit_s)
 
     @routes.post("/can_continue_episode")
@@ -145,7 +145,7 @@ def _cannot_claim(swarm: Swarm, request: ClaimEpisodeRequest) -> str | None:
     policy = request.throttle_policy if request.episode_type == "train" else None
     if policy is not None and policy.asks_for_share and not policy.current_task_id:
         raise HTTPException(400, _NO_TASK)
-    held_back = swarm.taking_part.why_not(request, time.monotonic())  # who asks is heard, always
+    held_back = swarm.participation.why_not(request, time.monotonic())  # who asks is heard, always
     num_slots = slots(job)
     if not swarm.episodes.can_claim(num_slots):
         return f"{_NONE_FREE} {num_slots:,} are claimed, and no more are at once."

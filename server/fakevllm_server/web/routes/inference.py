@@ -112,7 +112,7 @@ async def _answer(swarm: Swarm, scope: Scope, adapter: Adapter, body: bytes, sen
     assert episode is not None
     now = time.monotonic()
     swarm.episodes.call_begins(episode, now)
-    swarm.taking_part.clients.seen(episode.client_uuid, now)
+    swarm.participation.clients.seen(episode.client_uuid, now)
     try:
         # Kept before the last byte goes out: the client may end the episode at it.
         await _twice(swarm, call.captured(partial(swarm.intake.add_episode_call, episode)))

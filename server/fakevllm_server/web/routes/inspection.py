@@ -21,7 +21,7 @@ from fakevllm_adapters.protocol.token_view import GroupView
 from fakevllm_server.config.model import ConfigError
 from fakevllm_server.episodes.group_policy import method_of
 from fakevllm_server.episodes.registry import Episode
-from fakevllm_server.journal.offline import read_beside
+from fakevllm_server.journal.offline import read_journal_file
 from fakevllm_server.journal.rows import CorruptCall
 from fakevllm_server.run.group_view import shown
 from fakevllm_server.web.latest_call import LatestCall
@@ -135,7 +135,7 @@ def _token_routes(swarm: Swarm) -> APIRouter:
     def get_episode_tokens(episode: str) -> GroupView:
         """In a thread, and beside the journal: it may be long, and nobody waits for it."""
         try:
-            found = read_beside(swarm.config.run_dir / "journal.sqlite", shown, episode)
+            found = read_journal_file(swarm.config.run_dir / "journal.sqlite", shown, episode)
         except CorruptCall:
             raise HTTPException(410, f"What is kept of {episode} is damaged.") from None
         except ConfigError as error:

@@ -13,8 +13,8 @@ from fastapi.routing import APIRoute
 
 from fakevllm_adapters.http.mistakes import one_line
 from fakevllm_adapters.protocol.errors import WireError
-from fakevllm_server.episodes.submissions import OtherBody
-from fakevllm_server.journal.writer import JournalTrouble
+from fakevllm_server.episodes.submissions import IdempotencyConflict
+from fakevllm_server.journal.writer import JournalError
 
 _NO_OBJECT = (
     "The body must be one JSON object, sent with the header content-type: application/json."
@@ -53,8 +53,8 @@ class ClearRoute(APIRoute):
 
 def add_handlers(app: FastAPI) -> None:
     """What any route that acknowledges something may raise."""
-    app.add_exception_handler(JournalTrouble, _unwritten)
-    app.add_exception_handler(OtherBody, _other_body)
+    app.add_exception_handler(JournalError, _unwritten)
+    app.add_exception_handler(IdempotencyConflict, _other_body)
 
 
 def _unwritten(_: Request, error: Exception) -> Response:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fakevllm_server.backends.torch_forest.allowed_sets import Allowed
 from fakevllm_server.backends.torch_forest.forward import edge_values
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.forest import CallTokens, plant
+from fakevllm_server.forest import CallTokens, build_forest
 
 CLOSE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-9}
 ONE, FEW, MOST = packed_set(4), packed_set(4, 5, 6), packed_set(*range(1, 10))
@@ -35,7 +35,7 @@ def model_of_all() -> Any:
 
 
 def test_calls_that_differ_in_their_grammars_share_their_states_and_no_heads() -> None:
-    forest = plant(CALLS)
+    forest = build_forest(CALLS)
     assert forest.num_nodes == 5
     by_node = [forest.edges.head_node.count(node) for node in (2, 3)]
     assert by_node == [5, 4]  # the first and the third have the same head for their last token
@@ -53,7 +53,7 @@ def entropies(model: Any, call: CallTokens) -> Tensor:
 @pytest.mark.parametrize("max_logits", [None, 1, 25])
 def test_entropies_and_their_gradients_are_of_what_was_left(max_logits: int | None) -> None:
     model = model_of_all()
-    plan = Plan.of(plant(CALLS))
+    plan = Plan.of(build_forest(CALLS))
     values = edge_values(model, plan, "chains", with_entropy=True, max_logits=max_logits)
     assert values.entropy is not None
     expected = torch.cat([entropies(model, call) for call in CALLS])
@@ -67,7 +67,7 @@ def test_entropies_and_their_gradients_are_of_what_was_left(max_logits: int | No
 def test_a_token_that_could_be_no_other_is_certain_and_pulls_at_nothing() -> None:
     model = model_of_all()
     call = CallTokens([1, 2, 3, 4], [(3, 4)], chosen_from=[None, None, None, ONE])
-    values = edge_values(model, Plan.of(plant([call])), "chains", with_entropy=True)
+    values = edge_values(model, Plan.of(build_forest([call])), "chains", with_entropy=True)
     assert values.entropy is not None
     assert (values.log_prob.item(), values.entropy.item()) == (0.0, 0.0)
     both = values.log_prob.sum() + 3 * values.entropy.sum()

@@ -10,11 +10,11 @@ from swarm_server.forest.call_sets import GOLDEN, call_sets
 from fakevllm_server.backends.torch_forest.chains import ChainLayout, Crossing, chains_of
 from fakevllm_server.backends.torch_forest.dense import DenseLayout
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.forest import CallTokens, plant
+from fakevllm_server.forest import CallTokens, build_forest
 
 
 def test_the_golden_trie_is_a_chain_and_two_leaves() -> None:
-    chains, crossings = chains_of(plant(GOLDEN))
+    chains, crossings = chains_of(build_forest(GOLDEN))
     assert sorted(chains) == [(0, 7), (7, 8), (8, 9)]
     assert sorted(crossings, key=lambda cross: cross.first_query) == [
         Crossing(7, 8, 0, 4),
@@ -24,7 +24,7 @@ def test_the_golden_trie_is_a_chain_and_two_leaves() -> None:
 
 @given(calls=call_sets(max_calls=8))
 def test_every_visible_pair_is_in_exactly_one_launch(calls: list[CallTokens]) -> None:
-    plan = Plan.of(plant(calls))
+    plan = Plan.of(build_forest(calls))
     chains, crossings = chains_of(plan.forest)
     num_nodes = len(plan.ids)
     count = torch.zeros(num_nodes, num_nodes, dtype=torch.long)
@@ -37,7 +37,7 @@ def test_every_visible_pair_is_in_exactly_one_launch(calls: list[CallTokens]) ->
 
 @given(calls=call_sets(max_calls=8))
 def test_every_node_is_in_one_stretch(calls: list[CallTokens]) -> None:
-    plan = Plan.of(plant(calls))
+    plan = Plan.of(build_forest(calls))
     found: list[int] = []
     for stretch in ChainLayout(plan).stretches:
         own = stretch.nodes if stretch.is_own is None else stretch.nodes[stretch.is_own]
@@ -52,7 +52,7 @@ def test_every_node_is_in_one_stretch(calls: list[CallTokens]) -> None:
 def test_a_forest_without_branches_is_causal_passes_alone() -> None:
     calls = [CallTokens.of([1] * number, [2]) for number in range(40, 44)]
     ones = [CallTokens(call.ids, call.trained, root) for root, call in enumerate(calls)]
-    chains, crossings = chains_of(plant(ones))
+    chains, crossings = chains_of(build_forest(ones))
     assert len(chains) == 4 and not crossings
 
 
@@ -64,7 +64,7 @@ def test_a_long_conversation_is_one_chain_however_many_siblings_lose(num_turns: 
         calls.append(CallTokens.of(history, [turn % 7, 7]))
         history = [*history, turn % 7, 8]
     calls.append(CallTokens.of(history, [7]))
-    chains, crossings = chains_of(plant(calls[-200:]))
+    chains, crossings = chains_of(build_forest(calls[-200:]))
     most_met = max(
         sum(cross.first_query <= node < cross.last_query for cross in crossings)
         for node, _ in chains

@@ -22,7 +22,7 @@ from torch import Tensor
 from fakevllm_server.backends.torch_forest.attentions import ATTENTIONS
 from fakevllm_server.backends.torch_forest.forward import edge_log_probs, edge_values
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.forest import CallTokens, plant
+from fakevllm_server.forest import CallTokens, build_forest
 
 DIFFERENTIABLE = sorted(ATTENTIONS.keys() - {"flex"})
 """On a CPU."""
@@ -35,7 +35,7 @@ def model_of(name: str) -> Any:
 
 
 def per_call(model: Any, calls: Sequence[CallTokens], attention: str) -> Sequence[Tensor]:
-    plan = Plan.of(plant(calls))
+    plan = Plan.of(build_forest(calls))
     return plan.per_call(edge_log_probs(model, plan, attention))
 
 
@@ -93,7 +93,7 @@ def test_a_session_whose_siblings_differ_in_length_is_exact(attention: str) -> N
 def test_keeping_only_the_first_call_of_a_shared_token_trains_otherwise() -> None:
     """The comparison above can see the mistake it is for."""
     model = model_of("llama")
-    plan = Plan.of(plant(GOLDEN))
+    plan = Plan.of(build_forest(GOLDEN))
     edge_log_prob = edge_log_probs(model, plan, "chains")
     seen: set[int] = set()
     kept: list[Tensor] = []
@@ -109,7 +109,7 @@ def test_keeping_only_the_first_call_of_a_shared_token_trains_otherwise() -> Non
 def test_entropies_are_those_of_the_distributions_sampled_from() -> None:
     model = model_of("qwen2")
     calls = [*GOLDEN, CallTokens.of([1, 2, 3], [4, 5], temperature=0.5)]
-    plan = Plan.of(plant(calls))
+    plan = Plan.of(build_forest(calls))
     values = edge_values(model, plan, "chains", with_entropy=True)
     assert values.entropy is not None
     for call, found in zip(calls, plan.per_call(values.entropy), strict=True):
@@ -121,7 +121,7 @@ def test_entropies_are_those_of_the_distributions_sampled_from() -> None:
 @pytest.mark.parametrize("max_logits", [1, 25, 40, 10_000])
 def test_a_bound_on_the_logits_changes_nothing(max_logits: int) -> None:
     model = model_of("llama")
-    plan = Plan.of(plant([*GOLDEN, CallTokens.of([1, 2, 3], [4, 5], temperature=0.5)]))
+    plan = Plan.of(build_forest([*GOLDEN, CallTokens.of([1, 2, 3], [4, 5], temperature=0.5)]))
     whole = edge_values(model, plan, "chains", with_entropy=True)
     parts = edge_values(model, plan, "chains", with_entropy=True, max_logits=max_logits)
     assert whole.entropy is not None and parts.entropy is not None
@@ -138,7 +138,7 @@ def test_a_chunk_of_logits_is_all_that_the_lm_head_ever_makes() -> None:
     handle = model.lm_head.register_forward_hook(
         lambda module, inputs, output: sizes.append(output.numel())
     )
-    plan = Plan.of(plant(GOLDEN))
+    plan = Plan.of(build_forest(GOLDEN))
     edge_log_probs(model, plan, "chains", max_logits=25).sum().backward()
     handle.remove()
     model.zero_grad()
@@ -148,7 +148,7 @@ def test_a_chunk_of_logits_is_all_that_the_lm_head_ever_makes() -> None:
 @pytest.mark.parametrize("attention", DIFFERENTIABLE)
 def test_checkpointed_layers_are_computed_again_with_the_same_attention(attention: str) -> None:
     model = made(MODELS["qwen3"])
-    plan = Plan.of(plant(GOLDEN))
+    plan = Plan.of(build_forest(GOLDEN))
     expected = gradient_of(model, edge_log_probs(model, plan, attention).exp().sum())
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
@@ -159,7 +159,7 @@ def test_checkpointed_layers_are_computed_again_with_the_same_attention(attentio
 @pytest.mark.parametrize("attention", DIFFERENTIABLE)
 def test_a_piece_that_trains_nothing_costs_no_pass(attention: str) -> None:
     for calls in ([], [CallTokens.of([1, 2], [])]):
-        plan = Plan.of(plant(calls))
+        plan = Plan.of(build_forest(calls))
         values = edge_values(None, plan, attention, with_entropy=True)
         assert len(values.log_prob) == 0
         assert [len(own) for own in plan.per_call(values.log_prob)] == [0] * len(calls)

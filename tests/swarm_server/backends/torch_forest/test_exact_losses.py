@@ -23,7 +23,7 @@ from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.backends.torch_losses import LOSSES
 from fakevllm_server.backends.torch_losses.step_loss import step_loss
 from fakevllm_server.backends.torch_losses.tokens import Tokens
-from fakevllm_server.forest import CallTokens, plant
+from fakevllm_server.forest import CallTokens, build_forest
 
 Gather = Callable[[Plan, Tensor], Tensor]
 
@@ -76,7 +76,7 @@ def check_loss(
         reference_log_prob=flat([one.reference for one in given]),
     )
     alone = torch.cat([torch.zeros(0), *(naive(model, call) for call in calls)])
-    plan = Plan.of(plant(calls))
+    plan = Plan.of(build_forest(calls))
     merged = gather(plan, edge_log_probs(model, plan, drawn.choice(ON_CPU)))
     one, other = (step_loss(part.double(), tokens, spec).loss for part in (alone, merged))
     torch.testing.assert_close(other, one, **CLOSE)

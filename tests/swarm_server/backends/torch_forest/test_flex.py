@@ -21,7 +21,7 @@ from fakevllm_server.backends.torch_forest.forward import edge_log_probs
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.backends.torch_forest.precision import compute_in
 from fakevllm_server.backends.torch_forest.self_check import check, self_check_calls
-from fakevllm_server.forest import CallTokens, plant
+from fakevllm_server.forest import CallTokens, build_forest
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 SIZE = 4
@@ -56,7 +56,7 @@ def as_dense(mask: BlockMask, num_nodes: int) -> Tensor:
 @settings(max_examples=60)
 @given(calls=call_sets(max_calls=8))
 def test_a_block_mask_is_the_mask_of_all_pairs(window: int | None, calls: list[CallTokens]) -> None:
-    plan = Plan.of(plant(calls))
+    plan = Plan.of(build_forest(calls))
     num_nodes = len(plan.ids)
     added = torch.arange(num_nodes, num_nodes + -num_nodes % SIZE)
     tout = torch.cat([torch.tensor(list(plan.forest.tout), dtype=torch.long), added + 1])
@@ -69,7 +69,7 @@ def test_a_block_mask_is_the_mask_of_all_pairs(window: int | None, calls: list[C
 
 def test_blocks_nobody_sees_are_not_visited() -> None:
     calls = [CallTokens.of([1, 2, 3, 4], [first, *[0] * 7]) for first in range(5, 11)]
-    plan = Plan.of(plant(calls))
+    plan = Plan.of(build_forest(calls))
     mask = block_mask(torch.tensor(list(plan.forest.tout)), plan.pos, None, SIZE)
     assert mask.full_kv_num_blocks is not None
     assert mask.full_kv_num_blocks[0, 0].tolist() == [0, 1, 2] + [1, 2] * 5
@@ -81,7 +81,7 @@ def test_blocks_nobody_sees_are_not_visited() -> None:
 @given(calls=call_sets())
 def test_its_log_probs_are_those_of_the_dense_mask(name: str, calls: list[CallTokens]) -> None:
     model = model_of(name)
-    plan = Plan.of(plant(calls))
+    plan = Plan.of(build_forest(calls))
     with torch.no_grad():
         found, expected = (edge_log_probs(model, plan, way) for way in ("flex", "dense"))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
@@ -118,7 +118,7 @@ def without_later_queries(query: Tensor, *given: Tensor, **named: Any) -> Any:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_calls_of_its_self_check_have_blocks_that_are_seen_whole(name: str) -> None:
     calls = self_check_calls(model_of(name).config, "flex")
-    mask = FlexLayout(Plan.of(plant(calls))).block_mask(None)
+    mask = FlexLayout(Plan.of(build_forest(calls))).block_mask(None)
     assert mask.full_kv_num_blocks is not None
     per_query = mask.full_kv_num_blocks[0, 0]
     assert per_query.max() >= 3 and (per_query > 0).sum() > 1
@@ -194,7 +194,7 @@ def found_in(model: Any, way: str | None, *, with_gradient: bool) -> Found:
         if way is None:
             log_prob = torch.cat([one_by_one(model, call) for call in calls])
         else:
-            plan = Plan.of(plant(calls), model.device)
+            plan = Plan.of(build_forest(calls), model.device)
             log_prob = plan.flat(edge_log_probs(model, plan, way))
         signs = torch.arange(len(log_prob), device=model.device) % 3 - 1.5
         gradient = gradient_of(model, (log_prob * signs).mean())
@@ -231,7 +231,7 @@ def test_of_long_calls_it_is_as_near_to_float64_as_the_model_itself_is(
     if kernel is not None:
         monkeypatch.setattr(flex, "_compiled", lambda device_type: kernel)
     with_gradient = way != "flex" or device == "cuda" or kernel is not None
-    mask = FlexLayout(Plan.of(plant(long_calls()))).block_mask(window)
+    mask = FlexLayout(Plan.of(build_forest(long_calls()))).block_mask(window)
     assert mask.full_kv_num_blocks is not None and mask.full_kv_num_blocks.sum() > 0
     exact = found_in(wide_model(window).double(), None, with_gradient=with_gradient)
     model = wide_model(window).to(device)

@@ -22,7 +22,7 @@ from fakevllm_server.backends.torch_forest.mergeable import refusal
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.backends.torch_forest.precision import compute_in
 from fakevllm_server.backends.torch_forest.self_check import TOLERANCE, check, compare
-from fakevllm_server.forest import CallTokens, plant
+from fakevllm_server.forest import CallTokens, build_forest
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -125,7 +125,7 @@ def test_a_fresh_adapter_passes_by_the_gradients_it_has(attention: str) -> None:
     first = next(one for one in model.parameters() if one.requires_grad)
     verdict = check(model, attention)
     assert verdict.fault is None and 0 < verdict.gradient < TOLERANCE[torch.float32]
-    plan = Plan.of(plant([CallTokens.of([1, 2], [3, 4])]))
+    plan = Plan.of(build_forest([CallTokens.of([1, 2], [3, 4])]))
     edge_values(model, plan, "rows").log_prob.sum().backward()
     assert first.grad.count_nonzero() == 0, "it alone would tell nothing"
 
@@ -173,8 +173,8 @@ def test_the_default_on_a_cpu_is_the_quickest() -> None:
 def test_a_piece_that_shares_next_to_nothing_is_laid_out_in_rows() -> None:
     apart = [CallTokens.of([0, *[first] * 20], [1]) for first in range(1, 9)]
     together = [CallTokens.of([0] * 20, [last]) for last in range(1, 9)]
-    assert quickest(Plan.of(plant(apart)), "chains") == "rows"
-    assert quickest(Plan.of(plant(together)), "chains") == "chains"
+    assert quickest(Plan.of(build_forest(apart)), "chains") == "rows"
+    assert quickest(Plan.of(build_forest(together)), "chains") == "chains"
 
 
 def test_dropout_and_unknown_layers_are_refused() -> None:
@@ -230,7 +230,7 @@ def _doubled(output: Any) -> Any:
 
 
 def test_an_entropy_that_does_not_train_holds_no_graph() -> None:
-    plan = Plan.of(plant([CallTokens.of([1, 2], [3, 4])]))
+    plan = Plan.of(build_forest([CallTokens.of([1, 2], [3, 4])]))
     model = llama()
     told = edge_values(model, plan, "rows", with_entropy=True, entropy_trains=False)
     trained = edge_values(model, plan, "rows", with_entropy=True)

@@ -4,13 +4,13 @@ from hypothesis import given
 from swarm_server.forest.call_sets import call_sets
 
 from fakevllm_server.backends.torch_forest.sharing import SHARE_OF_A_TOKEN, worth_sharing
-from fakevllm_server.forest import CallTokens, plant
+from fakevllm_server.forest import CallTokens, build_forest
 
 
 def test_a_token_that_begins_every_prompt_is_not_shared() -> None:
     prompts = [[0, first, *[5] * 20] for first in range(1, 9)]
     siblings = [CallTokens.of(prompt, [last]) for prompt in prompts for last in (1, 2, 3)]
-    forest = plant(worth_sharing(siblings))
+    forest = build_forest(worth_sharing(siblings))
     assert [forest.ids[top.start] for top in forest.segments if top.parent < 0] == [0] * 8
     assert forest.num_nodes == 8 * (22 + 3), "what is behind it still is"
 
@@ -40,7 +40,7 @@ def test_calls_stay_what_they_are_and_roots_that_differed_still_do(
         assert one.temperature == other.temperature
     roots = {other.root: one.root for one, other in zip(calls, kept, strict=True)}
     assert all(roots[other.root] == one.root for one, other in zip(calls, kept, strict=True))
-    forest = plant(kept)
+    forest = build_forest(kept)
     for top in forest.segments:
         if top.parent < 0 and top.children:
             saved = (top.end - top.start) * (len(top.children) - 1)

@@ -23,7 +23,7 @@ from fakevllm_server.backends.torch_forest.dense import DenseLayout
 from fakevllm_server.backends.torch_forest.forward import edge_log_probs
 from fakevllm_server.backends.torch_forest.mergeable import refusal
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.forest import CallTokens, plant
+from fakevllm_server.forest import CallTokens, build_forest
 
 LONGER = [CallTokens.of([1, 2, 3, 4, 5, 6, 7, 8], [9, 10]), *GOLDEN]
 """Beyond the models' windows."""
@@ -38,7 +38,7 @@ def handed_over(
     model: Any, calls: Sequence[CallTokens] = LONGER, **arguments: Any
 ) -> tuple[Plan, Tensor]:
     """The tree through the model's own forward pass, with these arguments."""
-    plan = Plan.of(plant(calls))
+    plan = Plan.of(build_forest(calls))
     logits = model(input_ids=plan.ids[None], use_cache=False, **arguments).logits[0]
     edges = logits[plan.head_node].log_softmax(-1)[plan.edge_head, plan.edge_token]
     return plan, plan.flat(edges).detach()
@@ -49,7 +49,7 @@ def off(found: Tensor, expected: Tensor) -> float:
 
 
 def ours_are_right(model: Any, calls: Sequence[CallTokens] = LONGER) -> bool:
-    plan, expected = Plan.of(plant(calls)), alone(model, calls)
+    plan, expected = Plan.of(build_forest(calls)), alone(model, calls)
     found = [plan.flat(edge_log_probs(model, plan, name)).detach() for name in MERGING]
     return all(off(one, expected) < 1e-9 for one in found)
 
@@ -60,7 +60,7 @@ def visible(plan: Plan) -> Tensor:
 
 def test_positions_without_a_mask_are_taken_for_packed_sequences() -> None:
     model = made(llama)
-    plan = Plan.of(plant(LONGER))
+    plan = Plan.of(build_forest(LONGER))
     _, wrong = handed_over(model, position_ids=plan.pos[None])
     assert off(wrong, alone(model)) > 1e-2
     assert ours_are_right(model)
@@ -68,7 +68,7 @@ def test_positions_without_a_mask_are_taken_for_packed_sequences() -> None:
 
 def test_a_mask_without_positions_counts_the_nodes() -> None:
     model = made(llama)
-    plan = Plan.of(plant(LONGER))
+    plan = Plan.of(build_forest(LONGER))
     _, wrong = handed_over(model, attention_mask=visible(plan))
     _, right = handed_over(model, attention_mask=visible(plan), position_ids=plan.pos[None])
     assert off(wrong, alone(model)) > 1e-2
@@ -79,7 +79,7 @@ def test_a_mask_without_positions_counts_the_nodes() -> None:
 def test_eager_attention_adds_a_mask_of_bool() -> None:
     model = made(llama)
     model.set_attn_implementation("eager")
-    plan = Plan.of(plant(LONGER))
+    plan = Plan.of(build_forest(LONGER))
     # Adds 1 where it should hide nothing, and 0 where it should hide all.
     _, wrong = handed_over(model, attention_mask=visible(plan), position_ids=plan.pos[None])
     assert off(wrong, alone(model)) > 1e-2
@@ -91,7 +91,7 @@ def test_eager_attention_adds_a_mask_of_bool() -> None:
 @pytest.mark.parametrize("name", ["mistral", "qwen3"])
 def test_one_mask_for_all_layers_loses_their_windows(name: str) -> None:
     model = made(MODELS[name])
-    plan = Plan.of(plant(LONGER))
+    plan = Plan.of(build_forest(LONGER))
     _, wrong = handed_over(model, attention_mask=visible(plan), position_ids=plan.pos[None])
     assert off(wrong, alone(model)) > 1e-2
     assert ours_are_right(model)
@@ -150,7 +150,7 @@ def test_what_cannot_be_merged_is_refused(make: Callable[[], Any], told: str) ->
 def test_what_is_refused_would_be_wrong_in_silence(make: Callable[[], Any]) -> None:
     torch.manual_seed(0)
     model = make().eval()
-    plan = Plan.of(plant(LONGER))
+    plan = Plan.of(build_forest(LONGER))
     found = plan.flat(edge_log_probs(model, plan, "dense")).detach()
     rows = plan.flat(edge_log_probs(model, plan, "rows")).detach()
     assert off(found, alone(model).float()) > 1e-4
@@ -162,7 +162,7 @@ def test_the_norms_of_transformers_round_float64() -> None:
     """Why a gradient of a float64 model agrees to 1e-7 only, and the tests' norms are their own."""
     torch.manual_seed(0)
     model = llama().double().eval()
-    plan = Plan.of(plant(LONGER))
+    plan = Plan.of(build_forest(LONGER))
     expected = torch.autograd.grad(
         torch.cat([naive(model, call) for call in LONGER]).sum(), model.lm_head.weight
     )[0]

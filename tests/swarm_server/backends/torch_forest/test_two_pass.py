@@ -20,7 +20,7 @@ from torch import Tensor
 from fakevllm_server.backends.torch_forest.forward import EdgeValues, edge_values
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.backends.torch_forest.two_pass import backward_in_two_passes
-from fakevllm_server.forest import CallTokens, Piece, pack, plant
+from fakevllm_server.forest import CallTokens, Piece, build_forest, pack
 
 
 @cache
@@ -53,7 +53,7 @@ def gradients(
     calls: Sequence[CallTokens], budget: int, *, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
     model = model_of_all()
-    whole = [Piece(list(range(len(calls))), plant(calls))]
+    whole = [Piece(list(range(len(calls))), build_forest(calls))]
     values = edge_values(model, Plan.of(whole[0].forest), "chains", with_entropy=with_entropy)
     direct = loss_over(whole, len(calls), with_entropy=with_entropy)([values])
     if direct.requires_grad:
@@ -86,7 +86,7 @@ def test_pieces_in_two_passes_train_as_one_forest_does(
 
 def test_a_loss_that_leaves_pieces_out_gives_them_no_gradient() -> None:
     model = model_of_all()
-    plans = [Plan.of(plant([call])) for call in GOLDEN[:2]]
+    plans = [Plan.of(build_forest([call])) for call in GOLDEN[:2]]
     backward_in_two_passes(model, plans, "chains", lambda values: values[0].log_prob.sum())
     found = gathered_gradient(model)
     edge_values(model, plans[0], "chains").log_prob.sum().backward()

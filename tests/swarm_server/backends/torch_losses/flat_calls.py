@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fakevllm_adapters.job.loss_spec import LossSpec, own_settings
-from fakevllm_server.algorithms.loss_units import CallShare, Counted, call_shares
+from fakevllm_server.algorithms.loss_units import CallShare, LossCall, call_shares
 from fakevllm_server.backends.torch_losses.step_loss import StepLoss, step_loss
 from fakevllm_server.backends.torch_losses.tokens import Tokens
 
@@ -42,7 +42,7 @@ def spec_of(name: str, **settings: Any) -> LossSpec:
 
 
 def shares_of(calls: Sequence[Scored], spec: LossSpec) -> list[CallShare]:
-    counted = [Counted(call.unit, call.weight, len(call.logprobs)) for call in calls]
+    counted = [LossCall(call.unit, call.weight, len(call.logprobs)) for call in calls]
     return call_shares(counted, spec)
 
 

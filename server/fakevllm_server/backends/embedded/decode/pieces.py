@@ -9,7 +9,7 @@ from itertools import compress, groupby, repeat
 import torch
 from torch import Tensor
 
-from fakevllm_server.algorithms.loss_units import Counted, call_shares
+from fakevllm_server.algorithms.loss_units import LossCall, call_shares
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.backends.torch_forest.sharing import worth_sharing
 from fakevllm_server.backends.torch_losses.tokens import Tokens
@@ -92,7 +92,7 @@ def pieces_of(
     it needs its room anyway, and its siblings next to none. Groups, and the units of a loss that
     couples tokens, stay together where they fit. `version` is that of the weights that are trained,
     where it is known."""
-    counted = [Counted(unit_of(call), call.weight, call.num_trained) for call in calls]
+    counted = [LossCall(unit_of(call), call.weight, call.num_trained) for call in calls]
     shares = call_shares(counted, spec)
     keys = [unit_of(call) if spec.couples_tokens else call.group_id for call in calls]
     wanted = _wanted(calls, shares_prefixes=shares_prefixes)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
-from fakevllm_server.forest import CallTokens, plant
+from fakevllm_server.forest import CallTokens, build_forest
 from fakevllm_server.types.backend import Batch, Call, LossSpec
 
 SYSTEM = [5, 6, 7]
@@ -35,7 +35,9 @@ def groups(count: int = 6, siblings: int = 4) -> list[Call]:
 
 
 def size_of(calls: list[Call]) -> int:
-    return plant([CallTokens.of(one.prompt_ids, one.response_ids) for one in calls]).num_nodes
+    return build_forest(
+        [CallTokens.of(one.prompt_ids, one.response_ids) for one in calls]
+    ).num_nodes
 
 
 @pytest.mark.parametrize("room", [0, 1, 40, 150])

@@ -31,7 +31,7 @@ from fakevllm_server.backends.torch_forest.attending import causal_model
 from fakevllm_server.backends.torch_forest.forward import edge_values
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.backends.torch_forest.precision import compute_in, computed_in
-from fakevllm_server.forest import CallTokens, plant
+from fakevllm_server.forest import CallTokens, build_forest
 from fakevllm_server.types.backend import Batch, Call, LossSpec
 from fakevllm_server.types.sampling import Sampling
 
@@ -54,7 +54,7 @@ def family() -> list[Call]:
 def flat(model: Any, calls: Sequence[Call], way: str) -> Tensor:
     """[trained tokens]"""
     own = [CallTokens.of(call.prompt_ids, call.response_ids) for call in calls]
-    plan = Plan.of(plant(own), model.device)
+    plan = Plan.of(build_forest(own), model.device)
     with torch.no_grad():
         return plan.flat(edge_values(model, plan, way).log_prob).cpu()
 
@@ -113,7 +113,7 @@ def test_products_are_in_bfloat16_and_all_behind_them_in_float32(tiny_folder: Pa
             )
         )
         assert name is not None
-    plan = Plan.of(plant([CallTokens.of([1, 2], [3, 4])]))
+    plan = Plan.of(build_forest([CallTokens.of([1, 2], [3, 4])]))
     values = edge_values(model, plan, "chains", with_entropy=True)
     assert seen["Linear"] == {BF16} and seen["LlamaRMSNorm"] == {torch.float32}
     assert values.log_prob.dtype == torch.float32
