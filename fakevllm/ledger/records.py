@@ -1,22 +1,33 @@
-"""What goes into the ledger and what comes out: plain data, named as the columns are."""
+"""The plain data that goes into the ledger and comes out of it, named as the columns are.
+
+`GroupRecord`, `SiblingRecord` and `FeedbackRecord` define the columns of their tables: tables.py
+derives the tables from the fields. The metadata of a field says what its type does not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+PRIMARY_KEY = {"primary_key": True}
+"""Field metadata: the column is part of the table's primary key."""
+INDEXED = {"index": True}
+"""Field metadata: the column has an index of its own."""
+NOT_A_COLUMN = {"is_column": False}
+"""Field metadata: the value is stored in rows of another table."""
 
 
 class State(StrEnum):
-    """What became of a group.
+    """The state of a group.
 
-    served    answered, not for training
-    failed    the app got an error
-    scored    rewards known, not yet acknowledged by the server
-    pooled    acknowledged, waits to be trained
-    trained   went into a step
-    dropped   scored or pooled, will not be trained: see the reason
-    lost      a crash undid its training, or the server could not be reached
+    served    The request was answered, and is not for training.
+    failed    The app got an error.
+    scored    The rewards are known. The server has not acknowledged them yet.
+    pooled    The server has acknowledged the group, which waits to be trained.
+    trained   A step trained the group.
+    dropped   The group was scored or pooled, and will not be trained: see the reason.
+    lost      A crash undid its training, or the server could not be reached.
     """
 
     SERVED = "served"
@@ -30,12 +41,14 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiblingRecord:
-    """
+    """One completion of a request. The row also has the id of its group.
+
     >>> SiblingRecord(index=0, served=True, best=True, status=200, text="42", reward=1.0).reward
     1.0
     """
 
-    index: int
+    index: int = field(metadata=PRIMARY_KEY)
+    """Position in the group, from 0. SQL needs the name in double quotes: it is a keyword."""
     served: bool
     best: bool
     status: int
@@ -50,14 +63,16 @@ class SiblingRecord:
     error: str | None = None
     trained: bool = False
     failure: str | None = None
-    """Why its answer is no answer, by whoever's fault: a word of failures.py's."""
+    """Why the completion is no usable answer, as a slug. The model causes `cut_off`,
+    `broken_tool_call`, `empty` and `not_json`; the engine causes `broken_off`."""
     advantage: float | None = None
+    """Mean advantage over the completion's tokens, in the step that trained it. NULL if no step
+    did, or if the server is older than this column."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """What an app was to get that was lost before it had all of it: for the same request, should
-    it be sent again.
+    """An answer whose app disconnected before it had all of it, kept for a retry of the request.
 
     >>> KeptAnswer("g1", b"k", 0.0, 200, [("content-type", "application/json")], b"{}").status
     200
@@ -65,69 +80,90 @@ class KeptAnswer:
 
     group_id: str
     key: bytes
-    """Of the request: `RequestIdentity.key` in groups/attempts.py."""
+    """Key of the request: `RequestIdentity.key` of groups/attempts.py."""
     until: float
-    """Unix seconds."""
+    """Time at which the answer expires, in Unix seconds."""
     status: int
     headers: Sequence[tuple[str, str]]
     body: bytes
-    """In the app's format."""
+    """The response body, in the app's format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """One request and its siblings; tables.py documents the columns."""
+    """One request of the app, and its siblings."""
 
-    group_id: str
+    group_id: str = field(metadata=PRIMARY_KEY)
     received_at: float
+    """Unix seconds."""
     route: str
     model: str
     streamed: bool
     task_id: str | None
     app_key: str | None
+    """First 8 hex digits of a hash of the app's key; never the key."""
     request_json: str
     question: str
     num_siblings: int
+    """Number of siblings requested; fewer may have answered."""
     status: int
+    """HTTP status that the app got."""
     latency_s: float
     served_index: int | None
     best_index: int | None
-    state: str
+    state: str = field(metadata=INDEXED)
+    """A `State`."""
     reason: str | None
+    """Why the group was not trained; NULL if it was, or still may be."""
     hook_hash: str | None
-    siblings: Sequence[SiblingRecord]
-    step: int | None = None
+    siblings: Sequence[SiblingRecord] = field(metadata=NOT_A_COLUMN)
+    step: int | None = field(default=None, metadata=INDEXED)
+    """The step that was collecting groups when the group ended."""
     trained_step: int | None = None
     trained_version: int | None = None
-    response_id: str | None = None
+    response_id: str | None = field(default=None, metadata=INDEXED)
+    """The id by which later requests may refer to the answer."""
     served_by: str | None = None
+    """How the served sibling was chosen: best, random, lead or greedy. NULL if there was no
+    choice."""
     propensity: float | None = None
+    """Probability with which this sibling would be served, given the same answers and rewards."""
     cut: str | None = None
-    session_id: str | None = None
+    """Why the group has fewer siblings than requested."""
+    session_id: str | None = field(default=None, metadata=INDEXED)
     parent_session_id: str | None = None
+    """The session that started this one."""
     parent_id: str | None = None
-    turn: int | None = None
+    """The group whose served answer the request continues."""
     kind: str | None = None
+    """Role of the request in its session: a `Kind` of sessions/types.py."""
     evidence: str | None = None
+    """How the session was found: an `Evidence` of sessions/types.py."""
     asked_key: str | None = None
-    num_resent: int = 0
-    answer_id: str | None = None
+    """Key of the request's history, in hex. A restarted proxy finds continuations by it."""
+    turn: int | None = None
+    """Number of the turn in the session, from 1. A tool's result begins no turn."""
+    num_resent: int = field(default=0, metadata={"server_default": "0"})
+    """How often a retry of the request got this group's answer."""
+    answer_id: str | None = field(default=None, metadata=INDEXED)
+    """Id of the answer as the app got it. Feedback names the answer by it."""
     run_id: str | None = None
-    kept: KeptAnswer | None = None
-    """No column: a row beside it."""
+    """The server's run to which the weight versions of the group's calls belong."""
+    kept: KeptAnswer | None = field(default=None, metadata=NOT_A_COLUMN)
 
 
 class FeedbackState(StrEnum):
-    """What became of a feedback.
+    """The state of one feedback.
 
-    received  taken; what it counts for is not known yet
-    kept      counts for nothing, or can be trained by nothing: see the reason
-    joined    added to the reward of its group, before that was sent
-    waiting   a sample to be: its group is on its way, or there are too few to centre it by
-    pooled    that sample was acknowledged, waits to be trained
-    trained   went into a step
-    dropped   will not be trained: see the reason
-    lost      a crash undid its training, or the server refused it
+    received  The feedback is stored. Its value is not known yet.
+    kept      The feedback has no value, or cannot be trained: see the reason.
+    joined    Its value was added to the reward of its group before the group was sent.
+    waiting   It will become a sample. Its group is still on its way, or there are too few values
+              for a baseline.
+    pooled    The server has acknowledged the sample, which waits to be trained.
+    trained   A step trained the sample.
+    dropped   The sample will not be trained: see the reason.
+    lost      A crash undid its training, or the server refused it.
     """
 
     RECEIVED = "received"
@@ -141,42 +177,54 @@ class FeedbackState(StrEnum):
 
 
 VOID = ("taken_back", "replaced")
-"""Why a feedback counts for nothing that did."""
+"""Reasons of feedback that had a value and has none any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackRecord:
-    """
+    """Feedback on an answer. Rows are never deleted; the outcome is filled in.
+
     >>> FeedbackRecord(group_id="g", feedback_id="f", received_at=0.0, thumbs="up").kind
     'feedback'
     """
 
-    group_id: str
-    feedback_id: str
+    group_id: str = field(metadata=PRIMARY_KEY)
+    """Id of the answer's group. It is no foreign key: feedback may arrive before the row of its
+    group is written, and outlives that row."""
+    feedback_id: str = field(metadata=PRIMARY_KEY)
     received_at: float
+    """Unix seconds."""
     app_key: str | None = None
     kind: str = "feedback"
+    """`feedback` if the app sent it. `next_message` or `regenerate` if a hook derived a value from
+    the request that followed."""
     score: float | None = None
     thumbs: str | None = None
     edited: str | None = None
+    """What the answer should have been: a demonstration."""
     comment: str | None = None
-    state: str = FeedbackState.RECEIVED
+    state: str = field(default=FeedbackState.RECEIVED, metadata=INDEXED)
+    """A `FeedbackState`."""
     reason: str | None = None
     value: float | None = None
+    """Value of the feedback: the hook's if there is one, else derived from score or thumbs."""
     baseline: float | None = None
+    """Baseline that was subtracted from a sample's value."""
     amount: float | None = None
+    """Amount added to the served sibling's reward (joined), or a sample's advantage."""
     hook_hash: str | None = None
     trained_step: int | None = None
     trained_version: int | None = None
 
     @property
     def is_void(self) -> bool:
+        """Whether the feedback was taken back or replaced."""
         return self.reason in VOID
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A group whose rewards are known and not yet acknowledged.
+    """A group whose rewards are known, and which the server has not acknowledged yet.
 
     >>> ScoredGroup("g1", None, "1+1?", [1.0, None]).rewards
     [1.0, None]
@@ -186,14 +234,14 @@ class ScoredGroup:
     task_id: str | None
     question: str
     rewards: list[float | None]
-    """By sibling index."""
+    """Reward of each sibling, by its index."""
     served_index: int | None = None
     parent_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRequest:
-    """A request and the message its app got."""
+    """A request and the message that its app got."""
 
     request_json: str
     message_json: str
@@ -209,32 +257,35 @@ class StepRow:
 
     step: int
     groups: int
-    """With at least one reward."""
+    """Number of groups with at least one reward."""
     policy_mean: float
-    """Mean reward of all scored siblings but greedy ones: what the policy is worth."""
+    """Mean reward of all scored siblings except greedy ones: an estimate of the policy's value."""
     returned_best: float | None
-    """Mean reward of what the apps got, but for those who got any sibling; None where no served
+    """Mean reward of the served siblings, without those that were chosen at random. None if no such
     sibling was scored."""
     without_signal: int
-    """Groups whose rewards are all equal."""
+    """Number of groups whose rewards are all equal."""
     returned_random: float | None = None
-    """Mean reward of what apps got that got any sibling: `serve.random_fraction`."""
+    """Mean reward of the served siblings that were chosen at random (`serve.random_fraction`). None
+    if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerHealth:
-    """
+    """The condition of the ledger's writer.
+
     >>> LedgerHealth(dropped=0, waiting=0, error=None).ok
     True
     """
 
     dropped: int
-    """Writes given up since the start."""
+    """Number of writes dropped since the start."""
     waiting: int
-    """Writes in the queue."""
+    """Number of writes in the queue."""
     error: str | None
-    """Why the last write failed; None where it did not."""
+    """Why the latest write failed; None if it succeeded."""
 
     @property
     def ok(self) -> bool:
+        """Whether the latest write succeeded."""
         return self.error is None

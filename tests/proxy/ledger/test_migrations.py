@@ -1,8 +1,9 @@
-"""The migrations build the tables that tables.py describes, once."""
+"""Tests for the ledger's migrations: they create the tables of tables.py, each once."""
 
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from sqlalchemy import create_engine
 
 from fakevllm.errors import LedgerError
 from fakevllm.ledger.migrations import MIGRATIONS
-from fakevllm.ledger.records import GroupRecord, SiblingRecord
+from fakevllm.ledger.records import FeedbackRecord, GroupRecord, SiblingRecord
 from fakevllm.ledger.store import Ledger
-from fakevllm.ledger.tables import GROUPS, METADATA, SIBLINGS
+from fakevllm.ledger.tables import FEEDBACK, GROUPS, METADATA, SIBLINGS
 
 
 def shape(path: Path) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def shape(path: Path) -> dict[str, Any]:
         db.close()
 
 
-def test_migrations_and_table_classes_agree(tmp_path: Path) -> None:
+def test_the_migrations_create_the_tables_of_tables_py(tmp_path: Path) -> None:
     Ledger.open(tmp_path / "migrated").close()
     engine = create_engine(f"sqlite:///{tmp_path / 'created'}")
     METADATA.create_all(engine)
@@ -37,13 +38,16 @@ def test_migrations_and_table_classes_agree(tmp_path: Path) -> None:
     assert shape(tmp_path / "migrated") == shape(tmp_path / "created")
 
 
-def test_records_and_tables_name_the_same_things() -> None:
-    beside = {"siblings", "kept"}
-    assert set(GroupRecord.__dataclass_fields__) == {*GROUPS.columns.keys(), *beside}
-    assert set(SiblingRecord.__dataclass_fields__) | {"group_id"} == set(SIBLINGS.columns.keys())
+def test_the_columns_of_a_table_are_the_fields_of_its_record() -> None:
+    of_siblings = [field.name for field in fields(SiblingRecord)]
+    assert SIBLINGS.columns.keys() == ["group_id", *of_siblings]
+    in_other_tables = {"siblings", "kept"}
+    of_groups = [field.name for field in fields(GroupRecord) if field.name not in in_other_tables]
+    assert GROUPS.columns.keys() == of_groups
+    assert FEEDBACK.columns.keys() == [field.name for field in fields(FeedbackRecord)]
 
 
-def test_opening_again_migrates_nothing_and_keeps_what_is_there(tmp_path: Path) -> None:
+def test_opening_a_current_ledger_again_does_not_change_the_file(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     Ledger.open(path).close()
     before = path.read_bytes()
@@ -55,13 +59,13 @@ def test_opening_again_migrates_nothing_and_keeps_what_is_there(tmp_path: Path) 
     assert names == [migration.__name__ for migration in MIGRATIONS]
 
 
-def test_migrations_are_in_the_order_of_their_names() -> None:
+def test_the_migrations_are_numbered_in_order() -> None:
     names = [migration.__name__ for migration in MIGRATIONS]
     assert names == sorted(names)
     assert [name[:4] for name in names] == [f"m{i:03}" for i in range(1, len(names) + 1)]
 
 
-def test_a_newer_ledger_is_refused(tmp_path: Path) -> None:
+def test_a_ledger_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     Ledger.open(path).close()
     db = sqlite3.connect(path)
@@ -72,9 +76,7 @@ def test_a_newer_ledger_is_refused(tmp_path: Path) -> None:
         Ledger.open(path)
 
 
-def test_a_migration_that_fails_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_migration_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def m002_broken(db: Any) -> None:
         db.exec_driver_sql("CREATE TABLE half (x)")
         db.exec_driver_sql("not sql")
