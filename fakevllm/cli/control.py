@@ -1,4 +1,4 @@
-"""`fakevllm pause`, `resume` and `status`: what is said to a proxy that runs."""
+"""`fakevllm pause`, `resume` and `status`: commands for a running proxy."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from typing import Annotated
 import typer
 
 from fakevllm.cli.keys import ConfigFile
-from fakevllm.runtime.exits import guarded
+from fakevllm.runtime.exits import run_command
 
-ProxyKey = Annotated[
-    str | None, typer.Option(envvar="FAKEVLLM_KEY", help="Our API key at the proxy.")
-]
+ProxyKey = Annotated[str | None, typer.Option(envvar="FAKEVLLM_KEY", help="API key for the proxy.")]
 ProxyUrl = Annotated[
-    str | None, typer.Option(help="The proxy. Default: where the configuration has it.")
+    str | None,
+    typer.Option(help="URL of the proxy. Default: the address in the configuration file."),
 ]
 
 
-def named(url: str | None, config: Path | None) -> str:
-    """The proxy's URL, by its flag or by the configuration that `serve` reads. Raises
-    ConfigError."""
+def proxy_url(url: str | None, config: Path | None) -> str:
+    """Return `url`, or else the proxy's address in the configuration. Raises ConfigError."""
     if url is not None:
         return url
     from fakevllm.config.model import load
@@ -29,40 +27,43 @@ def named(url: str | None, config: Path | None) -> str:
 
 
 def pause(url: ProxyUrl = None, key: ProxyKey = None, config: ConfigFile = None) -> None:
-    """Stop fanning out, at once. A running proxy serves every request once until `resume`."""
-    _say_to_proxy(url, key, config, paused=True)
+    """Stop the fan-out of a running proxy. It serves each request once until `resume`."""
+    _set_paused(url, key, config, paused=True)
 
 
 def resume(url: ProxyUrl = None, key: ProxyKey = None, config: ConfigFile = None) -> None:
-    """Fan out again."""
-    _say_to_proxy(url, key, config, paused=False)
+    """Resume the fan-out of a running proxy."""
+    _set_paused(url, key, config, paused=False)
 
 
-def _say_to_proxy(url: str | None, key: str | None, config: Path | None, *, paused: bool) -> None:
+def _set_paused(url: str | None, key: str | None, config: Path | None, *, paused: bool) -> None:
     def run() -> None:
         from fakevllm.runtime.admin_client import set_paused
 
-        print(set_paused(named(url, config), key, paused=paused))
+        print(set_paused(proxy_url(url, config), key, paused=paused))
 
-    guarded(run)
+    run_command(run)
 
 
 def status(
     url: ProxyUrl = None,
     key: ProxyKey = None,
     run_id: Annotated[
-        str, typer.Option("--run", help="Whose learning: how its id begins. Default: the newest.")
+        str,
+        typer.Option(
+            "--run", help="Training run to show, by the beginning of its id. Default: the newest."
+        ),
     ] = "",
     config: ConfigFile = None,
 ) -> None:
-    """Show what a running proxy does, and what was learnt. Fan-out, engine, groups, and why some
-    were not trained."""
+    """Show the state of a running proxy. The table has the fan-out, the engine, the learning curve,
+    and the number of groups that were not trained, by reason."""
 
     def run() -> None:
         from rich.console import Console
 
-        from fakevllm.runtime.admin_client import status as status_of
+        from fakevllm.cli.status_table import status_table
 
-        Console().print(status_of(named(url, config), key, run_id))
+        Console().print(status_table(proxy_url(url, config), key, run_id))
 
-    guarded(run)
+    run_command(run)

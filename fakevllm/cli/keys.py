@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fakevllm.errors import ConfigError
-from fakevllm.runtime.exits import guarded
+from fakevllm.runtime.exits import run_command
 from fakevllm_adapters.protocol.keys import Role
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def add(
         if len(file.entries()) == 1:
             print("It is the first: from now on every app needs a key.", file=sys.stderr)
 
-    guarded(run)
+    run_command(run)
 
 
 @app.command("list")
@@ -87,7 +87,7 @@ def list_keys(key_file: File = None, run_dir: RunDir = None, config: ConfigFile 
         file = _file(key_file, run_dir, config)
         Console().print(_table(file.entries(), str(file.path)))
 
-    guarded(run)
+    run_command(run)
 
 
 @app.command()
@@ -105,7 +105,7 @@ def revoke(
         if all(key.revoked is not None for key in file.entries()):
             print(_NOBODY.format(path=file.path), file=sys.stderr)
 
-    guarded(run)
+    run_command(run)
 
 
 def _file(key_file: Path | None, run_dir: Path | None, config: Path | None) -> KeyFile:

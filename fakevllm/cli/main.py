@@ -12,7 +12,7 @@ from fakevllm.cli import keys as keys_command
 from fakevllm.cli import overwatch, tokens
 from fakevllm.cli.control import ProxyKey, ProxyUrl
 from fakevllm.errors import UserError
-from fakevllm.runtime.exits import guarded
+from fakevllm.runtime.exits import run_command
 
 app = typer.Typer(
     name="fakevllm",
@@ -111,7 +111,7 @@ def serve(
             listen_fd=listen_fd,
         )
 
-    guarded(run)
+    run_command(run)
 
 
 @app.command("check-hook")
@@ -143,7 +143,7 @@ def check_hook(
         if not report.ok:
             raise typer.Exit(1)
 
-    guarded(run)
+    run_command(run)
 
 
 @app.command()
@@ -169,7 +169,7 @@ def sessions(
         names = {key.fingerprint: key.name for key in keys if key.name}
         Console().print(show(settings.ledger_file, session, limit, names))
 
-    guarded(run)
+    run_command(run)
 
 
 @app.command()
@@ -202,7 +202,7 @@ def replay(
         settings = ReplaySettings(
             dataset,
             field,
-            proxy_commands.named(url, config),
+            proxy_commands.proxy_url(url, config),
             app_command,
             model,
             concurrency,
@@ -217,7 +217,7 @@ def replay(
         if not run_replay(settings):
             raise typer.Exit(1)
 
-    guarded(run)
+    run_command(run)
 
 
 @app.command()
@@ -246,12 +246,12 @@ def demo(
 
     def run() -> None:
         from fakevllm.demo.command import DemoSettings, run_demo
-        from fakevllm.runtime.supervisor import Engines
+        from fakevllm.runtime.engine_choice import EngineChoice
 
-        engines = Engines.named(backend, rollout, trainer)
+        engines = EngineChoice.resolve(backend, rollout, trainer)
         run_demo(DemoSettings(steps, seed, control, run_dir, json_file, engines, lockstep))
 
-    guarded(run)
+    run_command(run)
 
 
 @app.command()
@@ -267,7 +267,7 @@ def train(
 
         run_train(conf)
 
-    guarded(run)
+    run_command(run)
 
 
 for command in (

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fakevllm.cli.keys import ConfigFile
-from fakevllm.runtime.exits import guarded
+from fakevllm.runtime.exits import run_command
 
 SwarmUrl = Annotated[
     str | None, typer.Option("--swarm-url", "--swarm", help="URL of the swarm server.")
@@ -38,4 +38,4 @@ def overwatch(
         if not run_overwatch(settings, Console()):
             raise typer.Exit(1)
 
-    guarded(run)
+    run_command(run)

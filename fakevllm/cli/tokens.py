@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from fakevllm.cli.keys import ConfigFile
-from fakevllm.runtime.exits import guarded
+from fakevllm.runtime.exits import run_command
 
 SwarmKey = Annotated[str | None, typer.Option(envvar="FAKEVLLM_SWARM_KEY", help="Our key there.")]
 
@@ -49,4 +49,4 @@ def tokens(
         asked = TokensSettings(episode, file, server.url, server.key, model, html, By(by))
         run_tokens(asked, Console())
 
-    guarded(run)
+    run_command(run)

@@ -39,7 +39,8 @@ from fakevllm.replay.pace import room_at
 from fakevllm.replay.play import PATIENCE_S, play
 from fakevllm.replay.players import EndpointPlayer
 from fakevllm.replay.proxy import register
-from fakevllm.runtime.supervisor import Engines, Supervised, kept_up, make_run_folder
+from fakevllm.runtime.engine_choice import EngineChoice
+from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder, supervise
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import Task
 
@@ -57,7 +58,7 @@ def run_demo(settings: DemoSettings) -> Outcome:
     """Raises UserError for what the user can mend."""
     if settings.lockstep and settings.engines != EMBEDDED:
         raise UserError("--lockstep is for the embedded engine, which decodes every answer alone.")
-    settings.engines.need_installed()
+    settings.engines.check_installed()
     settings = replace(settings, run_dir=settings.folder)
     console = Console()
     try:
@@ -112,7 +113,7 @@ async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
     make_run_folder(settings.folder, "--run-dir")
     with socket.create_server(ANY_PORT) as of_server, socket.create_server(ANY_PORT) as of_proxy:
         run = _prepared(settings, of_server, of_proxy)
-        async with kept_up((run.server, run.proxy), run.notes.append):
+        async with supervise((run.server, run.proxy), run.notes.append):
             yield run
 
 
@@ -139,8 +140,10 @@ def _prepared(settings: DemoSettings, of_server: socket.socket, of_proxy: socket
     return Run(
         settings,
         folder,
-        Supervised("the server", "fakevllm_server", server, folder / "server.log", of_server),
-        Supervised("the proxy", "fakevllm", proxy, folder / "proxy.log", of_proxy),
+        SupervisedProcess(
+            "the server", "fakevllm_server", server, folder / "server.log", of_server
+        ),
+        SupervisedProcess("the proxy", "fakevllm", proxy, folder / "proxy.log", of_proxy),
         f"http://127.0.0.1:{server_port}",
         f"http://127.0.0.1:{proxy_port}",
     )
@@ -259,10 +262,10 @@ def _same_kind(config: Path, job: TrainJob) -> None:
         )
 
 
-def _same_engines(file: Path, engines: Engines) -> None:
+def _same_engines(file: Path, engines: EngineChoice) -> None:
     """Checkpoints are the trainer's own, and one curve is of one sampler."""
     if file.exists():
-        before = Engines(**json.loads(file.read_text()))
+        before = EngineChoice(**json.loads(file.read_text()))
         if before != engines:
             raise UserError(
                 f"{file.parent} is a run in which {before.title}: go on with "

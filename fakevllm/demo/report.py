@@ -12,7 +12,7 @@ from rich.text import Text
 from fakevllm.demo import plot
 from fakevllm.demo.outcome import Outcome
 from fakevllm.demo.probe import Probe
-from fakevllm.runtime.supervisor import Engines
+from fakevllm.runtime.engine_choice import EngineChoice
 
 SHOWN_SAMPLES = 5
 
@@ -31,7 +31,7 @@ def show(console: Console, outcome: Outcome, before: Probe, after: Probe, ledger
 
 
 def _summary(outcome: Outcome) -> Table:
-    engines = Engines(outcome.rollout, outcome.trainer).title
+    engines = EngineChoice(outcome.rollout, outcome.trainer).title
     table = Table(
         title=f"Right answers at temperature 1, {outcome.steps} steps, control: {outcome.control}\n"
         f"{engines}"
@@ -63,7 +63,7 @@ def _marked(answer: str, right: bool) -> str:
 
 
 def _next_steps(outcome: Outcome) -> str:
-    engines = " ".join(["", *Engines(outcome.rollout, outcome.trainer).flags])
+    engines = " ".join(["", *EngineChoice(outcome.rollout, outcome.trainer).flags])
     return (
         "\nNext, with your own app:\n"
         f"  1. fakevllm-server start{engines} --model YOUR_MODEL_FOLDER --run-dir runs/mine\n"

@@ -11,12 +11,13 @@ import aiohttp
 
 from fakevllm.demo.view import Snapshot
 from fakevllm.errors import FakevllmError
-from fakevllm.runtime.supervisor import OWN_READY_TIMEOUT_S, Engines, Supervised
+from fakevllm.runtime.engine_choice import EMBEDDED_READY_TIMEOUT_S, EngineChoice
+from fakevllm.runtime.supervisor import SupervisedProcess
 from fakevllm.web.routes.admin import Stats
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 
 POLL_EVERY_S = 0.5
-EMBEDDED = Engines.named("embedded")
+EMBEDDED = EngineChoice.resolve("embedded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class DemoSettings:
     control: str
     run_dir: Path | None
     json_file: Path | None
-    engines: Engines = EMBEDDED
+    engines: EngineChoice = EMBEDDED
     lockstep: bool = False
 
     @property
@@ -40,8 +41,8 @@ class Run:
 
     settings: DemoSettings
     folder: Path
-    server: Supervised
-    proxy: Supervised
+    server: SupervisedProcess
+    proxy: SupervisedProcess
     server_url: str
     proxy_url: str
     stats: Stats | None = None
@@ -119,7 +120,7 @@ async def keep_polling(run: Run) -> None:
         await asyncio.sleep(POLL_EVERY_S)
 
 
-async def told(run: Run, timeout_s: float = OWN_READY_TIMEOUT_S) -> None:
+async def told(run: Run, timeout_s: float = EMBEDDED_READY_TIMEOUT_S) -> None:
     """Until the proxy has said once more how the run stands, and has heard it of the server: either
     may have died a moment ago. Raises FakevllmError."""
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakevllm.ledger.records import SiblingRecord
-from fakevllm.runtime.log_throttle import Seldom
+from fakevllm.runtime.log_throttle import LogThrottle
 
 TELL_AGAIN_S = 60.0
 """A hook that always fails does so at every request."""
@@ -60,13 +60,13 @@ class HookWarnings:
         try_it = shlex.join(["fakevllm", "check-hook", str(hooks), "--ledger", str(ledger)])
         self._mend = f"to see why: {try_it}"
         # Bounded by the slugs and the lines of the hook files.
-        self._seldom = Seldom(TELL_AGAIN_S)
+        self._throttle = LogThrottle(TELL_AGAIN_S)
 
     def line(self, hook: HookKind, reason: str | None, now: float) -> str | None:
         """Of a group that came to what it is for `reason`, where the log is to hear of it."""
         if reason is None or not reason.startswith("hook_") or reason.startswith(_OURS):
             return None
-        due = self._seldom.due((hook, *kind_of(reason)), now)
+        due = self._throttle.due((hook, *kind_of(reason)), now)
         if due is None:
             return None
         if due.is_first:
@@ -74,7 +74,7 @@ class HookWarnings:
                 f"{hook.name} failed ({reason}): the app got its answer, and {hook.effect}; "
                 f"{hook.mend or self._mend}"
             )
-        num_more = due.num_untold + 1
+        num_more = due.num_suppressed + 1
         return f"{hook.name} failed {num_more} times more (now: {reason}): {hook.effects}"
 
 

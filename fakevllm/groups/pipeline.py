@@ -34,7 +34,7 @@ from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm.metrics import Metrics
-from fakevllm.runtime.disconnect import WhileThere
+from fakevllm.runtime.disconnect import CancelOnDisconnect
 from fakevllm.sessions.types import Place
 from fakevllm.settlement.delivery import Delivery
 from fakevllm.transport.app_response import AppReply
@@ -253,7 +253,7 @@ class Pipeline:
         app: AppReply,
     ) -> None:
         try:
-            async with WhileThere(receive, LINGER_S):
+            async with CancelOnDisconnect(receive, LINGER_S):
                 reply, trouble = await self._lifeline.relay(request, app, plan)
             draft.is_answered()
             if reply.status == 200:

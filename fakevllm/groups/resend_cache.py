@@ -15,7 +15,7 @@ from hashlib import blake2b
 from fakevllm.groups.attempts import AttemptIndex, RequestAttempts, RequestIdentity
 from fakevllm.ledger.reads import KeptAnswers
 from fakevllm.ledger.records import KeptAnswer
-from fakevllm.runtime.disconnect import WhileThere
+from fakevllm.runtime.disconnect import CancelOnDisconnect
 from fakevllm.sessions.hints import Hints
 from fakevllm.transport.app_response import Answered, AppReply
 from fakevllm_adapters.http.asgi import ClientLeft, Receive, Scope
@@ -115,7 +115,7 @@ class ResendCache:
         """Waits for the answer, and gives it. False: there is none. Raises ClientLeft."""
         pending = attempt.pending
         try:
-            async with WhileThere(receive):
+            async with CancelOnDisconnect(receive):
                 answered = await asyncio.shield(pending.answered)
                 if answered is not None:
                     if pending.on_told is not None:

@@ -23,7 +23,7 @@ from fakevllm.replay.proxy import (
     register,
     why_untrained,
 )
-from fakevllm.runtime.admin_client import root_of
+from fakevllm.runtime.admin_client import proxy_root
 
 CONCURRENCY = 8
 MAX_SHOWN_FAILURES = 5
@@ -73,7 +73,7 @@ def run_replay(settings: ReplaySettings) -> bool:
 async def _replay(settings: ReplaySettings) -> Counter[str]:
     concurrency = settings.num_at_a_time
     tasks = read_tasks(settings.dataset, settings.field)[: settings.limit]
-    url = f"{root_of(checked_url(settings.url))}/v1"
+    url = f"{proxy_root(checked_url(settings.url))}/v1"
     settings = replace(settings, url=url)
     if settings.lockstep:
         await need_lockstep(url, settings.key)

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 
 import aiohttp
 
-from fakevllm.runtime.admin_client import root_of
+from fakevllm.runtime.admin_client import proxy_root
 from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 
@@ -35,7 +35,7 @@ async def room_at(url: str, key: str | None = None) -> AsyncGenerator[asyncio.Ev
     lasts."""
     room = asyncio.Event()
     room.set()
-    following = asyncio.create_task(_follow(f"{root_of(url)}/fakevllm/engine", key, room))
+    following = asyncio.create_task(_follow(f"{proxy_root(url)}/fakevllm/engine", key, room))
     try:
         yield room
     finally:

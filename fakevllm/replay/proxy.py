@@ -9,7 +9,7 @@ import aiohttp
 
 from fakevllm.config.upstream import http_url
 from fakevllm.errors import ConfigError
-from fakevllm.runtime.admin_client import HOOKLESS, SERVED_AS, no_proxy, root_of
+from fakevllm.runtime.admin_client import FAN_OUT_NO_HOOKS, FAN_OUT_PAUSED, not_a_proxy, proxy_root
 from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task
 
@@ -25,7 +25,7 @@ async def register(url: str, tasks: list[Task], key: str | None = None) -> dict[
             for start in range(0, len(tasks), TASKS_PER_CALL):
                 part = tasks[start : start + TASKS_PER_CALL]
                 body = {"tasks": [task.model_dump() for task in part]}
-                async with http.post(f"{root_of(url)}/fakevllm/tasks", json=body) as answer:
+                async with http.post(f"{proxy_root(url)}/fakevllm/tasks", json=body) as answer:
                     _let_in(answer)
                     given: list[str] = (await answer.json())["keys"]
                 keys |= dict(zip([task.task_id for task in part], given, strict=True))
@@ -39,8 +39,8 @@ async def why_untrained(url: str, key: str | None = None) -> str | None:
     knows of nothing. Raises ConfigError."""
     stats = await _got(url, "/fakevllm/stats", key)
     if stats.get("paused"):
-        return f"{SERVED_AS[True]}; `fakevllm resume` ends that"
-    return None if stats.get("has_hooks", True) else HOOKLESS
+        return f"{FAN_OUT_PAUSED}; `fakevllm resume` ends that"
+    return None if stats.get("has_hooks", True) else FAN_OUT_NO_HOOKS
 
 
 async def first_model(url: str, key: str | None = None) -> str:
@@ -74,7 +74,7 @@ async def _got(url: str, path: str, key: str | None) -> Any:
     try:
         async with (
             aiohttp.ClientSession(headers=bearer_header(key)) as http,
-            http.get(f"{root_of(url)}{path}") as answer,
+            http.get(f"{proxy_root(url)}{path}") as answer,
         ):
             _let_in(answer)
             return await answer.json()
@@ -92,7 +92,7 @@ def checked_url(url: str) -> str:
 
 def _unreached(url: str, error: aiohttp.ClientError) -> ConfigError:
     if isinstance(error, aiohttp.ClientResponseError) and error.status >= 400:
-        return ConfigError(no_proxy(url, error.status))
+        return ConfigError(not_a_proxy(url, error.status))
     return ConfigError(f"No fakevllm proxy answers at {url} ({error}): start it, or set --url.")
 
 

@@ -1,4 +1,4 @@
-"""How a command ends. A user's mistake is one line and exit code 2; Ctrl-C is no error."""
+"""Exit codes of commands: 2 and one line for a user's mistake, 130 for Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import typer
 from fakevllm.errors import UserError
 
 
-def guarded(run: Callable[[], None]) -> None:
+def run_command(run: Callable[[], None]) -> None:
+    """Call `run`, and turn a UserError or Ctrl-C into a line on stderr and `typer.Exit`."""
     try:
         run()
     except UserError as error:

@@ -1,5 +1,7 @@
-"""Lines about what happens again and again: each kind at once, then now and then with a number.
-Pure; any number of threads may ask."""
+"""Rate-limit repeated log lines: the first of each kind at once, then one per interval.
+
+The module does no I/O: a caller asks whether a line is due, and writes the line itself.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +10,50 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 MAX_KINDS = 256
-"""What is told of more kinds at once, nobody reads."""
+"""Maximum number of message kinds tracked."""
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueLine:
+    """A log line that may be written now."""
+
     is_first: bool
-    """Of its kind."""
-    num_untold: int
-    """Of its kind since the last line, without this one."""
+    """Whether this is the first event of its kind."""
+    num_suppressed: int
+    """Number of events of this kind since the previous line, without this event."""
 
 
-class Seldom:
-    """What tells episodes apart is no part of a kind. Of more than MAX_KINDS the one that was told
-    longest ago is forgotten, and would be the first again."""
+class LogThrottle:
+    """Decides for each event whether its log line is due. Safe to call from any thread.
 
-    def __init__(self, every_s: float) -> None:
-        self._every_s = every_s
-        self._told: dict[Hashable, tuple[float, int]] = {}
-        """When, and how many of it came since; what was told longest ago first."""
+    Choose a kind that many events share: a kind with an episode's id in it would throttle nothing.
+    Beyond `MAX_KINDS` kinds, the kind whose line is oldest is forgotten, so that its next event
+    counts as the first again.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._lines: dict[Hashable, tuple[float, int]] = {}
+        """The time of each kind's last line and the number of events suppressed since then; the
+        kind with the oldest line comes first."""
         self._lock = threading.Lock()
 
-    def due(self, kind: Hashable, now: float) -> Due | None:
-        """None: not now.
+    def due(self, kind: Hashable, now: float) -> DueLine | None:
+        """Count an event, and return its line, or None if the interval has not passed.
 
-        >>> seldom = Seldom(5.0)
-        >>> seldom.due("a", 0.0), seldom.due("a", 1.0), seldom.due("a", 5.0)
-        (Due(is_first=True, num_untold=0), None, Due(is_first=False, num_untold=1))
+        `now` is in seconds of any monotonic clock.
+
+        >>> throttle = LogThrottle(5.0)
+        >>> throttle.due("a", 0.0), throttle.due("a", 1.0), throttle.due("a", 5.0)
+        (DueLine(is_first=True, num_suppressed=0), None, DueLine(is_first=False, num_suppressed=1))
         """
         with self._lock:
-            told = self._told.get(kind)
-            if told is not None and now - told[0] < self._every_s:
-                self._told[kind] = told[0], told[1] + 1
+            last = self._lines.get(kind)
+            if last is not None and now - last[0] < self._interval_s:
+                self._lines[kind] = last[0], last[1] + 1
                 return None
-            self._told.pop(kind, None)
-            self._told[kind] = now, 0
-            if len(self._told) > MAX_KINDS:
-                del self._told[next(iter(self._told))]
-            return Due(True, 0) if told is None else Due(False, told[1])
+            self._lines.pop(kind, None)
+            self._lines[kind] = now, 0
+            if len(self._lines) > MAX_KINDS:
+                del self._lines[next(iter(self._lines))]
+            return DueLine(True, 0) if last is None else DueLine(False, last[1])

@@ -1,4 +1,5 @@
-"""Tasks that nobody awaits: kept until they are done, and ended by who began them."""
+"""TaskSet tasks of one owner: kept alive until they are done, logged if they fail, and cancelled
+when the owner closes."""
 
 from __future__ import annotations
 
@@ -8,34 +9,38 @@ from collections.abc import Coroutine
 from typing import Any
 
 
-class Background:
-    """close() last. Bounded by what begins the tasks."""
+class TaskSet:
+    """A set of running tasks that nobody awaits.
 
-    def __init__(self, log: logging.Logger, trouble: str) -> None:
-        """`trouble`: what is logged of a task that raised."""
+    The event loop holds only weak references to tasks, so the set holds strong ones. The number of
+    tasks has no limit of its own: whatever starts the tasks must bound it. Call `close()` last.
+    """
+
+    def __init__(self, log: logging.Logger, failure_message: str) -> None:
+        """`failure_message` is logged, with the traceback, for a task that raised."""
         self._log = log
-        self._trouble = trouble
+        self._failure_message = failure_message
         self._running: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """Tasks that are not done."""
+        """Return the number of tasks that are not done."""
         return len(self._running)
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._running.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_done)
         return task
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Cancels what is not done within the grace."""
+        """Wait up to `grace_s` seconds for the tasks, then cancel those that are not done."""
         if self._running and grace_s > 0:
             await asyncio.wait(self._running, timeout=grace_s)
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            self._log.error(self._trouble, exc_info=task.exception())
+            self._log.error(self._failure_message, exc_info=task.exception())

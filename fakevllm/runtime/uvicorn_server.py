@@ -1,7 +1,7 @@
-"""A uvicorn server that stops on Ctrl-C and SIGTERM and then returns: its caller closes up.
+"""A uvicorn server that stops on Ctrl-C or SIGTERM and then returns to its caller.
 
-Uvicorn's own raises the signal again when it is done, which ends the process before the ledger is
-written and running groups are settled.
+Uvicorn's own server raises the signal again after it has stopped. That would end the process before
+the caller has written the ledger and settled the running groups.
 """
 
 from __future__ import annotations

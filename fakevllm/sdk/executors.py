@@ -13,7 +13,7 @@ from concurrent.futures import wait as wait_for
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from fakevllm.runtime.log_throttle import Seldom
+from fakevllm.runtime.log_throttle import LogThrottle
 from fakevllm.sdk.episode import Episode
 from fakevllm.sdk.http_driver import bare_url
 from fakevllm.sdk.types import ClientClosed, SwarmError, SwarmServerOfflineError
@@ -245,7 +245,7 @@ class Retries:
         self._sleep = sleep
         self._ends = ends
         self._clock = clock
-        self._seldom = Seldom(TELL_EVERY_S)
+        self._throttle = LogThrottle(TELL_EVERY_S)
         self._is_over = False
 
     def end(self) -> None:
@@ -271,10 +271,10 @@ class Retries:
         return run
 
     def _tell(self, error: Exception, pause_s: float) -> None:
-        due = self._seldom.due(_kind_of(error), self._clock())
+        due = self._throttle.due(_kind_of(error), self._clock())
         if due is None:
             return
-        others = due.num_untold
+        others = due.num_suppressed
         log.warning(
             "an episode failed, and is run again in %.1f s%s: %s: %s",
             pause_s,

@@ -16,7 +16,7 @@ from typing import TypeVar
 import httpx
 import orjson
 
-from fakevllm.runtime.log_throttle import Seldom
+from fakevllm.runtime.log_throttle import LogThrottle
 from fakevllm.sdk.access import EpisodeAccess, trusted
 from fakevllm.sdk.connection_pool import Spare
 from fakevllm.sdk.episode_calls import Claim
@@ -219,11 +219,11 @@ class Waits:
     once, then now and again."""
 
     def __init__(self) -> None:
-        self._seldom = Seldom(TELL_EVERY_S)
+        self._throttle = LogThrottle(TELL_EVERY_S)
 
     def is_due(self, why: str, waited_s: float, now: float) -> bool:
         """Whether to tell it now, by a talk that has waited so long in all."""
         if waited_s < SHORT_S:
             return False
         words = _NUMBER.sub("N", why)  # which move meanwhile
-        return self._seldom.due(words, now) is not None
+        return self._throttle.due(words, now) is not None

@@ -20,7 +20,7 @@ import aiohttp
 from fakevllm.ledger.records import GroupRecord, ScoredGroup
 from fakevllm.ledger.store import Ledger
 from fakevllm.ledger.writer import WriteReceipt
-from fakevllm.runtime.task_set import Background
+from fakevllm.runtime.task_set import TaskSet
 from fakevllm.sessions.types import Place
 from fakevllm.settlement.pending_groups import PendingGroups
 from fakevllm.swarm.errors import is_passing, mend_of
@@ -47,7 +47,7 @@ class Delivery:
         self._holding = PendingGroups(window_s)
         self._changed: dict[str, asyncio.Event] = {}
         """Of groups that somebody waits for."""
-        self._background = Background(log, "a group could not be settled")
+        self._background = TaskSet(log, "a group could not be settled")
         self._held: set[asyncio.Task[None]] = set()
         """Its tasks that wait for what is said, or for the server."""
         self._resending: asyncio.Task[None] | None = None
@@ -113,7 +113,7 @@ class Delivery:
         receipt = self._ledger.record(record)
         is_scored = record.state == "scored"
         work = self._settle(record, receipt) if is_scored else self._abandon(record)
-        self._background.begin(work)
+        self._background.start(work)
 
     def resend(self, groups: Sequence[ScoredGroup]) -> None:
         """Sends what earlier lives left scored, as soon as the server is there."""

@@ -23,7 +23,7 @@ from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
 from fakevllm.ledger.writer import WriteReceipt
 from fakevllm.metrics import Metrics
-from fakevllm.runtime.task_set import Background
+from fakevllm.runtime.task_set import TaskSet
 from fakevllm.sessions.types import Kind, Place
 from fakevllm.settlement.delivery import Delivery
 from fakevllm.settlement.feedback_values import (
@@ -71,7 +71,7 @@ class FeedbackService:
         one feedback. Nor does it come to count meanwhile, for it may be taken back."""
         self._hearing: dict[tuple[str, str], bool] = {}
         """By group and feedback id, of those under way: whether they still count."""
-        self._background = Background(log, "feedback could not be heard")
+        self._background = TaskSet(log, "feedback could not be heard")
 
     def restore(self) -> None:
         """Hears what an earlier life had taken. Before groups of earlier lives are sent."""
@@ -105,7 +105,7 @@ class FeedbackService:
             before = self._settling.before(place)
             if before is not None:
                 self._settling.hear(before)
-            self._background.begin(self._hear_signal(group_id, before, place, text))
+            self._background.start(self._hear_signal(group_id, before, place, text))
         self._settling.moved_on(place)
 
     # --- at the door
@@ -171,7 +171,7 @@ class FeedbackService:
         if row.state == FeedbackState.RECEIVED and key not in self._hearing:
             self._hearing[key] = True
             self._settling.hear(row.group_id)
-            self._background.begin(self._heard(row.group_id, partial(self._hear, row)))
+            self._background.start(self._heard(row.group_id, partial(self._hear, row)))
 
     async def _heard(
         self, group_id: str, hearing: Callable[[], Coroutine[Any, Any, float | None]]

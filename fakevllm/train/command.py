@@ -7,7 +7,7 @@ from statistics import fmean
 
 from rich.console import Console
 
-from fakevllm.runtime.supervisor import Engines
+from fakevllm.runtime.engine_choice import EngineChoice
 from fakevllm.train import named, plan
 from fakevllm.train.config import Settings, load
 from fakevllm.train.play import Material, Outcome
@@ -24,7 +24,7 @@ def run_train(conf: Path) -> Outcome:
     for warning in settings.warnings:
         console.print(f"the job's {warning}", style="yellow", highlight=False, markup=False)
     if settings.server.url is None:  # before a dataset is fetched
-        Engines.named(settings.server.backend).need_installed()
+        EngineChoice.resolve(settings.server.backend).check_installed()
     material = material_of(settings)
     try:
         outcome = train(settings, material, console)

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fakevllm.errors import FakevllmError, UserError
-from fakevllm.runtime.supervisor import Supervised, kept_up, make_run_folder
+from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder, supervise
 from fakevllm.sdk.executors import DaemonPool
 from fakevllm.sdk.types import SwarmError
 from fakevllm.train.config import ServerSection, Settings
@@ -64,8 +64,8 @@ async def _server(settings: Settings, seed: int, screen: Screen) -> AsyncGenerat
         port = listener.getsockname()[1]
         flags = _flags(settings.server, folder, port, seed)
         log_file = folder / "server.log"
-        server = Supervised("the server", "fakevllm_server", flags, log_file, listener)
-        async with kept_up([server], screen.line):
+        server = SupervisedProcess("the server", "fakevllm_server", flags, log_file, listener)
+        async with supervise([server], screen.line):
             yield f"http://{HOST}:{port}"
 
 

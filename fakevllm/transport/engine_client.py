@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import aiohttp
 
-from fakevllm.runtime.task_set import Background
+from fakevllm.runtime.task_set import TaskSet
 from fakevllm_adapters.formats.sse import SseDecoder, data_of, encode, json_of
 from fakevllm_adapters.http.asgi import Headers, is_final, relayed_headers
 from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
@@ -97,7 +97,7 @@ REST_S = 0.1
 
 class Upstream:
     def __init__(self, url: str, key: str | None) -> None:
-        self._resting = Background(log, "what is behind a stream's end could not be read")
+        self._resting = TaskSet(log, "what is behind a stream's end could not be read")
         self._http = aiohttp.ClientSession(
             url,
             headers=bearer_header(key) | PROXY_HEADERS,
@@ -155,7 +155,7 @@ class _Live(AbstractAsyncContextManager[LiveReply]):
     def __init__(
         self,
         asked: AbstractAsyncContextManager[aiohttp.ClientResponse],
-        resting: Background,
+        resting: TaskSet,
     ) -> None:
         self._asked = asked
         self._resting = resting
@@ -181,7 +181,7 @@ class _Live(AbstractAsyncContextManager[LiveReply]):
     ) -> None:
         if kind is None and not self._answer.content.at_eof():
             # Beside the app: its request is over, and a row waits to be written.
-            rest = self._resting.begin(self._take_rest())
+            rest = self._resting.start(self._take_rest())
             # Also where it is cancelled before it begins. What came to its end is closed already.
             rest.add_done_callback(lambda _: self._answer.close())
             return

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from fakevllm.config.model import Config
 from fakevllm.errors import ConfigError
-from fakevllm.runtime.log_throttle import Seldom
+from fakevllm.runtime.log_throttle import LogThrottle
 from fakevllm.runtime.uvicorn_server import GracefulServer
 from fakevllm.web.components import ProxyComponents, open_proxy
 from fakevllm.web.cors import CorsPreflight
@@ -64,7 +64,7 @@ class FastPathRouter:
         self._app = app
         self._doors = doors
         self._ends = tuple(path.removeprefix("/v1") for path in doors)
-        self._seldom = Seldom(TELL_EVERY_S)
+        self._throttle = LogThrottle(TELL_EVERY_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_posted = scope["type"] == "http" and scope["method"] == "POST"
@@ -76,7 +76,7 @@ class FastPathRouter:
     def _tell_of_stray(self, path: str) -> None:
         """Of an app whose base URL has no /v1, or two of them, and that gets 404 for it."""
         is_stray = path.endswith(self._ends)
-        if is_stray and self._seldom.due(path, time.monotonic()) is not None:
+        if is_stray and self._throttle.due(path, time.monotonic()) is not None:
             log.warning(
                 "%s is no path of this proxy: an app's base URL is http://HOST:PORT/v1, and the "
                 "app adds the rest",

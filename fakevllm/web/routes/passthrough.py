@@ -8,7 +8,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from fakevllm.runtime.disconnect import WhileThere
+from fakevllm.runtime.disconnect import CancelOnDisconnect
 from fakevllm.web.components import ProxyComponents
 from fakevllm_adapters.http.asgi import (
     ClientLeft,
@@ -36,7 +36,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
             body = found.raw
             if found.body is not None and proxy.rename(found.body):
                 body = rewritten(body, model=found.body["model"])
-            async with WhileThere(request.receive):
+            async with CancelOnDisconnect(request.receive):
                 return await relayed(proxy, request.method, path, body, headers)
         except WireError as error:
             return worded(error)

@@ -15,19 +15,20 @@ from fakevllm.demo.command import live, probe_once, run_demo
 from fakevllm.demo.plot import known
 from fakevllm.demo.running import DemoSettings, Run, ready
 from fakevllm.errors import FakevllmError, UserError
-from fakevllm.runtime.supervisor import PAIRS, Engines, Supervised, make_run_folder
+from fakevllm.runtime.engine_choice import ENGINE_PAIRS, EngineChoice
+from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder
 from fakevllm.web.routes.admin import Stats, StepStats
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 from fakevllm_server.backends.process import table
 from tests.proxy.odd_swarm import ROLLING, OddSwarm
 
-FAKE = Engines.named("fake")
+FAKE = EngineChoice.resolve("fake")
 
 
 def run_at(url: str, folder: Path) -> Run:
     settings = DemoSettings(2, 0, "none", folder, None, FAKE)
     with socket.socket() as listener:
-        idle = Supervised("nobody", "nothing", [], folder / "log", listener)
+        idle = SupervisedProcess("nobody", "nothing", [], folder / "log", listener)
     return Run(settings, folder, idle, idle, url, url)
 
 
@@ -117,7 +118,7 @@ def test_a_control_run_does_not_go_on_as_training(tmp_path: Path) -> None:
 
 
 def test_the_demo_knows_the_servers_pairs_of_engines() -> None:
-    assert PAIRS == table.PAIRS
+    assert ENGINE_PAIRS == table.PAIRS
 
 
 @pytest.mark.parametrize(
@@ -132,12 +133,12 @@ def test_the_demo_knows_the_servers_pairs_of_engines() -> None:
 def test_engines_are_chosen_as_at_the_server(
     names: tuple[str, str | None, str | None], expected: tuple[str, str], title: str
 ) -> None:
-    engines = Engines.named(*names)
+    engines = EngineChoice.resolve(*names)
     assert (engines.rollout, engines.trainer) == expected
     assert engines.title == title
     again = dict(zip(engines.flags[::2], engines.flags[1::2], strict=True))
     backend = again.get("--backend", "embedded")
-    assert Engines.named(backend, again.get("--rollout"), again.get("--trainer")) == engines
+    assert EngineChoice.resolve(backend, again.get("--rollout"), again.get("--trainer")) == engines
 
 
 @pytest.mark.parametrize(
@@ -146,14 +147,14 @@ def test_engines_are_chosen_as_at_the_server(
         (("nonesuch", None, None), "--backend must be one of embedded, fake, verl, vllm"),
         (("vllm", "verl", None), "--rollout must be one of embedded, fake, vllm, got 'verl'"),
         (("vllm", None, "vllm"), "--trainer must be one of embedded, fake, verl, got 'vllm'"),
-        (("fake", "vllm", None), "no tokens in common"),
+        (("fake", "vllm", None), "shares no tokens"),
     ],
 )
 def test_engines_that_cannot_be_are_one_line(
     names: tuple[str, str | None, str | None], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        Engines.named(*names)
+        EngineChoice.resolve(*names)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +169,8 @@ def test_a_package_that_is_not_there_is_told_before_anything_starts(
     backend: str, installed: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        Engines.named(backend).need_installed(installed.__contains__)
-    Engines.named("fake").need_installed(installed.__contains__)
+        EngineChoice.resolve(backend).check_installed(installed.__contains__)
+    EngineChoice.resolve("fake").check_installed(installed.__contains__)
 
 
 def test_a_run_does_not_go_on_with_other_engines(tmp_path: Path) -> None:

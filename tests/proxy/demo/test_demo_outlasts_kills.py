@@ -20,7 +20,7 @@ from fakevllm.demo.probe import CONCURRENCY, NUM_SAMPLES
 from fakevllm.demo.running import told
 from fakevllm.demo.sums import all_tasks
 from fakevllm.errors import FakevllmError
-from fakevllm.runtime.supervisor import Supervised
+from fakevllm.runtime.supervisor import SupervisedProcess
 from fakevllm.web.routes.admin import Stats
 from tests.proxy.demo.test_demo import run_at
 from tests.proxy.odd_swarm import ROLLING, until
@@ -95,7 +95,7 @@ async def test_who_connects_to_a_process_that_has_died_is_answered_by_its_next_l
         port = listener.getsockname()[1]
         arguments = ["start", "--backend", "fake", "--run-dir", str(tmp_path / "run")]
         log = tmp_path / "log"
-        server = Supervised("the server", "fakevllm_server", arguments, log, listener)
+        server = SupervisedProcess("the server", "fakevllm_server", arguments, log, listener)
         kept_up = asyncio.create_task(server.run(lambda note: None))
         url = f"http://127.0.0.1:{port}/get_engine_status"
         try:

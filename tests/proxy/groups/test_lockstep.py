@@ -20,7 +20,7 @@ from fakevllm.groups.lockstep import Lockstep, seed_of, stands_still
 from fakevllm.ledger.store import Ledger
 from fakevllm.replay.command import ReplaySettings
 from fakevllm.replay.proxy import need_lockstep
-from fakevllm.runtime.supervisor import Engines
+from fakevllm.runtime.engine_choice import EngineChoice
 from fakevllm.settlement.delivery import Delivery
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.transport.request import Plan, Request
@@ -215,14 +215,16 @@ def test_a_setting_by_which_chance_decides_is_refused_by_name(
 
 
 def test_a_demo_in_lockstep_is_of_the_embedded_engine(tmp_path: Path) -> None:
-    settings = DemoSettings(2, 0, "none", tmp_path, None, Engines.named("vllm"), lockstep=True)
+    settings = DemoSettings(
+        2, 0, "none", tmp_path, None, EngineChoice.resolve("vllm"), lockstep=True
+    )
     with pytest.raises(UserError, match="--lockstep is for the embedded engine"):
         run_demo(settings)
 
 
 def test_a_run_does_not_go_on_in_another_mode(tmp_path: Path) -> None:
     (tmp_path / "fakevllm.toml").write_text("[job]\nlockstep = true\n")
-    fake = Engines.named("fake")
+    fake = EngineChoice.resolve("fake")
     with pytest.raises(UserError, match="a run with --control none --lockstep: go on with that"):
         run_demo(DemoSettings(2, 0, "none", tmp_path, None, fake))
 

@@ -168,7 +168,7 @@ async def test_a_server_that_is_no_proxy_is_not_told_to_be_started() -> None:
         server.answers["/fakevllm/tasks"] = 404
         with pytest.raises(ConfigError) as refused:
             await register(f"{server.url}/v1", TASKS)
-    told = f"{server.url}/v1 answers 404, as no fakevllm proxy does: set --url."
+    told = f"{server.url}/v1 answers with status 404, as no fakevllm proxy does: set --url."
     assert str(refused.value) == told
 
 

@@ -1,4 +1,4 @@
-"""Work ends when the app it is for has left."""
+"""A block of work is cancelled when its client disconnects."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from fakevllm.runtime.disconnect import WhileThere
+from fakevllm.runtime.disconnect import CancelOnDisconnect
 from fakevllm_adapters.http.asgi import ClientLeft
 
 
 class App:
-    """The receiving end of an app that leaves when it is told to."""
+    """The ASGI channel of a client that disconnects when `left` is set."""
 
     def __init__(self, *, has_left: bool = False) -> None:
         self.left = asyncio.Event()
@@ -29,42 +29,42 @@ async def for_ever() -> None:
     await asyncio.Event().wait()
 
 
-async def test_what_is_done_before_the_app_leaves_is_kept() -> None:
+async def test_a_block_that_ends_before_the_disconnect_is_not_cancelled() -> None:
     app = App()
-    async with WhileThere(app.receive):
+    async with CancelOnDisconnect(app.receive):
         await asyncio.sleep(0)
     app.left.set()
-    await asyncio.sleep(0.01)  # nothing of the block is left that could be cancelled
+    await asyncio.sleep(0.01)  # a late cancellation of this task would raise here
 
 
-async def test_a_block_ends_when_the_app_leaves_and_its_task_goes_on() -> None:
+async def test_a_disconnect_cancels_the_block_and_not_the_task_around_it() -> None:
     app = App()
     asyncio.get_running_loop().call_soon(app.left.set)
     with pytest.raises(ClientLeft):
-        async with WhileThere(app.receive):
+        async with CancelOnDisconnect(app.receive):
             await for_ever()
     own = asyncio.current_task()
     assert own is not None and own.cancelling() == 0
     await asyncio.sleep(0)
 
 
-async def test_an_app_that_left_before_is_noticed() -> None:
+async def test_a_disconnect_before_the_block_cancels_the_block() -> None:
     with pytest.raises(ClientLeft):
-        async with WhileThere(App(has_left=True).receive):
+        async with CancelOnDisconnect(App(has_left=True).receive):
             await for_ever()
 
 
-async def test_a_block_may_come_to_its_end_after_the_app_has_left() -> None:
+async def test_a_block_may_finish_within_the_linger_time_after_a_disconnect() -> None:
     app = App(has_left=True)
-    async with WhileThere(app.receive, linger_s=30.0):
+    async with CancelOnDisconnect(app.receive, linger_s=30.0):
         await asyncio.sleep(0.01)
 
 
-async def test_a_cancellation_from_elsewhere_stays_one() -> None:
+async def test_a_cancellation_from_elsewhere_stays_a_cancelled_error() -> None:
     app = App()
 
     async def block() -> None:
-        async with WhileThere(app.receive):
+        async with CancelOnDisconnect(app.receive):
             await for_ever()
 
     task = asyncio.create_task(block())
@@ -76,17 +76,17 @@ async def test_a_cancellation_from_elsewhere_stays_one() -> None:
         await task
 
 
-async def test_an_error_of_the_block_is_told_as_it_is() -> None:
+async def test_an_error_raised_by_the_block_is_passed_on_unchanged() -> None:
     app = App(has_left=True)
     with pytest.raises(KeyError):
-        async with WhileThere(app.receive, linger_s=30.0):
+        async with CancelOnDisconnect(app.receive, linger_s=30.0):
             raise KeyError
 
 
-async def test_a_block_that_ends_in_an_error_of_its_own_as_the_app_leaves_keeps_it() -> None:
+async def test_an_error_raised_during_the_cancellation_is_passed_on_unchanged() -> None:
     app = App(has_left=True)
     with pytest.raises(KeyError):
-        async with WhileThere(app.receive):
+        async with CancelOnDisconnect(app.receive):
             try:
                 await for_ever()
             finally:
@@ -96,13 +96,13 @@ async def test_a_block_that_ends_in_an_error_of_its_own_as_the_app_leaves_keeps_
 
 
 @pytest.mark.parametrize("linger_s", [0.0, 0.01])
-async def test_an_app_that_leaves_as_its_block_ends_cancels_nothing_behind_it(
+async def test_a_disconnect_at_the_moment_the_block_ends_cancels_nothing_after_it(
     linger_s: float,
 ) -> None:
     app, work, waiting = App(), asyncio.Event(), asyncio.Event()
 
     async def block() -> str:
-        async with WhileThere(app.receive, linger_s):
+        async with CancelOnDisconnect(app.receive, linger_s):
             waiting.set()
             await work.wait()
         await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Tasks that nobody awaits are kept, ended with their owner, and not silent about trouble."""
+"""A task set keeps its tasks alive, cancels them when it is closed, and logs their errors."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ import logging
 
 import pytest
 
-from fakevllm.runtime.task_set import Background
+from fakevllm.runtime.task_set import TaskSet
 
 log = logging.getLogger("fakevllm.test")
 
 
 @pytest.fixture
-def background() -> Background:
-    return Background(log, "it went wrong")
+def task_set() -> TaskSet:
+    return TaskSet(log, "it went wrong")
 
 
-async def test_a_task_is_kept_until_it_is_done(background: Background) -> None:
+async def test_a_task_is_kept_until_it_is_done(task_set: TaskSet) -> None:
     may_end = asyncio.Event()
 
     async def work() -> None:
         await may_end.wait()
 
-    task = background.begin(work())
-    assert len(background) == 1
+    task = task_set.start(work())
+    assert len(task_set) == 1
     may_end.set()
     await task
-    assert len(background) == 0
+    assert len(task_set) == 0
 
 
-async def test_what_a_task_raises_is_logged(
-    background: Background, caplog: pytest.LogCaptureFixture
+async def test_an_error_of_a_task_is_logged(
+    task_set: TaskSet, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
         raise ValueError("odd")
 
-    await asyncio.wait([background.begin(work())])
-    assert len(background) == 0
+    await asyncio.wait([task_set.start(work())])
+    assert len(task_set) == 0
     (record,) = caplog.records
     assert record.getMessage() == "it went wrong" and record.exc_info is not None
     assert str(record.exc_info[1]) == "odd"
 
 
-async def test_closing_cancels_what_runs(
-    background: Background, caplog: pytest.LogCaptureFixture
+async def test_closing_cancels_running_tasks(
+    task_set: TaskSet, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun = asyncio.Event()
 
@@ -52,15 +52,15 @@ async def test_closing_cancels_what_runs(
         begun.set()
         await asyncio.Event().wait()
 
-    tasks = [background.begin(work())]
+    tasks = [task_set.start(work())]
     await begun.wait()
-    tasks.append(background.begin(work()))  # not begun yet
-    await background.close()
+    tasks.append(task_set.start(work()))  # not begun yet
+    await task_set.close()
     assert all(task.cancelled() for task in tasks)
-    assert len(background) == 0 and not caplog.records
+    assert len(task_set) == 0 and not caplog.records
 
 
-async def test_a_grace_lets_tasks_come_to_their_end(background: Background) -> None:
+async def test_closing_with_a_grace_period_lets_tasks_finish(task_set: TaskSet) -> None:
     ended: list[str] = []
 
     async def work() -> None:
@@ -68,22 +68,22 @@ async def test_a_grace_lets_tasks_come_to_their_end(background: Background) -> N
             await asyncio.sleep(0)
         ended.append("well")
 
-    background.begin(work())
-    await background.close(10)
-    assert ended == ["well"] and len(background) == 0
+    task_set.start(work())
+    await task_set.close(10)
+    assert ended == ["well"] and len(task_set) == 0
 
 
-async def test_a_grace_ends(background: Background) -> None:
+async def test_a_task_is_cancelled_when_the_grace_period_ends(task_set: TaskSet) -> None:
     async def work() -> None:
         await asyncio.Event().wait()
 
-    task = background.begin(work())
-    await background.close(0.01)
-    assert task.cancelled() and len(background) == 0
+    task = task_set.start(work())
+    await task_set.close(0.01)
+    assert task.cancelled() and len(task_set) == 0
 
 
-async def test_what_a_task_does_at_its_end_is_waited_for(background: Background) -> None:
-    begun, farewell = asyncio.Event(), asyncio.Event()
+async def test_closing_waits_for_the_cleanup_of_cancelled_tasks(task_set: TaskSet) -> None:
+    begun, cleaned_up = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
         try:
@@ -91,9 +91,9 @@ async def test_what_a_task_does_at_its_end_is_waited_for(background: Background)
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)
-            farewell.set()
+            cleaned_up.set()
 
-    background.begin(work())
+    task_set.start(work())
     await begun.wait()
-    await background.close()
-    assert farewell.is_set()
+    await task_set.close()
+    assert cleaned_up.is_set()

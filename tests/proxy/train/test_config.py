@@ -11,7 +11,7 @@ import yaml
 
 from fakevllm.errors import ConfigError, UserError
 from fakevllm.runtime import supervisor
-from fakevllm.runtime.supervisor import PAIRS
+from fakevllm.runtime.engine_choice import ENGINE_PAIRS
 from fakevllm.train.command import material_of, run_train
 from fakevllm.train.config import ServerSection, TrainSection, load
 from fakevllm_server.training import loop
@@ -166,7 +166,7 @@ def test_a_servers_address_may_hold_a_name_and_a_key(tmp_path: Path) -> None:
 
 
 def test_the_file_knows_the_servers_pairs_of_engines() -> None:
-    assert set(get_args(ServerSection.model_fields["backend"].annotation)) == set(PAIRS)
+    assert set(get_args(ServerSection.model_fields["backend"].annotation)) == set(ENGINE_PAIRS)
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="here the engine is installed")

@@ -11,8 +11,8 @@ import httpx
 from fastapi import FastAPI
 from rich.console import Console
 
+from fakevllm.cli.status_table import as_table, status_rows
 from fakevllm.config.model import load
-from fakevllm.runtime.admin_client import as_table, lines
 from fakevllm.web.components import ProxyComponents, open_proxy
 from fakevllm.web.routes import admin
 from fakevllm_adapters.protocol.swarm import Task
@@ -59,15 +59,18 @@ async def test_the_curve_is_the_newest_runs_or_the_one_that_is_asked_for(tmp_pat
     assert [one["step"] for one in newest["curve"]] == [2]
     assert older["run_id"] == "aaaaaaaaaaaa" and older["curve"][0]["policy_mean"] == 0.5
     assert none.status_code == 404 and "aaaaaaaaaaaa are" in none.json()["error"]["message"]
-    assert list(lines(newest))[-3:] == [
+    assert list(status_rows(newest))[-3:] == [
         ("run", "bbbbbbbb; 1 more, with --run: aaaaaaaa"),
         ("policy mean", "1.00 → 1.00 in 1 steps"),
         ("returned best", "2.00 → 2.00 in 1 steps"),
     ]
     collecting = newest | {"engine": {"run_id": newest["run_id"], "global_step": 2}}
-    assert list(lines(collecting))[-2][1] == "1.00 → 1.00 in 0 steps, and the one being collected"
+    assert (
+        list(status_rows(collecting))[-2][1]
+        == "1.00 → 1.00 in 0 steps, and the one being collected"
+    )
     collecting["engine"]["run_id"] = "another"
-    assert list(lines(collecting))[-2][1] == "1.00 → 1.00 in 1 steps"
+    assert list(status_rows(collecting))[-2][1] == "1.00 → 1.00 in 1 steps"
 
 
 def test_a_curves_ends_are_means_of_groups_and_not_of_steps() -> None:
@@ -78,7 +81,7 @@ def test_a_curves_ends_are_means_of_groups_and_not_of_steps() -> None:
     curve += [{"step": 9, "policy_mean": 0.0, "returned_best": None, "groups": 1}]
     stats = {"curve": curve, "run_id": "r", "other_runs": [], "engine": None, "paused": False}
     stats |= {"counts": {}, "untrained": {}, "ledger_dropped": 0, "ledger_error": None}
-    told = dict(lines(stats))
+    told = dict(status_rows(stats))
     shown = (0.75 * 16 + 0.25 * 40) / 57
     assert told["policy mean"] == f"0.25 → {shown:.2f} in 4 steps"
     assert "start it (`fakevllm-server start`)" in told["engine"]
@@ -102,6 +105,6 @@ async def test_task_keys_are_signed_and_an_open_proxy_takes_plain_ones_too(
 
 def test_words_that_look_like_markup_are_shown_as_they_are() -> None:
     console = Console(width=80, file=StringIO())
-    console.print(as_table("here", [("it says", "take lr out of [job], and [/] too")]))
+    console.print(as_table("here", [("engine detail", "take lr out of [job], and [/] too")]))
     assert isinstance(console.file, StringIO)
     assert "take lr out of [job], and [/] too" in console.file.getvalue()

@@ -1,0 +1,133 @@
+"""The table that `fakevllm status` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from fakevllm.runtime.admin_client import (
+    FAN_OUT_NO_HOOKS,
+    FAN_OUT_ON,
+    FAN_OUT_PAUSED,
+    Json,
+    fetch_json,
+    proxy_root,
+)
+from fakevllm.runtime.terminal_text import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+RUN_ID_CHARS = 8
+"""Number of characters of a run's id to print."""
+MAX_OTHER_RUNS = 5
+MIN_MEAN_GROUPS = 40
+"""Minimum number of groups in the mean at either end of a learning curve, because one step may have
+many groups or a single one."""
+
+NO_SERVER = "the swarm server cannot be reached: start it (`fakevllm-server start`)"
+ENGINE_STATES = {
+    "ENGINE.OFFLINE": "not started (OFFLINE)",
+    "ENGINE.BOOTING": "starting (BOOTING)",
+    "ENGINE.ROLLING": "serves requests (ROLLING)",
+    "ENGINE.ROLLING_POST": "serves requests, a step is about to begin (ROLLING_POST)",
+    "ENGINE.WEIGHT_SYNCING": "trains, or loads new weights (WEIGHT_SYNCING)",
+}
+
+
+def status_table(url: str, key: str | None, run: str = "") -> RenderableType:
+    """Fetch the statistics of the proxy at `url`, and return them as a table. Raises ConfigError.
+
+    `run` is the beginning of the id of the run whose learning curve is shown; empty means the
+    newest run.
+    """
+    stats = fetch_json(url, f"/fakevllm/stats?{urlencode({'run': run})}", key)
+    return as_table(proxy_root(url), status_rows(stats))
+
+
+def as_table(title: str, rows: Iterable[tuple[str, str]]) -> RenderableType:
+    """Return a table of names and values; text that looks like markup is printed as it is."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("", "", title=Text(title), show_header=False)
+    for name, value in rows:
+        table.add_row(name, Text(printable(value)))
+    return table
+
+
+def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
+    """Return the table's rows for the JSON of `/fakevllm/stats`."""
+    engine: Json = stats["engine"] or {}
+    yield "fan-out", _fan_out(stats)
+    yield "engine", ENGINE_STATES.get(str(engine.get("engine_status")), NO_SERVER)
+    if detail := engine.get("engine_status_detail"):
+        yield "engine detail", str(detail)
+    yield "model", str(engine.get("model") or "not known yet")
+    if step := engine.get("global_step"):
+        yield "step", str(step)
+    yield "groups", _counts(stats["counts"])
+    yield "not trained", _counts(stats["untrained"])
+    if dropped := engine.get("dropped"):
+        yield "server dropped", _counts(dropped)
+    if failures := stats.get("failures"):
+        yield "siblings failed", _counts(failures)
+    yield from _learning_rows(stats)
+    if stats["ledger_dropped"]:
+        yield "ledger", f"{stats['ledger_dropped']} writes dropped"
+    if stats["ledger_error"]:
+        yield "ledger", f"cannot be written: {stats['ledger_error']}"
+
+
+def _fan_out(stats: Json) -> str:
+    if stats["paused"]:
+        return FAN_OUT_PAUSED
+    return FAN_OUT_ON if stats.get("has_hooks", True) else FAN_OUT_NO_HOOKS
+
+
+def _learning_rows(stats: Json) -> Iterator[tuple[str, str]]:
+    curve: list[Json] = stats["curve"]
+    if not curve:
+        return
+    others: list[str] = stats["other_runs"]
+    names = ", ".join(map(_short_run_id, others[:MAX_OTHER_RUNS]))
+    more = f"; {len(others)} more, with --run: {names}" if others else ""
+    yield "run", _short_run_id(stats["run_id"]) + more
+    engine: Json = stats["engine"] or {}
+    is_open = (stats["run_id"], curve[-1]["step"]) == (
+        engine.get("run_id"),
+        engine.get("global_step"),
+    )
+    num_steps = f"{len(curve) - is_open} steps"
+    if is_open:
+        num_steps += ", and the one being collected"
+    for name in ("policy_mean", "returned_best"):
+        steps = [(step[name], step["groups"]) for step in curve if step[name] is not None]
+        if steps:
+            first, last = _group_mean(steps), _group_mean(steps[::-1])
+            yield name.replace("_", " "), f"{first:.2f} → {last:.2f} in {num_steps}"
+
+
+def _group_mean(steps: Iterable[tuple[float, int]]) -> float:
+    """Return the mean over groups of the first steps that have MIN_MEAN_GROUPS groups together.
+
+    Each step is its mean and its number of groups.
+
+    >>> _group_mean([(1.0, 30), (0.0, 30), (0.5, 90)])
+    0.5
+    """
+    total, num = 0.0, 0
+    for mean, groups in steps:
+        total, num = total + mean * groups, num + groups
+        if num >= MIN_MEAN_GROUPS:
+            break
+    return total / max(1, num)
+
+
+def _short_run_id(run_id: str) -> str:
+    return run_id[:RUN_ID_CHARS] or "(no name)"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
