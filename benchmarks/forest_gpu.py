@@ -38,7 +38,7 @@ from benchmarks.results import conditions, markdown_table, replace_section
 
 torch: Any = import_module("torch")
 transformers: Any = import_module("transformers")
-placement: Any = import_module("fakevllm_server.backends.embedded.placement")
+placement: Any = import_module("fakevllm_server.backends.embedded.device_and_dtype")
 precision: Any = import_module("fakevllm_server.backends.torch_forest.precision")
 
 TITLE = "forest, on a GPU"
@@ -206,7 +206,7 @@ def make_model(size: Size, device: str) -> Any:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     # Layers are computed again in training only; there is no dropout.
     model.train(size.checkpointed)
-    precision.compute_in(model, placement.computed_dtype("auto", torch.device(device)))
+    precision.set_compute_dtype(model, placement.resolve_dtype("auto", torch.device(device)))
     return model
 
 

@@ -41,7 +41,7 @@ class Recorded:
 
 def recorded_sessions(file: Path = RECORDED) -> list[list[Recorded]]:
     """The longest session first; requests in the order they arrived."""
-    chat: Any = import_module("fakevllm_server.backends.embedded.decode.chat")
+    chat: Any = import_module("fakevllm_server.backends.embedded.decode.chat_renderer")
     renderer = chat.ChatRenderer(demo_tokenizer(), "demo")
     by_session: dict[str, list[tuple[float, list[int]]]] = defaultdict(list)
     for line in expanded(file.read_text().splitlines()):

@@ -16,7 +16,7 @@ transformers: Any = import_module("transformers")
 attentions: Any = import_module("fakevllm_server.backends.torch_forest.attentions")
 plans: Any = import_module("fakevllm_server.backends.torch_forest.plan")
 forwards: Any = import_module("fakevllm_server.backends.torch_forest.forward")
-sharing: Any = import_module("fakevllm_server.backends.torch_forest.sharing")
+sharing: Any = import_module("fakevllm_server.backends.torch_forest.small_prefixes")
 
 Way = Callable[[Any, Case], int]
 
@@ -99,9 +99,13 @@ def _padded_pieces(calls: Sequence[CallTokens], budget: int) -> list[list[int]]:
 
 def merged(attention: str) -> Pass:
     def passes(model: Any, case: Case) -> Iterator[Passed]:
-        for piece in pack(sharing.worth_sharing(case.calls), case.budget):
+        for piece in pack(sharing.unshare_small_prefixes(case.calls), case.budget):
             plan = plans.Plan.of(piece.forest, model.device)
-            way = attentions.quickest(plan, "chains") if attention == "quickest" else attention
+            way = (
+                attentions.quickest_attention(plan, "chains")
+                if attention == "quickest"
+                else attention
+            )
             log_prob = plan.flat(forwards.edge_log_probs(model, plan, way))
             num_tokens = piece.forest.num_naive if way == "rows" else piece.forest.num_nodes
             yield Passed(piece.calls, log_prob, plan.num_trained, num_tokens)
@@ -122,7 +126,7 @@ def trained(passes: Pass) -> Way:
 
 def budgets_matter(case: Case) -> str:
     """How much is shared where pieces are as small as by default."""
-    calls = sharing.worth_sharing(case.calls)
+    calls = sharing.unshare_small_prefixes(case.calls)
     num_naive = sum(len(call.ids) for call in calls)
     rho = {
         budget: num_naive / sum(piece.forest.num_nodes for piece in pack(calls, budget))

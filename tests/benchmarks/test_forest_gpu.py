@@ -48,7 +48,7 @@ def seeing_another(model: Any, case: Case) -> Iterator[Any]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_ways_that_merge_are_as_near_to_naive_rows_as_single_calls_are(dtype: str) -> None:
     model = gpu.make_model(gpu.SIZES["tiny"], "cpu")
-    gpu.precision.compute_in(model, getattr(torch, dtype))
+    gpu.precision.set_compute_dtype(model, getattr(torch, dtype))
     found = looked_at(model, dense=gpu.WAYS["dense"], segments=gpu.WAYS["segments"])
     assert found.missed() == []
     assert set(found.off) == {"dense", "segments"}
@@ -61,7 +61,7 @@ def test_ways_that_merge_are_as_near_to_naive_rows_as_single_calls_are(dtype: st
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_wrong_mask_is_more_than_rounding(dtype: str) -> None:
     model = gpu.make_model(gpu.SIZES["tiny"], "cpu")
-    gpu.precision.compute_in(model, getattr(torch, dtype))
+    gpu.precision.set_compute_dtype(model, getattr(torch, dtype))
     found = looked_at(model, wrong=seeing_another)
     (told,) = found.missed()
     assert "wrong is off by" in told and found.off["wrong"].gradient > 0.01

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from contract.trainers import JOB, KINDS, Subject, kill, process_of, ray_workers, running
-from swarm_server.backends.embedded.driving import with_token_advantages
+from swarm_server.backends.embedded.engine_helpers import with_token_advantages
 from swarm_server.backends.verl.reference import (
     Reference,
     assert_transformers_load,

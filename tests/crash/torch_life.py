@@ -16,7 +16,7 @@ from swarm_server.backends.embedded.tiny_llama import save_tiny_llama
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef
-from fakevllm_server.backends.embedded.train.standalone import TrainOnlyEngine
+from fakevllm_server.backends.embedded.train.standalone import StandaloneTrainer
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal import reads
 from fakevllm_server.training import loop
@@ -38,7 +38,7 @@ JOB = TrainJob(
 )
 
 
-class TorchTrainer(TrainOnlyEngine):
+class TorchTrainer(StandaloneTrainer):
     """Of this process."""
 
     def __init__(self, model: Path) -> None:

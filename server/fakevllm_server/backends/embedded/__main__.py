@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fakevllm_server.backends.embedded.engine import EmbeddedEngine
-    from fakevllm_server.backends.embedded.train.standalone import TrainOnlyEngine
+    from fakevllm_server.backends.embedded.train.standalone import StandaloneTrainer
 
 
 def main() -> None:
@@ -41,10 +41,10 @@ def main() -> None:
 
 def _engine(options: argparse.Namespace) -> EmbeddedEngine:
     from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfig
-    from fakevllm_server.backends.embedded.folder import local_folder
+    from fakevllm_server.backends.embedded.model_folder import resolve_model_folder
 
     config = EngineConfig(
-        model=local_folder(options.model, options.allow_hub),
+        model=resolve_model_folder(options.model, options.allow_hub),
         served_model_name=options.served_model_name,
         seed=options.seed,
         max_model_len=options.max_model_len,
@@ -57,12 +57,12 @@ def _engine(options: argparse.Namespace) -> EmbeddedEngine:
     return EmbeddedEngine(config)
 
 
-def _trainer(options: argparse.Namespace) -> TrainOnlyEngine:
-    from fakevllm_server.backends.embedded.folder import local_folder
-    from fakevllm_server.backends.embedded.train.standalone import TrainOnlyEngine
+def _trainer(options: argparse.Namespace) -> StandaloneTrainer:
+    from fakevllm_server.backends.embedded.model_folder import resolve_model_folder
+    from fakevllm_server.backends.embedded.train.standalone import StandaloneTrainer
 
-    return TrainOnlyEngine(
-        local_folder(options.model, options.allow_hub),
+    return StandaloneTrainer(
+        resolve_model_folder(options.model, options.allow_hub),
         seed=options.seed,
         device=options.device,
         dtype=options.dtype,

@@ -13,21 +13,21 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from fakevllm_server.backends.embedded.train import recompute
+from fakevllm_server.backends.embedded.train import gradient_checkpointing
 from fakevllm_server.backends.embedded.weights import adapters_of, named_weights
 from fakevllm_server.backends.torch_forest import precision
 
-OF_THE_ORIGINAL = ("forward", precision.MARK, recompute.MARK)
+OF_THE_ORIGINAL = ("forward", precision.MARK, gradient_checkpointing.MARK)
 """What wraps a module's forward pass: a copy of it would call the other model's."""
 
 
-def needs_twin(model: PreTrainedModel) -> bool:
+def needs_adapter_view(model: PreTrainedModel) -> bool:
     """Whether merging would round: it has adapters, and computes in another type than that of its
     weights."""
-    return bool(adapters_of(model)) and precision.computed_in(model) != model.dtype
+    return bool(adapters_of(model)) and precision.compute_dtype(model) != model.dtype
 
 
-def twin(model: PreTrainedModel) -> PreTrainedModel:
+def adapter_view(model: PreTrainedModel) -> PreTrainedModel:
     """Computes as `model` does now. Weights that do not train are the same tensors, so nothing may
     be copied into it; adapters are its own."""
     shared = [one for one in named_weights(model).values() if not one.requires_grad]
@@ -35,5 +35,5 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
     for module in made.modules():
         for name in vars(module).keys() & set(OF_THE_ORIGINAL):
             delattr(module, name)
-    precision.compute_in(made, precision.computed_in(model))
+    precision.set_compute_dtype(made, precision.compute_dtype(model))
     return made.requires_grad_(False)

@@ -19,19 +19,22 @@ from transformers import PreTrainedModel
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import bad_request, unavailable
 from fakevllm_adapters.vllm_compat.chat import ChatRequest, check_length
-from fakevllm_server.backends.embedded.decode.cache import CacheShape, RowCache
-from fakevllm_server.backends.embedded.decode.chat import ChatRenderer
+from fakevllm_server.backends.embedded.decode.chat_renderer import ChatRenderer
 from fakevllm_server.backends.embedded.decode.decoder import cache_shape
-from fakevllm_server.backends.embedded.decode.drafts import Draft, Stream
-from fakevllm_server.backends.embedded.decode.grammar import Grammars
-from fakevllm_server.backends.embedded.decode.logits_processors import Bend, is_bent
+from fakevllm_server.backends.embedded.decode.decoding_check import check_decoding
+from fakevllm_server.backends.embedded.decode.grammar import GrammarCompiler
+from fakevllm_server.backends.embedded.decode.kv_cache import CacheShape, KvCache
+from fakevllm_server.backends.embedded.decode.logits_processors import (
+    LogitsProcessor,
+    needs_logits_processor,
+)
+from fakevllm_server.backends.embedded.decode.request import DecodeRequest, TokenStream
 from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
 from fakevllm_server.backends.embedded.decode.vocabulary import bad_word_ids, check_ids
-from fakevllm_server.backends.embedded.folder import open_folder
-from fakevllm_server.backends.embedded.loop import EngineLoop
-from fakevllm_server.backends.embedded.placement import computed_dtype, device_named
+from fakevllm_server.backends.embedded.device_and_dtype import resolve_device, resolve_dtype
+from fakevllm_server.backends.embedded.engine_thread import EngineThread
+from fakevllm_server.backends.embedded.model_folder import open_model_folder
 from fakevllm_server.backends.embedded.train import checkpoint
-from fakevllm_server.backends.embedded.train.self_check import check_decoding
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.types.backend import (
     BackendError,
@@ -54,7 +57,7 @@ CACHE_MEMORY_SHARE = 0.15
 beside it.
 """
 DRAIN_BOUND_S = 5.0
-"""How long a publish waits for running drafts."""
+"""How long a publish waits for running requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class EngineConfig:
     max_model_len: int | None = None
     """None: as long as the model was made for."""
     max_num_seqs: int = 64
-    """Most drafts decoded at a time; the others wait."""
+    """Most requests decoded at a time; the others wait."""
     device: str = "auto"
     dtype: str = "auto"
     torch_threads: int = 1
@@ -82,14 +85,14 @@ class EmbeddedEngine:
         torch.set_num_threads(config.torch_threads)
         torch.manual_seed(config.seed)
         self._config = config
-        self._folder = open_folder(config.model, config.max_model_len)
-        self._device = device_named(config.device)
+        self._folder = open_model_folder(config.model, config.max_model_len)
+        self._device = resolve_device(config.device)
         if config.lockstep and self._device.type != "cpu":
             raise BackendError(
                 f"lockstep is for the CPU, for on {self._device.type} sums come out in any order: "
                 "give --engine-arg=--device=cpu, or take job.lockstep out"
             )
-        self._dtype = computed_dtype(config.dtype, self._device)
+        self._dtype = resolve_dtype(config.dtype, self._device)
         model = self._folder.load_weights(self._dtype, self._device)
         check_decoding(model, self._folder.max_model_len)
         self.model_name = config.served_model_name
@@ -99,15 +102,15 @@ class EmbeddedEngine:
         self.tells_allowed = True
         self._vocab_size: int = model.config.get_text_config().vocab_size
         self._tokenizer: Any = self._folder.tokenizer
-        self._grammars = Grammars(self._tokenizer, self._vocab_size, self.eos_ids)
+        self._grammars = GrammarCompiler(self._tokenizer, self._vocab_size, self.eos_ids)
         self._renderer = ChatRenderer(self._folder.tokenizer, self.model_name)
         self._rng = random.Random(config.seed)
         shape = cache_shape(model)
         max_rows = 1 if config.lockstep else config.max_num_seqs
-        cache = RowCache(shape, max_rows, self.max_model_len, _max_cells(shape))
+        cache = KvCache(shape, max_rows, self.max_model_len, _max_cells(shape))
         self._state = SamplingState(model, cache, self.eos_ids)
         self._trainer: PolicyTrainer | None = None
-        self._loop = EngineLoop(self._state, config.torch_threads)
+        self._loop = EngineThread(self._state, config.torch_threads)
         self._loop.start()
 
     def close(self) -> None:
@@ -143,20 +146,20 @@ class EmbeddedEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[list[Token]]:
-        draft = self._draft(list(prompt_ids), sampling)
-        if is_bent(sampling):
-            draft.bend = await self._bend(prompt_ids, sampling)
-        stream = draft.stream = Stream()
-        self._loop.submit(draft)
+        request = self._decode_request(list(prompt_ids), sampling)
+        if needs_logits_processor(sampling):
+            request.bend = await self._bend(prompt_ids, sampling)
+        stream = request.stream = TokenStream()
+        self._loop.submit(request)
         try:
             is_last = False
             while not is_last:
                 tokens, is_last = await stream.get()
                 yield tokens
         finally:
-            draft.cancelled = True
+            request.cancelled = True
 
-    def _draft(self, ids: list[int], sampling: Sampling) -> Draft:
+    def _decode_request(self, ids: list[int], sampling: Sampling) -> DecodeRequest:
         if not ids or min(ids) < 0 or max(ids) >= self._vocab_size:
             raise bad_request(
                 "The prompt must hold at least one token, and only ids of the vocabulary."
@@ -167,14 +170,14 @@ class EmbeddedEngine:
         if len(self._state.scheduler.waiting) >= MAX_WAITING:
             raise unavailable("Too many requests are waiting.")
         rng = self._rng if sampling.seed is None else random.Random(sampling.seed)
-        return Draft(ids, limit, sampling, rng, stream=None)
+        return DecodeRequest(ids, limit, sampling, rng, stream=None)
 
-    async def _bend(self, prompt_ids: Sequence[int], sampling: Sampling) -> Bend:
+    async def _bend(self, prompt_ids: Sequence[int], sampling: Sampling) -> LogitsProcessor:
         check_ids(sampling, self._vocab_size)
         grammar = sampling.grammar
         matcher = None if grammar is None else await self._grammars.matcher(grammar)
         words = bad_word_ids(self._tokenizer, sampling.bad_words)
-        return Bend(sampling, prompt_ids, self.eos_ids, words, matcher)
+        return LogitsProcessor(sampling, prompt_ids, self.eos_ids, words, matcher)
 
     # TrainEngine
 
@@ -193,7 +196,7 @@ class EmbeddedEngine:
     async def load_weights(self, folder: Path, version: int) -> None:
         """Changes what samples; the trainer keeps its own weights."""
         await self._publish(
-            lambda: open_folder(folder).load_weights(self._dtype, self._device), version
+            lambda: open_model_folder(folder).load_weights(self._dtype, self._device), version
         )
 
     async def export(self, folder: Path) -> None:

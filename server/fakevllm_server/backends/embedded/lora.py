@@ -25,23 +25,23 @@ SEEN_OF_EACH = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Lora:
+class LoraSettings:
     rank: int
     alpha: int
     target_modules: str
 
     @staticmethod
-    def of(job: TrainJob) -> Lora | None:
+    def of(job: TrainJob) -> LoraSettings | None:
         """None trains all weights."""
         if job.lora_rank == 0:
             return None
-        return Lora(job.lora_rank, job.lora_alpha, job.target_modules)
+        return LoraSettings(job.lora_rank, job.lora_alpha, job.target_modules)
 
     def told(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def spelt(lora: Lora | None) -> str:
+def describe_settings(lora: LoraSettings | None) -> str:
     """As a job spells it."""
     if lora is None:
         return "lora_rank = 0"
@@ -51,7 +51,7 @@ def spelt(lora: Lora | None) -> str:
     )
 
 
-def trainable(model: PreTrainedModel, lora: Lora | None) -> str:
+def describe_trainable(model: PreTrainedModel, lora: LoraSettings | None) -> str:
     """What of a model trains, in words."""
     count = sum(one.numel() for one in model.parameters())
     if lora is None:
@@ -61,7 +61,7 @@ def trainable(model: PreTrainedModel, lora: Lora | None) -> str:
     return f"LoRA of rank {lora.rank} on {layers} layers, {own:,} of {count:,} parameters"
 
 
-def adapt(model: PreTrainedModel, lora: Lora, seed: int) -> None:
+def insert_adapters(model: PreTrainedModel, lora: LoraSettings, seed: int) -> None:
     """The model computes as before, and only its new adapters train. Raises BackendRefused before
     anything has changed.
     """

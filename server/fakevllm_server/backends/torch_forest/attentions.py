@@ -31,14 +31,14 @@ ATTENTIONS: dict[str, HeadStates] = {
 
 
 def default_attention(device: torch.device) -> str:
-    """The quickest of those that merge."""
+    """Return the fastest attention that shares prefixes on `device`."""
     if is_available(device):
         return "chains"
     return "flex" if device.type == "cuda" else "segments"
 
 
-def merging_attentions(device: torch.device) -> list[str]:
-    """The quickest first; then the one that needs nothing of a device or of torch."""
+def sharing_attentions(device: torch.device) -> list[str]:
+    """The fastest first; then the one that needs nothing of a device or of torch."""
     return list(dict.fromkeys([default_attention(device), "segments"]))
 
 
@@ -46,7 +46,7 @@ MIN_RHO = 1.08
 """Below it a CPU computes plain rows as quickly, or quicker where calls are short: measured."""
 
 
-def quickest(plan: Plan, merging: str) -> str:
+def quickest_attention(plan: Plan, merging: str) -> str:
     """The way for this piece, where `merging` is what the device and the self-check allow. Rows
     take `rho` times the piece's memory, so at most that little more than its budget."""
     return merging if plan.forest.rho >= MIN_RHO else ROWS

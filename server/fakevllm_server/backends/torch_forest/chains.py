@@ -1,4 +1,4 @@
-"""Attention along heavy chains: the quickest on a CPU.
+"""Attention along heavy chains: the quickest_attention on a CPU.
 
 The heaviest child lies next to its parent, so from every node that is no heaviest child a run of
 nodes goes down to a leaf: a chain. Chains cut the forest into stretches that are plain causal
@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fakevllm_server.backends.torch_forest.attending import forest_hidden, shared_by_heads
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.backends.torch_forest.segments import SegmentLayout
+from fakevllm_server.backends.torch_forest.transformers_attention import head_states, repeat_kv
 from fakevllm_server.forest import Forest
 
 MAX_PADDING = 1.05
@@ -39,7 +39,7 @@ SHORT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ChainBatch:
     """Chains of one launch."""
 
     nodes: Tensor
@@ -51,7 +51,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class CrossBlock:
     """The nodes [first_query, last_query) see all of [first_key, last_key)."""
 
     first_query: int
@@ -64,10 +64,10 @@ def is_available(device: torch.device) -> bool:
     return device.type == "cpu" and _forward is not None and _backward is not None
 
 
-def chains_of(forest: Forest) -> tuple[list[tuple[int, int]], list[Crossing]]:
+def chains_of(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]]:
     """Chains [first, last), and what lies below the lighter children of each branching."""
     chains: list[tuple[int, int]] = []
-    crossings: list[Crossing] = []
+    crossings: list[CrossBlock] = []
     starts: dict[int, int] = {}
     for index, segment in enumerate(forest.segments):
         start = starts.pop(index, segment.start)
@@ -77,7 +77,7 @@ def chains_of(forest: Forest) -> tuple[list[tuple[int, int]], list[Crossing]]:
         heaviest, *lighter = segment.children
         starts[heaviest] = start
         first = forest.segments[lighter[0]].start
-        crossings.append(Crossing(first, segment.tout, start, segment.end))
+        crossings.append(CrossBlock(first, segment.tout, start, segment.end))
     return chains, crossings
 
 
@@ -96,12 +96,12 @@ class ChainLayout:
             self._segments = self._segments or SegmentLayout(self._plan)
             return self._segments.attend(query, key, value, scale, window)
         attended = _ChainAttention.apply(
-            query[0], shared_by_heads(key, query)[0], shared_by_heads(value, query)[0], scale, self
+            query[0], repeat_kv(key, query)[0], repeat_kv(value, query)[0], scale, self
         )
         return attended[None]  # pyright: ignore[reportOptionalSubscript]
 
 
-def _stretches(chains: Sequence[tuple[int, int]]) -> Iterator[Stretch]:
+def _stretches(chains: Sequence[tuple[int, int]]) -> Iterator[ChainBatch]:
     by_length = sorted(chains, key=lambda chain: (chain[0] - chain[1], chain[0]))
     together: list[tuple[int, int]] = []
     for chain in by_length:
@@ -114,7 +114,7 @@ def _stretches(chains: Sequence[tuple[int, int]]) -> Iterator[Stretch]:
         yield _stretch(together)
 
 
-def _stretch(chains: Sequence[tuple[int, int]]) -> Stretch:
+def _stretch(chains: Sequence[tuple[int, int]]) -> ChainBatch:
     ordered = sorted(chains)
     longest = max(end - start for start, end in ordered)
     starts = torch.tensor([start for start, _ in ordered])[:, None]
@@ -122,9 +122,9 @@ def _stretch(chains: Sequence[tuple[int, int]]) -> Stretch:
     column = torch.arange(longest)[None, :]
     nodes = starts + torch.minimum(column, lengths - 1)
     if not all(end - start == longest for start, end in ordered):
-        return Stretch(nodes, column < lengths, None)
+        return ChainBatch(nodes, column < lengths, None)
     runs = groupby(start - index * longest for index, (start, _) in enumerate(ordered))
-    return Stretch(nodes, None, ordered[0][0] if len(list(runs)) == 1 else None)
+    return ChainBatch(nodes, None, ordered[0][0] if len(list(runs)) == 1 else None)
 
 
 _OP = "_scaled_dot_product_flash_attention_for_cpu"
@@ -204,7 +204,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _picked(values: Tensor, stretch: Stretch) -> Tensor:
+def _picked(values: Tensor, stretch: ChainBatch) -> Tensor:
     """[heads, nodes, …] -> [chains, heads, longest, …], a view where `first` is known"""
     num_chains, longest = stretch.nodes.shape
     if stretch.first is not None:
@@ -214,7 +214,7 @@ def _picked(values: Tensor, stretch: Stretch) -> Tensor:
     return rows.unflatten(1, (num_chains, longest)).transpose(0, 1)
 
 
-def _put(into: Tensor, values: Tensor, stretch: Stretch) -> None:
+def _put(into: Tensor, values: Tensor, stretch: ChainBatch) -> None:
     """[chains, heads, longest, …] into [heads, nodes, …]; each node is in one chain."""
     if stretch.first is not None:
         _picked(into, stretch).copy_(values)
@@ -228,4 +228,4 @@ def _put(into: Tensor, values: Tensor, stretch: Stretch) -> None:
 
 def chains(model: Any, plan: Plan) -> Tensor:
     """[heads, hidden]"""
-    return forest_hidden(model, plan, ChainLayout(plan))
+    return head_states(model, plan, ChainLayout(plan))

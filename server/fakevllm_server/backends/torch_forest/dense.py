@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fakevllm_server.backends.torch_forest.attending import forest_hidden, shared_by_heads
 from fakevllm_server.backends.torch_forest.plan import Plan, as_tensor
+from fakevllm_server.backends.torch_forest.transformers_attention import head_states, repeat_kv
 
 
 class DenseLayout:
@@ -27,8 +27,8 @@ class DenseLayout:
     ) -> Tensor:
         return F.scaled_dot_product_attention(
             query,
-            shared_by_heads(key, query),
-            shared_by_heads(value, query),
+            repeat_kv(key, query),
+            repeat_kv(value, query),
             # One mask for the whole model would lose the windows of single layers.
             attn_mask=self.visible(window)[None, None],
             scale=scale,
@@ -43,4 +43,4 @@ class DenseLayout:
 
 def dense(model: Any, plan: Plan) -> Tensor:
     """[heads, hidden]"""
-    return forest_hidden(model, plan, DenseLayout(plan))
+    return head_states(model, plan, DenseLayout(plan))

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from fakevllm_server.backends.torch_forest.attending import body_states
 from fakevllm_server.backends.torch_forest.plan import Plan, as_tensor
+from fakevllm_server.backends.torch_forest.transformers_attention import node_states
 
 BLOCK = 128
 """Nodes; the kernels' own block size, and the number of nodes is padded to it."""
@@ -104,4 +104,4 @@ def _compiled(device_type: str) -> Any:
 def flex(model: Any, plan: Plan) -> Tensor:
     """[heads, hidden]"""
     layout = FlexLayout(plan)
-    return body_states(model, layout.ids, layout.pos, layout).index_select(0, plan.head_node)
+    return node_states(model, layout.ids, layout.pos, layout).index_select(0, plan.head_node)

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fakevllm_server.backends.torch_forest.allowed_sets import Allowed
-from fakevllm_server.backends.torch_forest.attending import causal_model
 from fakevllm_server.backends.torch_forest.attentions import ATTENTIONS
 from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.transformers_attention import causal_model
 
 
 class EdgeValues(NamedTuple):

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from fakevllm_server.backends.torch_forest.attending import body_of, causal_model
+from fakevllm_server.backends.torch_forest.transformers_attention import body_of, causal_model
 
 MARK = "fakevllm_computes_in"
 """On a module whose forward pass was wrapped: in which type."""
 
 
-def compute_in(model: Any, dtype: torch.dtype) -> None:
+def set_compute_dtype(model: Any, dtype: torch.dtype) -> None:
     """From now on `model` computes in `dtype`; nothing changes where that is its weights' type. To
     be called again where layers were put in the place of others."""
     causal = causal_model(model)
@@ -29,5 +29,5 @@ def compute_in(model: Any, dtype: torch.dtype) -> None:
             setattr(module, MARK, dtype)
 
 
-def computed_in(model: Any) -> torch.dtype:
+def compute_dtype(model: Any) -> torch.dtype:
     return getattr(body_of(model), MARK, causal_model(model).dtype)

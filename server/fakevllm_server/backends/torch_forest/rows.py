@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fakevllm_server.backends.torch_forest.attending import body_of
 from fakevllm_server.backends.torch_forest.plan import Plan, as_tensor
+from fakevllm_server.backends.torch_forest.transformers_attention import body_of
 
 MAX_PADDING = 1.1
 """Rows of one forward pass are at most so many times as long as each other."""

@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fakevllm_server.backends.torch_forest.attending import forest_hidden, shared_by_heads
 from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.transformers_attention import head_states, repeat_kv
 from fakevllm_server.forest import Forest
 from fakevllm_server.forest.slices import Slices
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class SegmentBatch:
     """Segments of one length behind one parent."""
 
     above: Slices
@@ -33,7 +33,7 @@ class Launch:
 
 class SegmentLayout:
     def __init__(self, plan: Plan) -> None:
-        self._launches = list(launches(plan.forest, plan.device))
+        self._launches = list(segment_batches(plan.forest, plan.device))
         order = torch.cat([launch.nodes.flatten() for launch in self._launches])
         self._place = torch.empty_like(order)
         self._place[order] = torch.arange(len(order), device=order.device)
@@ -41,27 +41,32 @@ class SegmentLayout:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
     ) -> Tensor:
-        key, value = shared_by_heads(key, query), shared_by_heads(value, query)
+        key, value = repeat_kv(key, query), repeat_kv(value, query)
         parts = [
             _attend(launch, query[0], key[0], value[0], scale, window) for launch in self._launches
         ]
         return torch.cat(parts, 1).index_select(1, self._place)[None]
 
 
-def launches(forest: Forest, device: torch.device) -> Iterator[Launch]:
+def segment_batches(forest: Forest, device: torch.device) -> Iterator[SegmentBatch]:
     alike: dict[tuple[int, int], list[int]] = defaultdict(list)
     for segment in forest.segments:
         alike[segment.parent, segment.end - segment.start].append(segment.start)
     for (parent, length), starts in alike.items():
         first = torch.tensor(starts, device=device)[:, None]
-        yield Launch(
+        yield SegmentBatch(
             forest.segments[parent].path if parent >= 0 else (),
             first + torch.arange(length, device=device),
         )
 
 
 def _attend(
-    launch: Launch, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
+    launch: SegmentBatch,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
     """[heads, nodes, size] each -> [heads, segments * length, size]"""
     num_segments, length = launch.nodes.shape
@@ -109,4 +114,4 @@ def _mask(length: int, num_above: int, window: int | None, device: torch.device)
 
 def segments(model: Any, plan: Plan) -> Tensor:
     """[heads, hidden]"""
-    return forest_hidden(model, plan, SegmentLayout(plan))
+    return head_states(model, plan, SegmentLayout(plan))

@@ -1,7 +1,7 @@
 """Does sharing prefixes give what the model itself gives? Asked at start-up, so that no step trains
 on something else.
 
-A few random calls with siblings, a twin and a next turn go through the forest, and one by one
+A few random calls with siblings, a duplicate and a next turn go through the forest, and one by one
 through the model as it is. Log-probabilities and a gradient through all layers must agree.
 
 A way costs seven short passes and their backwards: 0.05 s on the demo model, and on a GPU what a
@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fakevllm_server.backends.torch_forest.attending import causal_model
 from fakevllm_server.backends.torch_forest.flex import BLOCK
 from fakevllm_server.backends.torch_forest.forward import edge_log_probs
-from fakevllm_server.backends.torch_forest.mergeable import refusal
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.backends.torch_forest.precision import computed_in
+from fakevllm_server.backends.torch_forest.precision import compute_dtype
+from fakevllm_server.backends.torch_forest.supported_models import sharing_refusal
+from fakevllm_server.backends.torch_forest.transformers_attention import causal_model
 from fakevllm_server.forest import CallTokens, build_forest
 
 TOLERANCE = {
@@ -49,7 +49,7 @@ WHOLE_BLOCKS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AttentionCheck:
     log_prob: float = 0.0
     """The largest difference, relative to the largest log-probability."""
     gradient: float = 0.0
@@ -58,27 +58,27 @@ class Verdict:
     """Why prefixes must not be shared, as one clause; None if they may."""
 
 
-def check(model: Any, attention: str) -> Verdict:
+def check(model: Any, attention: str) -> AttentionCheck:
     """Of a way that merges."""
-    reason = refusal(model)
-    return compare(model, attention) if reason is None else Verdict(fault=reason)
+    reason = sharing_refusal(model)
+    return check_attention(model, attention) if reason is None else AttentionCheck(fault=reason)
 
 
-def compare(model: Any, attention: str) -> Verdict:
+def check_attention(model: Any, attention: str) -> AttentionCheck:
     """Also for a way that shares nothing."""
     try:
         log_prob, gradient = differences(model, attention)
     # A model or kernel that does not fit fails in its own code, with any exception.
     except Exception as error:
         told = f"{type(error).__name__}: {error}".splitlines()[0]
-        return Verdict(fault=f"attention {attention} fails on this model ({told})")
-    limit = TOLERANCE[computed_in(model)]
+        return AttentionCheck(fault=f"attention {attention} fails on this model ({told})")
+    limit = TOLERANCE[compute_dtype(model)]
     for what, found in (("log-probabilities", log_prob), ("gradients", gradient)):
         # Written so that what is not a number fails too.
         if not found <= limit:
             fault = f"attention {attention} gives wrong {what} (off by {found:.1e}, limit {limit})"
-            return Verdict(log_prob, gradient, fault)
-    return Verdict(log_prob, gradient)
+            return AttentionCheck(log_prob, gradient, fault)
+    return AttentionCheck(log_prob, gradient)
 
 
 def differences(model: Any, attention: str) -> tuple[float, float]:

@@ -29,7 +29,7 @@ LARGE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class MismatchSums:
     """Over some tokens, each by its share."""
 
     share: float = 0.0
@@ -40,10 +40,10 @@ class Sums:
     squares: float = 0.0
 
     @staticmethod
-    def of(log_prob: Tensor, sampled: Tensor, share: Tensor) -> Sums:
+    def of(log_prob: Tensor, sampled: Tensor, share: Tensor) -> MismatchSums:
         """[tokens] each."""
         if not len(share):
-            return Sums()
+            return MismatchSums()
         now, then, part = log_prob.double(), sampled.double(), share.double()
         weights = (now - then).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         distance = (now - then).abs()
@@ -55,11 +55,11 @@ class Sums:
             weights,
             weights.square(),
         )
-        return Sums(*(torch.stack(columns) @ part).tolist())
+        return MismatchSums(*(torch.stack(columns) @ part).tolist())
 
-    def __add__(self, other: Sums) -> Sums:
+    def __add__(self, other: MismatchSums) -> MismatchSums:
         pairs = zip(astuple(self), astuple(other), strict=True)
-        return Sums(*(mine + theirs for mine, theirs in pairs))
+        return MismatchSums(*(mine + theirs for mine, theirs in pairs))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -76,21 +76,22 @@ class Sums:
 class Mismatch:
     """Of some of a step's tokens; those that do not count must not be among them."""
 
-    every: Sums
-    equal: Sums
+    every: MismatchSums
+    equal: MismatchSums
     """Of those sampled by the weights that are trained."""
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor, is_equal: Tensor) -> Mismatch:
         """[tokens] each."""
         chosen = (log_prob[is_equal], sampled[is_equal], share[is_equal])
-        return Mismatch(Sums.of(log_prob, sampled, share), Sums.of(*chosen))
+        return Mismatch(MismatchSums.of(log_prob, sampled, share), MismatchSums.of(*chosen))
 
     @staticmethod
     def joined(parts: Iterable[Mismatch]) -> Mismatch:
         parts = list(parts)
         return Mismatch(
-            sum((part.every for part in parts), Sums()), sum((part.equal for part in parts), Sums())
+            sum((part.every for part in parts), MismatchSums()),
+            sum((part.equal for part in parts), MismatchSums()),
         )
 
     @property

@@ -21,7 +21,7 @@ from fakevllm_server.backends.torch_losses.correction import (
     mean_weight,
 )
 from fakevllm_server.backends.torch_losses.kl import kl_loss
-from fakevllm_server.backends.torch_losses.tokens import Tokens
+from fakevllm_server.backends.torch_losses.tokens import TrainedTokens
 
 
 class SplitUnit(ValueError):
@@ -36,7 +36,7 @@ class StepLoss(NamedTuple):
 
 
 def step_loss(
-    log_prob: Tensor, tokens: Tokens, spec: LossSpec, entropy: Tensor | None = None
+    log_prob: Tensor, tokens: TrainedTokens, spec: LossSpec, entropy: Tensor | None = None
 ) -> StepLoss:
     """`log_prob` and `entropy` [tokens], of the weights that are trained, with their gradient; the
     entropy is needed where `entropy_coeff` is not 0.
@@ -72,7 +72,7 @@ def step_loss(
     return StepLoss((tokens.scale * kept * per_token).sum(), token_means(shown, tokens))
 
 
-def _check_whole(tokens: Tokens, spec: LossSpec) -> None:
+def _check_whole(tokens: TrainedTokens, spec: LossSpec) -> None:
     if spec.couples_tokens and not tokens.has_whole_units:
         raise SplitUnit(
             f"loss {spec.name} with loss_unit {spec.loss_unit} needs all calls of a "
@@ -82,7 +82,7 @@ def _check_whole(tokens: Tokens, spec: LossSpec) -> None:
         raise SplitUnit("rollout_is_batch_normalize needs all calls of a step in one micro-batch")
 
 
-def token_means(per_token: dict[str, Tensor], tokens: Tokens) -> dict[str, Tensor]:
+def token_means(per_token: dict[str, Tensor], tokens: TrainedTokens) -> dict[str, Tensor]:
     """This micro-batch's parts of means over the step's tokens, of those that count. A name with
     [tokens] each; no gradient."""
     counted = tokens.counted

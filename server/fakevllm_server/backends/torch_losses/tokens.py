@@ -15,7 +15,7 @@ from torch import Tensor
 from fakevllm_server.algorithms.loss_units import CallShare
 
 
-class Trained(Protocol):
+class TrainedCall(Protocol):
     """A call of a batch."""
 
     @property
@@ -25,7 +25,7 @@ class Trained(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TrainedTokens:
     """[tokens] each, one call after another. The loss is the same however calls are dealt to
     micro-batches, as long as each is there once."""
 
@@ -50,10 +50,10 @@ class Tokens:
     def counted(self) -> Tensor:
         return self.scale != 0
 
-    def only(self, chosen: Tensor) -> Tokens:
+    def only(self, chosen: Tensor) -> TrainedTokens:
         """Those where `chosen`, [tokens] of bool, holds."""
         old, reference = self.old_log_prob, self.reference_log_prob
-        return Tokens(
+        return TrainedTokens(
             sampled_log_prob=self.sampled_log_prob[chosen],
             advantages=self.advantages[chosen],
             scale=self.scale[chosen],
@@ -67,14 +67,14 @@ class Tokens:
 
     @staticmethod
     def of(
-        calls: Sequence[Trained],
+        calls: Sequence[TrainedCall],
         shares: Sequence[CallShare],
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         old_log_prob: Tensor | None = None,
         reference_log_prob: Tensor | None = None,
-    ) -> Tokens:
+    ) -> TrainedTokens:
         lengths = [len(call.logprobs) for call in calls]
         counts = torch.tensor(lengths, dtype=torch.long)
 
@@ -92,7 +92,7 @@ class Tokens:
                 return spread(numbers)
             return joined([_of_each(*pair) for pair in zip(given, lengths, strict=True)])
 
-        return Tokens(
+        return TrainedTokens(
             sampled_log_prob=joined([call.logprobs for call in calls]),
             advantages=advantages(),
             scale=spread([share.scale for share in shares]),

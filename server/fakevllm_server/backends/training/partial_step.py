@@ -12,7 +12,7 @@ class PartialStep(BackendError):
     """A step failed after it began to change weights: they are now those of no step."""
 
 
-class Updates:
+class UpdateTracker:
     """Of one step."""
 
     def __init__(self) -> None:
@@ -24,9 +24,9 @@ class Updates:
 
 
 @contextmanager
-def telling_partial() -> Generator[Updates]:
+def partial_step_guard() -> Generator[UpdateTracker]:
     """Around a step. Whatever fails after its first update is raised as PartialStep."""
-    updates = Updates()
+    updates = UpdateTracker()
     try:
         yield updates
     except Exception as error:

@@ -41,8 +41,8 @@ def _serve(options: argparse.Namespace) -> None:
     workers_env = workers_environment(is_cpu=is_cpu)
     os.environ.update(workers_env)
     # Heavy, and not needed to print --help.
-    from fakevllm_server.backends.embedded.folder import local_folder, read_config
-    from fakevllm_server.backends.embedded.placement import computed_dtype
+    from fakevllm_server.backends.embedded.device_and_dtype import resolve_dtype
+    from fakevllm_server.backends.embedded.model_folder import read_config, resolve_model_folder
     from fakevllm_server.backends.http.door import serve
     from fakevllm_server.backends.verl.cluster import Cluster
     from fakevllm_server.backends.verl.engine import VerlTrainer
@@ -50,9 +50,9 @@ def _serve(options: argparse.Namespace) -> None:
     from fakevllm_server.backends.verl.places import spread
     from fakevllm_server.backends.verl.settings import worker_config
 
-    model = local_folder(options.model, options.allow_hub).resolve()
+    model = resolve_model_folder(options.model, options.allow_hub).resolve()
     read_config(model)  # what is wrong with a folder is told in one line
-    dtype = computed_dtype("auto", torch.device("cpu" if is_cpu else "cuda"))
+    dtype = resolve_dtype("auto", torch.device("cpu" if is_cpu else "cuda"))
     num_fake_gpus = (options.num_workers or 1) if is_cpu else 0
     cluster = Cluster(options.ray_address, num_fake_gpus, workers_env)
     try:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.embedded.train.checkpoint import copy_own_files
+from fakevllm_server.backends.embedded.train.checkpoint import copy_model_files
 from fakevllm_server.backends.process.single_thread import OneThread
 from fakevllm_server.backends.training.epochs import mean_of_epochs
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
-from fakevllm_server.backends.training.partial_step import Updates, telling_partial
+from fakevllm_server.backends.training.partial_step import UpdateTracker, partial_step_guard
 from fakevllm_server.backends.verl.cluster import Cluster
 from fakevllm_server.backends.verl.group import Workers, WorkersLost
 from fakevllm_server.backends.verl.policy import Policy
@@ -75,7 +75,7 @@ class VerlTrainer:
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         """Raises PartialStep for what fails after the first update."""
-        with telling_partial() as updates:
+        with partial_step_guard() as updates:
             return await self._run(lambda: self._step(batch, loss, updates))
 
     async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
@@ -109,7 +109,7 @@ class VerlTrainer:
         self._workers.set_grad_clip(job.grad_clip)
         self._job = job
 
-    def _step(self, batch: Batch, spec: LossSpec, updates: Updates) -> StepMetrics:
+    def _step(self, batch: Batch, spec: LossSpec, updates: UpdateTracker) -> StepMetrics:
         started = time.perf_counter()
         policy = self._policy_of(spec)
         rows = deal(batch.calls, self._workers.num_workers)
@@ -122,7 +122,7 @@ class VerlTrainer:
         return metrics
 
     def _update(
-        self, rows: list[Call], policy: Policy, updates: Updates, version: int | None
+        self, rows: list[Call], policy: Policy, updates: UpdateTracker, version: int | None
     ) -> StepMetrics:
         """`ppo_epochs` updates. A loss or gradient that is not finite ends the step without an
         update and is told as it is; what is too far from the engine ends it too."""
@@ -184,7 +184,7 @@ class VerlTrainer:
         return self._micro_batch_tokens or self._job.micro_batch_tokens
 
     def _export(self, folder: Path) -> None:
-        copy_own_files(self._model, folder, self._export_dtype)
+        copy_model_files(self._model, folder, self._export_dtype)
         self._workers.export_weights(folder, self._export_dtype)
 
     def _restore(self, folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from swarm_server.backends.embedded.driving import EngineMaker, load
+from swarm_server.backends.embedded.engine_helpers import EngineMaker, load
 from swarm_server.backends.embedded.tiny_llama import save_tiny_llama
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR

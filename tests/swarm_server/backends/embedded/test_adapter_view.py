@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.embedded.driving import (
+from swarm_server.backends.embedded.engine_helpers import (
     SPEC,
     EngineMaker,
     call_of,
@@ -21,9 +21,11 @@ from swarm_server.backends.embedded.driving import (
 from torch import Tensor
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.embedded.adapter_view import needs_twin, twin
+from fakevllm_server.backends.embedded.adapter_view import adapter_view, needs_adapter_view
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
-from fakevllm_server.backends.embedded.train.recompute import recompute_layers
+from fakevllm_server.backends.embedded.train.gradient_checkpointing import (
+    set_gradient_checkpointing,
+)
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.embedded.weights import MergedWeights, adapters_of, named_weights
 from fakevllm_server.types.backend import Batch, Call
@@ -135,7 +137,7 @@ def test_a_twin_computes_what_the_trainer_did_and_holds_its_weights_once(
     demo_folder: Path, gradient_checkpointing: bool
 ) -> None:
     trainer = adapted(demo_folder, gradient_checkpointing=gradient_checkpointing)
-    made = twin(trainer.model)
+    made = adapter_view(trainer.model)
     before = plain_logprobs(trainer.model, IDS)
 
     assert torch.equal(plain_logprobs(made, IDS), before)
@@ -144,19 +146,19 @@ def test_a_twin_computes_what_the_trainer_did_and_holds_its_weights_once(
     shared = {n for n in of_twin if of_twin[n].data_ptr() == of_trainer[n].data_ptr()}
     assert shared == {name for name in of_twin if ".lora_" not in name}
     assert not any(one.requires_grad for one in made.parameters())
-    assert not recompute_layers(made, False), "it is not marked as what it is not"
+    assert not set_gradient_checkpointing(made, False), "it is not marked as what it is not"
     train(trainer, random_calls(3), lr=1e-2, **LORA)
     assert torch.equal(plain_logprobs(made, IDS), before)
     assert not torch.equal(plain_logprobs(trainer.model, IDS), before)
 
 
 def test_only_adapters_in_another_type_need_a_twin(tiny_folder: Path) -> None:
-    assert needs_twin(adapted(tiny_folder).model)
+    assert needs_adapter_view(adapted(tiny_folder).model)
     plain = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder), BF16)
     plain.boot(TrainJob())
     exact = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
     exact.boot(TrainJob(**LORA))
-    assert not needs_twin(plain.model) and not needs_twin(exact.model)
+    assert not needs_adapter_view(plain.model) and not needs_adapter_view(exact.model)
 
 
 async def test_layers_that_are_recomputed_decode_with_their_cache(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swarm_server.backends.embedded.driving import ask, collect
-from swarm_server.backends.embedded.learning import success
+from swarm_server.backends.embedded.engine_helpers import ask, collect
+from swarm_server.backends.embedded.learning_curve import success
 from transformers import AutoTokenizer
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR

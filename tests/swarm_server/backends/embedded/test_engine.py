@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.embedded.driving import (
+from swarm_server.backends.embedded.engine_helpers import (
     ENDLESS,
     EngineMaker,
     ask,
     collect,
     load,
     plain_logprobs,
-    running_draft,
+    running_request,
 )
 
 from fakevllm_adapters.protocol.errors import WireError
@@ -128,7 +128,7 @@ async def test_in_lockstep_a_reply_has_the_same_bits_in_any_company(
 def test_lockstep_is_refused_where_sums_come_out_in_any_order(
     make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "device_named", lambda name: torch.device("cuda"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(engine_module, "resolve_device", lambda name: torch.device("cuda"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     with pytest.raises(BackendError, match=r"lockstep is for the CPU.*--engine-arg=--device=cpu"):
         make_engine(lockstep=True)
 
@@ -137,7 +137,7 @@ async def test_closing_a_reply_frees_its_row(make_engine: EngineMaker) -> None:
     engine = make_engine(max_num_seqs=1)
     reply = engine.generate([9, 10], ENDLESS)
     await anext(reply)
-    closed = running_draft(engine)
+    closed = running_request(engine)
 
     await reply.aclose()
 
@@ -156,7 +156,7 @@ async def test_a_cancelled_task_frees_its_row_too(make_engine: EngineMaker) -> N
 
     task = asyncio.create_task(reply())
     await started.wait()
-    cancelled = running_draft(engine)
+    cancelled = running_request(engine)
 
     task.cancel()
 

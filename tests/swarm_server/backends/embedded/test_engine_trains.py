@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swarm_server.backends.embedded.driving import (
+from swarm_server.backends.embedded.engine_helpers import (
     ENDLESS,
     SPEC,
     EngineMaker,
@@ -16,9 +16,9 @@ from swarm_server.backends.embedded.driving import (
     load,
     plain_logprobs,
     random_calls,
-    running_draft,
+    running_request,
 )
-from swarm_server.backends.embedded.learning import success, train_on_sums
+from swarm_server.backends.embedded.learning_curve import success, train_on_sums
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.types.backend import BackendError, Batch, Call, LossSpec
@@ -36,13 +36,13 @@ async def test_a_reply_gets_its_share_of_the_thread_while_a_step_trains(
     await engine.boot(TrainJob(micro_batch_tokens=1, max_mismatch_k3=None))
     reply = engine.generate([9, 10], ENDLESS)
     await anext(reply)
-    draft = running_draft(engine)
-    before = draft.num_sampled
+    request = running_request(engine)
+    before = request.num_sampled
 
     metrics = await engine.step(Batch(1, random_calls(20)), SPEC)
 
     assert metrics["skipped"] == 0
-    assert draft.num_sampled - before > 30, "more than one token per micro-batch"
+    assert request.num_sampled - before > 30, "more than one token per micro-batch"
     await reply.aclose()
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.embedded.adapted import LORA, trained
-from swarm_server.backends.embedded.driving import EngineMaker, load
+from swarm_server.backends.embedded.engine_helpers import EngineMaker, load
+from swarm_server.backends.embedded.lora_helpers import LORA, trained
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swarm_server.backends.embedded.driving import plain_logprobs, train
+from swarm_server.backends.embedded.engine_helpers import plain_logprobs, train
 from swarm_server.backends.embedded.train.test_trainer import sampled_calls
 
 from fakevllm_adapters.job.model import TrainJob

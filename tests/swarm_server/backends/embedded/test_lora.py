@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from swarm_server.backends.embedded.adapted import IDS, LORA, QUICK, new_trainer, step, trained
-from swarm_server.backends.embedded.driving import (
+from swarm_server.backends.embedded.engine_helpers import (
     SPEC,
     EngineMaker,
     collect,
@@ -21,9 +20,10 @@ from swarm_server.backends.embedded.driving import (
     train,
     weights,
 )
+from swarm_server.backends.embedded.lora_helpers import IDS, LORA, QUICK, new_trainer, step, trained
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.embedded.folder import open_folder
+from fakevllm_server.backends.embedded.model_folder import open_model_folder
 from fakevllm_server.backends.embedded.train import checkpoint
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.embedded.weights import MergedWeights, named_weights
@@ -227,7 +227,7 @@ def test_an_export_has_them_merged(demo_folder: Path, tmp_path: Path, dtype: tor
     trainer = trained(demo_folder)
     checkpoint.export(tmp_path / "e", trainer.model, dtype, demo_folder)
 
-    open_folder(tmp_path / "e")
+    open_model_folder(tmp_path / "e")
     exported, merged = named_weights(load(tmp_path / "e")), MergedWeights(trainer.model)
     assert exported.keys() == set(merged)
     assert all(torch.equal(exported[name], merged[name].to(dtype).float()) for name in merged)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.embedded.adapted import IDS, LORA, new_trainer, trained
-from swarm_server.backends.embedded.driving import (
+from swarm_server.backends.embedded.engine_helpers import (
     load,
     plain_logprobs,
     random_calls,
     train,
 )
+from swarm_server.backends.embedded.lora_helpers import IDS, LORA, new_trainer, trained
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.weights import MergedWeights, named_weights

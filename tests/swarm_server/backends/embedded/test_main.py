@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from swarm_server.backends.embedded.driving import SPEC, random_calls
+from swarm_server.backends.embedded.engine_helpers import SPEC, random_calls
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.process.child import ChildEngine

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from swarm_server.forest.call_sets import GOLDEN, call_sets
 
-from fakevllm_server.backends.torch_forest.chains import ChainLayout, Crossing, chains_of
+from fakevllm_server.backends.torch_forest.chains import ChainLayout, CrossBlock, chains_of
 from fakevllm_server.backends.torch_forest.dense import DenseLayout
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.forest import CallTokens, build_forest
@@ -17,8 +17,8 @@ def test_the_golden_trie_is_a_chain_and_two_leaves() -> None:
     chains, crossings = chains_of(build_forest(GOLDEN))
     assert sorted(chains) == [(0, 7), (7, 8), (8, 9)]
     assert sorted(crossings, key=lambda cross: cross.first_query) == [
-        Crossing(7, 8, 0, 4),
-        Crossing(8, 9, 0, 3),
+        CrossBlock(7, 8, 0, 4),
+        CrossBlock(8, 9, 0, 3),
     ]
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from swarm_server.backends.torch_forest.tiny_models import MODELS, gradient_of, made, naive
-from swarm_server.backends.torch_losses.flat_calls import Scored, flat, shares_of, spec_of
+from swarm_server.backends.torch_losses.scored_calls import ScoredCall, flat, shares_of, spec_of
 from swarm_server.forest.call_sets import GOLDEN, call_sets
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from fakevllm_server.backends.torch_forest.forward import edge_log_probs
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.backends.torch_losses import LOSSES
 from fakevllm_server.backends.torch_losses.step_loss import step_loss
-from fakevllm_server.backends.torch_losses.tokens import Tokens
+from fakevllm_server.backends.torch_losses.tokens import TrainedTokens
 from fakevllm_server.forest import CallTokens, build_forest
 
 Gather = Callable[[Plan, Tensor], Tensor]
@@ -43,7 +43,7 @@ def keep_first(plan: Plan, of_edges: Tensor) -> Tensor:
     return torch.where(torch.tensor(is_first, dtype=torch.bool), flat, flat.detach())
 
 
-def scored(calls: Sequence[CallTokens], drawn: Random) -> list[Scored]:
+def scored(calls: Sequence[CallTokens], drawn: Random) -> list[ScoredCall]:
     """Numbers of an engine and of other weights, some of them far enough to be clipped."""
 
     def near(count: int) -> list[float]:
@@ -51,7 +51,7 @@ def scored(calls: Sequence[CallTokens], drawn: Random) -> list[Scored]:
 
     counts = [sum(end - start for start, end in call.trained) for call in calls]
     return [
-        Scored(
+        ScoredCall(
             near(count),
             [],
             drawn.gauss(0, 1),
@@ -68,7 +68,7 @@ def check_loss(
     model: Any, calls: Sequence[CallTokens], spec: LossSpec, drawn: Random, gather: Gather
 ) -> None:
     given = scored(calls, drawn)
-    tokens = Tokens.of(
+    tokens = TrainedTokens.of(
         given,
         shares_of(given, spec),
         dtype=torch.float64,

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swarm_server.backends.embedded.driving import SPEC, pieces, random_calls
+from swarm_server.backends.embedded.engine_helpers import SPEC, pieces, random_calls
 
-from fakevllm_server.backends.embedded.decode.pieces import StepPiece, pieces_of
+from fakevllm_server.backends.embedded.train.step_pieces import StepPiece, cut_into_pieces
 from fakevllm_server.backends.torch_forest.fidelity import Fidelity, fidelity
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.types.backend import Call
@@ -235,7 +235,7 @@ def test_a_path_through_another_tree_is_seen_though_its_ids_are_the_same() -> No
     """Calls that share nothing, as those of other adapters."""
     twins = [SIBLINGS[0], SIBLINGS[0]]
     cpu = torch.device("cpu")
-    (piece,) = pieces_of(twins, SPEC, 1000, cpu, shares_prefixes=False).pieces
+    (piece,) = cut_into_pieces(twins, SPEC, 1000, cpu, shares_prefixes=False).pieces
     assert asked(piece, twins) == Fidelity(4, 4, None)
 
     crossing = in_forest(piece, paths=[((0, 5),), ((0, 2), (7, 10))])

@@ -19,7 +19,7 @@ from fakevllm_server.backends.torch_forest.dense import DenseLayout
 from fakevllm_server.backends.torch_forest.flex import BLOCK, FlexLayout, block_mask
 from fakevllm_server.backends.torch_forest.forward import edge_log_probs
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.backends.torch_forest.precision import compute_in
+from fakevllm_server.backends.torch_forest.precision import set_compute_dtype
 from fakevllm_server.backends.torch_forest.self_check import check, self_check_calls
 from fakevllm_server.forest import CallTokens, build_forest
 
@@ -146,7 +146,7 @@ def test_a_right_kernel_passes_in_bfloat16(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(flex, "_compiled", lambda device_type: by_blocks)
     torch.manual_seed(0)
     model = MODELS[name]().eval()
-    compute_in(model, torch.bfloat16)
+    set_compute_dtype(model, torch.bfloat16)
     verdict = check(model, "flex")
     assert verdict.fault is None and verdict.gradient > 1e-4, "its rounding shows"
 
@@ -235,7 +235,7 @@ def test_of_long_calls_it_is_as_near_to_float64_as_the_model_itself_is(
     assert mask.full_kv_num_blocks is not None and mask.full_kv_num_blocks.sum() > 0
     exact = found_in(wide_model(window).double(), None, with_gradient=with_gradient)
     model = wide_model(window).to(device)
-    compute_in(model, dtype)
+    set_compute_dtype(model, dtype)
     assert model.config.head_dim == HEAD_DIM
     naive = found_in(model, None, with_gradient=with_gradient)
     ours = found_in(model, way, with_gradient=with_gradient)

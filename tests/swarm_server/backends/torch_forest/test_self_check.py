@@ -8,20 +8,20 @@ from swarm_server.backends.torch_forest.tiny_models import MODELS, SIZES, llama,
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
 
-from fakevllm_server.backends.embedded.lora import Lora, adapt
-from fakevllm_server.backends.torch_forest.attending import forest_hidden
+from fakevllm_server.backends.embedded.lora import LoraSettings, insert_adapters
 from fakevllm_server.backends.torch_forest.attentions import (
     ATTENTIONS,
     default_attention,
-    quickest,
+    quickest_attention,
 )
 from fakevllm_server.backends.torch_forest.chains import ChainLayout
 from fakevllm_server.backends.torch_forest.dense import DenseLayout
 from fakevllm_server.backends.torch_forest.forward import edge_values
-from fakevllm_server.backends.torch_forest.mergeable import refusal
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.backends.torch_forest.precision import compute_in
-from fakevllm_server.backends.torch_forest.self_check import TOLERANCE, check, compare
+from fakevllm_server.backends.torch_forest.precision import set_compute_dtype
+from fakevllm_server.backends.torch_forest.self_check import TOLERANCE, check, check_attention
+from fakevllm_server.backends.torch_forest.supported_models import sharing_refusal
+from fakevllm_server.backends.torch_forest.transformers_attention import head_states
 from fakevllm_server.forest import CallTokens, build_forest
 
 
@@ -41,7 +41,7 @@ def test_a_model_passes(name: str, attention: str, dtype: torch.dtype) -> None:
 def test_a_model_passes_in_bfloat16_over_weights_in_float32(name: str, attention: str) -> None:
     torch.manual_seed(0)
     model = MODELS[name]().eval()
-    compute_in(model, torch.bfloat16)
+    set_compute_dtype(model, torch.bfloat16)
     verdict = check(model, attention)
     assert verdict.fault is None
     assert 1e-4 < verdict.gradient < TOLERANCE[torch.bfloat16], "its rounding shows"
@@ -51,7 +51,7 @@ def too_much(model: Any, plan: Plan) -> Tensor:
     """All that comes before in the order of nodes, siblings too."""
     layout = DenseLayout(plan)
     layout._visible = torch.ones_like(layout._visible).tril()
-    return forest_hidden(model, plan, layout)
+    return head_states(model, plan, layout)
 
 
 class _NoGradient(ChainLayout):
@@ -62,7 +62,7 @@ class _NoGradient(ChainLayout):
 
 
 def no_gradient(model: Any, plan: Plan) -> Tensor:
-    return forest_hidden(model, plan, _NoGradient(plan))
+    return head_states(model, plan, _NoGradient(plan))
 
 
 def raising(model: Any, plan: Plan) -> Tensor:
@@ -106,7 +106,7 @@ def test_a_wrong_way_is_named_in_bfloat16_over_float32_too(
 ) -> None:
     torch.manual_seed(0)
     model = llama().eval()
-    compute_in(model, torch.bfloat16)
+    set_compute_dtype(model, torch.bfloat16)
     monkeypatch.setitem(ATTENTIONS, "wrong", way)
     assert told in (check(model, "wrong").fault or "")
 
@@ -115,7 +115,7 @@ def with_fresh_adapters() -> Any:
     """Of B = 0: the gradients of A are 0."""
     torch.manual_seed(0)
     model = llama().eval()
-    adapt(model, Lora(rank=2, alpha=4, target_modules="k_proj,v_proj"), seed=0)
+    insert_adapters(model, LoraSettings(rank=2, alpha=4, target_modules="k_proj,v_proj"), seed=0)
     return model
 
 
@@ -160,7 +160,7 @@ def test_a_lost_window_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
             return super().visible(None)
 
     def way(model: Any, plan: Plan) -> Tensor:
-        return forest_hidden(model, plan, Windowless(plan))
+        return head_states(model, plan, Windowless(plan))
 
     monkeypatch.setitem(ATTENTIONS, "wrong", way)
     assert "wrong log-probabilities" in (check(mistral().eval(), "wrong").fault or "")
@@ -173,20 +173,20 @@ def test_the_default_on_a_cpu_is_the_quickest() -> None:
 def test_a_piece_that_shares_next_to_nothing_is_laid_out_in_rows() -> None:
     apart = [CallTokens.of([0, *[first] * 20], [1]) for first in range(1, 9)]
     together = [CallTokens.of([0] * 20, [last]) for last in range(1, 9)]
-    assert quickest(Plan.of(build_forest(apart)), "chains") == "rows"
-    assert quickest(Plan.of(build_forest(together)), "chains") == "chains"
+    assert quickest_attention(Plan.of(build_forest(apart)), "chains") == "rows"
+    assert quickest_attention(Plan.of(build_forest(together)), "chains") == "chains"
 
 
 def test_dropout_and_unknown_layers_are_refused() -> None:
     dropping = llama(attention_dropout=0.1)
-    assert refusal(dropping.eval()) is None
-    assert "dropout" in (refusal(dropping.train()) or "")
+    assert sharing_refusal(dropping.eval()) is None
+    assert "dropout" in (sharing_refusal(dropping.train()) or "")
     odd = llama()
     odd.config.layer_types = ["full_attention", "conv"]
-    assert refusal(odd) == "layers of type conv cannot share prefixes"
+    assert sharing_refusal(odd) == "layers of type conv cannot share prefixes"
     both = llama()
     both.config.is_causal = False
-    assert refusal(both) == "its attention is not causal"
+    assert sharing_refusal(both) == "its attention is not causal"
 
 
 def test_a_prompt_adapter_is_refused() -> None:
@@ -197,9 +197,9 @@ def test_a_prompt_adapter_is_refused() -> None:
             self.peft_config = {"default": type("Config", (), settings)()}
             self.config = llama().config
 
-    assert "PREFIX_TUNING" in (refusal(Adapted("PREFIX_TUNING", 0.0).eval()) or "")
-    assert "dropout" in (refusal(Adapted("LORA", 0.1).train()) or "")
-    assert refusal(Adapted("LORA", 0.0).train()) is None
+    assert "PREFIX_TUNING" in (sharing_refusal(Adapted("PREFIX_TUNING", 0.0).eval()) or "")
+    assert "dropout" in (sharing_refusal(Adapted("LORA", 0.1).train()) or "")
+    assert sharing_refusal(Adapted("LORA", 0.0).train()) is None
 
 
 BEHIND_THE_HEAD: list[Any] = [
@@ -214,13 +214,13 @@ def test_what_a_model_does_to_its_logits_is_done_without_sharing_too(config: Any
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).float().eval()
     assert check(model, "chains").fault is not None
-    assert compare(model, "rows").fault is None
+    assert check_attention(model, "rows").fault is None
 
 
 def test_a_head_nobody_knows_is_found_out() -> None:
     model = llama().float().eval()
     model.forward = lambda *given, **named: _doubled(type(model).forward(model, *given, **named))
-    found = compare(model, "rows").fault
+    found = check_attention(model, "rows").fault
     assert found is not None and "wrong log-probabilities" in found
 
 

@@ -18,11 +18,11 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
-from fakevllm_server.backends.torch_forest.attending import enable, forest_attention
 from fakevllm_server.backends.torch_forest.dense import DenseLayout
 from fakevllm_server.backends.torch_forest.forward import edge_log_probs
-from fakevllm_server.backends.torch_forest.mergeable import refusal
 from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.supported_models import sharing_refusal
+from fakevllm_server.backends.torch_forest.transformers_attention import enable, forest_attention
 from fakevllm_server.forest import CallTokens, build_forest
 
 LONGER = [CallTokens.of([1, 2, 3, 4, 5, 6, 7, 8], [9, 10]), *GOLDEN]
@@ -143,7 +143,7 @@ def alibi() -> Any:
     ],
 )
 def test_what_cannot_be_merged_is_refused(make: Callable[[], Any], told: str) -> None:
-    assert told in (refusal(make().eval()) or "")
+    assert told in (sharing_refusal(make().eval()) or "")
 
 
 @pytest.mark.parametrize("make", [linear_attention, dynamic_positions])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.torch_losses.flat_calls import Scored, spec_of, whole
+from swarm_server.backends.torch_losses.scored_calls import ScoredCall, spec_of, whole
 
 from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_server.backends.torch_losses.correction import importance_weights, is_kept
@@ -48,10 +48,10 @@ def test_golden_weights(level: str, threshold: str, expected: list[float]) -> No
 )
 def test_weights_of_a_step_may_be_divided_by_their_mean(level: str, expected: list[float]) -> None:
     calls = [
-        Scored(ENGINE[:2], TRAINER[:2], -1.0, "a", old=TRAINER[:2]),
-        Scored(ENGINE[2:5], TRAINER[2:5], -1.0, "b", old=TRAINER[2:5]),
-        Scored(ENGINE[5:], TRAINER[5:], -1.0, "c", old=TRAINER[5:]),
-        Scored([-1.0], [9.0], -1.0, "out", weight=0.0, old=[50.0]),
+        ScoredCall(ENGINE[:2], TRAINER[:2], -1.0, "a", old=TRAINER[:2]),
+        ScoredCall(ENGINE[2:5], TRAINER[2:5], -1.0, "b", old=TRAINER[2:5]),
+        ScoredCall(ENGINE[5:], TRAINER[5:], -1.0, "c", old=TRAINER[5:]),
+        ScoredCall([-1.0], [9.0], -1.0, "out", weight=0.0, old=[50.0]),
     ]
     settings = {"loss_agg_mode": "token-sum", "bypass_mode": False, "rollout_is": level}
     mean = sum(expected) / 6 if level == "token" else (1 + 1.822119 + 2) / 3
@@ -62,7 +62,7 @@ def test_weights_of_a_step_may_be_divided_by_their_mean(level: str, expected: li
 
 
 def test_weights_that_are_all_zero_stay_zero() -> None:
-    calls = [Scored([-1.0], [-9.0], 1.0, "a", old=[-9.0])]
+    calls = [ScoredCall([-1.0], [-9.0], 1.0, "a", old=[-9.0])]
     spec = spec_of(
         "gpg",
         bypass_mode=False,
@@ -91,9 +91,9 @@ def test_golden_rejection(options: str, threshold: str, expected: list[int]) -> 
 
 
 CALLS = [
-    Scored(ENGINE[:2], TRAINER[:2], 1.0, "a"),
-    Scored(ENGINE[2:5], TRAINER[2:5], -0.5, "b"),
-    Scored(ENGINE[5:], TRAINER[5:], -2.0, "c"),
+    ScoredCall(ENGINE[:2], TRAINER[:2], 1.0, "a"),
+    ScoredCall(ENGINE[2:5], TRAINER[2:5], -0.5, "b"),
+    ScoredCall(ENGINE[5:], TRAINER[5:], -2.0, "c"),
 ]
 PLAIN = [-1 / 6, -1 / 6, 0.5 / 6, 0.5 / 6, 0.5 / 6, 2 / 6]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.torch_losses.flat_calls import GOLDEN, Scored, spec_of, whole
+from swarm_server.backends.torch_losses.scored_calls import GOLDEN, ScoredCall, spec_of, whole
 
 from fakevllm_server.backends.torch_losses.kl import kl_loss
 
@@ -87,16 +87,16 @@ def test_kl_and_its_gradient_are_verls(
 
 ROWS = [[0, 1, 2, 3, 4], [0, 1, 2, 3, 7], [0, 1, 2, 8], [0, 1, 2, 3, 4, 5, 6]]
 TRIE = [
-    Scored([-1, -1], [-1, -1], 1.0, "a"),
-    Scored([-1, -1], [-1, -1], -0.5, "b"),
-    Scored([-1], [-1], -0.5, "c"),
-    Scored([-1], [-1], 0.25, "d"),
+    ScoredCall([-1, -1], [-1, -1], 1.0, "a"),
+    ScoredCall([-1, -1], [-1, -1], -0.5, "b"),
+    ScoredCall([-1], [-1], -0.5, "c"),
+    ScoredCall([-1], [-1], 0.25, "d"),
 ]
 """Of the calls [1,2,3|4,5], [1,2,3|4,6], [1,2,3|7], [1,2,3,4,5,9|8]; the rows are nodes of their
 trie of nine."""
 
 
-def on_nodes(calls: list[Scored], **settings: Any) -> list[float]:
+def on_nodes(calls: list[ScoredCall], **settings: Any) -> list[float]:
     """The gradient of each node's log-probability: the sum over the calls that go through it."""
     gradient = iter(whole(calls, spec_of("vanilla", **settings))[1])
     nodes = [0.0] * 9

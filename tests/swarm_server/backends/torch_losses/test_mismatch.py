@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_server.backends.torch_losses.mismatch import Mismatch, Sums
+from fakevllm_server.backends.torch_losses.mismatch import Mismatch, MismatchSums
 
 NAMES = ("mismatch", "mismatch_k3", "mismatch_large", "ess")
 ENGINE = [-1.0, -2.0, -0.5, -1.5, -0.2, -1.2]
@@ -53,7 +53,9 @@ def test_a_token_counts_by_its_part_and_a_doubled_part_is_the_token_twice() -> N
 def test_tokens_of_the_trained_weights_are_told_and_their_share() -> None:
     share = [1 / 6] * 6
     told = found(share, [False, False, False, False, True, True])
-    alone = Sums.of(torch.tensor(TRAINER[4:]), torch.tensor(ENGINE[4:]), torch.tensor(share[4:]))
+    alone = MismatchSums.of(
+        torch.tensor(TRAINER[4:]), torch.tensor(ENGINE[4:]), torch.tensor(share[4:])
+    )
 
     assert told == pytest.approx(alone.metrics | {"equal_version": 1 / 3})
     assert told["mismatch"] == pytest.approx(1.1 / 2)

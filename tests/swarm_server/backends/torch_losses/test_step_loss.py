@@ -13,9 +13,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swarm_server.backends.torch_losses.flat_calls import (
+from swarm_server.backends.torch_losses.scored_calls import (
     GOLDEN,
-    Scored,
+    ScoredCall,
     new_of,
     part,
     shares_of,
@@ -33,18 +33,18 @@ few = settings(max_examples=50)
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> list[Scored]:
+def steps(draw: st.DrawFn) -> list[ScoredCall]:
     """Some of the calls are there twice, some have no tokens, some do not count."""
     shapes = st.tuples(
         st.integers(0, 4), st.sampled_from("abcde"), st.sampled_from([0.0, 0.5, 1.0])
     )
     random = Random(draw(st.integers(0, 2**32)))
-    calls: list[Scored] = []
+    calls: list[ScoredCall] = []
     for length, unit, weight in draw(st.lists(shapes, min_size=1, max_size=6)):
         rows = [[random.uniform(-5, 0) for _ in range(length)] for _ in range(5)]
         logprobs, new, old, reference, entropy = rows
         advantage = random.choice([0.0, random.uniform(-2, 2)])
-        calls.append(Scored(logprobs, new, advantage, unit, weight, old, reference, entropy))
+        calls.append(ScoredCall(logprobs, new, advantage, unit, weight, old, reference, entropy))
     return calls + draw(st.lists(st.sampled_from(calls), max_size=2))
 
 
@@ -67,7 +67,7 @@ def specs(draw: st.DrawFn) -> LossSpec:
 
 
 def in_pieces(
-    calls: Sequence[Scored], piece_of: Sequence[int], spec: LossSpec
+    calls: Sequence[ScoredCall], piece_of: Sequence[int], spec: LossSpec
 ) -> tuple[float, list[list[float]], dict[str, float]]:
     """The step's loss, each call's gradient and what is shown, summed over micro-batches."""
     shares = shares_of(calls, spec)
@@ -92,7 +92,7 @@ def in_pieces(
 @few
 @given(steps(), specs(), st.data())
 def test_any_packing_gives_the_same_loss_and_gradient(
-    calls: list[Scored], spec: LossSpec, data: st.DataObject
+    calls: list[ScoredCall], spec: LossSpec, data: st.DataObject
 ) -> None:
     """Calls of one unit stay together where the loss looks at units, and nowhere else."""
     pieces = st.integers(0, 3)
@@ -113,7 +113,9 @@ def test_any_packing_gives_the_same_loss_and_gradient(
 
 @few
 @given(steps(), specs(), st.integers(0, 100))
-def test_the_order_of_calls_does_not_matter(calls: list[Scored], spec: LossSpec, seed: int) -> None:
+def test_the_order_of_calls_does_not_matter(
+    calls: list[ScoredCall], spec: LossSpec, seed: int
+) -> None:
     order = list(range(len(calls)))
     Random(seed).shuffle(order)
     loss, gradients, _ = in_pieces(calls, [0] * len(calls), spec)
@@ -123,9 +125,9 @@ def test_the_order_of_calls_does_not_matter(calls: list[Scored], spec: LossSpec,
         assert moved[place] == pytest.approx(gradients[at], rel=1e-9, abs=1e-9)
 
 
-def joined(calls: Sequence[Scored]) -> list[Scored]:
+def joined(calls: Sequence[ScoredCall]) -> list[ScoredCall]:
     """One call for each unit, with the tokens of all of its calls."""
-    units = defaultdict[str, list[Scored]](list)
+    units = defaultdict[str, list[ScoredCall]](list)
     for call in calls:
         units[call.unit].append(call)
     return [
@@ -143,7 +145,7 @@ def joined(calls: Sequence[Scored]) -> list[Scored]:
 @few
 @given(steps(), specs())
 def test_a_timeline_is_worth_the_same_in_one_call_or_in_several(
-    calls: list[Scored], spec: LossSpec
+    calls: list[ScoredCall], spec: LossSpec
 ) -> None:
     advantages = {call.unit: call.advantage for call in calls}
     calls = [replace(call, weight=1.0, advantage=advantages[call.unit]) for call in calls]
@@ -182,7 +184,7 @@ def test_part_of_a_step_is_refused_where_weights_are_divided_by_the_steps_mean()
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_what_does_not_count_may_be_anything(name: str) -> None:
-    wild = Scored([-1.0, -1.0], [float("nan"), float("inf")], 1.0, "b", weight=0.0)
+    wild = ScoredCall([-1.0, -1.0], [float("nan"), float("inf")], 1.0, "b", weight=0.0)
     found, gradient = whole([GOLDEN[0], wild, GOLDEN[1]], spec_of(name))
     alone, expected = whole(GOLDEN[:2], spec_of(name))
     assert found.loss.item() == alone.loss.item()
@@ -191,7 +193,7 @@ def test_what_does_not_count_may_be_anything(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_nothing_to_train_on_is_a_loss_of_zero(name: str) -> None:
-    for calls in ([], [Scored([], [], 1.0, "a")], [replace(GOLDEN[0], weight=0.0)]):
+    for calls in ([], [ScoredCall([], [], 1.0, "a")], [replace(GOLDEN[0], weight=0.0)]):
         found, gradient = whole(calls, spec_of(name))
         assert found.loss.item() == 0.0
         assert not any(gradient)
@@ -201,7 +203,7 @@ def test_nothing_to_train_on_is_a_loss_of_zero(name: str) -> None:
 def test_an_impossible_stale_token_keeps_loss_and_gradient_finite(name: str) -> None:
     for far in (-1e4, 1e4):
         for advantage in (1.0, -1.0):
-            call = Scored([-1.0 + far], [-1.0], advantage, "a")
+            call = ScoredCall([-1.0 + far], [-1.0], advantage, "a")
             found, gradient = whole([call], spec_of(name))
             assert math.isfinite(found.loss.item())
             assert all(map(math.isfinite, gradient))

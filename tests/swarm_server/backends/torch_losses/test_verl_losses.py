@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.torch_losses.flat_calls import GOLDEN, Scored, new_of, spec_of, whole
+from swarm_server.backends.torch_losses.scored_calls import (
+    GOLDEN,
+    ScoredCall,
+    new_of,
+    spec_of,
+    whole,
+)
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -25,14 +31,14 @@ def close(expected: Any) -> Any:
     return pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-def sampled_calls(seed: int) -> list[Scored]:
+def sampled_calls(seed: int) -> list[ScoredCall]:
     random = Random(seed)
-    calls: list[Scored] = []
+    calls: list[ScoredCall] = []
     for at, length in enumerate([1, 5, 2, 3]):
         sampled = [random.uniform(-3, 0) for _ in range(length)]
         new = [value + random.gauss(0, 0.5) for value in sampled]
         old = [value + random.gauss(0, 0.3) for value in sampled]
-        calls.append(Scored(sampled, new, random.gauss(0, 1), str(at), old=old))
+        calls.append(ScoredCall(sampled, new, random.gauss(0, 1), str(at), old=old))
     return calls
 
 
@@ -43,11 +49,13 @@ def padded(rows: list[Any]) -> Tensor:
     return pad_sequence([torch.tensor(list(row), dtype=torch.float64) for row in rows], True)
 
 
-def mask_of(calls: list[Scored]) -> Tensor:
+def mask_of(calls: list[ScoredCall]) -> Tensor:
     return padded([[1.0] * len(call.new) for call in calls])
 
 
-def verls(calls: list[Scored], spec: LossSpec, old: Tensor, weights: Tensor | None = None) -> Any:
+def verls(
+    calls: list[ScoredCall], spec: LossSpec, old: Tensor, weights: Tensor | None = None
+) -> Any:
     """verl's loss and the gradient of each token."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.workers.config import FSDPActorConfig
@@ -81,7 +89,7 @@ def verls(calls: list[Scored], spec: LossSpec, old: Tensor, weights: Tensor | No
 @pytest.mark.parametrize("calls", STEPS)
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("name", sorted(OWN))
-def test_loss_and_gradient_are_verls(name: str, mode: str, calls: list[Scored]) -> None:
+def test_loss_and_gradient_are_verls(name: str, mode: str, calls: list[ScoredCall]) -> None:
     if name in ("sapo", "geo_mean"):  # verl has it built in
         mode = "seq-mean-token-mean"
     spec = spec_of(name, loss_agg_mode=mode)
@@ -97,7 +105,7 @@ def test_loss_and_gradient_are_verls(name: str, mode: str, calls: list[Scored]) 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("name", sorted(OWN))
 def test_a_corrected_loss_is_verls(
-    name: str, level: str, threshold: str, is_normalised: bool, calls: list[Scored]
+    name: str, level: str, threshold: str, is_normalised: bool, calls: list[ScoredCall]
 ) -> None:
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
@@ -125,7 +133,7 @@ def test_a_corrected_loss_is_verls(
 @pytest.mark.parametrize("threshold", [0.05, 0.3, 1.5])
 @pytest.mark.parametrize("option", REJECTIONS)
 def test_what_is_rejected_is_what_verl_rejects(
-    option: str, threshold: float, calls: list[Scored]
+    option: str, threshold: float, calls: list[ScoredCall]
 ) -> None:
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 
@@ -143,7 +151,7 @@ def test_what_is_rejected_is_what_verl_rejects(
 @pytest.mark.parametrize("calls", STEPS)
 @pytest.mark.parametrize("threshold", ["1.1", "0.9_1.5"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_weights_are_verls(level: str, threshold: str, calls: list[Scored]) -> None:
+def test_weights_are_verls(level: str, threshold: str, calls: list[ScoredCall]) -> None:
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
     mask = mask_of(calls)

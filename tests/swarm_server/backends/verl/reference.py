@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from swarm_server.backends.embedded.driving import finish, load, plain_logprobs
+from swarm_server.backends.embedded.engine_helpers import finish, load, plain_logprobs
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 

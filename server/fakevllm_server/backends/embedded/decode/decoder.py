@@ -11,45 +11,48 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from fakevllm_server.backends.embedded.decode.cache import CacheShape, Prefix, RowCache
-from fakevllm_server.backends.embedded.decode.drafts import Draft
-from fakevllm_server.backends.embedded.decode.logits_processors import Bend, bent
+from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix, CacheShape, KvCache
+from fakevllm_server.backends.embedded.decode.logits_processors import (
+    LogitsProcessor,
+    process_logits,
+)
+from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 from fakevllm_server.backends.embedded.decode.sampler import SamplingRows, sample
 from fakevllm_server.types.sampling import Token
 
 
 class Decoder:
-    def __init__(self, model: PreTrainedModel, cache: RowCache, eos_ids: frozenset[int]) -> None:
-        self.rows: list[Draft] = []
+    def __init__(self, model: PreTrainedModel, cache: KvCache, eos_ids: frozenset[int]) -> None:
+        self.rows: list[DecodeRequest] = []
         self.cache = cache
         self.model: Any = model
         self._eos_ids = eos_ids
         self._sampling: SamplingRows | None = None
         """Of the present rows; None when they have changed."""
-        self._bends: list[tuple[int, Bend]] = []
+        self._bends: list[tuple[int, LogitsProcessor]] = []
         """By row, of those that have one; renewed with the former."""
 
-    def join(self, draft: Draft, prefix: Prefix | None) -> None:
-        """`prefix` covers all of the draft's ids but the last."""
+    def join(self, request: DecodeRequest, prefix: CachedPrefix | None) -> None:
+        """`prefix` covers all of the request's ids but the last."""
         self.cache.add_row(prefix)
-        self.rows.append(draft)
+        self.rows.append(request)
         self._sampling = None
 
-    def advance(self, version: int) -> list[Draft]:
+    def advance(self, version: int) -> list[DecodeRequest]:
         """One token for every row; returns the rows that took one. Finished rows have left."""
         assert self.rows, "nothing to decode"
         rows = list(self.rows)
         sampling = self._sampling or self._settings(rows)
         logits = self.logits()
         if self._bends:
-            logits = bent(logits, self._bends)
+            logits = process_logits(logits, self._bends)
         sampled = sample(logits, sampling, [row.rng.random() for row in rows])
         for row, token_id, logprob, top, allowed in zip(rows, *sampled, strict=True):
             row.take(Token(token_id, logprob, version, top, allowed), self._eos_ids)
         self.drop([index for index, row in enumerate(rows) if row.finished])
         return rows
 
-    def _settings(self, rows: list[Draft]) -> SamplingRows:
+    def _settings(self, rows: list[DecodeRequest]) -> SamplingRows:
         self._bends = [(at, row.bend) for at, row in enumerate(rows) if row.bend is not None]
         self._sampling = SamplingRows.of([row.sampling for row in rows], self.cache.shape.device)
         return self._sampling
@@ -79,11 +82,11 @@ class Decoder:
         if any(row.cancelled for row in self.rows):
             self.drop([index for index, row in enumerate(self.rows) if row.cancelled])
 
-    def drop_for_memory(self) -> list[Draft]:
+    def drop_for_memory(self) -> list[DecodeRequest]:
         """Rows that must leave so that the others can grow: the shortest first, for they are
         cheapest to redo.
         """
-        dropped: list[Draft] = []
+        dropped: list[DecodeRequest] = []
         while len(self.rows) > 1 and not self.cache.fits(
             len(self.rows), max(len(row.ids) for row in self.rows)
         ):
@@ -92,7 +95,7 @@ class Decoder:
             self.drop([index])
         return dropped
 
-    def drop_all(self) -> list[Draft]:
+    def drop_all(self) -> list[DecodeRequest]:
         rows = list(self.rows)
         self.drop(list(range(len(rows))))
         return rows
@@ -124,12 +127,12 @@ class Prefill:
         self._done += piece.shape[1]
         return self._done == self._ids.shape[1]
 
-    def result(self) -> dict[bytes, Prefix]:
+    def result(self) -> dict[bytes, CachedPrefix]:
         layers: list[Any] = self._cache.layers
         keys = torch.stack([layer.keys for layer in layers])
         values = torch.stack([layer.values for layer in layers])
         return {
-            key: Prefix(
+            key: CachedPrefix(
                 keys[:, row, :, : len(prompt)].clone(), values[:, row, :, : len(prompt)].clone()
             )
             for row, (key, prompt) in enumerate(self._prompts.items())

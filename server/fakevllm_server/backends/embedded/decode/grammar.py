@@ -1,4 +1,4 @@
-"""Grammars that hold an answer to a JSON schema, a regular expression and the like, by xgrammar.
+"""Grammars that constrain an answer to a JSON schema, a regular expression and the like (xgrammar).
 
 xgrammar is loaded when the first one is asked for. Checking is quick and happens before an answer
 begins; compiling depends on the vocabulary and happens beside the event loop.
@@ -20,7 +20,7 @@ from fakevllm_adapters.protocol.errors import WireError, bad_request
 from fakevllm_adapters.vllm_compat.grammar import Grammar
 
 MAX_REMEMBERED = 256
-"""Grammars known to be sound: siblings and retries bring the same one within seconds."""
+"""Grammars known to be valid: siblings and retries bring the same one within seconds."""
 CACHE_BYTES = 64 << 20
 """Of compiled grammars, kept for the next request."""
 MAX_CHARACTERS = 200_000
@@ -36,7 +36,7 @@ _IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 """Where in its source a complaint was raised."""
 
 
-class Grammars:
+class GrammarCompiler:
     """For one tokenizer."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
@@ -54,8 +54,8 @@ class Grammars:
             if len(self._sound) > MAX_REMEMBERED:
                 self._sound.popitem(last=False)
 
-    async def matcher(self, grammar: Grammar) -> Matcher:
-        """For one draft. Raises WireError (400)."""
+    async def matcher(self, grammar: Grammar) -> GrammarMatcher:
+        """For one request. Raises WireError (400)."""
         import xgrammar
 
         self.check(grammar)
@@ -69,7 +69,7 @@ class Grammars:
             ) from None
         except RuntimeError as error:
             raise bad_request(f"Invalid grammar specification. {_reason(error)}") from None
-        return Matcher(xgrammar.GrammarMatcher(compiled), self._vocab_size)
+        return GrammarMatcher(xgrammar.GrammarMatcher(compiled), self._vocab_size)
 
     def _compiled(self, grammar: Grammar) -> Any:
         compiler = self._ready_compiler()
@@ -99,8 +99,8 @@ class Grammars:
         return self._compiler
 
 
-class Matcher:
-    """Where one draft stands in its grammar. On the engine thread."""
+class GrammarMatcher:
+    """Where one request stands in its grammar. On the engine thread."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher

@@ -1,4 +1,4 @@
-"""What bends one draft's distribution before temperature and cuts: grammar, allowed ids, bad
+"""What bends one request's distribution before temperature and cuts: grammar, allowed ids, bad
 words, least length, logit bias and penalties, in vLLM's order. Other rows pay nothing for it.
 """
 
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fakevllm_server.backends.embedded.decode.grammar import Matcher
+from fakevllm_server.backends.embedded.decode.grammar import GrammarMatcher
 from fakevllm_server.types.sampling import Sampling
 
 NEVER = float("-inf")
 
 
-def is_bent(sampling: Sampling) -> bool:
+def needs_logits_processor(sampling: Sampling) -> bool:
     return (
         sampling.grammar is not None
         or sampling.allowed_ids is not None
@@ -24,8 +24,8 @@ def is_bent(sampling: Sampling) -> bool:
     )
 
 
-class Bend:
-    """Follows one draft, on the engine thread. Its tensors lie where the logits do."""
+class LogitsProcessor:
+    """Follows one request, on the engine thread. Its tensors lie where the logits do."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Bend:
         prompt_ids: Sequence[int],
         eos_ids: frozenset[int],
         bad_words: Sequence[Sequence[int]] = (),
-        matcher: Matcher | None = None,
+        matcher: GrammarMatcher | None = None,
     ) -> None:
         """`bad_words` as ids of their tokens."""
         self._sampling = sampling
@@ -96,8 +96,8 @@ class Bend:
         logits.sub_(self._sampling.presence_penalty * in_answer)
 
 
-def bent(logits: Tensor, bends: Sequence[tuple[int, Bend]]) -> Tensor:
-    """`logits` [rows, vocabulary] with the rows named bent; the others as they are."""
+def process_logits(logits: Tensor, bends: Sequence[tuple[int, LogitsProcessor]]) -> Tensor:
+    """`logits` [rows, vocabulary] with the named rows processed; the others are unchanged."""
     copied = logits.to(torch.float32, copy=True)
     for row, bend in bends:
         bend.apply(copied[row])

@@ -25,7 +25,7 @@ LEAST_TOP_P = 1e-6
 """At 0 not even the likeliest token would remain."""
 
 
-class Sampled(NamedTuple):
+class SampledTokens(NamedTuple):
     """By row."""
 
     ids: list[int]
@@ -71,7 +71,7 @@ class SamplingRows:
         )
 
 
-def sample(logits: Tensor, rows: SamplingRows, uniforms: Sequence[float]) -> Sampled:
+def sample(logits: Tensor, rows: SamplingRows, uniforms: Sequence[float]) -> SampledTokens:
     """`logits` [rows, vocabulary], any float type; `uniforms` in [0, 1), one per row."""
     logits = logits.float()
     processed = logits if rows.temperature is None else logits / rows.temperature
@@ -84,7 +84,7 @@ def sample(logits: Tensor, rows: SamplingRows, uniforms: Sequence[float]) -> Sam
         ids = torch.where(rows.greedy, logits.argmax(-1), ids)
     chosen = logprobs.gather(1, ids[:, None])[:, 0]
     tops = _tops(logprobs, rows.num_tops)
-    return Sampled(ids.tolist(), chosen.tolist(), tops, _allowed(logprobs, rows.telling))
+    return SampledTokens(ids.tolist(), chosen.tolist(), tops, _allowed(logprobs, rows.telling))
 
 
 def _draw(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:

@@ -1,6 +1,6 @@
 """All that the engine thread decodes with: weights and their version, rows, prefixes, who waits.
 
-One `turn` gives every running draft a token. Pausing admission lets the rows run dry for a
+One `turn` gives every running request a token. Pausing admission lets the rows run dry for a
 publish.
 """
 
@@ -11,22 +11,22 @@ from collections.abc import Callable, Generator
 
 from transformers import PreTrainedModel
 
-from fakevllm_server.backends.embedded.adapter_view import needs_twin, twin
-from fakevllm_server.backends.embedded.decode.cache import RowCache
+from fakevllm_server.backends.embedded.adapter_view import adapter_view, needs_adapter_view
 from fakevllm_server.backends.embedded.decode.decoder import Decoder, Prefill
-from fakevllm_server.backends.embedded.decode.drafts import Draft
-from fakevllm_server.backends.embedded.decode.prefixes import PrefixCache
+from fakevllm_server.backends.embedded.decode.kv_cache import KvCache
+from fakevllm_server.backends.embedded.decode.prefix_cache import PrefixCache
+from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 from fakevllm_server.backends.embedded.decode.scheduler import Scheduler
 from fakevllm_server.backends.embedded.weights import MergedWeights, adapters_of, copy_weights
 from fakevllm_server.types.backend import BackendError
 
 MAX_PREFILL_TOKENS = 2048
-"""Padded, per forward pass: bounds its memory, and how long running drafts wait for it."""
+"""Padded, per forward pass: bounds its memory, and how long running requests wait for it."""
 MAX_PREFIX_TOKENS = 16384
 
 
 class SamplingState:
-    def __init__(self, model: PreTrainedModel, cache: RowCache, eos_ids: frozenset[int]) -> None:
+    def __init__(self, model: PreTrainedModel, cache: KvCache, eos_ids: frozenset[int]) -> None:
         self.model = model
         self.version = 0
         self.decoder = Decoder(model, cache, eos_ids)
@@ -43,8 +43,8 @@ class SamplingState:
     def has_work(self) -> bool:
         return self.rows_running or self._prefill is not None or bool(self.scheduler.waiting)
 
-    def turn(self) -> list[Draft]:
-        """Returns the drafts that took a token."""
+    def turn(self) -> list[DecodeRequest]:
+        """Returns the requests that took a token."""
         self.decoder.drop_cancelled()
         self.scheduler.put_back(self.decoder.drop_for_memory())
         if self._is_admitting:
@@ -56,7 +56,7 @@ class SamplingState:
         self, load: Callable[[], PreTrainedModel], version: int, drain_bound_s: float
     ) -> Generator[None, None, None]:
         """`load()`'s weights sample from now on; what it gives without adapters may be kept. Nobody
-        is refused: new drafts wait, running ones finish if they can within the bound, and else go
+        is refused: new requests wait, running ones finish if they can within the bound, and else go
         on with the new weights.
         """
         source = load()
@@ -77,14 +77,16 @@ class SamplingState:
 
     def _take(self, source: PreTrainedModel) -> None:
         """What samples becomes another model only where it must: copies need no second one."""
-        if needs_twin(source):
-            source = twin(source)
+        if needs_adapter_view(source):
+            source = adapter_view(source)
         elif not adapters_of(self.model):
             return copy_weights(source, self.model)
         self.model = self.decoder.model = source
 
-    def all_drafts(self) -> list[Draft]:
-        prefilling = [draft for waiting in self.scheduler.prefilling.values() for draft in waiting]
+    def all_requests(self) -> list[DecodeRequest]:
+        prefilling = [
+            request for waiting in self.scheduler.prefilling.values() for request in waiting
+        ]
         return [*self.decoder.rows, *prefilling, *self.scheduler.waiting]
 
     def _admit(self) -> None:
@@ -96,8 +98,8 @@ class SamplingState:
             self.prefixes,
             lambda rows, length: self.decoder.cache.fits(rows, max(length, longest)),
         )
-        for draft, key in decided.joining:
-            self.decoder.join(draft, self.prefixes.get(key) if key else None)
+        for request, key in decided.joining:
+            self.decoder.join(request, self.prefixes.get(key) if key else None)
         if decided.prefill:
             self._prefill = Prefill(self.model, decided.prefill, MAX_PREFILL_TOKENS)
 
@@ -106,11 +108,11 @@ class SamplingState:
             return
         prefixes = self._prefill.result()
         self._prefill = None
-        for key, drafts in self.scheduler.prefilled().items():
+        for key, requests in self.scheduler.prefilled().items():
             self.prefixes.put(key, prefixes[key])
-            for draft in drafts:
-                if not draft.cancelled:
-                    self.decoder.join(draft, prefixes[key])
+            for request in requests:
+                if not request.cancelled:
+                    self.decoder.join(request, prefixes[key])
 
 
 def check_same_architecture(source: PreTrainedModel, target: PreTrainedModel) -> None:

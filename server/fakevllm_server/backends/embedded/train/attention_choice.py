@@ -1,5 +1,4 @@
-"""Which way through the model calls take: the quickest of those that give what the model itself
-gives.
+"""Choose the fastest attention that gives the same results as the model itself.
 
 Asked before anything is trained or served, and once: a boot that changes what is trained has it
 asked again.
@@ -10,18 +9,18 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from fakevllm_server.backends.torch_forest.attentions import ROWS, merging_attentions
-from fakevllm_server.backends.torch_forest.self_check import Verdict, check, compare
+from fakevllm_server.backends.torch_forest.attentions import ROWS, sharing_attentions
+from fakevllm_server.backends.torch_forest.self_check import AttentionCheck, check, check_attention
 from fakevllm_server.types.backend import BackendRefused
 
 log = logging.getLogger("fakevllm.trainer")
 
 
-class CheckedWays:
+class AttentionChoice:
     """Of one model."""
 
     def __init__(self) -> None:
-        self._verdicts: dict[str, Verdict] = {}
+        self._verdicts: dict[str, AttentionCheck] = {}
         self._merging: str | None = None
         """The best that merges, ROWS where none may; None while nobody has asked."""
 
@@ -47,7 +46,7 @@ class CheckedWays:
 
     def _best_merging(self, model: Any) -> str:
         faults: dict[str, None] = {}
-        for way in merging_attentions(model.device):
+        for way in sharing_attentions(model.device):
             fault = self._fault(model, way)
             if fault is None:
                 if faults:
@@ -59,5 +58,5 @@ class CheckedWays:
 
     def _fault(self, model: Any, way: str) -> str | None:
         if way not in self._verdicts:
-            self._verdicts[way] = (compare if way == ROWS else check)(model, way)
+            self._verdicts[way] = (check_attention if way == ROWS else check)(model, way)
         return self._verdicts[way].fault

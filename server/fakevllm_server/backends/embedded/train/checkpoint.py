@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from fakevllm_server.backends.embedded.lora import Lora, fingerprint
+from fakevllm_server.backends.embedded.lora import LoraSettings, fingerprint
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.embedded.weights import MergedWeights, named_weights
 from fakevllm_server.types.backend import BackendError
@@ -58,7 +58,7 @@ def save(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
 def restore(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
     """Raises BackendError before anything has changed."""
     weights, moments, state = _read(folder)
-    lora = Lora(**state["lora"]) if "lora" in state else None
+    lora = LoraSettings(**state["lora"]) if "lora" in state else None
     if lora is not None and state["model"] != fingerprint(trainer.model):
         raise BackendError(f"checkpoint {folder} is of another model than --model")
     trainer.settle(lora, f"checkpoint {folder}")
@@ -90,7 +90,7 @@ def export(folder: Path, model: PreTrainedModel, dtype: torch.dtype, source: Pat
     """`model` as a Hugging Face folder in `dtype`; tokenizer, template and settings are `source`'s
     own files.
     """
-    copy_own_files(source, folder, dtype)
+    copy_model_files(source, folder, dtype)
     generation = source / "generation_config.json"
     merged = MergedWeights(model)
     weights = {name: merged[name].to(dtype) for name in merged}
@@ -107,7 +107,7 @@ def export(folder: Path, model: PreTrainedModel, dtype: torch.dtype, source: Pat
     _note_dtype(folder, dtype)
 
 
-def copy_own_files(source: Path, folder: Path, dtype: torch.dtype) -> None:
+def copy_model_files(source: Path, folder: Path, dtype: torch.dtype) -> None:
     """A model's files but for its weights, for weights of `dtype`."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():

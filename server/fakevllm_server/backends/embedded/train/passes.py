@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fakevllm_server.backends.embedded.decode.pieces import StepPiece, StepPieces
-from fakevllm_server.backends.torch_forest.attentions import quickest
+from fakevllm_server.backends.embedded.train.step_pieces import StepPiece, StepPieces
+from fakevllm_server.backends.torch_forest.attentions import quickest_attention
 from fakevllm_server.backends.torch_forest.forward import EdgeValues, edge_log_probs, edge_values
 from fakevllm_server.backends.torch_forest.two_pass import coefficients_of, second_pass
 from fakevllm_server.backends.torch_losses.kl import k3
 from fakevllm_server.backends.torch_losses.mismatch import Mismatch
 from fakevllm_server.backends.torch_losses.step_loss import step_loss, token_means
-from fakevllm_server.backends.torch_losses.tokens import Tokens
+from fakevllm_server.backends.torch_losses.tokens import TrainedTokens
 from fakevllm_server.types.backend import LossSpec, StepMetrics
 
 MAX_LOGITS = 2**26
@@ -45,7 +45,7 @@ class Passes:
     """A name in `torch_forest.ATTENTIONS`."""
 
     def way(self, piece: StepPiece) -> str:
-        return quickest(piece.plan, self.attention)
+        return quickest_attention(piece.plan, self.attention)
 
     def _values(self, piece: StepPiece, spec: LossSpec, *, is_first: bool) -> EdgeValues:
         return edge_values(
@@ -87,7 +87,7 @@ class Passes:
         return _joined(shown)
 
     def _backward_twice(
-        self, step: StepPieces, whole: Tokens, spec: LossSpec, *, is_first: bool
+        self, step: StepPieces, whole: TrainedTokens, spec: LossSpec, *, is_first: bool
     ) -> Generator[None, None, StepMetrics]:
         """For a loss that couples tokens of different pieces: all values first, then what each
         piece adds to the gradient."""
@@ -115,7 +115,7 @@ class Passes:
 def _scored(
     values: Sequence[EdgeValues],
     pieces: Sequence[StepPiece],
-    tokens: Tokens,
+    tokens: TrainedTokens,
     spec: LossSpec,
     *,
     is_first: bool,
@@ -142,7 +142,7 @@ def _flat(pieces: Sequence[StepPiece], of_edges: Sequence[Tensor]) -> Tensor:
     return torch.cat([piece.plan.flat(found) for piece, found in pairs])
 
 
-def _first_look(log_prob: Tensor, entropy: Tensor, tokens: Tokens) -> StepMetrics:
+def _first_look(log_prob: Tensor, entropy: Tensor, tokens: TrainedTokens) -> StepMetrics:
     """How trainer and engine differ: these tokens' parts of the means, and the largest."""
     sampled = tokens.sampled_log_prob
     means = {
@@ -155,7 +155,7 @@ def _first_look(log_prob: Tensor, entropy: Tensor, tokens: Tokens) -> StepMetric
     return shown | ({LARGEST: difference.max().item()} if difference.numel() else {})
 
 
-def _mismatch(log_prob: Tensor, tokens: Tokens, is_equal: Tensor) -> Mismatch:
+def _mismatch(log_prob: Tensor, tokens: TrainedTokens, is_equal: Tensor) -> Mismatch:
     own = tokens.counted
     return Mismatch.of(
         log_prob[own], tokens.sampled_log_prob[own], tokens.token_share[own], is_equal[own]

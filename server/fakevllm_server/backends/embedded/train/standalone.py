@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.embedded.folder import load_weights, read_config
-from fakevllm_server.backends.embedded.placement import computed_dtype, device_named
+from fakevllm_server.backends.embedded.device_and_dtype import resolve_device, resolve_dtype
+from fakevllm_server.backends.embedded.model_folder import load_weights, read_config
 from fakevllm_server.backends.embedded.train import checkpoint
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.process.single_thread import OneThread
@@ -31,15 +31,15 @@ from fakevllm_server.types.backend import (
 Result = TypeVar("Result")
 
 
-class TrainOnlyEngine:
+class StandaloneTrainer:
     """A TrainEngine. Raises BackendError for a model it cannot load."""
 
     def __init__(
         self, model: Path, *, seed: int, device: str, dtype: str, torch_threads: int
     ) -> None:
         self._folder = model
-        self._device = device_named(device)
-        self._dtype = computed_dtype(dtype, self._device)
+        self._device = resolve_device(device)
+        self._dtype = resolve_dtype(dtype, self._device)
         read_config(model)  # what is wrong with a folder is told in one line
         # The sampler's, which a checkpoint of the whole engine holds; here it stays as it is.
         self._rng = random.Random(seed)

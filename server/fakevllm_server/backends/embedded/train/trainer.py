@@ -16,24 +16,26 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.embedded.decode.pieces import StepPieces, pieces_of
 from fakevllm_server.backends.embedded.lora import (
-    Lora,
-    adapt,
-    spelt,
-    trainable,
+    LoraSettings,
+    describe_settings,
+    describe_trainable,
+    insert_adapters,
     without_adapters,
 )
-from fakevllm_server.backends.embedded.train.attention_choice import CheckedWays
+from fakevllm_server.backends.embedded.train.attention_choice import AttentionChoice
 from fakevllm_server.backends.embedded.train.batch_check import token_fidelity
+from fakevllm_server.backends.embedded.train.gradient_checkpointing import (
+    set_gradient_checkpointing,
+)
 from fakevllm_server.backends.embedded.train.passes import Passes
-from fakevllm_server.backends.embedded.train.recompute import recompute_layers
-from fakevllm_server.backends.embedded.train.saving import Saving
+from fakevllm_server.backends.embedded.train.sharing_speedup import SharingSpeedup
+from fakevllm_server.backends.embedded.train.step_pieces import StepPieces, cut_into_pieces
 from fakevllm_server.backends.torch_forest.attentions import ROWS
-from fakevllm_server.backends.torch_forest.precision import compute_in
+from fakevllm_server.backends.torch_forest.precision import set_compute_dtype
 from fakevllm_server.backends.training.epochs import mean_of_epochs
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
-from fakevllm_server.backends.training.partial_step import Updates, telling_partial
+from fakevllm_server.backends.training.partial_step import UpdateTracker, partial_step_guard
 from fakevllm_server.types.backend import (
     BackendRefused,
     Batch,
@@ -54,26 +56,26 @@ class PolicyTrainer:
         """`load_reference` gives the starting weights, when a KL first needs them and adapters do
         not leave them as they are. `dtype` is that of the passes, not of the weights."""
         self.model = model
-        self.lora: Lora | None = None
+        self.lora: LoraSettings | None = None
         """The adapters that train; None where all weights do."""
         self.optimizer = _optimizer(model)
         self._dtype = dtype
-        compute_in(model, dtype)
+        set_compute_dtype(model, dtype)
         self._settled_by: str | None = None
         """Who said what trains, where that has been said."""
         self._job = TrainJob()
         self._load_reference = load_reference
         self._reference: PreTrainedModel | None = None
-        self._saving = Saving()
-        self._ways = CheckedWays()
+        self._saving = SharingSpeedup()
+        self._ways = AttentionChoice()
 
     def boot(self, job: TrainJob) -> str:
         """Takes the job's settings, checks how calls go through the model, and says what it trains.
         Weights and the optimiser's moments stay, so it may come after a restore. Raises
         BackendRefused for what contradicts an earlier boot or restore, or does not fit the model.
         """
-        self.settle(Lora.of(job), "the job", job.seed)
-        if recompute_layers(self.model, job.gradient_checkpointing):
+        self.settle(LoraSettings.of(job), "the job", job.seed)
+        if set_gradient_checkpointing(self.model, job.gradient_checkpointing):
             self._ways.forget()
         self._job = job
         for group in self.optimizer.param_groups:
@@ -82,19 +84,22 @@ class PolicyTrainer:
         # With all that the job puts into the model, and before anything is collected for a step.
         self._attention()
         dtype = str(self._dtype).removeprefix("torch.")
-        return f"trains {trainable(self.model, self.lora)}, in {dtype} on {self.model.device}"
+        return (
+            f"trains {describe_trainable(self.model, self.lora)}, in {dtype} on {self.model.device}"
+        )
 
-    def settle(self, lora: Lora | None, told_by: str, seed: int = 0) -> None:
+    def settle(self, lora: LoraSettings | None, told_by: str, seed: int = 0) -> None:
         """What trains, once for all; `seed` is of what adapters begin with. Raises BackendRefused
         before anything has changed."""
         if self._settled_by is not None and lora != self.lora:
             raise BackendRefused(
-                f"{told_by} has {spelt(lora)}, and {self._settled_by} has {spelt(self.lora)}: keep "
+                f"{told_by} has {describe_settings(lora)}, and {self._settled_by} has "
+                f"{describe_settings(self.lora)}: keep "
                 "to what the run began with, or choose another --run-dir"
             )
         if lora is not None and self.lora is None:
-            adapt(self.model, lora, seed)
-            compute_in(self.model, self._dtype)
+            insert_adapters(self.model, lora, seed)
+            set_compute_dtype(self.model, self._dtype)
             self.optimizer = _optimizer(self.model)
             self._ways.forget()
         self.lora, self._settled_by = lora, told_by
@@ -102,7 +107,7 @@ class PolicyTrainer:
     def step(self, batch: Batch, spec: LossSpec) -> Generator[None, None, StepMetrics]:
         """`ppo_epochs` updates. A loss or gradient that is not finite ends the step without a
         further update and is told as it is; one that is too far from the engine makes none. What
-        was not measured is not told. Raises Unfaithful for tokens that are not the engine's,
+        was not measured is not told. Raises FidelityError for tokens that are not the engine's,
         PartialStep for what fails after the first update.
         """
         started = time.perf_counter()
@@ -110,7 +115,7 @@ class PolicyTrainer:
         metrics = {"skipped": 0.0, "token_fidelity": token_fidelity(step, batch.calls)}
         try:
             if step.pieces:
-                with telling_partial() as updates:
+                with partial_step_guard() as updates:
                     metrics |= yield from self._update(step, through, spec, updates)
             metrics["seconds"] = time.perf_counter() - started
             yield from self._saving.after(step, batch.calls, through, self._job.micro_batch_tokens)
@@ -134,7 +139,7 @@ class PolicyTrainer:
         self, calls: Sequence[Call], spec: LossSpec, version: int | None = None
     ) -> tuple[StepPieces, Passes]:
         attention = self._attention()
-        step = pieces_of(
+        step = cut_into_pieces(
             calls,
             spec,
             self._job.micro_batch_tokens,
@@ -148,7 +153,7 @@ class PolicyTrainer:
         return self._ways.best(self.model, self._job.forest)
 
     def _update(
-        self, step: StepPieces, through: Passes, spec: LossSpec, updates: Updates
+        self, step: StepPieces, through: Passes, spec: LossSpec, updates: UpdateTracker
     ) -> Generator[None, None, StepMetrics]:
         step = yield from self._with_other_policies(step, through, spec)
         epochs: list[StepMetrics] = []
@@ -186,7 +191,7 @@ class PolicyTrainer:
         if self.lora is None:
             if self._reference is None:
                 self._reference = self._load_reference()
-                compute_in(self._reference, self._dtype)
+                set_compute_dtype(self._reference, self._dtype)
             return (yield from Passes(self._reference, through.attention).log_probs(step))
         passes = through.log_probs(step)
         while True:

@@ -12,13 +12,13 @@ from typing import Any
 import orjson
 import pytest
 import torch
-from swarm_server.backends.embedded.driving import ask, collect, load, plain_logprobs
+from swarm_server.backends.embedded.engine_helpers import ask, collect, load, plain_logprobs
 from transformers import AutoTokenizer
 
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.vllm_compat.chat import parse_chat_request
 from fakevllm_adapters.vllm_compat.grammar import Grammar
-from fakevllm_server.backends.embedded.decode.grammar import MAX_WHITESPACE, Grammars
+from fakevllm_server.backends.embedded.decode.grammar import MAX_WHITESPACE, GrammarCompiler
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
 from fakevllm_server.backends.http.completion import Completion
@@ -47,9 +47,9 @@ def completion(engine: EmbeddedEngine, **fields: Any) -> Completion:
     return Completion(engine, parse_chat_request(orjson.dumps(body | fields)), None)
 
 
-def grammars(engine: EmbeddedEngine) -> Grammars:
+def grammars(engine: EmbeddedEngine) -> GrammarCompiler:
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL_DIR)
-    return Grammars(tokenizer, len(tokenizer), engine.eos_ids)
+    return GrammarCompiler(tokenizer, len(tokenizer), engine.eos_ids)
 
 
 async def choice(engine: EmbeddedEngine, **fields: Any) -> Json:

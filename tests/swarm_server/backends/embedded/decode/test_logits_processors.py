@@ -9,7 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakevllm_server.backends.embedded.decode.logits_processors import Bend, bent, is_bent
+from fakevllm_server.backends.embedded.decode.logits_processors import (
+    LogitsProcessor,
+    needs_logits_processor,
+    process_logits,
+)
 from fakevllm_server.types.sampling import Sampling
 
 VOCABULARY = 12
@@ -65,7 +69,7 @@ def test_every_rule_together_gives_what_the_plain_computation_gives(
         stop_ids=frozenset({5, 999}),
         allowed_ids=(0, 1, 2, 5, 7, 8),
     )
-    bend = Bend(how, prompt, EOS)
+    bend = LogitsProcessor(how, prompt, EOS)
     half = len(answer) // 2
     for id in answer[:half]:
         bend.take(id)
@@ -81,16 +85,16 @@ def test_every_rule_together_gives_what_the_plain_computation_gives(
 
 def test_rows_without_a_bend_keep_their_logits_bit_by_bit() -> None:
     logits = torch.randn(3, VOCABULARY)
-    bend = Bend(Sampling(logit_bias={1: 5.0}), [0], EOS)
+    bend = LogitsProcessor(Sampling(logit_bias={1: 5.0}), [0], EOS)
 
-    out = bent(logits, [(1, bend)])
+    out = process_logits(logits, [(1, bend)])
 
     assert torch.equal(out[0], logits[0]) and torch.equal(out[2], logits[2])
     assert out[1, 1] == logits[1, 1] + 5 and not torch.equal(out, logits)
 
 
 def test_a_bad_word_is_never_finished() -> None:
-    bend = Bend(Sampling(bad_words=("x",)), [], EOS, bad_words=[[4], [6, 7]])
+    bend = LogitsProcessor(Sampling(bad_words=("x",)), [], EOS, bad_words=[[4], [6, 7]])
     banned: list[set[int]] = []
     for id in (6, 3, 6):
         bend.take(id)
@@ -103,7 +107,9 @@ def test_a_bad_word_is_never_finished() -> None:
 
 def test_where_nothing_may_come_the_end_comes() -> None:
     row = torch.randn(VOCABULARY)
-    Bend(Sampling(allowed_ids=(5,), bad_words=("x",)), [], EOS, bad_words=[[5]]).apply(row)
+    LogitsProcessor(Sampling(allowed_ids=(5,), bad_words=("x",)), [], EOS, bad_words=[[5]]).apply(
+        row
+    )
 
     assert row.argmax().item() == 2 and torch.softmax(row, -1)[2] == 1
 
@@ -111,5 +117,9 @@ def test_where_nothing_may_come_the_end_comes() -> None:
 def test_only_what_changes_the_distribution_bends_it() -> None:
     rng = random.Random(0)
     cuts = Sampling(temperature=rng.random(), top_p=0.5, top_k=3, stop_ids=frozenset({1}), seed=1)
-    assert not is_bent(cuts) and not is_bent(Sampling(repetition_penalty=1.0))
-    assert is_bent(Sampling(presence_penalty=-0.1)) and is_bent(Sampling(min_tokens=1))
+    assert not needs_logits_processor(cuts) and not needs_logits_processor(
+        Sampling(repetition_penalty=1.0)
+    )
+    assert needs_logits_processor(Sampling(presence_penalty=-0.1)) and needs_logits_processor(
+        Sampling(min_tokens=1)
+    )

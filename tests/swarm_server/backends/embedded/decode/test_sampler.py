@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fakevllm_server.backends.embedded.decode.sampler import Sampled, SamplingRows, sample
+from fakevllm_server.backends.embedded.decode.sampler import SampledTokens, SamplingRows, sample
 from fakevllm_server.types.sampling import Sampling
 
 PROBABILITIES = [0.5, 0.3, 0.15, 0.05]
@@ -14,12 +14,12 @@ GRID = [(i + 0.5) / 200 for i in range(200)]
 """Every 0.5 % of the unit interval once: shares of tokens are then exact, not random."""
 
 
-def drawn(sampling: Sampling, uniforms: list[float] = GRID) -> Sampled:
+def drawn(sampling: Sampling, uniforms: list[float] = GRID) -> SampledTokens:
     rows = SamplingRows.of([sampling] * len(uniforms), torch.device("cpu"))
     return sample(LOGITS.expand(len(uniforms), -1), rows, uniforms)
 
 
-def shares(sampled: Sampled) -> list[float]:
+def shares(sampled: SampledTokens) -> list[float]:
     return [sampled.ids.count(id) / len(sampled.ids) for id in range(len(PROBABILITIES))]
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from swarm_server.backends.embedded.driving import (
-    draft,
+from swarm_server.backends.embedded.engine_helpers import (
+    decode_request,
     load,
     plain_logprobs,
     run_dry,
@@ -14,7 +14,7 @@ from swarm_server.backends.embedded.driving import (
 )
 from transformers import PreTrainedModel
 
-from fakevllm_server.backends.embedded.decode.drafts import Draft
+from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
 from fakevllm_server.types.backend import BackendError
 from fakevllm_server.types.sampling import Sampling
@@ -25,10 +25,10 @@ def model(tiny_folder: Path) -> PreTrainedModel:
     return load(tiny_folder)
 
 
-def random_drafts(count: int, seed: int = 0) -> list[Draft]:
+def random_requests(count: int, seed: int = 0) -> list[DecodeRequest]:
     rng = random.Random(seed)
     return [
-        draft(
+        decode_request(
             [rng.randrange(7, 512) for _ in range(rng.choice([1, 2, 5, 30, 70]))],
             rng.randrange(1, 40),
             Sampling(temperature=rng.choice([0.5, 1.0, 1.5]), ignore_eos=True),
@@ -38,7 +38,7 @@ def random_drafts(count: int, seed: int = 0) -> list[Draft]:
     ]
 
 
-def check_logprobs(model: PreTrainedModel, done: Draft) -> None:
+def check_logprobs(model: PreTrainedModel, done: DecodeRequest) -> None:
     """What was reported is what the model gives without cache, batch or padding."""
     plain = plain_logprobs(model, done.ids, done.sampling.temperature)
     start = len(done.ids) - done.num_sampled
@@ -47,9 +47,9 @@ def check_logprobs(model: PreTrainedModel, done: Draft) -> None:
         assert token.logprob == pytest.approx(plain[at - 1, token.id].item(), abs=2e-4)
 
 
-def finish_joining_over_time(state: SamplingState, drafts: list[Draft]) -> None:
+def finish_joining_over_time(state: SamplingState, requests: list[DecodeRequest]) -> None:
     with torch.inference_mode():
-        for one in drafts:
+        for one in requests:
             state.scheduler.add(one)
             state.turn()
             state.turn()
@@ -58,21 +58,21 @@ def finish_joining_over_time(state: SamplingState, drafts: list[Draft]) -> None:
 
 def test_logprobs_are_the_models_own_whoever_else_is_in_the_batch(model: PreTrainedModel) -> None:
     state = sampling_state(model, max_rows=6)
-    drafts = random_drafts(30)
+    requests = random_requests(30)
 
-    finish_joining_over_time(state, drafts)
+    finish_joining_over_time(state, requests)
 
-    for one in drafts:
+    for one in requests:
         assert one.finished and one.num_sampled == one.limit
         check_logprobs(model, one)
 
 
 def test_a_seeded_draft_is_the_same_alone_and_in_a_crowd(model: PreTrainedModel) -> None:
     crowd = sampling_state(model, max_rows=6)
-    together = random_drafts(20)
+    together = random_requests(20)
     finish_joining_over_time(crowd, together)
 
-    for one, alone in zip(together, random_drafts(20), strict=True):
+    for one, alone in zip(together, random_requests(20), strict=True):
         state = sampling_state(model)
         state.scheduler.add(alone)
         run_dry(state)
@@ -86,7 +86,10 @@ def test_a_long_prompt_is_prefilled_in_pieces_while_others_go_on(
         "fakevllm_server.backends.embedded.decode.sampling_state.MAX_PREFILL_TOKENS", 16
     )
     state = sampling_state(model)
-    short, long = draft([9], 12, Sampling(ignore_eos=True)), draft(range(7, 107), 3, Sampling())
+    short, long = (
+        decode_request([9], 12, Sampling(ignore_eos=True)),
+        decode_request(range(7, 107), 3, Sampling()),
+    )
     with torch.inference_mode():
         for one in (short, long):
             state.scheduler.add(one)
@@ -101,7 +104,7 @@ def test_a_long_prompt_is_prefilled_in_pieces_while_others_go_on(
 def test_when_memory_is_short_rows_wait_and_nothing_changes_for_them(
     model: PreTrainedModel,
 ) -> None:
-    rows = [draft([10 + i], 150, Sampling(ignore_eos=True), seed=i) for i in range(6)]
+    rows = [decode_request([10 + i], 150, Sampling(ignore_eos=True), seed=i) for i in range(6)]
     # Eight rows of 128 positions fit, and of 256 only four.
     state = sampling_state(model, max_cells=8 * 128)
     crowds: list[int] = []
@@ -123,7 +126,10 @@ def test_the_end_of_sequence_ends_a_draft_unless_it_is_ignored(model: PreTrained
     state = sampling_state(model)
     # Every token counts as an end here.
     state.decoder._eos_ids = frozenset(range(512))  # pyright: ignore[reportPrivateUsage]
-    ending, ignoring = draft([9], 5, Sampling()), draft([9], 5, Sampling(ignore_eos=True))
+    ending, ignoring = (
+        decode_request([9], 5, Sampling()),
+        decode_request([9], 5, Sampling(ignore_eos=True)),
+    )
     for one in (ending, ignoring):
         state.scheduler.add(one)
 
@@ -136,8 +142,8 @@ def test_the_end_of_sequence_ends_a_draft_unless_it_is_ignored(model: PreTrained
 def test_a_cancelled_row_is_free_in_the_next_turn(model: PreTrainedModel) -> None:
     state = sampling_state(model, max_rows=1)
     first, second = (
-        draft([9], 100, Sampling(ignore_eos=True)),
-        draft([10], 3, Sampling(ignore_eos=True)),
+        decode_request([9], 100, Sampling(ignore_eos=True)),
+        decode_request([10], 3, Sampling(ignore_eos=True)),
     )
     for one in (first, second):
         state.scheduler.add(one)
@@ -164,7 +170,9 @@ def test_siblings_prefill_once_even_when_some_come_later(
 
     monkeypatch.setattr(module, "Prefill", Counted)
     state = sampling_state(model)
-    siblings = [draft(range(7, 40), 4, Sampling(ignore_eos=True), seed=i) for i in range(6)]
+    siblings = [
+        decode_request(range(7, 40), 4, Sampling(ignore_eos=True), seed=i) for i in range(6)
+    ]
     with torch.inference_mode():
         for one in siblings[:3]:
             state.scheduler.add(one)
@@ -202,8 +210,8 @@ def test_a_publish_lets_running_drafts_finish_and_the_others_wait(
     state = sampling_state(model)
     new = perturbed(tiny_folder)
     running, waiting = (
-        draft([9, 10], 6, Sampling(ignore_eos=True)),
-        draft([9, 11], 4, Sampling(ignore_eos=True)),
+        decode_request([9, 10], 6, Sampling(ignore_eos=True)),
+        decode_request([9, 11], 4, Sampling(ignore_eos=True)),
     )
     state.scheduler.add(running)
     with torch.inference_mode():
@@ -213,7 +221,7 @@ def test_a_publish_lets_running_drafts_finish_and_the_others_wait(
     turns = publish(state, new, version=1, bound_s=60)
     run_dry(state)
 
-    assert turns == 5, "what was left of the running draft"
+    assert turns == 5, "what was left of the running request"
     assert {token.version for token in running.undelivered} == {0}
     assert {token.version for token in waiting.undelivered} == {1}
     check_logprobs(new, waiting)
@@ -224,7 +232,7 @@ def test_past_the_bound_a_draft_goes_on_with_the_new_weights(
 ) -> None:
     state = sampling_state(model)
     old, new = load(tiny_folder), perturbed(tiny_folder)
-    running = draft(range(7, 27), 10, Sampling(ignore_eos=True))
+    running = decode_request(range(7, 27), 10, Sampling(ignore_eos=True))
     state.scheduler.add(running)
     with torch.inference_mode():
         for _ in range(4):
@@ -247,7 +255,7 @@ def test_no_prefix_outlives_the_weights_it_was_computed_with(
     state = sampling_state(model)
     new = perturbed(tiny_folder)
     for version in range(2):
-        one = draft(range(7, 27), 3, Sampling(ignore_eos=True))
+        one = decode_request(range(7, 27), 3, Sampling(ignore_eos=True))
         state.scheduler.add(one)
         run_dry(state)
         check_logprobs([load(tiny_folder), new][version], one)
@@ -265,7 +273,7 @@ def test_weights_of_another_architecture_are_refused_before_anything_changes(
 
     assert state.version == 0
     assert torch.equal(next(model.parameters()), before)
-    one = draft([9], 2, Sampling())
+    one = decode_request([9], 2, Sampling())
     state.scheduler.add(one)
     run_dry(state)
     assert one.finished, "admission goes on"

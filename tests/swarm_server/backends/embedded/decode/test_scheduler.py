@@ -5,28 +5,30 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakevllm_server.backends.embedded.decode.drafts import Draft
-from fakevllm_server.backends.embedded.decode.scheduler import Round, Scheduler
+from fakevllm_server.backends.embedded.decode.request import DecodeRequest
+from fakevllm_server.backends.embedded.decode.scheduler import Scheduler, SchedulerOutput
 from fakevllm_server.types.sampling import Sampling
 
 
-def draft(*ids: int) -> Draft:
-    return Draft(list(ids), 8, Sampling(), random.Random(0), stream=None)
+def decode_request(*ids: int) -> DecodeRequest:
+    return DecodeRequest(list(ids), 8, Sampling(), random.Random(0), stream=None)
 
 
-def plan(scheduler: Scheduler, num_rows: int = 0, known: frozenset[bytes] = frozenset()) -> Round:
+def plan(
+    scheduler: Scheduler, num_rows: int = 0, known: frozenset[bytes] = frozenset()
+) -> SchedulerOutput:
     return scheduler.plan(num_rows, known, lambda rows, length: True)
 
 
-def add(scheduler: Scheduler, *drafts: Draft) -> list[Draft]:
-    for one in drafts:
+def add(scheduler: Scheduler, *requests: DecodeRequest) -> list[DecodeRequest]:
+    for one in requests:
         scheduler.add(one)
-    return list(drafts)
+    return list(requests)
 
 
 def test_siblings_share_one_prefill() -> None:
     scheduler = Scheduler(max_rows=8, max_prefill_tokens=100)
-    siblings = add(scheduler, *(draft(1, 2, 3) for _ in range(4)))
+    siblings = add(scheduler, *(decode_request(1, 2, 3) for _ in range(4)))
 
     decided = plan(scheduler)
 
@@ -36,9 +38,9 @@ def test_siblings_share_one_prefill() -> None:
 
 def test_a_request_equal_to_one_in_prefill_waits_for_it() -> None:
     scheduler = Scheduler(max_rows=8, max_prefill_tokens=100)
-    first = add(scheduler, draft(1, 2, 3))[0]
+    first = add(scheduler, decode_request(1, 2, 3))[0]
     plan(scheduler)
-    late = add(scheduler, draft(1, 2, 3))[0]
+    late = add(scheduler, decode_request(1, 2, 3))[0]
 
     assert plan(scheduler).prefill == {}
     assert scheduler.prefilled()[first.prefix_key] == [first, late]
@@ -46,7 +48,7 @@ def test_a_request_equal_to_one_in_prefill_waits_for_it() -> None:
 
 def test_a_known_prefix_and_a_prompt_of_one_token_join_at_once() -> None:
     scheduler = Scheduler(max_rows=8, max_prefill_tokens=100)
-    known, single = add(scheduler, draft(1, 2, 3), draft(9))
+    known, single = add(scheduler, decode_request(1, 2, 3), decode_request(9))
 
     decided = plan(scheduler, known=frozenset({known.prefix_key}))
 
@@ -56,7 +58,7 @@ def test_a_known_prefix_and_a_prompt_of_one_token_join_at_once() -> None:
 
 def test_no_more_rows_than_allowed_counting_those_in_prefill() -> None:
     scheduler = Scheduler(max_rows=4, max_prefill_tokens=100)
-    add(scheduler, *(draft(i, 2, 3) for i in range(6)))
+    add(scheduler, *(decode_request(i, 2, 3) for i in range(6)))
 
     assert len(plan(scheduler, num_rows=2).prefill) == 2
     assert plan(scheduler, num_rows=2).prefill == {}
@@ -65,7 +67,7 @@ def test_no_more_rows_than_allowed_counting_those_in_prefill() -> None:
 
 def test_a_prefill_is_bounded_in_padded_tokens_but_one_prompt_always_goes() -> None:
     scheduler = Scheduler(max_rows=8, max_prefill_tokens=10)
-    add(scheduler, draft(*range(6)), draft(*range(7)), draft(*range(50)))
+    add(scheduler, decode_request(*range(6)), decode_request(*range(7)), decode_request(*range(50)))
 
     assert [len(ids) for ids in plan(scheduler).prefill.values()] == [5]
     scheduler.prefilled()
@@ -76,7 +78,7 @@ def test_a_prefill_is_bounded_in_padded_tokens_but_one_prompt_always_goes() -> N
 
 def test_the_cancelled_are_passed_over() -> None:
     scheduler = Scheduler(max_rows=1, max_prefill_tokens=10)
-    gone, staying = add(scheduler, draft(1), draft(2))
+    gone, staying = add(scheduler, decode_request(1), decode_request(2))
     gone.cancelled = True
 
     assert [one for one, _ in plan(scheduler).joining] == [staying]
@@ -84,17 +86,17 @@ def test_the_cancelled_are_passed_over() -> None:
 
 def test_when_memory_is_short_the_first_in_line_is_not_overtaken() -> None:
     scheduler = Scheduler(max_rows=8, max_prefill_tokens=100)
-    add(scheduler, draft(1, 2, 3, 4), draft(5))
+    add(scheduler, decode_request(1, 2, 3, 4), decode_request(5))
 
     decided = scheduler.plan(1, frozenset(), lambda rows, length: length < 5)
 
-    assert decided == Round() and len(scheduler.waiting) == 2
+    assert decided == SchedulerOutput() and len(scheduler.waiting) == 2
 
 
 def test_the_preempted_go_first_in_their_old_order() -> None:
     scheduler = Scheduler(max_rows=8, max_prefill_tokens=100)
-    waiting = add(scheduler, draft(9))
-    back = [draft(1), draft(2)]
+    waiting = add(scheduler, decode_request(9))
+    back = [decode_request(1), decode_request(2)]
 
     scheduler.put_back(back)
 
@@ -107,9 +109,9 @@ def test_every_draft_is_decoded_exactly_once_and_its_prefix_computed_first(
     prompts: list[list[int]],
 ) -> None:
     scheduler = Scheduler(max_rows=5, max_prefill_tokens=8)
-    drafts = add(scheduler, *(draft(*prompt) for prompt in prompts))
+    requests = add(scheduler, *(decode_request(*prompt) for prompt in prompts))
     known: set[bytes] = set()
-    joined: list[Draft] = []
+    joined: list[DecodeRequest] = []
     running = 0
     for _ in range(100):
         decided = scheduler.plan(running, known, lambda rows, length: True)
@@ -122,4 +124,4 @@ def test_every_draft_is_decoded_exactly_once_and_its_prefix_computed_first(
             one for row in prefilled.values() for one in row
         ]
         running = 0
-    assert sorted(map(id, joined)) == sorted(map(id, drafts))
+    assert sorted(map(id, joined)) == sorted(map(id, requests))

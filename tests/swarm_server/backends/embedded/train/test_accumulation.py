@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.embedded.driving import finish, load, pieces, random_calls
+from swarm_server.backends.embedded.engine_helpers import finish, load, pieces, random_calls
 from torch import Tensor
 
 from fakevllm_adapters.job.model import TrainJob

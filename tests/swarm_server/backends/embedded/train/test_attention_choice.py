@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.embedded.driving import (
+from swarm_server.backends.embedded.engine_helpers import (
     EngineMaker,
     finish,
     load,
@@ -21,11 +21,11 @@ from torch import Tensor
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.embedded.weights import adapters_of
-from fakevllm_server.backends.torch_forest.attentions import ATTENTIONS, merging_attentions
+from fakevllm_server.backends.torch_forest.attentions import ATTENTIONS, sharing_attentions
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.types.backend import BackendRefused, Call
 
-CPU_WAYS = merging_attentions(torch.device("cpu"))
+CPU_WAYS = sharing_attentions(torch.device("cpu"))
 Seen = list[tuple[str, int]]
 
 
@@ -165,4 +165,4 @@ def test_where_no_way_shares_calls_go_one_by_one_and_each_reason_is_told(
 
 
 def test_a_gpu_falls_from_flex_to_segments() -> None:
-    assert merging_attentions(torch.device("cuda")) == ["flex", "segments"]
+    assert sharing_attentions(torch.device("cuda")) == ["flex", "segments"]

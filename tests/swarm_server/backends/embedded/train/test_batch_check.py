@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.embedded.driving import (
+from swarm_server.backends.embedded.engine_helpers import (
     SPEC,
     finish,
     load,
@@ -22,9 +22,9 @@ from swarm_server.backends.embedded.driving import (
 from swarm_server.backends.embedded.train.test_trainer_forest import siblings
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.embedded.decode.pieces import StepPieces
-from fakevllm_server.backends.embedded.train import saving
+from fakevllm_server.backends.embedded.train import sharing_speedup
 from fakevllm_server.backends.embedded.train import trainer as trainer_module
+from fakevllm_server.backends.embedded.train.step_pieces import StepPieces
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.types.backend import BackendError, Batch, Call, LossSpec, StepMetrics
 
@@ -163,13 +163,13 @@ def test_tokens_that_are_not_the_engines_are_not_trained(
     told: str,
 ) -> None:
     calls = sampled(tiny_folder)
-    plain = trainer_module.pieces_of
+    plain = trainer_module.cut_into_pieces
 
     def spoilt(*given: Any, **named: Any) -> StepPieces:
         return spoil(plain(*given, **named))
 
     before = weights(trainer)
-    monkeypatch.setattr(trainer_module, "pieces_of", spoilt)
+    monkeypatch.setattr(trainer_module, "cut_into_pieces", spoilt)
     with pytest.raises(BackendError, match=told):
         train(trainer, calls, COUPLED, lr=1e-3, micro_batch_tokens=40)
 
@@ -201,7 +201,7 @@ def counted(made: Generator[None, None, StepMetrics]) -> tuple[int, float]:
 def test_the_speed_up_is_measured_at_the_first_step_that_shares_and_seldom_after(
     trainer: PolicyTrainer, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saving, "EVERY", 3)
+    monkeypatch.setattr(sharing_speedup, "EVERY", 3)
     trainer.boot(TrainJob(max_mismatch_k3=None))
     calls = sampled(tiny_folder)
     alone = [calls[0]]
@@ -221,7 +221,7 @@ def test_measuring_trains_nothing(tiny_folder: Path, monkeypatch: pytest.MonkeyP
     trained: list[torch.Tensor] = []
     for is_measured in (True, False):
         if not is_measured:
-            monkeypatch.setattr(saving.Saving, "after", never)
+            monkeypatch.setattr(sharing_speedup.SharingSpeedup, "after", never)
         trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
         train(trainer, sampled(tiny_folder), lr=1e-3)
         told = train(trainer, sampled(tiny_folder), lr=1e-3)
@@ -239,7 +239,7 @@ def test_a_measurement_that_fails_costs_no_step(
     def fails(*given: Any, **named: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(saving, "pieces_of", fails)
+    monkeypatch.setattr(sharing_speedup, "cut_into_pieces", fails)
     before = weights(trainer)
     told = train(trainer, sampled(tiny_folder), lr=1e-3)
 

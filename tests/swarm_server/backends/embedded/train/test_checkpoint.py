@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from swarm_server.backends.embedded.driving import load, random_calls, train, weights
+from swarm_server.backends.embedded.engine_helpers import load, random_calls, train, weights
 
-from fakevllm_server.backends.embedded.folder import open_folder
+from fakevllm_server.backends.embedded.model_folder import open_model_folder
 from fakevllm_server.backends.embedded.train import checkpoint
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.types.backend import BackendError
@@ -129,7 +129,7 @@ def test_an_export_is_a_model_folder_with_the_trained_weights(
 
     exported = PolicyTrainer(load(tmp_path / "e"), lambda: load(tmp_path / "e"))
     assert torch.equal(weights(exported), weights(trainer).to(dtype).float())
-    folder, source = open_folder(tmp_path / "e"), open_folder(demo_folder)
+    folder, source = open_model_folder(tmp_path / "e"), open_model_folder(demo_folder)
     assert (folder.eos_ids, folder.max_model_len) == (source.eos_ids, source.max_model_len)
     assert json.loads((tmp_path / "e" / "config.json").read_text())["dtype"] == str(dtype)[6:]
 
@@ -145,7 +145,7 @@ def test_an_export_keeps_the_models_own_sampling_settings(
 
     checkpoint.export(tmp_path / "e", load(source), torch.float32, source)
 
-    folder = open_folder(tmp_path / "e")
+    folder = open_model_folder(tmp_path / "e")
     assert folder.default_sampling == {"temperature": 0.6, "top_k": 20}
     assert folder.eos_ids == {0, 2}
 

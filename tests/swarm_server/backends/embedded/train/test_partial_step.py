@@ -12,10 +12,10 @@ import aiohttp
 import pytest
 import torch
 import uvicorn
-from swarm_server.backends.embedded.driving import SPEC, load, random_calls, train, weights
+from swarm_server.backends.embedded.engine_helpers import SPEC, load, random_calls, train, weights
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.embedded.train.standalone import TrainOnlyEngine
+from fakevllm_server.backends.embedded.train.standalone import StandaloneTrainer
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.http.door import create_app
 from fakevllm_server.backends.process.child import URL, ChildEngine
@@ -84,7 +84,7 @@ def test_an_update_that_fails_may_have_moved_weights(
 @asynccontextmanager
 async def served(folder: Path, model: Path) -> AsyncGenerator[ChildEngine]:
     """A trainer behind its door in this process, and the server's side of it."""
-    trainer = TrainOnlyEngine(model, seed=0, device="cpu", dtype="auto", torch_threads=1)
+    trainer = StandaloneTrainer(model, seed=0, device="cpu", dtype="auto", torch_threads=1)
     socket = folder / "s"
     config = uvicorn.Config(
         create_app(None, trainer), uds=str(socket), log_level="warning", lifespan="off", ws="none"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.embedded.driving import (
+from swarm_server.backends.embedded.engine_helpers import (
     SPEC,
     EngineMaker,
     call_of,
@@ -25,12 +25,12 @@ from swarm_server.backends.embedded.tiny_llama import save_tiny_llama
 from torch import Tensor
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.embedded.placement import computed_dtype
+from fakevllm_server.backends.embedded.device_and_dtype import resolve_dtype
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
-from fakevllm_server.backends.torch_forest.attending import causal_model
 from fakevllm_server.backends.torch_forest.forward import edge_values
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.backends.torch_forest.precision import compute_in, computed_in
+from fakevllm_server.backends.torch_forest.precision import compute_dtype, set_compute_dtype
+from fakevllm_server.backends.torch_forest.transformers_attention import causal_model
 from fakevllm_server.forest import CallTokens, build_forest
 from fakevllm_server.types.backend import Batch, Call, LossSpec
 from fakevllm_server.types.sampling import Sampling
@@ -42,7 +42,7 @@ CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 def in_bf16(folder: Path, device: str = "cpu") -> Any:
     model: Any = load(folder)
     model.to(device)
-    compute_in(model, BF16)
+    set_compute_dtype(model, BF16)
     return model
 
 
@@ -81,7 +81,7 @@ def naive(model: Any, calls: Sequence[Call]) -> Tensor:
     ],
 )
 def test_auto_is_bfloat16_on_cuda_alone(name: str, device: str, expected: torch.dtype) -> None:
-    assert computed_dtype(name, torch.device(device)) is expected
+    assert resolve_dtype(name, torch.device(device)) is expected
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
@@ -188,7 +188,7 @@ def test_the_reference_computes_in_the_same_type(tiny_folder: Path) -> None:
     trainer = PolicyTrainer(load(tiny_folder), reference, BF16)
     spec = LossSpec(kl_loss_coef=0.1)
     metrics = train(trainer, family(), spec, max_mismatch_k3=None)
-    assert metrics["kl"] == 0 and computed_in(references[0]) == BF16
+    assert metrics["kl"] == 0 and compute_dtype(references[0]) == BF16
 
 
 async def test_sampler_and_trainer_compute_in_one_type(make_engine: EngineMaker) -> None:
@@ -196,7 +196,7 @@ async def test_sampler_and_trainer_compute_in_one_type(make_engine: EngineMaker)
     job = TrainJob(lr=1e-2, lora_rank=4)
     await engine.boot(job)
     assert engine._state.model.dtype == BF16 and engine._trainer is not None
-    assert computed_in(engine._trainer.model) == BF16
+    assert compute_dtype(engine._trainer.model) == BF16
     sampling = Sampling(max_tokens=20, ignore_eos=True)
     for number in range(2):
         prompts = [[9, 10, 11 + index] for index in range(6)]
@@ -213,10 +213,10 @@ async def test_sampler_and_trainer_compute_in_one_type(make_engine: EngineMaker)
 def test_nothing_changes_where_the_weights_are_of_that_type(tiny_folder: Path) -> None:
     model: Any = load(tiny_folder)
     before = plain_logprobs(model, range(30))
-    compute_in(model, torch.float32)
+    set_compute_dtype(model, torch.float32)
     assert "forward" not in vars(causal_model(model).model)
     assert torch.equal(plain_logprobs(model, range(30)), before)
-    assert computed_in(model) == torch.float32
+    assert compute_dtype(model) == torch.float32
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.embedded.driving import (
-    OF_THE_CUT,
+from swarm_server.backends.embedded.engine_helpers import (
+    CUT_DEPENDENT_METRICS,
     SPEC,
     call_of,
-    draft,
+    decode_request,
     load,
     pieces,
     plain_logprobs,
@@ -24,7 +24,7 @@ from swarm_server.backends.embedded.driving import (
 )
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.embedded.decode.pieces import pieces_of
+from fakevllm_server.backends.embedded.train.step_pieces import cut_into_pieces
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.types.backend import Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.types.sampling import Sampling
@@ -33,13 +33,13 @@ from fakevllm_server.types.sampling import Sampling
 def sampled_calls(folder: Path, temperature: float, count: int = 6) -> list[Call]:
     state = sampling_state(load(folder))
     sampling = Sampling(temperature=temperature, ignore_eos=True)
-    drafts = [draft(range(7, 20 + i), 10, sampling, seed=i) for i in range(count)]
-    for one in drafts:
+    requests = [decode_request(range(7, 20 + i), 10, sampling, seed=i) for i in range(count)]
+    for one in requests:
         state.scheduler.add(one)
     run_dry(state)
     return [
         call_of(one.ids[:-10], one.undelivered, sampling, (-1.0) ** i)
-        for i, one in enumerate(drafts)
+        for i, one in enumerate(requests)
     ]
 
 
@@ -84,7 +84,7 @@ def test_how_a_batch_is_cut_changes_nothing(tiny_folder: Path) -> None:
             train(trainer, calls, spec, micro_batch_tokens=micro_batch_tokens, ppo_epochs=2)
         )
 
-    for name in results[0].keys() - OF_THE_CUT:
+    for name in results[0].keys() - CUT_DEPENDENT_METRICS:
         values = [metrics[name] for metrics in results]
         assert values == pytest.approx([values[0]] * 3, rel=1e-3, abs=1e-5), name
     assert results[0]["kl"] != 0 and results[0]["clip_fraction"] > 0
@@ -229,7 +229,7 @@ def test_the_pause_after_each_micro_batch_comes_once_per_epoch_and_piece(
     calls = random_calls(6)
     budget = max(len(call.prompt_ids) + len(call.response_ids) for call in calls)
     trainer.boot(TrainJob(micro_batch_tokens=budget, ppo_epochs=3, max_mismatch_k3=None))
-    cut = pieces_of(calls, SPEC, budget, trainer.model.device, shares_prefixes=True)
+    cut = cut_into_pieces(calls, SPEC, budget, trainer.model.device, shares_prefixes=True)
     assert len(cut.pieces) > 1
     assert sum(1 for _ in trainer.step(Batch(1, calls), SPEC)) == 3 * len(cut.pieces)
 
@@ -240,6 +240,6 @@ def test_siblings_of_a_prompt_beyond_the_budget_share_it_all_the_same(
     prompt = list(range(7, 107))
     calls = [replace(call, prompt_ids=prompt) for call in random_calls(4)]
     most = sum(len(call.response_ids) for call in calls)
-    cut = pieces_of(calls, SPEC, most, trainer.model.device, shares_prefixes=True)
+    cut = cut_into_pieces(calls, SPEC, most, trainer.model.device, shares_prefixes=True)
     assert most < len(prompt) and len(cut.pieces) == 1
     assert cut.metrics["tokens_computed"] <= len(prompt) + most

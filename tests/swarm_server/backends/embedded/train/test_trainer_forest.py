@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.embedded.driving import (
-    OF_THE_CUT,
+from swarm_server.backends.embedded.engine_helpers import (
+    CUT_DEPENDENT_METRICS,
     SPEC,
     call_of,
-    draft,
+    decode_request,
     finish,
     load,
     pieces,
@@ -29,7 +29,7 @@ from swarm_server.backends.embedded.driving import (
 from transformers import AutoTokenizer
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.embedded.decode.drafts import Draft
+from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 from fakevllm_server.backends.embedded.demo_model.sums import Sum, prompt_text, random_sum
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.types.backend import Batch, Call, LossSpec, StepMetrics
@@ -63,15 +63,17 @@ def siblings(folder: Path) -> list[Call]:
     """Two groups of sampled siblings, one of them with a next turn each."""
     state = sampling_state(load(folder))
     sampling = Sampling(temperature=1.0, ignore_eos=True)
-    drafts = [
-        draft(range(7 + group, 40), 6, sampling, seed=i) for group in (0, 9) for i in range(4)
+    requests = [
+        decode_request(range(7 + group, 40), 6, sampling, seed=i)
+        for group in (0, 9)
+        for i in range(4)
     ]
-    for one in drafts:
+    for one in requests:
         state.scheduler.add(one)
     run_dry(state)
     calls = [
         call_of(one.ids[:-6], one.undelivered, sampling, (-1.0) ** i)
-        for i, one in enumerate(drafts)
+        for i, one in enumerate(requests)
     ]
     turns = [
         Call(
@@ -94,11 +96,11 @@ def sums(model: Any, folder: Path, drawn: random.Random) -> list[Call]:
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     sampling = Sampling(temperature=1.0)
     state = sampling_state(model)
-    asked: list[tuple[Sum, int, Draft]] = []
+    asked: list[tuple[Sum, int, DecodeRequest]] = []
     for one in [random_sum(drawn) for _ in range(4)]:
         prompt = tokenizer.encode(prompt_text(one.question), add_special_tokens=False)
         for _ in range(8):
-            answer = draft(prompt, 24, sampling, seed=drawn.randrange(1 << 32))
+            answer = decode_request(prompt, 24, sampling, seed=drawn.randrange(1 << 32))
             asked.append((one, len(prompt), answer))
             state.scheduler.add(answer)
     run_dry(state)
@@ -180,7 +182,7 @@ def test_a_coupled_loss_in_several_pieces_trains_as_in_one(
         results.append(
             train(trainer, calls, spec, micro_batch_tokens=micro_batch_tokens, ppo_epochs=2)
         )
-    for name in results[0].keys() - OF_THE_CUT:
+    for name in results[0].keys() - CUT_DEPENDENT_METRICS:
         values = [metrics[name] for metrics in results]
         assert values[0] == pytest.approx(values[1], rel=1e-3, abs=1e-5), name
     assert results[0]["grad_norm"] > 0 and results[0]["kl"] != 0

@@ -12,11 +12,11 @@ from torch import Tensor
 from fakevllm_adapters.job.loss_spec import LossSpec, own_settings
 from fakevllm_server.algorithms.loss_units import CallShare, LossCall, call_shares
 from fakevllm_server.backends.torch_losses.step_loss import StepLoss, step_loss
-from fakevllm_server.backends.torch_losses.tokens import Tokens
+from fakevllm_server.backends.torch_losses.tokens import TrainedTokens
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredCall:
     """What the engine, the trainer before the step and the trained policy think of one call."""
 
     logprobs: Sequence[float]
@@ -30,9 +30,9 @@ class Scored:
 
 
 GOLDEN = [
-    Scored([-1, -2], [-0.7, -2.3], 1.0, "a"),
-    Scored([-0.5, -1.5, -0.2], [-0.9, -1, -0.2], -0.5, "b"),
-    Scored([-1.2], [-0.05], -2.0, "c"),
+    ScoredCall([-1, -2], [-0.7, -2.3], 1.0, "a"),
+    ScoredCall([-0.5, -1.5, -0.2], [-0.9, -1, -0.2], -0.5, "b"),
+    ScoredCall([-1.2], [-0.05], -2.0, "c"),
 ]
 
 
@@ -41,7 +41,7 @@ def spec_of(name: str, **settings: Any) -> LossSpec:
     return LossSpec(**({"name": name, **own_settings(name)._asdict()} | settings))
 
 
-def shares_of(calls: Sequence[Scored], spec: LossSpec) -> list[CallShare]:
+def shares_of(calls: Sequence[ScoredCall], spec: LossSpec) -> list[CallShare]:
     counted = [LossCall(call.unit, call.weight, len(call.logprobs)) for call in calls]
     return call_shares(counted, spec)
 
@@ -53,16 +53,16 @@ def flat(rows: Sequence[Sequence[float] | None]) -> Tensor | None:
     return torch.tensor([value for row in rows for value in row or ()], dtype=torch.float64)
 
 
-def new_of(calls: Sequence[Scored]) -> Tensor:
+def new_of(calls: Sequence[ScoredCall]) -> Tensor:
     new = flat([call.new for call in calls])
     assert new is not None
     return new.requires_grad_()
 
 
 def part(
-    calls: Sequence[Scored], shares: Sequence[CallShare], spec: LossSpec, new: Tensor
+    calls: Sequence[ScoredCall], shares: Sequence[CallShare], spec: LossSpec, new: Tensor
 ) -> StepLoss:
-    tokens = Tokens.of(
+    tokens = TrainedTokens.of(
         calls,
         shares,
         dtype=torch.float64,
@@ -72,7 +72,7 @@ def part(
     return step_loss(new, tokens, spec, flat([call.entropy for call in calls]))
 
 
-def whole(calls: Sequence[Scored], spec: LossSpec) -> tuple[StepLoss, list[float]]:
+def whole(calls: Sequence[ScoredCall], spec: LossSpec) -> tuple[StepLoss, list[float]]:
     """A step in one piece, and the gradient of each token."""
     new = new_of(calls)
     found = part(calls, shares_of(calls, spec), spec, new)

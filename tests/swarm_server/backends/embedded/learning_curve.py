@@ -1,7 +1,7 @@
 """GRPO on the demo's sums, against an engine and without server or proxy.
 
     export PYTHONPATH=.:server:adapters:tests
-    python -m swarm_server.backends.embedded.learning --seeds 0 1 2
+    python -m swarm_server.backends.embedded.learning_curve --seeds 0 1 2
 
 prints the learning curve of the shipped model under the demo's settings.
 """
@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm_server.backends.embedded.driving import ask, call_of, collect
+from swarm_server.backends.embedded.engine_helpers import ask, call_of, collect
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import MistralConfig
 
-from fakevllm_server.backends.embedded.folder import open_folder
+from fakevllm_server.backends.embedded.model_folder import open_model_folder
 from fakevllm_server.types.backend import BackendError
 
 
@@ -24,28 +24,28 @@ def change(file: Path, **values: Any) -> None:
 
 def test_a_missing_folder_is_named() -> None:
     with pytest.raises(BackendError, match=r"/no/such/model does not exist: give --model"):
-        open_folder(Path("/no/such/model"))
+        open_model_folder(Path("/no/such/model"))
 
 
 def test_a_folder_without_config_is_refused(folder: Path) -> None:
     (folder / "config.json").unlink()
 
     with pytest.raises(BackendError, match=r"has no config\.json"):
-        open_folder(folder)
+        open_model_folder(folder)
 
 
 def test_a_folder_without_chat_template_is_refused(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
 
     with pytest.raises(BackendError, match="has no chat template: add"):
-        open_folder(folder)
+        open_model_folder(folder)
 
 
 def test_an_unreadable_config_is_refused_in_one_line(folder: Path) -> None:
     (folder / "config.json").write_text("{")
 
     with pytest.raises(BackendError, match="cannot read the config") as caught:
-        open_folder(folder)
+        open_model_folder(folder)
     assert "\n" not in str(caught.value)
 
 
@@ -55,7 +55,7 @@ def test_a_model_that_brings_its_own_code_is_refused(folder: Path) -> None:
     (folder / "own.py").write_text("raise SystemExit('must not run')")
 
     with pytest.raises(BackendError, match="cannot read the config"):
-        open_folder(folder)
+        open_model_folder(folder)
 
 
 @pytest.mark.parametrize(
@@ -74,15 +74,15 @@ def test_attention_that_cannot_be_batched_is_refused(
     change(folder / "config.json", **values)
 
     with pytest.raises(BackendError, match=reason):
-        open_folder(folder)
+        open_model_folder(folder)
 
 
 def test_a_sliding_window_is_an_obstacle_unless_it_is_never_left(folder: Path) -> None:
     MistralConfig(sliding_window=64).save_pretrained(folder)
 
     with pytest.raises(BackendError, match="start with --max-model-len 64"):
-        open_folder(folder)
-    assert open_folder(folder, max_model_len=64).max_model_len == 64
+        open_model_folder(folder)
+    assert open_model_folder(folder, max_model_len=64).max_model_len == 64
 
 
 def test_windows_in_some_layers_count_as_well(folder: Path) -> None:
@@ -92,12 +92,12 @@ def test_windows_in_some_layers_count_as_well(folder: Path) -> None:
     )
 
     with pytest.raises(BackendError, match="start with --max-model-len 64"):
-        open_folder(folder)
+        open_model_folder(folder)
 
 
 def test_more_positions_than_the_model_has_are_refused(folder: Path) -> None:
     with pytest.raises(BackendError, match=r"--max-model-len 513 is more than .* at most 512"):
-        open_folder(folder, max_model_len=513)
+        open_model_folder(folder, max_model_len=513)
 
 
 def test_default_sampling_is_what_the_generation_config_says_whatever_do_sample(
@@ -105,16 +105,20 @@ def test_default_sampling_is_what_the_generation_config_says_whatever_do_sample(
 ) -> None:
     change(folder / "generation_config.json", temperature=0.7, top_p=0.8, top_k=20, do_sample=False)
 
-    assert open_folder(folder).default_sampling == {"temperature": 0.7, "top_p": 0.8, "top_k": 20}
+    assert open_model_folder(folder).default_sampling == {
+        "temperature": 0.7,
+        "top_p": 0.8,
+        "top_k": 20,
+    }
 
 
 def test_every_end_of_sequence_that_is_named_somewhere_counts(folder: Path) -> None:
     change(folder / "generation_config.json", eos_token_id=[0, 5])
 
-    assert open_folder(folder).eos_ids == {0, 2, 5}
+    assert open_model_folder(folder).eos_ids == {0, 2, 5}
 
 
 def test_a_folder_without_generation_config_samples_plainly(folder: Path) -> None:
     (folder / "generation_config.json").unlink()
 
-    assert open_folder(folder).default_sampling == {}
+    assert open_model_folder(folder).default_sampling == {}

@@ -22,7 +22,7 @@ WIDTH_STEP = 16
 """Masks and attention see lengths in this step: fewer shapes, at little waste."""
 
 
-class Prefix(NamedTuple):
+class CachedPrefix(NamedTuple):
     """Keys and values of a prompt: [layers, heads, tokens, head dim]."""
 
     keys: Tensor
@@ -51,7 +51,7 @@ class CacheShape:
         )
 
 
-class RowCache(Cache):
+class KvCache(Cache):
     """Grows by doubling up to `max_rows` x `max_length`."""
 
     def __init__(self, shape: CacheShape, max_rows: int, max_length: int, max_cells: int) -> None:
@@ -83,7 +83,7 @@ class RowCache(Cache):
         self.keys[:, : self.num_rows, :, :kept] = old_keys[:, : self.num_rows, :, :kept]
         self.values[:, : self.num_rows, :, :kept] = old_values[:, : self.num_rows, :, :kept]
 
-    def add_row(self, prefix: Prefix | None) -> None:
+    def add_row(self, prefix: CachedPrefix | None) -> None:
         """The new row is the last one. None is the empty prefix."""
         length = 0 if prefix is None else prefix.num_tokens
         self.reserve(self.num_rows + 1, length + 1)
@@ -145,7 +145,7 @@ class _RowLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, cache: RowCache, index: int) -> None:
+    def __init__(self, cache: KvCache, index: int) -> None:
         super().__init__()
         self._cache = cache
         self._index = index
@@ -164,7 +164,7 @@ class _RowLayer(CacheLayerMixin):
         return keys[:rows, :, :width], values[:rows, :, :width]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        pass  # the buffers belong to the RowCache
+        pass  # the buffers belong to the KvCache
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._cache.width, 0

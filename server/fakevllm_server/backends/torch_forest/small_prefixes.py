@@ -23,7 +23,7 @@ MAX_PEELS = 8
 """Each plants all calls again; what is left shared costs a little, and trains the same."""
 
 
-def worth_sharing(calls: Sequence[CallTokens]) -> list[CallTokens]:
+def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
     """The same calls, with other root keys where that is cheaper. Call it before `pack`."""
     kept = list(calls)
     for _ in range(MAX_PEELS):

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from swarm_server.backends.embedded.driving import EngineMaker, pieces
+from swarm_server.backends.embedded.engine_helpers import EngineMaker, pieces
 
 from fakevllm_adapters.formats.sse import SseDecoder
 from fakevllm_adapters.job.model import TrainJob

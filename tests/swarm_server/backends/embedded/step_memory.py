@@ -1,6 +1,6 @@
 """What a training step holds at its peak, with layers recomputed and without. Linux.
 
-    PYTHONPATH=.:server:adapters:tests python -m swarm_server.backends.embedded.memory
+    PYTHONPATH=.:server:adapters:tests python -m swarm_server.backends.embedded.step_memory
 
 prints the peak of a step above what its process held before, each in a process of its own.
 """
@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 import torch
-from swarm_server.backends.embedded.driving import SPEC, finish
+from swarm_server.backends.embedded.engine_helpers import SPEC, finish
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fakevllm_adapters.job.model import TrainJob
@@ -87,7 +87,13 @@ def main() -> None:
     tokens = PROMPT + SIBLINGS * RESPONSE
     print(f"{options.layers} layers, {tokens} tokens in one piece, float32, one thread")
     for name in JOBS:
-        command = [sys.executable, "-m", "swarm_server.backends.embedded.memory", "--job", name]
+        command = [
+            sys.executable,
+            "-m",
+            "swarm_server.backends.embedded.step_memory",
+            "--job",
+            name,
+        ]
         command += ["--layers", str(options.layers)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         found = json.loads(done.stdout)

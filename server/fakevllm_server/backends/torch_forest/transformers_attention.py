@@ -79,12 +79,12 @@ def enable(model: Any) -> None:
         causal.set_attn_implementation(IMPLEMENTATION)
 
 
-def forest_hidden(model: Any, plan: Plan, layout: Layout) -> Tensor:
+def head_states(model: Any, plan: Plan, layout: Layout) -> Tensor:
     """[heads, hidden]: the states the LM head runs on."""
-    return body_states(model, plan.ids, plan.pos, layout).index_select(0, plan.head_node)
+    return node_states(model, plan.ids, plan.pos, layout).index_select(0, plan.head_node)
 
 
-def body_states(model: Any, ids: Tensor, pos: Tensor, layout: Layout) -> Tensor:
+def node_states(model: Any, ids: Tensor, pos: Tensor, layout: Layout) -> Tensor:
     """[nodes, hidden]"""
     enable(model)
     # A mask of four dimensions is handed on as it is. Without one, transformers takes jumps of the
@@ -100,6 +100,6 @@ def body_states(model: Any, ids: Tensor, pos: Tensor, layout: Layout) -> Tensor:
     return output.last_hidden_state[0]
 
 
-def shared_by_heads(of_keys: Tensor, query: Tensor) -> Tensor:
+def repeat_kv(of_keys: Tensor, query: Tensor) -> Tensor:
     """Keys or values for every head of the query."""
     return of_keys.repeat_interleave(query.shape[1] // of_keys.shape[1], 1)

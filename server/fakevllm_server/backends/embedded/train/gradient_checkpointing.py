@@ -19,7 +19,7 @@ from fakevllm_server.types.backend import BackendRefused
 MARK = "fakevllm_is_recomputed"
 
 
-def recompute_layers(model: PreTrainedModel, wanted: bool) -> bool:
+def set_gradient_checkpointing(model: PreTrainedModel, wanted: bool) -> bool:
     """Whether that is a change. Raises BackendRefused for a model without layers to recompute."""
     modules: Any = model.modules()
     layers = [one for one in modules if isinstance(one, GradientCheckpointingLayer)]

@@ -1,5 +1,5 @@
 """A model folder: what it must hold, and what is read from it. No code in it is run, and nothing is
-fetched but by `local_folder`.
+fetched but by `resolve_model_folder`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ModelFolder:
         return load_weights(self.path, dtype, device)
 
 
-def local_folder(model: str, allow_hub: bool) -> Path:
+def resolve_model_folder(model: str, allow_hub: bool) -> Path:
     """A hub name becomes the folder its files are downloaded to."""
     if not allow_hub or Path(model).is_dir():
         return Path(model)
@@ -59,7 +59,7 @@ def local_folder(model: str, allow_hub: bool) -> Path:
     )
 
 
-def open_folder(path: Path, max_model_len: int | None = None) -> ModelFolder:
+def open_model_folder(path: Path, max_model_len: int | None = None) -> ModelFolder:
     """Raises BackendError, with what to do about it."""
     config = read_config(path)
     tokenizer: Any = _read("tokenizer", path, AutoTokenizer.from_pretrained)
@@ -83,7 +83,7 @@ def open_folder(path: Path, max_model_len: int | None = None) -> ModelFolder:
 
 
 def read_config(path: Path) -> PreTrainedConfig:
-    """All that a trainer needs to know of a folder. Raises BackendError, as open_folder does."""
+    """Return the config, all that a trainer needs. Raises BackendError for an unusable folder."""
     transformers_logging.disable_progress_bar()
     if not path.is_dir():
         raise BackendError(

@@ -14,8 +14,8 @@ from collections.abc import Generator, Sequence
 
 import torch
 
-from fakevllm_server.backends.embedded.decode.pieces import StepPieces, pieces_of
 from fakevllm_server.backends.embedded.train.passes import MAX_LOGITS, Passes
+from fakevllm_server.backends.embedded.train.step_pieces import StepPieces, cut_into_pieces
 from fakevllm_server.backends.torch_forest.attentions import ROWS
 from fakevllm_server.backends.torch_forest.forward import edge_log_probs
 from fakevllm_server.backends.torch_forest.plan import Plan
@@ -27,7 +27,7 @@ EVERY = 100
 """Steps from one measurement to the next."""
 
 
-class Saving:
+class SharingSpeedup:
     """Remembers the last measurement."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Saving:
         device = piece.plan.device
         # Isolated: the step is made, and a measurement must not cost it.
         try:
-            naive = pieces_of(own, LossSpec(), max_tokens, device, shares_prefixes=False)
+            naive = cut_into_pieces(own, LossSpec(), max_tokens, device, shares_prefixes=False)
             shared_s = yield from _seconds([piece.plan], through, through.attention)
             naive_s = yield from _seconds([one.plan for one in naive.pieces], through, ROWS)
             self.metrics = {"forest_speedup": naive_s / shared_s}

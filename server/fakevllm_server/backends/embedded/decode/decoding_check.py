@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from fakevllm_server.backends.embedded.decode.cache import RowCache
 from fakevllm_server.backends.embedded.decode.decoder import Decoder, Prefill, cache_shape
-from fakevllm_server.backends.embedded.decode.drafts import Draft
+from fakevllm_server.backends.embedded.decode.kv_cache import KvCache
+from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 from fakevllm_server.types.backend import BackendError
 from fakevllm_server.types.sampling import Sampling
 
@@ -50,7 +50,7 @@ def _worst_difference(model: PreTrainedModel, max_model_len: int) -> float:
         ]
         for length in (9, 6)
     )
-    cache = RowCache(
+    cache = KvCache(
         cache_shape(model), max_rows=2, max_length=max_model_len, max_cells=2 * max_model_len
     )
     decoder = Decoder(model, cache, frozenset())
@@ -75,8 +75,8 @@ def _worst_difference(model: PreTrainedModel, max_model_len: int) -> float:
 
 
 def _join(decoder: Decoder, model: PreTrainedModel, ids: list[int]) -> None:
-    draft = Draft(list(ids), 1, Sampling(), random.Random(0), stream=None)
-    prefill = Prefill(model, {draft.prefix_key: ids[:-1]}, piece_tokens=2)
+    request = DecodeRequest(list(ids), 1, Sampling(), random.Random(0), stream=None)
+    prefill = Prefill(model, {request.prefix_key: ids[:-1]}, piece_tokens=2)
     while not prefill.advance():
         pass
-    decoder.join(draft, prefill.result()[draft.prefix_key])
+    decoder.join(request, prefill.result()[request.prefix_key])

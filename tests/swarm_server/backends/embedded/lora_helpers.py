@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from swarm_server.backends.embedded.driving import (
+from swarm_server.backends.embedded.engine_helpers import (
     SPEC,
     load,
     random_calls,

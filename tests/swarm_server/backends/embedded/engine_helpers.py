@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.vllm_compat.chat import ChatRequest
-from fakevllm_server.backends.embedded.decode.cache import RowCache
 from fakevllm_server.backends.embedded.decode.decoder import cache_shape
-from fakevllm_server.backends.embedded.decode.drafts import Draft
-from fakevllm_server.backends.embedded.decode.pieces import StepPieces, pieces_of
+from fakevllm_server.backends.embedded.decode.kv_cache import KvCache
+from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
-from fakevllm_server.backends.embedded.folder import load_weights
+from fakevllm_server.backends.embedded.model_folder import load_weights
+from fakevllm_server.backends.embedded.train.step_pieces import StepPieces, cut_into_pieces
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.types.backend import Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.types.sampling import Sampling, Token
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 EngineMaker = Callable[..., EmbeddedEngine]
 SPEC = LossSpec.of(TrainJob())
 ENDLESS = Sampling(max_tokens=250, ignore_eos=True, live=True)
-OF_THE_CUT = {"seconds", "rho", "tokens_computed", "tokens_saved", "forest_speedup"}
+CUT_DEPENDENT_METRICS = {"seconds", "rho", "tokens_computed", "tokens_saved", "forest_speedup"}
 """Metrics that depend on how a batch is cut into pieces."""
 
 
@@ -62,12 +62,14 @@ def load(folder: Path) -> PreTrainedModel:
 def sampling_state(
     model: PreTrainedModel, max_rows: int = 8, max_cells: int = 1 << 30, max_length: int = 256
 ) -> SamplingState:
-    cache = RowCache(cache_shape(model), max_rows, max_length, max_cells)
+    cache = KvCache(cache_shape(model), max_rows, max_length, max_cells)
     return SamplingState(model, cache, eos_ids=frozenset({2}))
 
 
-def draft(ids: Sequence[int], limit: int, sampling: Sampling, seed: int = 0) -> Draft:
-    return Draft(list(ids), limit, sampling, random.Random(seed), stream=None)
+def decode_request(
+    ids: Sequence[int], limit: int, sampling: Sampling, seed: int = 0
+) -> DecodeRequest:
+    return DecodeRequest(list(ids), limit, sampling, random.Random(seed), stream=None)
 
 
 def run_dry(state: SamplingState) -> None:
@@ -137,8 +139,8 @@ def pieces(
     calls: Sequence[Call], max_tokens: int, spec: LossSpec = SPEC, version: int | None = None
 ) -> StepPieces:
     cpu = torch.device("cpu")
-    return pieces_of(calls, spec, max_tokens, cpu, shares_prefixes=True, version=version)
+    return cut_into_pieces(calls, spec, max_tokens, cpu, shares_prefixes=True, version=version)
 
 
-def running_draft(engine: EmbeddedEngine) -> Draft:
+def running_request(engine: EmbeddedEngine) -> DecodeRequest:
     return engine._state.decoder.rows[0]  # pyright: ignore[reportPrivateUsage]

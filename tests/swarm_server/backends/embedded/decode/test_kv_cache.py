@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from fakevllm_server.backends.embedded.decode.cache import CacheShape, Prefix, RowCache
+from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix, CacheShape, KvCache
 
 SHAPE = CacheShape(
     num_layers=2,
@@ -16,18 +16,20 @@ SHAPE = CacheShape(
 )
 
 
-def make_cache(max_rows: int = 16, max_length: int = 4096, max_cells: int = 1 << 30) -> RowCache:
-    return RowCache(SHAPE, max_rows, max_length, max_cells)
+def make_cache(max_rows: int = 16, max_length: int = 4096, max_cells: int = 1 << 30) -> KvCache:
+    return KvCache(SHAPE, max_rows, max_length, max_cells)
 
 
-def prefix_of(value: float, length: int) -> Prefix:
+def prefix_of(value: float, length: int) -> CachedPrefix:
     """Position t holds value + t / 1000, in all layers and heads."""
     marks = value + torch.arange(length) / 1000
     size = (SHAPE.num_layers, SHAPE.num_heads, length)
-    return Prefix(marks[:, None].expand(*size, 3).clone(), -marks[:, None].expand(*size, 2).clone())
+    return CachedPrefix(
+        marks[:, None].expand(*size, 3).clone(), -marks[:, None].expand(*size, 2).clone()
+    )
 
 
-def append(cache: RowCache, lengths: list[int], values: list[float]) -> None:
+def append(cache: KvCache, lengths: list[int], values: list[float]) -> None:
     """One decoding step: every row stores its next position."""
     cache.begin(lengths)
     marks = torch.tensor([v + n / 1000 for v, n in zip(values, lengths, strict=True)])

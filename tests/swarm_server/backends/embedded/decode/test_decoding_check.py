@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.embedded.driving import load
+from swarm_server.backends.embedded.engine_helpers import load
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from fakevllm_server.backends.embedded.train.self_check import check_decoding
+from fakevllm_server.backends.embedded.decode.decoding_check import check_decoding
 from fakevllm_server.types.backend import BackendError
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from fakevllm_server.backends.embedded.decode.cache import Prefix
+from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix
 
 
 class PrefixCache:
@@ -18,17 +18,17 @@ class PrefixCache:
         self.max_tokens = max_tokens
         self.num_tokens = 0
         self.num_hits = 0
-        self._entries: OrderedDict[bytes, Prefix] = OrderedDict()
+        self._entries: OrderedDict[bytes, CachedPrefix] = OrderedDict()
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._entries
 
-    def get(self, key: bytes) -> Prefix:
+    def get(self, key: bytes) -> CachedPrefix:
         self._entries.move_to_end(key)
         self.num_hits += 1
         return self._entries[key]
 
-    def put(self, key: bytes, prefix: Prefix) -> None:
+    def put(self, key: bytes, prefix: CachedPrefix) -> None:
         if prefix.num_tokens > self.max_tokens or key in self._entries:
             return
         self._entries[key] = prefix

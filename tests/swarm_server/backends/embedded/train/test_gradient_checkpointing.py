@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.embedded.driving import finish, load, plain_logprobs, random_calls
+from swarm_server.backends.embedded.engine_helpers import finish, load, plain_logprobs, random_calls
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.embedded.train.recompute import recompute_layers
+from fakevllm_server.backends.embedded.train.gradient_checkpointing import (
+    set_gradient_checkpointing,
+)
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.torch_forest.self_check import check
 from fakevllm_server.types.backend import BackendError, Batch, Call, LossSpec
@@ -96,16 +98,16 @@ def test_layers_keep_only_what_goes_into_them() -> None:
         return model.model(input_ids=ids, use_cache=False).last_hidden_state.sum()
 
     plain = held(model, loss)
-    assert recompute_layers(model, True)
+    assert set_gradient_checkpointing(model, True)
     assert held(model, loss) < plain / 5
-    assert recompute_layers(model, False)
+    assert set_gradient_checkpointing(model, False)
     assert held(model, loss) == plain
 
 
 @pytest.mark.parametrize("attention", ["chains", "segments", "dense", "rows"])
 def test_a_model_passes_the_self_check_with_it(attention: str) -> None:
     model = deep()
-    recompute_layers(model, True)
+    set_gradient_checkpointing(model, True)
     verdict = check(model, attention)
     assert verdict.fault is None and verdict.gradient > 0
 
@@ -113,7 +115,7 @@ def test_a_model_passes_the_self_check_with_it(attention: str) -> None:
 def test_no_layer_believes_that_it_trains() -> None:
     model = deep()
     before = plain_logprobs(model, range(30))
-    recompute_layers(model, True)
+    set_gradient_checkpointing(model, True)
     assert not any(module.training for module in model.modules())
     assert torch.equal(plain_logprobs(model, range(30)), before)
 
@@ -133,6 +135,6 @@ def test_it_is_switched_with_every_boot_and_checked_again(tiny_folder: Path) -> 
 
 def test_a_model_without_layers_to_recompute_is_refused() -> None:
     model: Any = nn.Linear(2, 2)
-    assert not recompute_layers(model, False)
+    assert not set_gradient_checkpointing(model, False)
     with pytest.raises(BackendError, match="take gradient_checkpointing out"):
-        recompute_layers(model, True)
+        set_gradient_checkpointing(model, True)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fakevllm_server.algorithms.loss_units import LossCall, call_shares
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.backends.torch_forest.sharing import worth_sharing
-from fakevllm_server.backends.torch_losses.tokens import Tokens
+from fakevllm_server.backends.torch_forest.small_prefixes import unshare_small_prefixes
+from fakevllm_server.backends.torch_losses.tokens import TrainedTokens
 from fakevllm_server.forest import CallTokens, pack
 from fakevllm_server.types.backend import Call, LossSpec, StepMetrics
 
@@ -20,7 +20,7 @@ from fakevllm_server.types.backend import Call, LossSpec, StepMetrics
 @dataclass(frozen=True, slots=True)
 class StepPiece:
     plan: Plan
-    tokens: Tokens
+    tokens: TrainedTokens
     """Those of `plan.flat`, in its order."""
     calls: Sequence[int]
     """Which of the step's calls they are, in that order."""
@@ -31,7 +31,7 @@ class StepPiece:
 @dataclass(frozen=True, slots=True)
 class StepPieces:
     pieces: Sequence[StepPiece]
-    whole: Tokens | None
+    whole: TrainedTokens | None
     """All tokens, piece after piece, where the loss couples some of different pieces; else None."""
 
     @property
@@ -79,7 +79,7 @@ class StepPieces:
         return StepPieces(pieces, whole)
 
 
-def pieces_of(
+def cut_into_pieces(
     calls: Sequence[Call],
     spec: LossSpec,
     max_tokens: int,
@@ -101,9 +101,9 @@ def pieces_of(
         max_tokens += longest
     packed = pack(wanted, max_tokens, keys)
 
-    def tokens(indices: Sequence[int]) -> Tokens:
+    def tokens(indices: Sequence[int]) -> TrainedTokens:
         chosen = [_Trained(calls[index]) for index in indices]
-        return Tokens.of(chosen, [shares[index] for index in indices], device=device)
+        return TrainedTokens.of(chosen, [shares[index] for index in indices], device=device)
 
     def is_equal(indices: Sequence[int]) -> Tensor:
         number = torch.tensor([calls[index].num_trained for index in indices], dtype=torch.long)
@@ -135,7 +135,7 @@ def _wanted(calls: Sequence[Call], *, shares_prefixes: bool) -> list[CallTokens]
         raise ValueError("greedy calls have no log-probability to train on")
     wanted = [_tokens_of(call) for call in calls]
     if shares_prefixes:
-        return worth_sharing(wanted)
+        return unshare_small_prefixes(wanted)
     return [replace(one, root=index) for index, one in enumerate(wanted)]
 
 

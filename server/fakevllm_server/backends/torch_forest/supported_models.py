@@ -22,7 +22,7 @@ PROMPT_ADAPTERS = frozenset(
 """Of peft: they put keys before the first token."""
 
 
-def refusal(model: Any) -> str | None:
+def sharing_refusal(model: Any) -> str | None:
     """Why calls cannot share prefixes in this model, or None if they can."""
     config = model.config.get_text_config()
     if config.model_type not in MODEL_TYPES:

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.vllm_compat.chat import ChatRequest
-from fakevllm_server.backends.embedded.decode.chat import MAX_REMEMBERED, ChatRenderer
+from fakevllm_server.backends.embedded.decode.chat_renderer import MAX_REMEMBERED, ChatRenderer
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

@@ -1,4 +1,4 @@
-"""A draft, a completion while it is being sampled, and the stream that carries its
+"""A request, a completion while it is being sampled, and the stream that carries its
 tokens out.
 """
 
@@ -9,14 +9,14 @@ import random
 from array import array
 from dataclasses import dataclass, field
 
-from fakevllm_server.backends.embedded.decode.logits_processors import Bend
+from fakevllm_server.backends.embedded.decode.logits_processors import LogitsProcessor
 from fakevllm_server.types.sampling import Sampling, Token
 
 
-class Stream:
+class TokenStream:
     """Tokens on their way from the engine thread to one asyncio task.
 
-    Holds at most the draft's own tokens, so it needs no other bound.
+    Holds at most the request's own tokens, so it needs no other bound.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Stream:
 
 
 @dataclass(slots=True, eq=False)
-class Draft:
+class DecodeRequest:
     """`ids` is the truth: prompt, then what was sampled. A row of the cache holds all of them but
     the last.
     """
@@ -51,8 +51,8 @@ class Draft:
     sampling: Sampling
     rng: random.Random
     """Its own when seeded, else the engine's."""
-    stream: Stream | None
-    bend: Bend | None = None
+    stream: TokenStream | None
+    bend: LogitsProcessor | None = None
     """None: sampled from the model's own distribution, but for temperature and cuts."""
     num_sampled: int = 0
     undelivered: list[Token] = field(default_factory=list[Token])

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import torch
 
-from fakevllm_server.backends.embedded.decode.cache import Prefix
-from fakevllm_server.backends.embedded.decode.prefixes import PrefixCache
+from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix
+from fakevllm_server.backends.embedded.decode.prefix_cache import PrefixCache
 
 
-def prefix(num_tokens: int) -> Prefix:
-    return Prefix(torch.zeros(1, 1, num_tokens, 1), torch.zeros(1, 1, num_tokens, 1))
+def prefix(num_tokens: int) -> CachedPrefix:
+    return CachedPrefix(torch.zeros(1, 1, num_tokens, 1), torch.zeros(1, 1, num_tokens, 1))
 
 
 def test_the_least_recently_used_prefix_goes_when_the_tokens_run_out() -> None:

@@ -1,9 +1,9 @@
 """The engine thread: the only one that touches torch.
 
-Each turn it takes in what arrived, gives every running draft one token, and moves the task in
-hand (a training step, a publish) one piece further. Tokens leave in one call per event loop and
-turn. Tasks run one after another; a failing task is its caller's trouble, a failing turn ends the
-process, for then the state of the rows is unknown.
+Each turn it takes in what arrived, gives every running request one token, and moves the task in
+hand (a training step, a publish) one piece further. Tokens leave in one call per event loop
+and turn. Tasks run one after another; a failing task is its caller's trouble, a failing turn ends
+the process, for then the state of the rows is unknown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
-from fakevllm_server.backends.embedded.decode.drafts import Draft, Stream
+from fakevllm_server.backends.embedded.decode.request import DecodeRequest, TokenStream
 from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
 from fakevllm_server.types.backend import BackendError
 from fakevllm_server.types.sampling import Token
@@ -32,7 +32,7 @@ from fakevllm_server.types.sampling import Token
 IDLE_WAIT_S = 1.0
 """Everything that matters wakes the thread; this only bounds the wait."""
 DECODE_SHARE = 1.0
-"""Time for running drafts after a piece of training, per time that piece took: both get half
+"""Time for running requests after a piece of training, per time that piece took: both get half
 while both have work. One token per micro-batch would make a reply last as long as the whole
 step."""
 CRASH_GRACE_S = 0.5
@@ -40,18 +40,18 @@ CRASH_GRACE_S = 0.5
 CRASH_EXIT_CODE = 70
 
 Task = Generator[None, None, Any]
-Delivery = tuple[Stream, list[Token], bool]
+Delivery = tuple[TokenStream, list[Token], bool]
 
 
-class EngineLoop:
+class EngineThread:
     def __init__(self, state: SamplingState, num_threads: int) -> None:
         self.state = state
         self._num_threads = num_threads
-        # Bounded by the engine, which counts drafts before it submits them; tasks come from
+        # Bounded by the engine, which counts requests before it submits them; tasks come from
         # one server.
-        self._inbox: queue.SimpleQueue[Draft | tuple[Callable[[], Task], Future[Any]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._inbox: queue.SimpleQueue[
+            DecodeRequest | tuple[Callable[[], Task], Future[Any]] | None
+        ] = queue.SimpleQueue()
         self._tasks: deque[tuple[Callable[[], Task], Future[Any]]] = deque()
         self._task: tuple[Task, Future[Any]] | None = None
         self._decode_until = 0.0
@@ -61,11 +61,11 @@ class EngineLoop:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, draft: Draft) -> None:
+    def submit(self, request: DecodeRequest) -> None:
         """From any thread. Raises WireError (503) once the engine is closed."""
         if self._closing:
             raise _shutting_down()
-        self._inbox.put(draft)
+        self._inbox.put(request)
 
     def run(self, start: Callable[[], Task]) -> Future[Any]:
         """From any thread: `start()` makes the task, on the engine thread."""
@@ -74,7 +74,7 @@ class EngineLoop:
         return future
 
     def close(self) -> None:
-        """Running drafts fail. Returns when the thread has ended."""
+        """Running requests fail. Returns when the thread has ended."""
         self._closing = True
         self._inbox.put(None)
         if self._thread.is_alive():
@@ -108,19 +108,21 @@ class EngineLoop:
             except queue.Empty:
                 return
             is_idle = False
-            if isinstance(item, Draft):
+            if isinstance(item, DecodeRequest):
                 self.state.scheduler.add(item)
             elif item is not None:
                 self._tasks.append(item)
 
-    def _deliver(self, advanced: list[Draft]) -> None:
+    def _deliver(self, advanced: list[DecodeRequest]) -> None:
         by_loop: dict[AbstractEventLoop, list[Delivery]] = {}
-        for draft in advanced:
-            stream = draft.stream
-            if stream is None or not (draft.finished or draft.sampling.live):
+        for request in advanced:
+            stream = request.stream
+            if stream is None or not (request.finished or request.sampling.live):
                 continue
-            by_loop.setdefault(stream.loop, []).append((stream, draft.undelivered, draft.finished))
-            draft.undelivered = []
+            by_loop.setdefault(stream.loop, []).append(
+                (stream, request.undelivered, request.finished)
+            )
+            request.undelivered = []
         for loop, deliveries in by_loop.items():
             _call(loop, _hand_over, deliveries)
 
@@ -152,17 +154,17 @@ class EngineLoop:
         self._decode_until = now + DECODE_SHARE * (now - started)
 
     def _fail_all(self, request_error: Exception, task_error: Exception) -> None:
-        drafts = self.state.all_drafts()
+        requests = self.state.all_requests()
         futures = [future for _, future in self._tasks] + ([self._task[1]] if self._task else [])
         while not self._inbox.empty():
             item = self._inbox.get_nowait()
-            if isinstance(item, Draft):
-                drafts.append(item)
+            if isinstance(item, DecodeRequest):
+                requests.append(item)
             elif item is not None:
                 futures.append(item[1])
-        for draft in drafts:
-            if draft.stream is not None:
-                _call(draft.stream.loop, draft.stream.fail, request_error)
+        for request in requests:
+            if request.stream is not None:
+                _call(request.stream.loop, request.stream.fail, request_error)
         for future in futures:
             if not future.done():
                 future.set_exception(task_error)

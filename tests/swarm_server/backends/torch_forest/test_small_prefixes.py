@@ -3,21 +3,24 @@ from __future__ import annotations
 from hypothesis import given
 from swarm_server.forest.call_sets import call_sets
 
-from fakevllm_server.backends.torch_forest.sharing import SHARE_OF_A_TOKEN, worth_sharing
+from fakevllm_server.backends.torch_forest.small_prefixes import (
+    SHARE_OF_A_TOKEN,
+    unshare_small_prefixes,
+)
 from fakevllm_server.forest import CallTokens, build_forest
 
 
 def test_a_token_that_begins_every_prompt_is_not_shared() -> None:
     prompts = [[0, first, *[5] * 20] for first in range(1, 9)]
     siblings = [CallTokens.of(prompt, [last]) for prompt in prompts for last in (1, 2, 3)]
-    forest = build_forest(worth_sharing(siblings))
+    forest = build_forest(unshare_small_prefixes(siblings))
     assert [forest.ids[top.start] for top in forest.segments if top.parent < 0] == [0] * 8
     assert forest.num_nodes == 8 * (22 + 3), "what is behind it still is"
 
 
 def test_a_long_prompt_stays_shared() -> None:
     calls = [CallTokens.of([0] * 100, [last] * 50) for last in range(8)]
-    assert worth_sharing(calls) == calls
+    assert unshare_small_prefixes(calls) == calls
 
 
 def test_a_session_whose_thoughts_are_stripped_keeps_its_trunk() -> None:
@@ -27,14 +30,14 @@ def test_a_session_whose_thoughts_are_stripped_keeps_its_trunk() -> None:
         thought, answer = [2 + turn] * 60, [3 + turn] * 30
         calls.append(CallTokens.of(trunk, [*thought, *answer]))
         trunk = [*trunk, *answer, *[4 + turn] * 30]
-    assert worth_sharing(calls) == calls
+    assert unshare_small_prefixes(calls) == calls
 
 
 @given(calls=call_sets(max_calls=8))
 def test_calls_stay_what_they_are_and_roots_that_differed_still_do(
     calls: list[CallTokens],
 ) -> None:
-    kept = worth_sharing(calls)
+    kept = unshare_small_prefixes(calls)
     for one, other in zip(calls, kept, strict=True):
         assert (one.ids, one.trained) == (other.ids, other.trained)
         assert one.temperature == other.temperature

@@ -7,7 +7,7 @@ import torch
 from fakevllm_server.types.backend import BackendError
 
 
-def device_named(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
     """`auto` is the first accelerator, or the CPU. Raises BackendError where there is no such."""
     if name == "cuda" and not torch.cuda.is_available():
         raise BackendError("--device=cuda, and torch finds no CUDA GPU: leave --device out")
@@ -18,7 +18,7 @@ def device_named(name: str) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def computed_dtype(name: str, device: torch.device) -> torch.dtype:
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """What `--dtype` stands for: sampler and trainer compute in it. The sampler's weights are of
     it; the trainer's stay in float32.
 
