@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from fakevllm.config.policy import SkipRule
 from fakevllm.config.serving import RouteRules
-from fakevllm_adapters.http.mistakes import meant_by
+from fakevllm_adapters.http.validation_messages import closest_name
 
 _FLAGS = {
     "swarm.url": "--swarm",
@@ -88,7 +88,7 @@ def _instead_of(place: tuple[int | str, ...], model: type[BaseModel]) -> str:
             return f"it belongs below {' or '.join(homes)}"
     meant = _ELSEWHERE.get(str(name))
     if meant not in known:
-        meant = meant_by(str(name), known)
+        meant = closest_name(str(name), known)
     if meant is not None:
         return f"take it out, or write {meant}"
     return f"known here are {', '.join(known)}"

@@ -22,8 +22,9 @@ from fakevllm.config.serving import ServeSection
 from fakevllm.config.upstream import FallbackSection, UpstreamSection, server_url
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.http.client_body import FORBIDDEN_FIELDS
 from fakevllm_adapters.http.guard import LOOPBACK, is_loopback
-from fakevllm_adapters.http.limits import NOT_FOR_CLIENTS, Limits
+from fakevllm_adapters.http.limits import Limits
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.job.rules import checked
 from fakevllm_adapters.protocol.keys import ReloadingKeyRing
@@ -76,8 +77,10 @@ class DatasetSection(Section):
 
 def _client_fields(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
-        if name not in NOT_FOR_CLIENTS:
-            raise ValueError(f"{name} is never taken out: {', '.join(sorted(NOT_FOR_CLIENTS))} are")
+        if name not in FORBIDDEN_FIELDS:
+            raise ValueError(
+                f"{name} is never taken out: {', '.join(sorted(FORBIDDEN_FIELDS))} are"
+            )
     return names
 
 

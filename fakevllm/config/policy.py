@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from fakevllm.config.base import Section
 from fakevllm_adapters.formats.registry import ADAPTERS
-from fakevllm_adapters.http.mistakes import meant_by
+from fakevllm_adapters.http.validation_messages import closest_name
 from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE
 
 SideRule = Literal["no_tools", "marker", "quoted"]
@@ -112,7 +112,9 @@ class PolicySection(Section):
     def odd_names(self) -> list[tuple[str, str]]:
         """Names in `n` that are spelt nearly as a route is, with that. A model may be called so."""
         names = [name for name in self.n if name not in ADAPTERS]
-        return [(name, route) for name in names if (route := meant_by(name, ADAPTERS)) is not None]
+        return [
+            (name, route) for name in names if (route := closest_name(name, ADAPTERS)) is not None
+        ]
 
     @property
     def most_siblings(self) -> int:

@@ -37,7 +37,7 @@ from fakevllm.transport.request import (
 )
 from fakevllm.transport.retry_policy import Trouble
 from fakevllm.transport.sibling_limit import Room
-from fakevllm_adapters.http.asgi import Receive, until_disconnect
+from fakevllm_adapters.http.asgi import Receive, wait_for_disconnect
 from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
 
 log = logging.getLogger("fakevllm.groups.pipeline")
@@ -102,7 +102,7 @@ class GroupExecutor:
 
     async def answer(self, receive: Receive) -> None:
         """Returns once the app has its answer, or is to have none; the rest goes on by itself."""
-        watch = asyncio.create_task(until_disconnect(receive))
+        watch = asyncio.create_task(wait_for_disconnect(receive))
         watch.add_done_callback(self._on_left)
         try:
             self._begin()

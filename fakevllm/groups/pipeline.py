@@ -43,7 +43,7 @@ from fakevllm.transport.request import Plan, Request
 from fakevllm.transport.retry import Lifeline, why_failed
 from fakevllm_adapters.formats.base import Json
 from fakevllm_adapters.formats.registry import ADAPTERS
-from fakevllm_adapters.http.asgi import ClientLeft, Receive, Send
+from fakevllm_adapters.http.asgi import ClientDisconnected, Receive, Send
 from fakevllm_adapters.protocol.errors import WireError, internal_error
 from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE, Task
 
@@ -120,7 +120,7 @@ class Pipeline:
             async with AppReply(send, request.adapter, request.exchange) as app:
                 try:
                     is_told = await self._resends.tell_again(attempt, app, app.watching(receive))
-                except ClientLeft:
+                except ClientDisconnected:
                     return True
                 except asyncio.CancelledError:
                     await app.break_off(STOPPING)
@@ -260,7 +260,7 @@ class Pipeline:
                 self._room.went_well()
             served, fell_back = draft.served_once, draft.fell_back
             self._record(fell_back(reply, trouble) if trouble else served(reply, reason))
-        except ClientLeft:
+        except ClientDisconnected:
             self._record(draft.failed("client_disconnected", 499))
         except WireError as error:
             await app.refuse(error)

@@ -18,8 +18,8 @@ from fakevllm.ledger.records import KeptAnswer
 from fakevllm.runtime.disconnect import CancelOnDisconnect
 from fakevllm.sessions.hints import Hints
 from fakevllm.transport.app_response import Answered, AppReply
-from fakevllm_adapters.http.asgi import ClientLeft, Receive, Scope
-from fakevllm_adapters.http.head_limit import ON_LOST
+from fakevllm_adapters.http.asgi import ClientDisconnected, Receive, Scope
+from fakevllm_adapters.http.head_limit import ON_CONNECTION_LOST
 from fakevllm_adapters.protocol.errors import unavailable
 
 log = logging.getLogger("fakevllm.requests")
@@ -112,7 +112,7 @@ class ResendCache:
         return attempt
 
     async def tell_again(self, attempt: ResendEntry, app: AppReply, receive: Receive) -> bool:
-        """Waits for the answer, and gives it. False: there is none. Raises ClientLeft."""
+        """Waits for the answer, and gives it. False: there is none. Raises ClientDisconnected."""
         pending = attempt.pending
         try:
             async with CancelOnDisconnect(receive):
@@ -123,7 +123,7 @@ class ResendCache:
                     await app.again(answered)
                 elif app.is_begun:
                     await app.refuse(_FAILED)
-        except (ClientLeft, asyncio.CancelledError):
+        except (ClientDisconnected, asyncio.CancelledError):
             self._attempts.cut(attempt, self._now())
             raise
         if answered is None:
@@ -214,7 +214,7 @@ def _kept(attempt: ResendEntry, answered: Answered, now: float) -> KeptAnswer:
 def _watch(scope: Scope, on_lost: Callable[[Exception | None], None]) -> None:
     state: object = scope.get("state")
     if isinstance(state, dict):
-        state[ON_LOST] = on_lost
+        state[ON_CONNECTION_LOST] = on_lost
 
 
 def _settled(answered: Answered) -> asyncio.Future[Answered | None]:

@@ -6,13 +6,13 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-from fakevllm_adapters.http.asgi import ClientLeft, Receive, until_disconnect
+from fakevllm_adapters.http.asgi import ClientDisconnected, Receive, wait_for_disconnect
 
 
 class CancelOnDisconnect:
     """Cancels the block inside `async with` once the client has disconnected.
 
-    The block's cancellation becomes ClientLeft; a cancellation from elsewhere stays a
+    The block's cancellation becomes ClientDisconnected; a cancellation from elsewhere stays a
     CancelledError. It works as `asyncio.timeout` does, which needs one task fewer than waiting for
     two tasks.
     """
@@ -31,7 +31,7 @@ class CancelOnDisconnect:
         assert task is not None
         self._task = task
         self._num_cancels_before = task.cancelling()
-        self._watch = asyncio.create_task(until_disconnect(self._receive))
+        self._watch = asyncio.create_task(wait_for_disconnect(self._receive))
         self._watch.add_done_callback(self._on_disconnect)
         return self
 
@@ -49,7 +49,7 @@ class CancelOnDisconnect:
         if self._is_cancelling:
             is_only_cancel = self._task.uncancel() <= self._num_cancels_before
             if is_only_cancel and kind is asyncio.CancelledError:
-                raise ClientLeft("the app has left") from error
+                raise ClientDisconnected("the app has left") from error
 
     def _on_disconnect(self, watch: asyncio.Task[None]) -> None:
         if self._has_exited:

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from fakevllm.sdk.protocol import QUICK_TIMEOUT_S, Ask, Patience, Remark, Talk, asked, insisted
 from fakevllm.sdk.types import EpisodeLost, SwarmError, SwarmServerOfflineError
-from fakevllm_adapters.http.mistakes import made
+from fakevllm_adapters.http.validation_messages import validated
 from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_adapters.protocol.pool import ThrottlePolicy
 from fakevllm_adapters.protocol.swarm import (
@@ -63,7 +63,7 @@ def begin(
     SwarmServerOfflineError where the engine is off and `was_on` before, for a server
     that is started again takes up its engine before it answers; SwarmError where the server does
     not take the request."""
-    request = made(
+    request = validated(
         ClaimEpisodeRequest,
         client_uuid=client_uuid,
         episode_type=kind,
@@ -103,7 +103,7 @@ def end(
     ValueError for an output that cannot be trained, EpisodeLost, SwarmError."""
     check(task, output)
     told = output.model_copy(update={"metadata": output.metadata | {"task_id": task.task_id}})
-    request = made(
+    request = validated(
         EndEpisodeRequest,
         client_uuid=client_uuid,
         episode_uuid=episode_uuid,

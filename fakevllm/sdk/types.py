@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fakevllm_adapters.http.mistakes import one_line
+from fakevllm_adapters.http.validation_messages import one_line
 from fakevllm_adapters.protocol import pool, swarm
 
 

@@ -19,7 +19,7 @@ import aiohttp
 
 from fakevllm.runtime.task_set import TaskSet
 from fakevllm_adapters.formats.sse import SseDecoder, data_of, encode, json_of
-from fakevllm_adapters.http.asgi import Headers, is_final, relayed_headers
+from fakevllm_adapters.http.asgi import Headers, is_final_status, relayed_headers
 from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
 from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.swarm import PROXY_HEADERS
@@ -124,7 +124,7 @@ class Upstream:
             async with self._http.post(
                 path, data=body, headers=headers, allow_redirects=False
             ) as answer:
-                if not is_final(answer.status):
+                if not is_final_status(answer.status):
                     raise _odd(answer)
                 raw = await answer.read()
                 streamed = answer.status == 200 and answer.content_type == EVENT_STREAM
@@ -165,7 +165,7 @@ class _Live(AbstractAsyncContextManager[LiveReply]):
             answer = await self._asked.__aenter__()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise unreachable(error) from error
-        if not is_final(answer.status):
+        if not is_final_status(answer.status):
             answer.close()
             raise unreachable(_odd(answer))
         self._answer = answer

@@ -16,7 +16,7 @@ from fakevllm.transport.app_response import AppReply
 from fakevllm.transport.engine_client import LiveReply, Reply, Upstream
 from fakevllm.transport.relay import relay
 from fakevllm.transport.request import Request
-from fakevllm_adapters.http.limits import rewritten
+from fakevllm_adapters.http.client_body import rewrite_body
 from fakevllm_adapters.protocol.errors import WireError, unavailable
 
 MAX_SHOWN_CHARS = 300
@@ -113,7 +113,7 @@ def _refused(status: int, said: bytes) -> WireError:
 def with_model(request: Request, model: str) -> Request:
     """What is no object of JSON names no model, and stays as it is."""
     try:
-        raw = rewritten(request.raw, model=model)
+        raw = rewrite_body(request.raw, model=model)
     except (ValueError, AttributeError, RecursionError):
         return request
     if request.exchange is None:

@@ -14,7 +14,7 @@ from fakevllm.admission.rules import TRAIN, Ruling
 from fakevllm.transport.engine_client import Reply, Upstream
 from fakevllm.transport.retry_policy import OUTAGES, TOO_MANY, Trouble, outage_of, trouble_of_status
 from fakevllm_adapters.formats.base import Adapter, Answer, Exchange, Json
-from fakevllm_adapters.http.limits import rewritten
+from fakevllm_adapters.http.client_body import rewrite_body
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, SiblingRef
 
@@ -150,7 +150,7 @@ class Plan:
             changed = request.adapter.sibling(request.body | seed, index, temperature)
             return orjson.dumps(changed | (self.overrides[index] if self.overrides else {}))
         changed = seed | self._temperature_for(request)
-        return rewritten(request.asked, **changed) if changed else request.asked
+        return rewrite_body(request.asked, **changed) if changed else request.asked
 
     def lead(self, request: Request) -> Request:
         """As its lead goes upstream where it is asked for alone."""

@@ -25,12 +25,11 @@ from fakevllm.web.components import ProxyComponents, open_proxy
 from fakevllm.web.cors import CorsPreflight
 from fakevllm.web.routes import admin, feedback, inference, passthrough
 from fakevllm_adapters.formats.registry import ADAPTERS
-from fakevllm_adapters.http import log_lines
-from fakevllm_adapters.http.asgi import AsgiApp, Door, Receive, Scope, Send
+from fakevllm_adapters.http.asgi import AsgiApp, AsgiEndpoint, Receive, Scope, Send
 from fakevllm_adapters.http.guard import Guard, GuardMiddleware
-from fakevllm_adapters.http.head_limit import bounded
-from fakevllm_adapters.http.limits import OpenCalls
-from fakevllm_adapters.http.log_lines import LogFormat
+from fakevllm_adapters.http.head_limit import limit_head
+from fakevllm_adapters.http.log_format import LogFormat, set_up_logging
+from fakevllm_adapters.http.open_calls import OpenCalls
 
 log = logging.getLogger("fakevllm.web.app")
 
@@ -52,7 +51,7 @@ def create_routes(proxy: ProxyComponents, doors: Mapping[str, AsgiApp]) -> FastA
     for module in (passthrough, admin, feedback):
         app.include_router(module.router(proxy))
     for path, door in doors.items():
-        app.router.routes.append(Route(path, Door(door), methods=["POST"]))
+        app.router.routes.append(Route(path, AsgiEndpoint(door), methods=["POST"]))
     return app
 
 
@@ -91,7 +90,7 @@ def _guard(proxy: ProxyComponents) -> Guard:
         hosts=proxy.config.hosts,
         hosts_setting="`proxy.allowed_hosts`",
         admin_paths=admin.ADMIN_PATHS,
-        own_keys=lambda key, path: path.startswith("/v1/") and proxy.tasks.knows(key),
+        accepts_extra_key=lambda key, path: path.startswith("/v1/") and proxy.tasks.knows(key),
         limits=limits.per_request,
         open_calls=OpenCalls(limits.num_open, limits.num_open_per_key),
     )
@@ -108,7 +107,7 @@ def serve(
     for it. Raises UserError."""
     if until_stdin_closes:
         threading.Thread(target=_leave_with_parent, daemon=True).start()
-    log_lines.set_up(log_format)
+    set_up_logging(log_format)
     config.keys()
     if listen_fd is not None:
         listener = socket.socket(fileno=listen_fd)
@@ -123,7 +122,7 @@ async def _serve(config: Config, listener: socket.socket) -> None:
         server = GracefulServer(
             uvicorn.Config(
                 create_app(proxy),
-                http=bounded(AutoHTTPProtocol),
+                http=limit_head(AutoHTTPProtocol),
                 log_config=None,
                 log_level="warning",
                 access_log=False,

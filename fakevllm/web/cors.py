@@ -6,7 +6,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 
 from fakevllm_adapters.http.asgi import AsgiApp, Receive, Scope, Send
-from fakevllm_adapters.http.origins import VaryOrigin
+from fakevllm_adapters.http.vary_origin import VaryOrigin
 
 
 class CorsPreflight:

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from fakevllm.config.model import Config
 from fakevllm.web.app import create_app as proxy_app
 from fakevllm.web.components import open_proxy
-from fakevllm_adapters.http.head_limit import bounded
+from fakevllm_adapters.http.head_limit import limit_head
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.fake.engine import FakeEngine
@@ -100,7 +100,7 @@ async def listening(app: Any) -> AsyncGenerator[str]:
     config = uvicorn.Config(
         app,
         port=0,
-        http=bounded(AutoHTTPProtocol),
+        http=limit_head(AutoHTTPProtocol),
         log_config=None,
         access_log=False,
         ws="none",

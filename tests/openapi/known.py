@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fakevllm.transport.app_response import GRACE_S
-from fakevllm_adapters.http.limits import NOT_FOR_CLIENTS
+from fakevllm_adapters.http.client_body import FORBIDDEN_FIELDS
 from tests.openapi.cases import Case
 from tests.openapi.verdict import Verdict
 
@@ -119,7 +119,7 @@ def known(case: Case, direct: Verdict, ours: Verdict) -> Known | None:
 def for_engines(case: Case) -> Case:
     """The request as it is with fields taken out that no engine is shown: what vLLM says to it is
     what it must say behind us."""
-    kept = {name: value for name, value in case.fields.items() if name not in NOT_FOR_CLIENTS}
+    kept = {name: value for name, value in case.fields.items() if name not in FORBIDDEN_FIELDS}
     if len(kept) == len(case.fields):
         return case
     return replace(case, body=json.dumps(kept).encode())

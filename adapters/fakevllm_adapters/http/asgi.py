@@ -1,5 +1,7 @@
-"""The ASGI interface in the few words the hot paths need. Pure: it awaits what it is given and
-opens nothing."""
+"""Functions that read requests and write responses directly through ASGI, for the hot paths.
+
+They await only the `receive` and `send` callables that they get, and open no connection.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +19,30 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 MAX_BODY_BYTES = 32 * 2**20
-"""The limit of vLLM's own Rust frontend."""
+"""Default limit of a request body; the limit of vLLM's Rust frontend."""
 
 _HOP_BY_HOP = (
     "connection keep-alive proxy-authenticate proxy-authorization te trailer "
     "transfer-encoding upgrade"
 )
 _NOT_RELAYED = {*_HOP_BY_HOP.split(), "content-length", "content-encoding", "date", "server"}
-"""Headers of one connection only, and those our own server writes."""
-
+"""Response headers that are not relayed: those of a single connection, and those that the
+relaying server writes itself."""
 
 _FOR_ENGINES = {b"content-type": "Content-Type", b"x-request-id": "X-Request-Id"}
-"""Request headers an engine may see. Keys and engine controls of clients are not among them."""
+"""Request headers that are relayed to an engine. API keys and headers that control an engine are
+not among them."""
 
 
-class ClientLeft(Exception):
-    """There is nobody to answer any more."""
+class ClientDisconnected(Exception):
+    """The client disconnected: nobody waits for the response."""
 
 
-class Door:
-    """A callable Starlette's Route takes for an ASGI endpoint; it would call a plain function with
-    a Request."""
+class AsgiEndpoint:
+    """A wrapper that makes Starlette's Route treat a function as an ASGI app.
+
+    Route would call a plain function with a Request.
+    """
 
     def __init__(self, app: AsgiApp) -> None:
         self._app = app
@@ -47,20 +52,22 @@ class Door:
 
 
 def header_map(scope: Scope) -> dict[bytes, bytes]:
-    """Header names are lower case in ASGI; of a repeated one the last counts."""
+    """Return the request headers by lower-case name. The last of repeated headers counts."""
     return dict(scope["headers"])
 
 
 def engine_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Those of a client's headers that go on to an engine."""
+    """Return the client's headers that are relayed to an engine."""
     return {
         name: headers[key].decode("latin-1") for key, name in _FOR_ENGINES.items() if key in headers
     }
 
 
 def json_object(raw: bytes) -> dict[str, Any] | None:
-    """The body's JSON object, None where it is none: an engine words that error better than a
-    relay could."""
+    """Parse a request body; return None if it is not a JSON object.
+
+    Relays send such a body on, because the engine words the error better.
+    """
     try:
         value: Any = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -69,31 +76,36 @@ def json_object(raw: bytes) -> dict[str, Any] | None:
 
 
 def error_object(raw: bytes) -> dict[str, Any] | None:
-    """An upstream's error body, None where it is none that can be told again."""
-    found = json_object(raw)
+    """Parse an upstream's error body; return None if it is not a JSON object orjson can write."""
+    body = json_object(raw)
     try:
-        orjson.dumps(found)
+        orjson.dumps(body)
     except TypeError:  # nested deeper than orjson writes
         return None
-    return found
+    return body
 
 
-def is_final(status: int) -> bool:
-    """Whether an engine may answer a call with it: neither a redirect, nor a status that has no
-    body, nor one that HTTP does not know."""
+def is_final_status(status: int) -> bool:
+    """Return whether an engine may answer a call with this status.
+
+    Redirects, statuses without a body, and statuses that HTTP does not define are excluded.
+    """
     return status in (200, 201, 202, 203) or 400 <= status < 600
 
 
 async def read_body(receive: Receive, limit: int = MAX_BODY_BYTES) -> bytes:
-    """The whole request body. Raises WireError (413) beyond `limit` bytes, ClientLeft when
-    the client left."""
+    """Read the whole request body.
+
+    Raises WireError (413) for more than `limit` bytes, and ClientDisconnected if the client
+    disconnects before the end of the body.
+    """
     chunks: list[bytes] = []
     size = 0
     more = True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientLeft("the client left before its request was complete")
+            raise ClientDisconnected("the client disconnected before its request was complete")
         chunk: bytes = message.get("body", b"")
         size += len(chunk)
         if size > limit:
@@ -104,27 +116,31 @@ async def read_body(receive: Receive, limit: int = MAX_BODY_BYTES) -> bytes:
 
 
 def too_large(limit: int) -> WireError:
+    """Build the 413 for a body of more than `limit` bytes."""
     text = f"The request body is larger than {limit} bytes."
     return WireError(413, error_body(text, "Request Entity Too Large", 413))
 
 
-async def until_disconnect(receive: Receive) -> None:
-    """Returns when the client has left. Only after the body was read."""
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return once the client has disconnected. Call it only after the body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def send_bytes(send: Send, status: int, body: bytes, headers: Headers) -> None:
+    """Send a whole response; its content-length is added to the headers."""
     lengths = [*headers, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": lengths})
     await send({"type": "http.response.body", "body": body})
 
 
 async def send_json(send: Send, status: int, value: object) -> None:
+    """Send a value as a whole JSON response."""
     await send_bytes(send, status, orjson.dumps(value), [(b"content-type", b"application/json")])
 
 
 async def send_error(send: Send, error: WireError) -> None:
+    """Send an error response, with `Retry-After` if the error has one."""
     headers = [(b"content-type", b"application/json")]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
@@ -132,15 +148,17 @@ async def send_error(send: Send, error: WireError) -> None:
 
 
 async def start_stream(send: Send, status: int, headers: Headers) -> None:
+    """Send the status and headers of a streamed response."""
     await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
 async def send_chunk(send: Send, chunk: bytes, *, last: bool = False) -> None:
+    """Send a part of a streamed response; `last` ends the response."""
     await send({"type": "http.response.body", "body": chunk, "more_body": not last})
 
 
 def relayed_headers(headers: Iterable[tuple[str, str]]) -> Headers:
-    """An upstream's answer headers as they go on to the client, their bytes as they came."""
+    """Return the upstream's response headers that are relayed to the client, bytes unchanged."""
     return [
         (name.lower().encode("latin-1"), value.encode("utf-8", "surrogateescape"))
         for name, value in headers

@@ -1,10 +1,11 @@
-"""Who may talk to a local server, and how much at a time: decided before any route runs.
+"""Access checks and size limits that every request passes before any route runs.
 
-A browser page on another site can make its visitor's browser POST to 127.0.0.1, and can point its
-own name at 127.0.0.1 (DNS rebinding). Checking `Host` and `Origin` stops both.
+A page on another site can make its visitor's browser POST to 127.0.0.1. It can also point its own
+domain name at 127.0.0.1 (DNS rebinding). The checks of `Host` and `Origin` stop both attacks.
 
-Keys guard every path but the open ones, by the path that is routed: a URL put together from
-headers can be made to read differently. What stops others is for the keys of admins.
+Every path except the open ones requires an API key. The check uses the path that is routed,
+because a URL assembled from headers can be forged. Routes that affect other clients require the
+key of an admin.
 """
 
 from __future__ import annotations
@@ -26,35 +27,38 @@ from fakevllm_adapters.http.asgi import (
     send_error,
     too_large,
 )
-from fakevllm_adapters.http.limits import Limits, OpenCalls
+from fakevllm_adapters.http.limits import Limits
+from fakevllm_adapters.http.open_calls import OpenCalls
 from fakevllm_adapters.protocol.credentials import credentials_in
 from fakevllm_adapters.protocol.errors import WireError, error_body, unauthorized
 from fakevllm_adapters.protocol.keys import KeyRing
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 OPEN_PATHS = frozenset({"/health", "/ping"})
-"""What a load balancer asks without a key."""
+"""Paths that load balancers request without a key."""
 _HOST = re.compile(r"[\w.\-:\[\]]+", re.ASCII)
-"""What a `Host` is made of; with a slash or a question mark it would be more than a host."""
+"""The characters of a valid `Host`. A slash or a question mark would add a path or a query."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The rules; `refusal` applies them to one request."""
+    """The rules of access; `refusal` applies them to a request."""
 
     keys: KeyRing = field(default_factory=KeyRing)
+    """Keys that are valid for every path."""
     hosts: Collection[str] = LOOPBACK
-    """Names a request's `Host` may carry, without port."""
+    """Host names without ports that a request's `Host` may have."""
     hosts_setting: str = "the allowed hosts"
-    """What a further name is to be added to, as the user knows it."""
+    """User's name for the setting that adds a host. Error messages quote it."""
     open_paths: Collection[str] = OPEN_PATHS
     """Paths that need no key."""
     admin_paths: Collection[str] = frozenset()
     """Paths that need the key of an admin."""
-    own_keys: Callable[[str | None, str], bool] = lambda _key, _path: False
-    """(key, path): further keys, good for some paths only, such as those of claimed episodes."""
-    stranger: Callable[[str | None, str], WireError] = lambda _key, _path: unauthorized()
-    """(key, path): what the bearer of a key that is not good is told."""
+    accepts_extra_key: Callable[[str | None, str], bool] = lambda _key, _path: False
+    """Predicate of (key, path) that accepts keys valid only for some paths, such as the keys of
+    claimed episodes."""
+    invalid_key_error: Callable[[str | None, str], WireError] = lambda _key, _path: unauthorized()
+    """Function of (key, path) that builds the error for a missing or invalid key."""
     limits: Limits = field(default_factory=Limits)
     open_calls: OpenCalls = field(default_factory=OpenCalls)
 
@@ -67,25 +71,29 @@ class Guard:
         key: str | None,
         name: str | None = None,
     ) -> WireError | None:
-        """`key`, `name`: what is shown, and whose it is said to be."""
+        """Return the error for a request that may not proceed, or None.
+
+        `host` and `origin` are the request's headers. `key` and `name` are its credentials: an API
+        key, and the user name that the client sent with the key.
+        """
         if _HOST.fullmatch(host) is None or _hostname_of(f"//{host}") not in self.hosts:
             return _forbidden(
                 f"Host {host[:200]!r} is not served here: add it to {self.hosts_setting}."
             )
         if method == "OPTIONS":
-            return None  # a browser asks so without a key; no route of ours does anything for it
+            return None  # browsers send preflights without a key, and no route acts on OPTIONS
         if method not in ("GET", "HEAD") and origin is not None and not self._is_own(origin):
             return _forbidden(f"Requests from the origin {origin[:200]!r} are not accepted.")
-        if path in self.open_paths or self.own_keys(key, path):
+        if path in self.open_paths or self.accepts_extra_key(key, path):
             return None
         if not self.keys.accepts(key, name):
-            return self.stranger(key, path)
+            return self.invalid_key_error(key, path)
         if path in self.admin_paths and not self.keys.is_admin(key):
             return _for_admins(path, self.keys.owner_of(key))
         return None
 
     def is_counted(self, method: str, path: str) -> bool:
-        """Whether a request is one of those that an engine works for."""
+        """Return whether a request counts as an open call, because it causes work for an engine."""
         return method == "POST" and path not in self.open_paths
 
     def _is_own(self, origin: str) -> bool:
@@ -93,7 +101,7 @@ class Guard:
 
 
 class GuardMiddleware:
-    """The ASGI shell around a Guard."""
+    """ASGI middleware that applies a Guard to every request."""
 
     def __init__(self, app: AsgiApp, guard: Guard) -> None:
         self._app = app
@@ -102,14 +110,19 @@ class GuardMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008})
-        if scope["type"] != "http":  # the server's own start and stop
+        if scope["type"] != "http":  # lifespan: the start and stop of the server
             return await self._app(scope, receive, send)
         guard, method, path = self._guard, scope["method"], scope["path"]
         headers = header_map(scope)
-        shown = credentials_in(headers)
-        key = shown.key
+        credentials = credentials_in(headers)
+        key = credentials.key
         refusal = guard.limits.headers_refusal(scope["headers"]) or guard.refusal(
-            method, path, _text(headers, b"host") or "", _text(headers, b"origin"), *shown
+            method,
+            path,
+            host=_text(headers, b"host") or "",
+            origin=_text(headers, b"origin"),
+            key=key,
+            name=credentials.name,
         )
         if refusal is not None:
             return await send_error(send, refusal)
@@ -126,8 +139,11 @@ class GuardMiddleware:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is reachable from this machine alone. A name other than
-    `localhost` may mean anything."""
+    """Return whether an address to listen on is reachable only from this machine.
+
+    The result for every name except `localhost` is False, because such a name may resolve to any
+    address.
+    """
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -135,7 +151,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _bounded(receive: Receive, limit: int) -> Receive:
-    """Also for the routes that leave reading to their framework."""
+    """Limit the size of the body, also for routes whose framework reads the body."""
     size = 0
 
     async def bounded() -> Any:
@@ -156,7 +172,8 @@ def _text(headers: dict[bytes, bytes], name: bytes) -> str | None:
 
 @lru_cache(64)
 def _hostname_of(url: str) -> str:
-    """ "" for what is no URL: nobody is called that."""
+    """Return the lower-case host name of a URL. Return "", which no host is called, if it is
+    not a URL."""
     try:
         return (urlsplit(url).hostname or "").lower()
     except ValueError:
@@ -164,7 +181,7 @@ def _hostname_of(url: str) -> str:
 
 
 def _for_admins(path: str, owner: str) -> WireError:
-    """In the swarm protocol's shape: it is no engine's door."""
+    """Build the 403 in the form of the swarm protocol, because engines have no such routes."""
     detail = (
         f"{path} is for admins, and the key of {owner} has the role client: ask an admin, or show "
         "a key made with `fakevllm keys add NAME --role admin`."

@@ -1,8 +1,8 @@
-"""An HTTP protocol that bounds what comes beside a body.
+"""A limit on the size of request heads for uvicorn's httptools protocol.
 
-Uvicorn's h11 does so by itself. Its httptools keeps whatever headers it is sent until the last one
-has come, which may be never, and asks nobody for a key meanwhile. The protocol is handed over by
-the program that serves with it: what is here only counts.
+Uvicorn's h11 protocol has such a limit. Its httptools protocol stores all headers until the last
+one arrives, which may be never, and no API key is checked before. The program that serves passes
+its protocol class to `limit_head`; this module only counts bytes.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 MAX_HEAD_BYTES = 2**19
-"""More than the guard lets through, which words its refusal, and than one read of a socket."""
+"""Maximum size of a request head. It exceeds the guard's limit, so that the guard can send its
+worded refusal first. It also exceeds one read of a socket."""
 PER_PART_BYTES = 32
-"""What keeping a header costs beside its text, as HTTP/2 counts it."""
+"""Overhead added to the size of each header, the same as in HTTP/2."""
 
 P = TypeVar("P", bound=type[Any])
 
+ON_CONNECTION_LOST = "fakevllm.on_lost"
+"""Key of `scope["state"]` for a callback. It is called when the connection is lost while the
+request is the connection's last one. Its argument is the error, or None."""
 
-ON_LOST = "fakevllm.on_lost"
-"""In a request's `scope["state"]`: whom to tell, with the error if there was one, that the
-connection is lost while the request is its last."""
 
-
-def bounded(protocol: P) -> P:
-    """The same protocol for uvicorn's `http`, bounded where it is the one of httptools."""
+def limit_head(protocol: P) -> P:
+    """Return a limited subclass of uvicorn's httptools protocol; return others unchanged."""
     if not hasattr(protocol, "on_header"):
         return protocol
     return cast(P, type("BoundedHttp", (BoundedHead, protocol), {}))
@@ -32,7 +32,7 @@ def bounded(protocol: P) -> P:
 if TYPE_CHECKING:
 
     class _HttpTools:
-        """What of uvicorn's protocol is listened to."""
+        """The methods of uvicorn's httptools protocol that are overridden."""
 
         transport: Any
         scope: Any
@@ -50,13 +50,16 @@ else:
 
 
 class BoundedHead(_HttpTools):
-    """Stands before uvicorn's protocol. What is too long is answered like what is no HTTP: 400, and
-    closed."""
+    """A mixin that precedes uvicorn's protocol class in the method resolution order.
+
+    It answers a head that is too long in the same way as malformed HTTP: with 400, then it closes
+    the connection.
+    """
 
     _head_bytes = 0
-    """Of one request: its address, headers and trailers."""
+    """Size of the current request's URL, headers and trailers."""
     _unseen_bytes = 0
-    """Received since the parser last told of anything: one header that does not end."""
+    """Bytes received since the last callback of the parser, such as those of an endless header."""
 
     def data_received(self, data: bytes) -> None:
         self._unseen_bytes += len(data)
@@ -66,20 +69,20 @@ class BoundedHead(_HttpTools):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        tell = self.scope["state"].get(ON_LOST) if self.scope else None
-        if tell is not None:
-            tell(exc)
+        callback = self.scope["state"].get(ON_CONNECTION_LOST) if self.scope else None
+        if callback is not None:
+            callback(exc)
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        self._take(url)
+        self._count(url)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._take(name + value)
+        self._count(name + value)
         super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
@@ -90,8 +93,9 @@ class BoundedHead(_HttpTools):
         self._unseen_bytes = 0
         super().on_message_complete()
 
-    def _take(self, part: bytes) -> None:
+    def _count(self, part: bytes) -> None:
         self._unseen_bytes = 0
         self._head_bytes += len(part) + PER_PART_BYTES
         if self._head_bytes > MAX_HEAD_BYTES:
-            raise ValueError("the request's head is too long")  # the parser makes it its own
+            # the parser turns this exception into one of its own
+            raise ValueError("the request's head is too long")

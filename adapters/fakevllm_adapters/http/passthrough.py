@@ -1,5 +1,7 @@
-"""Routes of a vLLM that are relayed as they are. Everything else it has (its development,
-scale-out and administration routes) is not for apps."""
+"""vLLM's routes that are relayed unchanged.
+
+All other routes of vLLM (development, scale-out, administration) are not for apps.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,17 @@ PASSTHROUGH: dict[str, tuple[str, ...]] = {
     "/v1/responses/{response_id}": ("GET",),
     "/v1/responses/{response_id}/cancel": ("POST",),
 }
-"""Path patterns and their methods. `/v1/models`, `/health` and `/metrics` are answered by routes of
-their own."""
+"""Path patterns and their methods. `/v1/models`, `/health` and `/metrics` have routes of their
+own."""
 
 _PLAIN = re.compile(r"(/[\w-]+)+", re.ASCII)
 
 
-def whole_path(path: str, query: bytes) -> str:
-    """A routed path with its query, as it goes upstream. Raises WireError (404) where a decoded
-    path would lead elsewhere, as one with `..` in it."""
+def path_with_query(path: str, query: bytes) -> str:
+    """Return a routed path with its query for the request to the upstream.
+
+    Raises WireError (404) if the decoded path could lead elsewhere, such as one with `..`.
+    """
     if _PLAIN.fullmatch(path) is None:
         raise WireError(404, {"detail": "Not Found"})
     return f"{path}?{query.decode('latin-1')}" if query else path

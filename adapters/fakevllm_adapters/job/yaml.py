@@ -9,7 +9,7 @@ from typing import Any, cast
 import yaml
 from pydantic import ValidationError
 
-from fakevllm_adapters.http.mistakes import SHOWN_CHARS, meant_by, said
+from fakevllm_adapters.http.validation_messages import SHOWN_CHARS, closest_name, problem_text
 from fakevllm_adapters.job import ajet_yaml, plain_yaml
 
 Settings = dict[str, Any]
@@ -73,10 +73,10 @@ def _told(problem: Any, settings: Iterable[str], keys: Mapping[str, str]) -> str
         return str(problem["msg"]).removeprefix("Value error, ")
     where = repr(".".join([keys.get(name, name), *inside]))[1:-1][:SHOWN_CHARS]
     if problem["type"] == "extra_forbidden":
-        meant = meant_by(name, settings)
+        meant = closest_name(name, settings)
         mend = "take it out" if meant is None else f"take it out, or write {meant}"
         return f"{where} is no setting of a job: {mend}"
-    return f"{where}: {said(problem)}"
+    return f"{where}: {problem_text(problem)}"
 
 
 def _mapping_of(text: str) -> dict[str, Any]:

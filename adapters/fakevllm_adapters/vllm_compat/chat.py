@@ -11,7 +11,7 @@ from typing import Annotated, Any, NotRequired
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
 from typing_extensions import TypedDict
 
-from fakevllm_adapters.http.body import loads
+from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.errors import Json, WireError, bad_request, schema_error
 from fakevllm_adapters.vllm_compat.checks import MAX_STOP_STRINGS, check, check_before_types
 from fakevllm_adapters.vllm_compat.grammar import (
@@ -139,7 +139,7 @@ class ChatRequest(BaseModel):
 
 def parse_chat_request(raw: bytes) -> ChatRequest:
     """Raises WireError, worded as vLLM words it."""
-    body = loads(raw)
+    body = parse_json(raw)
     if isinstance(body, dict):
         check_before_types(body)  # pyright: ignore[reportUnknownArgumentType]
     try:

@@ -13,7 +13,7 @@ from typing import Annotated, cast
 import orjson
 from pydantic import BaseModel, Field, ValidationError
 
-from fakevllm_adapters.http.body import loads
+from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.errors import Json, bad_request, not_supported
 from fakevllm_adapters.vllm_compat.answer import allowed_key
 from fakevllm_adapters.vllm_compat.chat import ChatRequest, parse_chat_request, type_refusal
@@ -67,7 +67,7 @@ class CompletionRequest:
 
 def parse_completion_request(raw: bytes) -> CompletionRequest:
     """Raises WireError, worded as vLLM words it."""
-    body = loads(raw)
+    body = parse_json(raw)
     if isinstance(body, dict):
         _check_meaning(cast(Json, body))
     try:

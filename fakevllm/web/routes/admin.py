@@ -9,8 +9,8 @@ from pydantic import BaseModel, ValidationError
 
 from fakevllm.web.components import ProxyComponents
 from fakevllm.web.routes.passthrough import worded
-from fakevllm_adapters.http.asgi import ClientLeft, read_body
-from fakevllm_adapters.http.body import loads
+from fakevllm_adapters.http.asgi import ClientDisconnected, read_body
+from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.errors import WireError, error_body, schema_error
 from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task
 
@@ -113,7 +113,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
             tasks = _tasks_in(await read_body(request.receive, proxy.config.limits.body_bytes))
         except WireError as error:
             return worded(error)
-        except ClientLeft:
+        except ClientDisconnected:
             return Response()  # to nobody
         proxy.tasks.add(tasks)
         proxy.ledger.put_tasks(tasks)
@@ -202,6 +202,6 @@ def _tasks_in(raw: bytes) -> list[Task]:
     """Raises WireError (400). What cannot be written again (NaN, half a surrogate) is refused: the
     ledger would not take it."""
     try:
-        return PutTasks.model_validate(loads(raw)).tasks
+        return PutTasks.model_validate(parse_json(raw)).tasks
     except ValidationError as error:
         raise schema_error([dict(problem) for problem in error.errors(include_url=False)]) from None

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ValidationError
 from fakevllm.settlement.feedback_values import FeedbackBody
 from fakevllm.web.components import ProxyComponents
 from fakevllm.web.routes.passthrough import worded
-from fakevllm_adapters.http.asgi import ClientLeft, header_map, read_body
-from fakevllm_adapters.http.body import object_of
+from fakevllm_adapters.http.asgi import ClientDisconnected, header_map, read_body
+from fakevllm_adapters.http.json_body import parse_object
 from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, schema_error
 from fakevllm_adapters.protocol.keys import fingerprint
@@ -40,7 +40,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
             row, is_repeated = await proxy.feedback.take(said, fingerprint(key) if key else None)
         except WireError as error:
             return worded(error)
-        except ClientLeft:
+        except ClientDisconnected:
             return Response()  # to nobody
         return FeedbackReply(
             id=said.id,
@@ -57,6 +57,6 @@ def router(proxy: ProxyComponents) -> APIRouter:
 def _said(raw: bytes) -> FeedbackBody:
     """Raises WireError (400)."""
     try:
-        return FeedbackBody.model_validate(object_of(raw))
+        return FeedbackBody.model_validate(parse_object(raw))
     except ValidationError as error:
         raise schema_error([dict(problem) for problem in error.errors(include_url=False)]) from None

@@ -20,7 +20,7 @@ from fakevllm.web.components import ProxyComponents
 from fakevllm_adapters.formats.base import Adapter, Earlier, Json, Untranslated
 from fakevllm_adapters.http.asgi import (
     AsgiApp,
-    ClientLeft,
+    ClientDisconnected,
     Receive,
     Scope,
     Send,
@@ -29,7 +29,7 @@ from fakevllm_adapters.http.asgi import (
     read_body,
     send_error,
 )
-from fakevllm_adapters.http.limits import Admitted, admitted, rewritten
+from fakevllm_adapters.http.client_body import CheckedBody, check_body, rewrite_body
 from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.keys import fingerprint, new_id
@@ -49,12 +49,12 @@ def door(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
         app_key = fingerprint(key) if key else None
         try:
             raw = await read_body(receive, limits.body_bytes)
-            found = admitted(raw, limits.per_request, proxy.num_siblings, limits.allowed_fields)
+            found = check_body(raw, limits.per_request, proxy.num_siblings, limits.allowed_fields)
             request = await _decode(proxy, adapter, found, headers, app_key)
         except WireError as error:
             worded = adapter.refusal(error.status, error.body)
             return await send_error(send, replace(error, body=worded))
-        except ClientLeft:
+        except ClientDisconnected:
             return
         hints = hints_of(headers, found.body)
         resends, sent = proxy.resends, None
@@ -95,7 +95,7 @@ def _draft(
 async def _decode(
     proxy: ProxyComponents,
     adapter: Adapter,
-    found: Admitted,
+    found: CheckedBody,
     apps_headers: dict[bytes, bytes],
     app_key: str | None,
 ) -> Request:
@@ -107,7 +107,7 @@ async def _decode(
     served = proxy.served_name(named)
     if body is not None and served is not None:
         body["model"] = served
-        raw = rewritten(raw, model=served)
+        raw = rewrite_body(raw, model=served)
     asked, exchange, reason = raw, None, None
     if body is None:
         reason = "invalid_json"

@@ -11,13 +11,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from fakevllm.runtime.disconnect import CancelOnDisconnect
 from fakevllm.web.components import ProxyComponents
 from fakevllm_adapters.http.asgi import (
-    ClientLeft,
+    ClientDisconnected,
     engine_headers,
     header_map,
     read_body,
 )
-from fakevllm_adapters.http.limits import admitted, rewritten
-from fakevllm_adapters.http.passthrough import PASSTHROUGH, whole_path
+from fakevllm_adapters.http.client_body import check_body, rewrite_body
+from fakevllm_adapters.http.passthrough import PASSTHROUGH, path_with_query
 from fakevllm_adapters.protocol.errors import WireError
 
 
@@ -31,16 +31,16 @@ def router(proxy: ProxyComponents) -> APIRouter:
         limits = proxy.config.limits
         try:
             raw = await read_body(request.receive, limits.body_bytes)
-            found = admitted(raw, limits.per_request, allowed=limits.allowed_fields)
-            path = whole_path(request.scope["path"], request.scope["query_string"])
+            found = check_body(raw, limits.per_request, allowed=limits.allowed_fields)
+            path = path_with_query(request.scope["path"], request.scope["query_string"])
             body = found.raw
             if found.body is not None and proxy.rename(found.body):
-                body = rewritten(body, model=found.body["model"])
+                body = rewrite_body(body, model=found.body["model"])
             async with CancelOnDisconnect(request.receive):
                 return await relayed(proxy, request.method, path, body, headers)
         except WireError as error:
             return worded(error)
-        except ClientLeft:
+        except ClientDisconnected:
             return Response()  # to nobody
 
     for path, methods in PASSTHROUGH.items():

@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
-from fakevllm_adapters.http.mistakes import meant_by
+from fakevllm_adapters.http.validation_messages import closest_name
 from fakevllm_server.config.model import ConfigError
 
 
@@ -68,7 +68,7 @@ def checked(
         name = str(key).replace("-", "_")
         if name not in flags:
             known = [flag.replace("_", "-") for flag in flags]
-            meant = meant_by(name.replace("_", "-"), known)
+            meant = closest_name(name.replace("_", "-"), known)
             mend = f"known are {', '.join(known)}" if meant is None else f"write {meant}"
             raise ConfigError(f"Unknown key `{key}` in {file}: {mend}.")
         if name in taken:

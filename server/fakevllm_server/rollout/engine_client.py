@@ -18,7 +18,7 @@ from fakevllm_adapters.http.asgi import (
     Headers,
     Send,
     error_object,
-    is_final,
+    is_final_status,
     relayed_headers,
     send_bytes,
     send_chunk,
@@ -203,7 +203,7 @@ class EngineClient:
             async with self._http.request(
                 method, path, data=body or None, headers=headers, allow_redirects=False
             ) as answer:
-                if not is_final(answer.status):
+                if not is_final_status(answer.status):
                     raise EngineFailed(f"it answered {answer.status}")
                 if answer.status in _TROUBLE and not await self.is_well():
                     raise EngineFailed(f"it answered {answer.status} and is not well")

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from fakevllm_adapters.formats.registry import ADAPTERS, COUNTERS
-from fakevllm_adapters.http.asgi import Door
+from fakevllm_adapters.http.asgi import AsgiEndpoint
 from fakevllm_adapters.http.guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.passthrough import PASSTHROUGH
 from fakevllm_server.config.model import ServerConfig
@@ -56,8 +56,8 @@ def create_app(config: ServerConfig) -> FastAPI:
         hosts=config.hosts,
         hosts_setting="those of --allow-host",
         admin_paths=ADMIN_PATHS,
-        own_keys=partial(opens_episode, swarm),
-        stranger=partial(stranger, swarm),
+        accepts_extra_key=partial(opens_episode, swarm),
+        invalid_key_error=partial(stranger, swarm),
     )
     app.add_middleware(GuardMiddleware, guard=guard)
     app.state.swarm = swarm
@@ -73,6 +73,6 @@ def _add_doors(app: FastAPI, swarm: Swarm, latest_call: LatestCall | None) -> No
         answered = inference.door(swarm, adapter)
         if latest_call is not None and adapter is not None and adapter.name in ADAPTERS:
             answered = latest_call.recorded(answered, adapter.name)
-        door = Door(answered)
+        door = AsgiEndpoint(answered)
         app.router.routes.append(Route(path, door, methods=methods))
         app.router.routes.append(Route(f"/e/{{episode_uuid}}{path}", door, methods=methods))

@@ -13,9 +13,8 @@ import threading
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from fakevllm_adapters.http import log_lines
-from fakevllm_adapters.http.head_limit import bounded
-from fakevllm_adapters.http.log_lines import LogFormat
+from fakevllm_adapters.http.head_limit import limit_head
+from fakevllm_adapters.http.log_format import LogFormat, set_up_logging
 from fakevllm_server.config.model import ConfigError, ServerConfig
 from fakevllm_server.web.app import create_app
 
@@ -37,7 +36,7 @@ def serve(
     address or the run directory cannot be had."""
     if until_stdin_closes:
         threading.Thread(target=_leave_with_parent, daemon=True).start()
-    log_lines.set_up(log_format)
+    set_up_logging(log_format)
     _allow_open_files()
     if listen_fd is not None:
         listener = socket.socket(fileno=listen_fd)
@@ -47,7 +46,7 @@ def serve(
         server = uvicorn.Server(
             uvicorn.Config(
                 create_app(config),
-                http=bounded(AutoHTTPProtocol),
+                http=limit_head(AutoHTTPProtocol),
                 log_config=None,
                 log_level="warning",
                 access_log=False,

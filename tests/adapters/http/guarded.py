@@ -1,4 +1,4 @@
-"""Apps behind the guard."""
+"""A guard with and without keys, and an app and a client to use behind it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ OPEN = Guard()
 KEYED = Guard(KeyRing(["sk-one"]))
 
 
-def asked(app: AsgiApp, **defaults: Any) -> httpx.AsyncClient:
+def client_of(app: AsgiApp, **defaults: Any) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(app=app)  # pyright: ignore[reportArgumentType]
     return httpx.AsyncClient(transport=transport, base_url="http://localhost", **defaults)
 
 
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+async def echo_app(scope: Scope, receive: Receive, send: Send) -> None:
     body = await read_body(receive)
     await send_json(send, 200, {"path": scope["path"], "bytes": len(body)})

@@ -1,4 +1,4 @@
-"""Who may talk to a local server: the rules, and the shell that applies them to every request."""
+"""Access checks on hosts, origins and keys, and the middleware that applies them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fakevllm_adapters.http.asgi import (
 from fakevllm_adapters.http.guard import OPEN_PATHS, Guard, GuardMiddleware, is_loopback
 from fakevllm_adapters.protocol.errors import WireError, unauthorized
 from fakevllm_adapters.protocol.keys import KeyRing, Role, named_key
-from tests.adapters.http.guarded import KEYED, OPEN, asked, echo
+from tests.adapters.http.guarded import KEYED, OPEN, client_of, echo_app
 
 # --- Host and Origin
 
@@ -35,12 +35,12 @@ def test_loopback_names_are_served(host: str) -> None:
     "host",
     ["evil.example", "127.0.0.1.evil.example", "", "[", "[::1", "x@localhost", "localhost/v1?"],
 )
-def test_a_rebound_name_is_refused(host: str) -> None:
+def test_a_host_name_other_than_the_allowed_ones_is_refused(host: str) -> None:
     refusal = OPEN.refusal("GET", "/v1/x", host, None, None)
     assert refusal is not None and refusal.status == 403
 
 
-def test_a_post_from_another_origin_is_refused_and_one_from_our_own_is_not() -> None:
+def test_a_post_from_a_foreign_origin_is_refused_and_from_an_allowed_origin_accepted() -> None:
     foreign = OPEN.refusal("POST", "/start_engine", "localhost", "https://evil.example", None)
     assert foreign is not None and foreign.status == 403
     assert OPEN.refusal("POST", "/x", "localhost", "http://localhost:3000", None) is None
@@ -49,12 +49,14 @@ def test_a_post_from_another_origin_is_refused_and_one_from_our_own_is_not() -> 
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
-def test_whatever_stands_in_host_and_origin_it_is_judged(host: str, origin: str) -> None:
+def test_any_host_and_origin_are_accepted_or_refused_with_a_short_message(
+    host: str, origin: str
+) -> None:
     refusal = OPEN.refusal("POST", "/v1/x", host, origin, None)
     assert refusal is None or (refusal.status == 403 and len(refusal.message) < 1000)
 
 
-def test_only_addresses_of_this_machine_are_loopback() -> None:
+def test_only_loopback_addresses_and_localhost_are_loopback() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.8.9.1", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "", "127.evil.example", "10.0.0.1")))
 
@@ -62,7 +64,7 @@ def test_only_addresses_of_this_machine_are_loopback() -> None:
 # --- keys
 
 
-def test_with_keys_everything_but_the_open_paths_needs_one() -> None:
+def test_every_path_but_the_open_ones_needs_a_key() -> None:
     for path in OPEN_PATHS:
         assert KEYED.refusal("GET", path, "localhost", None, None) is None
     for path in ("/v1/models", "/version", "/metrics", "/tokenize", "/nothing", "/", ""):
@@ -76,28 +78,28 @@ def test_with_keys_everything_but_the_open_paths_needs_one() -> None:
     "path",
     ["/health/", "//health", "/health/../v1/models", "/v1/models?/health", "/HEALTH", "/pin"],
 )
-def test_a_path_that_only_resembles_an_open_one_needs_a_key(path: str) -> None:
+def test_a_path_that_only_resembles_an_open_path_needs_a_key(path: str) -> None:
     refusal = KEYED.refusal("GET", path, "localhost", None, None)
     assert refusal is not None and refusal.status == 401
 
 
 @given(st.text(max_size=20), st.sampled_from(["GET", "POST", "PUT", "DELETE", "HEAD", "BREW"]))
-def test_no_path_or_method_gets_around_the_keys(path: str, method: str) -> None:
+def test_no_path_and_method_bypass_the_key_check(path: str, method: str) -> None:
     refusal = KEYED.refusal(method, path, "localhost", None, None)
     assert path in OPEN_PATHS or (refusal is not None and refusal.status == 401)
 
 
-def test_keys_of_claimed_episodes_open_the_paths_they_are_for_and_no_other() -> None:
+def test_an_extra_key_is_accepted_only_for_its_paths() -> None:
     guard = Guard(
         KeyRing(["sk-one"]),
-        own_keys=lambda key, path: key == "sk-episode" and path.startswith("/v1/"),
+        accepts_extra_key=lambda key, path: key == "sk-episode" and path.startswith("/v1/"),
     )
     assert guard.refusal("POST", "/v1/x", "localhost", None, "sk-episode") is None
     refusal = guard.refusal("POST", "/stop_engine", "localhost", None, "sk-episode")
     assert refusal is not None and refusal.status == 401
 
 
-def test_paths_for_admins_are_closed_to_clients_and_to_strangers_first() -> None:
+def test_admin_paths_answer_clients_with_403_and_invalid_keys_with_401() -> None:
     guard = Guard(
         KeyRing([named_key("sk-c", "c", "today", Role.CLIENT), named_key("sk-a", "a", "today")]),
         admin_paths={"/stop"},
@@ -116,9 +118,11 @@ def test_paths_for_admins_are_closed_to_clients_and_to_strangers_first() -> None
     assert Guard(admin_paths={"/stop"}).refusal("POST", "/stop", "localhost", None, None) is None
 
 
-def test_who_has_no_good_key_may_be_told_why() -> None:
+def test_the_error_for_an_invalid_key_can_be_replaced() -> None:
     late = WireError(404, {"detail": "late"})
-    guard = Guard(KeyRing(["sk-one"]), stranger=lambda key, _: late if key else unauthorized())
+    guard = Guard(
+        KeyRing(["sk-one"]), invalid_key_error=lambda key, _: late if key else unauthorized()
+    )
     assert guard.refusal("POST", "/x", "localhost", None, "sk-old") is late
     refusal = guard.refusal("POST", "/x", "localhost", None, None)
     assert refusal is not None and refusal.status == 401
@@ -142,19 +146,19 @@ def test_who_has_no_good_key_may_be_told_why() -> None:
         ({"cookie": "x-api-key=sk-one"}, 401),
     ],
 )
-async def test_a_key_comes_as_a_bearer_token_or_as_x_api_key(
+async def test_a_key_is_read_from_a_bearer_token_or_x_api_key(
     headers: dict[str, Any], status: int
 ) -> None:
-    async with asked(GuardMiddleware(echo, KEYED)) as app:
+    async with client_of(GuardMiddleware(echo_app, KEYED)) as app:
         answer = await app.post("/v1/chat/completions", headers=headers, content=b"{}")
     assert answer.status_code == status
 
 
-async def test_the_401_is_vllms_to_the_byte_and_comes_before_the_body_is_read() -> None:
+async def test_the_401_equals_vllms_and_is_sent_before_the_body_is_read() -> None:
     sent: list[MutableMapping[str, Any]] = []
 
     async def receive() -> MutableMapping[str, Any]:
-        raise AssertionError("nobody may make us read")
+        raise AssertionError("the body was read without a key")
 
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
@@ -165,25 +169,25 @@ async def test_the_401_is_vllms_to_the_byte_and_comes_before_the_body_is_read() 
         "path": "/v1/x",
         "headers": [(b"host", b"localhost")],
     }
-    await GuardMiddleware(echo, KEYED)(scope, receive, send)
+    await GuardMiddleware(echo_app, KEYED)(scope, receive, send)
     assert sent[0]["status"] == 401 and sent[1]["body"] == b'{"error":"Unauthorized"}'
     headers = dict(sent[0]["headers"])
     assert headers == {b"content-type": b"application/json", b"content-length": b"24"}
 
 
-async def test_the_path_that_is_routed_decides_and_no_header_that_names_another() -> None:
+async def test_the_routed_path_decides_and_headers_that_name_another_path_do_not() -> None:
     headers = {
         "x-original-url": "/health",
         "x-forwarded-prefix": "/health",
         "x-rewrite-url": "/ping",
     }
-    async with asked(GuardMiddleware(echo, KEYED), headers=headers) as app:
+    async with client_of(GuardMiddleware(echo_app, KEYED), headers=headers) as app:
         assert (await app.get("/v1/models")).status_code == 401
         host = {"host": "localhost/health?"}
         assert (await app.get("/v1/models", headers=host)).status_code == 403
 
 
-async def test_a_websocket_is_closed_and_start_and_stop_go_through() -> None:
+async def test_a_websocket_is_closed_and_lifespan_events_reach_the_app() -> None:
     sent: list[MutableMapping[str, Any]] = []
     reached: list[str] = []
 
@@ -201,11 +205,11 @@ async def test_a_websocket_is_closed_and_start_and_stop_go_through() -> None:
     assert sent == [{"type": "websocket.close", "code": 1008}] and reached == ["lifespan"]
 
 
-# --- OPTIONS, as a browser asks before it sends
+# --- OPTIONS: preflight requests of browsers
 
 
-def preflighted() -> AsgiApp:
-    """As vLLM is put together: keys outside, CORS inside, without an allowed origin."""
+def app_with_cors() -> AsgiApp:
+    """Build an app in vLLM's order: the key check encloses CORS, and no origin is allowed."""
     routes = FastAPI()
 
     @routes.get("/health")
@@ -217,9 +221,9 @@ def preflighted() -> AsgiApp:
 
 
 async def test_a_preflight_needs_no_key_and_is_refused_as_vllm_refuses_it() -> None:
-    ask = {"origin": "https://evil.example", "access-control-request-method": "POST"}
-    async with asked(preflighted()) as app:
-        answer = await app.options("/v1/chat/completions", headers=ask)
+    headers = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+    async with client_of(app_with_cors()) as app:
+        answer = await app.options("/v1/chat/completions", headers=headers)
         plain = await app.options("/health")
         unknown = await app.options("/v1/nothing")
     assert (answer.status_code, answer.text) == (400, "Disallowed CORS origin")
@@ -230,7 +234,7 @@ async def test_a_preflight_needs_no_key_and_is_refused_as_vllm_refuses_it() -> N
     assert plain.headers["vary"] == "Origin"
 
 
-async def test_inside_vllms_cors_only_the_401_lacks_vary() -> None:
-    async with asked(preflighted()) as app:
+async def test_every_response_but_the_401_has_vary_behind_vllms_cors() -> None:
+    async with client_of(app_with_cors()) as app:
         assert "vary" not in (await app.get("/v1/models")).headers
         assert (await app.get("/health")).headers["vary"] == "Origin"

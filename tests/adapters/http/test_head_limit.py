@@ -1,4 +1,4 @@
-"""A real server on a real socket, sent heads that do not end."""
+"""Request heads that never end, sent to a real uvicorn server on a socket."""
 
 from __future__ import annotations
 
@@ -14,29 +14,33 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fakevllm_adapters.http.asgi import Receive, Scope, Send, read_body, send_json
 from fakevllm_adapters.http.guard import Guard, GuardMiddleware
-from fakevllm_adapters.http.head_limit import MAX_HEAD_BYTES, bounded
+from fakevllm_adapters.http.head_limit import MAX_HEAD_BYTES, limit_head
 
 HEAD = b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\n"
 
 
-class Served(uvicorn.Server):
+class TestServer(uvicorn.Server):
+    """A server that leaves the signal handlers of pytest alone."""
+
+    __test__ = False
+
     @contextlib.contextmanager
     def capture_signals(self):  # pyright: ignore[reportUnknownParameterType]
         yield
 
 
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+async def echo_app(scope: Scope, receive: Receive, send: Send) -> None:
     await send_json(send, 200, len(await read_body(receive)))
 
 
 @contextlib.asynccontextmanager
 async def connected() -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        app = GuardMiddleware(echo, Guard())
+        app = GuardMiddleware(echo_app, Guard())
         settings = uvicorn.Config(
-            app, http=bounded(AutoHTTPProtocol), lifespan="off", log_level="critical"
+            app, http=limit_head(AutoHTTPProtocol), lifespan="off", log_level="critical"
         )
-        server = Served(settings)
+        server = TestServer(settings)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         try:
@@ -48,17 +52,20 @@ async def connected() -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.Stre
 
 
 async def answer_to(*parts: bytes) -> bytes:
-    """All that is said until the server closes; it must close while it is still being sent to."""
+    """Send the parts and return what the server sends until it closes the connection.
+
+    The server must close the connection while the client still sends.
+    """
     async with connected() as (reader, writer):
         with contextlib.suppress(ConnectionError):
             for part in parts:
                 writer.write(part)
                 await writer.drain()
-        said = b""
+        received = b""
         with contextlib.suppress(ConnectionError):
             async with asyncio.timeout(10):
-                said = await reader.read()
-        return said
+                received = await reader.read()
+        return received
 
 
 @pytest.mark.parametrize(
@@ -69,20 +76,22 @@ async def answer_to(*parts: bytes) -> bytes:
         pytest.param(b"x-a: " + b"y" * 10_000, id="one value without end"),
     ],
 )
-async def test_a_head_that_does_not_end_is_refused_and_closed(unit: bytes) -> None:
-    said = await answer_to(HEAD, *[unit] * (2 * MAX_HEAD_BYTES // len(unit)))
-    assert said == b"" or b"400 Bad Request" in said  # what is sent on may reset the connection
+async def test_a_head_that_never_ends_is_refused_and_the_connection_closed(unit: bytes) -> None:
+    received = await answer_to(HEAD, *[unit] * (2 * MAX_HEAD_BYTES // len(unit)))
+    assert (
+        received == b"" or b"400 Bad Request" in received
+    )  # data sent after the close may reset the connection
 
 
-async def test_trailers_that_do_not_end_are_refused_and_closed() -> None:
+async def test_trailers_that_never_end_are_refused_and_the_connection_closed() -> None:
     start = HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
     unit = b"x-a: " + b"y" * 10_000
     await answer_to(start, *[unit] * (2 * MAX_HEAD_BYTES // len(unit)))
 
 
-async def test_an_address_that_does_not_end_is_refused() -> None:
-    said = await answer_to(b"GET /", *[b"x" * 10_000] * (2 * MAX_HEAD_BYTES // 10_000))
-    assert said == b"" or b"400 Bad Request" in said
+async def test_a_url_that_never_ends_is_refused() -> None:
+    received = await answer_to(b"GET /", *[b"x" * 10_000] * (2 * MAX_HEAD_BYTES // 10_000))
+    assert received == b"" or b"400 Bad Request" in received
 
 
 async def test_large_bodies_and_many_requests_on_one_connection_are_served() -> None:
@@ -91,10 +100,10 @@ async def test_large_bodies_and_many_requests_on_one_connection_are_served() -> 
         for _ in range(3):
             head = HEAD + b"x-a: " + b"y" * 50_000 + b"\r\ncontent-length: %d\r\n\r\n" % size
             writer.write(head + b"z" * size)
-            said = await reader.readuntil(b"\r\n\r\n")
-            assert said.startswith(b"HTTP/1.1 200")
+            received = await reader.readuntil(b"\r\n\r\n")
+            assert received.startswith(b"HTTP/1.1 200")
             assert await reader.readexactly(len(str(size))) == b"%d" % size
 
 
-def test_a_protocol_that_bounds_itself_is_taken_as_it_is() -> None:
-    assert bounded(H11Protocol) is H11Protocol
+def test_a_protocol_with_a_limit_of_its_own_is_returned_unchanged() -> None:
+    assert limit_head(H11Protocol) is H11Protocol

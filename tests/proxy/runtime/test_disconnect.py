@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fakevllm.runtime.disconnect import CancelOnDisconnect
-from fakevllm_adapters.http.asgi import ClientLeft
+from fakevllm_adapters.http.asgi import ClientDisconnected
 
 
 class App:
@@ -40,7 +40,7 @@ async def test_a_block_that_ends_before_the_disconnect_is_not_cancelled() -> Non
 async def test_a_disconnect_cancels_the_block_and_not_the_task_around_it() -> None:
     app = App()
     asyncio.get_running_loop().call_soon(app.left.set)
-    with pytest.raises(ClientLeft):
+    with pytest.raises(ClientDisconnected):
         async with CancelOnDisconnect(app.receive):
             await for_ever()
     own = asyncio.current_task()
@@ -49,7 +49,7 @@ async def test_a_disconnect_cancels_the_block_and_not_the_task_around_it() -> No
 
 
 async def test_a_disconnect_before_the_block_cancels_the_block() -> None:
-    with pytest.raises(ClientLeft):
+    with pytest.raises(ClientDisconnected):
         async with CancelOnDisconnect(App(has_left=True).receive):
             await for_ever()
 

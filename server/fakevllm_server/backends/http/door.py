@@ -21,7 +21,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fakevllm_adapters.http.origins import VaryOrigin
+from fakevllm_adapters.http.vary_origin import VaryOrigin
 from fakevllm_server.backends.http.control_door import Control
 from fakevllm_server.backends.http.routes import PublicRoutes, get_route
 from fakevllm_server.backends.process.uvicorn_server import GracefulServer

@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from fakevllm_adapters.formats.sse import DONE, encode
-from fakevllm_adapters.http.asgi import Receive, until_disconnect
+from fakevllm_adapters.http.asgi import Receive, wait_for_disconnect
 from fakevllm_adapters.protocol.errors import WireError, bad_content_type, internal_error
 from fakevllm_adapters.vllm_compat.answer import model_card
 from fakevllm_adapters.vllm_compat.chat import parse_chat_request
@@ -153,7 +153,7 @@ async def _events(sampled: Sampled) -> AsyncIterator[bytes]:
 async def _unless_disconnected(receive: Receive, work: Awaitable[Json]) -> Json:
     """The result of `work`, which is cancelled when the client leaves."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(until_disconnect(receive))
+    gone = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else {}

@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
-from fakevllm_adapters.http.body import loads
+from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.errors import bad_request, not_supported
 from fakevllm_adapters.vllm_compat.chat import ChatRequest, type_refusal
 from fakevllm_adapters.vllm_compat.checks import check_continuation, check_conversation
@@ -36,7 +36,7 @@ class _Detokenize(BaseModel):
 
 def tokenize(engine: TokenEngine, raw: bytes) -> Json:
     """Raises WireError, worded as vLLM words it."""
-    body: object = loads(raw)
+    body: object = parse_json(raw)
     if isinstance(body, dict) and "messages" in body and "prompt" not in body:
         request = _read_chat(cast(Json, body))
         check_model(engine, request.model)
@@ -55,7 +55,7 @@ def tokenize(engine: TokenEngine, raw: bytes) -> Json:
 
 def detokenize(engine: TokenEngine, raw: bytes) -> Json:
     """Raises WireError, worded as vLLM words it."""
-    request = _validated(_Detokenize, loads(raw))
+    request = _validated(_Detokenize, parse_json(raw))
     check_model(engine, request.model)
     try:
         return {"prompt": engine.decode(request.tokens, skip_special_tokens=False)}

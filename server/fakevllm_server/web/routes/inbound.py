@@ -16,7 +16,7 @@ import orjson
 from fakevllm_adapters.formats.base import Adapter, Exchange, Json, Untranslated
 from fakevllm_adapters.formats.registry import COUNTERS
 from fakevllm_adapters.http.asgi import Send, send_bytes, send_json
-from fakevllm_adapters.http.body import object_of
+from fakevllm_adapters.http.json_body import parse_object
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import WireError, not_served
 from fakevllm_adapters.vllm_compat.context import is_over_context, unlimited, within_context
@@ -123,7 +123,7 @@ class Inbound:
     def _open(self, upstream: EngineClient) -> Exchange | WireError:
         """The exchange, or what to answer where the engine has no route of its own."""
         try:
-            parsed = self.parsed if self.parsed is not None else object_of(self.raw)
+            parsed = self.parsed if self.parsed is not None else parse_object(self.raw)
             exchange = self.adapter.open(parsed, upstream.facts)
         except WireError as error:
             return error

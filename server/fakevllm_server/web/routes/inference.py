@@ -14,7 +14,7 @@ from functools import partial
 from fakevllm_adapters.formats.base import Adapter
 from fakevllm_adapters.http.asgi import (
     AsgiApp,
-    ClientLeft,
+    ClientDisconnected,
     Receive,
     Scope,
     Send,
@@ -23,10 +23,11 @@ from fakevllm_adapters.http.asgi import (
     json_object,
     read_body,
     send_error,
-    until_disconnect,
+    wait_for_disconnect,
 )
-from fakevllm_adapters.http.limits import Admitted, Limits, admitted, rewritten
-from fakevllm_adapters.http.passthrough import whole_path
+from fakevllm_adapters.http.client_body import CheckedBody, check_body, rewrite_body
+from fakevllm_adapters.http.limits import Limits
+from fakevllm_adapters.http.passthrough import path_with_query
 from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, bad_request, unavailable
 from fakevllm_adapters.protocol.keys import EPISODE_KEY_PREFIX
@@ -71,7 +72,7 @@ def door(swarm: Swarm, adapter: Adapter | None) -> AsgiApp:
             await _unless_left(receive, work)
         except WireError as error:
             await send_error(send, error)
-        except ClientLeft:
+        except ClientDisconnected:
             pass
         except (EngineFailed, TimeoutError):
             await send_error(send, unavailable(_GONE))
@@ -84,7 +85,7 @@ async def _relayed(swarm: Swarm, scope: Scope, body: bytes, send: Send) -> None:
     headers = header_map(scope)
     _episode(swarm, scope, headers)  # refuses those that are gone
     path: str = scope["path"].removeprefix(f"/e/{scope['path_params'].get('episode_uuid')}")
-    path = whole_path(path, scope.get("query_string", b""))
+    path = path_with_query(path, scope.get("query_string", b""))
     await swarm.serving_now().relay(scope["method"], path, body, engine_headers(headers), send)
 
 
@@ -94,13 +95,13 @@ async def _answer(swarm: Swarm, scope: Scope, adapter: Adapter, body: bytes, sen
     episode = _episode(swarm, scope, headers)
     if sibling is not None and episode is not None:
         raise bad_request(f"{SIBLING_HEADER} is not for the key of an episode.")
-    # What comes from a proxy has been admitted there, by limits that its user may have set.
+    # What comes from a proxy has been checked there, by limits that its user may have set.
     job = None
     if episode is None:
-        found = Admitted(body, json_object(body))
+        found = CheckedBody(body, json_object(body))
     else:
         job, served = swarm.job, swarm.ever_served().facts.model
-        found = _of_its_model(admitted(body, LIMITS), served)
+        found = _of_its_model(check_body(body, LIMITS), served)
     call = Inbound(adapter, found.raw, found.body, engine_headers(headers), send, job)
     if sibling is None and episode is None:
         if not swarm.has_told_strays and PROXY_HEADERS["Via"] not in _via(headers):
@@ -160,7 +161,7 @@ async def _through(
 async def _unless_left(receive: Receive, work: Awaitable[None]) -> None:
     """Cancels the call, and with it the engine's work, when the client leaves."""
     task = asyncio.ensure_future(work)
-    left = asyncio.ensure_future(until_disconnect(receive))
+    left = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
         await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -209,9 +210,9 @@ def _episode(swarm: Swarm, scope: Scope, headers: dict[bytes, bytes]) -> Episode
     return named
 
 
-def _of_its_model(found: Admitted, model: str | None) -> Admitted:
+def _of_its_model(found: CheckedBody, model: str | None) -> CheckedBody:
     """An episode is one model's, whatever its agent calls it."""
     if found.body is None or model is None or found.body.get("model") == model:
         return found
-    raw, body = rewritten(found.raw, model=model), found.body | {"model": model}
+    raw, body = rewrite_body(found.raw, model=model), found.body | {"model": model}
     return replace(found, raw=raw, body=body)

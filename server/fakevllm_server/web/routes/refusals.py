@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
-from fakevllm_adapters.http.mistakes import one_line
+from fakevllm_adapters.http.validation_messages import one_line
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.journal.writer import JournalError

@@ -1,4 +1,4 @@
-"""What a body or an argument lacks, in one line: where, what is wrong, what was given. Pure."""
+"""One-line messages for validation errors of pydantic: place, problem and value. Pure."""
 
 from __future__ import annotations
 
@@ -12,41 +12,44 @@ from pydantic import BaseModel, ValidationError
 M = TypeVar("M", bound=BaseModel)
 
 SHOWN_CHARS = 80
+"""Maximum number of characters of a quoted value."""
 _BRANCH = re.compile(r"(float|int|str|bool|.+\[.*\])")
-"""Of a type with several, as pydantic names what it tried: nothing that a user wrote."""
+"""Names that pydantic adds to an error's place for the member of a union that it tried. Users did
+not write them."""
 
 
 def one_line(problems: Iterable[Any]) -> str:
-    """
+    """Describe validation errors, the first one at each place, in one line.
+
     >>> one_line([{"type": "missing", "loc": ("body", "a"), "msg": "Field required", "input": {}}])
     'a: Field required'
     """
-    told: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for problem in problems:
-        told.setdefault(_place(problem["loc"]), said(problem))
-    return "; ".join(f"{place}: {text}" for place, text in told.items())
+        texts.setdefault(_place(problem["loc"]), problem_text(problem))
+    return "; ".join(f"{place}: {text}" for place, text in texts.items())
 
 
-def said(problem: Any) -> str:
-    """Of one problem, without its place."""
+def problem_text(problem: Any) -> str:
+    """Describe a validation error without its place."""
     text = str(problem["msg"]).removeprefix("Value error, ")
     is_missing = problem["type"] == "missing"
     return text if is_missing else f"{text}, got {repr(problem['input'])[:SHOWN_CHARS]}"
 
 
-def meant_by(name: str, known: Iterable[str]) -> str | None:
-    """What is spelt nearly so.
+def closest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name whose spelling is closest to `name`, or None if none is close.
 
-    >>> meant_by("num_repeats", ["lr", "num_repeat"]), meant_by("x", ["lr"])
+    >>> closest_name("num_repeats", ["lr", "num_repeat"]), closest_name("x", ["lr"])
     ('num_repeat', None)
     """
     return next(iter(get_close_matches(name, known, 1)), None)
 
 
-def made(kind: type[M], **given: Any) -> M:
-    """Raises ValueError, in one line."""
+def validated(model: type[M], **fields: Any) -> M:
+    """Build a pydantic model. Raises ValueError with a message of one line."""
     try:
-        return kind(**given)
+        return model(**fields)
     except ValidationError as error:
         raise ValueError(one_line(error.errors(include_url=False))) from None
 

@@ -1,4 +1,4 @@
-"""A request's body as JSON, refused in vLLM's words where it is none."""
+"""Request bodies parsed as JSON, with vLLM's error texts for malformed ones. Pure."""
 
 from __future__ import annotations
 
@@ -8,36 +8,38 @@ from typing import Any, cast
 import orjson
 
 from fakevllm_adapters.formats.base import Json
-from fakevllm_adapters.http.limits import is_deeper
+from fakevllm_adapters.http.json_depth import is_deeper
 from fakevllm_adapters.protocol.errors import bad_json, schema_error
 
 MAX_DEPTH = 250
-"""What orjson can write again, with room for what is wrapped around it."""
+"""Maximum nesting. orjson can still write such a body with a few more levels around it."""
 
 
-def loads(raw: bytes) -> Any:
-    """What orjson refuses (NaN, half surrogates, numbers without end) is refused everywhere alike.
-    Raises WireError."""
+def parse_json(raw: bytes) -> Any:
+    """Parse a JSON body. Raises WireError (400).
+
+    Every route refuses what orjson refuses: NaN, lone surrogates, numbers too long to read.
+    """
     if is_deeper(raw, MAX_DEPTH):
         raise bad_json(0, f"Nested deeper than {MAX_DEPTH} levels")
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         position, reason = error.pos, error.msg
-    try:  # the standard library words its complaints as vLLM shows them
+    try:  # vLLM shows the messages of the standard library
         json.loads(raw)
     except json.JSONDecodeError as error:
         position, reason = error.pos, error.msg
     except UnicodeDecodeError:
         position, reason = 0, "Invalid UTF-8"
-    except (ValueError, RecursionError):  # thousands of digits, endless nesting: ours says it
-        pass
+    except (ValueError, RecursionError):  # thousands of digits, endless nesting
+        pass  # orjson's message stays
     raise bad_json(position, reason)
 
 
-def object_of(raw: bytes) -> Json:
-    """Raises WireError."""
-    value = loads(raw)
+def parse_object(raw: bytes) -> Json:
+    """Parse a JSON body that must be an object. Raises WireError (400)."""
+    value = parse_json(raw)
     if isinstance(value, dict):
         return cast(Json, value)
     problem: Json = {

@@ -1,4 +1,4 @@
-"""`vary: Origin`, which every answer of a vLLM bears."""
+"""Middleware that adds the header `vary: Origin`, which every response of vLLM has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _VARY = (b"vary", b"Origin")
 
 
 class VaryOrigin:
-    """ASGI middleware; answers that say already what they vary by are left alone."""
+    """ASGI middleware that adds `vary: Origin` to responses without a `vary` header."""
 
     def __init__(self, app: AsgiApp) -> None:
         self._app = app

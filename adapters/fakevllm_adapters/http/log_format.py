@@ -1,4 +1,4 @@
-"""What both programs' logs look like: lines for people, or one JSON object a line for programs."""
+"""The log format of proxy and server: text lines, or one JSON object per line."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any, Literal
 LogFormat = Literal["human", "json"]
 HUMAN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _OWN = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "color_message"])
-"""What every record has, and uvicorn's copy of its message for terminals."""
+"""Attributes that are not `extra` fields: those of every record, and uvicorn's coloured copy of
+its message."""
 
 
 class JsonLines(logging.Formatter):
-    """Time, level, logger and message; then what was given as `extra`; then a traceback.
+    """A formatter of one JSON object per line: time, level, logger, message, extras, traceback.
 
     >>> record = logging.makeLogRecord({"name": "x", "levelname": "INFO", "step": 3})
     >>> record.created = 0.5
@@ -36,9 +37,11 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
-def set_up(kind: LogFormat) -> None:
-    """The process's logging, once. Uvicorn's own goes the same way where it is given no
-    configuration of its own."""
+def set_up_logging(kind: LogFormat) -> None:
+    """Set up the logging of the process; call it once.
+
+    Uvicorn's logs have the same format if uvicorn gets no log configuration of its own.
+    """
     logging.basicConfig(level=logging.INFO, format=HUMAN)
     if kind == "json":
         for handler in logging.getLogger().handlers:

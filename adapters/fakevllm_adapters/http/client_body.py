@@ -1,0 +1,96 @@
+"""Request bodies of clients: checked against the limits and freed of forbidden fields. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, cast
+
+from fakevllm_adapters.formats.base import Json
+from fakevllm_adapters.http.asgi import json_object
+from fakevllm_adapters.http.limits import Limits
+
+FORBIDDEN_FIELDS = frozenset(
+    {
+        *("kv_transfer_params", "ec_transfer_params", "vllm_xargs"),
+        *("api_base", "api_key", "api_type", "api_version", "base_url"),
+        *("custom_llm_provider", "extra_headers"),
+    }
+)
+"""Body fields that clients may not set. They control an engine's internals, or name another
+upstream to a gateway between the proxy and the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedBody:
+    """A client's body within the limits and without forbidden fields."""
+
+    raw: bytes
+    """The client's own bytes. They are rewritten only if a field was removed."""
+    body: Json | None
+    """The parsed body; None if `orjson` does not read it as an object. The engine then words the
+    error."""
+    removed: tuple[str, ...] = ()
+    """Names of the removed fields."""
+
+
+def check_body(
+    raw: bytes, limits: Limits, num_siblings: int = 1, allowed: Collection[str] = ()
+) -> CheckedBody:
+    """Check a client's body and remove the forbidden fields that are not in `allowed`.
+
+    `num_siblings` is the number of requests that will be sampled from the body. Raises WireError
+    (400) if the body exceeds a limit.
+    """
+    refusal = limits.depth_refusal(raw)
+    if refusal is not None:
+        raise refusal
+    body = json_object(raw)
+    if body is None:
+        return _check_unparsed(raw, allowed)
+    refusal = limits.body_refusal(body, num_siblings)
+    if refusal is not None:
+        raise refusal
+    body, removed = without_forbidden_fields(body, allowed)
+    return CheckedBody(rewrite_body(raw, without=removed) if removed else raw, body, removed)
+
+
+def rewrite_body(raw: bytes, *, without: Collection[str] = (), **changed: Any) -> bytes:
+    """Return a JSON object, which orjson can read, with fields removed and changed.
+
+    Python's json writes the result, because orjson turns integers beyond 64 bits into floats. An
+    engine would then refuse another number than the client sent.
+    """
+    kept = {name: value for name, value in json.loads(raw).items() if name not in without}
+    return json.dumps(kept | changed, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def without_forbidden_fields(
+    body: Json, allowed: Collection[str] = ()
+) -> tuple[Json, tuple[str, ...]]:
+    """Return the body without forbidden fields, and the names of the removed fields.
+
+    The result is the same object if it has none.
+    """
+    removed = tuple(name for name in body if name in FORBIDDEN_FIELDS and name not in allowed)
+    if not removed:
+        return body, ()
+    return {name: value for name, value in body.items() if name not in removed}, removed
+
+
+def _check_unparsed(raw: bytes, allowed: Collection[str]) -> CheckedBody:
+    """Check a body that orjson does not read as an object.
+
+    vLLM reads bodies with Python's json, which accepts more than orjson: NaN, a lone surrogate, a
+    byte order mark, UTF-16. Such a body is relayed unchanged, but forbidden fields are removed from
+    it too.
+    """
+    try:
+        value: Any = json.loads(raw)
+    except (ValueError, RecursionError):
+        return CheckedBody(raw, None)
+    if not isinstance(value, dict):
+        return CheckedBody(raw, None)
+    body, removed = without_forbidden_fields(cast(Json, value), allowed)
+    return CheckedBody(json.dumps(body).encode() if removed else raw, None, removed)

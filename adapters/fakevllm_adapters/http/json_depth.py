@@ -1,0 +1,51 @@
+"""Nesting depth of a JSON text, measured without parsing it. Pure."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from operator import add
+
+_BRACKETS = b'"[]{}'
+_ALL_BUT_BRACKETS = bytes(sorted(set(range(256)) - set(_BRACKETS)))
+_AS_BITS = bytes.maketrans(b"[{]}", b"1100")
+_BITS = 8
+_RISE = [2 * bits.bit_count() - _BITS for bits in range(2**_BITS)]
+"""Change of the level over eight consecutive brackets. Index: the brackets as bits, opening = 1."""
+_PEAK = [
+    max(accumulate(1 if bits >> at & 1 else -1 for at in reversed(range(_BITS))))
+    for bits in range(2**_BITS)
+]
+"""Highest level within the eight brackets, relative to the level before them. Same index."""
+
+
+def is_deeper(raw: bytes, depth: int) -> bool:
+    """Return whether the arrays and objects of a JSON text nest deeper than `depth`.
+
+    The result is right for every valid text in UTF-8. Other texts may count as deeper than they
+    are.
+
+    >>> is_deeper(b'[{"a": "[[["}]', 2), is_deeper(b"[[[]]]", 2)
+    (False, True)
+    """
+    if raw.count(b"[") + raw.count(b"{") <= depth:
+        return False
+    if b"\0" in raw:  # UTF-16 or UTF-32: single bytes do not show where strings begin and end
+        return True
+    # Remove escapes first, then everything but quotes and brackets, then strings without brackets.
+    # Every second part of the rest, split at quotes, is a string.
+    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _ALL_BUT_BRACKETS)
+    outside = b"".join(plain.replace(b'""', b"").split(b'"')[::2])
+    return _peaks_above(outside, depth)
+
+
+def _peaks_above(brackets: bytes, depth: int) -> bool:
+    """Return whether the brackets reach a level above `depth`.
+
+    A body may consist of 30 MB of brackets. Eight brackets are therefore handled at a time, and no
+    Python code runs inside the loop.
+    """
+    bits = brackets.translate(_AS_BITS)
+    bits += b"0" * (-len(bits) % _BITS)
+    eights = int(bits or b"0", 2).to_bytes(len(bits) // _BITS)
+    levels = accumulate(map(_RISE.__getitem__, eights), initial=0)
+    return any(map(depth.__lt__, map(add, levels, map(_PEAK.__getitem__, eights))))

@@ -1,0 +1,56 @@
+"""Limits on concurrent calls, in total and per API key. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fakevllm_adapters.protocol.errors import WireError, error_body
+from fakevllm_adapters.protocol.keys import fingerprint
+
+RETRY_AFTER_S = 2
+"""Seconds in `Retry-After`. SDKs sleep exactly that long."""
+
+
+class OpenCalls:
+    """A count of the open calls, in total and per key, with a limit on each. 0 means no limit."""
+
+    def __init__(self, most: int = 0, most_per_key: int = 0) -> None:
+        self._most = most
+        self._most_per_key = most_per_key
+        self._num = 0
+        self._by_key: Counter[str] = Counter()
+
+    def enter(self, key: str | None) -> WireError | None:
+        """Count a new call, or return a 429 if a limit is reached.
+
+        A counted call must be ended with `leave`.
+        """
+        name = _counted_as(key)
+        if 0 < self._most <= self._num:
+            return _busy(f"{self._most} requests are open, which is the most at a time.")
+        if 0 < self._most_per_key <= self._by_key[name]:
+            return _busy(f"This key has {self._most_per_key} requests open, its most at a time.")
+        self._num += 1
+        self._by_key[name] += 1
+        return None
+
+    def leave(self, key: str | None) -> None:
+        """End a call that `enter` counted."""
+        name = _counted_as(key)
+        self._num -= 1
+        self._by_key[name] -= 1
+        if self._by_key[name] == 0:
+            del self._by_key[name]  # so that there are never more entries than calls
+
+    @property
+    def num(self) -> int:
+        """Number of open calls."""
+        return self._num
+
+
+def _counted_as(key: str | None) -> str:
+    return fingerprint(key) if key else ""
+
+
+def _busy(message: str) -> WireError:
+    return WireError(429, error_body(message, "Too Many Requests", 429), RETRY_AFTER_S)
