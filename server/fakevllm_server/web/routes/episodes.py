@@ -143,7 +143,7 @@ def _cannot_claim(swarm: Swarm, request: ClaimEpisodeRequest) -> str | None:
     if job is not None and job.lockstep and request.episode_type == "train":
         return _LOCKSTEP
     policy = request.throttle_policy if request.episode_type == "train" else None
-    if policy is not None and policy.asks_for_share and not policy.current_task_id:
+    if policy is not None and policy.has_share and not policy.current_task_id:
         raise HTTPException(400, _NO_TASK)
     held_back = swarm.participation.why_not(request, time.monotonic())  # who asks is heard, always
     num_slots = slots(job)
