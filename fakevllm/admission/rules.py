@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
@@ -20,13 +21,30 @@ from fakevllm.config.policy import PolicySection, SkipRule
 
 Json = dict[str, Any]
 
-PAUSED = "paused"
-NOT_SAMPLED = "not_sampled"
 MAX_SEARCHED_CHARS = 10_000
 """Of a first message: a regular expression may take its time with a long text."""
 
 _NOT_A_SAMPLE = ("echo", "suffix", "use_beam_search", "prompt_logprobs")
 _IMAGES = ("image_url", "input_image", "image")
+
+
+class ServeOnlyReason(StrEnum):
+    """Why a request is sampled once and not trained. The ledger stores the value, and a detail
+    behind a colon where there is one."""
+
+    PAUSED = "paused"
+    SIDE_CALL = "side_call"
+    """The detail is the rule by which the request is a side call."""
+    SKIP_RULE = "skip_rule"
+    """The detail is the rule's name or number."""
+    NOT_SAMPLED = "not_sampled"
+    ONE_SIBLING = "one_sibling"
+    SEVERAL_PROMPTS = "several_prompts"
+    INVALID_REQUEST = "invalid_request"
+    GREEDY_REQUEST = "greedy_request"
+    SEVERAL_CHOICES_ASKED = "several_choices_asked"
+    NOT_A_SAMPLE = "not_a_sample"
+    AT_MOST_ONE_TOKEN = "at_most_one_token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +61,17 @@ class Train:
 class ServeOnly:
     """Sampled once."""
 
-    reason: str
-    """As the ledger shows it."""
+    reason: ServeOnlyReason
+    detail: str = ""
 
     @property
     def is_side_call(self) -> bool:
-        return self.reason.startswith("side_call")
+        return self.reason is ServeOnlyReason.SIDE_CALL
+
+    @property
+    def recorded_reason(self) -> str:
+        """The reason as the ledger stores it, such as `side_call: marker`."""
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason.value
 
 
 Ruling = Train | ServeOnly
@@ -92,17 +115,17 @@ class Policy:
     def side_call(self, asked: Facts, session: Session | None) -> ServeOnly | None:
         """`session`: the main calls before it, where there were any."""
         rule = self.side_calls.of(asked.model, asked.headers, asked.body, session)
-        return None if rule is None else ServeOnly(f"side_call: {rule}")
+        return None if rule is None else ServeOnly(ServeOnlyReason.SIDE_CALL, rule)
 
     def decide(self, asked: Facts, subject: str, *, is_paused: bool = False) -> Ruling:
         """Of a main call. `subject`: what is drawn as one, its session or its own id."""
         if is_paused:
-            return ServeOnly(PAUSED)
+            return ServeOnly(ServeOnlyReason.PAUSED)
         for number, skip in enumerate(self.settings.skip, start=1):
             if _is_skipped(skip, asked):
-                return ServeOnly(f"skip_rule: {skip.name or number}")
+                return ServeOnly(ServeOnlyReason.SKIP_RULE, skip.name or str(number))
         if not is_sampled(subject, self.settings.sample_fraction):
-            return ServeOnly(NOT_SAMPLED)
+            return ServeOnly(ServeOnlyReason.NOT_SAMPLED)
         num = self.settings.n.get(asked.model, self.settings.n.get(asked.route))
         return Train(num, self.settings.shadow)
 
@@ -120,21 +143,21 @@ def is_sampled(subject: str, fraction: float) -> bool:
     return int.from_bytes(drawn) < fraction * 2**64
 
 
-def why_only_served(body: Json, num_siblings: int) -> str | None:
-    """The reason a request is served once and not trained, as the ledger shows it; None where it
-    is fanned out."""
+def why_only_served(body: Json, num_siblings: int) -> ServeOnlyReason | None:
+    """Return why a request is served once and not trained, None where it is fanned out."""
     if num_siblings < 2:
-        return "one_sibling"
+        return ServeOnlyReason.ONE_SIBLING
     if not _asks_one(body):
-        return "several_prompts" if body.get("prompt") else "invalid_request"
+        has_prompt = bool(body.get("prompt"))
+        return ServeOnlyReason.SEVERAL_PROMPTS if has_prompt else ServeOnlyReason.INVALID_REQUEST
     if body.get("temperature") == 0:
-        return "greedy_request"
+        return ServeOnlyReason.GREEDY_REQUEST
     if body.get("n") not in (None, 1):
-        return "several_choices_asked"
+        return ServeOnlyReason.SEVERAL_CHOICES_ASKED
     if any(body.get(name) for name in _NOT_A_SAMPLE) or body.get("prompt_logprobs") == 0:
-        return "not_a_sample"
+        return ServeOnlyReason.NOT_A_SAMPLE
     if _limit(body) is not None and _limit(body) in (0, 1):
-        return "at_most_one_token"
+        return ServeOnlyReason.AT_MOST_ONE_TOKEN
     return None
 
 

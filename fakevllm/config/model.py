@@ -34,6 +34,8 @@ DEFAULT_FILE = Path("fakevllm.toml")
 EVERYWHERE = ("0.0.0.0", "::")
 _HERE: dict[str, str] = dict(zip(EVERYWHERE, ("127.0.0.1", "::1"), strict=True))
 _LIMITS = Limits()
+_TOMLLIB_INVALID_VALUE = "Invalid value"
+"""How Python's tomllib begins its message for a value that is not TOML, such as bare text."""
 log = logging.getLogger("fakevllm.config.model")
 
 
@@ -272,7 +274,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is not UTF-8 text: save it as UTF-8.") from None
     except ValueError as error:  # not TOML, or a number or date that is none
         said = str(error)
-        if said.startswith("Invalid value"):
+        if said.startswith(_TOMLLIB_INVALID_VALUE):
             said += ': text wants quotes, as in policy = "lead"'
         raise ConfigError(f"{file} is not TOML: {said}.") from None
     except RecursionError:

@@ -35,10 +35,10 @@ from fakevllm.transport.request import (
     read_answer,
     with_apps_id,
 )
-from fakevllm.transport.retry_policy import Trouble
 from fakevllm.transport.sibling_limit import Room
 from fakevllm_adapters.http.asgi import Receive, wait_for_disconnect
 from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
+from fakevllm_adapters.protocol.reasons import OutageReason
 
 log = logging.getLogger("fakevllm.groups.pipeline")
 
@@ -93,7 +93,7 @@ class GroupExecutor:
         loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[Serve | Refuse | BreakOff | None] = loop.create_future()
         """How the app is answered; None: it has been, or is not there."""
-        self._fell_back: tuple[Reply, Trouble] | None = None
+        self._fell_back: tuple[Reply, OutageReason] | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
     @property

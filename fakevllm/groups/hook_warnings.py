@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fakevllm.hooks.results import HookReason, hook_reason
 from fakevllm.ledger.records import SiblingRecord
 from fakevllm.runtime.log_throttle import LogThrottle
 
 TELL_AGAIN_S = 60.0
 """A hook that always fails does so at every request."""
-_OURS = "hook_closed"
-"""The proxy was stopping: nothing to mend."""
 _NOT_FOR_WHAT_IT_ASKS = (429, 499)
 """Too many at once, cancelled."""
 MAX_TOLD = 300
@@ -64,7 +63,9 @@ class HookWarnings:
 
     def line(self, hook: HookKind, reason: str | None, now: float) -> str | None:
         """Of a group that came to what it is for `reason`, where the log is to hear of it."""
-        if reason is None or not reason.startswith("hook_") or reason.startswith(_OURS):
+        slug = hook_reason(reason)
+        # A hook process that was closed with the proxy has no fault to mend.
+        if reason is None or slug in (None, HookReason.CLOSED):
             return None
         due = self._throttle.due((hook, *kind_of(reason)), now)
         if due is None:
@@ -103,6 +104,6 @@ def kind_of(reason: str) -> tuple[str, ...]:
     (('hook_raised', 'KeyError', 'mine.py:2)'), ('hook_nan',))
     """
     slug, _, detail = reason.partition(": ")
-    if slug != "hook_raised":
+    if slug != HookReason.RAISED:
         return (slug,)
     return slug, detail.partition(":")[0], detail.rpartition("(")[2]

@@ -205,7 +205,7 @@ class Pipeline:
     ) -> tuple[Plan, str | None]:
         """How the request is sampled, and why it is only served if it is."""
         if isinstance(request.ruling, ServeOnly):
-            return Plan(1), request.ruling.reason
+            return Plan(1), request.ruling.recorded_reason
         if request.exchange is None:
             return Plan(1), request.reason or "not_translated"
         num = request.ruling.num or self._num_siblings

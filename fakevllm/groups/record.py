@@ -20,8 +20,8 @@ from fakevllm.sessions.visit import Visit
 from fakevllm.transport.app_response import AppReply
 from fakevllm.transport.request import Request, SiblingResult, read_answer
 from fakevllm.transport.retry import why_failed
-from fakevllm.transport.retry_policy import Trouble
 from fakevllm_adapters.formats.base import Answer, Json
+from fakevllm_adapters.protocol.reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import Task
 
 if TYPE_CHECKING:
@@ -120,9 +120,9 @@ class GroupDraft:
     def failed(self, reason: str, status: int) -> GroupRecord:
         return self._record("failed", reason, status, [])
 
-    def fell_back(self, reply: Reply, trouble: Trouble) -> GroupRecord:
+    def fell_back(self, reply: Reply, reason: OutageReason) -> GroupRecord:
         """The fallback's reply, and why it was asked: told also where it was no answer."""
-        why = f"fallback: {trouble}"
+        why = f"fallback: {reason}"
         return self.served_once(reply, why, of_failed=f"{why}: ")
 
     def served_once(self, reply: Reply, reason: str, of_failed: str = "") -> GroupRecord:

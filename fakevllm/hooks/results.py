@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, cast
 
 import orjson
@@ -21,6 +22,35 @@ _APPS_OWN = frozenset(
 )
 """They shape the answer that the app reads, and any sibling's may be the one."""
 _AS_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+
+
+class HookReason(StrEnum):
+    """Why a hook gave no usable result: the slug at the start of a `HookFailure.reason`."""
+
+    RAISED = "hook_raised"
+    TIMEOUT = "hook_timeout"
+    LENGTH = "hook_length"
+    TYPE = "hook_type"
+    VALUE = "hook_value"
+    NAN = "hook_nan"
+    OVERRIDE = "hook_override"
+    CRASHED = "hook_crashed"
+    CLOSED = "hook_closed"
+    LOAD = "hook_load"
+    INPUT = "hook_input"
+
+
+_HOOK_REASONS = frozenset(HookReason)
+
+
+def hook_reason(recorded: str | None) -> HookReason | None:
+    """Return the slug of a recorded reason, None where the reason is no hook's.
+
+    >>> hook_reason("hook_nan: reward 1 is nan"), hook_reason("tied")
+    (<HookReason.NAN: 'hook_nan'>, None)
+    """
+    slug = (recorded or "").partition(":")[0]
+    return HookReason(slug) if slug in _HOOK_REASONS else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from fakevllm_adapters.formats.sse import SseDecoder, data_of, encode, json_of
 from fakevllm_adapters.http.asgi import Headers, is_final_status, relayed_headers
 from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
 from fakevllm_adapters.protocol.keys import bearer_header
+from fakevllm_adapters.protocol.reasons import REASON_HEADER, OutageReason, reason_from_header
 from fakevllm_adapters.protocol.swarm import PROXY_HEADERS
 
 log = logging.getLogger("fakevllm.transport.engine_client")
@@ -50,6 +51,8 @@ class Reply:
     """An error that came as the first event of a stream, told as a status."""
     cut: list[bytes] | None = None
     """The events, where they are known already."""
+    reason: OutageReason | None = None
+    """Reason that the server sent with an error, None where it sent none."""
 
     @staticmethod
     def of_events(events: list[bytes], latency_s: float) -> Reply:
@@ -89,6 +92,8 @@ class LiveReply:
     headers: Headers
     streamed: bool
     chunks: AsyncIterator[bytes]
+    reason: OutageReason | None = None
+    """Reason that the server sent with an error, None where it sent none."""
 
 
 REST_S = 0.1
@@ -129,7 +134,9 @@ class Upstream:
                 raw = await answer.read()
                 streamed = answer.status == 200 and answer.content_type == EVENT_STREAM
                 shown = relayed_headers(answer.headers.items())
-                reply = Reply(answer.status, shown, raw, streamed, time.monotonic() - started)
+                latency_s = time.monotonic() - started
+                reason = _reason(answer)
+                reply = Reply(answer.status, shown, raw, streamed, latency_s, reason=reason)
                 if reply.broke_off:
                     raise aiohttp.ClientPayloadError("its engine broke off")
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -171,7 +178,7 @@ class _Live(AbstractAsyncContextManager[LiveReply]):
         self._answer = answer
         streamed = answer.status == 200 and answer.content_type == EVENT_STREAM
         shown = relayed_headers(answer.headers.items())
-        return LiveReply(answer.status, shown, streamed, _chunks(answer))
+        return LiveReply(answer.status, shown, streamed, _chunks(answer), _reason(answer))
 
     async def __aexit__(
         self,
@@ -202,6 +209,10 @@ def _odd(answer: aiohttp.ClientResponse) -> aiohttp.ClientError:
     return aiohttp.ClientPayloadError(f"status {answer.status}")
 
 
+def _reason(answer: aiohttp.ClientResponse) -> OutageReason | None:
+    return reason_from_header(answer.headers.get(REASON_HEADER))
+
+
 async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Raises WireError (503)."""
     try:
@@ -224,7 +235,10 @@ def _lasting(event: bytes) -> int | None:
 
 
 def unreachable(error: Exception) -> WireError:
+    """Return the 503 for a connection that could not be opened or that broke."""
+    is_refused = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+    reason = OutageReason.SERVER_UNREACHABLE if is_refused else OutageReason.SERVER_BROKE_OFF
     kind = type(error).__name__
     return unavailable(
-        f"The model server cannot be reached at the moment ({kind}). Try again shortly."
+        f"The model server cannot be reached at the moment ({kind}). Try again shortly.", reason
     )

@@ -10,9 +10,9 @@ from fakevllm.transport.app_response import AppReply
 from fakevllm.transport.engine_client import unreachable
 from fakevllm.transport.retry_policy import Absence
 from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.reasons import OutageReason
 
 LOOK_EVERY_S = 0.5
-_LEFT_WAITING = "The engine is not ready: it was waited for in vain."
 
 
 class Patience:
@@ -25,6 +25,7 @@ class Patience:
         self._link = link
         self._app = app
         self._has_other = has_other
+        self._message = f"The engine did not become ready within {limit_s:g} s."
         self._clock = asyncio.get_running_loop()
         now_s = self._clock.time()
         self._engine = Absence(limit_s, now_s)
@@ -51,7 +52,7 @@ class Patience:
             await self._limit.__aexit__(kind, error, at)
         except TimeoutError as late:  # only its own
             if self._is_engine_away:
-                raise unavailable(_LEFT_WAITING) from None
+                raise unavailable(self._message, OutageReason.ENGINE_NOT_READY) from None
             raise unreachable(late) from late
 
     def _look(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fakevllm.transport.app_response import AppReply
 from fakevllm.transport.engine_client import LiveReply, Reply, Upstream
 from fakevllm.transport.request import Request
-from fakevllm.transport.retry_policy import OUTAGES, TOO_MANY, outage_of
+from fakevllm.transport.retry_policy import OUTAGES, TOO_MANY, outage_error
 from fakevllm_adapters.formats.chat import end_of
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, json_of
 from fakevllm_adapters.http.asgi import Headers, error_object
@@ -162,7 +162,7 @@ async def raise_outage(live: LiveReply, is_by_us: Callable[[], bool] = _by_other
     """Raises WireError for a status by which a server says that it has no answer now."""
     if live.status in OUTAGES or (live.status == TOO_MANY and is_by_us()):
         raw = b"".join([chunk async for chunk in live.chunks])
-        raise outage_of(live.status, raw, live.headers)
+        raise outage_error(live.status, raw, live.headers, live.reason)
 
 
 async def _refuse(request: Request, app: AppReply, reply: Reply) -> Reply:

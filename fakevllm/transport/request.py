@@ -12,10 +12,11 @@ import orjson
 
 from fakevllm.admission.rules import TRAIN, Ruling
 from fakevllm.transport.engine_client import Reply, Upstream
-from fakevllm.transport.retry_policy import OUTAGES, TOO_MANY, Trouble, outage_of, trouble_of_status
+from fakevllm.transport.retry_policy import OUTAGES, outage_error
 from fakevllm_adapters.formats.base import Adapter, Answer, Exchange, Json
 from fakevllm_adapters.http.client_body import rewrite_body
 from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, SiblingRef
 
 _REQUEST_ID = "X-Request-Id"
@@ -107,15 +108,12 @@ class SiblingResult:
         reply = self.reply
         if reply is None or reply.status == 200:
             return self.error
-        return outage_of(reply.status, reply.body, reply.headers)
+        return outage_error(reply.status, reply.body, reply.headers, reply.reason)
 
     @property
     def is_too_much(self) -> bool:
         """Whether the engine had too much to do for it: another one may well be answered."""
-        told = self.told
-        if told is None or (self.reply is None and told.status != TOO_MANY):
-            return False
-        return trouble_of_status(told.status, told.message) is Trouble.CROWDED
+        return self.told is not None and self.told.reason is OutageReason.ENGINE_BUSY
 
     def answer_id(self, request: Request) -> str | None:
         """What the app that gets it calls it by."""

@@ -10,8 +10,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-import aiohttp
-
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.transport.app_response import AppReply
 from fakevllm.transport.engine_client import Reply, Upstream
@@ -19,9 +17,10 @@ from fakevllm.transport.fallback import Fallback, with_model
 from fakevllm.transport.hang_watchdog import Patience
 from fakevllm.transport.relay import relay
 from fakevllm.transport.request import Plan, Request
-from fakevllm.transport.retry_policy import Hold, Trouble, hold_s, trouble_of_status
+from fakevllm.transport.retry_policy import Hold, hold_s
 from fakevllm.transport.sibling_limit import Room
 from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.reasons import OutageReason
 
 log = logging.getLogger("fakevllm.transport.retry")
 
@@ -61,7 +60,7 @@ class Lifeline:
 
     async def relay(
         self, request: Request, app: AppReply, plan: Plan = ALONE
-    ) -> tuple[Reply, Trouble | None]:
+    ) -> tuple[Reply, OutageReason | None]:
         """What the app got, and why it had to be of the fallback, if it was. Raises WireError
         while the app has got nothing of an answer."""
 
@@ -71,8 +70,7 @@ class Lifeline:
         try:
             return await self.held(request, app, ask), None
         except WireError as error:
-            reply, trouble = await self.fall_back(request, app, error)
-            return reply, trouble
+            return await self.fall_back(request, app, error)
 
     async def held(self, request: Request, app: AppReply, ask: Ask[T]) -> T:
         """Asks until there is an answer, as long as a request may be held. Raises the last
@@ -85,26 +83,26 @@ class Lifeline:
                 async with self._patience(hold.limit_s, app):
                     return await ask(request, is_by_us)
             except WireError as error:
-                trouble = trouble_of(error)
-                if trouble is None or app.is_told:
+                reason = error.reason
+                if reason is None or app.is_told:
                     raise
-                is_coming = self._is_coming if trouble is not Trouble.CROWDED else is_by_us()
-                pause_s = hold.pause(trouble, time.monotonic(), is_coming=is_coming)
+                is_busy = reason is OutageReason.ENGINE_BUSY
+                is_coming = is_by_us() if is_busy else self._is_coming
+                pause_s = hold.pause(reason, time.monotonic(), is_coming=is_coming)
                 if pause_s is None:
                     raise
             app.hold_back()
-            await self._rest(trouble, pause_s)
+            await self._rest(reason, pause_s)
 
     async def fall_back(
         self, request: Request, app: AppReply, error: WireError
-    ) -> tuple[Reply, Trouble]:
+    ) -> tuple[Reply, OutageReason]:
         """The fallback's answer in the place of `error`, which is raised again where it has
         none."""
-        trouble = trouble_of(error)
-        if trouble is None or self._fallback is None or app.is_told:
+        if error.reason is None or self._fallback is None or app.is_told:
             raise error
         try:
-            return await self._fallback.relay(request, app), trouble
+            return await self._fallback.relay(request, app), error.reason
         except WireError as failed:
             if app.is_told:
                 raise
@@ -115,9 +113,9 @@ class Lifeline:
     def _is_coming(self) -> bool:
         return self._link is None or self._link.is_coming
 
-    async def _rest(self, trouble: Trouble, pause_s: float) -> None:
+    async def _rest(self, reason: OutageReason, pause_s: float) -> None:
         """Until it is worth another try."""
-        if trouble is Trouble.CROWDED:
+        if reason is OutageReason.ENGINE_BUSY:
             self.room.refused()
             left = asyncio.Event()
             with contextlib.suppress(TimeoutError), self.room.awaited(left.set):
@@ -146,15 +144,5 @@ class Lifeline:
 
 def why_failed(error: WireError) -> str:
     """As the ledger shows it."""
-    is_gone = trouble_of(error) in (Trouble.AWAY, Trouble.BROKEN)
+    is_gone = error.reason in (OutageReason.SERVER_UNREACHABLE, OutageReason.SERVER_BROKE_OFF)
     return "upstream_unreachable" if is_gone else f"upstream_{error.status}"
-
-
-def trouble_of(error: WireError) -> Trouble | None:
-    """Why the upstream has no answer; None for an answer that is an error."""
-    cause = error.__cause__
-    if isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-        return Trouble.AWAY
-    if isinstance(cause, aiohttp.ClientError | TimeoutError):
-        return Trouble.BROKEN
-    return trouble_of_status(error.status, error.message)

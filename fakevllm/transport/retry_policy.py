@@ -10,19 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, cast
 
 from fakevllm_adapters.http.asgi import Headers, error_object
 from fakevllm_adapters.protocol.errors import WireError, unavailable
+from fakevllm_adapters.protocol.reasons import OutageReason
 
 Json = dict[str, Any]
 
-NOT_READY = "The engine is not ready"
-"""How the swarm server's 503 begins before its engine has come up, and after it was stopped."""
-_OF_ENGINE = "The engine "
-"""How all its 503s begin that are for want of an engine. One that is up and has too much to do says
-so in its own words."""
 TOO_MANY = 429
 OUTAGES = (502, 503, 504)
 """Statuses of a server, or of a gateway before it, that heal."""
@@ -36,24 +31,15 @@ RETRY_S = 2
 MOST_RETRY_S = 5
 """Of a `Retry-After`: SDKs sleep for it literally."""
 
+_SENTENCES_OF_OLD_SERVERS = (
+    ("The engine is not ready", OutageReason.ENGINE_NOT_READY),
+    ("The engine ", OutageReason.ENGINE_FAILED),
+)
+"""How the 503s begin of swarm servers that do not send the reason header. The sentences are those
+of the last such server and never change; today's servers may word theirs as they like."""
 _NO_ANSWER = "The model server has no answer at the moment. Try again shortly."
 _READ_TIMEOUTS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
 """OpenAI's SDKs and Anthropic's tell how long they wait."""
-
-
-class Trouble(StrEnum):
-    """Why there is no answer; the ledger shows it."""
-
-    AWAY = "server_unreachable"
-    """Nobody took the request."""
-    NOT_READY = "engine_not_ready"
-    """Refused, for the engine is not up."""
-    BROKEN = "server_broke_off"
-    """The server went while it had the request."""
-    FAILED = "engine_failed"
-    """The engine was up and has failed this request."""
-    CROWDED = "engine_busy"
-    """The engine is up and has too much to do."""
 
 
 @dataclass(slots=True)
@@ -61,9 +47,10 @@ class Hold:
     """One request's waiting.
 
     >>> hold = Hold(limit_s=10.0, started_s=100.0)
-    >>> hold.pause(Trouble.AWAY, 100.0), hold.pause(Trouble.AWAY, 100.1)
+    >>> reason = OutageReason.SERVER_UNREACHABLE
+    >>> hold.pause(reason, 100.0), hold.pause(reason, 100.1)
     (0.05, 0.1)
-    >>> hold.pause(Trouble.AWAY, 110.0) is None
+    >>> hold.pause(reason, 110.0) is None
     True
     """
 
@@ -72,16 +59,16 @@ class Hold:
     _num_tries: int = 0
     _num_resent: int = 0
 
-    def pause(self, trouble: Trouble, now_s: float, *, is_coming: bool = True) -> float | None:
+    def pause(self, reason: OutageReason, now_s: float, *, is_coming: bool = True) -> float | None:
         """Seconds until the next try; None: try no more. `is_coming`: whether a server that
         refuses may yet take it: not one that was stopped, nor one that others than our siblings
         keep busy."""
         left_s = self.started_s + self.limit_s - now_s
-        if left_s <= 0 or trouble is Trouble.FAILED:
+        if left_s <= 0 or reason is OutageReason.ENGINE_FAILED:
             return None
-        if trouble in (Trouble.NOT_READY, Trouble.CROWDED) and not is_coming:
+        if reason in (OutageReason.ENGINE_NOT_READY, OutageReason.ENGINE_BUSY) and not is_coming:
             return None
-        if trouble is Trouble.BROKEN:
+        if reason is OutageReason.SERVER_BROKE_OFF:
             self._num_resent += 1
             if self._num_resent > MAX_RESENT:
                 return None
@@ -122,38 +109,53 @@ def hold_s(limit_s: float, headers: Mapping[bytes, bytes]) -> float:
     return min([limit_s, *(SHARE_OF_PATIENCE * seconds for seconds in waits)])
 
 
-def trouble_of_status(status: int, message: str) -> Trouble | None:
-    """
-    >>> trouble_of_status(503, "The engine is not ready: ENGINE.BOOTING.")
-    <Trouble.NOT_READY: 'engine_not_ready'>
-    >>> trouble_of_status(503, "Too many requests are waiting.")
-    <Trouble.CROWDED: 'engine_busy'>
-    >>> trouble_of_status(500, "") is None
+def outage_reason(status: int, sent: OutageReason | None, message: str) -> OutageReason | None:
+    """Return why a response of this status has no answer, None for an error that is an answer.
+
+    `sent` is the reason in the response's header. `message`, "" where the body has none, counts
+    only where no reason was sent: by a server of an older version or by a gateway before it.
+
+    >>> outage_reason(503, OutageReason.ENGINE_NOT_READY, "Any sentence.")
+    <OutageReason.ENGINE_NOT_READY: 'engine_not_ready'>
+    >>> outage_reason(503, None, "Too many requests are waiting.")
+    <OutageReason.ENGINE_BUSY: 'engine_busy'>
+    >>> outage_reason(500, None, "") is None
     True
     """
     if status == TOO_MANY:
-        return Trouble.CROWDED
+        return OutageReason.ENGINE_BUSY
     if status not in OUTAGES:
         return None
-    if message.startswith(NOT_READY):
-        return Trouble.NOT_READY
-    is_lost = status != 503 or message in ("", _NO_ANSWER) or message.startswith(_OF_ENGINE)
-    return Trouble.FAILED if is_lost else Trouble.CROWDED
+    if sent is not None:
+        return sent
+    for opening, reason in _SENTENCES_OF_OLD_SERVERS:
+        if message.startswith(opening):
+            return reason
+    is_busy = status == 503 and message != ""
+    return OutageReason.ENGINE_BUSY if is_busy else OutageReason.ENGINE_FAILED
 
 
-def outage_of(status: int, raw: bytes, headers: Headers) -> WireError:
-    """A server's answer of one of OUTAGES, or TOO_MANY, in its own words as far as it has any."""
+def outage_error(
+    status: int, raw: bytes, headers: Headers, sent: OutageReason | None = None
+) -> WireError:
+    """Return the error of an upstream response, with its body where that holds a message.
+
+    `sent` is the reason in the response's header. The error's reason is None where `outage_reason`
+    takes the response for an answer.
+    """
     found = error_object(raw)
-    told = found if found is not None and _says(found) else unavailable(_NO_ANSWER).body
+    message = None if found is None else _message(found)
+    body = unavailable(_NO_ANSWER).body if found is None or message is None else found
     after = dict(headers).get(b"retry-after", b"")
-    return WireError(status, told, min(int(after), MOST_RETRY_S) if after.isdigit() else RETRY_S)
+    retry_after_s = min(int(after), MOST_RETRY_S) if after.isdigit() else RETRY_S
+    return WireError(status, body, retry_after_s, outage_reason(status, sent, message or ""))
 
 
-def _says(body: Json) -> bool:
-    """Whether an error's body holds a message, in vLLM's shape or as its web layer writes it."""
+def _message(body: Json) -> str | None:
+    """Return the message of an error's body, in vLLM's shape or as its web layer writes it."""
     error: object = body.get("error")
     message: object = cast(Json, error).get("message") if isinstance(error, dict) else error
-    return isinstance(message, str)
+    return message if isinstance(message, str) else None
 
 
 def _seconds(value: bytes) -> float | None:

@@ -29,12 +29,10 @@ from fakevllm.swarm.load_probe import EngineQueue
 from fakevllm.transport.engine_client import Upstream
 from fakevllm.transport.fallback import Fallback
 from fakevllm.transport.retry import Lifeline
-from fakevllm.transport.retry_policy import NOT_READY
 from fakevllm.transport.sibling_limit import Room
-from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.errors import WireError, unavailable
+from fakevllm_adapters.protocol.reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import Task
-
-_NO_NAME = f"{NOT_READY}: it has not told yet which model it serves."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class ProxyComponents:
         if not isinstance(asked, str) or asked == served or not self._is_alias(asked):
             return False
         if served is None:
-            raise unavailable(_NO_NAME)
+            raise _model_unknown()
         body["model"] = served
         return True
 
@@ -78,6 +76,11 @@ class ProxyComponents:
     @property
     def metrics(self) -> Metrics:
         return self.runner.metrics
+
+
+def _model_unknown() -> WireError:
+    message = "The engine is not ready: the swarm server has not reported which model it serves."
+    return unavailable(message, OutageReason.ENGINE_NOT_READY)
 
 
 def is_alias(name: str, aliases: Sequence[str]) -> bool:
@@ -172,7 +175,7 @@ async def _lifeline(
         if asked == link.model or not is_alias(asked, config.models.aliases):
             return None
         if link.model is None:
-            raise unavailable(_NO_NAME)
+            raise _model_unknown()
         return link.model
 
     return Lifeline(upstream, link, config.upstream.hold_s, fallback, served_name, room)

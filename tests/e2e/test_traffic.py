@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fakevllm.transport.retry_policy import Trouble, trouble_of_status
+from fakevllm_adapters.protocol.reasons import REASON_HEADER, OutageReason
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes, free_port, wait_until
 
@@ -174,13 +174,12 @@ def test_in_shadow_the_app_gets_its_own_answer_and_its_siblings_are_scored(
 # --- never an outage
 
 
-def test_a_server_whose_engine_is_not_up_says_so_in_the_words_that_are_waited_for(
+def test_a_server_whose_engine_is_not_up_sends_the_reason_that_proxies_wait_for(
     processes: Processes,
 ) -> None:
     answer = ask(processes.server("--backend", "fake"))
     assert answer.status_code == 503
-    message = answer.json()["error"]["message"]
-    assert trouble_of_status(503, message) is Trouble.NOT_READY
+    assert answer.headers[REASON_HEADER] == OutageReason.ENGINE_NOT_READY
 
 
 @pytest.mark.parametrize("num_siblings", ["1", "3"])

@@ -11,6 +11,7 @@ from typing import Any, cast
 import orjson
 
 from fakevllm_adapters.protocol.errors import WireError, error_body
+from fakevllm_adapters.protocol.reasons import REASON_HEADER, OutageReason
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -25,9 +26,17 @@ _HOP_BY_HOP = (
     "connection keep-alive proxy-authenticate proxy-authorization te trailer "
     "transfer-encoding upgrade"
 )
-_NOT_RELAYED = {*_HOP_BY_HOP.split(), "content-length", "content-encoding", "date", "server"}
-"""Response headers that are not relayed: those of a single connection, and those that the
-relaying server writes itself."""
+_NOT_RELAYED = {
+    *_HOP_BY_HOP.split(),
+    "content-length",
+    "content-encoding",
+    "date",
+    "server",
+    REASON_HEADER.lower(),
+}
+"""Headers of one connection only, those that our own server writes, and the reason header, which
+is for proxies and never for apps."""
+
 
 _FOR_ENGINES = {b"content-type": "Content-Type", b"x-request-id": "X-Request-Id"}
 """Request headers that are relayed to an engine. API keys and headers that control an engine are
@@ -139,11 +148,21 @@ async def send_json(send: Send, status: int, value: object) -> None:
     await send_bytes(send, status, orjson.dumps(value), [(b"content-type", b"application/json")])
 
 
-async def send_error(send: Send, error: WireError) -> None:
-    """Send an error response, with `Retry-After` if the error has one."""
+def reason_headers(reason: OutageReason | None) -> Headers:
+    """Return the reason header as a list of one, or an empty list without a reason."""
+    return [] if reason is None else [(REASON_HEADER.lower().encode(), reason.encode())]
+
+
+async def send_error(send: Send, error: WireError, *, with_reason: bool = False) -> None:
+    """Send an error response, with `Retry-After` if the error has one.
+
+    Only the swarm server sets `with_reason`: a proxy never shows the reason header to an app.
+    """
     headers = [(b"content-type", b"application/json")]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    if with_reason:
+        headers += reason_headers(error.reason)
     await send_bytes(send, error.status, orjson.dumps(error.body), headers)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from fakevllm_adapters.protocol.reasons import OutageReason
+
 Json = dict[str, Any]
 
 
@@ -22,6 +24,8 @@ class WireError(Exception):
     body: Json
     retry_after_s: int | None = None
     """Value of the `Retry-After` header, in seconds; None sends no header."""
+    reason: OutageReason | None = None
+    """Machine-readable reason of an outage; None for every other error."""
 
     def __str__(self) -> str:
         return f"{self.status}: {self.message}"
@@ -64,9 +68,13 @@ def unknown_model(name: str, served: str) -> WireError:
     return WireError(404, error_body(message, "NotFoundError", 404, "model"))
 
 
-def unavailable(message: str, retry_after_s: int = 2) -> WireError:
-    """Build a 503 with `Retry-After`. SDKs that retry sleep exactly that long: keep it small."""
-    return WireError(503, error_body(message, "Service Unavailable", 503), retry_after_s)
+def unavailable(
+    message: str, reason: OutageReason | None = None, retry_after_s: int = 2
+) -> WireError:
+    """Return a 503 with `Retry-After`. Keep the number of seconds small: retrying SDKs sleep for
+    exactly that long. `reason` is None where no program needs to know why."""
+    body = error_body(message, "Service Unavailable", 503)
+    return WireError(503, body, retry_after_s, reason)
 
 
 def internal_error() -> WireError:

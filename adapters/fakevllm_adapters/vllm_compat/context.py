@@ -11,7 +11,9 @@ from fakevllm_adapters.formats.base import Json
 _LIMITS = ("max_tokens", "max_completion_tokens")
 COMPLETION_TOKENS = 16
 """vLLM's limit of a completion that names none."""
-_TOLD = "maximum context length is"
+_VLLM_OVER_CONTEXT = "maximum context length is"
+"""Part of the message of vLLM's 400 for a prompt and a limit that are too long together; vLLM's
+serving layer writes it."""
 
 
 def within_context(body: Json, max_model_len: int) -> Json:
@@ -51,7 +53,11 @@ def unlimited(body: Json) -> Json | None:
 def is_over_context(status: int, body: Json) -> bool:
     """Whether an engine's refusal says that prompt and limit together are too long."""
     error: object = body.get("error")
-    return status == 400 and isinstance(error, dict) and _TOLD in str(body["error"].get("message"))
+    return (
+        status == 400
+        and isinstance(error, dict)
+        and (_VLLM_OVER_CONTEXT in str(body["error"].get("message")))
+    )
 
 
 def _limits(body: Json) -> list[str]:

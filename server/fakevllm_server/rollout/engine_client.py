@@ -19,12 +19,14 @@ from fakevllm_adapters.http.asgi import (
     Send,
     error_object,
     is_final_status,
+    reason_headers,
     relayed_headers,
     send_bytes,
     send_chunk,
     start_stream,
 )
 from fakevllm_adapters.protocol.errors import internal_error
+from fakevllm_adapters.protocol.reasons import REASON_HEADER, OutageReason, reason_from_header
 from fakevllm_server.rollout.capture.base import CallCapture
 from fakevllm_server.types.backend import Endpoint
 
@@ -43,6 +45,13 @@ Refuses = Callable[[int, Json], bool]
 """(status, error body): whether the caller asks another way instead of passing that on."""
 _TROUBLE = (500, 502, 503)
 """What an engine answers while it dies, and sometimes while it lives."""
+_REASON_OF_STATUS = {
+    429: OutageReason.ENGINE_BUSY,
+    502: OutageReason.ENGINE_FAILED,
+    503: OutageReason.ENGINE_BUSY,
+    504: OutageReason.ENGINE_FAILED,
+}
+"""The reason of an engine's error where the engine sends no reason itself, as vLLM."""
 
 
 class EngineFailed(Exception):
@@ -168,6 +177,7 @@ class EngineClient:
     ) -> None:
         shown = relayed_headers(answer.headers.items())
         if answer.status >= REFUSED:
+            shown += reason_headers(_outage_reason(answer))
             refused = Refused(answer.status, await _whole(answer), shown)
             if refuses is not None and refuses(refused.status, refused.body):
                 raise refused
@@ -219,6 +229,13 @@ class EngineClient:
         if _is_trouble(first) and not await self.is_well():
             raise EngineFailed("its stream began with an error")
         return _joined(first, chunks)
+
+
+def _outage_reason(answer: aiohttp.ClientResponse) -> OutageReason | None:
+    """Return the reason that the engine itself sends, or the one that its status implies. A 503
+    comes here only from an engine that reports itself healthy, so a 503 means too much load."""
+    sent = reason_from_header(answer.headers.get(REASON_HEADER))
+    return sent or _REASON_OF_STATUS.get(answer.status)
 
 
 async def _whole(answer: aiohttp.ClientResponse) -> bytes:

@@ -14,6 +14,7 @@ from functools import cache
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import WireError, unavailable
 from fakevllm_adapters.protocol.keys import new_id
+from fakevllm_adapters.protocol.reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.process.table import open_backend
 from fakevllm_server.backends.vllm.command import job_arguments
@@ -235,7 +236,8 @@ class Swarm:
 
     def _not_ready(self) -> WireError:
         detail = f" ({self.engine.detail})" if self.engine.detail else ""
-        return unavailable(f"The engine is not ready: {self.engine.status}{detail}.")
+        message = f"The engine is not ready: {self.engine.status}{detail}."
+        return unavailable(message, OutageReason.ENGINE_NOT_READY)
 
     async def connect(self, endpoint: Endpoint) -> None:
         """An engine answers there from now on."""

@@ -31,6 +31,7 @@ from fakevllm_adapters.formats.base import Engine
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, Task, parse_sibling
 
 NUM_TURNS = 30
@@ -103,7 +104,7 @@ class Siblings(Upstream):
         async with self._under_way(headers, body) as (index, words):
             word = await words.get()
         if word == "breaks":
-            raise unavailable("The engine is gone.")
+            raise unavailable("The engine is gone.", OutageReason.ENGINE_FAILED)
         if word in STATUS:
             return Reply(STATUS[word], WHOLE, error_of(word), False, 0.0)
         if orjson.loads(body).get("stream"):
@@ -117,7 +118,7 @@ class Siblings(Upstream):
         async with self._under_way(headers, body) as (index, words):
             word = await words.get()
             if word == "breaks":
-                raise unavailable("The engine is gone.")
+                raise unavailable("The engine is gone.", OutageReason.ENGINE_FAILED)
             if word in STATUS:
                 yield LiveReply(STATUS[word], WHOLE, False, _once(error_of(word)))
             elif not orjson.loads(body).get("stream"):
@@ -135,7 +136,7 @@ class Siblings(Upstream):
         if word == "begins":
             word = await words.get()
         if word != "answers":
-            raise unavailable("The engine is gone in the middle.")
+            raise unavailable("The engine is gone in the middle.", OutageReason.ENGINE_FAILED)
         for chunk in [*rest, DONE]:
             yield chunk
 

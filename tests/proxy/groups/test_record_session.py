@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm.admission.rules import ServeOnly
+from fakevllm.admission.rules import ServeOnly, ServeOnlyReason
 from fakevllm.groups.record import GroupDraft
 from fakevllm.sessions.hints import NO_HINTS
 from fakevllm.sessions.lookup import Found
@@ -17,9 +17,9 @@ from fakevllm.sessions.types import Asked, Evidence, Kind, Place
 from fakevllm.sessions.visit import Visit
 from fakevllm.transport.engine_client import Reply
 from fakevllm.transport.request import Request
-from fakevllm.transport.retry_policy import Trouble
 from fakevllm_adapters.formats.base import Engine
 from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.protocol.reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import Task
 from tests.proxy.groups.group_rig import WHOLE, answer_of, staged, text_of
 
@@ -100,13 +100,13 @@ def test_what_was_served_once_is_known_and_what_failed_is_not() -> None:
 )
 def test_what_the_fallback_said_is_told_as_its_own(reply: Reply, told: tuple[str, str]) -> None:
     draft = draft_of(visit(Conversations(), "g1", HI))
-    record = draft.fell_back(reply, Trouble.NOT_READY)
+    record = draft.fell_back(reply, OutageReason.ENGINE_NOT_READY)
     assert (record.state, record.reason) == told
 
 
 def test_a_side_call_is_placed_as_one() -> None:
     tree = Conversations()
-    draft = draft_of(visit(tree, "g1", HI), ruling=ServeOnly("side_call: marker"))
+    draft = draft_of(visit(tree, "g1", HI), ruling=ServeOnly(ServeOnlyReason.SIDE_CALL, "marker"))
     assert draft.failed("upstream_500", 500).kind == "side"
 
 

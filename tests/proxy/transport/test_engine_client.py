@@ -11,10 +11,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from fakevllm.transport.engine_client import Upstream
-from fakevllm.transport.retry import trouble_of
-from fakevllm.transport.retry_policy import Trouble
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.protocol.errors import WireError, bad_request, internal_error
+from fakevllm_adapters.protocol.reasons import OutageReason
 
 
 @dataclass
@@ -113,7 +112,7 @@ async def test_a_stream_whose_engine_broke_off_is_no_answer_and_may_be_asked_for
     with pytest.raises(WireError) as told:
         await answer_to_a_call(TOKEN + encode(internal_error().body) + DONE)
     assert told.value.status == 503
-    assert trouble_of(told.value) is Trouble.BROKEN
+    assert told.value.reason is OutageReason.SERVER_BROKE_OFF
 
 
 @pytest.mark.parametrize("end", [b"", encode(bad_request("no").body)])

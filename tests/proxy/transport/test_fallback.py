@@ -10,9 +10,9 @@ import pytest
 
 from fakevllm.transport.fallback import Fallback
 from fakevllm.transport.request import Plan
-from fakevllm.transport.retry_policy import Trouble
 from fakevllm.transport.sibling_limit import Room
 from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.protocol.reasons import OutageReason
 from tests.proxy.odd_swarm import until
 from tests.proxy.transport.test_retry import (
     ALL_FORMATS,
@@ -88,7 +88,7 @@ async def test_who_is_kept_out_for_too_long_goes_to_the_fallback(status: int) ->
         with room.with_engine():
             fallback = Fallback(other.url, None, None)
             got, trouble = await relayed(server.url, asked_of("chat"), 0.0, fallback, room)
-    assert (got.status, trouble) == (200, Trouble.CROWDED)
+    assert (got.status, trouble) == (200, OutageReason.ENGINE_BUSY)
 
 
 async def test_what_the_engine_would_not_take_beside_so_many_siblings_bounds_them() -> None:

@@ -21,13 +21,13 @@ from fakevllm.transport.engine_client import LiveReply, Upstream
 from fakevllm.transport.fallback import Fallback, with_model
 from fakevllm.transport.request import Plan, Request
 from fakevllm.transport.retry import ALONE, Lifeline
-from fakevllm.transport.retry_policy import Trouble
 from fakevllm.transport.sibling_limit import Room
 from fakevllm_adapters.formats.base import Engine, Untranslated
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import WireError, unavailable
+from fakevllm_adapters.protocol.reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 
 BOOTING, SYNCING = EngineStatus.BOOTING, EngineStatus.WEIGHT_SYNCING
@@ -53,11 +53,15 @@ WHOLE = {"text": "Hi", "index": 0, "finish_reason": "stop", "logprobs": None}
 TEXT_ANSWER = ANSWER | {"object": "text_completion", "choices": [WHOLE]}
 
 
+Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]
+"""Status and body of a response, and headers where a test wants some."""
+
+
 class Server:
     """Gives its answers one after the other, and the last for ever: an error, or a good one; a
     None closes the connection."""
 
-    def __init__(self, *answers: tuple[int, Any] | None, port: int = 0, prefix: str = "") -> None:
+    def __init__(self, *answers: Answer | None, port: int = 0, prefix: str = "") -> None:
         self._answers = list(answers)
         self._prefix = prefix
         self.port = port
@@ -75,7 +79,7 @@ class Server:
             assert request.transport is not None
             request.transport.close()
             return web.Response()
-        status, told = answer
+        status, told, *headers = answer
         if status == 200 and body.get("stream"):
             stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await stream.prepare(request)
@@ -83,7 +87,7 @@ class Server:
             return stream
         if status == 200 and request.path.endswith("/completions") and "prompt" in body:
             told = TEXT_ANSWER
-        return web.json_response(told, status=status)
+        return web.json_response(told, status=status, headers=headers[0] if headers else None)
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[Server]:
@@ -136,10 +140,10 @@ async def relayed(
     fallback: Fallback | None = None,
     room: Room | None = None,
     plan: Plan = ALONE,
-) -> tuple[Got, Trouble | None]:
+) -> tuple[Got, OutageReason | None]:
     """As the runner does it."""
     got, upstream = Got(), Upstream(url, None)
-    trouble: Trouble | None = None
+    trouble: OutageReason | None = None
     try:
         async with AppReply(got, request.adapter, request.exchange) as app:
             try:
@@ -187,7 +191,7 @@ async def test_nothing_is_asked_by_a_name_that_may_not_be_the_models() -> None:
     def served_name(asked: str) -> str | None:
         name = names.pop(0)
         if name is None:
-            raise unavailable("The engine is not ready: it has not told its name.")
+            raise unavailable("No name is known yet.", OutageReason.ENGINE_NOT_READY)
         return name
 
     got, request = Got(), asked_of("chat")
@@ -287,7 +291,10 @@ async def test_a_request_that_a_server_keeps_while_its_engine_is_away_goes_to_th
             _, trouble = await Lifeline(upstream, link, 0.2, fallback).relay(request, app)
         await fallback.close()
     await upstream.close()
-    assert (got.status, trouble) == (200, Trouble.NOT_READY) and upstream.is_asked.is_set()
+    assert (got.status, trouble) == (
+        200,
+        OutageReason.ENGINE_NOT_READY,
+    ) and upstream.is_asked.is_set()
 
 
 async def test_an_engine_that_steps_is_waited_for_and_not_given_up(tmp_path: Path) -> None:
@@ -328,7 +335,7 @@ async def test_the_fallback_answers_in_every_format_and_by_the_name_it_knows(
         request = asked_of(name, stream=stream)
         got, trouble = await relayed(await nobody(), request, 0.1, fallback)
     assert got.status == 200 and (b"Hello." in got.body or b"Hi" in got.body)
-    assert trouble is Trouble.AWAY
+    assert trouble is OutageReason.SERVER_UNREACHABLE
     ((path, body, headers),) = other.asked
     assert path == f"/below{ADAPTERS[name].upstream_path}" and body["model"] == "theirs"
     assert headers["Authorization"] == "Bearer sk-other"
@@ -398,13 +405,15 @@ async def test_a_fallback_that_has_begun_is_not_hurried() -> None:
 @pytest.mark.parametrize(
     ("answer", "trouble"),
     [
-        ((503, NOT_READY), Trouble.NOT_READY),
-        ((503, FAILED), Trouble.FAILED),
-        ((502, "<html>"), Trouble.FAILED),
-        (None, Trouble.BROKEN),
+        ((503, NOT_READY), OutageReason.ENGINE_NOT_READY),
+        ((503, FAILED), OutageReason.ENGINE_FAILED),
+        ((502, "<html>"), OutageReason.ENGINE_FAILED),
+        (None, OutageReason.SERVER_BROKE_OFF),
     ],
 )
-async def test_the_ledger_is_told_what_the_fallback_was_for(answer: Any, trouble: Trouble) -> None:
+async def test_the_ledger_is_told_what_the_fallback_was_for(
+    answer: Any, trouble: OutageReason
+) -> None:
     async with Server(answer).running() as server, Server((200, ANSWER)).running() as other:
         fallback = Fallback(other.url, None, None)
         got, why = await relayed(server.url, asked_of("chat"), 0.0, fallback)

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode
+from fakevllm_adapters.protocol.reasons import REASON_HEADER
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.types.backend import Endpoint
@@ -80,9 +81,13 @@ async def stops_in_stream(request: web.Request) -> web.StreamResponse:
     return await _streamed(request, [encode(chunk) for chunk in chunks()])
 
 
-def answers(status: int, body: bytes) -> Plan:
+def answers(status: int, body: bytes, reason: str | None = None) -> Plan:
+    headers = {} if reason is None else {REASON_HEADER: reason}
+
     async def plan(request: web.Request) -> web.StreamResponse:
-        return web.Response(status=status, body=body, content_type="application/json")
+        return web.Response(
+            status=status, body=body, content_type="application/json", headers=headers
+        )
 
     return plan
 

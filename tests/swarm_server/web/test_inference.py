@@ -27,12 +27,14 @@ from swarm_server.web.odd_engine import (
 
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.protocol.errors import internal_error
+from fakevllm_adapters.protocol.reasons import REASON_HEADER
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, EndGroupReply, EngineStatus
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.web.routes import inference
 from fakevllm_server.web.state import Swarm
 
 SIBLING = {SIBLING_HEADER: "g/0"}
+REASON = REASON_HEADER.lower().encode()
 
 
 @asynccontextmanager
@@ -60,6 +62,7 @@ async def test_a_call_before_the_first_boot_is_refused_at_once(tmp_path: Path) -
     swarm.engine.move(EngineStatus.BOOTING, 0.0)
     call = await AppCall(swarm).answered()
     assert call.status == 503 and "ENGINE.BOOTING" in call.json["error"]["message"]
+    assert call.headers[REASON] == b"engine_not_ready"
     swarm.engine.move(EngineStatus.OFFLINE, 0.0)
     await swarm.close()
 
@@ -83,6 +86,7 @@ async def test_a_call_held_in_vain_is_told_so_in_vllms_shape(
         call = await AppCall(swarm).answered()
     assert call.status == 503 and call.headers[b"retry-after"] == b"2"
     assert call.json["error"]["type"] == "Service Unavailable"
+    assert call.headers[REASON] == b"engine_failed"
 
 
 async def test_a_client_that_leaves_while_held_is_noticed(tmp_path: Path) -> None:
@@ -149,6 +153,32 @@ async def test_a_living_engines_own_error_is_the_apps_as_it_is(tmp_path: Path) -
         assert len(engine.asked) == 1 and ended(swarm).failure_reason == "unknown_group"
 
 
+@pytest.mark.parametrize(
+    ("status", "sent", "reason"),
+    [
+        (503, None, b"engine_busy"),
+        (429, None, b"engine_busy"),
+        (502, None, b"engine_failed"),
+        (503, "engine_failed", b"engine_failed"),
+        (503, "engine_on_fire", b"engine_busy"),
+        (500, None, None),
+        (400, None, None),
+    ],
+)
+@pytest.mark.parametrize("headers", [{}, SIBLING])
+async def test_an_engines_error_gets_the_reason_that_it_sends_or_its_status_implies(
+    tmp_path: Path,
+    headers: dict[str, str],
+    status: int,
+    sent: str | None,
+    reason: bytes | None,
+) -> None:
+    plan = answers(status, b'{"error": {"message": "any"}}', sent)
+    async with running(tmp_path, plan, plan) as (swarm, _):
+        call = await AppCall(swarm, headers=headers).answered()
+        assert (call.status, call.headers.get(REASON)) == (status, reason)
+
+
 async def test_a_connection_that_closes_under_a_living_engine_is_tried_again_at_once(
     tmp_path: Path,
 ) -> None:
@@ -162,6 +192,7 @@ async def test_a_second_failure_is_a_503_with_a_time_to_come_back(tmp_path: Path
         call = await AppCall(swarm, headers=SIBLING).answered()
         assert call.status == 503 and call.headers[b"retry-after"] == b"2"
         assert call.json["error"]["type"] == "Service Unavailable"
+        assert call.headers[REASON] == b"engine_failed"
         assert ended(swarm).failure_reason == "unknown_group"
 
 

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import bad_request, unavailable
+from fakevllm_adapters.protocol.reasons import OutageReason
 from fakevllm_adapters.vllm_compat.chat import ChatRequest, check_length
 from fakevllm_server.backends.embedded.decode.chat_renderer import ChatRenderer
 from fakevllm_server.backends.embedded.decode.decoder import cache_shape
@@ -168,7 +169,7 @@ class EmbeddedEngine:
             len(ids), min(sampling.max_tokens, self.max_model_len), self.max_model_len
         )
         if len(self._state.scheduler.waiting) >= MAX_WAITING:
-            raise unavailable("Too many requests are waiting.")
+            raise unavailable("Too many requests are waiting.", OutageReason.ENGINE_BUSY)
         rng = self._rng if sampling.seed is None else random.Random(sampling.seed)
         return DecodeRequest(ids, limit, sampling, rng, stream=None)
 

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
+from fakevllm_adapters.protocol.reasons import OutageReason
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest, TokenStream
 from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
 from fakevllm_server.types.backend import BackendError
@@ -182,7 +183,7 @@ def _call(loop: AbstractEventLoop, function: Callable[..., None], *arguments: ob
 
 
 def _shutting_down() -> WireError:
-    return unavailable("The engine is shutting down.")
+    return unavailable("The engine is shutting down.", OutageReason.ENGINE_FAILED)
 
 
 def _as_backend_error(error: Exception) -> BackendError:

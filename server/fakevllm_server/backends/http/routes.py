@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from fakevllm_adapters.formats.sse import DONE, encode
-from fakevllm_adapters.http.asgi import Receive, wait_for_disconnect
+from fakevllm_adapters.http.asgi import Headers, Receive, reason_headers, wait_for_disconnect
 from fakevllm_adapters.protocol.errors import WireError, bad_content_type, internal_error
 from fakevllm_adapters.vllm_compat.answer import model_card
 from fakevllm_adapters.vllm_compat.chat import parse_chat_request
@@ -125,7 +125,7 @@ async def _or_error(answered: Awaitable[Response]) -> Response:
     try:
         return await answered
     except WireError as error:
-        return _json(error.body, error.status)
+        return _json(error.body, error.status, reason_headers(error.reason))
     except Exception:
         traceback.print_exc()
         error = internal_error()
@@ -163,5 +163,7 @@ async def _unless_disconnected(receive: Receive, work: Awaitable[Json]) -> Json:
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-def _json(value: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status, media_type="application/json")
+def _json(value: object, status: int = 200, headers: Headers | None = None) -> Response:
+    response = Response(orjson.dumps(value), status, media_type="application/json")
+    response.raw_headers += headers or []
+    return response

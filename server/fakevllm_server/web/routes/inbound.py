@@ -28,6 +28,8 @@ from fakevllm_server.types.weight_gate import CallStamp
 
 Keep = Callable[[RecordedCall], Awaitable[None]]
 Attempt = Callable[[EngineClient, CallStamp], Awaitable[None]]
+_STARLETTE_NO_ROUTE = {"detail": "Not Found"}
+"""Body of the 404 that Starlette, below vLLM's FastAPI, sends for a path without a route."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ class Inbound:
 
 
 def _has_no_route(status: int, body: Json) -> bool:
-    return status == 404 and body == {"detail": "Not Found"}
+    return status == 404 and body == _STARLETTE_NO_ROUTE
 
 
 def _any(status: int, body: Json) -> bool:

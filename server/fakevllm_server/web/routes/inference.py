@@ -31,6 +31,7 @@ from fakevllm_adapters.http.passthrough import path_with_query
 from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, bad_request, unavailable
 from fakevllm_adapters.protocol.keys import EPISODE_KEY_PREFIX
+from fakevllm_adapters.protocol.reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import (
     PROXY_HEADERS,
     SIBLING_HEADER,
@@ -71,11 +72,12 @@ def door(swarm: Swarm, adapter: Adapter | None) -> AsgiApp:
             )
             await _unless_left(receive, work)
         except WireError as error:
-            await send_error(send, error)
+            await send_error(send, error, with_reason=True)
         except ClientDisconnected:
             pass
         except (EngineFailed, TimeoutError):
-            await send_error(send, unavailable(_GONE))
+            gone = unavailable(_GONE, OutageReason.ENGINE_FAILED)
+            await send_error(send, gone, with_reason=True)
 
     return app
 
@@ -143,7 +145,8 @@ async def _entered(
             async with asyncio.timeout(HOLD_S):
                 entered = await _through(swarm, gate, failed)
         except TimeoutError:
-            raise unavailable(f"The engine was waited for in vain for {HOLD_S:.0f} s.") from None
+            message = f"The engine did not become ready within {HOLD_S:.0f} s; see the server log."
+            raise unavailable(message, OutageReason.ENGINE_FAILED) from None
         yield entered
 
 

@@ -9,6 +9,8 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, json_of
+from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.reasons import REASON_HEADER, OutageReason
 from fakevllm_server.backends.fake.engine import EOS, FakeEngine
 from fakevllm_server.backends.http.door import create_app
 from fakevllm_server.types.sampling import Sampling, Token
@@ -229,3 +231,21 @@ async def test_an_engine_that_does_not_know_what_tokens_were_chosen_from_says_no
     ):
         told = await http.post(path, json=body | {"top_p": 0.5, "return_allowed_tokens": True})
         assert told.status_code == 200 and b"allowed" not in told.content
+
+
+class Busy(FakeEngine):
+    """An engine without capacity."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[list[Token]]:
+        raise unavailable("Any sentence.", OutageReason.ENGINE_BUSY)
+        yield []
+
+
+async def test_an_engines_refusal_carries_its_machine_readable_reason() -> None:
+    async with client_of(Busy()) as http:
+        refused = await http.post("/v1/completions", json={"prompt": "hi"})
+        good = await http.get("/version")
+    assert (refused.status_code, refused.headers[REASON_HEADER]) == (503, "engine_busy")
+    assert REASON_HEADER not in good.headers
