@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from fakevllm.errors import UserError
 from fakevllm.ledger.records import FeedbackRecord
-from fakevllm.ledger.session_reads import PlacedGroup, SessionRow
+from fakevllm.ledger.session_reads import SessionGroup, SessionRow
 from fakevllm.ledger.store import Ledger
 from fakevllm.runtime.terminal_text import printable
 
@@ -51,13 +51,13 @@ def show(
 
 
 def _tree_of(ledger: Ledger, beginning: str, names: Mapping[str, str]) -> RenderableType:
-    found = ledger.sessions.beginning(beginning)
+    found = ledger.sessions.ids_with_prefix(beginning)
     if not found:
         raise UserError(f"No session begins with {beginning!r}: `fakevllm sessions` lists them.")
     if len(found) > 1 and found[0] != beginning:
         raise UserError(f"Several sessions begin with {beginning!r}: give more of its id.")
     groups = ledger.sessions.groups(found[0])
-    started = ledger.sessions.started(found[0])
+    started = ledger.sessions.children(found[0])
     return render_tree(found[0], groups, started, names, ledger.feedback.of_session(found[0]))
 
 
@@ -89,7 +89,7 @@ def render_list(sessions: Sequence[SessionRow], names: Mapping[str, str]) -> Ren
 
 def render_tree(
     session_id: str,
-    groups: Sequence[PlacedGroup],
+    groups: Sequence[SessionGroup],
     started: Iterable[tuple[str, str | None]],
     names: Mapping[str, str],
     feedback: Iterable[FeedbackRecord] = (),
@@ -102,7 +102,7 @@ def render_tree(
         head.append(f"  started by {first.parent_session_id[:ID_CHARS]}", "cyan")
     tree = Tree(head, guide_style="dim")
     known = {group.group_id for group in groups}
-    after: defaultdict[str | None, list[PlacedGroup]] = defaultdict(list)
+    after: defaultdict[str | None, list[SessionGroup]] = defaultdict(list)
     latest: str | None = None
     for group in groups:
         above = group.parent_id if group.parent_id in known else None
@@ -123,7 +123,7 @@ def render_tree(
 
 def _grow(
     tree: Tree,
-    after: Mapping[str | None, list[PlacedGroup]],
+    after: Mapping[str | None, list[SessionGroup]],
     agents: Mapping[str | None, list[str]],
     said: Mapping[str, list[FeedbackRecord]],
 ) -> None:
@@ -149,7 +149,7 @@ def _grow(
                 chain, turn = mains[-1].group_id, mains[-1].turn
 
 
-def _described(group: PlacedGroup, turn_before: int) -> Text:
+def _described(group: SessionGroup, turn_before: int) -> Text:
     is_new_turn = group.turn != turn_before or group.kind not in ("continues", "parallel")
     text = Text(f"{group.turn:>3}  " if is_new_turn else "     ", no_wrap=True, overflow="ellipsis")
     text.append(f"{group.kind.replace('_', '-'):<11}", _STYLES.get(group.kind, ""))
@@ -172,7 +172,7 @@ def _heard(row: FeedbackRecord) -> Text:
     return text.append(f", {_time(row.received_at)}", "dim")
 
 
-def _sum(groups: Sequence[PlacedGroup]) -> str:
+def _sum(groups: Sequence[SessionGroup]) -> str:
     turns = max(group.turn for group in groups)
     return f"{_many(turns, 'turn')}, {_many(len(groups), 'group')}; {REWARD}"
 

@@ -13,7 +13,7 @@ from functools import partial
 from hashlib import blake2b
 
 from fakevllm.groups.attempts import AttemptIndex, RequestAttempts, RequestIdentity
-from fakevllm.ledger.reads import KeptAnswers
+from fakevllm.ledger.kept_answers import KeptAnswers
 from fakevllm.ledger.records import KeptAnswer
 from fakevllm.runtime.disconnect import CancelOnDisconnect
 from fakevllm.sessions.hints import Hints
@@ -86,7 +86,7 @@ class ResendCache:
         """What an earlier life could not tell to its end."""
         if not self.is_on:
             return
-        for one in self._kept.until(self._now()):
+        for one in self._kept.unexpired(self._now()):
             headers = [(name.encode(), told.encode("latin-1")) for name, told in one.headers]
             answered = _settled(Answered(one.status, headers, one.body))
             pending = PendingAnswer(one.group_id, self._window_s, answered)
@@ -134,7 +134,7 @@ class ResendCache:
             return True
         self._told(attempt, app)
         pending.num_resent += 1
-        self._kept.told(pending.group_id)
+        self._kept.delivered(pending.group_id)
         log.info(
             "request %s was sent again and got its answer",
             pending.group_id,

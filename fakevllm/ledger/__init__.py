@@ -1,1 +1,7 @@
-"""The ledger: every request, its siblings, their rewards, and what became of them, in SQLite."""
+"""The ledger: one SQLite file with every request, its siblings, their rewards and their training.
+
+README.md describes the tables, the states and the reasons. Recording never waits and never raises:
+one thread writes, and a change that cannot be written is dropped, counted and logged. The ledger is
+a record, not a queue: the server's run log decides what was trained. Nothing is deleted but kept
+answers.
+"""

@@ -1,4 +1,4 @@
-"""Changes to the ledger: each function is one, inside the caller's transaction."""
+"""The changes to the ledger. Each function makes one change, in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 import sqlite3
 import time
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ def _replace(table: Table) -> str:
     return str(table.insert().prefix_with("OR REPLACE").compile(dialect=sqlite.dialect()))
 
 
-# Compiled once, with rows as tuples: a record is written for every request of the app.
+# Compiled once, and run with tuples: every request of the app writes a record.
 _PUT_GROUP = _replace(GROUPS)
 _PUT_SIBLING = _replace(SIBLINGS)
 _PUT_CALL = _replace(CALLS)
@@ -43,55 +43,58 @@ _SETTLE = """
     reason = CASE WHEN state IN ('trained', 'dropped', 'lost') THEN reason ELSE ?3 END
     WHERE group_id = ?4
 """
-_RESENT = """
+_MARK_RESENT = """
     UPDATE groups SET num_resent = num_resent + 1,
     status = CASE WHEN status = 499 THEN 200 ELSE status END WHERE group_id = ?
 """
-_TRAINED = """
+_MARK_TRAINED = """
     UPDATE groups SET state = 'trained', reason = NULL, trained_step = ?, trained_version = ?,
     run_id = COALESCE(run_id, ?) WHERE group_id = ?
 """
-_UNMARKED = """
+_UNMARK_SIBLINGS_SINCE = """
     UPDATE siblings SET trained = 0, advantage = NULL WHERE group_id IN
     (SELECT group_id FROM groups WHERE run_id = ? AND trained_step > ?)
 """
-_UNDONE = """
+_UNTRAIN_GROUPS_SINCE = """
     UPDATE groups SET state = 'pooled', trained_step = NULL, trained_version = NULL
     WHERE run_id = ? AND trained_step > ?
 """
-_MARK = 'UPDATE siblings SET trained = 1, advantage = ? WHERE group_id = ? AND "index" = ?'
-_UNTRAINED = """
+_MARK_SIBLING = 'UPDATE siblings SET trained = 1, advantage = ? WHERE group_id = ? AND "index" = ?'
+_END_UNTRAINED = """
     UPDATE groups SET state = ?, reason = ?, trained_step = NULL, trained_version = NULL
     WHERE group_id = ?
 """
 
 
-def put_groups(db: Connection, records: Sequence[GroupRecord]) -> None:
-    """A group recorded before is replaced, siblings and calls with it."""
-    records = list({record.group_id: record for record in records}.values())
-    _many(db, _PUT_GROUP, [_GROUP_ROW(record) for record in records])
+def put_groups(db: Connection, records: Iterable[GroupRecord]) -> None:
+    """Write groups and their siblings. A group that exists is replaced, with its calls."""
+    latest = list({record.group_id: record for record in records}.values())
+    _many(db, _PUT_GROUP, [_GROUP_ROW(record) for record in latest])
     siblings = [
         (record.group_id, *_SIBLING_ROW(sibling))
-        for record in records
+        for record in latest
         for sibling in record.siblings
     ]
     _many(db, _PUT_SIBLING, siblings)
-    for record in records:
+    for record in latest:
         if record.kept is not None:
-            keep(db, record.kept)
+            keep_answer(db, record.kept)
 
 
-def keep(db: Connection, kept: KeptAnswer) -> None:
-    """The group may be recorded later: a streamed answer is over before its group."""
+def keep_answer(db: Connection, kept: KeptAnswer) -> None:
+    """Store an answer for a retry, and delete expired ones.
+
+    The group's own row may be written later: a streamed answer ends before its group does.
+    """
     headers = orjson.dumps(kept.headers).decode()
     row = (kept.group_id, kept.key, kept.until, kept.status, headers, kept.body)
     db.exec_driver_sql("DELETE FROM kept_answers WHERE until < ?", (time.time(),))
     db.exec_driver_sql(_PUT_KEPT, row)
 
 
-def resent(db: Connection, group_id: str) -> None:
-    """Its request was sent again, and the app has its answer now."""
-    db.exec_driver_sql(_RESENT, (group_id,))
+def mark_resent(db: Connection, group_id: str) -> None:
+    """Count a retry that got the group's answer, and delete the kept answer."""
+    db.exec_driver_sql(_MARK_RESENT, (group_id,))
     db.exec_driver_sql("DELETE FROM kept_answers WHERE group_id = ?", (group_id,))
 
 
@@ -104,43 +107,48 @@ def settle(
     calls: Sequence[Sequence[CapturedCall]],
     run_id: str | None = None,
 ) -> None:
-    """The server's reply to a group's end. What the run's log said first stands."""
-    changed = db.exec_driver_sql(_SETTLE, (step, state, reason, group_id, run_id or None))
-    if changed.rowcount == 0:
+    """Store the server's reply to the end of a group. Nothing happens if the group has no row.
+
+    A final state that the run log has set stays. `calls[i]` has the calls of sibling i.
+    """
+    update = db.exec_driver_sql(_SETTLE, (step, state, reason, group_id, run_id or None))
+    if update.rowcount == 0:
         return
     rows = [
         _call_row(group_id, sibling, seq, call)
-        for sibling, of_sibling in enumerate(calls)
-        for seq, call in enumerate(of_sibling)
+        for sibling, sibling_calls in enumerate(calls)
+        for seq, call in enumerate(sibling_calls)
     ]
     _many(db, _PUT_CALL, rows)
 
 
 def apply_log(db: Connection, run_id: str, entries: Sequence[LogEntry]) -> None:
-    """Once per entry: those at or below the run's cursor are known, and the cursor moves along."""
+    """Apply each entry once: skip those up to the run's cursor, then advance the cursor."""
     cursor = read_cursor(db, run_id)
-    fresh = [entry for entry in sorted(entries, key=attrgetter("seq")) if entry.seq > cursor]
-    for entry in fresh:
+    new = [entry for entry in sorted(entries, key=attrgetter("seq")) if entry.seq > cursor]
+    for entry in new:
         _apply(db, run_id, entry)
-    if fresh:
-        db.exec_driver_sql(_PUT_META, (_cursor_key(run_id), str(fresh[-1].seq)))
+    if new:
+        db.exec_driver_sql(_PUT_META, (_cursor_key(run_id), str(new[-1].seq)))
 
 
 def read_cursor(db: Connection, run_id: str) -> int:
-    found = db.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (_cursor_key(run_id),))
-    return int(found.scalar() or 0)
+    """Return the number of the last applied entry of this run's log, 0 before the first."""
+    row = db.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (_cursor_key(run_id),))
+    return int(row.scalar() or 0)
 
 
 def task_secret(db: Connection) -> bytes:
-    """The file's own secret, made where there is none."""
-    found = db.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (_TASK_SECRET,)).scalar()
-    if found is None:
-        found = secrets.token_hex(32)
-        db.exec_driver_sql(_PUT_META, (_TASK_SECRET, found))
-    return bytes.fromhex(found)
+    """Return the file's secret for task keys; make one if there is none."""
+    secret = db.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (_TASK_SECRET,)).scalar()
+    if secret is None:
+        secret = secrets.token_hex(32)
+        db.exec_driver_sql(_PUT_META, (_TASK_SECRET, secret))
+    return bytes.fromhex(secret)
 
 
 def put_tasks(db: Connection, tasks: Sequence[Task]) -> None:
+    """Write tasks; a task that exists is replaced."""
     now = time.time()
     rows = [
         (task.task_id, task.main_query, orjson.dumps(task.metadata).decode(), now) for task in tasks
@@ -149,27 +157,27 @@ def put_tasks(db: Connection, tasks: Sequence[Task]) -> None:
 
 
 def _apply(db: Connection, run_id: str, entry: LogEntry) -> None:
-    feedback_rows.apply(db, entry)
+    feedback_rows.apply_log_entry(db, entry)
     match entry.kind:
         case "step":
             ids = [group.group_id for group in entry.groups]
             rows = [(entry.step, entry.version, run_id, group_id) for group_id in ids]
-            _many(db, _TRAINED, rows)
+            _many(db, _MARK_TRAINED, rows)
             _unmark(db, ids)
-            _many(db, _MARK, [mark for group in entry.groups for mark in _marks(group)])
+            _many(db, _MARK_SIBLING, [mark for group in entry.groups for mark in _marks(group)])
         case "dropped":
             rows = [(State.DROPPED, reason, group_id) for group_id, reason in entry.reasons.items()]
-            _many(db, _UNTRAINED, rows)
+            _many(db, _END_UNTRAINED, rows)
             _unmark(db, list(entry.reasons))
         case "restored":
-            # What was trained since is trained again, as it was planned.
-            for undo in (_UNMARKED, _UNDONE):
+            # The server trains again, as planned, the groups that it trained after this step.
+            for undo in (_UNMARK_SIBLINGS_SINCE, _UNTRAIN_GROUPS_SINCE):
                 db.exec_driver_sql(undo, (run_id, entry.step))
             reason = entry.reason or "server_crashed"
             rows = [(State.LOST, reason, group_id) for group_id in entry.lost]
-            _many(db, _UNTRAINED, rows)
+            _many(db, _END_UNTRAINED, rows)
             _unmark(db, entry.lost)
-        case _:  # of the run and not of its groups, or told by a newer server
+        case _:  # an entry that concerns no group, or that only a newer server writes
             pass
 
 
@@ -179,7 +187,7 @@ def _unmark(db: Connection, group_ids: Sequence[str]) -> None:
 
 
 def _marks(group: TrainedGroup) -> list[tuple[float | None, str, int]]:
-    """A server of before they were told tells no advantages."""
+    """Return the rows of a trained group. An older server sends no advantages: they are None."""
     pairs = itertools.zip_longest(group.siblings, group.advantages[: len(group.siblings)])
     return [(advantage, group.group_id, index) for index, advantage in pairs]
 
@@ -205,10 +213,12 @@ def _cursor_key(run_id: str) -> str:
     return f"log_cursor:{run_id}"
 
 
-def driver_of(db: Connection) -> sqlite3.Connection:
+def dbapi_connection(db: Connection) -> sqlite3.Connection:
+    """Return sqlite3's own connection."""
     return cast(sqlite3.Connection, db.connection.dbapi_connection)
 
 
 def _many(db: Connection, statement: str, rows: list[tuple[Any, ...]]) -> None:
     if rows:
-        driver_of(db).executemany(statement, rows)  # past SQLAlchemy, which costs as much again
+        # Bypasses SQLAlchemy, which would double the cost.
+        dbapi_connection(db).executemany(statement, rows)

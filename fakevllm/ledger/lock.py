@@ -1,4 +1,4 @@
-"""One proxy a ledger: two would send each other's groups twice."""
+"""The lock that allows one proxy per ledger. Two proxies would send each other's groups twice."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ from fakevllm.errors import LedgerError
 
 
 class LedgerLock:
-    """Held until closed. The kernel lets go of it when the process dies; readers do not ask."""
+    """An exclusive lock, held until `close`. The kernel releases it when the process dies.
+
+    Readers of the ledger need no lock.
+    """
 
     def __init__(self, ledger: Path) -> None:
-        """Makes the ledger's folder. Raises LedgerError where another proxy holds the lock."""
+        """Create the ledger's folder if needed, and take the lock.
+
+        Raises LedgerError if another proxy holds the lock, or if the folder cannot be used.
+        """
         folder = ledger.expanduser().parent
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Not the ledger itself: closing a second descriptor of it would end SQLite's own locks.
-            # Not `lock` either: that is the server's, which may have the same folder.
+            # The ledger itself cannot be the lock: closing a second descriptor of the file would
+            # release SQLite's own locks. The file `lock` is the swarm server's, whose run may be
+            # in the same folder.
             self._lock = os.open(folder / f"{ledger.name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise LedgerError(
@@ -28,13 +35,14 @@ class LedgerLock:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
-            raise LedgerError(_told(ledger.parent, error)) from None
+            raise LedgerError(_lock_error(ledger.parent, error)) from None
 
     def close(self) -> None:
+        """Release the lock."""
         os.close(self._lock)
 
 
-def _told(folder: Path, error: OSError) -> str:
+def _lock_error(folder: Path, error: OSError) -> str:
     if isinstance(error, BlockingIOError):
         return f"{folder} is used by another proxy: choose another --run-dir."
     return f"{folder} cannot be locked ({error.strerror}): choose another --run-dir."

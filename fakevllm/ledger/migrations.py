@@ -1,4 +1,7 @@
-"""The ledger's schema, step by step. A released migration is never edited: append one."""
+"""The migrations that create the ledger's schema.
+
+A released migration is never edited; a change of the schema is a new one at the end.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,7 @@ MIGRATIONS: list[Callable[[Connection], None]] = [
 
 
 def migrate(db: Connection) -> None:
-    """Applies what is missing. Raises LedgerError for a file written by a newer fakevllm."""
+    """Apply the missing migrations. Raises LedgerError if a newer fakevllm has written the file."""
     db.exec_driver_sql(
         "CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at REAL NOT NULL)"
     )

@@ -1,5 +1,4 @@
-"""What an app has asked, read again: with what its request stands on, and in the form in which it
-went upstream."""
+"""The conversation before a request, from the requests and answers that the ledger has recorded."""
 
 from __future__ import annotations
 
@@ -14,38 +13,41 @@ from fakevllm_adapters.formats.base import Adapter, Earlier, Engine, Untranslate
 from fakevllm_adapters.formats.registry import ADAPTERS
 
 Json = dict[str, Any]
-Answered = Callable[[str], AnsweredRequest | None]
-"""The app's request whose answer is called so."""
+FindRequest = Callable[[str], AnsweredRequest | None]
+"""Returns the app's request whose answer has this response id; None if there is none."""
 
-LONGEST_HISTORY = 1000
-"""Answers a chain of `previous_response_id` may name."""
+MAX_HISTORY = 1000
+"""Maximum number of answers in a chain of `previous_response_id`."""
 
 
-def earlier_of(adapter: Adapter, body: Json, answered: Answered) -> Earlier | None:
-    """The requests and answers a body only names; None where it names none, or one that this app
-    never got."""
-    name = body.get("previous_response_id")
-    if not adapter.names_answers or not isinstance(name, str):
+def prior_exchanges(adapter: Adapter, body: Json, find_request: FindRequest) -> Earlier | None:
+    """Return the requests and answers that a body refers to by `previous_response_id`.
+
+    The oldest pair comes first. Returns None if the body refers to no answer, to one that this app
+    never got, or to more than MAX_HISTORY.
+    """
+    response_id = body.get("previous_response_id")
+    if not adapter.names_answers or not isinstance(response_id, str):
         return None
-    earlier: list[tuple[Json, Json]] = []
-    while isinstance(name, str):
-        found = answered(name)
-        if found is None or len(earlier) == LONGEST_HISTORY:
+    exchanges: list[tuple[Json, Json]] = []
+    while isinstance(response_id, str):
+        record = find_request(response_id)
+        if record is None or len(exchanges) == MAX_HISTORY:
             return None
-        asked: Json = orjson.loads(found.request_json)
-        earlier.insert(0, (asked, orjson.loads(found.message_json)))
-        name = asked.get("previous_response_id")
-    return earlier
+        request: Json = orjson.loads(record.request_json)
+        exchanges.insert(0, (request, orjson.loads(record.message_json)))
+        response_id = request.get("previous_response_id")
+    return exchanges
 
 
-def messages_asked(route: str, request_json: str, answered: Answered) -> list[Json]:
-    """The conversation of a recorded request, as a hook was shown it."""
+def recorded_messages(route: str, request_json: str, find_request: FindRequest) -> list[Json]:
+    """Return the conversation of a recorded request, in the form that hooks get."""
     body: Json = orjson.loads(request_json)
     adapter = next((adapter for adapter in ADAPTERS.values() if adapter.path == route), None)
     if adapter is None:
         return []
     try:
-        exchange = adapter.open(body, Engine(), earlier_of(adapter, body, answered))
+        exchange = adapter.open(body, Engine(), prior_exchanges(adapter, body, find_request))
     except Untranslated:
         return []
     return messages_of(exchange.body)

@@ -1,16 +1,17 @@
-"""What is read from the ledger, in SQL."""
+"""SQL queries of the ledger, and the reader of recorded calls.
+
+The queries at the top belong to methods of `Ledger` in store.py.
+"""
+
+from __future__ import annotations
 
 from base64 import b64encode
 from collections import defaultdict
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Engine, Row, select
+from sqlalchemy import Engine, Row, select
 
-from fakevllm.ledger import changes
-from fakevllm.ledger.records import KeptAnswer
 from fakevllm.ledger.tables import CALLS
 from fakevllm_adapters.protocol.swarm import CapturedCall
 
@@ -67,10 +68,9 @@ LATEST = """
 """
 
 
-# The calls of a group, as the engine saw them.
-
-MAX_FOUND = 2
-_BEGINNING = """
+MAX_MATCHES = 2
+"""Maximum number of groups found by the beginning of an id: two show that it is ambiguous."""
+_WITH_PREFIX = """
     SELECT group_id FROM groups WHERE substr(group_id, 1, length(?1)) = ?1
     ORDER BY group_id <> ?1, received_at DESC LIMIT ?2
 """
@@ -84,29 +84,33 @@ _LATEST = """
 
 
 class CallReads:
-    def __init__(self, reading: Engine) -> None:
-        self._reading = reading
+    """Reader of the calls of groups, as the engine saw them. Reads block."""
 
-    def beginning(self, beginning: str) -> list[str]:
-        """Groups whose ids begin so, the one of that very id first; more than one is too many."""
-        with self._reading.connect() as db:
-            return list(db.exec_driver_sql(_BEGINNING, (beginning, MAX_FOUND)).scalars())
+    def __init__(self, read_engine: Engine) -> None:
+        self._read_engine = read_engine
 
-    def latest(self) -> str | None:
-        """The newest group that is in a loss, or else the newest of which calls are known."""
-        with self._reading.connect() as db:
+    def group_ids(self, prefix: str) -> list[str]:
+        """Return at most MAX_MATCHES ids of groups that begin with `prefix`; an equal id first."""
+        with self._read_engine.connect() as db:
+            return list(db.exec_driver_sql(_WITH_PREFIX, (prefix, MAX_MATCHES)).scalars())
+
+    def latest_group_id(self) -> str | None:
+        """Return the newest group that was trained, or else the newest group with stored calls."""
+        with self._read_engine.connect() as db:
             return db.exec_driver_sql(_LATEST).scalar()
 
     def by_sibling(self, group_id: str) -> dict[int, list[CapturedCall]]:
+        """Return the calls of each sibling of a group, in order, by sibling index."""
         query = select(CALLS).where(CALLS.c.group_id == group_id)
-        found: defaultdict[int, list[CapturedCall]] = defaultdict(list)
-        with self._reading.connect() as db:
+        calls: defaultdict[int, list[CapturedCall]] = defaultdict(list)
+        with self._read_engine.connect() as db:
             for row in db.execute(query.order_by(CALLS.c.sibling, CALLS.c.seq)):
-                found[row.sibling].append(call_of(row))
-        return dict(found)
+                calls[row.sibling].append(call_from_row(row))
+        return dict(calls)
 
 
-def call_of(row: Row[Any]) -> CapturedCall:
+def call_from_row(row: Row[Any]) -> CapturedCall:
+    """Return a row of `calls` as the wire has it, its arrays in base64."""
     return CapturedCall(
         prompt_ids=b64encode(row.prompt_ids).decode(),
         response_ids=b64encode(row.response_ids).decode(),
@@ -117,44 +121,3 @@ def call_of(row: Row[Any]) -> CapturedCall:
         untrainable=row.untrainable,
         shaped=bool(row.shaped),
     )
-
-
-# Answers that wait for their request to be sent again, beside the groups they are of.
-
-_KEPT = """
-    SELECT group_id, key, until, status, headers_json, body FROM kept_answers
-    WHERE until > ? ORDER BY until
-"""
-
-
-class KeptAnswers:
-    def __init__(
-        self, reading: Engine, put: Callable[[Callable[[Connection], None]], object]
-    ) -> None:
-        """`put`: the ledger's writer. What comes with a group is in its record."""
-        self._reading = reading
-        self._put = put
-
-    def keep(self, kept: KeptAnswer) -> None:
-        """Of a group whose app has lost its connection."""
-        self._put(partial(changes.keep, kept=kept))
-
-    def told(self, group_id: str) -> None:
-        """The request was sent again, and its app has the whole answer now."""
-        self._put(partial(changes.resent, group_id=group_id))
-
-    def until(self, now: float) -> list[KeptAnswer]:
-        """Those of use after `now`, in unix seconds; oldest first. Blocks."""
-        with self._reading.connect() as db:
-            rows = db.exec_driver_sql(_KEPT, (now,)).all()
-        return [
-            KeptAnswer(
-                group_id=row[0],
-                key=row[1],
-                until=row[2],
-                status=row[3],
-                headers=[(name, value) for name, value in orjson.loads(row[4])],
-                body=row[5],
-            )
-            for row in rows
-        ]

@@ -1,5 +1,7 @@
-"""Sessions as the ledger knows them: for the tree's next life, for the terminal, for what followed
-an answer. Reads block: call them off the event loop."""
+"""Queries about sessions: to restore the session tree, to list sessions, to find follow-ups.
+
+Reads block, so call them off the event loop.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import Engine
 
-from fakevllm.sessions.types import Evidence, Kept, Kind, Place
+from fakevllm.sessions.types import Evidence, Kind, Place, PlacedRequest
 
-_KEPT = """
+_PLACED = """
     SELECT g.group_id, g.app_key, g.received_at, g.session_id, g.parent_session_id, g.parent_id,
            g.turn, g.kind, g.evidence, g.asked_key, g.response_id, s.message_json
     FROM (SELECT received_at, group_id, app_key, session_id, parent_session_id, parent_id, turn,
@@ -40,15 +42,15 @@ _GROUPS = """
     FROM groups AS g LEFT JOIN siblings AS s ON s.group_id = g.group_id AND s.served
     WHERE g.session_id = ? ORDER BY g.received_at, g.group_id
 """
-_STARTED = """
+_CHILDREN = """
     SELECT session_id, MIN(parent_id) FROM groups WHERE parent_session_id = ?
     GROUP BY session_id ORDER BY MIN(received_at)
 """
-_BEGINNING = """
+_WITH_PREFIX = """
     SELECT DISTINCT session_id FROM groups WHERE session_id >= ? AND session_id < ?
     ORDER BY session_id LIMIT 2
 """
-_FOLLOWED = """
+_FOLLOW_UPS = """
     SELECT b.group_id, b.kind, b.turn > a.turn, b.question, b.received_at
     FROM groups AS a JOIN groups AS b ON b.session_id = a.session_id
     WHERE a.group_id = ? AND b.group_id <> a.group_id AND b.kind <> 'side' AND (
@@ -61,21 +63,25 @@ _FOLLOWED = """
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
+    """A session in a list of sessions."""
+
     session_id: str
     parent_session_id: str | None
     app_key: str | None
     turns: int
     num_groups: int
     seen_at: float
-    """Unix seconds."""
+    """Time of the latest request, in Unix seconds."""
     reward: float | None
-    """Mean of what was served."""
+    """Mean reward of the served siblings."""
     question: str
-    """The first."""
+    """The session's first question."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedGroup:
+class SessionGroup:
+    """A group of a session, with its place in the session."""
+
     group_id: str
     parent_id: str | None
     turn: int
@@ -85,7 +91,7 @@ class PlacedGroup:
     question: str
     num_siblings: int
     reward: float | None
-    """Of the served sibling."""
+    """Reward of the served sibling."""
     state: str
     reason: str | None
     app_key: str | None
@@ -93,31 +99,33 @@ class PlacedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
-    """A request that says something of an earlier answer.
+class FollowUp:
+    """A request that follows an earlier answer, and so is a signal of what it was worth.
 
-    >>> Followed("g2", "regenerates", False, "And now?", 7.0).is_new_turn
+    >>> FollowUp("g2", "regenerates", False, "And now?", 7.0).is_new_turn
     False
     """
 
     group_id: str
     kind: str
     is_new_turn: bool
-    """Whether somebody wrote something next, and no tool's result went back."""
+    """Whether the user wrote a new message. False for a tool's result."""
     question: str
     received_at: float
 
 
 class SessionReads:
-    def __init__(self, reading: Engine) -> None:
-        self._reading = reading
+    """Reader of sessions."""
 
-    def kept(self, limit: int) -> list[Kept]:
-        """The latest groups, oldest first."""
-        with self._reading.connect() as db:
-            rows = db.exec_driver_sql(_KEPT, (limit,)).all()
+    def __init__(self, read_engine: Engine) -> None:
+        self._read_engine = read_engine
+
+    def latest_requests(self, limit: int) -> list[PlacedRequest]:
+        """Return the latest requests that have a place, oldest first."""
+        with self._read_engine.connect() as db:
+            rows = db.exec_driver_sql(_PLACED, (limit,)).all()
         return [
-            Kept(
+            PlacedRequest(
                 group_id=row[0],
                 scope=row[1] or "",
                 received_at=row[2],
@@ -137,29 +145,30 @@ class SessionReads:
         ]
 
     def latest(self, limit: int) -> list[SessionRow]:
-        """The one seen last comes first."""
-        with self._reading.connect() as db:
+        """Return the latest sessions, the one with the latest request first."""
+        with self._read_engine.connect() as db:
             return [SessionRow(*row) for row in db.exec_driver_sql(_SESSIONS, (limit,))]
 
-    def groups(self, session_id: str) -> list[PlacedGroup]:
-        """Oldest first."""
-        with self._reading.connect() as db:
-            return [PlacedGroup(*row) for row in db.exec_driver_sql(_GROUPS, (session_id,))]
+    def groups(self, session_id: str) -> list[SessionGroup]:
+        """Return the groups of a session, oldest first."""
+        with self._read_engine.connect() as db:
+            return [SessionGroup(*row) for row in db.exec_driver_sql(_GROUPS, (session_id,))]
 
-    def started(self, session_id: str) -> list[tuple[str, str | None]]:
-        """Sessions that this one started, and the group each was started from."""
-        with self._reading.connect() as db:
-            return [(row[0], row[1]) for row in db.exec_driver_sql(_STARTED, (session_id,))]
+    def children(self, session_id: str) -> list[tuple[str, str | None]]:
+        """Return the sessions that this one started, each with the group that started it."""
+        with self._read_engine.connect() as db:
+            return [(row[0], row[1]) for row in db.exec_driver_sql(_CHILDREN, (session_id,))]
 
-    def beginning(self, text: str) -> list[str]:
-        """Ids of sessions that begin so, two at most."""
-        with self._reading.connect() as db:
-            rows = db.exec_driver_sql(_BEGINNING, (text, text + "\x7f")).all()
+    def ids_with_prefix(self, prefix: str) -> list[str]:
+        """Return ids of sessions that begin with `prefix`. Two ids show that it is ambiguous, so
+        there are never more."""
+        with self._read_engine.connect() as db:
+            rows = db.exec_driver_sql(_WITH_PREFIX, (prefix, prefix + "\x7f")).all()
         return [row[0] for row in rows]
 
-    def followed(self, group_id: str) -> list[Followed]:
-        """What came after a group's answer, oldest first: the next message, an edit, another try.
-        Signals of what the answer was worth."""
-        with self._reading.connect() as db:
-            rows = db.exec_driver_sql(_FOLLOWED, (group_id,)).all()
-        return [Followed(row[0], row[1], bool(row[2]), row[3], row[4]) for row in rows]
+    def follow_ups(self, group_id: str) -> list[FollowUp]:
+        """Return the requests that followed a group's answer, oldest first: the next message, an
+        edit, a regeneration."""
+        with self._read_engine.connect() as db:
+            rows = db.exec_driver_sql(_FOLLOW_UPS, (group_id,)).all()
+        return [FollowUp(row[0], row[1], bool(row[2]), row[3], row[4]) for row in rows]

@@ -1,7 +1,8 @@
-"""The ledger: one SQLite file with what the app asked and got, what it was worth, what was trained.
+"""The ledger: one SQLite file with the app's requests, their answers, rewards and training.
 
-Writing never waits and never raises: see writer.py. Reading uses connections of its own, sees what
-has been written, and blocks: call it off the event loop. Another process may read at any time.
+Writing never waits and never raises: see writer.py. Reading uses connections of its own, sees only
+what has been written, and blocks, so call it off the event loop. Another process may read the file
+at any time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event, select
@@ -20,12 +21,12 @@ from sqlalchemy.exc import DatabaseError
 
 from fakevllm.errors import LedgerError
 from fakevllm.hooks.recorded import RecordedGroup
-from fakevllm.ledger import changes as statements
-from fakevllm.ledger import reads
+from fakevllm.ledger import changes, reads
 from fakevllm.ledger.feedback_rows import FeedbackRows
+from fakevllm.ledger.kept_answers import KeptAnswers
 from fakevllm.ledger.migrations import migrate
-from fakevllm.ledger.prior_answers import messages_asked
-from fakevllm.ledger.reads import CallReads, KeptAnswers
+from fakevllm.ledger.prior_answers import recorded_messages
+from fakevllm.ledger.reads import CallReads
 from fakevllm.ledger.records import (
     AnsweredRequest,
     GroupRecord,
@@ -40,53 +41,63 @@ from fakevllm.ledger.writer import Writer, WriteReceipt
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task
 
 BUSY_TIMEOUT_S = 5.0
-"""How long a write waits for another process that holds the file's lock."""
+"""Seconds a write waits while another process holds the file's lock."""
 FLUSH_TIMEOUT_S = 30.0
+"""Seconds a flush waits for the writer; also the limit for writing the queue at `close`."""
 
 _Change = GroupRecord | Callable[[Connection], None]
 
 
 class Ledger:
-    """Owns the file's writer thread and connections; close() last."""
+    """The open ledger: the owner of its writer thread and connections. Close it last.
 
-    def __init__(self, writing: Engine, reading: Engine) -> None:
-        self._writing = writing
-        self._db = writing.connect()  # the writer's: taking one costs more than a row
-        self._reading = reading
+    Sessions, calls, kept answers and feedback have readers and writers of their own: `sessions`,
+    `calls`, `kept` and `feedback`.
+    """
+
+    def __init__(self, write_engine: Engine, read_engine: Engine) -> None:
+        self._write_engine = write_engine
+        # Kept open for the writer: opening a connection costs more than writing a row.
+        self._write_db = write_engine.connect()
+        self._read_engine = read_engine
         self._writer: Writer[_Change] = Writer(self._transact)
-        self.sessions = SessionReads(reading)
-        self.calls = CallReads(reading)
-        self.kept = KeptAnswers(reading, self._writer.put)
-        self.feedback = FeedbackRows(reading, self._writer.put)
+        self.sessions = SessionReads(read_engine)
+        self.calls = CallReads(read_engine)
+        self.kept = KeptAnswers(read_engine, self._writer.put)
+        self.feedback = FeedbackRows(read_engine, self._writer.put)
 
     @staticmethod
     def open(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Ledger:
-        """Creates or updates the file. Raises LedgerError."""
+        """Open the ledger; create or migrate the file if needed.
+
+        Raises LedgerError if the file cannot be used, or if a newer fakevllm has written it.
+        """
         path = path.expanduser()
-        writing = _writing_engine(path, busy_timeout_s)
+        write_engine = _write_engine(path, busy_timeout_s)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # SQLite gives its -wal and -shm files the mode of the file.
+            # SQLite creates its -wal and -shm files with the mode of this file.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             path.chmod(0o600)
-            with writing.begin() as db:
+            with write_engine.begin() as db:
                 migrate(db)
         except (OSError, DatabaseError, sqlite3.Error, LedgerError) as error:
-            writing.dispose()
+            write_engine.dispose()
             cause = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
             message = f"the ledger {path} cannot be opened: {cause}; move it away or name another"
             raise LedgerError(message) from error
-        return Ledger(writing, _engine(path, busy_timeout_s))
+        return Ledger(write_engine, _engine(path, busy_timeout_s))
 
     def close(self) -> None:
-        """Writes what waits first."""
+        """Write the queued changes, then close the file."""
         self._writer.close(FLUSH_TIMEOUT_S)
-        self._db.close()
-        self._reading.dispose()
-        self._writing.dispose()
+        self._write_db.close()
+        self._read_engine.dispose()
+        self._write_engine.dispose()
 
     @property
     def health(self) -> LedgerHealth:
+        """The condition of the writer."""
         return LedgerHealth(self._writer.num_dropped, self._writer.num_waiting, self._writer.error)
 
     def record(self, group: GroupRecord) -> WriteReceipt:
@@ -102,16 +113,20 @@ class Ledger:
         calls: Sequence[Sequence[CapturedCall]],
         run_id: str | None = None,
     ) -> None:
-        """The server's reply to the end of a recorded group; `calls` by sibling index."""
-        change = partial(statements.settle, group_id=group_id, state=state, reason=reason)
+        """Store the server's reply to the end of a recorded group.
+
+        `calls[i]` has the calls of sibling i, in order.
+        """
+        change = partial(changes.settle, group_id=group_id, state=state, reason=reason)
         self._writer.put(partial(change, step=step, calls=calls, run_id=run_id))
 
     def apply_log(self, run_id: str, entries: Sequence[LogEntry]) -> None:
-        """The run's log from the cursor on. Each entry counts once, however often it is brought."""
-        self._writer.put(partial(statements.apply_log, run_id=run_id, entries=entries))
+        """Apply entries of the run log. An entry that is passed again changes nothing."""
+        self._writer.put(partial(changes.apply_log, run_id=run_id, entries=entries))
 
     def put_tasks(self, tasks: Sequence[Task]) -> None:
-        self._writer.put(partial(statements.put_tasks, tasks=tasks))
+        """Store tasks; a task that is stored again replaces the earlier one."""
+        self._writer.put(partial(changes.put_tasks, tasks=tasks))
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """Wait until every earlier change is written or dropped; return False at the timeout.
@@ -128,148 +143,163 @@ class Ledger:
         return await self.flush(timeout_s) and all(receipt.is_written for receipt in receipts)
 
     def drain(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """flush() for threads."""
+        """Do what `flush` does, for a thread: block until the queue is written."""
         return self._writer.drain(timeout_s)
 
     def log_cursor(self, run_id: str) -> int:
-        """Number of the last entry of this run's log that has been applied, 0 before the first."""
-        with self._reading.connect() as db:
-            return statements.read_cursor(db, run_id)
+        """Return the number of the last applied entry of this run's log, 0 before the first."""
+        with self._read_engine.connect() as db:
+            return changes.read_cursor(db, run_id)
 
     def task_secret(self) -> bytes:
-        """Signs task keys; made once and kept with the file. Raises LedgerError."""
+        """Return the secret that signs task keys, made once per file. Raises LedgerError."""
         try:
-            with self._writing.begin() as db:
-                return statements.task_secret(db)
+            with self._write_engine.begin() as db:
+                return changes.task_secret(db)
         except (DatabaseError, sqlite3.Error) as error:
             cause = getattr(error, "orig", None) or error
             raise LedgerError(f"the ledger cannot be written: {cause}") from error
 
     def scored_groups(self) -> list[ScoredGroup]:
-        """Groups that wait for the server's word, oldest first."""
-        with self._reading.connect() as db:
+        """Return the groups that the server has not acknowledged yet, oldest first."""
+        with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(reads.SCORED).all()
-        found: list[ScoredGroup] = []
-        for of, rows_of_group in itertools.groupby(rows, lambda row: row[:5]):
-            group_id, task_id, question, served, parent_id = of
-            rewards = [row[5] for row in rows_of_group]
-            found.append(ScoredGroup(group_id, task_id, question, rewards, served, parent_id))
-        return found
+        groups: list[ScoredGroup] = []
+        for group, siblings in itertools.groupby(rows, lambda row: row[:5]):
+            group_id, task_id, question, served_index, parent_id = group
+            rewards = [row[5] for row in siblings]
+            groups.append(
+                ScoredGroup(group_id, task_id, question, rewards, served_index, parent_id)
+            )
+        return groups
 
     def tasks(self) -> list[Task]:
-        with self._reading.connect() as db:
+        """Return all stored tasks."""
+        with self._read_engine.connect() as db:
             return [_task(row) for row in db.execute(select(TASKS)).mappings()]
 
     def runs(self) -> list[str]:
-        """The server's runs that have points of a curve here, the newest first; those of before
-        they were noted are one, of no name."""
-        with self._reading.connect() as db:
+        """Return the ids of the server's runs that have points on a learning curve, newest first.
+
+        Groups from before the ledger stored run ids count as one run with the id "".
+        """
+        with self._read_engine.connect() as db:
             return list(db.exec_driver_sql(reads.RUNS).scalars())
 
     def curve(self, run_id: str) -> list[StepRow]:
-        """Of one run, by the step that trained a group, or else in which it ended; ties
-        included."""
-        with self._reading.connect() as db:
+        """Return the learning curve of one run, in the order of the steps.
+
+        A group counts in the step that trained it, or else in the step in which it ended. Groups
+        whose rewards are all equal count too.
+        """
+        with self._read_engine.connect() as db:
             return [StepRow(*row) for row in db.exec_driver_sql(reads.CURVE, (run_id,))]
 
     def counts(self) -> dict[str, int]:
-        """Groups by state."""
+        """Return the number of groups by state."""
         query = "SELECT state, COUNT(*) FROM groups GROUP BY state ORDER BY state"
-        with self._reading.connect() as db:
+        with self._read_engine.connect() as db:
             return {state: count for state, count in db.exec_driver_sql(query)}
 
     def untrained(self) -> dict[str, int]:
-        """Groups that were not trained, by the reason's first word: what is behind a colon tells
-        one from the other."""
-        with self._reading.connect() as db:
+        """Return the number of groups that were not trained, by the slug of the reason.
+
+        What follows the colon of a reason differs from group to group, and is left out.
+        """
+        with self._read_engine.connect() as db:
             return {reason: count for reason, count in db.exec_driver_sql(reads.UNTRAINED)}
 
     def failures(self) -> dict[str, int]:
-        """Siblings of groups whose answers were none, by whose fault and how."""
-        with self._reading.connect() as db:
+        """Return the number of siblings that are no usable answer, by the slug of the failure."""
+        with self._read_engine.connect() as db:
             return {failure: count for failure, count in db.exec_driver_sql(reads.FAILURES)}
 
     def sampled_tokens(self) -> int:
-        """Of all siblings, as the engine counted them."""
-        with self._reading.connect() as db:
+        """Return the number of tokens in all siblings, as the engine counted them."""
+        with self._read_engine.connect() as db:
             total = db.exec_driver_sql("SELECT SUM(completion_tokens) FROM siblings").scalar()
         return int(total or 0)
 
     def group(self, group_id: str) -> GroupRecord | None:
-        of_group = GROUPS.c.group_id == group_id
-        of_siblings = SIBLINGS.c.group_id == group_id
-        with self._reading.connect() as db:
-            row = db.execute(select(GROUPS).where(of_group)).mappings().one_or_none()
-            query = select(SIBLINGS).where(of_siblings).order_by(SIBLINGS.c.index)
-            siblings = [_sibling(one) for one in db.execute(query).mappings()]
+        """Return the group with its siblings by index; None if it is not in the ledger."""
+        group_query = select(GROUPS).where(GROUPS.c.group_id == group_id)
+        of_group = select(SIBLINGS).where(SIBLINGS.c.group_id == group_id)
+        with self._read_engine.connect() as db:
+            row = db.execute(group_query).mappings().one_or_none()
+            rows = db.execute(of_group.order_by(SIBLINGS.c.index)).mappings()
+            siblings = [_sibling(sibling_row) for sibling_row in rows]
         return None if row is None else GroupRecord(**row, siblings=siblings)
 
-    def answered(self, response_id: str, app_key: str | None) -> AnsweredRequest | None:
-        """That app's latest request whose answer is called so, with the message it got: an app may
-        choose the name, and choose it twice."""
-        with self._reading.connect() as db:
+    def answered_request(self, response_id: str, app_key: str | None) -> AnsweredRequest | None:
+        """Return the latest request of that app whose answer has this response id.
+
+        An app may choose the id itself, and may choose it twice.
+        """
+        with self._read_engine.connect() as db:
             row = db.exec_driver_sql(reads.ANSWERED, (response_id, app_key)).one_or_none()
         return None if row is None else AnsweredRequest(*row)
 
     def latest_group(self) -> RecordedGroup | None:
-        """The newest group with at least two answers, as hooks get it."""
-        with self._reading.connect() as db:
+        """Return the newest group with at least two answers, in the form that hooks get."""
+        with self._read_engine.connect() as db:
             group_id = db.exec_driver_sql(reads.LATEST).scalar()
         group = None if group_id is None else self.group(group_id)
         return None if group is None else self._recorded(group)
 
     def _recorded(self, group: GroupRecord) -> RecordedGroup:
-        with self._reading.connect() as db:
+        with self._read_engine.connect() as db:
             query = select(TASKS).where(TASKS.c.task_id == group.task_id)
             row = db.execute(query).mappings().one_or_none()
         task = Task(task_id=group.task_id or "") if row is None else _task(row)
-        answered = [one for one in group.siblings if one.message_json is not None]
+        answers = [sibling for sibling in group.siblings if sibling.message_json is not None]
+        find_request = partial(self.answered_request, app_key=group.app_key)
         return RecordedGroup(
-            group.group_id,
-            task,
-            group.question,
-            [_message(one) for one in answered],
-            [_usage(one) for one in answered],
-            messages_asked(
-                group.route, group.request_json, lambda name: self.answered(name, group.app_key)
-            ),
+            request_id=group.group_id,
+            task=task,
+            question=group.question,
+            answers=[_message(sibling) for sibling in answers],
+            usages=[_usage(sibling) for sibling in answers],
+            messages=recorded_messages(group.route, group.request_json, find_request),
         )
 
-    def _transact(self, changes: Sequence[_Change]) -> bool:
-        db = self._db
+    def _transact(self, batch: Sequence[_Change]) -> bool:
+        """Write a batch in one transaction; return whether any row changed.
+
+        Consecutive group records are written together, which is much faster than one by one.
+        """
+        db = self._write_db
         with db.begin():
-            before = statements.driver_of(db).total_changes
-            for is_record, run in itertools.groupby(changes, lambda c: isinstance(c, GroupRecord)):
-                if is_record:
-                    statements.put_groups(db, [one for one in run if isinstance(one, GroupRecord)])
+            before = changes.dbapi_connection(db).total_changes
+            for are_records, run in itertools.groupby(batch, _is_record):
+                if are_records:
+                    changes.put_groups(db, cast(Iterable[GroupRecord], run))
                 else:
-                    _make(db, run)
-            return statements.driver_of(db).total_changes > before
+                    for change in cast(Iterable[Callable[[Connection], None]], run):
+                        change(db)
+            return changes.dbapi_connection(db).total_changes > before
 
 
-def _make(db: Connection, changes: Iterable[_Change]) -> None:
-    for change in changes:
-        assert not isinstance(change, GroupRecord)
-        change(db)
+def _is_record(change: _Change) -> bool:
+    return isinstance(change, GroupRecord)
 
 
-def _writing_engine(path: Path, busy_timeout_s: float) -> Engine:
-    engine = _engine(path, busy_timeout_s, is_kept=True)
+def _write_engine(path: Path, busy_timeout_s: float) -> Engine:
+    engine = _engine(path, busy_timeout_s, keeps_connections=True)
 
     def begin(db: Connection) -> None:
-        # Takes the write lock before reading: a cursor that was read cannot be stale when written.
+        # Takes the write lock before reading, so that a cursor is not stale when it is written.
         db.exec_driver_sql("BEGIN IMMEDIATE")
 
     event.listen(engine, "begin", begin)
     return engine
 
 
-def _engine(path: Path, busy_timeout_s: float, *, is_kept: bool = False) -> Engine:
+def _engine(path: Path, busy_timeout_s: float, *, keeps_connections: bool = False) -> Engine:
     url = URL.create("sqlite", database=str(path))
-    engine = create_engine(url, poolclass=QueuePool if is_kept else NullPool)
+    engine = create_engine(url, poolclass=QueuePool if keeps_connections else NullPool)
 
     def connect(connection: Any, _: object) -> None:
-        # sqlite3 itself begins no transaction, so DDL is inside ours.
+        # sqlite3 then begins no transaction by itself, so DDL is inside SQLAlchemy's.
         connection.isolation_level = None
         for pragma in (
             f"busy_timeout = {int(busy_timeout_s * 1000)}",

@@ -21,7 +21,7 @@ from fakevllm.sessions.index import (
 )
 from fakevllm.sessions.lookup import Finder, Found, Hit, padded, quotes
 from fakevllm.sessions.normalize import History, TextEnds, TextSoFar, history_of, said_after
-from fakevllm.sessions.types import Asked, Evidence, Kept, Kind, Place
+from fakevllm.sessions.types import Asked, Evidence, Kind, Place, PlacedRequest
 
 Json = dict[str, Any]
 
@@ -125,7 +125,7 @@ class Conversations:
         if group is not None:
             group.standing, group.ended_at, group.text = Standing.FAILED, at, None
 
-    def restore(self, groups: Iterable[Kept]) -> None:
+    def restore(self, groups: Iterable[PlacedRequest]) -> None:
         """What an earlier life knew, oldest first."""
         for kept in groups:
             place = kept.place

@@ -102,7 +102,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class PlacedRequest:
     """A group as the ledger kept it."""
 
     group_id: str

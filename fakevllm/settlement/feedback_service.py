@@ -115,7 +115,7 @@ class FeedbackService:
         found = self._settling.find(name, app_key)
         if found is None:
             await self._ledger.flush(FLUSH_S)  # it may have been answered an instant ago
-            found = await asyncio.to_thread(self._ledger.feedback.answer, name, app_key)
+            found = await asyncio.to_thread(self._ledger.feedback.find_group, name, app_key)
         if found is None:
             message = (
                 f"No answer `{name}` was given to this API key: "
@@ -155,7 +155,7 @@ class FeedbackService:
             reason = "taken_back" if said.takes_back else "replaced"
             receipts += [self._void(one, reason) for one in voided(earlier)]
         if said.takes_back:
-            receipts.append(rows.taken_back(row))
+            receipts.append(rows.mark_too_late(row))
         if not (is_flushed and await self._ledger.is_written(*receipts, timeout_s=FLUSH_S)):
             raise unavailable("The feedback could not be kept. Try again shortly.")
         if said.takes_back:  # what came of it is known to the ledger
@@ -224,21 +224,21 @@ class FeedbackService:
                 value.reason,
                 extra={"group": row.group_id},
             )
-            rows.outcome(row, FeedbackState.KEPT, value.reason)
+            rows.set_outcome(row, FeedbackState.KEPT, value.reason)
             return None
         number, hook_hash = value.value, value.hook_hash or None
         if number is None:
-            rows.outcome(row, FeedbackState.KEPT, "no_number", hook_hash=hook_hash)
+            rows.set_outcome(row, FeedbackState.KEPT, "no_number", hook_hash=hook_hash)
             return None
         if self._settling.takes(row.group_id):
             amount = self._weight * number
-            joined = rows.outcome(
+            joined = rows.set_outcome(
                 row, FeedbackState.JOINED, value=number, amount=amount, hook_hash=hook_hash
             )
             receipts = [joined] if recorded is None else [recorded, joined]
             if await self._ledger.is_written(*receipts, timeout_s=FLUSH_S):
                 return amount
-        rows.outcome(row, FeedbackState.WAITING, value=number, hook_hash=hook_hash)
+        rows.set_outcome(row, FeedbackState.WAITING, value=number, hook_hash=hook_hash)
         self._late.wake()
         return None
 
@@ -290,7 +290,7 @@ class FeedbackService:
 
     async def _earlier(self, group_id: str, place: Place) -> str | None:
         await self._ledger.flush(FLUSH_S)
-        return await asyncio.to_thread(self._ledger.feedback.before, place, group_id)
+        return await asyncio.to_thread(self._ledger.feedback.preceding_group, place, group_id)
 
     async def _answered(self, group_id: str) -> Answered | None:
         """None where the ledger could not be written, or nothing was served."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 import orjson
 
 from fakevllm.hooks.spec import Feedback
-from fakevllm.ledger.prior_answers import messages_asked
+from fakevllm.ledger.prior_answers import recorded_messages
 from fakevllm.ledger.records import FeedbackRecord, GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.protocol.swarm import Task
@@ -29,8 +29,8 @@ def answered_in(ledger: Ledger, group_id: str) -> Answered | None:
     if group is None or group.served_index is None:
         return None
     key = group.app_key
-    messages = messages_asked(
-        group.route, group.request_json, lambda name: ledger.answered(name, key)
+    messages = recorded_messages(
+        group.route, group.request_json, lambda name: ledger.answered_request(name, key)
     )
     return Answered(group, messages)
 

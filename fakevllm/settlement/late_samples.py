@@ -69,7 +69,7 @@ class LateSamples:
         try:
             await self._ledger.flush()
             found = await asyncio.to_thread(
-                self._ledger.feedback.measurable, self._settings.num_for_baseline
+                self._ledger.feedback.with_baseline, self._settings.num_for_baseline
             )
         finally:
             self._settled = None
@@ -84,19 +84,21 @@ class LateSamples:
         row = await asyncio.to_thread(rows.waiting, group_id, feedback_id)
         if row is None:  # taken back or replaced meanwhile
             return
-        others = await asyncio.to_thread(rows.others, row, BASELINE_OVER)
+        others = await asyncio.to_thread(rows.other_values, row, BASELINE_OVER)
         baseline = baseline_of(others, self._settings.num_for_baseline)
         if baseline is None:
             return
         assert row.value is not None, "what waits counts for something"
         advantage = self._settings.weight * (row.value - baseline)
         if abs(advantage) < TOO_SMALL:
-            rows.outcome(row, FeedbackState.DROPPED, "same_as_all", baseline=baseline, amount=0.0)
+            rows.set_outcome(
+                row, FeedbackState.DROPPED, "same_as_all", baseline=baseline, amount=0.0
+            )
             return
         found = await asyncio.to_thread(rows.served_calls, group_id)
         reason = _why_not(found)
         if reason is not None:
-            rows.outcome(row, FeedbackState.KEPT, reason)
+            rows.set_outcome(row, FeedbackState.KEPT, reason)
             return
         # Once more, now that its calls are read: it may be being taken back.
         if not await self._ledger.flush():
@@ -104,7 +106,7 @@ class LateSamples:
         if await asyncio.to_thread(rows.waiting, group_id, feedback_id) is None:
             return
         state, reason = await self._added(row, found, advantage)
-        rows.outcome(row, state, reason, baseline=baseline, amount=advantage)
+        rows.set_outcome(row, state, reason, baseline=baseline, amount=advantage)
 
     async def _added(
         self, row: FeedbackRecord, found: ServedCalls, advantage: float
@@ -143,6 +145,6 @@ def _why_not(found: ServedCalls) -> str | None:
     reasons = [call.untrainable for call in found.calls]
     if all(reason is not None for reason in reasons):
         return f"no_trainable_call: {reasons[0]}"
-    if not found.is_known:
+    if not found.is_unshaped:
         return "shaped: what its tokens were chosen from is known to the server's group alone"
     return None

@@ -39,11 +39,11 @@ def in_ledger(file: Path, episode: str | None) -> Page | None:
 
 def _group_of(ledger: Ledger, episode: str | None) -> tuple[str | None, int | None]:
     if episode is None:
-        return ledger.calls.latest(), None
+        return ledger.calls.latest_group_id(), None
     beginning, slash, last = episode.rpartition("/")
     is_sibling = bool(slash) and last.isdecimal()
     wanted, index = (beginning, int(last)) if is_sibling else (episode, None)
-    found = ledger.calls.beginning(wanted)
+    found = ledger.calls.group_ids(wanted)
     if len(found) > 1 and found[0] != wanted:
         raise UserError(f"Several groups begin with {wanted!r}: give more of its id.")
     return (found[0] if found else None), index

@@ -121,7 +121,7 @@ async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
         told = "Groups that the swarm server's run dropped, by the reason's first word."
         runner.metrics.counts("fakevllm_groups_dropped", told, "reason", lambda: link.dropped)
         conversations = Conversations()
-        conversations.restore(ledger.sessions.kept(NUM_RESTORED))
+        conversations.restore(ledger.sessions.latest_requests(NUM_RESTORED))
         late = LateSamples(config.feedback, ledger, link)
         desk = FeedbackService(
             config.feedback, ledger, settling, late, hooks, tasks, runner.metrics

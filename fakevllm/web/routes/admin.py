@@ -134,7 +134,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
         found, followed, said = await asyncio.to_thread(
             lambda: (
                 ledger.group(group_id),
-                ledger.sessions.followed(group_id),
+                ledger.sessions.follow_ups(group_id),
                 ledger.feedback.of_group(group_id),
             )
         )

@@ -12,7 +12,7 @@ import orjson
 
 from fakevllm.groups.record import GroupDraft
 from fakevllm.groups.resend_cache import sent_of
-from fakevllm.ledger.prior_answers import earlier_of
+from fakevllm.ledger.prior_answers import prior_exchanges
 from fakevllm.sessions.hints import Hints, hints_of
 from fakevllm.sessions.visit import Visit
 from fakevllm.transport.request import Request
@@ -140,5 +140,5 @@ async def _earlier(
     if not adapter.names_answers or not isinstance(body.get("previous_response_id"), str):
         return None
     await proxy.ledger.flush(FLUSH_S)
-    answered = partial(proxy.ledger.answered, app_key=app_key)
-    return await asyncio.to_thread(earlier_of, adapter, body, answered)
+    answered = partial(proxy.ledger.answered_request, app_key=app_key)
+    return await asyncio.to_thread(prior_exchanges, adapter, body, answered)

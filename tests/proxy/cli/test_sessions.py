@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from fakevllm.cli.sessions import render_list, render_tree, show
 from fakevllm.errors import UserError
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
-from fakevllm.ledger.session_reads import PlacedGroup
+from fakevllm.ledger.session_reads import SessionGroup
 from fakevllm.ledger.store import Ledger
 from tests.proxy.ledger.test_session_reads import placed, put
 
@@ -31,9 +31,9 @@ def a_group(
     kind: str = "continues",
     question: str = "words",
     reward: float | None = 0.5,
-) -> PlacedGroup:
+) -> SessionGroup:
     at = 1_000_000.0 + int(group_id)
-    return PlacedGroup(
+    return SessionGroup(
         group_id,
         parent_id,
         turn,

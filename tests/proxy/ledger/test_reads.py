@@ -45,23 +45,23 @@ def test_a_group_is_found_by_how_its_id_begins(ledger: Ledger) -> None:
     for name in ("ab", "abc", "b%"):
         put(ledger, name)
     assert ledger.drain()
-    assert ledger.calls.beginning("abc") == ["abc"]
-    assert ledger.calls.beginning("ab")[0] == "ab"
-    assert len(ledger.calls.beginning("a")) == 2
-    assert ledger.calls.beginning("b%") == ["b%"]
-    assert ledger.calls.beginning("%") == []
+    assert ledger.calls.group_ids("abc") == ["abc"]
+    assert ledger.calls.group_ids("ab")[0] == "ab"
+    assert len(ledger.calls.group_ids("a")) == 2
+    assert ledger.calls.group_ids("b%") == ["b%"]
+    assert ledger.calls.group_ids("%") == []
 
 
 def test_the_latest_is_the_newest_in_a_loss_or_else_the_newest_with_tokens(ledger: Ledger) -> None:
-    assert ledger.calls.latest() is None
+    assert ledger.calls.latest_group_id() is None
     ledger.record(group("bare", received_at=9000.0))
     put(ledger, "old", 1000.0)
     put(ledger, "new", 2000.0)
     assert ledger.drain()
-    assert ledger.calls.latest() == "new"
+    assert ledger.calls.latest_group_id() == "new"
     ledger.apply_log("run", [trained(1, "old")])
     assert ledger.drain()
-    assert ledger.calls.latest() == "old"
+    assert ledger.calls.latest_group_id() == "old"
 
 
 def test_the_advantage_is_that_of_the_step_that_trained_it(ledger: Ledger) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import orjson
 
 from fakevllm.ledger.records import GroupRecord
-from fakevllm.ledger.session_reads import Followed
+from fakevllm.ledger.session_reads import FollowUp
 from fakevllm.ledger.store import Ledger
 from fakevllm.sessions.tree import Conversations
 from fakevllm.sessions.types import Evidence, Kind, Place
@@ -76,9 +76,9 @@ def test_a_sessions_groups_come_with_the_reward_of_what_was_served(ledger: Ledge
 
 def test_a_session_is_found_by_the_beginning_of_its_id(ledger: Ledger) -> None:
     put(ledger, *(placed(str(n), name) for n, name in enumerate(["abc", "abd", "b", "abc"])))
-    assert ledger.sessions.beginning("abc") == ["abc"]
-    assert ledger.sessions.beginning("ab") == ["abc", "abd"]
-    assert ledger.sessions.beginning("c") == []
+    assert ledger.sessions.ids_with_prefix("abc") == ["abc"]
+    assert ledger.sessions.ids_with_prefix("ab") == ["abc", "abd"]
+    assert ledger.sessions.ids_with_prefix("c") == []
 
 
 def test_the_sessions_that_one_started_are_told(ledger: Ledger) -> None:
@@ -88,7 +88,7 @@ def test_the_sessions_that_one_started_are_told(ledger: Ledger) -> None:
         placed("x", "s2", "a", kind="sub_agent", parent_session_id="s1", at=1001.0),
         placed("y", "s2", "x", parent_session_id="s1", at=1002.0),
     )
-    started = ledger.sessions.started("s1")
+    started = ledger.sessions.children("s1")
     assert [session for session, _ in started] == ["s2"]
 
 
@@ -103,18 +103,18 @@ def test_what_followed_an_answer_is_told(ledger: Ledger) -> None:
         placed("s", parent_id="b", turn=2, at=1005.0, kind="side"),
         placed("other", "s2", key="b0", at=1006.0, kind="regenerates"),
     )
-    assert ledger.sessions.followed("b") == [
-        Followed("again", "regenerates", False, "1+1?", 1002.0),
-        Followed("c", "continues", False, "tools", 1003.0),
-        Followed("d", "continues", True, "thanks", 1004.0),
+    assert ledger.sessions.follow_ups("b") == [
+        FollowUp("again", "regenerates", False, "1+1?", 1002.0),
+        FollowUp("c", "continues", False, "tools", 1003.0),
+        FollowUp("d", "continues", True, "thanks", 1004.0),
     ]
-    assert ledger.sessions.followed("again") == []
-    assert ledger.sessions.followed("nobody") == []
+    assert ledger.sessions.follow_ups("again") == []
+    assert ledger.sessions.follow_ups("nobody") == []
 
 
 def test_kept_groups_are_the_latest_and_come_oldest_first(ledger: Ledger) -> None:
     put(ledger, *(placed(f"g{n}", at=1000.0 + n) for n in range(5)), group("unplaced"))
-    kept = ledger.sessions.kept(3)
+    kept = ledger.sessions.latest_requests(3)
     assert [one.group_id for one in kept] == ["g2", "g3", "g4"]
     assert kept[0].scope == "0a1b2c3d"
     assert kept[0].message_json == '{"role":"assistant","content":"answer 0"}'
@@ -151,7 +151,7 @@ def test_a_tree_made_from_the_ledger_goes_on_as_the_one_before(ledger: Ledger) -
         rows = [replace(sibling(0, served=text is not None), message_json=text)]
         put(ledger, replace(record, siblings=rows))
     talk.tree = Conversations()
-    talk.tree.restore(ledger.sessions.kept(100))
+    talk.tree.restore(ledger.sessions.latest_requests(100))
     told = [*history, assistant("Done."), user("and?")]
     _, again = talk.turn(told, "Well.", scope="0a1b2c3d")
     assert (again.session_id, again.parent_id, again.turn) == (one.session_id, second, 2)

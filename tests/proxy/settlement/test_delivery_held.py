@@ -114,7 +114,7 @@ async def test_a_stop_leaves_held_groups_to_the_next_life_with_what_was_said(
         assert swarm.calls["/end_group"] == 0
         row = FeedbackRecord(group_id="g1", feedback_id="a", received_at=0.0, thumbs="up")
         ledger.feedback.record(row)
-        ledger.feedback.outcome(row, FeedbackState.JOINED, value=1.0, amount=0.25)
+        ledger.feedback.set_outcome(row, FeedbackState.JOINED, value=1.0, amount=0.25)
         assert await ledger.flush()
         left = ledger.scored_groups()
         assert [(one.group_id, one.rewards) for one in left] == [

@@ -87,8 +87,8 @@ async def test_what_is_taken_back_while_the_ledger_is_stuck_counts_for_nothing(
         proxy.settling.answered("g1", "chatcmpl-1", KEY, None)
         await desk.take(said("chatcmpl-1"), KEY)
         feedback, flush = proxy.ledger.feedback, proxy.ledger.flush
-        outcome = feedback.outcome
-        taken_back, is_joined, is_void = feedback.taken_back, asyncio.Event(), asyncio.Event()
+        outcome = feedback.set_outcome
+        taken_back, is_joined, is_void = feedback.mark_too_late, asyncio.Event(), asyncio.Event()
 
         def joined(row: FeedbackRecord, state: FeedbackState, *told: Any, **more: Any) -> Any:
             if state is FeedbackState.JOINED:
@@ -110,8 +110,8 @@ async def test_what_is_taken_back_while_the_ledger_is_stuck_counts_for_nothing(
                     await of_other.wait()
             return False
 
-        monkeypatch.setattr(feedback, "outcome", joined)
-        monkeypatch.setattr(feedback, "taken_back", then_void)
+        monkeypatch.setattr(feedback, "set_outcome", joined)
+        monkeypatch.setattr(feedback, "mark_too_late", then_void)
         with monkeypatch.context() as stuck_ledger:
             stuck_ledger.setattr(proxy.ledger, "flush", in_vain)
             taking_back = asyncio.create_task(desk.take(said("chatcmpl-1", thumbs=None), KEY))
@@ -147,14 +147,14 @@ async def test_what_is_being_taken_back_is_not_sent_while_the_ledger_is_stuck(
         monkeypatch.setattr(proxy.ledger.feedback, "served_calls", slow)
         await desk.take(said("g2", thumbs="down"), KEY)
         await is_read.wait()
-        put, is_put = proxy.ledger.feedback.taken_back, asyncio.Event()
+        put, is_put = proxy.ledger.feedback.mark_too_late, asyncio.Event()
 
         def then_told(row: FeedbackRecord) -> Any:
             receipt = put(row)
             is_put.set()
             return receipt
 
-        monkeypatch.setattr(proxy.ledger.feedback, "taken_back", then_told)
+        monkeypatch.setattr(proxy.ledger.feedback, "mark_too_late", then_told)
         of_group = proxy.ledger.feedback.of_group
 
         def then_stuck(group_id: str) -> Any:

@@ -50,14 +50,14 @@ async def test_what_the_ledger_does_not_have_is_not_added_to_a_group(
         proxy.settling.answered("g1", "chatcmpl-1", KEY, None)
         proxy.settling.settle(group("g1", [0.5, 1.0]))
         await proxy.settling.until_over("g1")
-        put = proxy.ledger.feedback.outcome
+        put = proxy.ledger.feedback.set_outcome
 
         def full_disk(row: FeedbackRecord, state: FeedbackState, *told: Any, **more: Any) -> Any:
             if state is not FeedbackState.JOINED:
                 return put(row, state, *told, **more)
             return proxy.ledger.feedback._put(lambda db: db.exec_driver_sql("no SQL"))  # pyright: ignore[reportPrivateUsage,reportArgumentType,reportUnknownLambdaType]
 
-        monkeypatch.setattr(proxy.ledger.feedback, "outcome", full_disk)
+        monkeypatch.setattr(proxy.ledger.feedback, "set_outcome", full_disk)
         await desk.take(said("chatcmpl-1"), KEY)
         await until_states(proxy, "waiting")
         assert swarm.calls["/end_group"] == 0
@@ -103,9 +103,9 @@ async def test_keys_with_too_few_feedbacks_are_not_looked_through(tmp_path: Path
             )
             proxy.ledger.feedback.record(row)
         assert await proxy.ledger.flush()
-        found = proxy.ledger.feedback.measurable(3)
+        found = proxy.ledger.feedback.with_baseline(3)
         assert found == [("g3", "f", False), ("x", "f", True)]
-        assert [len(proxy.ledger.feedback.measurable(num)) for num in (2, 4)] == [4, 0]
+        assert [len(proxy.ledger.feedback.with_baseline(num)) for num in (2, 4)] == [4, 0]
         assert swarm.calls["/add_sample"] == 0
 
 
@@ -117,13 +117,13 @@ async def test_groups_nobody_speaks_of_do_not_wake_who_sends_feedback(
             success=True, pooled=True, step=1, run_id="r", calls=[[call()], [call()]]
         )
         looks: list[int] = []
-        look = proxy.ledger.feedback.measurable
+        look = proxy.ledger.feedback.with_baseline
 
         def counted(num: int) -> list[tuple[str, str, bool]]:
             looks.append(num)
             return look(num)
 
-        monkeypatch.setattr(proxy.ledger.feedback, "measurable", counted)
+        monkeypatch.setattr(proxy.ledger.feedback, "with_baseline", counted)
         ended(proxy, "g2")
         proxy.ledger.record(group("g1", [0.5, 1.0]))
         await desk.take(said("g1"), KEY)
@@ -190,7 +190,7 @@ async def test_feedback_is_accepted_beside_an_unwritable_row_in_the_same_flush(
         proxy.settling.answered("g1", "chatcmpl-1", KEY, None)
         proxy.settling.settle(group("g1", [0.5, 1.0]))
         await proxy.settling.until_over("g1")
-        record, outcome = proxy.ledger.feedback.record, proxy.ledger.feedback.outcome
+        record, outcome = proxy.ledger.feedback.record, proxy.ledger.feedback.set_outcome
         bad = replace(group("bad"), question="\ud800")
 
         def record_beside_bad(row: FeedbackRecord) -> Any:
@@ -202,7 +202,7 @@ async def test_feedback_is_accepted_beside_an_unwritable_row_in_the_same_flush(
             return outcome(*parts, **values)
 
         monkeypatch.setattr(proxy.ledger.feedback, "record", record_beside_bad)
-        monkeypatch.setattr(proxy.ledger.feedback, "outcome", outcome_beside_bad)
+        monkeypatch.setattr(proxy.ledger.feedback, "set_outcome", outcome_beside_bad)
         row, was_known = await desk.take(said("chatcmpl-1"), KEY)
         assert (row.state, was_known) == ("received", False)
         await until(lambda: swarm.calls["/end_group"] == 1)
