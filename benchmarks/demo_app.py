@@ -18,7 +18,7 @@ import openai
 
 from fakevllm.demo.sums import BELOW
 from fakevllm.errors import ConfigError
-from fakevllm.replay.proxy import first_model, register
+from fakevllm.replay.proxy_queries import first_model, register_tasks
 from fakevllm_adapters.protocol.swarm import Task
 
 MAX_REQUESTS = 2_000
@@ -75,7 +75,7 @@ async def _introduced(url: str, tasks: list[Task]) -> tuple[str, dict[str, str]]
     """The model's name, and the key of each task."""
     while True:
         try:
-            return await first_model(url), await register(url, tasks)
+            return await first_model(url), await register_tasks(url, tasks)
         except (ConfigError, aiohttp.ClientError):
             await asyncio.sleep(ASK_AGAIN_S)
 

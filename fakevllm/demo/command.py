@@ -35,10 +35,10 @@ from fakevllm.demo.running import (
 from fakevllm.demo.sums import all_tasks
 from fakevllm.demo.view import render
 from fakevllm.errors import ConfigError, FakevllmError, UserError
-from fakevllm.replay.pace import room_at
-from fakevllm.replay.play import PATIENCE_S, play
+from fakevllm.replay.backpressure import follow_capacity
+from fakevllm.replay.concurrent_rows import RETRY_FOR_S, play
 from fakevllm.replay.players import EndpointPlayer
-from fakevllm.replay.proxy import register
+from fakevllm.replay.proxy_queries import register_tasks
 from fakevllm.runtime.engine_choice import EngineChoice
 from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder, supervise
 from fakevllm_adapters.job.model import TrainJob
@@ -174,14 +174,14 @@ async def probe_once(run: Run, model: str, name: str) -> Probe:
 
 @retry(
     retry=retry_if_exception_type(ConfigError),
-    stop=stop_after_delay(PATIENCE_S),
+    stop=stop_after_delay(RETRY_FOR_S),
     wait=wait_fixed(POLL_EVERY_S),
     reraise=True,
 )
 async def keys_of(proxy_url: str, tasks: list[Task]) -> dict[str, str]:
     """By the task's id. A proxy that is being started again is waited for, as the replay does.
     Raises ConfigError."""
-    return await register(f"{proxy_url}/v1", tasks)
+    return await register_tasks(f"{proxy_url}/v1", tasks)
 
 
 async def _train(run: Run, model: str) -> None:
@@ -195,7 +195,7 @@ async def _train(run: Run, model: str) -> None:
     player = EndpointPlayer(f"{run.proxy_url}/v1", model, http, MAX_TOKENS)
     try:
         wanted = itertools.takewhile(lambda _: run.wants_more, rows)
-        async with room_at(run.proxy_url) as room:
+        async with follow_capacity(run.proxy_url) as room:
             concurrency = 1 if run.settings.lockstep else CONCURRENCY
             async for _ in play(wanted, player, lambda task: keys[task.task_id], concurrency, room):
                 pass
@@ -234,7 +234,7 @@ def _toml(folder: Path, server_port: int, proxy_port: int, job: TrainJob) -> str
     sections = {
         "proxy": {"port": proxy_port, "run_dir": str(folder)},
         "swarm": {"url": f"http://127.0.0.1:{server_port}"},
-        "upstream": {"hold_s": PATIENCE_S},  # as long as the replay, also on a busy machine
+        "upstream": {"hold_s": RETRY_FOR_S},  # as long as the replay, also on a busy machine
         "hooks": {"path": str(HOOKS)},
         "job": job.model_dump(exclude_none=True),
     }

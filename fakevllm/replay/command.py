@@ -1,4 +1,4 @@
-"""`fakevllm replay`: settings in, progress bar out."""
+"""Run `fakevllm replay`: read the dataset, send the rows, and show a progress bar."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fakevllm.admission.task_index import read_tasks
 from fakevllm.errors import ConfigError
-from fakevllm.replay.pace import room_at
-from fakevllm.replay.play import play
+from fakevllm.replay.backpressure import follow_capacity
+from fakevllm.replay.concurrent_rows import play
 from fakevllm.replay.players import AppPlayer, EndpointPlayer, Player
 from fakevllm.replay.progress import Progress as RowProgress
-from fakevllm.replay.proxy import (
+from fakevllm.replay.proxy_queries import (
     checked_url,
     first_model,
-    need_lockstep,
-    register,
-    why_untrained,
+    register_tasks,
+    require_lockstep,
+    why_nothing_trains,
 )
 from fakevllm.runtime.admin_client import proxy_root
 
@@ -37,23 +37,23 @@ class ReplaySettings:
     app_command: str | None
     model: str | None
     concurrency: int | None
-    """Rows at a time; None: as many as become the mode."""
+    """Number of rows that run at the same time; None takes 1 in lockstep and 8 otherwise."""
     limit: int | None
     epochs: int
     max_tokens: int | None
     state: Path | None
     fresh: bool
     key: str | None = None
-    """Ours at the proxy, for what is asked before and beside the rows; these have task keys."""
+    """API key for the calls about the proxy itself. The rows use the keys of their tasks."""
     lockstep: bool = False
 
     @property
-    def num_at_a_time(self) -> int:
-        """Raises ConfigError for several in lockstep."""
+    def num_concurrent(self) -> int:
+        """The number of concurrent rows. Raises ConfigError for several rows in lockstep."""
         if not self.lockstep:
             return self.concurrency or CONCURRENCY
         if self.concurrency not in (None, 1):
-            raise ConfigError("--lockstep plays row after row: take --concurrency out.")
+            raise ConfigError("--lockstep sends one row after another: remove --concurrency.")
         return 1
 
     @property
@@ -62,7 +62,7 @@ class ReplaySettings:
 
 
 def run_replay(settings: ReplaySettings) -> bool:
-    """Whether every row was answered."""
+    """Replay the dataset, print the most frequent failures, and return True if no row failed."""
     failures = asyncio.run(_replay(settings))
     console = Console()
     for reason, count in failures.most_common(MAX_SHOWN_FAILURES):
@@ -71,36 +71,36 @@ def run_replay(settings: ReplaySettings) -> bool:
 
 
 async def _replay(settings: ReplaySettings) -> Counter[str]:
-    concurrency = settings.num_at_a_time
+    concurrency = settings.num_concurrent
     tasks = read_tasks(settings.dataset, settings.field)[: settings.limit]
     url = f"{proxy_root(checked_url(settings.url))}/v1"
     settings = replace(settings, url=url)
     if settings.lockstep:
-        await need_lockstep(url, settings.key)
-    keys = await register(url, tasks, settings.key)
-    if (why := await why_untrained(url, settings.key)) is not None:
-        Console(stderr=True).print(f"[yellow]The proxy trains nothing of this:[/yellow] {why}.")
+        await require_lockstep(url, settings.key)
+    keys = await register_tasks(url, tasks, settings.key)
+    if (obstacle := await why_nothing_trains(url, settings.key)) is not None:
+        Console(stderr=True).print(f"[yellow]These rows will not be trained:[/yellow] {obstacle}.")
     player = await _player(settings)
     progress = RowProgress(settings.state_file, fresh=settings.fresh)
     if progress.num_done:
         Console().print(
-            f"{progress.num_done} rows were done before ({settings.state_file}); "
-            "--fresh plays all again"
+            f"{progress.num_done} rows were finished by an earlier run ({settings.state_file}); "
+            "--fresh sends all rows again"
         )
     rows = progress.remaining(tasks, settings.epochs)
     failures: Counter[str] = Counter()
     try:
-        async with room_at(url, settings.key) as room:
+        async with follow_capacity(url, settings.key) as capacity:
             with _bar() as bar:
-                shown = bar.add_task("rows", total=len(rows), failed=0)
-                async for end in play(
-                    rows, player, lambda task: keys[task.task_id], concurrency, room
+                bar_task = bar.add_task("rows", total=len(rows), failed=0)
+                async for result in play(
+                    rows, player, lambda task: keys[task.task_id], concurrency, capacity
                 ):
-                    if end.is_done:
-                        progress.note(end.epoch, end.task, failed=end.failed)
-                    if end.failed is not None:
-                        failures[end.failed] += 1
-                    bar.update(shown, advance=1, failed=failures.total())
+                    if result.is_done:
+                        progress.note(result.epoch, result.task, failed=result.failed)
+                    if result.failed is not None:
+                        failures[result.failed] += 1
+                    bar.update(bar_task, advance=1, failed=failures.total())
     finally:
         progress.close()
     return failures
@@ -108,7 +108,7 @@ async def _replay(settings: ReplaySettings) -> Counter[str]:
 
 async def _player(settings: ReplaySettings) -> Player:
     if settings.app_command is not None:
-        return AppPlayer.of(settings.app_command, settings.url)
+        return AppPlayer.from_command(settings.app_command, settings.url)
     model = settings.model or await first_model(settings.url, settings.key)
     return EndpointPlayer(settings.url, model, max_tokens=settings.max_tokens)
 

@@ -1,4 +1,4 @@
-"""Who plays one row: the OpenAI endpoint itself, or an app started for it."""
+"""Send one row: to the OpenAI endpoint directly, or through an app that is started for the row."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ QUESTION = "{question}"
 
 
 class RowFailed(Exception):
-    """The row got no answer; the message says why."""
+    """The row got no answer and must not be retried. The message gives the reason."""
 
 
 class RowInterrupted(Exception):
-    """The way to the model was cut; the row may be played again."""
+    """The connection to the model broke, so the row may be retried."""
 
 
 class Player(Protocol):
     async def play(self, question: str, key: str) -> str:
-        """The answer. Raises RowFailed or RowInterrupted."""
+        """Return the answer's text. Raises RowFailed or RowInterrupted."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointPlayer:
-    """One user message to /v1/chat/completions, by the official client."""
+    """Sends the question as one user message to /v1/chat/completions, with the openai client."""
 
     url: str
     model: str
@@ -61,13 +61,13 @@ class EndpointPlayer:
 
 @dataclass(frozen=True, slots=True)
 class AppPlayer:
-    """The app's own command, unmodified: the question in its arguments or on its standard input."""
+    """Runs the app's own command, with the question in its arguments or on its standard input."""
 
     command: Sequence[str]
     url: str
 
     @staticmethod
-    def of(command: str, url: str) -> AppPlayer:
+    def from_command(command: str, url: str) -> AppPlayer:
         parts = shlex.split(command)
         if not parts:
             raise ConfigError("--app is empty: give the command that runs your app.")
@@ -100,6 +100,6 @@ async def _finish(process: asyncio.subprocess.Process, stdin: bytes) -> str:
             process.kill()
             await process.wait()
     if process.returncode != 0:
-        last = err.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        raise RowFailed(f"the app exited with {process.returncode}: {last[0]}")
+        last_line = err.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        raise RowFailed(f"the app exited with {process.returncode}: {last_line[0]}")
     return out.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Which rows are done: one JSON line a row, so that an interrupted replay goes on where it was."""
+"""The state file of a replay: one JSON line for each finished row, so that a replay can resume."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fakevllm_adapters.protocol.swarm import Task
 
 
 class Progress:
-    """Raises ConfigError where the file cannot be used."""
+    """The finished rows of a replay. The constructor raises ConfigError if the file is unusable."""
 
     def __init__(self, file: Path, *, fresh: bool) -> None:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            known = b"" if fresh or not file.exists() else file.read_bytes()
-            whole = known[: known.rfind(b"\n") + 1]
-            self._done = set(_notes(whole))
+            content = b"" if fresh or not file.exists() else file.read_bytes()
+            complete = content[: content.rfind(b"\n") + 1]
+            self._done = set(_finished_rows(complete))
             self._file = file.open("ab", buffering=0)
-            # What follows the last newline is torn; the next note must not be glued to it.
-            self._file.truncate(len(whole))
+            # A crash may leave half a line at the end; the next note must not be appended to it.
+            self._file.truncate(len(complete))
         except OSError as error:
             raise ConfigError(
                 f"The state file {file} cannot be used ({error.strerror}): set --state."
@@ -37,7 +37,7 @@ class Progress:
         return len(self._done)
 
     def remaining(self, tasks: Sequence[Task], epochs: int) -> list[tuple[int, Task]]:
-        """(epoch, task) still to be played, in order."""
+        """Return the (epoch, task) pairs that are not finished, in order."""
         rows = [(epoch, task) for epoch in range(epochs) for task in tasks]
         return [(epoch, task) for epoch, task in rows if (epoch, task.task_id) not in self._done]
 
@@ -50,7 +50,7 @@ class Progress:
         self._file.close()
 
 
-def _notes(lines: bytes) -> Iterator[tuple[int, str]]:
+def _finished_rows(lines: bytes) -> Iterator[tuple[int, str]]:
     for line in lines.splitlines():
         note = orjson.loads(line)
         yield note["epoch"], note["task_id"]

@@ -46,7 +46,7 @@ def test_a_replay_that_trains_nothing_says_so_before_it_plays(
     assert "trains nothing" not in told
     command(proxy, "pause")
     told = run(processes.folder, *replay).stderr
-    assert "trains nothing of this: paused" in told and "fakevllm resume" in told
+    assert "rows will not be trained: paused" in told and "fakevllm resume" in told
 
 
 def test_what_the_hook_changes_and_the_engine_refuses_is_told_once(processes: Processes) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.run_logs import entries_of
 from fakevllm.demo.sums import all_tasks
-from fakevllm.replay.proxy import register
+from fakevllm.replay.proxy_queries import register_tasks
 from fakevllm_adapters.protocol.swarm import Task
 from fakevllm_server.backends.process.procfs import living
 from tests.e2e.every_shape import ask_in_every_shape
@@ -59,7 +59,7 @@ def test_with_vllm_the_reward_rises_under_requests_of_every_shape(tmp_path: Path
 async def play_until_trained(proxy: Process, server: Process) -> None:
     """Eight users ask the demo's questions, a ninth asks in every shape there is."""
     tasks = all_tasks()
-    keys = await register(f"{proxy.url}/v1", tasks)
+    keys = await register_tasks(f"{proxy.url}/v1", tasks)
 
     def is_trained() -> bool:
         return any(entry["step"] == STEPS for entry in entries_of(server.folder))

@@ -19,7 +19,7 @@ from fakevllm.errors import ConfigError, UserError
 from fakevllm.groups.lockstep import Lockstep, seed_of, stands_still
 from fakevllm.ledger.store import Ledger
 from fakevllm.replay.command import ReplaySettings
-from fakevllm.replay.proxy import need_lockstep
+from fakevllm.replay.proxy_queries import require_lockstep
 from fakevllm.runtime.engine_choice import EngineChoice
 from fakevllm.settlement.delivery import Delivery
 from fakevllm.swarm.link import SwarmLink
@@ -234,12 +234,12 @@ async def test_a_replay_in_lockstep_needs_a_proxy_that_is(told: EngineStatusRepl
     async with OddSwarm() as proxy:
         proxy.answers["/fakevllm/engine"] = told
         with pytest.raises(ConfigError, match=r"does not run in lockstep: .* with --lockstep"):
-            await need_lockstep(f"{proxy.url}/v1", "sk-1")
+            await require_lockstep(f"{proxy.url}/v1", "sk-1")
         proxy.answers["/fakevllm/engine"] = ROLLING.model_copy(update={"lockstep": True})
-        await need_lockstep(f"{proxy.url}/v1", "sk-1")
+        await require_lockstep(f"{proxy.url}/v1", "sk-1")
         assert proxy.headers["Authorization"] == "Bearer sk-1"
     with pytest.raises(ConfigError, match="No fakevllm proxy answers"):
-        await need_lockstep("http://127.0.0.1:9/v1")
+        await require_lockstep("http://127.0.0.1:9/v1")
 
 
 @pytest.mark.parametrize(("job", "expected"), [(JOB, True), (TrainJob(), False)])

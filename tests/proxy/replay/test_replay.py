@@ -4,12 +4,12 @@ from pathlib import Path
 import pytest
 
 from fakevllm.errors import ConfigError
-from fakevllm.replay.pace import has_room, room_at
-from fakevllm.replay.patience import Patience
-from fakevllm.replay.play import Played, play
+from fakevllm.replay.backpressure import follow_capacity, has_capacity
+from fakevllm.replay.concurrent_rows import RowResult, play
 from fakevllm.replay.players import AppPlayer, RowFailed, RowInterrupted
 from fakevllm.replay.progress import Progress
-from fakevllm.replay.proxy import first_model, register
+from fakevllm.replay.proxy_queries import first_model, register_tasks
+from fakevllm.replay.retry_deadline import RetryDeadline
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Task
 from tests.proxy.odd_swarm import OddSwarm, until
 
@@ -17,7 +17,7 @@ TASKS = [Task(task_id=name, main_query=f"say {name}") for name in "abc"]
 URL = "http://127.0.0.1:9/v1"
 
 
-def test_done_rows_are_not_played_again_after_a_restart(tmp_path: Path) -> None:
+def test_finished_rows_are_skipped_after_a_restart(tmp_path: Path) -> None:
     first = Progress(tmp_path / "state", fresh=False)
     first.note(0, TASKS[0], failed=None)
     first.note(0, TASKS[2], failed="no answer")
@@ -32,7 +32,7 @@ def test_done_rows_are_not_played_again_after_a_restart(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_torn_note_is_a_row_to_be_played(tmp_path: Path) -> None:
+def test_a_half_written_line_of_the_state_file_counts_as_an_unfinished_row(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.write_bytes(b'{"epoch": 0, "task_id": "a"}\n{"epoch": 0, "ta')
     for num_done in (1, 2, 3):  # each start finds what the one before noted
@@ -42,7 +42,7 @@ def test_a_torn_note_is_a_row_to_be_played(tmp_path: Path) -> None:
         progress.close()
 
 
-def test_a_file_that_is_no_state_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_state_file_is_refused_and_not_changed(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.write_text("my novel\nchapter one")
     with pytest.raises(ConfigError, match="is not the state of a replay: set --state"):
@@ -52,7 +52,7 @@ def test_a_file_that_is_no_state_is_refused_and_left_as_it_is(tmp_path: Path) ->
         Progress(tmp_path, fresh=False)
 
 
-def test_fresh_forgets(tmp_path: Path) -> None:
+def test_fresh_ignores_the_finished_rows(tmp_path: Path) -> None:
     for fresh in (False, True):
         progress = Progress(tmp_path / "state", fresh=fresh)
         assert len(progress.remaining(TASKS, 1)) == 3
@@ -73,12 +73,12 @@ class Flaky:
         return f"{question} with {key}"
 
 
-async def collected(player: Flaky) -> list[Played]:
+async def collected(player: Flaky) -> list[RowResult]:
     rows = [(0, task) for task in TASKS]
-    return [end async for end in play(rows, player, lambda task: task.task_id, concurrency=2)]
+    return [result async for result in play(rows, player, lambda task: task.task_id, concurrency=2)]
 
 
-async def test_a_cut_connection_is_tried_again_and_every_row_ends_once() -> None:
+async def test_a_row_is_retried_after_a_broken_connection_and_ends_once() -> None:
     ends = await collected(Flaky())
     assert sorted(end.answer or "" for end in ends) == [
         "say a with a",
@@ -87,39 +87,39 @@ async def test_a_cut_connection_is_tried_again_and_every_row_ends_once() -> None
     ]
 
 
-async def test_a_row_whose_way_stays_cut_is_not_done() -> None:
+async def test_a_row_whose_connection_stays_broken_is_not_done() -> None:
     rows = [(0, TASKS[0])]
-    (cut,) = [end async for end in play(rows, Flaky(), lambda _: "", 1, patience_s=0.0)]
+    (cut,) = [result async for result in play(rows, Flaky(), lambda _: "", 1, retry_for_s=0.0)]
     assert cut.failed == "connection refused" and not cut.is_done
 
 
-async def test_a_row_that_was_refused_is_done() -> None:
+async def test_a_row_that_failed_is_done() -> None:
     class Refusing:
         async def play(self, question: str, key: str) -> str:
             raise RowFailed("too long")
 
-    (end,) = [end async for end in play([(0, TASKS[0])], Refusing(), lambda _: "", 1)]
+    (end,) = [result async for result in play([(0, TASKS[0])], Refusing(), lambda _: "", 1)]
     assert end.failed == "too long" and end.is_done
 
 
-async def test_a_row_waits_for_room() -> None:
-    room, player = asyncio.Event(), Flaky()
-    ends = play([(0, TASKS[0])], player, lambda _: "", 1, room)
+async def test_a_row_waits_for_capacity() -> None:
+    capacity, player = asyncio.Event(), Flaky()
+    ends = play([(0, TASKS[0])], player, lambda _: "", 1, capacity)
     first = asyncio.ensure_future(anext(ends))
     await asyncio.wait([first], timeout=0.05)
     assert not player.tries
-    room.set()
+    capacity.set()
     assert (await first).is_done
 
 
-def test_patience_begins_with_the_first_cut_and_leaves_waiting_for_room_out() -> None:
-    patience = Patience(120.0)
-    patience.leave_out(1_000.0)
-    assert patience.outlasts_cut(at_s=5_000.0)
-    assert patience.outlasts_cut(at_s=5_119.0)
-    patience.leave_out(600.0)
-    assert patience.outlasts_cut(at_s=5_719.0)
-    assert not patience.outlasts_cut(at_s=5_721.0)
+def test_the_deadline_starts_with_the_first_failure_and_excludes_waiting() -> None:
+    deadline = RetryDeadline(120.0)
+    deadline.exclude_wait(1_000.0)
+    assert deadline.may_retry(at_s=5_000.0)
+    assert deadline.may_retry(at_s=5_119.0)
+    deadline.exclude_wait(600.0)
+    assert deadline.may_retry(at_s=5_719.0)
+    assert not deadline.may_retry(at_s=5_721.0)
 
 
 @pytest.mark.parametrize(
@@ -131,48 +131,50 @@ def test_patience_begins_with_the_first_cut_and_leaves_waiting_for_room_out() ->
         (EngineStatus.OFFLINE, 3.0, True),
     ],
 )
-def test_a_full_backlog_holds_rows_back_unless_no_engine_works_it_off(
+def test_rows_wait_for_a_full_backlog_only_while_an_engine_is_running(
     status: EngineStatus, backlog: float, expected: bool
 ) -> None:
-    assert has_room(EngineStatusReply(engine_status=status, backlog=backlog)) is expected
+    assert has_capacity(EngineStatusReply(engine_status=status, backlog=backlog)) is expected
 
 
-async def test_what_a_replay_asks_the_proxy_carries_its_key() -> None:
+async def test_every_query_to_the_proxy_carries_the_key() -> None:
     async with OddSwarm() as proxy:
         proxy.answers |= {
             "/fakevllm/tasks": {"keys": ["ka", "kb", "kc"]},
             "/v1/models": {"data": [{"id": "m"}]},
         }
-        assert await register(f"{proxy.url}/v1", TASKS, "sk-1") == dict(a="ka", b="kb", c="kc")
+        assert await register_tasks(f"{proxy.url}/v1", TASKS, "sk-1") == dict(
+            a="ka", b="kb", c="kc"
+        )
         assert proxy.headers["Authorization"] == "Bearer sk-1"
         proxy.headers = {}
         assert await first_model(f"{proxy.url}/v1", "sk-1") == "m"
         assert proxy.headers["Authorization"] == "Bearer sk-1"
         proxy.headers = {}
-        async with room_at(f"{proxy.url}/v1", "sk-1"):
+        async with follow_capacity(f"{proxy.url}/v1", "sk-1"):
             await until(lambda: proxy.calls["/fakevllm/engine"] > 0)
         assert proxy.headers["Authorization"] == "Bearer sk-1"
 
 
-async def test_a_proxy_that_asks_for_a_key_is_named_with_the_flag() -> None:
+async def test_a_missing_key_is_reported_with_the_flag_to_set() -> None:
     async with OddSwarm() as proxy:
         proxy.answers |= {"/fakevllm/tasks": 401, "/v1/models": 401}
         with pytest.raises(ConfigError, match="--key"):
-            await register(f"{proxy.url}/v1", TASKS)
+            await register_tasks(f"{proxy.url}/v1", TASKS)
         with pytest.raises(ConfigError, match="--key"):
             await first_model(f"{proxy.url}/v1")
 
 
-async def test_a_server_that_is_no_proxy_is_not_told_to_be_started() -> None:
+async def test_a_server_that_is_not_a_proxy_is_reported_as_a_wrong_url() -> None:
     async with OddSwarm() as server:
         server.answers["/fakevllm/tasks"] = 404
         with pytest.raises(ConfigError) as refused:
-            await register(f"{server.url}/v1", TASKS)
-    told = f"{server.url}/v1 answers with status 404, as no fakevllm proxy does: set --url."
-    assert str(refused.value) == told
+            await register_tasks(f"{server.url}/v1", TASKS)
+    message = f"{server.url}/v1 answers with status 404, as no fakevllm proxy does: set --url."
+    assert str(refused.value) == message
 
 
-async def test_no_more_rows_run_at_once_than_asked() -> None:
+async def test_at_most_the_given_number_of_rows_run_at_once() -> None:
     running, most = 0, 0
     gate = asyncio.Event()
 
@@ -192,26 +194,26 @@ async def test_no_more_rows_run_at_once_than_asked() -> None:
     assert most == 2
 
 
-async def test_the_question_goes_into_the_arguments_where_they_ask_for_it() -> None:
-    player = AppPlayer.of("printf %s 'Q: {question}'", URL)
+async def test_the_question_replaces_the_placeholder_in_the_arguments() -> None:
+    player = AppPlayer.from_command("printf %s 'Q: {question}'", URL)
     assert await player.play("what; rm -rf", "key") == "Q: what; rm -rf"
 
 
-async def test_the_question_goes_to_standard_input_otherwise() -> None:
-    assert await AppPlayer.of("cat", URL).play("hello", "key") == "hello"
+async def test_without_a_placeholder_the_question_goes_to_standard_input() -> None:
+    assert await AppPlayer.from_command("cat", URL).play("hello", "key") == "hello"
 
 
-async def test_the_app_is_told_where_to_go_and_with_which_key() -> None:
-    player = AppPlayer.of("sh -c 'echo $OPENAI_BASE_URL $OPENAI_API_KEY'", URL)
+async def test_the_app_gets_the_base_url_and_its_key_in_the_environment() -> None:
+    player = AppPlayer.from_command("sh -c 'echo $OPENAI_BASE_URL $OPENAI_API_KEY'", URL)
     assert await player.play("", "sk-task-7") == f"{URL} sk-task-7\n"
 
 
-async def test_an_app_that_fails_fails_its_row_with_its_last_words() -> None:
-    player = AppPlayer.of("sh -c 'echo first >&2; echo last words >&2; exit 3'", URL)
+async def test_a_failed_app_fails_its_row_with_the_last_line_of_its_errors() -> None:
+    player = AppPlayer.from_command("sh -c 'echo first >&2; echo last words >&2; exit 3'", URL)
     with pytest.raises(RowFailed, match="exited with 3: last words"):
         await player.play("", "key")
 
 
-async def test_an_app_that_does_not_exist_is_the_users_mistake() -> None:
+async def test_an_app_that_does_not_exist_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="'no-such-app' cannot be run"):
-        await AppPlayer.of("no-such-app", URL).play("", "key")
+        await AppPlayer.from_command("no-such-app", URL).play("", "key")

@@ -1,5 +1,4 @@
-"""What a replay asks the proxy before it plays: keys for its tasks, the model's name,
-and whether it runs in lockstep."""
+"""Queries to the proxy before a replay: API keys of tasks, the model's name, and lockstep."""
 
 from __future__ import annotations
 
@@ -16,9 +15,11 @@ from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task
 TASKS_PER_CALL = 500
 
 
-async def register(url: str, tasks: list[Task], key: str | None = None) -> dict[str, str]:
-    """Makes the tasks known to the proxy; returns the API key of each by its id. Raises
-    ConfigError."""
+async def register_tasks(url: str, tasks: list[Task], key: str | None = None) -> dict[str, str]:
+    """Register the tasks at the proxy and return each task's API key by its id.
+
+    Raises ConfigError.
+    """
     keys: dict[str, str] = {}
     try:
         async with aiohttp.ClientSession(headers=bearer_header(key)) as http:
@@ -26,31 +27,33 @@ async def register(url: str, tasks: list[Task], key: str | None = None) -> dict[
                 part = tasks[start : start + TASKS_PER_CALL]
                 body = {"tasks": [task.model_dump() for task in part]}
                 async with http.post(f"{proxy_root(url)}/fakevllm/tasks", json=body) as answer:
-                    _let_in(answer)
-                    given: list[str] = (await answer.json())["keys"]
-                keys |= dict(zip([task.task_id for task in part], given, strict=True))
+                    _raise_for_status(answer)
+                    new_keys: list[str] = (await answer.json())["keys"]
+                keys |= dict(zip([task.task_id for task in part], new_keys, strict=True))
     except aiohttp.ClientError as error:
-        raise _unreached(url, error) from None
+        raise _unreachable(url, error) from None
     return keys
 
 
-async def why_untrained(url: str, key: str | None = None) -> str | None:
-    """What keeps every row from being trained now, as `fakevllm status` tells it; None where it
-    knows of nothing. Raises ConfigError."""
-    stats = await _got(url, "/fakevllm/stats", key)
+async def why_nothing_trains(url: str, key: str | None = None) -> str | None:
+    """Return why the proxy trains no row at present, in the words of `fakevllm status`.
+
+    None means that the proxy reports no obstacle. Raises ConfigError.
+    """
+    stats = await _get_json(url, "/fakevllm/stats", key)
     if stats.get("paused"):
-        return f"{FAN_OUT_PAUSED}; `fakevllm resume` ends that"
+        return f"{FAN_OUT_PAUSED}; run `fakevllm resume` to end the pause"
     return None if stats.get("has_hooks", True) else FAN_OUT_NO_HOOKS
 
 
 async def first_model(url: str, key: str | None = None) -> str:
-    """The first model the proxy lists. Raises ConfigError."""
+    """Return the first model that the proxy lists. Raises ConfigError."""
     try:
         async with (
             aiohttp.ClientSession(headers=bearer_header(key)) as http,
             http.get(f"{url}/models") as answer,
         ):
-            _let_in(answer)
+            _raise_for_status(answer)
             return (await answer.json())["data"][0]["id"]
     except aiohttp.ClientError as error:
         raise ConfigError(
@@ -58,10 +61,10 @@ async def first_model(url: str, key: str | None = None) -> str:
         ) from None
 
 
-async def need_lockstep(url: str, key: str | None = None) -> None:
-    """Raises ConfigError unless the proxy and its server run in lockstep."""
-    told = await _got(url, "/fakevllm/engine", key)
-    status = None if told is None else EngineStatusReply.model_validate(told)
+async def require_lockstep(url: str, key: str | None = None) -> None:
+    """Raise ConfigError unless the proxy and its server run in lockstep."""
+    reply = await _get_json(url, "/fakevllm/engine", key)
+    status = None if reply is None else EngineStatusReply.model_validate(reply)
     if status is None or not status.lockstep:
         raise ConfigError(
             f"{url} does not run in lockstep: end `fakevllm serve` and `fakevllm-server start`, "
@@ -69,34 +72,34 @@ async def need_lockstep(url: str, key: str | None = None) -> None:
         )
 
 
-async def _got(url: str, path: str, key: str | None) -> Any:
-    """The JSON the proxy answers there. Raises ConfigError."""
+async def _get_json(url: str, path: str, key: str | None) -> Any:
+    """Return the JSON at `path` of the proxy. Raises ConfigError."""
     try:
         async with (
             aiohttp.ClientSession(headers=bearer_header(key)) as http,
             http.get(f"{proxy_root(url)}{path}") as answer,
         ):
-            _let_in(answer)
+            _raise_for_status(answer)
             return await answer.json()
     except aiohttp.ClientError as error:
-        raise _unreached(url, error) from None
+        raise _unreachable(url, error) from None
 
 
 def checked_url(url: str) -> str:
-    """Raises ConfigError."""
+    """Return `url` if it is an HTTP URL. Raises ConfigError otherwise."""
     try:
         return http_url(url)
     except ValueError as error:
         raise ConfigError(f"--url {url}: {error}.") from None
 
 
-def _unreached(url: str, error: aiohttp.ClientError) -> ConfigError:
+def _unreachable(url: str, error: aiohttp.ClientError) -> ConfigError:
     if isinstance(error, aiohttp.ClientResponseError) and error.status >= 400:
         return ConfigError(not_a_proxy(url, error.status))
     return ConfigError(f"No fakevllm proxy answers at {url} ({error}): start it, or set --url.")
 
 
-def _let_in(answer: aiohttp.ClientResponse) -> None:
+def _raise_for_status(answer: aiohttp.ClientResponse) -> None:
     if answer.status == 401:
-        raise ConfigError("The proxy asks for an API key: give one of its key file with --key.")
+        raise ConfigError("The proxy requires an API key: pass one of its keys with --key.")
     answer.raise_for_status()

@@ -1,0 +1,72 @@
+"""Backpressure for a replay: rows wait while a full batch of groups waits for the trainer.
+
+An app's traffic cannot be delayed, so groups that the trainer has no time for become stale and are
+dropped. A replayed dataset can wait instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+import aiohttp
+
+from fakevllm.runtime.admin_client import proxy_root
+from fakevllm_adapters.protocol.keys import bearer_header
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
+
+MAX_BACKLOG = 1.0
+"""Limit of the backlog, in batches. While one batch is complete, the trainer never waits."""
+POLL_EVERY_S = 0.1
+POLL_TIMEOUT_S = 5.0
+
+
+def has_capacity(status: EngineStatusReply | None) -> bool:
+    """Return whether another row may start.
+
+    Rows do not wait if the backlog is unknown, or if no engine is running that could reduce it.
+    """
+    if status is None or status.engine_status is EngineStatus.OFFLINE:
+        return True
+    return status.backlog < MAX_BACKLOG
+
+
+@contextlib.asynccontextmanager
+async def follow_capacity(url: str, key: str | None = None) -> AsyncGenerator[asyncio.Event]:
+    """Yield an event that is set while the proxy at `url` has capacity for another group.
+
+    The event follows the proxy until the block ends.
+    """
+    capacity = asyncio.Event()
+    capacity.set()
+    poller = asyncio.create_task(_follow(f"{proxy_root(url)}/fakevllm/engine", key, capacity))
+    try:
+        yield capacity
+    finally:
+        poller.cancel()
+        await asyncio.gather(poller, return_exceptions=True)
+
+
+async def _follow(url: str, key: str | None, capacity: asyncio.Event) -> None:
+    timeout = aiohttp.ClientTimeout(total=POLL_TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout, headers=bearer_header(key)) as http:
+        while True:
+            if has_capacity(await _status(http, url)):
+                capacity.set()
+            else:
+                capacity.clear()
+            await asyncio.sleep(POLL_EVERY_S)
+
+
+async def _status(http: aiohttp.ClientSession, url: str) -> EngineStatusReply | None:
+    """Return the engine's status, or None if the proxy does not answer.
+
+    The rows do not wait then: each finds out by itself, and retries.
+    """
+    try:
+        async with http.get(url) as answer:
+            answer.raise_for_status()
+            return EngineStatusReply.model_validate_json(await answer.read())
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return None

@@ -1,0 +1,28 @@
+"""Limits how long one row is retried while the connection is broken. Pure; times are passed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class RetryDeadline:
+    """A deadline that starts with the first failure. Waiting for capacity does not count.
+
+    >>> deadline = RetryDeadline(120.0)
+    >>> deadline.may_retry(at_s=500.0), deadline.may_retry(at_s=621.0)
+    (True, False)
+    """
+
+    limit_s: float
+    _ends_at_s: float | None = None
+
+    def may_retry(self, at_s: float) -> bool:
+        """Return whether to retry after a failure at `at_s` (seconds of a monotonic clock)."""
+        if self._ends_at_s is None:
+            self._ends_at_s = at_s + self.limit_s
+        return at_s < self._ends_at_s
+
+    def exclude_wait(self, waited_s: float) -> None:
+        if self._ends_at_s is not None:
+            self._ends_at_s += waited_s
