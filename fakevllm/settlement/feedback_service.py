@@ -16,7 +16,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from fakevllm.admission.task_index import TaskIndex
-from fakevllm.config.feedback import FeedbackSection
+from fakevllm.config.reward import FeedbackSection
 from fakevllm.hooks.results import FeedbackValue, HookFailure
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
