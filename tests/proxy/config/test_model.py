@@ -38,9 +38,8 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
 def test_the_local_url_is_the_address_the_proxy_listens_on(
     tmp_path: Path, host: str, url: str
 ) -> None:
-    assert (
-        load(write_config(tmp_path, f'[proxy]\nhost = "{host}"\nport = 9001'), {}).local_url == url
-    )
+    file = write_config(tmp_path, f'[proxy]\nhost = "{host}"\nport = 9001')
+    assert load(file, {}).local_url == url
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "::ffff:0.0.0.0", "0", "", "gpu-box"])
