@@ -50,7 +50,7 @@ def door(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
         try:
             raw = await read_body(receive, limits.body_bytes)
             found = check_body(
-                raw, limits.per_request, proxy.config.most_siblings, limits.allowed_fields
+                raw, limits.per_request, proxy.config.max_siblings, limits.allowed_fields
             )
             request = await _decode(proxy, adapter, found, headers, app_key)
         except WireError as error:
