@@ -1,0 +1,9 @@
+"""The proxy's configuration: defaults, then fakevllm.toml, then flags; checked once, then frozen.
+
+* `model` has the whole configuration and `load`, which reads it.
+* `policy`, `serving`, `reward`, `upstream` each have the sections of one subject.
+* `errors` words a mistake as one line; `key_file` reads and writes the file with the apps' API
+  keys.
+
+Every mistake of a user is a ConfigError with one line. No message shows an API key.
+"""

@@ -1,4 +1,4 @@
-"""What every section of fakevllm.toml is: frozen, and without keys that nobody reads."""
+"""The base class of the sections of fakevllm.toml."""
 
 from __future__ import annotations
 
@@ -6,4 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
+    """A section of fakevllm.toml: frozen, and it refuses unknown keys."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,4 +1,5 @@
-"""A mistake in fakevllm.toml or a flag, in one line: where, what, and what would be right."""
+"""Explain a mistake in fakevllm.toml or in a flag in one line: the key, the problem, and the
+fix."""
 
 from __future__ import annotations
 
@@ -25,73 +26,83 @@ _FLAGS = {
     "job.num_repeat": "--n",
     "job.lockstep": "--lockstep",
 }
-"""Of `fakevllm serve`. Those of `proxy` are called as their keys."""
+"""Key -> flag of `fakevllm serve`. Flags for keys of `[proxy]` have the key's name."""
 _SECRETS = ("swarm.key", "fallback.key")
-"""Shown by no message."""
-_TO_WRITE = {
+"""Keys whose values no message shows."""
+_FIXES = {
     "tuple_type": 'write a list, such as ["..."]',
     "dict_type": 'write a table, such as {"..." = 4}',
     "bool_parsing": "write true or false",
     "bool_type": "write true or false",
 }
-"""Where pydantic's words are Python's."""
-_ELSEWHERE = {"learning_rate": "lr", "group_size": "num_repeat", "num_generations": "num_repeat"}
-"""What other trainers call it."""
+"""Pydantic's error type -> fix, for errors whose own text speaks of Python types."""
+_FOREIGN_NAMES = {
+    "learning_rate": "lr",
+    "group_size": "num_repeat",
+    "num_generations": "num_repeat",
+}
+"""Names of other trainers' settings -> names here."""
 
 
-def explained(
-    error: ValidationError, file: Path | None, by_flag: Set[str], model: type[BaseModel]
+def explain(
+    error: ValidationError, file: Path | None, flag_keys: Set[str], model: type[BaseModel]
 ) -> str:
-    """The first problem, with what would be right. `by_flag`: keys that were given by one."""
+    """Return one line about the first problem in `error`, with the fix.
+
+    `flag_keys` are the keys whose values came from flags; `model` is the whole configuration.
+    """
     problems = error.errors(include_url=False)
-    # A key that is missing is often there, misspelt.
-    problem = next((one for one in problems if one["type"] == "extra_forbidden"), problems[0])
+    # An unknown key comes first, because a missing key is often present and misspelt.
+    unknown_keys = (entry for entry in problems if entry["type"] == "extra_forbidden")
+    problem = next(unknown_keys, problems[0])
     where = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     source = file if file is not None else "the flags"
     if problem["type"] == "extra_forbidden":
-        return f"Unknown key `{where}` in {source}: {_instead_of(problem['loc'], model)}."
+        return f"Unknown key `{where}` in {source}: {_fix_for_unknown_key(problem['loc'], model)}."
     if problem["type"] == "model_type" or (where, problem["type"]) == ("policy.skip", "tuple_type"):
         head = "[[policy.skip]]" if where.startswith("policy.skip") else f"[{where}]"
         return f"`{where}` in {source} is a section: write {head} and its keys below it."
-    said = _TO_WRITE.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
-    if not where:  # of sections that do not fit together
-        return f"{source}: {said}."
-    got = "" if where in _SECRETS else _got(problem["input"])
-    key = ".".join(map(str, problem["loc"][:2]))  # of the list that an entry is in
-    if key in by_flag:
-        return f"`{_flag(key)}` (`{where}`): {said}{got}."
-    return f"`{where}` in {source}: {said}{got}."
+    text = _FIXES.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
+    if not where:  # a conflict between sections
+        return f"{source}: {text}."
+    value = "" if where in _SECRETS else _quoted_value(problem["input"])
+    key = ".".join(map(str, problem["loc"][:2]))  # for an entry of a list, the list's key
+    if key in flag_keys:
+        return f"`{_flag(key)}` (`{where}`): {text}{value}."
+    return f"`{where}` in {source}: {text}{value}."
 
 
 def _flag(key: str) -> str:
-    """
+    """Return the flag that sets a key.
+
     >>> _flag("job.num_repeat"), _flag("proxy.run_dir")
     ('--n', '--run-dir')
     """
     return _FLAGS.get(key) or "--" + key.partition(".")[2].replace("_", "-")
 
 
-def _got(value: object) -> str:
-    """Not a table, of which the message names the key, nor a password in an address."""
+def _quoted_value(value: object) -> str:
+    """Return the value for the message, but neither a table, whose key the message names, nor an
+    address that may contain a password."""
     if isinstance(value, Mapping | BaseModel) or "@" in str(value):
         return ""
     return f" (got {value!r})"
 
 
-def _instead_of(place: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    """Of a key that is none: where it belongs, what is spelt nearly so, or else all there are."""
-    *path, name = place
+def _fix_for_unknown_key(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    """Return the section where the key belongs, a key with a similar name, or all known keys."""
+    *path, name = location
     known = _known_keys(model, tuple(path))
     if not path:
-        homes = [f"[{one}]" for one in known if name in _known_keys(model, (one,))]
+        homes = [f"[{section}]" for section in known if name in _known_keys(model, (section,))]
         if homes:
             return f"it belongs below {' or '.join(homes)}"
-    meant = _ELSEWHERE.get(str(name))
+    meant = _FOREIGN_NAMES.get(str(name))
     if meant not in known:
         meant = closest_name(str(name), known)
     if meant is not None:
         return f"take it out, or write {meant}"
-    return f"known here are {', '.join(known)}"
+    return f"the known keys are {', '.join(known)}"
 
 
 def _known_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:

@@ -1,5 +1,5 @@
-"""The file that keeps the API keys of apps: written so that a proxy reading it at any moment finds
-it whole."""
+"""The file with the API keys of apps. It is replaced atomically, so that a proxy that reads it at
+any moment finds a complete file."""
 
 from __future__ import annotations
 
@@ -12,58 +12,56 @@ from pathlib import Path
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.protocol.keys import AppKey, add_key, parse_key_file, revoke_key
 
-_MODE = 0o600
-
 
 class KeyFile:
-    """Every method raises ConfigError with what to do."""
+    """Reads and writes one key file. Every method raises ConfigError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser()
 
     def entries(self) -> list[AppKey]:
-        with self._mistakes():
+        with self._as_config_errors():
             return parse_key_file(self._read())
 
     def add(self, key: AppKey) -> None:
-        with self._mistakes():
-            known = self._read()
-            if any(
-                have.name == key.name and have.revoked is None for have in parse_key_file(known)
-            ):
+        with self._as_config_errors():
+            text = self._read()
+            entries = parse_key_file(text)
+            if any(entry.name == key.name and entry.revoked is None for entry in entries):
                 raise ConfigError(
-                    f"{key.name} has a key already: choose another name, or end that one with "
+                    f"{key.name} has a key already: choose another name, or revoke that key with "
                     f"`fakevllm keys revoke {key.name} --key-file {self.path}`."
                 )
-            self._write(add_key(known, key))
+            self._write(add_key(text, key))
 
     def revoke(self, name: str, when: str) -> None:
-        with self._mistakes():
-            known = self._read()
+        with self._as_config_errors():
+            text = self._read()
             try:
-                self._write(revoke_key(known, name, when))
+                self._write(revoke_key(text, name, when))
             except LookupError:
-                raise ConfigError(self._nobody(name, parse_key_file(known))) from None
+                raise ConfigError(self._no_such_key(name, parse_key_file(text))) from None
 
-    def _nobody(self, name: str, keys: list[AppKey]) -> str:
+    def _no_such_key(self, name: str, keys: list[AppKey]) -> str:
         names = [key.name for key in keys if key.name is not None and key.revoked is None]
-        have = f"keys have {', '.join(names)}" if names else "no app has one"
+        others = f"its named keys are {', '.join(names)}" if names else "it has no named key"
         return (
-            f"{name} has no key in {self.path}: {have}. "
-            "A key in plain text is ended by deleting its line."
+            f"{name} has no key in {self.path}: {others}. "
+            "To revoke a key in plain text, delete its line."
         )
 
     def _read(self) -> str:
-        """ "" where there is no file yet."""
+        """Return the file's text, or "" if the file does not exist yet."""
         try:
             return self.path.read_text(encoding="utf-8")
         except FileNotFoundError:
             return ""
 
     def _write(self, text: str) -> None:
-        path = self.path.resolve()  # a link stays one
+        path = self.path.resolve()  # replace the target of a link, not the link
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # made with 0600
+        # mkstemp creates the file with mode 0600.
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
@@ -75,7 +73,7 @@ class KeyFile:
             raise
 
     @contextlib.contextmanager
-    def _mistakes(self) -> Generator[None]:
+    def _as_config_errors(self) -> Generator[None]:
         try:
             yield
         except OSError as error:

@@ -1,4 +1,5 @@
-"""`[policy]` in fakevllm.toml: which requests are fanned out, and into how many."""
+"""The section `[policy]` of fakevllm.toml: which requests are fanned out, and into how many
+siblings."""
 
 from __future__ import annotations
 
@@ -14,72 +15,74 @@ from fakevllm_adapters.http.validation_messages import closest_name
 from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE
 
 SideRule = Literal["no_tools", "marker", "quoted"]
-"""The rules that guess; names and headers count wherever they are given."""
+"""The heuristics that recognise side calls. Model names and headers need no heuristic: they always
+count where they are configured."""
 
 _HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
-def _header(text: str) -> str:
+def _checked_header(text: str) -> str:
     if _HEADER.fullmatch(text.partition(":")[0].strip()) is None:
         raise ValueError("write a header as 'X-Name', or as 'X-Name: value'")
     return text
 
 
-def _pattern(text: str) -> str:
+def _checked_pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
         raise ValueError(
-            f"is no regular expression ({error}): write one, such as '^Translate'"
+            f"is not a regular expression ({error}): write one, such as '^Translate'"
         ) from None
     return text
 
 
-def _route(text: str) -> str:
+def _checked_route(text: str) -> str:
     if text not in ADAPTERS:
-        raise ValueError(f"is no route: write one of {', '.join(ADAPTERS)}")
+        raise ValueError(f"is not a route: write one of {', '.join(ADAPTERS)}")
     return text
 
 
-def _some(text: str) -> str:
+def _checked_text(text: str) -> str:
     if not text.strip():
-        raise ValueError("is empty, and would be true of every request: write some text")
+        raise ValueError("is empty, and would match every request: write some text")
     return text
 
 
-def _sizes(found: dict[str, int]) -> dict[str, int]:
-    for name, num in found.items():
+def _checked_sizes(sizes: dict[str, int]) -> dict[str, int]:
+    for name, num in sizes.items():
         if not 1 <= num <= MAX_GROUP_SIZE:
-            raise ValueError(f"{name!r} is to have 1 to {MAX_GROUP_SIZE} siblings, not {num}")
-    return found
+            raise ValueError(f"{name!r} must have 1 to {MAX_GROUP_SIZE} siblings, got {num}")
+    return sizes
 
 
-Route = Annotated[str, AfterValidator(_route)]
-"""A format's name."""
-_Some = Annotated[str, AfterValidator(_some)]
-_Header = Annotated[str, AfterValidator(_header)]
+Route = Annotated[str, AfterValidator(_checked_route)]
+"""The name of a format: chat, completions, responses or messages."""
+_NonEmptyText = Annotated[str, AfterValidator(_checked_text)]
+_Header = Annotated[str, AfterValidator(_checked_header)]
 
 
 class SkipRule(Section):
-    """Requests that are served once. All that is named must be so."""
+    """A rule by which requests are served once. It matches if all of its conditions hold."""
 
     name: str | None = None
-    """What the ledger calls the rule; its number by default."""
+    """Name of the rule in the ledger; None: its number."""
     route: Route | None = None
-    model: _Some | None = None
-    """As the app names it; `*` stands for any text."""
+    model: _NonEmptyText | None = None
+    """Model name in the app's request; `*` matches any text."""
     header: _Header | None = None
-    """`X-Name`, or `X-Name: value`, where `*` stands for any text."""
-    key: _Some | None = None
-    """The app's: its name in the key file, or its fingerprint."""
+    """Request header as `X-Name`, or as `X-Name: value` where `*` matches any text."""
+    key: _NonEmptyText | None = None
+    """The app's API key, by its name in the key file or by its fingerprint."""
     prompt_chars: int | None = Field(default=None, ge=0)
-    """More characters of text than this."""
+    """Number of characters of text above which a request matches."""
     images: Literal[True] | None = None
-    first_message: Annotated[str, AfterValidator(_pattern)] | None = None
-    """A regular expression that is found in the first user message."""
+    """Whether the request must contain images."""
+    first_message: Annotated[str, AfterValidator(_checked_pattern)] | None = None
+    """Regular expression to search for in the first user message."""
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _check_that_it_has_a_condition(self) -> Self:
         if not (self.model_fields_set - {"name"}):
             conditions = ", ".join(name for name in type(self).model_fields if name != "name")
             raise ValueError(f"this rule would skip every request: name one of {conditions}")
@@ -94,29 +97,31 @@ class PolicySection(Section):
     sample_fraction: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
     """Share of sessions whose requests are fanned out."""
     shadow: bool = False
-    """Apps get the answer to their own request, as without us; siblings train in the background."""
-    n: Annotated[dict[str, int], AfterValidator(_sizes)] = Field(default_factory=dict)
-    """Siblings by route (chat, completions, responses, messages) or by model, as apps name it; a
-    model's number wins."""
-    side_models: tuple[_Some, ...] = ()
-    """Names by which clients ask for side calls; `*` stands for any text."""
+    """Whether apps get the answer to their own request, as they would without fakevllm. Siblings
+    are then trained in the background."""
+    n: Annotated[dict[str, int], AfterValidator(_checked_sizes)] = Field(default_factory=dict)
+    """Number of siblings by route or by model name in the app's request; a model's number wins."""
+    side_models: tuple[_NonEmptyText, ...] = ()
+    """Model names that clients use for side calls; `*` matches any text."""
     side_headers: tuple[_Header, ...] = ()
-    """Headers that only side calls have."""
-    side_markers: tuple[_Some, ...] = ()
-    """How the system or only message of a side call begins, beside those known."""
+    """Headers that only side calls have, as `X-Name` or `X-Name: value`."""
+    side_markers: tuple[_NonEmptyText, ...] = ()
+    """First words of the system message, or of the only message, of further kinds of side calls."""
     side_rules: tuple[SideRule, ...] = ("no_tools", "marker", "quoted")
-    """Which guesses count."""
+    """The heuristics that are active."""
     skip: tuple[SkipRule, ...] = ()
+    """Rules by which requests are served once; the first that matches counts."""
 
     @property
-    def odd_names(self) -> list[tuple[str, str]]:
-        """Names in `n` that are spelt nearly as a route is, with that. A model may be called so."""
+    def likely_misspelt_routes(self) -> list[tuple[str, str]]:
+        """Pairs of a name in `n` that is spelt nearly like a route, and the route. They are no
+        error, because a model may have such a name."""
         names = [name for name in self.n if name not in ADAPTERS]
         return [
             (name, route) for name in names if (route := closest_name(name, ADAPTERS)) is not None
         ]
 
     @property
-    def most_siblings(self) -> int:
-        """The largest of the numbers in `n`, 0 where it has none."""
+    def max_siblings(self) -> int:
+        """The largest number in `n`; 0 if `n` is empty."""
         return max(self.n.values(), default=0)

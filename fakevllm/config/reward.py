@@ -1,4 +1,5 @@
-"""Settings of the `[reward]` section."""
+"""The sections `[reward]` and `[feedback]` of fakevllm.toml: what changes a reward after
+scoring."""
 
 from __future__ import annotations
 
@@ -6,8 +7,24 @@ from pydantic import Field
 
 from fakevllm.config.base import Section
 
+MAX_WINDOW_S = 1800.0
+"""Maximum feedback window in seconds. It stays below the hour after which the server drops a group
+whose end has not arrived."""
+BASELINE_WINDOW = 200
+"""Number of an API key's latest feedbacks whose mean is the baseline of a new one."""
+
 
 class RewardSection(Section):
     failure_floor: float | None = Field(default=None, allow_inf_nan=False)
-    """The most that a sibling gets whose answer failed by the model's own fault, whatever the hook
-    says; never more than the worst of the others. None: what the hook says."""
+    """Maximum reward of a sibling whose answer failed by the model's own fault, whatever the hook's
+    score. Its reward is also never above the worst of the other siblings. None: the hook's score
+    counts."""
+
+
+class FeedbackSection(Section):
+    window_s: float = Field(default=0.0, ge=0, le=MAX_WINDOW_S, allow_inf_nan=False)
+    """Seconds for which a scored group waits for feedback on its answer; 0: no waiting."""
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """What a feedback of 1 adds to the reward, or to the advantage of a late sample."""
+    num_for_baseline: int = Field(default=8, ge=2, le=BASELINE_WINDOW)
+    """Number of feedbacks that an API key must have before any of them is trained as a sample."""

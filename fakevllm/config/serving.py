@@ -1,4 +1,5 @@
-"""Which sibling an app gets, and when: `[serve]` in fakevllm.toml, the whole of it and by route."""
+"""The section `[serve]` of fakevllm.toml: which sibling an app gets, and when; for all routes and
+for each one."""
 
 from __future__ import annotations
 
@@ -16,33 +17,38 @@ _ONLY_FOR_BEST = ("quorum", "deadline_s", "random_fraction")
 
 
 class ServeRules(Section):
-    """How the requests of one route are answered."""
+    """The rules by which requests of one route are answered."""
 
     policy: PolicyName = "best"
+    """Which sibling the app gets: the one with the highest reward, the lead (the app's own
+    request), or the lead at temperature 0."""
     quorum: int | None = Field(default=None, ge=1)
-    """Answers among which the best is chosen; None: all of them."""
+    """Number of answers among which the best is chosen; None: all of them."""
     deadline_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """From a request's start; then the best of what there is."""
+    """Seconds after the request's start when the best answer so far is served; None: no limit."""
     random_fraction: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
-    """Share of requests that get any sibling, to see what choosing the best is worth."""
+    """Share of requests that get a random sibling, to measure the effect of choosing the best."""
     on_disconnect: OnDisconnect = "finish"
-    """Whether a group goes on whose app has left: it is trained all the same, and answers the
-    request should it be sent again."""
+    """What happens to a group whose client has disconnected. `finish`: the group is still sampled
+    and trained, and it answers a retry of the request. `cancel`: the group ends."""
 
     @property
     def streams_lead(self) -> bool:
-        """Whether the lead's answer is the app's, without waiting for others."""
+        """Whether the app gets the lead's answer as it arrives, without waiting for siblings."""
         return self.policy != "best"
 
     @field_validator(*_ONLY_FOR_BEST)
     @classmethod
-    def _only_what_counts(cls, value: float | None, info: ValidationInfo) -> float | None:
-        _check_counts(value, info.data.get("policy", "best"))
+    def _check_that_the_setting_applies(
+        cls, value: float | None, info: ValidationInfo
+    ) -> float | None:
+        _check_policy_is_best(value, info.data.get("policy", "best"))
         return value
 
 
 class RouteRules(Section):
-    """What a route has of its own."""
+    """The settings of one route that differ from those of the whole section; None: no
+    difference."""
 
     policy: PolicyName | None = None
     quorum: int | None = Field(default=None, ge=1)
@@ -53,38 +59,39 @@ class RouteRules(Section):
 
 class ServeSection(ServeRules):
     max_siblings_in_flight: int = Field(default=0, ge=0)
-    """Of all requests together, beside their leads; 0: no bound."""
+    """Maximum number of siblings of all requests together, without leads; 0: no fixed limit."""
     resend_window_s: float = Field(default=600, ge=0, allow_inf_nan=False)
-    """How long a request that is sent again gets the answer it was to get at first; 0: never."""
+    """Seconds for which a client's retry of a request gets the first attempt's answer; 0: never."""
     routes: dict[Route, RouteRules] = Field(default_factory=dict[str, RouteRules])
 
     def rules(self, route: str) -> ServeRules:
-        """Of one format.
+        """Return the rules of one route: its own settings, and the section's for the rest.
 
         >>> ServeSection(quorum=3, routes={"chat": RouteRules(policy="lead")}).rules("chat").policy
         'lead'
         """
         own = self.routes.get(route, RouteRules()).model_dump(exclude_none=True)
-        whole = self.model_dump(exclude={"max_siblings_in_flight", "resend_window_s", "routes"})
+        shared = self.model_dump(exclude={"max_siblings_in_flight", "resend_window_s", "routes"})
         if own.get("policy", self.policy) != "best":
-            whole = {name: value for name, value in whole.items() if name not in _ONLY_FOR_BEST}
-        whole |= own
-        return ServeRules.model_validate(whole)
+            shared = {name: value for name, value in shared.items() if name not in _ONLY_FOR_BEST}
+        return ServeRules.model_validate(shared | own)
 
     @field_validator("routes")
     @classmethod
-    def _only_what_counts_there(
+    def _check_that_route_settings_apply(
         cls, routes: dict[str, RouteRules], info: ValidationInfo
     ) -> dict[str, RouteRules]:
         for name, own in routes.items():
             policy = own.policy or info.data.get("policy", "best")
             for key in _ONLY_FOR_BEST:
                 value = getattr(own, key)
-                _check_counts(value, policy, f"{name}.{key} = {value} ")
+                _check_policy_is_best(value, policy, f"{name}.{key} = {value} ")
         return routes
 
 
-def _check_counts(value: float | None, policy: str, said: str = "") -> None:
-    """Of a setting that counts for the policy "best" alone. Raises ValueError."""
+def _check_policy_is_best(value: float | None, policy: str, setting: str = "") -> None:
+    """Raise ValueError if a setting has a value that only the policy "best" would use."""
     if value and policy != "best":
-        raise ValueError(f'{said}is for policy = "best", not for "{policy}": take one of them out')
+        raise ValueError(
+            f'{setting}is for policy = "best", not for "{policy}": take one of them out'
+        )

@@ -1,4 +1,5 @@
-"""`[upstream]` and `[fallback]` in fakevllm.toml: what happens while the model is not there."""
+"""The sections `[upstream]` and `[fallback]` of fakevllm.toml: what happens while the engine is
+unavailable; and the checks of server addresses."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from pydantic import AfterValidator, Field, model_validator
 from fakevllm.config.base import Section
 
 
-def http_url(text: str) -> str:
-    """The same text. Raises ValueError for what is no http address, or has a password in it:
-    addresses are logged."""
+def checked_http_url(text: str) -> str:
+    """Return `text` if it is an http or https address.
+
+    Raises ValueError if it is not, or if it contains a password, because addresses are logged.
+    """
     try:
         parts = urlsplit(text)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -28,29 +31,35 @@ def http_url(text: str) -> str:
     return text
 
 
-def server_url(text: str) -> str:
-    """The same text. Raises ValueError as `http_url`, and for an app's base URL with its path."""
-    if urlsplit(http_url(text)).path not in ("", "/"):
+def checked_server_url(text: str) -> str:
+    """Return `text` if it is the address of a swarm server.
+
+    Raises ValueError as `checked_http_url` does, and for an address with a path, because users
+    confuse it with the base URL of an app.
+    """
+    if urlsplit(checked_http_url(text)).path not in ("", "/"):
         raise ValueError("write it as http://HOST:PORT, without a path: /v1 is for apps")
     return text
 
 
 class UpstreamSection(Section):
     hold_s: float = Field(default=25.0, ge=0, le=3600, allow_inf_nan=False)
-    """How long a request waits for a server that is away or not up yet."""
+    """Seconds a request waits for a server that is unavailable, or whose engine is not ready."""
 
 
 class FallbackSection(Section):
-    """Another OpenAI-compatible server, for when ours is not there."""
+    """Another OpenAI-compatible server, which answers while the engine is unavailable."""
 
-    url: Annotated[str, AfterValidator(http_url)] | None = None
-    """With or without `/v1`."""
+    url: Annotated[str, AfterValidator(checked_http_url)] | None = None
+    """URL of the fallback server, with or without `/v1`."""
     key: str | None = Field(default=None, repr=False)
+    """API key for the fallback server."""
     model: str | None = Field(default=None, min_length=1)
-    """What it is asked for; by default what the app asks for."""
+    """Model to request from the fallback server; None: the model that the app asks for."""
 
     @model_validator(mode="after")
-    def _has_a_place(self) -> Self:
-        if self.url is None and self.model is not None:  # a key may be of the environment
-            raise ValueError("there is a model and no server: write its url too")
+    def _check_that_a_model_has_a_server(self) -> Self:
+        # A key without a server is no mistake: it may come from the environment.
+        if self.url is None and self.model is not None:
+            raise ValueError("model is set without a server: write its url too")
         return self

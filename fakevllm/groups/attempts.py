@@ -1,8 +1,9 @@
-"""Which requests are one, sent again. Pure; time comes with the events.
+"""Deduplication of requests that a client sends again. Pure; the clock is passed in.
 
-By evidence only. Equal bodies are not enough: two users may ask the same, and one may want another
-answer. A request is one sent again where its client says so, or where an equal one lost its
-connection before its answer was through; each lost connection counts for one request.
+Two equal bodies alone are no resend: two users may ask the same, and one user may want another
+answer. A request counts as a resend only on evidence: its client marks it as one (a retry header or
+an idempotency key), or an equal request lost its connection before its answer was delivered. Each
+lost connection accounts for one resend.
 """
 
 from __future__ import annotations
@@ -13,203 +14,211 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-MAX_KEPT_BYTES = 64 * 2**20
-"""Of answers, of all attempts together."""
-MAX_ATTEMPTS = 10_000
+MAX_ANSWER_BYTES = 64 * 2**20
+"""Maximum size of the answers of all requests together."""
+MAX_REQUESTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """A request, as far as it tells whether it came before."""
+    """The parts of a request by which a resend is recognized."""
 
     key: bytes
-    """Whose it is, and all that it asks: equal for equal requests."""
+    """Hash of the request's owner and content; equal for equal requests."""
     is_marked: bool = False
-    """Its client says that it sends it again."""
+    """Whether the client marks the request as a retry."""
     idempotency_key: str = ""
 
 
 @dataclass(slots=True, eq=False)
 class RequestAttempts(Generic[T]):
-    """A request with all the times it was sent."""
+    """One request with all the times it was sent."""
 
-    sent: RequestIdentity
+    identity: RequestIdentity
     pending: T
-    """Whatever stands for its answer, there or to come."""
-    at: float
-    """When it was last heard of."""
-    num_open: int = 1
+    """The caller's object for the request's answer, which may not exist yet."""
+    last_event_at: float
+    """Time of the last event of this request, on the caller's clock."""
+    num_waiting: int = 1
     """Connections that wait for the answer."""
-    num_cut: int = 0
-    """Connections that were lost before it was through, and nobody sent again for."""
-    num_told: int = 0
-    """Connections that got all of it."""
-    is_refused: bool = False
-    """It ended without an answer: sent again, it is a new one."""
+    num_lost: int = 0
+    """Connections that were lost before the answer was delivered, and that no resend has replaced
+    yet."""
+    num_delivered: int = 0
+    """Connections that got the whole answer."""
+    has_failed: bool = False
+    """Whether the request ended without an answer. A resend is then handled as a new request."""
     size: int = 0
-    """Of the answer in bytes."""
+    """Size of the answer in bytes."""
 
-    def is_named_by(self, sent: RequestIdentity) -> bool:
-        return bool(sent.idempotency_key) and sent.idempotency_key == self.sent.idempotency_key
+    def has_idempotency_key_of(self, identity: RequestIdentity) -> bool:
+        key = identity.idempotency_key
+        return bool(key) and key == self.identity.idempotency_key
 
-    def is_another_than(self, sent: RequestIdentity) -> bool:
-        """Both have names, and they differ."""
-        own, other = self.sent.idempotency_key, sent.idempotency_key
+    def conflicts_with(self, identity: RequestIdentity) -> bool:
+        """Return whether both have an idempotency key, and the keys differ."""
+        own, other = self.identity.idempotency_key, identity.idempotency_key
         return bool(own and other) and own != other
 
 
 class AttemptIndex(Generic[T]):
-    """The latest requests, bounded in time, number and bytes of answers.
+    """An index of the latest requests, bounded in age, number and size of the answers.
 
-    >>> attempts = AttemptIndex[str](600)
-    >>> first = attempts.begin(RequestIdentity(b"k"), "its answer", now=0)
-    >>> attempts.find(RequestIdentity(b"k"), now=1) is None  # two users
+    >>> index = AttemptIndex[str](600)
+    >>> first = index.begin(RequestIdentity(b"k"), "its answer", now=0)
+    >>> index.find(RequestIdentity(b"k"), now=1) is None  # two users with equal requests
     True
-    >>> attempts.cut(first, now=2)
-    >>> attempts.find(RequestIdentity(b"k"), now=3) is first
+    >>> index.connection_lost(first, now=2)
+    >>> index.find(RequestIdentity(b"k"), now=3) is first
     True
-    >>> attempts.find(RequestIdentity(b"k"), now=3) is first
+    >>> index.find(RequestIdentity(b"k"), now=3) is first
     False
     """
 
     def __init__(
-        self, window_s: float, max_bytes: int = MAX_KEPT_BYTES, max_attempts: int = MAX_ATTEMPTS
+        self, window_s: float, max_bytes: int = MAX_ANSWER_BYTES, max_requests: int = MAX_REQUESTS
     ) -> None:
+        """`window_s`: seconds after its last event for which a request is kept."""
         self._window_s = window_s
         self._max_bytes = max_bytes
-        self._max_attempts = max_attempts
+        self._max_requests = max_requests
         self._num_bytes = 0
-        self._known: OrderedDict[RequestAttempts[T], None] = OrderedDict()
-        """The one last heard of is last."""
-        self._alike: dict[bytes, dict[RequestAttempts[T], None]] = {}
-        self._cut: dict[bytes, dict[RequestAttempts[T], None]] = {}
-        """Those of them that a connection was lost for: there are few, where many are alike."""
+        self._requests: OrderedDict[RequestAttempts[T], None] = OrderedDict()
+        """All requests, ordered by their last event."""
+        self._by_key: dict[bytes, dict[RequestAttempts[T], None]] = {}
+        self._lost_by_key: dict[bytes, dict[RequestAttempts[T], None]] = {}
+        """The requests with a lost connection: few, even if many requests are equal."""
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._requests)
 
     @property
     def num_bytes(self) -> int:
+        """Size of all answers in bytes."""
         return self._num_bytes
 
-    def begin(self, sent: RequestIdentity, pending: T, now: float) -> RequestAttempts[T]:
-        """A request that came for the first time."""
-        attempt = RequestAttempts(sent, pending, now)
-        self._known[attempt] = None
-        self._alike.setdefault(sent.key, {})[attempt] = None
-        self._bound(now)
-        return attempt
+    def begin(self, identity: RequestIdentity, pending: T, now: float) -> RequestAttempts[T]:
+        """Add a request that was sent for the first time."""
+        attempts = RequestAttempts(identity, pending, now)
+        self._requests[attempts] = None
+        self._by_key.setdefault(identity.key, {})[attempts] = None
+        self._evict(now)
+        return attempts
 
-    def find(self, sent: RequestIdentity, now: float) -> RequestAttempts[T] | None:
-        """What this request was sent for before; it waits for that answer from now on. None: it is
-        a new one."""
-        self._bound(now)
-        attempt = self._which(sent)
-        if attempt is None:
+    def find(self, identity: RequestIdentity, now: float) -> RequestAttempts[T] | None:
+        """Return the earlier request that this one resends, or None for a new request.
+
+        The resend counts as waiting for the earlier request's answer from now on.
+        """
+        self._evict(now)
+        attempts = self._match(identity)
+        if attempts is None:
             return None
-        if attempt.is_refused:
-            self._forget(attempt)
+        if attempts.has_failed:
+            self._remove(attempts)
             return None
-        self._cuts(attempt, -1)
-        attempt.num_open += 1
-        self._hear(attempt, now)
-        return attempt
+        self._add_lost(attempts, -1)
+        attempts.num_waiting += 1
+        self._touch(attempts, now)
+        return attempts
 
-    def told(self, attempt: RequestAttempts[T], now: float) -> None:
-        """The last byte of its answer is out to one who waited."""
-        attempt.num_told += 1
-        self.closed(attempt, now)
+    def delivered(self, attempts: RequestAttempts[T], now: float) -> None:
+        """Record that a waiting connection was sent the last byte of the answer."""
+        attempts.num_delivered += 1
+        self.stopped_waiting(attempts, now)
 
-    def cut(self, attempt: RequestAttempts[T], now: float) -> None:
-        """One who waited was lost before that."""
-        self._cuts(attempt, 1)
-        self.closed(attempt, now)
+    def connection_lost(self, attempts: RequestAttempts[T], now: float) -> None:
+        """Record that a waiting connection was lost before the answer was sent."""
+        self._add_lost(attempts, 1)
+        self.stopped_waiting(attempts, now)
 
-    def closed(self, attempt: RequestAttempts[T], now: float) -> None:
-        """One who waited does so no more."""
-        attempt.num_open -= 1
-        self._hear(attempt, now)
+    def stopped_waiting(self, attempts: RequestAttempts[T], now: float) -> None:
+        """Record that a connection waits no longer."""
+        attempts.num_waiting -= 1
+        self._touch(attempts, now)
 
-    def lost(self, attempt: RequestAttempts[T], now: float) -> None:
-        """One who was told has not got all of it."""
-        attempt.num_told -= 1
-        self._cuts(attempt, 1)
-        self._hear(attempt, now)
+    def delivery_failed(self, attempts: RequestAttempts[T], now: float) -> None:
+        """Record that a connection counted as `delivered` did not get the whole answer."""
+        attempts.num_delivered -= 1
+        self._add_lost(attempts, 1)
+        self._touch(attempts, now)
 
-    def found(self, attempt: RequestAttempts[T], now: float) -> None:
-        """One who was thought to be lost had got all of it."""
-        self._cuts(attempt, -1)
-        attempt.num_told += 1
-        self._hear(attempt, now)
+    def delivery_confirmed(self, attempts: RequestAttempts[T], now: float) -> None:
+        """Record that a connection counted as lost did get the whole answer."""
+        self._add_lost(attempts, -1)
+        attempts.num_delivered += 1
+        self._touch(attempts, now)
 
-    def refused(self, attempt: RequestAttempts[T], now: float) -> None:
-        """It has come to its end without an answer."""
-        attempt.is_refused = True
-        self._hear(attempt, now)
+    def failed(self, attempts: RequestAttempts[T], now: float) -> None:
+        """Record that the request ended without an answer."""
+        attempts.has_failed = True
+        self._touch(attempts, now)
 
-    def keep(self, attempt: RequestAttempts[T], size: int) -> None:
-        """Its answer is there."""
-        if attempt in self._known:
-            self._num_bytes += size - attempt.size
-        attempt.size = size
+    def set_size(self, attempts: RequestAttempts[T], size: int) -> None:
+        """Record the size of the request's answer in bytes."""
+        if attempts in self._requests:
+            self._num_bytes += size - attempts.size
+        attempts.size = size
 
-    def _which(self, sent: RequestIdentity) -> RequestAttempts[T] | None:
-        cut = self._cut.get(sent.key, ())
-        if not sent.is_marked and not sent.idempotency_key:
-            return next((one for one in cut if not one.is_refused), None)
-        alike = self._alike.get(sent.key, ())
-        possible = [one for one in alike if not one.is_another_than(sent)]
-        named = [one for one in possible if one.is_named_by(sent)]
-        if named:
-            return named[-1]
-        if lost := [one for one in cut if one in possible and not one.is_refused]:
-            return lost[0]
-        if not sent.is_marked:
+    def _match(self, identity: RequestIdentity) -> RequestAttempts[T] | None:
+        lost = [a for a in self._lost_by_key.get(identity.key, ()) if not a.has_failed]
+        if not identity.is_marked and not identity.idempotency_key:
+            return lost[0] if lost else None
+        equal = self._by_key.get(identity.key, ())
+        candidates = [a for a in equal if not a.conflicts_with(identity)]
+        same_key = [a for a in candidates if a.has_idempotency_key_of(identity)]
+        if same_key:
+            return same_key[-1]
+        if lost_candidates := [a for a in lost if a in candidates]:
+            return lost_candidates[0]
+        if not identity.is_marked:
             return None
-        # One that was told an error is who asks again, rather than one who waits or was answered.
-        refused = [one for one in possible if one.is_refused]
-        waiting = [one for one in possible if one.num_open]
-        told = [one for one in possible if one.num_told][-1:]
-        return next(iter([*refused, *waiting, *told]), None)
+        # A client that got an error is more likely to retry than one that waits or was answered.
+        failed = [a for a in candidates if a.has_failed]
+        waiting = [a for a in candidates if a.num_waiting]
+        delivered = [a for a in candidates if a.num_delivered][-1:]
+        return next(iter([*failed, *waiting, *delivered]), None)
 
-    def _cuts(self, attempt: RequestAttempts[T], change: int) -> None:
-        attempt.num_cut = max(0, attempt.num_cut + change)
-        if attempt not in self._known:
+    def _add_lost(self, attempts: RequestAttempts[T], change: int) -> None:
+        attempts.num_lost = max(0, attempts.num_lost + change)
+        if attempts not in self._requests:
             return
-        if attempt.num_cut:
-            self._cut.setdefault(attempt.sent.key, {})[attempt] = None
+        if attempts.num_lost:
+            self._lost_by_key.setdefault(attempts.identity.key, {})[attempts] = None
         else:
-            _remove(self._cut, attempt)
+            _discard(self._lost_by_key, attempts)
 
-    def _hear(self, attempt: RequestAttempts[T], now: float) -> None:
-        attempt.at = now
-        if attempt in self._known:
-            self._known.move_to_end(attempt)
+    def _touch(self, attempts: RequestAttempts[T], now: float) -> None:
+        attempts.last_event_at = now
+        if attempts in self._requests:
+            self._requests.move_to_end(attempts)
 
-    def _bound(self, now: float) -> None:
-        """Forgets what is too old or too much, but for those that somebody waits for."""
-        num_bytes, num = self._num_bytes - self._max_bytes, len(self._known) - self._max_attempts
-        forgotten: list[RequestAttempts[T]] = []
-        for attempt in self._known:
-            if now - attempt.at <= self._window_s and num_bytes <= 0 and num <= 0:
+    def _evict(self, now: float) -> None:
+        """Remove requests beyond the bounds, except those with a waiting connection."""
+        excess_bytes = self._num_bytes - self._max_bytes
+        excess = len(self._requests) - self._max_requests
+        evicted: list[RequestAttempts[T]] = []
+        for attempts in self._requests:
+            is_fresh = now - attempts.last_event_at <= self._window_s
+            if is_fresh and excess_bytes <= 0 and excess <= 0:
                 break
-            if not attempt.num_open:
-                forgotten.append(attempt)
-                num_bytes, num = num_bytes - attempt.size, num - 1
-        for attempt in forgotten:
-            self._forget(attempt)
+            if not attempts.num_waiting:
+                evicted.append(attempts)
+                excess_bytes, excess = excess_bytes - attempts.size, excess - 1
+        for attempts in evicted:
+            self._remove(attempts)
 
-    def _forget(self, attempt: RequestAttempts[T]) -> None:
-        del self._known[attempt]
-        self._num_bytes -= attempt.size
-        _remove(self._alike, attempt)
-        _remove(self._cut, attempt)
+    def _remove(self, attempts: RequestAttempts[T]) -> None:
+        del self._requests[attempts]
+        self._num_bytes -= attempts.size
+        _discard(self._by_key, attempts)
+        _discard(self._lost_by_key, attempts)
 
 
-def _remove(
-    index: dict[bytes, dict[RequestAttempts[T], None]], attempt: RequestAttempts[T]
+def _discard(
+    index: dict[bytes, dict[RequestAttempts[T], None]], attempts: RequestAttempts[T]
 ) -> None:
-    alike = index.get(attempt.sent.key, {})
-    alike.pop(attempt, None)
-    if not alike:
-        index.pop(attempt.sent.key, None)
+    equal = index.get(attempts.identity.key, {})
+    equal.pop(attempts, None)
+    if not equal:
+        index.pop(attempts.identity.key, None)

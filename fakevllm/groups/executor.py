@@ -1,8 +1,9 @@
-"""One request with several siblings, executed: the async shell of `fanout.py`.
+"""Execution of one request with several siblings: the asyncio side of `scheduler.py`.
 
-The request's own task waits for the app's answer and gives it; siblings, scoring and the relayed
-lead are tasks beside it, and may outlive it. Whatever ends tells the machine, and what it decides
-is done at once: nothing here decides.
+The request's own task waits for the app's answer and sends it. Siblings, the scoring and the
+relayed lead run in tasks beside it, which may outlive it. Whenever one of them ends, the executor
+reports the event to its `GroupScheduler` and carries out the returned decisions at once. The
+executor itself decides nothing.
 """
 
 from __future__ import annotations
@@ -15,76 +16,68 @@ from dataclasses import dataclass
 from typing import Any
 
 from fakevllm.admission.rules import is_shadow
-from fakevllm.config.serving import ServeRules
 from fakevllm.groups import scheduler
-from fakevllm.groups.record import GroupDraft, ScoredSiblings
+from fakevllm.groups.context import GroupContext
+from fakevllm.groups.record import ScoredSiblings
 from fakevllm.groups.sampler import Sampler
 from fakevllm.groups.scheduler import AppState, BreakOff, Decision, GroupScheduler, Refuse, Serve
 from fakevllm.groups.scoring import score
 from fakevllm.hooks.results import RewardOutcome
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.records import GroupRecord
-from fakevllm.transport.app_response import AppReply
 from fakevllm.transport.engine_client import Reply
 from fakevllm.transport.relay import pass_on
-from fakevllm.transport.request import (
-    Plan,
-    Request,
-    SiblingResult,
-    came_of,
-    read_answer,
-    with_apps_id,
-)
+from fakevllm.transport.request import SiblingResult, came_of, read_answer, with_apps_id
 from fakevllm.transport.sibling_limit import Room
-from fakevllm_adapters.http.asgi import Receive, wait_for_disconnect
+from fakevllm_adapters.http.asgi import wait_for_disconnect
 from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
 from fakevllm_adapters.protocol.reasons import OutageReason
 
 log = logging.getLogger("fakevllm.groups.pipeline")
 
 LINGER_S = 0.25
-"""How long an answer may still come to its end after its app has left: some clients hang up at the
-event that ends an answer, before its last byte."""
+"""Seconds that an answer may still take to end after its app has disconnected. Some clients
+disconnect at the event that ends an answer, before the last byte."""
 STOPPING = unavailable("The proxy is stopping. Try again shortly.")
+"""The error for apps whose requests are cancelled by the proxy's stop."""
 
 _STATUS = {"client_disconnected": 499, "proxy_stopped": 503, "upstream_unreachable": 503}
-"""What the app would have seen; else 500."""
+"""HTTP status by the reason for which a group is aborted, as the app would have seen it; 500 for
+any other reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupServices:
-    """What every group is run with."""
+    """The objects that all groups share."""
 
-    asking: Sampler
+    sampler: Sampler
     hooks: HookWorker
     room: Room
-    chance: random.Random
-    end: Callable[[GroupExecutor, GroupRecord], None]
-    """Takes each group's record, once."""
+    rng: random.Random
+    on_end: Callable[[GroupExecutor, GroupRecord], None]
+    """Called once per group, with the group's record."""
     failure_floor: float | None = None
 
 
 class GroupExecutor:
-    """`plan.num - 1` places of the room are its own from the start."""
+    """The run of one group: calls, scoring, the app's answer and the record.
 
-    def __init__(
-        self,
-        means: GroupServices,
-        request: Request,
-        draft: GroupDraft,
-        plan: Plan,
-        rules: ServeRules,
-        app: AppReply,
-    ) -> None:
-        self._means = means
-        self._request = request
-        self._log = logging.LoggerAdapter(log, {"group": request.id})
-        self._draft = draft
-        self._plan = plan
-        self._rules = rules
-        self._app = app
-        comes_live = request.streamed or is_shadow(request.ruling)
-        self._fanout = GroupScheduler(plan.num, rules, means.chance, comes_live=comes_live)
+    The caller has already taken capacity for `plan.num - 1` siblings from `services.room`; the
+    executor gives it back as siblings end.
+    """
+
+    def __init__(self, services: GroupServices, context: GroupContext) -> None:
+        self._services = services
+        self._context = context
+        self._request = context.request
+        self._draft = context.draft
+        self._plan = context.plan
+        self._app = context.app
+        self._log = logging.LoggerAdapter(log, {"group": self._request.id})
+        can_stream = self._request.streamed or is_shadow(self._request.ruling)
+        self._scheduler = GroupScheduler(
+            context.plan.num, context.rules, services.rng, can_stream=can_stream
+        )
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._scoring: asyncio.Task[None] | None = None
         self._results: dict[int, SiblingResult] = {}
@@ -92,47 +85,52 @@ class GroupExecutor:
         self._annotations: dict[int, dict[str, Any]] = {}
         loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[Serve | Refuse | BreakOff | None] = loop.create_future()
-        """How the app is answered; None: it has been, or is not there."""
-        self._fell_back: tuple[Reply, OutageReason] | None = None
+        """The way to answer the app; None if it has been answered already or has left."""
+        self._fallback_reply: tuple[Reply, OutageReason] | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
     @property
     def has_overrides(self) -> bool:
         return bool(self._plan.overrides)
 
-    async def answer(self, receive: Receive) -> None:
-        """Returns once the app has its answer, or is to have none; the rest goes on by itself."""
-        watch = asyncio.create_task(wait_for_disconnect(receive))
-        watch.add_done_callback(self._on_left)
+    async def answer_app(self) -> None:
+        """Run the group and return once the app has its answer, or will get none.
+
+        The rest of the group continues in the background.
+        """
+        watch = asyncio.create_task(wait_for_disconnect(self._context.receive))
+        watch.add_done_callback(self._on_disconnect)
         try:
             self._begin()
-            await self._tell_app(await self._answer)
+            await self._send_answer(await self._answer)
         except asyncio.CancelledError:
-            # Only a stop of the proxy cancels a request; its app is told so, and the task ends.
+            # Only a stop of the proxy cancels a request. The app gets an error, and the task ends.
             self.stop()
-            await self.closed()
+            await self.wait_closed()
             await self._app.break_off(STOPPING)
         except WireError as error:
             await self._app.refuse(error)
-            self._do(self._fanout.give_up("upstream_unreachable"))
-        except Exception:  # isolates: a defect of ours must not leave the app without an answer
+            self._execute(self._scheduler.abort("upstream_unreachable"))
+        except Exception:  # isolates: a proxy bug must not leave the app without an answer
             self._log.exception("request %s failed", self._request.id)
-            self._do(self._fanout.give_up("internal_error"))
+            self._execute(self._scheduler.abort("internal_error"))
             await self._app.break_off(internal_error())
         finally:
-            watch.remove_done_callback(self._on_left)
+            watch.remove_done_callback(self._on_disconnect)
             watch.cancel()
-        self._draft.is_answered()
-        self._do(self._fanout.answer_ended())
+        self._draft.mark_answered()
+        self._execute(self._scheduler.answer_sent())
 
     def stop(self) -> None:
-        self._do(self._fanout.give_up("proxy_stopped"))
+        """Abort the group, because the proxy is stopping."""
+        self._execute(self._scheduler.abort("proxy_stopped"))
 
     def pass_deadline(self) -> None:
-        self._do(self._fanout.deadline_passed())
+        """Report that the deadline for the quorum has passed."""
+        self._execute(self._scheduler.deadline_passed())
 
-    async def closed(self) -> None:
-        """Until nothing is under way that was started or cancelled."""
+    async def wait_closed(self) -> None:
+        """Wait for all tasks of the group, including cancelled ones."""
         tasks = [task for task in [*self._tasks.values(), self._scoring] if task is not None]
         if tasks:
             await asyncio.wait(tasks)
@@ -140,82 +138,86 @@ class GroupExecutor:
     # --- events
 
     def _begin(self) -> None:
-        deadline_s = self._rules.deadline_s
+        deadline_s = self._context.rules.deadline_s
         if deadline_s is not None:
-            self._later(deadline_s, self.pass_deadline)
-        self._do(self._fanout.begin())
+            self._call_later(deadline_s, self.pass_deadline)
+        self._execute(self._scheduler.begin())
 
-    def _on_left(self, watch: asyncio.Task[None]) -> None:
+    def _on_disconnect(self, watch: asyncio.Task[None]) -> None:
         if watch.cancelled():
             return
-        linger_s = LINGER_S if self._fanout.app is AppState.RELAYED else 0.0
-        self._later(linger_s, self._leave)
+        linger_s = LINGER_S if self._scheduler.app is AppState.RELAYED else 0.0
+        self._call_later(linger_s, self._report_disconnect)
 
-    def _leave(self) -> None:
-        self._do(self._fanout.app_left())
+    def _report_disconnect(self) -> None:
+        self._execute(self._scheduler.app_disconnected())
 
-    def _later(self, delay_s: float, tell: Callable[[], None]) -> None:
-        self._timers.append(asyncio.get_running_loop().call_later(delay_s, tell))
+    def _call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(delay_s, callback))
 
-    async def _run(self, index: int, *, is_relayed: bool) -> None:
-        asking = self._means.asking
+    async def _run_sibling(self, index: int, *, is_relayed: bool) -> None:
+        sampler = self._services.sampler
         try:
             if is_relayed:
-                result = await self._relay()
+                result = await self._relay_lead()
             else:
-                result = await asking.sample(self._request, self._plan, index, self._app)
+                result = await sampler.sample(self._request, self._plan, index, self._app)
             came = came_of(self._request, result)
-        except Exception:  # isolates: a defect of ours must not leave the app without an answer
+        except Exception:  # isolates: a proxy bug must not leave the app without an answer
             self._log.exception("sibling %d of request %s failed", index, self._request.id)
-            return self._do(self._fanout.give_up("internal_error"))
+            return self._execute(self._scheduler.abort("internal_error"))
         self._results[index] = result
         if is_relayed:
-            self._draft.is_answered()
-            # Not given up with its app. That may have left all the same, where the rule is to
-            # `finish`: who asks again gets the answer then.
-            if self._fanout.app is AppState.RELAYED:
-                self._draft.gets(result)
-            self._tell(None)
-        self._do(self._fanout.finished(index, came))
+            self._draft.mark_answered()
+            # The group was not aborted when its app disconnected. The app may have left all the
+            # same if the rule is to `finish`: a resend of the request then gets the answer.
+            if self._scheduler.app is AppState.RELAYED:
+                self._draft.serve(result)
+            self._resolve_answer(None)
+        self._execute(self._scheduler.sibling_finished(index, came))
 
-    async def _relay(self) -> SiblingResult:
-        """The lead, whose answer the app gets as it comes."""
+    async def _relay_lead(self) -> SiblingResult:
+        """Relay the lead's answer to the app while it arrives."""
         try:
-            reply = await self._means.asking.relay(
-                self._request, self._plan, self._app, lambda: self._do(self._fanout.lead_began())
+            reply = await self._services.sampler.relay(
+                self._request, self._plan, self._app, self._on_lead_token
             )
         except WireError as error:
             await self._refuse(error)
             return SiblingResult(0, error=error)
         return SiblingResult(0, reply, read_answer(self._request, reply))
 
+    def _on_lead_token(self) -> None:
+        self._execute(self._scheduler.lead_began())
+
     async def _refuse(self, error: WireError) -> None:
-        """The fallback may have an answer yet; it is no sibling."""
+        """Answer with the fallback if it has an answer, else with `error`. The fallback's answer is
+        no sibling."""
         try:
-            self._fell_back = await self._means.asking.lifeline.fall_back(
+            self._fallback_reply = await self._services.sampler.lifeline.fall_back(
                 self._request, self._app, error
             )
             self._draft.is_answered_well = True
-        except WireError as told:
-            await self._app.refuse(told)
+        except WireError as refusal:
+            await self._app.refuse(refusal)
 
     async def _score(self, indices: tuple[int, ...]) -> None:
         results = [self._results[index] for index in indices]
         try:
-            means = self._means
-            outcome = await score(means.hooks, self._draft, results, means.failure_floor)
+            services = self._services
+            outcome = await score(services.hooks, self._draft, results, services.failure_floor)
         except Exception:  # isolates, as above
             self._log.exception("request %s could not be scored", self._request.id)
-            return self._do(self._fanout.give_up("internal_error"))
+            return self._execute(self._scheduler.abort("internal_error"))
         self._scoring = None
         self._outcome = outcome
         rewards = outcome.rewards or [None] * len(indices)
         self._annotations = dict(zip(indices, outcome.annotations, strict=False))
-        self._do(self._fanout.scored(dict(zip(indices, rewards, strict=True))))
+        self._execute(self._scheduler.scoring_finished(dict(zip(indices, rewards, strict=True))))
 
     # --- decisions
 
-    def _do(self, decisions: Iterable[Decision]) -> None:
+    def _execute(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
             match decision:
                 case scheduler.Relay():
@@ -233,75 +235,79 @@ class GroupExecutor:
                 case scheduler.Abort(reason):
                     self._end(reason)
                 case Serve() | Refuse() | BreakOff():
-                    self._tell(decision)
+                    self._resolve_answer(decision)
 
     def _start(self, index: int, *, is_relayed: bool = False) -> None:
-        task = asyncio.create_task(self._run(index, is_relayed=is_relayed))
+        task = asyncio.create_task(self._run_sibling(index, is_relayed=is_relayed))
         self._tasks[index] = task
         if index > 0:
-            task.add_done_callback(lambda _: self._means.room.leave())
+            task.add_done_callback(lambda _: self._services.room.leave())
 
-    def _tell(self, answer: Serve | Refuse | BreakOff | None) -> None:
+    def _resolve_answer(self, answer: Serve | Refuse | BreakOff | None) -> None:
         if not self._answer.done():
             self._answer.set_result(answer)
 
-    async def _tell_app(self, answer: Serve | Refuse | BreakOff | None) -> None:
+    async def _send_answer(self, answer: Serve | Refuse | BreakOff | None) -> None:
         match answer:
             case Serve(index):
-                shown = self._results[index]
-                self._draft.gets(shown)
+                result = self._results[index]
+                self._draft.serve(result)
             case Refuse():
-                index, shown = 0, self._results[0]
+                index, result = 0, self._results[0]
             case BreakOff(reason):
-                await self.closed()  # a relayed lead writes no more
+                await self.wait_closed()  # after it, a relayed lead writes no more
                 error = STOPPING if reason == "proxy_stopped" else internal_error()
                 return await self._app.break_off(error)
             case None:
                 return
-        if (outage := shown.outage) is not None:
+        if (outage := result.outage) is not None:
             return await self._refuse(outage)
-        assert shown.reply is not None
-        reply = with_apps_id(shown.reply, self._request, index)
-        await pass_on(self._means.asking.upstream, self._request, self._app, reply)
+        assert result.reply is not None
+        reply = with_apps_id(result.reply, self._request, index)
+        await pass_on(self._services.sampler.upstream, self._request, self._app, reply)
 
     def _end(self, reason: str | None) -> None:
-        """Gives back what it took, and its record away."""
-        self._tell(None)
+        """Release timers and capacity, and hand the group's record to `services.on_end`.
+
+        `reason`: why the group is aborted; None for a settled group.
+        """
+        self._resolve_answer(None)
         for timer in self._timers:
             timer.cancel()
         if self._scoring is not None:
             self._scoring.cancel()
-        means = self._means
-        means.room.leave(self._plan.num - max(1, len(self._tasks)))  # those that never started
+        room = self._services.room
+        room.leave(self._plan.num - max(1, len(self._tasks)))  # siblings that never started
         lead = self._results.get(0)
         is_answered = lead is not None and lead.answer is not None
         if is_answered and not any(result.is_too_much for result in self._results.values()):
-            means.room.went_well()
+            room.went_well()
         try:
             record = self._record(reason)
-        except Exception:  # isolates: the server must hear of the group's end, come what may
+        except Exception:  # isolates: the server must be sent the group's end in any case
             self._log.exception("request %s could not be recorded", self._request.id)
             record = self._draft.failed("internal_error", 500)
-        means.end(self, record)
+        self._services.on_end(self, record)
 
     def _record(self, reason: str | None) -> GroupRecord:
-        """`reason`: why the group is given up, if it is."""
-        if self._fell_back is not None:
-            return self._draft.fell_back(*self._fell_back)
-        if reason is not None and self._fanout.app is not AppState.ANSWERED:
+        if self._fallback_reply is not None:
+            return self._draft.fell_back(*self._fallback_reply)
+        if reason is not None and self._scheduler.app is not AppState.ANSWERED:
             return self._draft.failed(reason, _STATUS.get(reason, 500))
-        return self._draft.scored(self._scored(reason))
+        return self._draft.scored(self._scored_siblings(reason))
 
-    def _scored(self, dropped: str | None) -> ScoredSiblings:
+    def _scored_siblings(self, abort_reason: str | None) -> ScoredSiblings:
         num_answered = sum(result.answer is not None for result in self._results.values())
         outcome = self._outcome or RewardOutcome(None, "no_group" if num_answered else "no_answer")
         return ScoredSiblings(
-            [self._results.get(index, SiblingResult(index)) for index in sorted(self._tasks)],
-            self._fanout.rewards,
-            self._annotations,
-            dropped or outcome.reason,
-            outcome.hook_hash or None,
-            self._fanout.verdict,
-            self._rules.policy,
-            is_dropped=dropped is not None,
+            results=[
+                self._results.get(index, SiblingResult(index)) for index in sorted(self._tasks)
+            ],
+            rewards=self._scheduler.rewards,
+            annotations=self._annotations,
+            reason=abort_reason or outcome.reason,
+            hook_hash=outcome.hook_hash or None,
+            selection=self._scheduler.selection,
+            policy=self._context.rules.policy,
+            is_dropped=abort_reason is not None,
         )

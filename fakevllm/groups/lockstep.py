@@ -1,8 +1,10 @@
-"""`job.lockstep`: groups one after another, each sampled by the version that all before it have
-made, with seeds of its row. With an engine that decodes calls alone, two runs are the same.
+"""`job.lockstep`: reproducible runs by processing groups one after another.
 
-What comes at its own time comes at its own bits: feedback, apps that ask several things at once,
-hooks that draw lots, and a server or a proxy that goes on after a crash.
+Each group is sampled by the weights that all groups before it have produced, with seeds derived
+from its dataset row. If the engine also decodes each call alone, two runs are identical.
+
+Events that arrive at their own time can still make runs differ: feedback, apps that send requests
+concurrently, hooks that use randomness, and a server or proxy that resumes after a crash.
 """
 
 from __future__ import annotations
@@ -17,25 +19,26 @@ from fakevllm.settlement.delivery import Delivery
 from fakevllm.swarm.link import SwarmLink
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Task
 
-LOOK_EVERY_S = 0.02
-"""At a step that is being made."""
+POLL_EVERY_S = 0.02
+"""Seconds between two looks at the server's status while a training step is made."""
 SEED_BYTES = 6
-"""Siblings count up from it, and every reader of JSON keeps such a number exactly."""
+"""Size of a seed. Siblings count up from it, and a JSON reader that stores numbers as doubles keeps
+48 bits exactly."""
 
 
 def seed_of(run_seed: int, row: str, nth: int) -> int:
-    """Of the nth request of a row; its sibling i is sampled with i more.
+    """Return the seed of the nth request of a dataset row; sibling i is sampled with seed + i.
 
     >>> seed_of(0, "sum-1-2", nth=0) == seed_of(0, "sum-1-2", nth=0) != seed_of(0, "sum-1-2", nth=1)
     True
     """
-    named = f"{run_seed} {nth} {row}".encode(errors="replace")
-    return int.from_bytes(hashlib.sha256(named).digest()[:SEED_BYTES], "big")
+    text = f"{run_seed} {nth} {row}".encode(errors="replace")
+    return int.from_bytes(hashlib.sha256(text).digest()[:SEED_BYTES], "big")
 
 
-def stands_still(status: EngineStatusReply | None) -> bool:
-    """Whether no step is made or due. A server that is away, or trains nothing, holds nobody
-    back."""
+def is_idle(status: EngineStatusReply | None) -> bool:
+    """Return whether no training step is in progress or due. A server that is unreachable, or that
+    trains nothing, counts as idle."""
     if status is None:
         return True
     if status.engine_status is EngineStatus.ROLLING:
@@ -44,37 +47,44 @@ def stands_still(status: EngineStatusReply | None) -> bool:
 
 
 class Lockstep:
-    def __init__(self, run_seed: int, settling: Delivery, link: SwarmLink) -> None:
+    """The lock and the seeds that make groups run one after another."""
+
+    def __init__(self, run_seed: int, delivery: Delivery, link: SwarmLink) -> None:
         self._run_seed = run_seed
-        self._settling = settling
+        self._delivery = delivery
         self._link = link
-        self._one_group = asyncio.Lock()
-        """Held by the group that is being sampled and scored; first come, first served."""
-        self._num_asked: Counter[str] = Counter()
-        """Requests by row, so as many as a dataset has."""
+        self._group_lock = asyncio.Lock()
+        """Held by the group that is being sampled and scored; waiters get it in their order."""
+        self._num_requests: Counter[str] = Counter()
+        """Requests by dataset row; bounded by the size of the dataset."""
 
     @contextlib.asynccontextmanager
-    async def turn(self, task: Task, *, is_group: bool) -> AsyncGenerator[int]:
-        """Around a request, from when its turn has come; gives its seed. What is only served waits
-        for no group: it may be what the hook of one asks."""
-        async with self._one_group if is_group else contextlib.nullcontext():
+    async def slot(self, task: Task, *, is_group: bool) -> AsyncGenerator[int]:
+        """Hold the slot of a request while it is processed, and yield its seed.
+
+        A request that is only served does not wait for a group, because it may be a request that
+        the reward hook of the running group makes.
+        """
+        async with self._group_lock if is_group else contextlib.nullcontext():
             await self._until_published()
             row = f"{task.task_id or task.main_query}{'' if is_group else ' served'}"
-            self._num_asked[row] += 1
-            yield seed_of(self._run_seed, row, self._num_asked[row] - 1)
+            self._num_requests[row] += 1
+            yield seed_of(self._run_seed, row, self._num_requests[row] - 1)
 
     async def _until_published(self) -> None:
-        """Until the server has taken what was scored, and publishes no version. While it is away
-        nothing is waited for: requests find out themselves."""
+        """Wait until the server has accepted all scored groups and is publishing no weights.
 
-        def is_taken() -> bool:
-            return self._settling.num_settling == 0 or not self._link.reached.is_set()
+        Nothing waits while the server is unreachable; requests then fail or are held themselves.
+        """
 
-        await _until(is_taken)
-        while not stands_still(await self._link.ask()):
-            await asyncio.sleep(LOOK_EVERY_S)
+        def is_accepted() -> bool:
+            return self._delivery.num_unsettled == 0 or not self._link.reached.is_set()
+
+        await _until(is_accepted)
+        while not is_idle(await self._link.ask()):
+            await asyncio.sleep(POLL_EVERY_S)
 
 
 async def _until(condition: Callable[[], bool]) -> None:
     while not condition():
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_EVERY_S)

@@ -1,4 +1,8 @@
-"""The life of one passive request: planned, then relayed as it comes, or fanned out."""
+"""The pipeline of a passive request: plan the group, then relay one answer or run siblings.
+
+A request that is only served is relayed to the engine once. A request that trains becomes a group
+of siblings, which a `GroupExecutor` runs.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from typing import Any
 from fakevllm.admission.rules import ServeOnly, is_shadow, why_only_served
 from fakevllm.config.model import Config
 from fakevllm.config.serving import ServeRules
+from fakevllm.groups.context import GroupContext
 from fakevllm.groups.executor import LINGER_S, STOPPING, GroupExecutor, GroupServices
 from fakevllm.groups.hook_warnings import (
     OVERRIDES,
@@ -50,151 +55,161 @@ from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE, Task
 log = logging.getLogger("fakevllm.groups.pipeline")
 
 CLOSE_GRACE_S = 2.0
-"""For telling apps whose requests are cut off by the proxy's stop."""
+"""Seconds that a stopping proxy waits while it sends an error to the apps of open requests."""
 
 
 class Pipeline:
+    """Handles every request on an inference route, from its draft to the app's answer."""
+
     def __init__(
         self,
         config: Config,
         upstream: Upstream,
         hooks: HookWorker | None,
         ledger: Ledger,
-        settling: Delivery,
+        delivery: Delivery,
         lifeline: Lifeline,
         resends: ResendCache,
+        metrics: Metrics,
+        *,
         lockstep: Lockstep | None = None,
+        on_placed: Callable[[str, Place | None, str], None] | None = None,
     ) -> None:
+        """`on_placed`: called with each request's id, its place in its session and its question,
+        before the request is answered. It is called only if there are hooks."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
         self._lifeline = lifeline
         self._room = lifeline.room
-        self.metrics = Metrics(
-            lambda: len(self._open), lambda: ledger.health.dropped, lambda: self._room.in_flight
-        )
+        self._metrics = metrics
         self._num_siblings = config.job.num_repeat
-        self._asking = Sampler(upstream, self._lifeline, config.job.temperature)
         self._hooks = hooks
-        self._failing = HookWarnings(config.hooks.path or Path(), config.ledger_file)
-        self._failure_floor = config.reward.failure_floor
+        self._hook_warnings = HookWarnings(config.hooks.path or Path(), config.ledger_file)
         self._ledger = ledger
-        self._settling = settling
+        self._delivery = delivery
         self._resends = resends
         self._lockstep = lockstep
-        self._chance = random.Random(config.job.seed)
-        # The tasks of requests; bounded by the apps' connections.
-        self._open: set[asyncio.Task[Any]] = set()
-        self._groups: set[GroupExecutor] = set()
+        self._on_placed = on_placed
+        # The asyncio tasks of open requests; bounded by the apps' connections.
+        self._request_tasks: set[asyncio.Task[Any]] = set()
+        self._executors: set[GroupExecutor] = set()
         self._num_awaited = 0
-        """Siblings that apps wait for."""
-        self.on_placed: Callable[[str, Place | None, str], None] | None = None
-        """Told of a request, its place and its question, before it is answered."""
+        """Number of siblings that apps wait for."""
+        self._services: GroupServices | None = None
+        if hooks is not None:
+            self._services = GroupServices(
+                sampler=Sampler(upstream, lifeline, config.job.temperature),
+                hooks=hooks,
+                room=self._room,
+                rng=random.Random(config.job.seed),
+                on_end=self._on_group_end,
+                failure_floor=config.reward.failure_floor,
+            )
 
-    async def handle(
-        self, request: Request, draft: GroupDraft, receive: Receive, send: Send
-    ) -> None:
-        """Answers the app, whatever happens behind it."""
-        own, attempt = self._opened(), draft.attempt
+    @property
+    def num_open(self) -> int:
+        """Number of requests that are being answered."""
+        return len(self._request_tasks)
+
+    async def handle(self, draft: GroupDraft, receive: Receive, send: Send) -> None:
+        """Answer the app, with an error if nothing else is possible."""
+        request, attempt = draft.request, draft.attempt
+        own_task = self._track_task()
         try:
-            async with AppReply(send, request.adapter, request.exchange) as app:
+            async with AppReply(
+                send, request.adapter, request.exchange, on_begun=draft.stream_began
+            ) as app:
                 draft.app = app
                 try:
                     watched = app.watching(receive, partial(self._resends.left, attempt))
-                    await self._handle(request, draft, watched, app)
+                    await self._handle(GroupContext(draft, self._rules_for(request), app, watched))
                 except asyncio.CancelledError:
-                    # Only a stop of the proxy cancels a request; its app is told so, and the task
-                    # ends. A group has done so itself.
+                    # Only a stop of the proxy cancels a request. The app gets an error, and the
+                    # task ends. A group has sent that error itself.
                     await app.break_off(STOPPING)
                     self._record(draft.failed("proxy_stopped", 503))
                 finally:
                     self._resends.ended(attempt, app, is_answered=draft.is_answered_well)
         finally:
-            self._open.discard(own)
+            self._request_tasks.discard(own_task)
 
-    async def handle_again(
-        self, request: Request, attempt: ResendEntry, receive: Receive, send: Send
+    async def answer_resend(
+        self, request: Request, entry: ResendEntry, receive: Receive, send: Send
     ) -> bool:
-        """Gives the app the answer to the same request sent before. False: there is none."""
-        own = self._opened()
+        """Answer a request that was sent again with the answer to its first attempt.
+
+        Return False if that attempt has no answer and the request must be handled as a new one.
+        """
+        own_task = self._track_task()
         try:
             async with AppReply(send, request.adapter, request.exchange) as app:
                 try:
-                    is_told = await self._resends.tell_again(attempt, app, app.watching(receive))
+                    is_answered = await self._resends.deliver(entry, app, app.watching(receive))
                 except ClientDisconnected:
                     return True
                 except asyncio.CancelledError:
                     await app.break_off(STOPPING)
                     return True
         finally:
-            self._open.discard(own)
-        if is_told:
-            self.metrics.resent(request.adapter.path)
-        return is_told
+            self._request_tasks.discard(own_task)
+        if is_answered:
+            self._metrics.request_resent(request.adapter.path)
+        return is_answered
 
-    def _opened(self) -> asyncio.Task[Any]:
-        """The request's own task, to be cut off by a stop."""
-        own = asyncio.current_task()
-        assert own is not None
-        self._open.add(own)
-        return own
+    def _track_task(self) -> asyncio.Task[Any]:
+        """Return the current task, after adding it to those that `close` cancels."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._request_tasks.add(task)
+        return task
 
     async def close(self) -> None:
-        """Cuts off what is still open. Uvicorn cancels requests at its stop, and does not wait."""
-        if self._open:
-            for task in self._open:
-                if not task.cancelling():  # a second time would cut off the farewell
-                    task.cancel()
-            await asyncio.wait(self._open, timeout=CLOSE_GRACE_S)
-        groups = list(self._groups)
-        for group in groups:  # whose apps have been answered
-            group.stop()
-        await asyncio.gather(*(group.closed() for group in groups))
+        """Cancel open requests and groups, and wait for them.
 
-    async def _handle(
-        self, request: Request, draft: GroupDraft, receive: Receive, app: AppReply
-    ) -> None:
-        rules = self._rules_of(request)
-        draft.on_given = self._settling.answered
-        app.on_begun = draft.begins
-        if self._hooks is not None:  # else it has no place before the app has its answer
+        Uvicorn cancels requests when it stops, but does not wait for them.
+        """
+        if self._request_tasks:
+            for task in self._request_tasks:
+                if not task.cancelling():  # a second cancel would interrupt the error to the app
+                    task.cancel()
+            await asyncio.wait(self._request_tasks, timeout=CLOSE_GRACE_S)
+        executors = list(self._executors)
+        for executor in executors:  # their apps have been answered
+            executor.stop()
+        await asyncio.gather(*(executor.wait_closed() for executor in executors))
+
+    async def _handle(self, context: GroupContext) -> None:
+        draft = context.draft
+        if self._hooks is not None:  # without hooks, the place is computed after the answer
             place = draft.place()
-            if self.on_placed is not None:
-                self.on_placed(request.id, place, draft.question)
-        plan, reason = await self._plan(request, draft.task, rules)
-        lockstep = self._lockstep
+            if self._on_placed is not None:
+                self._on_placed(draft.request.id, place, draft.question)
+        plan, reason = await self._plan(context.request, draft.task, context.rules)
         is_group = reason is None
-        turn = lockstep.turn(draft.task, is_group=is_group) if lockstep else nullcontext()
-        async with turn as seed:
+        lockstep = self._lockstep
+        slot = lockstep.slot(draft.task, is_group=is_group) if lockstep else nullcontext()
+        async with slot as seed:
             if is_group:
-                plan, reason = self._fitting(plan, rules, draft)
-            plan = replace(plan, seed=seed)
+                plan, reason = self._limit_siblings(plan, context)
+            context.plan = replace(plan, seed=seed)
             draft.num_siblings = plan.num
             if reason is not None:
-                return await self._serve_once(request, draft, plan, reason, receive, app)
-            await self._run_group(request, draft, plan, rules, receive, app)
+                await self._serve_single(context, reason)
+            else:
+                await self._run_group(context)
 
-    async def _run_group(
-        self,
-        request: Request,
-        draft: GroupDraft,
-        plan: Plan,
-        rules: ServeRules,
-        receive: Receive,
-        app: AppReply,
-    ) -> None:
-        assert self._hooks is not None
-        floor = self._failure_floor
-        means = GroupServices(self._asking, self._hooks, self._room, self._chance, self._end, floor)
-        run = GroupExecutor(means, request, draft, plan, rules, app)
-        self._groups.add(run)
-        num_awaited = _num_awaited(plan, rules)
+    async def _run_group(self, context: GroupContext) -> None:
+        assert self._services is not None, "without hooks, every request is only served"
+        executor = GroupExecutor(self._services, context)
+        self._executors.add(executor)
+        num_awaited = _num_awaited(context.plan, context.rules)
         self._num_awaited += num_awaited
         try:
-            await run.answer(receive)
+            await executor.answer_app()
         finally:
             self._num_awaited -= num_awaited
 
-    def _rules_of(self, request: Request) -> ServeRules:
+    def _rules_for(self, request: Request) -> ServeRules:
         rules = self._rules[request.adapter.name]
         if is_shadow(request.ruling):
             return ServeRules(policy="lead", on_disconnect=rules.on_disconnect)
@@ -203,7 +218,7 @@ class Pipeline:
     async def _plan(
         self, request: Request, task: Task, rules: ServeRules
     ) -> tuple[Plan, str | None]:
-        """How the request is sampled, and why it is only served if it is."""
+        """Return the request's plan, and the reason if the request is only served."""
         if isinstance(request.ruling, ServeOnly):
             return Plan(1), request.ruling.recorded_reason
         if request.exchange is None:
@@ -213,82 +228,81 @@ class Pipeline:
             return Plan(1), why_only_served(request.body, 1)
         overrides: list[Json] = []
         if self._hooks.info.has_submit:
-            asked = await self._hooks.submit(request.id, task)
-            if isinstance(asked, HookFailure):
-                self._hook_failed(SUBMIT, asked.reason, request.id)
-                return Plan(1), asked.reason
-            overrides = asked.overrides or []
-            num = len(overrides) or asked.num or num
+            submitted = await self._hooks.submit(request.id, task)
+            if isinstance(submitted, HookFailure):
+                self._log_hook_failure(SUBMIT, submitted.reason, request.id)
+                return Plan(1), submitted.reason
+            overrides = submitted.overrides or []
+            num = len(overrides) or submitted.num or num
         is_greedy = rules.policy == "greedy"
         body = request.body
-        if is_greedy:  # the lead is, whatever the app asks for
+        if is_greedy:  # the lead is sampled greedily, whatever temperature the app sends
             body = {name: value for name, value in body.items() if name != "temperature"}
         reason = why_only_served(body, num)
         if is_greedy and not overrides:
-            num = min(num + 1, MAX_GROUP_SIZE)  # beside those that explore
+            num = min(num + 1, MAX_GROUP_SIZE)  # the greedy lead is added to those that explore
         return (Plan(num, overrides, is_greedy), None) if reason is None else (Plan(1), reason)
 
-    def _fitting(self, plan: Plan, rules: ServeRules, draft: GroupDraft) -> tuple[Plan, str | None]:
-        """As many of them as the engine has room for; a lead alone is only served, as it would have
-        been among them."""
+    def _limit_siblings(self, plan: Plan, context: GroupContext) -> tuple[Plan, str | None]:
+        """Return the plan with as many siblings as the engine has capacity for, and the reason if
+        the request is only served.
+
+        A lead without siblings is only served. It is sampled as it would be within a group.
+        """
         granted = self._room.take(
             plan.num - 1,
-            num_awaited=self._num_awaited + _num_awaited(plan, rules),
+            num_awaited=self._num_awaited + _num_awaited(plan, context.rules),
             num_waiting=self._lifeline.num_waiting,
         )
         if granted.num == 0:
             return replace(plan, num=1), granted.cut
-        draft.cut = granted.cut
+        context.draft.cut_reason = granted.cut
         return replace(plan, num=granted.num + 1), None
 
-    # --- one sibling: relayed as it comes
-
-    async def _serve_once(
-        self,
-        request: Request,
-        draft: GroupDraft,
-        plan: Plan,
-        reason: str,
-        receive: Receive,
-        app: AppReply,
-    ) -> None:
+    async def _serve_single(self, context: GroupContext, reason: str) -> None:
+        """Relay one answer to the app while it arrives. `reason`: why no group is sampled."""
+        request, draft, app = context.request, context.draft, context.app
         try:
-            async with CancelOnDisconnect(receive, LINGER_S):
-                reply, trouble = await self._lifeline.relay(request, app, plan)
-            draft.is_answered()
+            async with CancelOnDisconnect(context.receive, LINGER_S):
+                reply, trouble = await self._lifeline.relay(request, app, context.plan)
+            draft.mark_answered()
             if reply.status == 200:
                 self._room.went_well()
-            served, fell_back = draft.served_once, draft.fell_back
-            self._record(fell_back(reply, trouble) if trouble else served(reply, reason))
+            if trouble is None:
+                self._record(draft.served_once(reply, reason))
+            else:
+                self._record(draft.fell_back(reply, trouble))
         except ClientDisconnected:
             self._record(draft.failed("client_disconnected", 499))
         except WireError as error:
             await app.refuse(error)
             self._record(draft.failed(why_failed(error), error.status))
-        except Exception:  # isolates: a defect of ours must not leave the app without an answer
+        except Exception:  # isolates: a proxy bug must not leave the app without an answer
             log.exception("request %s failed", request.id, extra={"group": request.id})
             await app.break_off(internal_error())
             self._record(draft.failed("internal_error", 500))
 
-    def _end(self, run: GroupExecutor, group: GroupRecord) -> None:
-        self._groups.discard(run)
+    def _on_group_end(self, executor: GroupExecutor, group: GroupRecord) -> None:
+        self._executors.discard(executor)
         if group.state == "dropped":
-            self._hook_failed(REWARD, group.reason, group.group_id)
-        if run.has_overrides:
-            self._hook_failed(OVERRIDES, refused_override(group.siblings), group.group_id)
-        self.metrics.ended(group)
-        self._settling.settle(group)
+            self._log_hook_failure(REWARD, group.reason, group.group_id)
+        if executor.has_overrides:
+            self._log_hook_failure(OVERRIDES, refused_override(group.siblings), group.group_id)
+        self._metrics.group_ended(group)
+        self._delivery.settle(group)
 
-    def _hook_failed(self, hook: HookKind, reason: str | None, group_id: str) -> None:
-        told = self._failing.line(hook, reason, time.monotonic())
-        if told is not None:
-            log.warning("%s", told, extra={"group": group_id})
+    def _log_hook_failure(self, hook: HookKind, reason: str | None, group_id: str) -> None:
+        line = self._hook_warnings.line(hook, reason, time.monotonic())
+        if line is not None:
+            log.warning("%s", line, extra={"group": group_id})
 
     def _record(self, group: GroupRecord) -> None:
-        self.metrics.ended(group)
+        """Write a group that is not trained into the ledger."""
+        self._metrics.group_ended(group)
         self._ledger.record(group)
-        self._settling.forget(group.group_id)
+        self._delivery.forget(group.group_id)
 
 
 def _num_awaited(plan: Plan, rules: ServeRules) -> int:
+    """Return how many siblings the app waits for; none if the lead is streamed to it."""
     return 0 if rules.streams_lead else plan.num - 1

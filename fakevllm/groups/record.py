@@ -1,5 +1,4 @@
-"""A group on its way into the ledger: what is known when the request arrives, and what it
-became."""
+"""The draft of a group's ledger record, from the request's arrival to the group's end."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from fakevllm.admission.rules import ServeOnly
-from fakevllm.groups.resend_cache import ResendEntry, missed
+from fakevllm.groups.resend_cache import ResendEntry, undelivered_answer
 from fakevllm.groups.selection import Selection, failure_of, is_broken_off
 from fakevllm.ledger.records import GroupRecord, KeptAnswer, SiblingRecord
 from fakevllm.sessions.types import Place
@@ -28,169 +27,200 @@ if TYPE_CHECKING:
     from fakevllm.transport.engine_client import Reply
 
 NOT_SHOWN = "not_told_in_the_apps_format"
-"""An answer was there, and no way to say it: a call that was cut off, in Messages."""
+"""Reason slug for an answer that cannot be rendered in the app's format, such as a tool call that
+was cut off, in the Messages API."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredSiblings:
-    """A sampled group with what the hook made of it."""
+    """The siblings of a group with the result of the reward hook and the served sibling."""
 
     results: list[SiblingResult]
     rewards: Mapping[int, float | None]
+    """Rewards by sibling index."""
     annotations: Mapping[int, Mapping[str, Any]]
+    """The hook's annotations by sibling index."""
     reason: str | None
-    """Why there are no rewards, or why they count for nothing."""
+    """The reason slug if there are no rewards, or if the group is dropped."""
     hook_hash: str | None
-    verdict: Selection
+    selection: Selection
     policy: str
-    """By which the served one was chosen."""
+    """The serve policy that chose the served sibling."""
     is_dropped: bool = False
-    """It will not be trained, whatever its rewards."""
+    """Whether the group will not be trained, whatever its rewards."""
 
 
 @dataclass(slots=True)
 class GroupDraft:
-    """Made when a request arrives; each ending gives the record of it."""
+    """What is known about a request when it arrives, and while it is answered.
+
+    Each of the methods `failed`, `served_once`, `fell_back` and `scored` returns the ledger record
+    for one way in which the group can end.
+    """
 
     request: Request
     task: Task
     question: str
     """The text of the last user message."""
     app_key: str | None
-    """Fingerprint of the app's key."""
+    """Fingerprint of the app's API key."""
     num_siblings: int = 1
-    cut: str | None = None
-    """Why there are fewer than asked for."""
+    cut_reason: str | None = None
+    """Reason slug if the group has fewer siblings than requested."""
     visit: Visit | None = None
-    """In the tree of conversations."""
+    """The request's visit to the session tree."""
     attempt: ResendEntry | None = None
-    """To get it answered, where it may be sent again."""
+    """The request's entry in the resend cache, if it may be sent again."""
     app: AppReply | None = None
+    """The response to the app. It is set after construction, because its constructor takes the
+    draft's `stream_began`."""
     is_answered_well: bool = False
-    """What the app is given is a model's answer."""
-    on_given: Callable[[str, str | None, str | None, Place | None], None] | None = None
-    """Told of the group, the answer's id as the app reads it, the app's key and the place, before
-    the app may say something of it."""
+    """Whether the app gets an answer of a model, and no error."""
+    on_answer_id: Callable[[str, str | None, str | None, Place | None], None] | None = None
+    """Called with the group's id, the answer's id as the app reads it, the app's key and the place,
+    before the app can send feedback about the answer."""
     answer_id: str | None = None
     received_at: float = field(default_factory=time.time)
+    """Unix time in seconds."""
     _started: float = field(default_factory=time.monotonic)
     _answered: float | None = None
 
-    def is_answered(self) -> None:
-        """Now; what the group still does is no time of the app's."""
+    def mark_answered(self) -> None:
+        """Stop the clock of the request's latency; the first call counts. The group's later work
+        is not part of the latency."""
         self._answered = self._answered or time.monotonic()
 
     def place(self) -> Place | None:
-        """Where the request stands in its session. As soon as anybody wants to know; at the latest
-        for the record, when the app has its answer."""
+        """Return the request's place in its session.
+
+        The place is computed at the first call, at the latest for the record, when the app has
+        its answer.
+        """
         if self.visit is None:
             return None
         ruling = self.request.ruling
         is_side = isinstance(ruling, ServeOnly) and ruling.is_side_call
         return self.visit.place(is_side=is_side)
 
-    def begins(self, engines_id: str | None) -> None:
-        """The app reads an answer that still comes: it may say something of it already."""
-        name = self.request.response_id or engines_id
-        if name is not None and self.answer_id is None:
-            self._given(name)
+    def stream_began(self, engine_id: str | None) -> None:
+        """Announce the answer's id when the app has read the first part of a stream: the app can
+        already send feedback. `engine_id`: the engine's id of the answer."""
+        answer_id = self.request.response_id or engine_id
+        if answer_id is not None and self.answer_id is None:
+            self._announce_answer(answer_id)
 
-    def _given(self, name: str | None) -> None:
-        self.answer_id = name
-        if self.on_given is not None:
-            self.on_given(self.request.id, name, self.app_key, self.place())
+    def _announce_answer(self, answer_id: str | None) -> None:
+        self.answer_id = answer_id
+        if self.on_answer_id is not None:
+            self.on_answer_id(self.request.id, answer_id, self.app_key, self.place())
 
-    def gets(self, result: SiblingResult) -> None:
-        """The app is given this sibling's answer: what it asks next may hold it. To be called
-        before the answer's last byte leaves, where the group ends later than that."""
-        self.place()  # before who asks next
+    def serve(self, result: SiblingResult) -> None:
+        """Record that the app gets this sibling's answer.
+
+        The app's next request may contain the answer. If the group ends later than the answer's
+        last byte, call this before that byte is sent.
+        """
+        self.place()  # before the place of the app's next request is computed
         self.is_answered_well = result.answer is not None
         if result.answer is not None and self.answer_id is None:
-            self._given(result.answer_id(self.request))
+            self._announce_answer(result.answer_id(self.request))
         if self.visit is None or result.answer is None:
             return
         if not self._is_cut:
-            self._placed(self.visit, result.answer)
-        elif self.attempt is not None:  # nobody's, until it is sent again
-            self.attempt.pending.on_told = partial(self._placed, self.visit, result.answer)
+            self._add_to_session(self.visit, result.answer)
+        elif self.attempt is not None:
+            # Nobody has the answer until the request is sent again. The callback is assigned here,
+            # after construction, because only now the answer is known.
+            self.attempt.pending.on_delivery = partial(
+                self._add_to_session, self.visit, result.answer
+            )
 
-    def _placed(self, visit: Visit, answer: Answer) -> None:
+    def _add_to_session(self, visit: Visit, answer: Answer) -> None:
         visit.served(answer.message, time.time(), self.request.response_id)
 
     def failed(self, reason: str, status: int) -> GroupRecord:
+        """Return the record of a request without an answer."""
         return self._record("failed", reason, status, [])
 
-    def fell_back(self, reply: Reply, reason: OutageReason) -> GroupRecord:
-        """The fallback's reply, and why it was asked: told also where it was no answer."""
-        why = f"fallback: {reason}"
-        return self.served_once(reply, why, of_failed=f"{why}: ")
+    def fell_back(self, reply: Reply, outage: OutageReason) -> GroupRecord:
+        """Return the record of a request that got the fallback's reply.
 
-    def served_once(self, reply: Reply, reason: str, of_failed: str = "") -> GroupRecord:
-        """`of_failed`: how the reason begins where it was no answer."""
+        Its reason names `outage`, the reason for the fallback, even if the reply was no answer.
+        """
+        reason = f"fallback: {outage}"
+        return self.served_once(reply, reason, failure_prefix=f"{reason}: ")
+
+    def served_once(self, reply: Reply, reason: str, failure_prefix: str = "") -> GroupRecord:
+        """Return the record of a request that got one answer without a group.
+
+        `failure_prefix`: the beginning of the record's reason if the reply was no answer.
+        """
         is_read = self.request.exchange is not None
         answer = read_answer(self.request, reply) if is_read else None
         result = SiblingResult(0, reply, answer)
         if answer is not None and not self.request.can_show(result):
             rows = [_sibling(result, None, {})]
-            return self._record("failed", of_failed + NOT_SHOWN, 500, rows)
+            return self._record("failed", failure_prefix + NOT_SHOWN, 500, rows)
         is_served = answer is not None or (reply.status == 200 and not is_read)
         sibling = _sibling(result, None, {}, served=is_served)
         if not is_served:
             reason = "no_answer" if reply.status == 200 else f"upstream_{reply.status}"
-            reason = of_failed + reason
+            reason = failure_prefix + reason
         state, served = ("served", 0) if is_served else ("failed", None)
         if is_served:
-            self.gets(result)
+            self.serve(result)
         return self._record(state, reason, reply.status, [sibling], served=served)
 
     def scored(self, scored: ScoredSiblings) -> GroupRecord:
-        verdict = scored.verdict
+        """Return the record of a group whose siblings have ended."""
+        selection = scored.selection
         rows = [
             _sibling(
                 result,
                 scored.rewards.get(result.index),
                 scored.annotations.get(result.index, {}),
-                served=result.index == verdict.served,
-                best=result.index == verdict.best,
+                served=result.index == selection.served,
+                best=result.index == selection.best,
                 failure=_failure(result, self.request.body),
             )
             for result in scored.results
         ]
         num_rewards = sum(reward is not None for reward in scored.rewards.values())
         state, reason = "scored", None
-        if verdict.served is None:
-            state, reason = "failed", _why_not_served(scored.results[0])
+        if selection.served is None:
+            state, reason = "failed", _failure_reason(scored.results[0])
         elif num_rewards < 2 or scored.is_dropped:
             state, reason = "dropped", scored.reason or "fewer_than_two_rewards"
         for result in scored.results:
-            if result.index == verdict.served:
-                self.gets(result)
+            if result.index == selection.served:
+                self.serve(result)
         record = self._record(
-            state, reason, self._status(scored), rows, verdict.served, verdict.best
+            state, reason, self._status(scored), rows, selection.served, selection.best
         )
-        how = "random" if verdict.is_random else scored.policy
+        served_by = "random" if selection.is_random else scored.policy
         return replace(
             record,
             hook_hash=scored.hook_hash,
-            served_by=None if verdict.served is None else how,
-            propensity=verdict.propensity,
+            served_by=None if selection.served is None else served_by,
+            propensity=selection.propensity,
         )
 
     def _status(self, scored: ScoredSiblings) -> int:
-        """As the app saw it."""
-        shown = scored.results[scored.verdict.served or 0]
-        is_lost = shown.answer is not None and not self.request.can_show(shown)
-        return 500 if is_lost else shown.status
+        """Return the HTTP status as the app saw it."""
+        result = scored.results[scored.selection.served or 0]
+        is_lost = result.answer is not None and not self.request.can_show(result)
+        return 500 if is_lost else result.status
 
     @property
     def _is_cut(self) -> bool:
-        is_told = self.attempt is not None and self.attempt.num_told > 0
-        return self.app is not None and self.app.was_cut and not is_told
+        """Return whether the app left early and nobody has got the answer since."""
+        is_delivered = self.attempt is not None and self.attempt.num_delivered > 0
+        return self.app is not None and self.app.was_cut and not is_delivered
 
     def _kept(self) -> KeptAnswer | None:
         if self.attempt is None or self.app is None or not self.is_answered_well:
             return None
-        return missed(self.attempt, self.app, time.time())
+        return undelivered_answer(self.attempt, self.app, time.time())
 
     def _record(
         self,
@@ -203,7 +233,7 @@ class GroupDraft:
     ) -> GroupRecord:
         request, place = self.request, self.place()
         if self.visit is not None:
-            self.visit.failed(time.time())  # where it was not served
+            self.visit.failed(time.time())  # no effect if it was served
         return GroupRecord(
             group_id=request.id,
             received_at=self.received_at,
@@ -224,7 +254,7 @@ class GroupDraft:
             reason=reason,
             hook_hash=None,
             siblings=siblings,
-            cut=self.cut,
+            cut=self.cut_reason,
             answer_id=self.answer_id,
             num_resent=0 if self.attempt is None else self.attempt.pending.num_resent,
             kept=self._kept(),
@@ -270,19 +300,20 @@ def _sibling(
         completion_tokens=answer.usage.get("completion_tokens"),
         reward=reward,
         annotations_json=orjson.dumps(dict(annotations)).decode() if annotations else None,
-        error=None if result.answer else _trouble(result),
+        error=None if result.answer else _error_text(result),
         failure=failure,
     )
 
 
 def _failure(result: SiblingResult, body: Json) -> str | None:
-    """None also where there is no answer at all: `error` says why."""
+    """Return the failure slug of an answer, or None. A sibling without an answer has none; its
+    `error` column has the cause."""
     if result.answer is None:
         return None
     return "broken_off" if is_broken_off(result.answer) else failure_of(result.answer, body)
 
 
-def _why_not_served(lead: SiblingResult) -> str:
+def _failure_reason(lead: SiblingResult) -> str:
     if lead.answer is not None:
         return NOT_SHOWN
     if lead.error is not None:
@@ -291,7 +322,7 @@ def _why_not_served(lead: SiblingResult) -> str:
     return f"upstream_{lead.status}" if is_refused else "no_answer"
 
 
-def _trouble(result: SiblingResult) -> str:
+def _error_text(result: SiblingResult) -> str:
     if result.error is not None:
         return result.error.message
     return (

@@ -1,5 +1,8 @@
-"""One request, one group: who sends a request again gets the answer it was to get at first, from
-the group that still runs, or as it was kept. `dedupe.py` decides what is one request."""
+"""A cache of answers for requests that a client sends again.
+
+A resend gets the answer of its first attempt: from the group that is still running, or as it was
+kept. `attempts.py` decides which requests are resends.
+"""
 
 from __future__ import annotations
 
@@ -24,54 +27,60 @@ from fakevllm_adapters.protocol.errors import unavailable
 
 log = logging.getLogger("fakevllm.requests")
 
-LOSS_S = 2.0
-"""Behind the last byte: a connection that is reset later is one nobody had use for."""
-SLOWEST = 50_000
-"""Bytes a second at which an answer is still being read behind that: it left here at once."""
+RESET_WINDOW_S = 2.0
+"""Seconds after the last byte in which a connection reset counts as a lost answer. A connection
+that is reset later is one that the client no longer needed."""
+MIN_READ_RATE = 50_000
+"""Bytes per second at which a slow client is assumed to read. The reset window grows by the time
+that the answer takes at this rate, because the last byte left the proxy at once."""
 
 _FAILED = unavailable("What this request was sent for before has failed. Try again.")
 
 
 @dataclass(slots=True, eq=False)
 class PendingAnswer:
-    """The answer of one group."""
+    """The answer of one group, which may not exist yet."""
 
     group_id: str
     window_s: float
-    """How long it may be told again."""
+    """Seconds for which the answer may be delivered again."""
     answered: asyncio.Future[Answered | None]
-    """None: there is none, and who asks again is a new request."""
+    """The answer; None if the request failed, so that a resend is a new request."""
     has_left: bool = False
-    """Who asked first."""
-    told_at: float = -math.inf
-    """When it last went out, in one piece."""
+    """Whether the app of the first attempt has disconnected."""
+    delivered_at: float = -math.inf
+    """Unix time at which the answer was last sent, if it was sent in one piece."""
     num_resent: int = 0
-    """How often it was told again."""
-    on_told: Callable[[], None] | None = None
-    """Called before it is told to somebody, where nobody was there at first."""
+    """How often the answer was delivered again."""
+    on_delivery: Callable[[], None] | None = None
+    """Called before the answer is delivered to a resend, if the first attempt's app left without
+    it."""
 
 
 ResendEntry = RequestAttempts[PendingAnswer]
 
 
-def sent_of(
+def identity_of(
     path: str, scope: str, raw: bytes, hints: Hints, headers: Mapping[bytes, bytes]
 ) -> RequestIdentity:
-    """`scope`: whose the request is; `raw`: its body as it came."""
+    """Return a request's identity. `scope`: fingerprint of the app's key; `raw`: the body as the
+    app sent it."""
     digest = blake2b(digest_size=16)
     for part in (path, scope, hints.session or "", hints.parent or "", hints.user):
         digest.update(part.encode(errors="replace") + b"\0")
     digest.update(raw)
-    name = headers.get(b"idempotency-key", b"").decode("latin-1")
-    return RequestIdentity(digest.digest(), hints.is_retry, name)
+    idempotency_key = headers.get(b"idempotency-key", b"").decode("latin-1")
+    return RequestIdentity(digest.digest(), hints.is_retry, idempotency_key)
 
 
 class ResendCache:
+    """The answers of recent requests, for resends of the same requests."""
+
     def __init__(
         self, window_s: float, kept: KeptAnswers, now: Callable[[], float] = time.time
     ) -> None:
-        """`window_s`: how long an answer may be told again, 0 for never. `now`: unix seconds, for
-        what is kept is read by later lives."""
+        """`window_s`: seconds for which an answer may be delivered again, 0 for never. `now`: a
+        clock in Unix seconds, because a later proxy process reads the times in the ledger."""
         self._attempts: AttemptIndex[PendingAnswer] = AttemptIndex(window_s)
         self._kept = kept
         self._window_s = window_s
@@ -79,60 +88,63 @@ class ResendCache:
 
     @property
     def is_on(self) -> bool:
-        """Else no request is to be looked at for having been sent before."""
+        """Whether requests are checked for being resends at all."""
         return self._window_s > 0
 
     def restore(self) -> None:
-        """What an earlier life could not tell to its end."""
+        """Load the answers that an earlier proxy process could not deliver."""
         if not self.is_on:
             return
-        for one in self._kept.unexpired(self._now()):
-            headers = [(name.encode(), told.encode("latin-1")) for name, told in one.headers]
-            answered = _settled(Answered(one.status, headers, one.body))
-            pending = PendingAnswer(one.group_id, self._window_s, answered)
-            came_at = one.until - self._window_s
-            attempt = self._attempts.begin(RequestIdentity(one.key), pending, came_at)
-            self._attempts.keep(attempt, len(one.body))
-            self._attempts.cut(attempt, came_at)
+        for kept in self._kept.unexpired(self._now()):
+            headers = [(name.encode(), value.encode("latin-1")) for name, value in kept.headers]
+            answered = _settled(Answered(kept.status, headers, kept.body))
+            pending = PendingAnswer(kept.group_id, self._window_s, answered)
+            received_at = kept.until - self._window_s
+            entry = self._attempts.begin(RequestIdentity(kept.key), pending, received_at)
+            self._attempts.set_size(entry, len(kept.body))
+            self._attempts.connection_lost(entry, received_at)
 
-    def find(self, sent: RequestIdentity, scope: Scope) -> ResendEntry | None:
-        """What it was sent for before. `scope`: of its connection."""
-        attempt = self._attempts.find(sent, self._now())
-        if attempt is not None:
-            _watch(scope, partial(self._lost, attempt))
-        return attempt
+    def find(self, identity: RequestIdentity, scope: Scope) -> ResendEntry | None:
+        """Return the entry that a request resends, or None for a new request. `scope`: the ASGI
+        scope of its connection."""
+        entry = self._attempts.find(identity, self._now())
+        if entry is not None:
+            _watch(scope, partial(self._connection_reset, entry))
+        return entry
 
-    def begin(self, sent: RequestIdentity, group_id: str, scope: Scope) -> ResendEntry:
-        """Whoever begins it also tells that it has `ended`."""
-        pending = PendingAnswer(
-            group_id, self._window_s, asyncio.get_running_loop().create_future()
-        )
-        attempt = self._attempts.begin(sent, pending, self._now())
-        _watch(scope, partial(self._first_lost, attempt))
-        return attempt
+    def begin(self, identity: RequestIdentity, group_id: str, scope: Scope) -> ResendEntry:
+        """Add a new request. The caller must call `ended` at the request's end."""
+        answered: asyncio.Future[Answered | None] = asyncio.get_running_loop().create_future()
+        pending = PendingAnswer(group_id, self._window_s, answered)
+        entry = self._attempts.begin(identity, pending, self._now())
+        _watch(scope, partial(self._first_connection_reset, entry))
+        return entry
 
-    async def tell_again(self, attempt: ResendEntry, app: AppReply, receive: Receive) -> bool:
-        """Waits for the answer, and gives it. False: there is none. Raises ClientDisconnected."""
-        pending = attempt.pending
+    async def deliver(self, entry: ResendEntry, app: AppReply, receive: Receive) -> bool:
+        """Wait for the entry's answer and send it to the app.
+
+        Return False if there is no answer. Raises ClientDisconnected.
+        """
+        pending = entry.pending
         try:
             async with CancelOnDisconnect(receive):
                 answered = await asyncio.shield(pending.answered)
                 if answered is not None:
-                    if pending.on_told is not None:
-                        pending.on_told()
+                    if pending.on_delivery is not None:
+                        pending.on_delivery()
                     await app.again(answered)
                 elif app.is_begun:
                     await app.refuse(_FAILED)
         except (ClientDisconnected, asyncio.CancelledError):
-            self._attempts.cut(attempt, self._now())
+            self._attempts.connection_lost(entry, self._now())
             raise
         if answered is None:
-            self._attempts.closed(attempt, self._now())
+            self._attempts.stopped_waiting(entry, self._now())
             return app.is_begun
         if app.was_cut:
-            self._attempts.cut(attempt, self._now())
+            self._attempts.connection_lost(entry, self._now())
             return True
-        self._told(attempt, app)
+        self._delivered(entry, app)
         pending.num_resent += 1
         self._kept.delivered(pending.group_id)
         log.info(
@@ -142,76 +154,82 @@ class ResendCache:
         )
         return True
 
-    def left(self, attempt: ResendEntry | None) -> None:
-        """The app that asked first, before its answer was out."""
-        if attempt is not None and not attempt.pending.has_left:
-            attempt.pending.has_left = True
-            self._attempts.cut(attempt, self._now())
+    def left(self, entry: ResendEntry | None) -> None:
+        """Record that the app of the first attempt disconnected before it had its answer."""
+        if entry is not None and not entry.pending.has_left:
+            entry.pending.has_left = True
+            self._attempts.connection_lost(entry, self._now())
 
-    def ended(self, attempt: ResendEntry | None, app: AppReply, *, is_answered: bool) -> None:
-        """The app that asked first has what it gets."""
-        if attempt is None:
+    def ended(self, entry: ResendEntry | None, app: AppReply, *, is_answered: bool) -> None:
+        """Record the end of the first attempt. `is_answered`: whether it ended with an answer of a
+        model."""
+        if entry is None:
             return
-        pending, now = attempt.pending, self._now()
+        pending, now = entry.pending, self._now()
         answered = app.answered if is_answered else None
         if answered is None:
-            self._attempts.refused(attempt, now)
+            self._attempts.failed(entry, now)
         else:
-            self._attempts.keep(attempt, len(answered.body))
+            self._attempts.set_size(entry, len(answered.body))
         if not pending.has_left:
             if answered is None:
-                self._attempts.closed(attempt, now)
+                self._attempts.stopped_waiting(entry, now)
             else:
-                self._told(attempt, app)
+                self._delivered(entry, app)
         elif not app.was_cut:
-            self._attempts.found(attempt, now)
+            self._attempts.delivery_confirmed(entry, now)
         if not pending.answered.done():
             pending.answered.set_result(answered)
 
-    def _told(self, attempt: ResendEntry, app: AppReply) -> None:
-        attempt.pending.told_at = self._now() if app.is_in_one_piece else -math.inf
-        self._attempts.told(attempt, self._now())
+    def _delivered(self, entry: ResendEntry, app: AppReply) -> None:
+        entry.pending.delivered_at = self._now() if app.is_in_one_piece else -math.inf
+        self._attempts.delivered(entry, self._now())
 
-    def _first_lost(self, attempt: ResendEntry, error: Exception | None) -> None:
-        if attempt.pending.answered.done():
-            self._lost(attempt, error)
-        else:  # its request may not have heard of it yet
-            self.left(attempt)
+    def _first_connection_reset(self, entry: ResendEntry, error: Exception | None) -> None:
+        if entry.pending.answered.done():
+            self._connection_reset(entry, error)
+        else:  # the request's own task may not have seen the disconnect yet
+            self.left(entry)
 
-    def _lost(self, attempt: ResendEntry, error: Exception | None) -> None:
-        """A client that closes with something unread resets its connection. One that has read all
-        does not, but for those that stop in the middle of a stream because they know enough."""
-        now, pending = self._now(), attempt.pending
+    def _connection_reset(self, entry: ResendEntry, error: Exception | None) -> None:
+        """Take back a delivery if its connection is reset soon after the last byte.
+
+        A client that closes its socket with unread data resets the connection. A client that has
+        read everything does not, except for clients that stop in the middle of a stream because
+        they have read enough.
+        """
+        now, pending = self._now(), entry.pending
         answered = pending.answered.result() if pending.answered.done() else None
-        if answered is None or not isinstance(error, OSError) or not attempt.num_told:
+        if answered is None or not isinstance(error, OSError) or not entry.num_delivered:
             return
-        if now - pending.told_at > LOSS_S + len(answered.body) / SLOWEST:
+        if now - pending.delivered_at > RESET_WINDOW_S + len(answered.body) / MIN_READ_RATE:
             return
-        self._attempts.lost(attempt, now)
-        if not attempt.num_told:
-            self._kept.keep(_kept(attempt, answered, now))
+        self._attempts.delivery_failed(entry, now)
+        if not entry.num_delivered:
+            self._kept.keep(_kept_answer(entry, answered, now))
 
 
-def missed(attempt: ResendEntry, app: AppReply, now: float) -> KeptAnswer | None:
-    """The answer that the app was to get and has not, where nobody has got it since."""
-    if not app.was_cut or attempt.num_told or app.answered is None:
+def undelivered_answer(entry: ResendEntry, app: AppReply, now: float) -> KeptAnswer | None:
+    """Return the answer that the app missed, or None if nobody missed it or a resend got it."""
+    if not app.was_cut or entry.num_delivered or app.answered is None:
         return None
-    return _kept(attempt, app.answered, now)
+    return _kept_answer(entry, app.answered, now)
 
 
-def _kept(attempt: ResendEntry, answered: Answered, now: float) -> KeptAnswer:
-    pending = attempt.pending
+def _kept_answer(entry: ResendEntry, answered: Answered, now: float) -> KeptAnswer:
+    pending = entry.pending
     return KeptAnswer(
         pending.group_id,
-        attempt.sent.key,
+        entry.identity.key,
         now + pending.window_s,
         answered.status,
-        [(name.decode("latin-1"), told.decode("latin-1")) for name, told in answered.headers],
+        [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answered.headers],
         answered.body,
     )
 
 
 def _watch(scope: Scope, on_lost: Callable[[Exception | None], None]) -> None:
+    """Ask the HTTP protocol to call `on_lost` when the scope's connection is lost."""
     state: object = scope.get("state")
     if isinstance(state, dict):
         state[ON_CONNECTION_LOST] = on_lost

@@ -1,4 +1,4 @@
-"""Asks the model for one sibling, and asks again while the model is away."""
+"""Sampling of one sibling, with retries while the engine is unavailable."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ from fakevllm_adapters.protocol.errors import WireError
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
+    """Calls to the engine for the siblings of a group."""
+
     upstream: Upstream
     lifeline: Lifeline
     temperature: float
-    """Of the siblings."""
+    """Sampling temperature of every sibling but the lead."""
 
     async def sample(
         self, request: Request, plan: Plan, index: int, app: AppReply
     ) -> SiblingResult:
-        """A whole answer, or what came instead; the app is not told yet. A lead for which ours are
-        too many waits; a sibling does not."""
+        """Return the complete answer of one sibling, or the reply or error in its place.
+
+        Nothing is sent to the app. If the engine is crowded because of the proxy's own siblings, a
+        lead waits and is retried; a sibling is not.
+        """
         last = SiblingResult(index)
         room = self.lifeline.room
 
-        async def ask(request: Request, is_by_us: Callable[[], bool]) -> SiblingResult:
+        async def call(request: Request, is_by_us: Callable[[], bool]) -> SiblingResult:
             nonlocal last
             last = await sample(self.upstream, request, plan, index, self.temperature)
             if index > 0 and last.is_too_much:
@@ -43,19 +48,21 @@ class Sampler:
 
         with room.with_engine() if index > 0 else contextlib.nullcontext():
             try:
-                return await self.lifeline.held(request, app, ask)
+                return await self.lifeline.held(request, app, call)
             except WireError as error:
                 return last if last.outage is not None else SiblingResult(index, error=error)
 
     async def relay(
         self, request: Request, plan: Plan, app: AppReply, on_first_token: Callable[[], None]
     ) -> Reply:
-        """The lead's answer, which the app gets as it comes. Raises WireError while the app has got
-        nothing of it."""
+        """Relay the lead's answer to the app while it arrives, and return it.
 
-        async def ask(request: Request, is_by_us: Callable[[], bool]) -> Reply:
+        Raises WireError if nothing of an answer has been sent to the app.
+        """
+
+        async def call(request: Request, is_by_us: Callable[[], bool]) -> Reply:
             body = plan.body(request, 0, self.temperature)
             lead = Lead(body, sibling_headers(request, 0), on_first_token)
             return await relay(self.upstream, request, app, lead, is_by_us=is_by_us)
 
-        return await self.lifeline.held(request, app, ask)
+        return await self.lifeline.held(request, app, call)

@@ -1,11 +1,13 @@
-"""What happens next to a request with several siblings: events in, decisions out. Pure; chance is
-passed in.
+"""The decisions for one request with several siblings: a state machine, pure of I/O.
 
-Two things go on side by side. The app gets one answer: a sibling's, the lead's trouble, or what
-breaks it off. And the group ends once, settled or aborted; nothing is started behind that. Who
-executes the decisions tells of the end of every sibling that was started and not cancelled, of
-every scoring, and of the end of the app's answer; each event may come at any time, and late ones
-change nothing.
+The methods of `GroupScheduler` take events and return decisions; `executor.py` carries them out.
+Randomness is passed in.
+
+Two processes run side by side. The app gets one answer: a sibling's answer, the lead's error, or an
+error that breaks the answer off. And the group ends once, settled or aborted; nothing is started
+after that. The executor reports the end of every sibling that was started and not cancelled, the
+end of every scoring, and the end of the app's answer. Events may arrive in any order, and late
+events change nothing.
 """
 
 from __future__ import annotations
@@ -16,56 +18,64 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fakevllm.config.serving import ServeRules
-from fakevllm.groups.selection import Selection, best_of, decide
+from fakevllm.groups.selection import Selection, best_sibling, select
 from fakevllm.transport.request import Came
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
+    """Start these siblings."""
+
     indices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """Start the lead; the app gets its answer as it comes."""
+    """Start the lead and relay its answer to the app while it arrives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
+    """Cancel these siblings."""
+
     indices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
+    """Compute the rewards of these siblings."""
+
     indices: tuple[int, ...]
-    """At least two, in order."""
+    """At least two sibling indices, in ascending order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
+    """Send this sibling's answer to the app."""
+
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The app gets the lead's trouble."""
+    """Send the lead's error to the app."""
 
 
 @dataclass(frozen=True, slots=True)
 class BreakOff:
-    """The app's answer ends with an error, wherever it is."""
+    """End the app's answer with an error, even in the middle of a stream."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The group is over, with the scores of the last scoring."""
+    """End the group with the rewards of the last scoring."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The group is given up."""
+    """End the group without training it."""
 
     reason: str
 
@@ -74,176 +84,191 @@ Decision = Start | Relay | Cancel | Score | Serve | Refuse | BreakOff | Settle |
 
 
 class AppState(StrEnum):
+    """The state of the app's answer."""
+
     WAITING = "waiting"
     RELAYED = "relayed"
-    """It gets the lead's answer as it comes."""
+    """The app gets the lead's answer while it arrives."""
     CHOSEN = "chosen"
-    """Its answer is known and on its way."""
+    """The answer is chosen and is being sent."""
     ANSWERED = "answered"
     LEFT = "left"
+    """The app disconnected before it had an answer."""
 
 
 class GroupScheduler:
-    """One request. `verdict` is final once the group is settled."""
+    """The state of one group. `selection` is final once the group is settled."""
 
     def __init__(
-        self, num: int, rules: ServeRules, chance: random.Random, *, comes_live: bool
+        self, num: int, rules: ServeRules, rng: random.Random, *, can_stream: bool
     ) -> None:
-        """`comes_live`: the app gets the lead's answer as it comes, where the policy is to give it
-        the lead's."""
-        assert num >= 2, "one sibling is no group"
+        """`can_stream`: whether the lead's answer is relayed to the app while it arrives, if the
+        serve policy is to serve the lead."""
+        assert num >= 2, "a group has at least two siblings"
         self._rules = rules
-        self._chance = chance
-        self._is_relayed = rules.streams_lead and comes_live
-        self._waiting = set(range(num))
-        """Not started."""
+        self._rng = rng
+        self._is_relayed = rules.streams_lead and can_stream
+        self._unstarted = set(range(num))
         self._running: set[int] = set()
         self._answered: set[int] = set()
-        self._showable: set[int] = set()
+        self._servable: set[int] = set()
+        """Siblings whose answers can be rendered in the app's format."""
         self._scoring: frozenset[int] | None = None
+        """The siblings that are being scored."""
         self._scored: frozenset[int] = frozenset()
+        """The siblings of the last scoring."""
         self.rewards: Mapping[int, float | None] = {}
-        """By index, as far as they count."""
+        """Rewards of the last scoring by sibling index."""
         self._quorum = num if rules.quorum is None else min(rules.quorum, num)
         self.app = AppState.WAITING
-        self.verdict = Selection(None, None)
+        self.selection = Selection(None, None)
         self.is_over = False
 
     # --- events
 
     def begin(self) -> list[Decision]:
+        """Return the decisions that start the group."""
         if self._is_relayed:
             self.app = AppState.RELAYED
-            self._waiting.discard(0)
+            self._unstarted.discard(0)
             self._running.add(0)
             return [Relay()]
         return self._start()
 
     def lead_began(self) -> list[Decision]:
-        """Its first token: its prompt is in the engine's cache."""
+        """Handle the first token of a relayed lead: its prompt is in the engine's prefix cache."""
         return self._start() if self._is_relayed and not self.is_over else []
 
-    def finished(self, index: int, came: Came) -> list[Decision]:
+    def sibling_finished(self, index: int, came: Came) -> list[Decision]:
+        """Handle the end of a sibling that was started and not cancelled."""
         if self.is_over or index not in self._running:
             return []
         self._running.remove(index)
         if came in (Came.ANSWERED, Came.HIDDEN):
             self._answered.add(index)
         if came is Came.ANSWERED:
-            self._showable.add(index)
+            self._servable.add(index)
         if index == 0 and self._is_relayed:
-            return self._relayed(came)
+            return self._on_relay_end(came)
         if index == 0 and came is Came.REFUSED and self.app is AppState.WAITING:
-            return self._refused()
-        return self._go_on()
+            return self._on_lead_refused()
+        return self._advance()
 
-    def scored(self, rewards: Mapping[int, float | None]) -> list[Decision]:
-        """By index; what is missing has none."""
+    def scoring_finished(self, rewards: Mapping[int, float | None]) -> list[Decision]:
+        """Handle the end of a scoring. `rewards`: by sibling index; a missing sibling has none."""
         if self.is_over or self._scoring is None:
             return []
         self._scored, self._scoring = self._scoring, None
         self.rewards = dict(rewards)
-        return self._go_on()
+        return self._advance()
 
     def deadline_passed(self) -> list[Decision]:
-        """From now on one answer is enough."""
+        """Handle the deadline: from now on one answer is a quorum."""
         self._quorum = 1
-        return self._go_on()
+        return self._advance()
 
-    def answer_ended(self) -> list[Decision]:
-        """The last byte of a chosen answer is out."""
+    def answer_sent(self) -> list[Decision]:
+        """Handle the last byte of a chosen answer."""
         if self.is_over or self.app is not AppState.CHOSEN:
             return []
         self.app = AppState.ANSWERED
-        return self._go_on()
+        return self._advance()
 
-    def app_left(self) -> list[Decision]:
-        """Before its answer was there. One that is on its way goes out, to nobody; and so does one
-        that is still to be chosen, for it may be asked for again."""
-        is_answered = self.app not in (AppState.WAITING, AppState.RELAYED)
-        if self.is_over or is_answered or self._rules.on_disconnect == "finish":
+    def app_disconnected(self) -> list[Decision]:
+        """Handle the app's disconnect.
+
+        Only a disconnect before the answer was chosen can abort the group. A chosen answer is
+        still sent, to nobody. If the rule is to `finish`, the answer is still chosen as well,
+        because the app may send the request again.
+        """
+        is_chosen = self.app not in (AppState.WAITING, AppState.RELAYED)
+        if self.is_over or is_chosen or self._rules.on_disconnect == "finish":
             return []
         self.app = AppState.LEFT
         return self._abort("client_disconnected")
 
-    def give_up(self, reason: str) -> list[Decision]:
-        """The proxy stops, or has a defect."""
+    def abort(self, reason: str) -> list[Decision]:
+        """Abort the group, because the proxy stops or has a bug."""
         if self.is_over:
             return []
-        told: list[Decision] = [] if self.app is AppState.ANSWERED else [BreakOff(reason)]
-        return [*told, *self._abort(reason)]
+        decisions: list[Decision] = []
+        if self.app is not AppState.ANSWERED:
+            decisions.append(BreakOff(reason))
+        return [*decisions, *self._abort(reason)]
 
-    # --- what follows from them
+    # --- transitions
 
     def _start(self) -> list[Decision]:
-        indices = tuple(sorted(self._waiting))
-        self._running |= self._waiting
-        self._waiting.clear()
+        indices = tuple(sorted(self._unstarted))
+        self._running |= self._unstarted
+        self._unstarted.clear()
         return [Start(indices)] if indices else []
 
     def _cancel(self) -> list[Decision]:
         indices = tuple(sorted(self._running))
         self._running.clear()
-        self._waiting.clear()
+        self._unstarted.clear()
         return [Cancel(indices)] if indices else []
 
     def _abort(self, reason: str) -> list[Decision]:
-        cancelled = self._cancel()
+        cancellations = self._cancel()
         self.is_over = True
-        return [*cancelled, Abort(reason)]
+        return [*cancellations, Abort(reason)]
 
     def _settle(self) -> list[Decision]:
-        served = self.verdict.served
-        best = best_of(sorted(self._scored), self.rewards, self._chance, served)
-        self.verdict = replace(self.verdict, best=best)
+        served = self.selection.served
+        best = best_sibling(sorted(self._scored), self.rewards, self._rng, served)
+        self.selection = replace(self.selection, best=best)
         self.is_over = True
         return [Settle()]
 
-    def _relayed(self, came: Came) -> list[Decision]:
-        """The lead's end, which is the end of the app's answer."""
+    def _on_relay_end(self, came: Came) -> list[Decision]:
+        """Handle the end of a relayed lead, which is the end of the app's answer."""
         self.app = AppState.ANSWERED
         if came is Came.ANSWERED:
-            self.verdict = Selection(0, None, 1.0)
-            return [*self._start(), *self._go_on()]
+            self.selection = Selection(0, None, 1.0)
+            return [*self._start(), *self._advance()]
         return [*self._cancel(), *self._settle()]
 
-    def _refused(self) -> list[Decision]:
-        """What one engine refuses one sibling it refuses all: the others are not waited for."""
+    def _on_lead_refused(self) -> list[Decision]:
+        """Send the lead's error without waiting for the siblings: an engine that refuses one
+        sibling as a bad request refuses all of them."""
         self._answered.clear()
-        self._showable.clear()
+        self._servable.clear()
         self._scoring = None
         self.app = AppState.CHOSEN
         return [*self._cancel(), Refuse()]
 
-    def _go_on(self) -> list[Decision]:
+    def _advance(self) -> list[Decision]:
+        """Return the decisions that the state allows now."""
         if self.is_over or self._scoring is not None:
             return []
-        is_all = not self._running and not self._waiting
-        unscored = len(self._answered) >= 2 and not self._answered <= self._scored
-        if self.app is AppState.WAITING and (is_all or self._is_enough()):
-            # What came in while some were scored does not hold up the app.
-            if self._scored or not unscored or self._rules.streams_lead:
-                return [self._choose(), *self._go_on()]
-        elif not is_all:
+        all_ended = not self._running and not self._unstarted
+        needs_scoring = len(self._answered) >= 2 and not self._answered <= self._scored
+        if self.app is AppState.WAITING and (all_ended or self._has_quorum()):
+            # Answers that arrived while others were scored do not delay the app's answer.
+            if self._scored or not needs_scoring or self._rules.streams_lead:
+                return [self._choose(), *self._advance()]
+        elif not all_ended:
             return []
-        if unscored:
+        if needs_scoring:
             self._scoring = frozenset(self._answered)
             return [Score(tuple(sorted(self._scoring)))]
-        return self._settle() if is_all and self.app is AppState.ANSWERED else []
+        return self._settle() if all_ended and self.app is AppState.ANSWERED else []
 
-    def _is_enough(self) -> bool:
+    def _has_quorum(self) -> bool:
         if self._rules.streams_lead:
-            return 0 in self._showable or (not self._is_lead_awaited() and bool(self._showable))
-        return len(self._showable) >= self._quorum
+            return 0 in self._servable or (not self._is_lead_pending() and bool(self._servable))
+        return len(self._servable) >= self._quorum
 
-    def _is_lead_awaited(self) -> bool:
-        return 0 in self._running or 0 in self._waiting
+    def _is_lead_pending(self) -> bool:
+        return 0 in self._running or 0 in self._unstarted
 
     def _choose(self) -> Decision:
         self.app = AppState.CHOSEN
         rules, rewards, fraction = self._rules, self.rewards, self._rules.random_fraction
-        among = sorted(self._scored or self._answered)
+        candidates = sorted(self._scored or self._answered)
         if rules.streams_lead:
-            among, rewards, fraction = sorted(self._answered), None, 0.0
-        self.verdict = decide(among, rewards, self._chance, self._showable, fraction)
-        return Refuse() if self.verdict.served is None else Serve(self.verdict.served)
+            candidates, rewards, fraction = sorted(self._answered), None, 0.0
+        self.selection = select(candidates, rewards, self._rng, self._servable, fraction)
+        return Refuse() if self.selection.served is None else Serve(self.selection.served)

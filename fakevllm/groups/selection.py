@@ -1,5 +1,11 @@
-"""Which sibling the app gets, from what the siblings and the hook said. Pure; chance is passed
-in."""
+"""Selection of the sibling to serve, and detection of answers that failed. Pure; randomness is
+passed in.
+
+An answer that the engine broke off is never scored and never trained. An answer that the model
+itself cut off or garbled is the policy's own: it keeps its place in the group, because without the
+worst answers the mean reward of the others would be too high. A failure floor
+(`reward.failure_floor`) makes sure that a failed answer never gets a good reward.
+"""
 
 from __future__ import annotations
 
@@ -15,69 +21,75 @@ from fakevllm_adapters.formats.base import Answer, Json
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Sibling indices; None where no sibling answered, or none was ranked."""
+    """The chosen siblings of a group, by index."""
 
     served: int | None
+    """The sibling that the app gets; None if no sibling answered."""
     best: int | None
+    """The sibling with the highest reward; None if no sibling has a reward."""
     propensity: float | None = None
-    """With which chance this one would have been served, of the same answers with the same
-    rewards. What users say of answers can be weighed by its inverse."""
+    """Probability that this sibling is served, given the same answers and rewards. Its inverse can
+    weight the users' feedback about served answers."""
     is_random: bool = False
-    """Drawn from all that can be shown, whatever their rewards."""
+    """Whether the served sibling was drawn from all servable ones, regardless of rewards."""
 
 
-def decide(
+def select(
     answered: Sequence[int],
     rewards: Mapping[int, float | None] | None,
-    chance: random.Random,
-    showable: Collection[int] | None = None,
+    rng: random.Random,
+    servable: Collection[int] | None = None,
     random_fraction: float = 0.0,
 ) -> Selection:
-    """The sibling with the highest reward, ties broken at random; without rewards the lead, or who
-    comes first. `showable`: who can be served, all by default; the best may be none of them.
-    `random_fraction`: how often any of them is served instead.
+    """Return the sibling to serve and the best one.
 
-    >>> decide([0, 1, 2], {0: 0.1, 1: 0.9, 2: None}, random.Random(0))
+    The sibling with the highest reward is served; ties are broken at random. Without rewards, the
+    answered sibling with the lowest index is served. `servable`: the siblings that can be served,
+    all by default; the best sibling may be none of them. `random_fraction`: the probability that
+    a random servable sibling is served instead.
+
+    >>> select([0, 1, 2], {0: 0.1, 1: 0.9, 2: None}, random.Random(0))
     Selection(served=1, best=1, propensity=1.0, is_random=False)
-    >>> decide([1, 2], None, random.Random(0))
+    >>> select([1, 2], None, random.Random(0))
     Selection(served=1, best=None, propensity=1.0, is_random=False)
-    >>> decide([0, 1], {0: 0.1, 1: 0.9}, random.Random(0), showable=[0])
+    >>> select([0, 1], {0: 0.1, 1: 0.9}, random.Random(0), servable=[0])
     Selection(served=0, best=1, propensity=1.0, is_random=False)
     """
-    shown = [index for index in answered if showable is None or index in showable] or [*answered]
-    if not shown:
+    candidates = [i for i in answered if servable is None or i in servable] or [*answered]
+    if not candidates:
         return Selection(None, None)
     scored = _scored(answered, rewards)
-    tied = _top({index: scored[index] for index in shown if index in scored}) or [min(shown)]
-    is_random = random_fraction > 0 and chance.random() < random_fraction
-    served = chance.choice(shown if is_random else tied)
-    top_share = 1 / len(tied) if served in tied else 0.0
-    propensity = (1 - random_fraction) * top_share + random_fraction / len(shown)
-    return Selection(served, best_of(answered, rewards, chance, served), propensity, is_random)
+    top = _top({i: scored[i] for i in candidates if i in scored}) or [min(candidates)]
+    is_random = random_fraction > 0 and rng.random() < random_fraction
+    served = rng.choice(candidates if is_random else top)
+    top_share = 1 / len(top) if served in top else 0.0
+    propensity = (1 - random_fraction) * top_share + random_fraction / len(candidates)
+    return Selection(served, best_sibling(answered, rewards, rng, served), propensity, is_random)
 
 
-def best_of(
+def best_sibling(
     answered: Sequence[int],
     rewards: Mapping[int, float | None] | None,
-    chance: random.Random,
+    rng: random.Random,
     served: int | None,
 ) -> int | None:
-    """The one ranked first: of several the served one, else any.
+    """Return the sibling with the highest reward, or None without rewards. Among tied siblings it
+    is the served one, or else a random one.
 
-    >>> best_of([0, 1, 2], {0: 1.0, 1: 0.0, 2: 1.0}, random.Random(0), served=2)
+    >>> best_sibling([0, 1, 2], {0: 1.0, 1: 0.0, 2: 1.0}, random.Random(0), served=2)
     2
     """
-    tied = _top(_scored(answered, rewards))
-    if not tied:
+    top = _top(_scored(answered, rewards))
+    if not top:
         return None
-    return served if served in tied else chance.choice(tied)
+    return served if served in top else rng.choice(top)
 
 
 def _scored(
     answered: Sequence[int], rewards: Mapping[int, float | None] | None
 ) -> dict[int, float]:
-    found = rewards or {}
-    return {index: reward for index in answered if (reward := found.get(index)) is not None}
+    by_index = rewards or {}
+    return {index: reward for index in answered if (reward := by_index.get(index)) is not None}
 
 
 def _top(scored: Mapping[int, float]) -> list[int]:
@@ -85,38 +97,32 @@ def _top(scored: Mapping[int, float]) -> list[int]:
     return [index for index, reward in scored.items() if reward == top]
 
 
-# Answers that are none, and whose fault that is. Pure.
-#
-# An answer that the engine broke off is never scored and never trained. An answer that the model
-# itself broke off or garbled belongs to the policy: it keeps its place in the group, because
-# without the worst answers the mean of the others would be too high. A reward floor can make sure
-# that a failed answer never pays.
-
 BROKEN_OFF = frozenset({"abort", "error"})
-"""Finish reasons of answers that the engine did not bring to an end."""
-_OPENINGS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
-"""How calls begin in the text of models that vLLM has parsers for; a parser that cannot read a call
-leaves it there."""
+"""Finish reasons of answers that the engine did not complete."""
+_CALL_OPENINGS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
+"""Openings of tool calls in the raw text of models that vLLM has parsers for. A parser that cannot
+read a call leaves it in the text."""
 _JSON_FORMATS = frozenset({"json_object", "json_schema"})
 
 
 class Failure(StrEnum):
-    """Of the model's own making, as the ledger tells it."""
+    """A failure of the model's own making, as the ledger stores it."""
 
     CUT_OFF = "cut_off"
-    """At its `max_tokens`, or at the end of the context."""
+    """The answer ended at `max_tokens` or at the end of the context."""
     BROKEN_TOOL_CALL = "broken_tool_call"
     EMPTY = "empty"
     NOT_JSON = "not_json"
-    """Where JSON was asked for."""
+    """The request asked for JSON, and the answer is none."""
 
 
 def is_broken_off(answer: Answer) -> bool:
+    """Return whether the engine did not complete the answer."""
     return answer.finish_reason in BROKEN_OFF
 
 
 def failure_of(answer: Answer, body: Json) -> Failure | None:
-    """`body` is the request as it went upstream.
+    """Return the model's failure in an answer, or None. `body`: the request as sent upstream.
 
     >>> failure_of(Answer({"content": "So then I"}, "length"), {})
     <Failure.CUT_OFF: 'cut_off'>
@@ -126,19 +132,23 @@ def failure_of(answer: Answer, body: Json) -> Failure | None:
     if answer.finish_reason == "length":
         return Failure.CUT_OFF
     calls: list[Any] = answer.message.get("tool_calls") or []
-    if _offers_tools(body) and (_is_left_in(answer.text) or not all(map(_is_whole, calls))):
+    if _offers_tools(body) and (
+        _has_call_opening(answer.text) or not all(map(_is_readable_call, calls))
+    ):
         return Failure.BROKEN_TOOL_CALL
     if calls:
         return None
     if not answer.text.strip():
         return Failure.EMPTY
-    return Failure.NOT_JSON if _wants_json(body) and _read(answer.text) is None else None
+    return Failure.NOT_JSON if _wants_json(body) and _parse(answer.text) is None else None
 
 
 def with_floor(
     rewards: Sequence[float | None], failures: Sequence[Failure | None], floor: float | None
 ) -> list[float | None]:
-    """
+    """Return the rewards with every failed answer at `floor`, or at the lowest reward of the other
+    answers if that is lower. A `floor` of None changes nothing.
+
     >>> with_floor([0.5, 0.9, None], [None, Failure.EMPTY, Failure.CUT_OFF], -1.0)
     [0.5, -1.0, -1.0]
     >>> with_floor([-3.0, 0.9], [None, Failure.EMPTY], -1.0)
@@ -146,36 +156,37 @@ def with_floor(
     """
     if floor is None:
         return list(rewards)
-    judged = list(zip(rewards, failures, strict=True))
-    others = [reward for reward, failure in judged if failure is None and reward is not None]
-    least = min([floor, *others])
-    return [reward if failure is None else least for reward, failure in judged]
+    pairs = list(zip(rewards, failures, strict=True))
+    others = [reward for reward, failure in pairs if failure is None and reward is not None]
+    lowest = min([floor, *others])
+    return [reward if failure is None else lowest for reward, failure in pairs]
 
 
 def _offers_tools(body: Json) -> bool:
     return bool(body.get("tools")) and body.get("tool_choice") != "none"
 
 
-def _is_left_in(text: str) -> bool:
-    return any(opening in text for opening in _OPENINGS)
+def _has_call_opening(text: str) -> bool:
+    return any(opening in text for opening in _CALL_OPENINGS)
 
 
-def _is_whole(call: Any) -> bool:
-    """Whether a client can read it. No arguments at all are an empty object to most."""
+def _is_readable_call(call: Any) -> bool:
+    """Return whether a client can read a tool call. Most clients read missing arguments as an empty
+    object."""
     try:
         name, arguments = call["function"]["name"], call["function"].get("arguments") or "{}"
     except (LookupError, TypeError, AttributeError):
         return False
-    return bool(name) and isinstance(arguments, str) and isinstance(_read(arguments), dict)
+    return bool(name) and isinstance(arguments, str) and isinstance(_parse(arguments), dict)
 
 
 def _wants_json(body: Json) -> bool:
-    wanted: Any = body.get("response_format")
-    return isinstance(wanted, dict) and wanted.get("type") in _JSON_FORMATS  # pyright: ignore[reportUnknownMemberType]
+    response_format: Any = body.get("response_format")
+    return isinstance(response_format, dict) and response_format.get("type") in _JSON_FORMATS  # pyright: ignore[reportUnknownMemberType]
 
 
-def _read(text: str) -> Any:
-    """None where it is not JSON."""
+def _parse(text: str) -> Any:
+    """Return the parsed JSON text, or None if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

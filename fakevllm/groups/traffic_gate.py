@@ -28,7 +28,7 @@ class TrafficGate:
         nobody's session is looked up before the answer is out."""
         self.pause = pause
         self._policy = Policy(settings)
-        for name, route in settings.odd_names:
+        for name, route in settings.likely_misspelt_routes:
             log.warning("[policy] n: %r is no route and taken for a model; %s is one", name, route)
         self._asks_for_keys = any(rule.key is not None for rule in settings.skip)
         self._key_name = key_name

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from fakevllm.config.upstream import http_url
+from fakevllm.config.upstream import checked_http_url
 from fakevllm.errors import UserError
 from fakevllm.overwatch.poll import Poll
 from fakevllm.overwatch.render import drawn
@@ -29,7 +29,7 @@ def run_overwatch(settings: OverwatchSettings, console: Console) -> bool:
     if settings.is_json and not settings.is_once:
         raise UserError("--json goes with --once: the screen is not for programs.")
     try:
-        http_url(settings.url)
+        checked_http_url(settings.url)
     except ValueError as error:
         raise UserError(f"--swarm-url {settings.url}: {error}; a key goes into --key.") from None
     if not settings.is_once:

@@ -6,7 +6,7 @@ from typing import Any
 
 import aiohttp
 
-from fakevllm.config.upstream import http_url
+from fakevllm.config.upstream import checked_http_url
 from fakevllm.errors import ConfigError
 from fakevllm.runtime.admin_client import FAN_OUT_NO_HOOKS, FAN_OUT_PAUSED, not_a_proxy, proxy_root
 from fakevllm_adapters.protocol.keys import bearer_header
@@ -88,7 +88,7 @@ async def _get_json(url: str, path: str, key: str | None) -> Any:
 def checked_url(url: str) -> str:
     """Return `url` if it is an HTTP URL. Raises ConfigError otherwise."""
     try:
-        return http_url(url)
+        return checked_http_url(url)
     except ValueError as error:
         raise ConfigError(f"--url {url}: {error}.") from None
 

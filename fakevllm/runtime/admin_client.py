@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from fakevllm.config.upstream import http_url
+from fakevllm.config.upstream import checked_http_url
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.protocol.keys import bearer_header
 
@@ -31,7 +31,7 @@ def set_paused(url: str, key: str | None, *, paused: bool) -> str:
 def fetch_json(url: str, path: str, key: str | None, *, method: str = "GET") -> Json:
     """Return the JSON object that the proxy at `url` answers at `path`. Raises ConfigError."""
     try:
-        root = http_url(proxy_root(url))
+        root = checked_http_url(proxy_root(url))
     except ValueError as error:
         raise ConfigError(f"--url {url}: {error}.") from None
     request = urllib.request.Request(root + path, headers=bearer_header(key), method=method)

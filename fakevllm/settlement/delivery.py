@@ -40,8 +40,15 @@ ACKNOWLEDGED_BEFORE = 409
 class Delivery:
     """Settles groups beside the app's requests; close() last."""
 
-    def __init__(self, ledger: Ledger, link: SwarmLink, window_s: float = 0.0) -> None:
-        """`window_s`: how long a scored group is held for what is said of its answer."""
+    def __init__(
+        self,
+        ledger: Ledger,
+        link: SwarmLink,
+        window_s: float = 0.0,
+        on_settled: Callable[[str], None] = lambda group_id: None,
+    ) -> None:
+        """`window_s`: seconds for which a scored group is held for feedback about its answer.
+        `on_settled`: called with a group's id once its outcome is queued for the ledger."""
         self._ledger = ledger
         self._link = link
         self._holding = PendingGroups(window_s)
@@ -52,11 +59,10 @@ class Delivery:
         """Its tasks that wait for what is said, or for the server."""
         self._resending: asyncio.Task[None] | None = None
         self._is_closing = False
-        self.on_settled: Callable[[str], None] = lambda group_id: None
-        """A group's outcome is on its way into the ledger."""
+        self._on_settled = on_settled
 
     @property
-    def num_settling(self) -> int:
+    def num_unsettled(self) -> int:
         """Groups of this life that the server has not taken yet."""
         return len(self._background)
 
@@ -139,7 +145,7 @@ class Delivery:
         if not await self._ledger.is_written(receipt):
             self.forget(group.group_id)
             self._ledger.settle(record.group_id, "dropped", "ledger_unavailable", None, [])
-            self.on_settled(group.group_id)
+            self._on_settled(group.group_id)
             return await self._link.abort_group(record.group_id)
         await self._send(await self._with_feedback(group))
 
@@ -198,7 +204,7 @@ class Delivery:
             reply.calls,
             reply.run_id,
         )
-        self.on_settled(group.group_id)
+        self._on_settled(group.group_id)
 
     async def _with_feedback(self, group: ScoredGroup) -> ScoredGroup:
         """When it need not be held any longer, with what was added meanwhile to its reward."""
@@ -240,7 +246,7 @@ class Delivery:
         )
         self.forget(group_id)
         self._ledger.settle(group_id, "lost", reason_of(error), None, [])
-        self.on_settled(group_id)
+        self._on_settled(group_id)
 
     async def _abandon(self, record: GroupRecord) -> None:
         self.forget(record.group_id)
@@ -249,8 +255,14 @@ class Delivery:
 
 def _scored(record: GroupRecord) -> ScoredGroup:
     rewards = [sibling.reward for sibling in record.siblings]
-    what = record.group_id, record.task_id, record.question
-    return ScoredGroup(*what, rewards, record.served_index, record.parent_id)
+    return ScoredGroup(
+        group_id=record.group_id,
+        task_id=record.task_id,
+        question=record.question,
+        rewards=rewards,
+        served_index=record.served_index,
+        parent_id=record.parent_id,
+    )
 
 
 def _takes(group: ScoredGroup) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from fakevllm.admission.task_index import TaskIndex
-from fakevllm.config.feedback import FeedbackSection
+from fakevllm.config.reward import FeedbackSection
 from fakevllm.hooks.results import FeedbackValue, HookFailure
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
@@ -90,7 +90,7 @@ class FeedbackService:
             async with self._turn(group_id):
                 row, is_new = await self._keep(said, group_id, app_key)
                 if is_new:
-                    self._metrics.said("feedback")
+                    self._metrics.feedback_received("feedback")
                 self._begin(row)
         finally:
             self._settling.heard(group_id, None)
@@ -285,7 +285,7 @@ class FeedbackService:
         if isinstance(value, FeedbackValue) and value.value is None:
             return None
         recorded = self._ledger.feedback.record(row)
-        self._metrics.said(kind)
+        self._metrics.feedback_received(kind)
         return await self._amount(row, value, recorded)
 
     async def _earlier(self, group_id: str, place: Place) -> str | None:

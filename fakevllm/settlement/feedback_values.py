@@ -10,7 +10,7 @@ from typing import Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fakevllm.config.feedback import BASELINE_OVER
+from fakevllm.config.reward import BASELINE_WINDOW
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 
 TOO_SMALL = 1e-6
@@ -112,4 +112,4 @@ def baseline_of(others: Sequence[float], num: int) -> float | None:
     >>> baseline_of([1.0, -1.0, 1.0], 4), baseline_of([1.0], 4)
     (0.3333333333333333, None)
     """
-    return fmean(others[:BASELINE_OVER]) if len(others) + 1 >= num else None
+    return fmean(others[:BASELINE_WINDOW]) if len(others) + 1 >= num else None

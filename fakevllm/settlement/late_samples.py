@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from fakevllm.config.feedback import BASELINE_OVER, FeedbackSection
+from fakevllm.config.reward import BASELINE_WINDOW, FeedbackSection
 from fakevllm.errors import LedgerError
 from fakevllm.ledger.feedback_rows import ServedCalls, sample_id
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
@@ -84,7 +84,7 @@ class LateSamples:
         row = await asyncio.to_thread(rows.waiting, group_id, feedback_id)
         if row is None:  # taken back or replaced meanwhile
             return
-        others = await asyncio.to_thread(rows.other_values, row, BASELINE_OVER)
+        others = await asyncio.to_thread(rows.other_values, row, BASELINE_WINDOW)
         baseline = baseline_of(others, self._settings.num_for_baseline)
         if baseline is None:
             return

@@ -10,7 +10,7 @@ import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from fakevllm.config.base import Section
-from fakevllm.config.errors import explained
+from fakevllm.config.errors import explain
 from fakevllm.errors import ConfigError
 from fakevllm.sdk.job import TrainJob
 from fakevllm.sdk.protocol import server_url
@@ -99,7 +99,7 @@ def load(file: Path) -> Settings:
     try:
         ours = TrainFile.model_validate(_ours(text, file))
     except ValidationError as error:
-        raise ConfigError(explained(error, file, frozenset(), TrainFile)) from None
+        raise ConfigError(explain(error, file, frozenset(), TrainFile)) from None
     return Settings(file, job, ours.train, ours.server, warnings)
 
 

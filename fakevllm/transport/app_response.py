@@ -75,8 +75,17 @@ class WatchedSend:
 class AppReply:
     """Answers the app once. Inside its block the app is kept from giving up."""
 
-    def __init__(self, send: Send, adapter: Adapter, exchange: Exchange | None) -> None:
-        """`exchange` None: the engine's own route answers, in a format that is not read here."""
+    def __init__(
+        self,
+        send: Send,
+        adapter: Adapter,
+        exchange: Exchange | None,
+        *,
+        on_begun: Callable[[str | None], None] = lambda _: None,
+    ) -> None:
+        """`exchange` None: the engine's own route answers, in a format that is not read here.
+        `on_begun`: called with the engine's id of the answer once the app has read the first part
+        of a stream."""
         self._send = WatchedSend(send)
         self._adapter = adapter
         self._exchange = exchange
@@ -86,8 +95,7 @@ class AppReply:
         self._began_at = 0.0
         self.is_told = False
         """Whether the app has got anything of an answer, and not only what keeps it waiting."""
-        self.on_begun: Callable[[str | None], None] = lambda _: None
-        """Called once the app reads an answer that still comes, with the engine's id of it."""
+        self.on_begun = on_begun
         self._beat: asyncio.TimerHandle | None = None
         self._beating: asyncio.Task[None] | None = None
         self._is_held = False

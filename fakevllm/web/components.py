@@ -1,4 +1,4 @@
-"""The proxy's parts, made together and closed in reverse."""
+"""The proxy's components, opened together and closed in reverse order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fakevllm.admission.kill_switch import Pause, pause_file
 from fakevllm.admission.task_index import TaskIndex, read_tasks
@@ -30,73 +29,72 @@ from fakevllm.transport.engine_client import Upstream
 from fakevllm.transport.fallback import Fallback
 from fakevllm.transport.retry import Lifeline
 from fakevllm.transport.sibling_limit import Room
-from fakevllm_adapters.protocol.errors import WireError, unavailable
+from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import Task
+
+_MODEL_UNKNOWN = "The engine is not ready: the swarm server has not reported which model it serves."
+
+
+class ModelNames:
+    """The aliases under which apps may request the served model."""
+
+    def __init__(self, aliases: Sequence[str], link: SwarmLink) -> None:
+        """`aliases`: other names of the served model; `*` stands for every name."""
+        self._aliases = aliases
+        self._link = link
+
+    def is_alias(self, name: str) -> bool:
+        """Return whether `name` is to be replaced by the served model's name."""
+        if name == self._link.model:
+            return False
+        return name in self._aliases or ("*" in self._aliases and name != "")
+
+    def known_name(self, name: str) -> str | None:
+        """Return the served model's name for an alias, or None if `name` is no alias or the served
+        model is not known yet."""
+        return self._link.model if self.is_alias(name) else None
+
+    def served_name(self, name: str) -> str | None:
+        """Return the served model's name for an alias, or None if `name` is no alias. Raises
+        WireError (503) if the served model is not known yet."""
+        if not self.is_alias(name):
+            return None
+        if self._link.model is None:
+            raise unavailable(_MODEL_UNKNOWN, OutageReason.ENGINE_NOT_READY)
+        return self._link.model
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyComponents:
+    """The components that the routes use."""
+
     config: Config
     ledger: Ledger
     upstream: Upstream
     link: SwarmLink
     tasks: TaskIndex
-    runner: Pipeline
+    model_names: ModelNames
+    pipeline: Pipeline
     conversations: Conversations
-    traffic: TrafficGate
+    traffic_gate: TrafficGate
     resends: ResendCache
-    settling: Delivery
+    delivery: Delivery
     feedback: FeedbackService
-
-    def rename(self, body: dict[str, Any]) -> bool:
-        """Puts the served model's name for an alias. Returns whether the body changed. Raises
-        WireError (503) while that name is not known."""
-        asked, served = body.get("model"), self.link.model
-        if not isinstance(asked, str) or asked == served or not self._is_alias(asked):
-            return False
-        if served is None:
-            raise _model_unknown()
-        body["model"] = served
-        return True
-
-    def served_name(self, asked: str) -> str | None:
-        """What to ask for instead of an alias; None where it is none, or that is not known yet."""
-        served = self.link.model
-        return served if asked != served and self._is_alias(asked) else None
-
-    def _is_alias(self, name: str) -> bool:
-        return is_alias(name, self.config.models.aliases)
-
-    @property
-    def num_siblings(self) -> int:
-        """Bodies that are sampled of one request, as configured."""
-        return self.config.most_siblings
-
-    @property
-    def metrics(self) -> Metrics:
-        return self.runner.metrics
-
-
-def _model_unknown() -> WireError:
-    message = "The engine is not ready: the swarm server has not reported which model it serves."
-    return unavailable(message, OutageReason.ENGINE_NOT_READY)
-
-
-def is_alias(name: str, aliases: Sequence[str]) -> bool:
-    return name in aliases or ("*" in aliases and name != "")
+    metrics: Metrics
 
 
 @contextlib.asynccontextmanager
 async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
-    """Raises UserError for what the user can mend."""
+    """Open all components of a proxy. Raises UserError for mistakes that the user can fix."""
     async with contextlib.AsyncExitStack() as stack:
-        rows = _rows(config.dataset)
+        rows = _dataset_rows(config.dataset)
         stack.callback(LedgerLock(config.ledger_file).close)
         ledger = Ledger.open(config.ledger_file)
         stack.callback(ledger.close)
-        # Who may guess a task's id must not get past a proxy that asks for keys.
         keys = config.keys()
+        # A task's key is also an API key. If the proxy requires keys, task keys must be signed, so
+        # that a client that guesses a task's id is refused.
         tasks = TaskIndex(ledger.task_secret(), takes_unsigned=lambda: not keys)
         tasks.add(rows, by_text=True)
         tasks.add(ledger.tasks())
@@ -104,52 +102,96 @@ async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
         upstream = Upstream(config.swarm.url, config.swarm.key)
         stack.push_async_callback(upstream.close)
         room = Room(config.serve.max_siblings_in_flight)
-        link = _follow(config, ledger, room, stack)
-        settling = Delivery(ledger, link, config.feedback.window_s)
-        stack.push_async_callback(settling.close)
-        lifeline = await _lifeline(config, upstream, link, room, stack)
-        resends = _resends(config, ledger)
-        lockstep = Lockstep(config.job.seed, settling, link) if config.job.lockstep else None
-        runner = Pipeline(config, upstream, hooks, ledger, settling, lifeline, resends, lockstep)
-        stack.push_async_callback(runner.close)
-        pause = Pause(pause_file(config.proxy.run_dir))
-        traffic = TrafficGate(
-            config.policy, pause, keys.name_of, trains=config.hooks.path is not None
+        link = _start_link(config, ledger, room, stack)
+        model_names = ModelNames(config.models.aliases, link)
+        late = LateSamples(config.feedback, ledger, link)
+        delivery = Delivery(ledger, link, config.feedback.window_s, late.group_settled)
+        stack.push_async_callback(delivery.close)
+        fallback = Fallback.of(config.fallback)
+        if fallback is not None:
+            stack.push_async_callback(fallback.close)
+        lifeline = Lifeline(
+            upstream, link, config.upstream.hold_s, fallback, model_names.served_name, room
         )
-        told = "1 while nothing is fanned out."
-        runner.metrics.gauge("fakevllm_paused", told, lambda: pause.is_on)
-        told = "Groups that the swarm server's run dropped, by the reason's first word."
-        runner.metrics.counts("fakevllm_groups_dropped", told, "reason", lambda: link.dropped)
+        metrics = Metrics()
+        feedback = FeedbackService(config.feedback, ledger, delivery, late, hooks, tasks, metrics)
+        resends = _open_resend_cache(config, ledger)
+        pipeline = Pipeline(
+            config,
+            upstream,
+            hooks,
+            ledger,
+            delivery,
+            lifeline,
+            resends,
+            metrics,
+            lockstep=Lockstep(config.job.seed, delivery, link) if config.job.lockstep else None,
+            on_placed=feedback.followed,
+        )
+        stack.push_async_callback(pipeline.close)
+        stack.push_async_callback(feedback.close)
+        pause = Pause(pause_file(config.proxy.run_dir))
+        trains = config.hooks.path is not None
+        traffic_gate = TrafficGate(config.policy, pause, keys.name_of, trains=trains)
+        metrics.gauge(
+            "fakevllm_requests_open", "Requests being answered.", lambda: pipeline.num_open
+        )
+        metrics.gauge(
+            "fakevllm_siblings_in_flight",
+            "Siblings at the engine, without the leads.",
+            lambda: room.in_flight,
+        )
+        metrics.gauge(
+            "fakevllm_ledger_dropped",
+            "Writes that the ledger gave up.",
+            lambda: ledger.health.dropped,
+        )
+        metrics.gauge("fakevllm_paused", "1 while no request becomes a group.", lambda: pause.is_on)
+        metrics.labelled_gauge(
+            "fakevllm_groups_dropped",
+            "Groups that the swarm server's run dropped, by the first word of the reason.",
+            "reason",
+            lambda: link.dropped,
+        )
         conversations = Conversations()
         conversations.restore(ledger.sessions.latest_requests(NUM_RESTORED))
-        late = LateSamples(config.feedback, ledger, link)
-        desk = FeedbackService(
-            config.feedback, ledger, settling, late, hooks, tasks, runner.metrics
-        )
-        stack.push_async_callback(desk.close)
-        settling.on_settled, runner.on_placed = late.group_settled, desk.followed
-        # Together: what was said of a group is heard before that is sent.
-        settling.resend(ledger.scored_groups())
-        desk.restore()
+        # No await between these two: a group's stored feedback must be counted before the group is
+        # sent.
+        delivery.resend(ledger.scored_groups())
+        feedback.restore()
         sending = asyncio.create_task(late.run())
         stack.push_async_callback(_cancel, sending)
-        parts = (config, ledger, upstream, link, tasks, runner, conversations, traffic, resends)
-        yield ProxyComponents(*parts, settling, desk)
+        yield ProxyComponents(
+            config=config,
+            ledger=ledger,
+            upstream=upstream,
+            link=link,
+            tasks=tasks,
+            model_names=model_names,
+            pipeline=pipeline,
+            conversations=conversations,
+            traffic_gate=traffic_gate,
+            resends=resends,
+            delivery=delivery,
+            feedback=feedback,
+            metrics=metrics,
+        )
 
 
-def _rows(dataset: DatasetSection) -> list[Task]:
+def _dataset_rows(dataset: DatasetSection) -> list[Task]:
     return read_tasks(dataset.file, dataset.field) if dataset.file is not None else []
 
 
-def _resends(config: Config, ledger: Ledger) -> ResendCache:
-    """Off where nothing is fanned out: what is sent again costs no more than at a vLLM then."""
+def _open_resend_cache(config: Config, ledger: Ledger) -> ResendCache:
+    """Return the resend cache. It is off without hooks: no request becomes a group then, and a
+    resend costs no more than at a plain vLLM server."""
     window_s = 0.0 if config.hooks.path is None else config.serve.resend_window_s
     resends = ResendCache(window_s, ledger.kept)
     resends.restore()
     return resends
 
 
-def _follow(
+def _start_link(
     config: Config, ledger: Ledger, room: Room, stack: contextlib.AsyncExitStack
 ) -> SwarmLink:
     queue = EngineQueue(lambda: room.in_flight > 0)
@@ -158,27 +200,6 @@ def _follow(
     following = asyncio.create_task(link.run())
     stack.push_async_callback(_cancel, following)
     return link
-
-
-async def _lifeline(
-    config: Config,
-    upstream: Upstream,
-    link: SwarmLink,
-    room: Room,
-    stack: contextlib.AsyncExitStack,
-) -> Lifeline:
-    fallback = Fallback.of(config.fallback)
-    if fallback is not None:
-        stack.push_async_callback(fallback.close)
-
-    def served_name(asked: str) -> str | None:
-        if asked == link.model or not is_alias(asked, config.models.aliases):
-            return None
-        if link.model is None:
-            raise _model_unknown()
-        return link.model
-
-    return Lifeline(upstream, link, config.upstream.hold_s, fallback, served_name, room)
 
 
 async def _start_hooks(config: Config, stack: contextlib.AsyncExitStack) -> HookWorker | None:

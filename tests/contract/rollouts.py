@@ -16,7 +16,7 @@ import orjson
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, json_of
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.process.table import ROLLOUTS
-from fakevllm_server.rollout.capture.chat import Capture
+from fakevllm_server.rollout.capture.chat import ChatCapture
 from fakevllm_server.rollout.engine_client import EngineClient
 from fakevllm_server.types.backend import Endpoint, Rollout
 from fakevllm_server.types.calls import RecordedCall
@@ -165,11 +165,11 @@ class Rig:
             records.append(capture.record(stamp))
 
         async with self.endpoint.gate.call() as stamp:
-            capture = Capture(
+            capture = ChatCapture(
                 self.body(body),
                 self.endpoint.default_sampling,
                 self.endpoint.refusal,
-                tells_allowed=self.endpoint.tells_allowed,
+                reports_allowed=self.endpoint.reports_allowed,
             )
             await self.client.capture(
                 CHAT,

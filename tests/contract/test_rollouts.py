@@ -153,7 +153,7 @@ async def test_a_constraint_is_kept_or_refused_by_name(rig: Rig, field: str) -> 
             _keeps(CONSTRAINED[field], choice["message"])
         captured = await rig.captured(CONSTRAINED[field])
         reason = captured.record.untrainable
-        if rig.endpoint.tells_allowed and field in CUTS:
+        if rig.endpoint.reports_allowed and field in CUTS:
             assert reason is None and captured.record.allowed is not None
         else:
             assert field == "prompt_logprobs" or (reason or "").startswith("sampling_not_trainable")

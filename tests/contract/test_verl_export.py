@@ -36,7 +36,7 @@ async def test_what_verl_saved_is_exported_by_its_own_workers(tmp_path: Path) ->
     await journal.write(saved(SavedCheckpoint(1, folder, 1, digest, None)))
     journal.close()
     lock = RunFolder(run_dir)
-    lock.remember_model("verl", str(DEMO_MODEL_DIR))
+    lock.record_model("verl", str(DEMO_MODEL_DIR))
     lock.close()
 
     model = tmp_path / "model"

@@ -24,7 +24,7 @@ from fakevllm_adapters.protocol.swarm import (
 )
 from fakevllm_server.episodes.registry import EpisodeRefused
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.state import ServerState
 
 Ack = dict[str, Any]
 FILE = "client.jsonl"
@@ -43,7 +43,7 @@ def read_acks(run_dir: Path) -> dict[str, Ack]:
 
 
 class Client:
-    def __init__(self, swarm: Swarm, run_dir: Path) -> None:
+    def __init__(self, swarm: ServerState, run_dir: Path) -> None:
         self._swarm = swarm
         self._acks = read_acks(run_dir)
         self._file = os.open(run_dir / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -92,7 +92,7 @@ class Client:
     async def sample(self, name: str, *calls: CapturedCall) -> None:
         run_id = self._swarm.run_id
         request = AddSampleRequest(sample_id=name, run_id=run_id, advantage=0.5, calls=list(calls))
-        recorded = [RecordedCall.of_wire(call) for call in calls]
+        recorded = [RecordedCall.from_wire(call) for call in calls]
 
         async def do() -> Ack:
             reply = await self._swarm.intake.add_sample(request, recorded, self._swarm.closed)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from swarm_server.local_backend import LocalBackend
 
-from fakevllm_server.types.backend import ActionFailed, Batch, LossSpec, Started, StepMetrics
+from fakevllm_server.types.backend import ActionFailed, BackendStart, Batch, LossSpec, StepMetrics
 
 POISON = "poison"
 """A group of this name fails every step it is in."""
@@ -26,7 +26,7 @@ class LedgerBackend(LocalBackend):
         super().__init__()
         self.lineage: Lineage = []
 
-    async def start(self) -> Started:
+    async def start(self) -> BackendStart:
         started = await super().start()
         if started.trainer_is_new:
             self.lineage = []

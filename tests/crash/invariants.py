@@ -232,7 +232,7 @@ def _resends(server: Any, ack: Ack, other: bool = False) -> Iterator[Callable[[]
         yield lambda: server.intake.end_group(end, None)
     elif "sample_id" in request:
         sample = AddSampleRequest.model_validate(request | ({"advantage": 0.77} if other else {}))
-        calls = [RecordedCall.of_wire(call) for call in sample.calls]
+        calls = [RecordedCall.from_wire(call) for call in sample.calls]
         yield lambda: server.intake.add_sample(sample, calls, None)
     else:
         done = EndEpisodeRequest.model_validate(request | ({"task_id": "other"} if other else {}))

@@ -27,7 +27,7 @@ from fakevllm_server.training import loop, step
 from fakevllm_server.types import crash_points
 from fakevllm_server.types.backend import Backend, Endpoint
 from fakevllm_server.web import state
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.state import ServerState
 
 _JOB = {
     "batch_size": 1,
@@ -44,7 +44,7 @@ NUM_TORN = 3
 TROUBLE_S, LOOK_S, TROUBLE_LIMIT_S = 0.2, 0.005, 5.0
 
 
-class LocalSwarm(Swarm):
+class LocalSwarm(ServerState):
     """A server whose engine is in this process: nobody connects to it."""
 
     async def connect(self, endpoint: Endpoint) -> None:
@@ -69,7 +69,7 @@ async def live(run_dir: Path, disk: str | None, is_half: bool) -> None:
     await server.close()
 
 
-async def _trouble(server: Swarm, client: Client, kind: str, end: str) -> None:
+async def _trouble(server: ServerState, client: Client, kind: str, end: str) -> None:
     """The disk takes nothing for a while, in the middle of the script; `end` is of the server or of
     the trouble."""
     await client.acknowledged("end_group poor-1")

@@ -95,7 +95,7 @@ def _live(main: Any, order: dict[str, Any]) -> None:
     power.watch()
     crash_at = order["crash_at"]
     crash_points.on_pass = (
-        passed.append if crash_at is None else crash_points.ending_at(crash_at, power.cut)
+        passed.append if crash_at is None else crash_points.exit_at(crash_at, power.cut)
     )
     try:
         main(run_dir, **order["options"])

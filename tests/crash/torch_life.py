@@ -20,7 +20,7 @@ from fakevllm_server.backends.embedded.train.standalone import StandaloneTrainer
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal import reads
 from fakevllm_server.training import loop
-from fakevllm_server.types.backend import Endpoint, Started
+from fakevllm_server.types.backend import BackendStart, Endpoint
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
 from fakevllm_server.web import state
 
@@ -64,9 +64,9 @@ class TorchBackend:
         self.trainer = TorchTrainer(model)
         self._is_new = True
 
-    async def start(self) -> Started:
+    async def start(self) -> BackendStart:
         is_new, self._is_new = self._is_new, False
-        return Started(Endpoint(None, "http://engine", "tiny", 64), trainer_is_new=is_new)
+        return BackendStart(Endpoint(None, "http://engine", "tiny", 64), trainer_is_new=is_new)
 
     async def is_sampling(self) -> bool:
         return True

@@ -49,7 +49,7 @@ def assert_mistake(done: subprocess.CompletedProcess[str], mend: str) -> None:
         ((*PROXY, "serve", "--config", "nowhere.toml"), "nowhere.toml cannot be read"),
         ((*PROXY, "serve", "--host", "0.0.0.0"), "--key-file"),
         ((*PROXY, "serve", "--host", "0.0.0.0"), "fakevllm keys add NAME"),
-        ((*PROXY, "serve", "--host", "0.0.0.0", "--key-file", "revoked"), "no key that is good"),
+        ((*PROXY, "serve", "--host", "0.0.0.0", "--key-file", "revoked"), "no valid key"),
         ((*PROXY, "serve", "--key-file", "nowhere"), "nowhere does not exist"),
         ((*PROXY, "keys", "add", "two words"), "a name is 1 to 64 letters"),
         ((*PROXY, "keys", "revoke", "app", "--key-file", "revoked"), "app has no key in revoked"),
@@ -243,7 +243,7 @@ def test_a_key_is_shown_once_listed_by_its_fingerprint_and_revoked_for_good(
     last = run(tmp_path, *PROXY, "keys", "revoke", "other")
     assert last.returncode == 0 and "no app has a key now, and all get 401" in last.stderr
     assert "without keys again, delete run/keys" in last.stderr
-    assert_mistake(run(tmp_path, *PROXY, "serve", "--port", "0"), "holds no key that is good")
+    assert_mistake(run(tmp_path, *PROXY, "serve", "--port", "0"), "has no valid key")
     again = run(tmp_path, *PROXY, "keys", "add", "my-app")
     assert again.returncode == 0 and again.stdout.strip() != key
 

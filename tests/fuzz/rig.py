@@ -27,7 +27,7 @@ from fakevllm_server.backends.http.door import create_app as engine_app
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.web.app import create_app as server_app
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.state import ServerState
 
 TIMEOUT_S = 30.0
 """Of one question: what is not answered by then hangs."""
@@ -78,7 +78,7 @@ class Stack:
     engine: str
     server: str
     proxy: str
-    swarm: Swarm
+    swarm: ServerState
 
     async def ask(self, url: str, raw: bytes, headers: Mapping[str, str]) -> Got:
         async with (
@@ -119,10 +119,10 @@ async def listening(app: Any) -> AsyncGenerator[str]:
 
 
 @contextlib.asynccontextmanager
-async def swarm_over(folder: Path, engine: str) -> AsyncGenerator[tuple[str, Swarm]]:
+async def swarm_over(folder: Path, engine: str) -> AsyncGenerator[tuple[str, ServerState]]:
     """A swarm server whose engine has come up; its address and its state."""
     app = server_app(ServerConfig("fake", folder / "server"))
-    swarm: Swarm = app.state.swarm
+    swarm: ServerState = app.state.swarm
     swarm.job = TrainJob(num_repeat=2)
     swarm.engine.move(EngineStatus.BOOTING, 0.0)
     await swarm.connect(Endpoint(None, engine, "fake", 4096))

@@ -181,7 +181,7 @@ def test_a_garbled_job_is_refused_or_can_be_told_again(raw: bytes) -> None:
     one_line(lambda: job_of(raw.decode("utf-8", "surrogateescape")), ValueError)
 
 
-FLAGS = {"backend": config_file.Kind.TEXT, "port": config_file.Kind.NUMBER}
+FLAGS = {"backend": config_file.FlagType.TEXT, "port": config_file.FlagType.NUMBER}
 
 
 @SOME

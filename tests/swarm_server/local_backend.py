@@ -10,12 +10,12 @@ from pathlib import Path
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.fake.engine import FakeEngine
 from fakevllm_server.types.backend import (
+    BackendStart,
     Batch,
     Call,
     Endpoint,
     LossSpec,
     PolicyName,
-    Started,
     StepMetrics,
 )
 
@@ -48,14 +48,14 @@ class LocalBackend(FakeEngine):
     def plan(self, action: str, *troubles: Exception) -> None:
         self.troubles[action] = deque(troubles)
 
-    async def start(self) -> Started:
+    async def start(self) -> BackendStart:
         self._trouble("launch")
         if self._endpoint is not None and not self.dead.done():
-            return Started(self._endpoint, trainer_is_new=False)
+            return BackendStart(self._endpoint, trainer_is_new=False)
         self.num_launched += 1
         self.dead = asyncio.get_running_loop().create_future()
         self._endpoint = Endpoint(None, "http://engine", self.model_name, self.max_model_len)
-        return Started(self._endpoint, trainer_is_new=True)
+        return BackendStart(self._endpoint, trainer_is_new=True)
 
     async def launch(self) -> object:
         raise AssertionError("started as a whole")

@@ -88,7 +88,7 @@ class LocalRollout(Part):
         name, length = engine.model_name, engine.max_model_len
         # As an embedded engine says it, whatever trains beside it.
         return Endpoint(
-            None, "http://engine", name, length, refusal=self.refusal, tells_allowed=True
+            None, "http://engine", name, length, refusal=self.refusal, reports_allowed=True
         )
 
     async def load_weights(self, folder: Path, version: int) -> None:

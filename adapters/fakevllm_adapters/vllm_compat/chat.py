@@ -109,7 +109,7 @@ class ChatRequest(BaseModel):
         return self.include_usage and bool(options.get("continuous_usage_stats"))
 
     @property
-    def tells_allowed(self) -> bool:
+    def reports_allowed(self) -> bool:
         """Whether each token comes with the set it was chosen from."""
         return self.return_allowed_tokens is True
 

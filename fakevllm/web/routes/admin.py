@@ -122,11 +122,11 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
     @routes.post("/pause")
     async def pause() -> PauseReply:
-        return PauseReply(trouble=proxy.traffic.pause.set(True), paused=True)
+        return PauseReply(trouble=proxy.traffic_gate.pause.set(True), paused=True)
 
     @routes.post("/resume")
     async def resume() -> PauseReply:
-        return PauseReply(trouble=proxy.traffic.pause.set(False), paused=False)
+        return PauseReply(trouble=proxy.traffic_gate.pause.set(False), paused=False)
 
     @routes.get("/groups/{group_id}", response_model=GroupReply)
     async def group(group_id: str) -> GroupReply | Response:
@@ -180,7 +180,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
         failures = await asyncio.to_thread(ledger.failures)
         return Stats(
             engine=proxy.link.status,
-            paused=proxy.traffic.pause.is_on,
+            paused=proxy.traffic_gate.pause.is_on,
             has_hooks=proxy.config.hooks.path is not None,
             counts=counts,
             untrained=untrained,

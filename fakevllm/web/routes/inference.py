@@ -11,7 +11,7 @@ from functools import partial
 import orjson
 
 from fakevllm.groups.record import GroupDraft
-from fakevllm.groups.resend_cache import sent_of
+from fakevllm.groups.resend_cache import identity_of
 from fakevllm.ledger.prior_answers import prior_exchanges
 from fakevllm.sessions.hints import Hints, hints_of
 from fakevllm.sessions.visit import Visit
@@ -49,7 +49,9 @@ def door(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
         app_key = fingerprint(key) if key else None
         try:
             raw = await read_body(receive, limits.body_bytes)
-            found = check_body(raw, limits.per_request, proxy.num_siblings, limits.allowed_fields)
+            found = check_body(
+                raw, limits.per_request, proxy.config.max_siblings, limits.allowed_fields
+            )
             request = await _decode(proxy, adapter, found, headers, app_key)
         except WireError as error:
             worded = adapter.refusal(error.status, error.body)
@@ -57,16 +59,16 @@ def door(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
         except ClientDisconnected:
             return
         hints = hints_of(headers, found.body)
-        resends, sent = proxy.resends, None
+        pipeline, resends, identity = proxy.pipeline, proxy.resends, None
         if resends.is_on:
-            sent = sent_of(adapter.path, app_key or "", raw, hints, headers)
-            known, again = resends.find(sent, scope), proxy.runner.handle_again
-            if known is not None and await again(request, known, receive, send):
+            identity = identity_of(adapter.path, app_key or "", raw, hints, headers)
+            entry = resends.find(identity, scope)
+            if entry is not None and await pipeline.answer_resend(request, entry, receive, send):
                 return
         draft = _draft(proxy, request, hints, key, app_key, len(raw))
-        if sent is not None:
-            draft.attempt = resends.begin(sent, request.id, scope)
-        await proxy.runner.handle(request, draft, receive, send)
+        if identity is not None:
+            draft.attempt = resends.begin(identity, request.id, scope)
+        await pipeline.handle(draft, receive, send)
 
     return app
 
@@ -86,10 +88,18 @@ def _draft(
     visit = Visit(
         proxy.conversations, request.id, scope, request.body, prompt, hints, received_at, size
     )
-    request.ruling = proxy.traffic.ruling(request, visit, key, app_key)
+    request.ruling = proxy.traffic_gate.ruling(request, visit, key, app_key)
     opening = request.adapter.opening(request.body)
     task = proxy.tasks.find(key, opening) or Task(main_query=question)
-    return GroupDraft(request, task, question, app_key, visit=visit, received_at=received_at)
+    return GroupDraft(
+        request,
+        task,
+        question,
+        app_key,
+        visit=visit,
+        on_answer_id=proxy.delivery.answered,
+        received_at=received_at,
+    )
 
 
 async def _decode(
@@ -104,7 +114,7 @@ async def _decode(
         log.info("taken out of a request: %s", ", ".join(found.removed))
     model: object = body.get("model") if body is not None else None
     named = model if isinstance(model, str) else ""
-    served = proxy.served_name(named)
+    served = proxy.model_names.known_name(named)
     if body is not None and served is not None:
         body["model"] = served
         raw = rewrite_body(raw, model=served)

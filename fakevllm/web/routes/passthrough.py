@@ -34,8 +34,10 @@ def router(proxy: ProxyComponents) -> APIRouter:
             found = check_body(raw, limits.per_request, allowed=limits.allowed_fields)
             path = path_with_query(request.scope["path"], request.scope["query_string"])
             body = found.raw
-            if found.body is not None and proxy.rename(found.body):
-                body = rewrite_body(body, model=found.body["model"])
+            model = found.body.get("model") if found.body is not None else None
+            served = proxy.model_names.served_name(model) if isinstance(model, str) else None
+            if served is not None:
+                body = rewrite_body(body, model=served)
             async with CancelOnDisconnect(request.receive):
                 return await relayed(proxy, request.method, path, body, headers)
         except WireError as error:

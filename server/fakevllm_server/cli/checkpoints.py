@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fakevllm_server.cli.run_archive import (
-        KeptCheckpoint,
+        CheckpointInfo,
+        CheckpointRestore,
         OnRead,
-        SavedRun,
+        RunArchive,
         TrainedModel,
-        WayBack,
     )
 
 app = typer.Typer(
@@ -57,9 +57,9 @@ def list_checkpoints(
 
         from rich.console import Console
 
-        from fakevllm_server.cli.run_archive import SavedRun
+        from fakevllm_server.cli.run_archive import RunArchive
 
-        saved = SavedRun(run_dir)
+        saved = RunArchive(run_dir)
         rows = _rows(saved)
         if as_json:
             print(json.dumps(rows, indent=2))
@@ -80,16 +80,16 @@ def verify(
     """Read what is saved, and tell whether it is what was written. Exit code 1 where it is not."""
 
     def run() -> None:
-        from fakevllm_server.cli.run_archive import SavedRun, Verdict
+        from fakevllm_server.cli.run_archive import Integrity, RunArchive
 
-        saved = SavedRun(run_dir)
+        saved = RunArchive(run_dir)
         asked = saved.checkpoints() if step is None else [saved.checkpoint(step)]
         total = sum(saved.num_bytes(one) or 0 for one in asked)
         is_well = True
         with _progress(total, "reading") as on_read:
             for one in reversed(asked):
                 found = saved.verify(one, on_read)
-                is_well &= found.verdict in (Verdict.WHOLE, Verdict.REPLACED)
+                is_well &= found.verdict in (Integrity.WHOLE, Integrity.REPLACED)
                 print(f"{one.saved.folder}  {found}")
         if step is None:
             for name in saved.strangers():
@@ -122,13 +122,13 @@ def export(
     """Make a model folder of a checkpoint, adapters merged in. Also while a server runs."""
 
     def run() -> None:
-        from fakevllm_server.cli.run_archive import SavedRun
+        from fakevllm_server.cli.run_archive import RunArchive
         from fakevllm_server.config.model import ConfigError
 
         to = Path(step if folder is None else folder)
         if best is not (folder is None) or not (best or step.isdecimal()):
             raise ConfigError("export takes STEP FOLDER, or --best FOLDER.")
-        saved = SavedRun(run_dir)
+        saved = RunArchive(run_dir)
         one = saved.best() if best else saved.checkpoint(int(step))
         if to.exists() and not (to.is_dir() and not any(to.iterdir())):
             raise ConfigError(f"{to} is there, and is no empty folder: name another.")
@@ -153,9 +153,9 @@ def restore(
     """Let the next start go on from a checkpoint. What was trained since is given up for good."""
 
     def run() -> None:
-        from fakevllm_server.cli.run_archive import WayBack
+        from fakevllm_server.cli.run_archive import CheckpointRestore
 
-        with contextlib.closing(WayBack(run_dir, step)) as way:
+        with contextlib.closing(CheckpointRestore(run_dir, step)) as way:
             if way.is_none:
                 print(f"The run stands at step {step} already: nothing to restore.")
                 return
@@ -170,7 +170,7 @@ def restore(
     guarded(run)
 
 
-def _rows(run: SavedRun) -> list[dict[str, Any]]:
+def _rows(run: RunArchive) -> list[dict[str, Any]]:
     from datetime import UTC, datetime
 
     known = run.checkpoints()
@@ -217,21 +217,21 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _check(run: SavedRun, one: KeptCheckpoint) -> None:
+def _check(run: RunArchive, one: CheckpointInfo) -> None:
     """Raises ConfigError for a checkpoint that is not what was written."""
-    from fakevllm_server.cli.run_archive import Verdict
+    from fakevllm_server.cli.run_archive import Integrity
     from fakevllm_server.config.model import ConfigError
 
     with _progress(run.num_bytes(one) or 0, "verifying") as on_read:
         found = run.verify(one, on_read)
-    if found.verdict is not Verdict.WHOLE:
+    if found.verdict is not Integrity.WHOLE:
         raise ConfigError(
             f"{run.folder(one)} is {found}: take another step; "
             "`fakevllm-server checkpoints verify` tells which are whole."
         )
 
 
-def _export(run: SavedRun, one: KeptCheckpoint, of: TrainedModel, to: Path, dtype: str) -> None:
+def _export(run: RunArchive, one: CheckpointInfo, of: TrainedModel, to: Path, dtype: str) -> None:
     """Raises ConfigError."""
     import asyncio
 
@@ -256,7 +256,7 @@ def _export(run: SavedRun, one: KeptCheckpoint, of: TrainedModel, to: Path, dtyp
         raise typer.Exit(2 if is_refused else 1) from None
 
 
-def _given_up(way: WayBack) -> str:
+def _given_up(way: CheckpointRestore) -> str:
     step, groups = way.to.step, len(way.lost)
     lines = [f"To go on from step {step}, this is given up for good:"]
     if way.last_step > step:

@@ -19,11 +19,11 @@ def curves(
     def run() -> None:
         import time
 
-        from fakevllm_server.cli.run_archive import SavedRun
+        from fakevllm_server.cli.run_archive import RunArchive
         from fakevllm_server.curves.follower import FOLDER, Curves
         from fakevllm_server.run.folder import RunFolder
 
-        SavedRun(run_dir)  # that there is one
+        RunArchive(run_dir)  # that there is one
         lock = RunFolder(run_dir)
         try:
             made = Curves(run_dir)

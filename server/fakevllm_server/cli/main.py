@@ -46,10 +46,10 @@ def _take_file(context: typer.Context, file: Path | None) -> Path | None:
     """Its values become the defaults of the other flags, so that the command line wins."""
     if file is None:
         return None
-    from fakevllm_server.config.file import kinds, read
+    from fakevllm_server.config.file import flag_types, read
     from fakevllm_server.config.model import ConfigError
 
-    flags = {name: kind for name, kind in kinds(start).items() if name not in NOT_IN_A_FILE}
+    flags = {name: kind for name, kind in flag_types(start).items() if name not in NOT_IN_A_FILE}
     try:
         context.default_map = read(file, flags)
     except ConfigError as error:

@@ -36,7 +36,7 @@ OnRead = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
-class KeptCheckpoint:
+class CheckpointInfo:
     saved: SavedCheckpoint
     at: float
     """Unix seconds."""
@@ -48,7 +48,7 @@ class KeptCheckpoint:
         return self.saved.step
 
 
-class Verdict(StrEnum):
+class Integrity(StrEnum):
     WHOLE = "whole"
     DAMAGED = "damaged"
     MISSING = "missing"
@@ -57,8 +57,8 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    verdict: Verdict
+class IntegrityReport:
+    verdict: Integrity
     detail: str = ""
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class TrainedModel:
     allow_hub: bool = False
 
 
-class SavedRun:
+class RunArchive:
     def __init__(self, run_dir: Path) -> None:
         """Raises ConfigError where there is no run."""
         self.run_dir = run_dir
@@ -83,11 +83,11 @@ class SavedRun:
         if not self._journal.is_file():
             raise ConfigError(f"{run_dir} holds no run: name a server's with --run-dir.")
 
-    def checkpoints(self) -> list[KeptCheckpoint]:
+    def checkpoints(self) -> list[CheckpointInfo]:
         """Newest first."""
         return self._read(_kept)
 
-    def checkpoint(self, step: int) -> KeptCheckpoint:
+    def checkpoint(self, step: int) -> CheckpointInfo:
         """Raises ConfigError where there is none of this step."""
         known = self.checkpoints()
         for one in known:
@@ -97,7 +97,7 @@ class SavedRun:
         there = f"there are those of steps {steps}" if known else "there is none yet"
         raise ConfigError(f"{self.run_dir} has no checkpoint of step {step}: {there}.")
 
-    def best(self) -> KeptCheckpoint:
+    def best(self) -> CheckpointInfo:
         """Raises ConfigError where there is none."""
         known = self.checkpoints()
         found = best([one.saved for one in known])
@@ -109,10 +109,10 @@ class SavedRun:
         """Where the run stands, saved or not."""
         return self._read(reads.standing).last_step
 
-    def folder(self, one: KeptCheckpoint) -> Path:
+    def folder(self, one: CheckpointInfo) -> Path:
         return self.run_dir / "checkpoints" / one.saved.folder
 
-    def num_bytes(self, one: KeptCheckpoint) -> int | None:
+    def num_bytes(self, one: CheckpointInfo) -> int | None:
         """None where it is missing."""
         folder = self.folder(one)
         if not folder.is_dir():
@@ -126,10 +126,10 @@ class SavedRun:
         known = {one.saved.folder for one in self.checkpoints()}
         return [name for name in found if name not in known]
 
-    def verify(self, one: KeptCheckpoint, on_read: OnRead = int) -> Finding:
+    def verify(self, one: CheckpointInfo, on_read: OnRead = int) -> IntegrityReport:
         finding = self._look(one, on_read)
-        if finding.verdict is not Verdict.WHOLE and one not in self.checkpoints():
-            return Finding(Verdict.REPLACED)
+        if finding.verdict is not Integrity.WHOLE and one not in self.checkpoints():
+            return IntegrityReport(Integrity.REPLACED)
         return finding
 
     def trained_model(self, given: str | None, allow_hub: bool) -> TrainedModel:
@@ -154,16 +154,18 @@ class SavedRun:
             )
         return TrainedModel(known["backend"], model, allow_hub)
 
-    def _look(self, one: KeptCheckpoint, on_read: OnRead) -> Finding:
+    def _look(self, one: CheckpointInfo, on_read: OnRead) -> IntegrityReport:
         folder = self.folder(one)
         if not folder.is_dir():
-            return Finding(Verdict.MISSING)
+            return IntegrityReport(Integrity.MISSING)
         try:
             if digest(folder, on_read) == one.saved.digest:
-                return Finding(Verdict.WHOLE)
+                return IntegrityReport(Integrity.WHOLE)
         except OSError as error:
-            return Finding(Verdict.DAMAGED, f"{error.filename} cannot be read: {error.strerror}")
-        return Finding(Verdict.DAMAGED, "its files are not those that were written")
+            return IntegrityReport(
+                Integrity.DAMAGED, f"{error.filename} cannot be read: {error.strerror}"
+            )
+        return IntegrityReport(Integrity.DAMAGED, "its files are not those that were written")
 
     def _read(
         self, query: Callable[Concatenate[Connection, P], T], *arguments: P.args, **named: P.kwargs
@@ -171,13 +173,13 @@ class SavedRun:
         return read_journal_file(self._journal, query, *arguments, **named)
 
 
-class WayBack:
+class CheckpointRestore:
     """From where a run stands to one of its checkpoints. Holds the run's directory until closed, so
     that no server starts meanwhile."""
 
     def __init__(self, run_dir: Path, step: int) -> None:
         """Raises ConfigError where there is no such checkpoint, or a server runs."""
-        self.run = SavedRun(run_dir)
+        self.run = RunArchive(run_dir)
         self.to = self.run.checkpoint(step)
         try:
             self._lock = RunFolder(run_dir)
@@ -206,7 +208,7 @@ class WayBack:
         """In the journal first: a folder that a crash leaves is swept away at the next start.
         Raises ConfigError."""
         log = RunLog(self._journal)
-        log.abandon(self.to.step, log.version + 1, "gone_back")
+        log.record_abandoned(self.to.step, log.version + 1, "gone_back")
         if not self._journal.drain():
             raise ConfigError(
                 f"The journal cannot be written ({self._journal.trouble or 'the disk is slow'}): "
@@ -220,7 +222,7 @@ class WayBack:
 
 
 async def export(
-    run: SavedRun, one: KeptCheckpoint, trained: TrainedModel, to: Path, dtype: str
+    run: RunArchive, one: CheckpointInfo, trained: TrainedModel, to: Path, dtype: str
 ) -> None:
     """As the trainer itself exports, in a process like its own; `to` appears when it is whole.
     Raises BackendError, OSError."""
@@ -257,14 +259,14 @@ def _arguments(trainer: str, checkpoint: Path, dtype: str) -> list[str]:
     return [f"--num-workers={workers}"]
 
 
-def _kept(db: Connection) -> list[KeptCheckpoint]:
+def _kept(db: Connection) -> list[CheckpointInfo]:
     query = (
         "SELECT step, folder, version, digest, reward_mean, at, EXISTS (SELECT 1 FROM "
         "publications p WHERE p.step = c.step AND p.version >= c.version) "
         "FROM checkpoints c ORDER BY step DESC"
     )
     rows: list[Any] = list(db.exec_driver_sql(query))
-    return [KeptCheckpoint(SavedCheckpoint(*row[:5]), row[5], bool(row[6])) for row in rows]
+    return [CheckpointInfo(SavedCheckpoint(*row[:5]), row[5], bool(row[6])) for row in rows]
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from fakevllm_adapters.http.validation_messages import closest_name
 from fakevllm_server.config.model import ConfigError
 
 
-class Kind(Enum):
+class FlagType(Enum):
     """What a flag takes; the value is its name for users."""
 
     TEXT = "a text"
@@ -24,20 +24,20 @@ class Kind(Enum):
     LIST = "a list of texts"
 
 
-def kinds(command: Callable[..., object]) -> dict[str, Kind]:
+def flag_types(command: Callable[..., object]) -> dict[str, FlagType]:
     """Of each parameter of a command line's function, by its annotation."""
     of_type = {
-        int: Kind.NUMBER,
-        bool: Kind.SWITCH,
-        list[str]: Kind.LIST,
-        list[str] | None: Kind.LIST,
+        int: FlagType.NUMBER,
+        bool: FlagType.SWITCH,
+        list[str]: FlagType.LIST,
+        list[str] | None: FlagType.LIST,
     }
     hints = get_type_hints(command)
     del hints["return"]
-    return {name: of_type.get(hint, Kind.TEXT) for name, hint in hints.items()}
+    return {name: of_type.get(hint, FlagType.TEXT) for name, hint in hints.items()}
 
 
-def read(file: Path, flags: Mapping[str, Kind]) -> dict[str, Any]:
+def read(file: Path, flags: Mapping[str, FlagType]) -> dict[str, Any]:
     """Values by the flags' names with underscores. `flags` are those a file may set. Raises
     ConfigError."""
     import yaml
@@ -60,7 +60,7 @@ def read(file: Path, flags: Mapping[str, Kind]) -> dict[str, Any]:
 
 
 def checked(
-    values: Mapping[object, object], file: Path, flags: Mapping[str, Kind]
+    values: Mapping[object, object], file: Path, flags: Mapping[str, FlagType]
 ) -> dict[str, Any]:
     """Raises ConfigError for the first key that is none, or is twice, or has a wrong value."""
     taken: dict[str, Any] = {}
@@ -74,7 +74,9 @@ def checked(
         if name in taken:
             raise ConfigError(f"`{key}` is twice in {file}: with a dash and with an underscore.")
         if not _fits(value, flags[name]):
-            hint = ": put it in quotes" if _is_scalar(value) and flags[name] is Kind.TEXT else ""
+            hint = (
+                ": put it in quotes" if _is_scalar(value) and flags[name] is FlagType.TEXT else ""
+            )
             raise ConfigError(
                 f"`{key}` in {file} must be {flags[name].value}, got {_shown(value)}{hint}."
             )
@@ -82,15 +84,15 @@ def checked(
     return taken
 
 
-def _fits(value: object, kind: Kind) -> bool:
+def _fits(value: object, kind: FlagType) -> bool:
     match kind:
-        case Kind.TEXT:
+        case FlagType.TEXT:
             return isinstance(value, str)
-        case Kind.NUMBER:
+        case FlagType.NUMBER:
             return isinstance(value, int) and not isinstance(value, bool)
-        case Kind.SWITCH:
+        case FlagType.SWITCH:
             return isinstance(value, bool)
-        case Kind.LIST:
+        case FlagType.LIST:
             return isinstance(value, list) and all(
                 isinstance(part, str) for part in cast("list[object]", value)
             )

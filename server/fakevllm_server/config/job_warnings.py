@@ -30,7 +30,7 @@ EVERYWHERE = {
 """Setting -> what counts instead, whatever the engine."""
 
 
-def warnings_of(job: TrainJob, config: ServerConfig) -> list[str]:
+def job_warnings(job: TrainJob, config: ServerConfig) -> list[str]:
     """One line each, of settings that are not at their default."""
     told = {**EVERYWHERE, **dict(_here(job, config))}
     return _lone(job) + [

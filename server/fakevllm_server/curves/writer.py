@@ -20,7 +20,7 @@ from typing import Any
 
 from fakevllm_server.config.model import ConfigError
 from fakevllm_server.curves.points import ChartItem, Cursor, Point, Restart
-from fakevllm_server.run.folder import write_whole
+from fakevllm_server.run.folder import write_atomically
 
 FORMAT = "brain.Event:2"
 """In the first record of each file. Readers heed marks since this version."""
@@ -76,7 +76,7 @@ class EventFiles:
             self.close()
             raise
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._cursor_file, json.dumps(asdict(cursor)))
+        write_atomically(self._cursor_file, json.dumps(asdict(cursor)))
 
     def clear(self) -> None:
         """Forgets all that was written before."""

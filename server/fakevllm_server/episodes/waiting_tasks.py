@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.episodes.group_policy import FULL
-from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode, num_tokens_of
+from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode, total_tokens
 
 MAX_TASKS = 10_000
 MAX_TOKENS = 20_000_000
@@ -67,7 +67,7 @@ class WaitingTasks:
         self._tasks.move_to_end(task_id)
         task.episodes.append(episode(len(task.episodes)))
         task.since = None
-        self.num_tokens += num_tokens_of(task.episodes[-1:])
+        self.num_tokens += total_tokens(task.episodes[-1:])
         self.num_episodes += 1
         return self._pop(task_id) if len(task.episodes) >= self._num_repeat else None
 
@@ -93,6 +93,6 @@ class WaitingTasks:
 
     def _pop(self, task_id: str) -> list[ScoredEpisode]:
         episodes = self._tasks.pop(task_id).episodes
-        self.num_tokens -= num_tokens_of(episodes)
+        self.num_tokens -= total_tokens(episodes)
         self.num_episodes -= len(episodes)
         return episodes

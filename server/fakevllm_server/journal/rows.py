@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from fakevllm_server.episodes.registry import ID_CHARS
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
-from fakevllm_server.types.token_masks import Allowed
+from fakevllm_server.types.token_masks import TokenMasks
 
 CALL_COLUMNS = "prompt_ids, response_ids, logprobs, facts_json, digest"
 CallRow = tuple[bytes, bytes, bytes | None, str, bytes]
@@ -60,7 +60,7 @@ def call_of(row: CallRow) -> RecordedCall:
         temperature=facts["temperature"],
         finish_reason=facts["finish_reason"],
         untrainable=facts["untrainable"],
-        allowed=None if allowed is None else Allowed.from_wire(allowed),
+        allowed=None if allowed is None else TokenMasks.from_wire(allowed),
     )
 
 

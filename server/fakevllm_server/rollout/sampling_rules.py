@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, cast
 
-from fakevllm_server.types.sampling import used_temperature
+from fakevllm_server.types.sampling import effective_temperature
 
 Json = dict[str, Any]
 
@@ -47,20 +47,20 @@ def temperature_of(sampling: Json) -> float:
         asked = float(sampling.get("temperature", 1.0))
     except (TypeError, ValueError):
         return 0.0
-    return used_temperature(asked) if math.isfinite(asked) else 0.0
+    return effective_temperature(asked) if math.isfinite(asked) else 0.0
 
 
-def why_not_trainable(sampling: Json, *, tells_allowed: bool = False) -> str | None:
-    """`sampling` is the request over the engine's defaults, without nulls; `tells_allowed`: the
+def untrainable_sampling(sampling: Json, *, reports_allowed: bool = False) -> str | None:
+    """`sampling` is the request over the engine's defaults, without nulls; `reports_allowed`: the
     engine says of each token what it was chosen from."""
     if temperature_of(sampling) == 0:
         return "sampling_not_trainable: temperature 0"
-    odd = [] if tells_allowed else cuts(sampling)
+    odd = [] if reports_allowed else truncations(sampling)
     odd += _set(sampling, _BENDS)
     return f"sampling_not_trainable: {', '.join(odd)}" if odd else None
 
 
-def cuts(sampling: Json) -> list[str]:
+def truncations(sampling: Json) -> list[str]:
     """What leaves tokens out, by the names of the fields."""
     found = _set(sampling, _CUTS)
     if _object(sampling.get("response_format")).get("type", "text") != "text":

@@ -19,7 +19,7 @@ class ClientMetrics:
     def __init__(self) -> None:
         self._heard: dict[str, list[float]] = {}
 
-    def hear(self, metrics: Mapping[str, float | Sequence[float]]) -> list[str]:
+    def add(self, metrics: Mapping[str, float | Sequence[float]]) -> list[str]:
         """Of one episode; a list counts as its mean. Names that are too long or too many, which do
         not count."""
         refused: list[str] = []
@@ -36,7 +36,7 @@ class ClientMetrics:
     def take(self) -> dict[str, float]:
         """
         >>> heard = ClientMetrics()
-        >>> _ = heard.hear({"tools": 1.0}), heard.hear({"tools": [2.0, 4.0]})
+        >>> _ = heard.add({"tools": 1.0}), heard.add({"tools": [2.0, 4.0]})
         >>> heard.take(), heard.take()
         ({'train_tools': 2.0}, {})
         """

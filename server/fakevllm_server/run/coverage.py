@@ -37,7 +37,7 @@ def coverage(groups: Sequence[FinishedGroup], trained: Sequence[Call]) -> dict[s
         counts[f"untrainable_calls_{reason}"] += 1
         counts[f"untrainable_tokens_{reason}"] += len(call.response_ids)
     every = [call for group in groups for episode in group.episodes for call in episode.calls]
-    eligible = sum(call.num_trained for call in every if why_untrainable(call) is None)
+    eligible = sum(call.num_trained for call in every if untrainable_reason(call) is None)
     done = sum(call.num_trained for call in trained)
     unscored = _unscored(groups)
     told = {
@@ -53,7 +53,7 @@ def coverage(groups: Sequence[FinishedGroup], trained: Sequence[Call]) -> dict[s
     return metrics | {"sample_coverage": share(done, eligible)}
 
 
-def nothing_trained(metrics: Mapping[str, float], reason: str) -> dict[str, float]:
+def without_update(metrics: Mapping[str, float], reason: str) -> dict[str, float]:
     """The same step, which made no update after all."""
     lost = metrics["tokens_trained"]
     return {
@@ -64,11 +64,11 @@ def nothing_trained(metrics: Mapping[str, float], reason: str) -> dict[str, floa
     }
 
 
-def why_untrainable(call: RecordedCall) -> str | None:
+def untrainable_reason(call: RecordedCall) -> str | None:
     """As a part of a metric's name; the call has the whole reason.
 
     >>> from fakevllm_server.types.calls import RecordedCall
-    >>> why_untrainable(RecordedCall([1], [2], None, [], 1.0, "stop", None))
+    >>> untrainable_reason(RecordedCall([1], [2], None, [], 1.0, "stop", None))
     'missing_logprob'
     """
     if call.untrainable is not None:
@@ -78,13 +78,13 @@ def why_untrainable(call: RecordedCall) -> str | None:
     return None
 
 
-def totals(metrics: Mapping[str, float]) -> dict[str, float]:
+def additive_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """Those of a step that add up over a run."""
     return {name: value for name, value in metrics.items() if _ADDED.fullmatch(name)}
 
 
-def of_run(sums: Mapping[str, float]) -> dict[str, float]:
-    """Sums of `totals`, and the shares they make."""
+def run_totals(sums: Mapping[str, float]) -> dict[str, float]:
+    """Sums of `additive_metrics`, and the shares they make."""
     later = sum(value for name, value in sums.items() if name.startswith("branch_"))
     later -= sums.get("branch_first", 0.0)
     branched = later - sums.get("branch_extends", 0.0)
@@ -104,7 +104,7 @@ def _untrainable(groups: Sequence[FinishedGroup]) -> Iterator[tuple[str, Recorde
     for group in groups:
         for episode in group.episodes:
             for call in episode.calls:
-                reason = why_untrainable(call)
+                reason = untrainable_reason(call)
                 if reason is not None:
                     yield reason, call
 
@@ -114,7 +114,7 @@ def _unscored(groups: Sequence[FinishedGroup]) -> int:
 
 
 def _eligible(episode: ScoredEpisode) -> int:
-    return sum(call.num_trained for call in episode.calls if why_untrainable(call) is None)
+    return sum(call.num_trained for call in episode.calls if untrainable_reason(call) is None)
 
 
 def _word(reason: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_server.config.model import ConfigError
-from fakevllm_server.run.metadata import Life, with_life
+from fakevllm_server.run.metadata import EngineStart, with_engine_start
 
 log = logging.getLogger("fakevllm.server")
 
@@ -54,25 +54,25 @@ class RunFolder:
                 "choose another --run-dir."
             )
 
-    def remember_model(self, backend: str, model: str | None) -> None:
+    def record_model(self, backend: str, model: str | None) -> None:
         """Once the engine is up: a model that cannot be loaded must not take the directory."""
         identity = {"backend": backend, "model": model, "fingerprint": fingerprint(model)}
         if not self._model_file.exists():
-            write_whole(self._model_file, json.dumps(identity))
+            write_atomically(self._model_file, json.dumps(identity))
 
     def run_id(self) -> str:
         """By which proxies know this run: made once, and kept."""
         file = self._path / "run_id"
         if not (file.exists() and file.read_text()):
-            write_whole(file, new_id())
+            write_atomically(file, new_id())
         return file.read_text()
 
-    def remember_life(self, life: Life) -> None:
+    def record_engine_start(self, life: EngineStart) -> None:
         """In `run.json`, which is for people. A disk that does not take it stops no engine."""
         file = self._path / "run.json"
         try:
             known = file.read_text() if file.exists() else None
-            write_whole(file, with_life(known, self.run_id(), life, time.time()))
+            write_atomically(file, with_engine_start(known, self.run_id(), life, time.time()))
         except OSError as error:
             log.warning("%s was not written: %s", file, error.strerror)
 
@@ -80,7 +80,7 @@ class RunFolder:
         os.close(self._lock)
 
 
-def write_whole(file: Path, text: str) -> None:
+def write_atomically(file: Path, text: str) -> None:
     """All of it or nothing, whatever dies and however full the disk is: half of it would be taken
     for what was meant by every later life. Raises OSError."""
     aside = file.with_name(f"{file.name}.tmp")

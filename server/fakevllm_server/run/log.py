@@ -18,11 +18,11 @@ from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.writer import Change
 from fakevllm_server.run.client_metrics import MAX_NAME_CHARS, ClientMetrics
-from fakevllm_server.run.coverage import totals
+from fakevllm_server.run.coverage import additive_metrics
 
 log = logging.getLogger("fakevllm.server")
 
-MAX_TOLD = 1_000
+MAX_ENTRIES = 1_000
 """Entries told at once."""
 
 
@@ -41,21 +41,21 @@ class RunLog:
         """Counts of those steps by their metric's name."""
         self._drops: tuple[int, dict[str, int]] | None = None
         """As they were read last, and how far the journal was written then."""
-        self._of_clients = ClientMetrics()
+        self._client_metrics = ClientMetrics()
         """Told with the next step."""
         self._count()
 
-    def measured(self, metrics: Mapping[str, float | Sequence[float]]) -> None:
+    def record_client_metrics(self, metrics: Mapping[str, float | Sequence[float]]) -> None:
         """By a client, in an episode that ended."""
-        refused = self._of_clients.hear(metrics)
+        refused = self._client_metrics.add(metrics)
         if refused:
             told = len(refused), refused[0][:MAX_NAME_CHARS]
             log.warning("%d log_metrics are not kept, for there are too many: %r and so on", *told)
 
-    async def planned(self, batch: PlannedBatch) -> None:
+    async def record_plan(self, batch: PlannedBatch) -> None:
         await self._journal.write(_planned(batch))
 
-    async def trained(
+    async def record_step(
         self,
         step: int,
         version: int,
@@ -63,7 +63,7 @@ class RunLog:
         metrics: dict[str, float],
         checkpoint: SavedCheckpoint | None = None,
     ) -> None:
-        metrics = metrics | self._of_clients.take()
+        metrics = metrics | self._client_metrics.take()
         entry = self._next(
             LogEntry(seq=0, kind="step", step=step, version=version, groups=groups, metrics=metrics)
         )
@@ -72,21 +72,21 @@ class RunLog:
         self._add(metrics)
         await self._journal.write(changes.trained(entry, checkpoint))
 
-    async def saved(self, checkpoint: SavedCheckpoint) -> None:
+    async def record_checkpoint(self, checkpoint: SavedCheckpoint) -> None:
         await self._journal.write(changes.saved(checkpoint))
 
-    async def published(self, version: int, step: int) -> None:
+    async def record_publication(self, version: int, step: int) -> None:
         self.version = max(self.version, version)
         self._served = ServedWeights(version, step)
         await self._journal.write(changes.published(version, step))
 
-    async def rolled_back(self, step: int, version: int) -> list[PlannedBatch]:
+    async def record_rollback(self, step: int, version: int) -> list[PlannedBatch]:
         """The trainer stands at the end of `step`, and will serve as `version`. Returns the batches
         it is to train again, as they were planned."""
         if version == 0:  # nothing was ever trained
             return self._batches(step)
         if step < self._journal.read(reads.last_pruned):  # no batch since can be made again
-            self.abandon(step, version, "lost_with_checkpoint")
+            self.record_abandoned(step, version, "lost_with_checkpoint")
             await self._journal.write()
         else:
             entry = LogEntry(seq=0, kind="restored", step=step, version=version)
@@ -95,7 +95,7 @@ class RunLog:
         self._count()
         return self._batches(step)
 
-    def abandon(self, step: int, version: int, reason: str) -> None:
+    def record_abandoned(self, step: int, version: int, reason: str) -> None:
         """Nothing that was trained or planned after `step` will be trained again."""
         if self._served is not None and self._served.step > step:
             self._served = None
@@ -103,17 +103,17 @@ class RunLog:
         entry.lost = self._journal.read(reads.trained_after, step)
         self._put(changes.abandoned, entry)
 
-    async def gave_up(self, batch: PlannedBatch, reason: str) -> None:
+    async def record_untrainable_batch(self, batch: PlannedBatch, reason: str) -> None:
         """No trainer took it."""
-        self.dropped(batch.step, {group.group_id: reason for group in batch.groups})
+        self.record_drops(batch.step, {group.group_id: reason for group in batch.groups})
         await self._journal.write(changes.unplanned(batch.step))
 
-    def dropped(self, step: int, reasons: Mapping[str, str]) -> None:
+    def record_drops(self, step: int, reasons: Mapping[str, str]) -> None:
         if reasons:
             entry = LogEntry(seq=0, kind="dropped", step=step, reasons=dict(reasons))
             self._put(changes.dropped, entry)
 
-    def evaluated(self, reward: float, now: float) -> LogEntry | None:
+    def record_evaluation(self, reward: float, now: float) -> LogEntry | None:
         """Of an evaluation that ends now, for the step whose weights are served; to be written with
         its end, next of all entries. None where they were given up: they are no step's any more."""
         if self._served is None:
@@ -123,11 +123,11 @@ class RunLog:
             LogEntry(seq=0, kind="evaluated", step=step, version=version, metrics=told, at=now)
         )
 
-    def stopped(self, step: int, reason: str) -> None:
+    def record_stop(self, step: int, reason: str) -> None:
         """No more steps are taken until the engine is started again."""
         self._put(changes.logged, LogEntry(seq=0, kind="stopped", step=step, reason=reason))
 
-    def since_stop(self) -> list[LogEntry]:
+    def steps_since_stop(self) -> list[LogEntry]:
         """The steps since training last stopped, as the weights stand."""
         return self._journal.read(reads.steps_since_stop, self.last_step)
 
@@ -142,12 +142,12 @@ class RunLog:
 
     def after(self, seq: int) -> list[LogEntry]:
         """Entries with a higher number, oldest first."""
-        return self._journal.read(reads.entries, seq, MAX_TOLD) if seq < self._seq else []
+        return self._journal.read(reads.entries, seq, MAX_ENTRIES) if seq < self._seq else []
 
     def _batches(self, step: int) -> list[PlannedBatch]:
         corrupt: list[str] = []
         batches = self._journal.read(reads.planned, corrupt)
-        self.dropped(step, dict.fromkeys(corrupt, reads.CORRUPT))
+        self.record_drops(step, dict.fromkeys(corrupt, reads.CORRUPT))
         for batch in batches:
             if not batch.is_whole:
                 self._journal.put(_replanned(batch))
@@ -159,7 +159,7 @@ class RunLog:
             self._add(metrics)
 
     def _add(self, metrics: Mapping[str, float]) -> None:
-        for name, value in totals(metrics).items():
+        for name, value in additive_metrics(metrics).items():
             self.totals[name] += value
 
     def _put(self, change: Callable[[LogEntry], Change], entry: LogEntry) -> None:

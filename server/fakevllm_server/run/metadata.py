@@ -19,7 +19,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.config.model import ServerConfig
 
-Life = dict[str, Any]
+EngineStart = dict[str, Any]
 """What an engine was started with; as JSON."""
 
 PACKAGES = (
@@ -30,9 +30,9 @@ HIDDEN = "…"
 _SECRET = re.compile(r"(key|token|secret|password)$")
 
 
-def life_of(
+def engine_start(
     config: ServerConfig, job: TrainJob, model: str | None, fingerprint: str | None
-) -> Life:
+) -> EngineStart:
     """`model`: as the engine loads it."""
     return {
         "engines": {
@@ -78,7 +78,7 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
     return told
 
 
-def with_life(known: str | None, run_id: str, life: Life, now: float) -> str:
+def with_engine_start(known: str | None, run_id: str, life: EngineStart, now: float) -> str:
     """The file with one life more. What was started again just as it was is one entry with one
     time more. A file that is none is begun anew."""
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))

@@ -15,7 +15,7 @@ from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
 from fakevllm_server.algorithms.shaping import is_tied, overlong_penalties, shaped_rewards
 from fakevllm_server.forest.drift import Cause, SessionCall, causes, drift_metrics
 from fakevllm_server.forest.history import Vocabulary
-from fakevllm_server.run.coverage import why_untrainable
+from fakevllm_server.run.coverage import untrainable_reason
 from fakevllm_server.types.backend import Batch, Call
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
@@ -168,7 +168,7 @@ def _calls_of(group: FinishedGroup, episode: ScoredEpisode, job: TrainJob) -> It
 
 
 def _trained(call: RecordedCall) -> bool:
-    return why_untrainable(call) is None
+    return untrainable_reason(call) is None
 
 
 def _with(calls: Sequence[Call], advantages: Sequence[float]) -> Iterator[Call]:

@@ -87,7 +87,7 @@ class Intake:
         dropped |= self._give_up_corrupt(found)
         for sample, calls in found.samples:
             self._join_task(sample, calls)
-        self._log.dropped(self._engine.global_step, dropped)
+        self._log.record_drops(self._engine.global_step, dropped)
 
     # --- episodes
 
@@ -141,9 +141,9 @@ class Intake:
             sample = ScoredSample(episode.uuid, 0, reward, request.task_id)
             group, members = self._group_of(episode, sample, closed)
             is_eval = episode.kind == "eval"
-            told = self._log.evaluated(reward, time.time()) if is_eval else None
+            told = self._log.record_evaluation(reward, time.time()) if is_eval else None
             if not is_eval:
-                self._log.measured(request.workflow_output.log_metrics)
+                self._log.record_client_metrics(request.workflow_output.log_metrics)
             ended = partial(changes.episode_ended, episode.episode_id, sample, group, members)
             reply = EndEpisodeReply(success=True, warning=_warning(episode, closed))
             return reply, partial(ended, evaluated=told)
@@ -266,7 +266,7 @@ class Intake:
         if episode.kind == "eval":
             return PooledGroup(episode.uuid, GroupState.EVAL), [sample]
         if closed is not None:
-            self._log.dropped(self._engine.global_step, {episode.uuid: closed})
+            self._log.record_drops(self._engine.global_step, {episode.uuid: closed})
             return pooled_or_dropped(episode.uuid, closed), [sample]
         return self._completed(sample, episode.calls)
 

@@ -131,7 +131,7 @@ class TrainLoop:
         step = self._log.last_step
         if self._steps.is_whole and step > self._saves.last_step:
             saved = await self._saves.save(step, self._engine.version)
-            await self._log.saved(saved)
+            await self._log.record_checkpoint(saved)
             await self._saves.kept(saved)
 
     async def _give_up(self, refused: BackendRefused) -> None:
@@ -240,7 +240,7 @@ class TrainLoop:
     def _close_if_over(self) -> None:
         """What waits goes; where the trainer refuses it stays, for it may be mended."""
         if self._over is not None:
-            self._log.dropped(self._log.last_step, self._pool.give_up(self._over))
+            self._log.record_drops(self._log.last_step, self._pool.give_up(self._over))
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Until it holds or the loop is stopped. It looks at each change, and once a second, when
@@ -250,7 +250,7 @@ class TrainLoop:
                 self._sweep_at = now + SWEEP_EVERY_S
                 self._intake.sweep(now)
                 self._pool.sweep(now)
-            self._log.dropped(self._engine.global_step, self._pool.take_dropped())
+            self._log.record_drops(self._engine.global_step, self._pool.take_dropped())
             self._close_if_over()
             if self._is_stopping or condition():
                 return

@@ -13,7 +13,7 @@ from fakevllm_server.journal.reads import PlannedBatch
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.step import StepRunner
-from fakevllm_server.types.backend import Backend, BackendError, BackendRefused, Started
+from fakevllm_server.types.backend import Backend, BackendError, BackendRefused, BackendStart
 from fakevllm_server.types.crash_points import crash_point
 
 log = logging.getLogger("fakevllm.server")
@@ -38,7 +38,7 @@ class Publisher:
         self.refusal: str | None = None
         """Why there is no trainer, or none that takes this job; None where there is."""
 
-    async def bring(self, started: Started) -> None:
+    async def bring(self, started: BackendStart) -> None:
         """What was trained is served, and the next step goes on from there."""
         if started.trainer_is_new:
             self._steps.is_whole = False
@@ -65,7 +65,7 @@ class Publisher:
         await self._backend.publish(version)
         self._engine.version = version
         if version:
-            await self._log.published(version, self._log.last_step)
+            await self._log.record_publication(version, self._log.last_step)
 
     async def _bring_to_untrainable(self, refusal: str) -> None:
         log.error("nothing is trained: %s", refusal)
@@ -100,7 +100,7 @@ class Publisher:
         # Weights move only by training and publishing: a first start has neither, and stays 0.
         known = max(self._log.version, self._engine.version)
         version = known + 1 if known or step else 0
-        batches = await self._log.rolled_back(step, version)
+        batches = await self._log.record_rollback(step, version)
         if batches:
             log.warning("restored step %d; to be trained again: steps %s", step, _span(batches))
         await self.publish(version)

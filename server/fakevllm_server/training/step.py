@@ -16,7 +16,7 @@ from fakevllm_server.episodes.pool import Pool
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.forest.history import Vocabulary
 from fakevllm_server.journal.reads import PlannedBatch
-from fakevllm_server.run.coverage import coverage, nothing_trained
+from fakevllm_server.run.coverage import coverage, without_update
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.batch import PlannedStep, branches, plan_step, with_left_out
 from fakevllm_server.training.checkpointing import Checkpointer
@@ -72,10 +72,10 @@ class StepRunner:
     def _count_earlier(self, limit: float | None) -> None:
         """Count the steps of earlier processes, which may have ended right at the limit before they
         recorded the stop."""
-        for made in self._log.since_stop():
+        for made in self._log.steps_since_stop():
             self._limit.saw(made.step, made.metrics, limit)
         if self.stopped is not None:
-            self._log.stopped(self._log.last_step, self.stopped)
+            self._log.record_stop(self._log.last_step, self.stopped)
 
     @property
     def stopped(self) -> str | None:
@@ -118,7 +118,7 @@ class StepRunner:
             if self._num_failed < MAX_FAILURES:
                 return None
             # Its groups seem to be what makes it fail.
-            await self._log.gave_up(batch, "step_failed")
+            await self._log.record_untrainable_batch(batch, "step_failed")
             version = None
         self._planned.popleft()
         self._num_failed = 0
@@ -129,11 +129,11 @@ class StepRunner:
         if not self._planned:
             step, version = self._engine.global_step, self._engine.version
             taken = self._pool.take(version)
-            self._log.dropped(step, taken.dropped)
+            self._log.record_drops(step, taken.dropped)
             if not taken.groups:
                 return None
             self._planned.append(PlannedBatch(step, version, taken.groups))
-            await self._log.planned(self._planned[0])
+            await self._log.record_plan(self._planned[0])
         return self._planned[0]
 
     async def _train(self, batch: PlannedBatch) -> int:
@@ -192,15 +192,13 @@ class StepRunner:
         metrics |= self._lap() | self._new_drops()
         trained = plan.trained
         if metrics.get("no_update"):
-            metrics = nothing_trained(
-                metrics, "too_far" if metrics.get("too_far") else "not_finite"
-            )
+            metrics = without_update(metrics, "too_far" if metrics.get("too_far") else "not_finite")
             metrics |= {"feedback_tokens": 0.0} if "feedback_tokens" in metrics else {}
             trained = [one.model_copy(update={"siblings": [], "advantages": []}) for one in trained]
         self._limit.saw(step, metrics, self._job.max_mismatch_k3)
         is_last = self.stopped is not None or step == self._job.total_training_steps
         saved = await self._saves.save_if_due(step, version, metrics, is_last=is_last)
-        await self._log.trained(step, version, trained, metrics, saved)
+        await self._log.record_step(step, version, trained, metrics, saved)
         if saved is not None:
             await self._saves.kept(saved)
         fields = {"step": step, "version": version, "metrics": jsonable_numbers(metrics)}
@@ -230,7 +228,7 @@ class StepRunner:
             log.error("step %d made %s: %s", step, made, why, extra=field)
         if self.stopped is not None:
             log.error("%s", self.stopped, extra=field)
-            self._log.stopped(step, self.stopped)
+            self._log.record_stop(step, self.stopped)
 
 
 def _covered(plan: PlannedStep, groups: Sequence[FinishedGroup]) -> StepMetrics:

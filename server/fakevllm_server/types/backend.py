@@ -23,7 +23,7 @@ from fakevllm_adapters.protocol.packed_numbers import (
 )
 from fakevllm_adapters.vllm_compat.chat import ChatRequest
 from fakevllm_server.types.sampling import Sampling, Token
-from fakevllm_server.types.token_masks import Allowed
+from fakevllm_server.types.token_masks import TokenMasks
 from fakevllm_server.types.weight_gate import WeightGate
 
 StepMetrics = dict[str, float]
@@ -55,7 +55,7 @@ class Call:
     """Of each of its tokens in the loss."""
     unit: str | None = None
     """Calls of the same unit are one sequence to the loss; None is a unit of its own."""
-    allowed: Allowed | None = None
+    allowed: TokenMasks | None = None
     """What each token of the response was chosen from; None: all of the vocabulary."""
 
     @property
@@ -100,7 +100,7 @@ class Call:
         if isinstance(wire["advantage"], str):
             arrays["advantage"] = unpack_floats(wire["advantage"])
         if wire.get("allowed") is not None:
-            arrays["allowed"] = Allowed.from_wire(wire["allowed"])
+            arrays["allowed"] = TokenMasks.from_wire(wire["allowed"])
         return Call(**(wire | arrays))
 
 
@@ -130,7 +130,7 @@ class Endpoint:
     """Sent with every call, such as the key of an engine somebody else runs."""
     refusal: str | None = None
     """Why nothing may train on what this engine samples; it serves all the same."""
-    tells_allowed: bool = False
+    reports_allowed: bool = False
     """Whether it knows `return_allowed_tokens`, and its trainer what to do with the answer."""
     gate: WeightGate = field(default_factory=WeightGate)
 
@@ -184,7 +184,7 @@ class Trainer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class BackendStart:
     """What a start of a backend came to."""
 
     endpoint: Endpoint
@@ -202,7 +202,7 @@ class Backend(Protocol):
     @property
     def trainer(self) -> Trainer: ...
 
-    async def start(self) -> Started:
+    async def start(self) -> BackendStart:
         """Starts what does not run; what runs and answers goes on."""
         ...
 
@@ -231,7 +231,7 @@ class TokenEngine(Protocol):
     max_model_len: int
     default_sampling: dict[str, Any]
     eos_ids: frozenset[int]
-    tells_allowed: bool
+    reports_allowed: bool
     """Whether its tokens say what they were chosen from, where `Sampling` asks for it."""
 
     def render(self, request: ChatRequest) -> list[int]:

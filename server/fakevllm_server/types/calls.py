@@ -13,7 +13,7 @@ from fakevllm_adapters.protocol.packed_numbers import (
     unpack_ids,
 )
 from fakevllm_adapters.protocol.swarm import CapturedCall
-from fakevllm_server.types.token_masks import Allowed
+from fakevllm_server.types.token_masks import TokenMasks
 
 MAX_ID = 2**31 - 1
 """Ids and versions travel to the trainer in 32 bits."""
@@ -41,7 +41,7 @@ class RecordedCall:
     finish_reason: str | None
     untrainable: str | None
     """Why the loss must not see it; None where it trains."""
-    allowed: Allowed | None = None
+    allowed: TokenMasks | None = None
     """What each token was chosen from; None: all of the vocabulary. It goes to the trainer, and not
     to the proxy: nothing in the ledger needs it, and it may be larger than the call."""
 
@@ -72,7 +72,7 @@ class RecordedCall:
         )
 
     @staticmethod
-    def of_wire(call: CapturedCall) -> RecordedCall:
+    def from_wire(call: CapturedCall) -> RecordedCall:
         """The call a `to_wire` told. Raises ValueError where its parts do not fit together, or it
         cannot be told that way."""
         if call.shaped:
@@ -148,7 +148,7 @@ class FinishedGroup:
     @property
     def num_tokens(self) -> int:
         """That are held for it."""
-        return num_tokens_of(self.episodes)
+        return total_tokens(self.episodes)
 
     @property
     def version(self) -> int:
@@ -170,6 +170,6 @@ class FinishedGroup:
         return [episode.reward for episode in self.episodes if episode.reward is not None]
 
 
-def num_tokens_of(episodes: Sequence[ScoredEpisode]) -> int:
+def total_tokens(episodes: Sequence[ScoredEpisode]) -> int:
     """That are held for them."""
     return sum(call.num_tokens for episode in episodes for call in episode.calls)

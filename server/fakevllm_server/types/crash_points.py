@@ -13,7 +13,7 @@ EXIT_CODE = 137
 """As a shell tells of SIGKILL."""
 
 
-def ending_at(where: str, before: Callable[[], object] = lambda: None) -> Callable[[str], object]:
+def exit_at(where: str, before: Callable[[], object] = lambda: None) -> Callable[[str], object]:
     """What ends the process at `label` or `label:times`; `before` is done first."""
     aim, _, times = where.partition(":")
     left = int(times or 1)
@@ -29,7 +29,7 @@ def ending_at(where: str, before: Callable[[], object] = lambda: None) -> Callab
 
 
 on_pass: Callable[[str], object] | None = (
-    ending_at(os.environ["CRASH_AT"]) if "CRASH_AT" in os.environ else None
+    exit_at(os.environ["CRASH_AT"]) if "CRASH_AT" in os.environ else None
 )
 """Told each label that is passed; tests put their own here."""
 

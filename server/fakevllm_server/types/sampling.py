@@ -49,14 +49,14 @@ class Sampling:
     """None: all of the vocabulary."""
     grammar: Grammar | None = None
     """What the whole answer must be."""
-    tells_allowed: bool = False
+    reports_allowed: bool = False
     """Each token is wanted with the set it was chosen from."""
 
 
-def used_temperature(asked: float) -> float:
-    """What an engine samples with: below LEAST_TEMPERATURE, logits overflow."""
-    return 0.0 if asked == 0 else max(asked, LEAST_TEMPERATURE)
+def effective_temperature(asked: float) -> float:
+    """What an engine samples with: below MIN_TEMPERATURE, logits overflow."""
+    return 0.0 if asked == 0 else max(asked, MIN_TEMPERATURE)
 
 
-LEAST_TEMPERATURE = 0.01
+MIN_TEMPERATURE = 0.01
 """vLLM's floor (`SamplingParams`); 0 means greedy and stays."""

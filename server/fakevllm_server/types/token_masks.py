@@ -51,9 +51,9 @@ def unpacked(one: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class TokenMasks:
     """
-    >>> allowed = Allowed.of([None, packed(bytes([0b110])), packed(bytes([0b100]))])
+    >>> allowed = TokenMasks.of([None, packed(bytes([0b110])), packed(bytes([0b100]))])
     >>> allowed.of_token, allowed.sizes, allowed.is_forced
     ([-1, 0, 1], [2, 1], [False, False, True])
     """
@@ -64,13 +64,13 @@ class Allowed:
     """For each token of the response the index of its set, or WHOLE."""
 
     @staticmethod
-    def of(chosen_from: Sequence[bytes | None]) -> Allowed:
+    def of(chosen_from: Sequence[bytes | None]) -> TokenMasks:
         """The packed set of each token, None for all of the vocabulary."""
         table: dict[bytes, int] = {}
         of_token = [
             WHOLE if one is None else table.setdefault(one, len(table)) for one in chosen_from
         ]
-        return Allowed(list(table), of_token)
+        return TokenMasks(list(table), of_token)
 
     @property
     def sizes(self) -> list[int]:
@@ -103,11 +103,11 @@ class Allowed:
         )
 
     @staticmethod
-    def read(told: Any, ids: Sequence[int]) -> Allowed | None:
+    def read(told: Any, ids: Sequence[int]) -> TokenMasks | None:
         """From an engine's answer; None where it does not say of each of these tokens what it was
         chosen from."""
         try:
-            allowed = Allowed.from_wire(told)
+            allowed = TokenMasks.from_wire(told)
             return allowed if allowed.holds(ids) else None
         except (ValueError, TypeError, KeyError):
             return None
@@ -117,13 +117,13 @@ class Allowed:
         return {"sets": sets, "of_token": pack_ids(self.of_token)}
 
     @staticmethod
-    def from_wire(wire: Json) -> Allowed:
+    def from_wire(wire: Json) -> TokenMasks:
         """Raises ValueError, TypeError, KeyError for what none wrote."""
         sets = [base64.b64decode(one, validate=True) for one in wire["sets"]]
         of_token = unpack_ids(wire["of_token"])
         if any(not WHOLE <= index < len(sets) for index in of_token):
             raise ValueError("a token is of a set that is not there")
-        return Allowed(sets, of_token)
+        return TokenMasks(sets, of_token)
 
 
 def _size_bytes(bits: bytes) -> bytes:

@@ -28,49 +28,48 @@ from fakevllm_server.web.routes import (
     uploads,
 )
 from fakevllm_server.web.routes.access import ADMIN_PATHS, opens_episode, stranger
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.state import ServerState
 
 
 def create_app(config: ServerConfig) -> FastAPI:
-    swarm = Swarm(config)
+    state = ServerState(config)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         curves = Follower(config.run_dir)
         curves.start()
-        await swarm.resume()
+        await state.resume()
         yield
-        await asyncio.shield(swarm.close())
+        await asyncio.shield(state.close())
         await asyncio.to_thread(curves.close)
         logging.getLogger("fakevllm.server").info("stopped")
 
     app = FastAPI(title="fakevllm-server", lifespan=lifespan)
     refusals.add_handlers(app)
     for module in (control, uploads, groups, episodes):
-        app.include_router(module.router(swarm))
+        app.include_router(module.router(state))
     latest_call = LatestCall() if config.keep_latest_call else None
-    app.include_router(inspection.router(swarm, latest_call))
-    _add_doors(app, swarm, latest_call)
+    app.include_router(inspection.router(state, latest_call))
+    _add_doors(app, state, latest_call)
     guard = Guard(
         config.keys,
         hosts=config.hosts,
         hosts_setting="those of --allow-host",
         admin_paths=ADMIN_PATHS,
-        accepts_extra_key=partial(opens_episode, swarm),
-        invalid_key_error=partial(stranger, swarm),
+        accepts_extra_key=partial(opens_episode, state),
+        invalid_key_error=partial(stranger, state),
     )
     app.add_middleware(GuardMiddleware, guard=guard)
-    app.state.swarm = swarm
     return app
 
 
-def _add_doors(app: FastAPI, swarm: Swarm, latest_call: LatestCall | None) -> None:
+def _add_doors(app: FastAPI, state: ServerState, latest_call: LatestCall | None) -> None:
     """Each also under the path of an episode."""
     doors = {adapter.path: (["POST"], adapter) for adapter in (ADAPTERS | COUNTERS).values()}
     relayed = PASSTHROUGH | {"/v1/models": ("GET",), "/metrics": ("GET",)}
     passed = {path: (list(methods), None) for path, methods in relayed.items() if path not in doors}
     for path, (methods, adapter) in (doors | passed).items():
-        answered = inference.door(swarm, adapter)
+        answered = inference.door(state, adapter)
         if latest_call is not None and adapter is not None and adapter.name in ADAPTERS:
             answered = latest_call.recorded(answered, adapter.name)
         door = AsgiEndpoint(answered)

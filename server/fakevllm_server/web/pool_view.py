@@ -14,13 +14,13 @@ from fakevllm_server.episodes.group_policy import method_of
 from fakevllm_server.episodes.pool import Pool
 from fakevllm_server.episodes.registry import Episode
 from fakevllm_server.types.calls import ScoredEpisode
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.state import ServerState
 
 
-def pool_information(swarm: Swarm) -> PoolInformation:
-    pool, job = swarm.pool, swarm.job or TrainJob()
+def pool_information(state: ServerState) -> PoolInformation:
+    pool, job = state.pool, state.job or TrainJob()
     tasks = _tasks(pool)
-    is_booting = swarm.engine.status is EngineStatus.BOOTING
+    is_booting = state.engine.status is EngineStatus.BOOTING
     by_tasks = not method_of(job).takes_all
     return PoolInformation(
         sample_collection_method=job.swarm_mode_sample_collection_method,
@@ -35,14 +35,14 @@ def pool_information(swarm: Swarm) -> PoolInformation:
             name: [one.owner for one in of if one.reward is not None] for name, of in tasks.items()
         },
         completed_tasks_rewards={name: _rewards(of) for name, of in tasks.items()},
-        running_episode_details=_running(swarm.episodes.claimed) or None,
-        engine_status=swarm.engine.status,
-        global_step=swarm.engine.global_step,
-        booting_start_time=time.time() - swarm.engine.seconds_in_state(time.monotonic())
+        running_episode_details=_running(state.episodes.claimed) or None,
+        engine_status=state.engine.status,
+        global_step=state.engine.global_step,
+        booting_start_time=time.time() - state.engine.seconds_in_state(time.monotonic())
         if is_booting
         else None,
-        completed_tasks_client_uuids=dict(_clients(swarm, tasks)),
-        training_model_path=swarm.model,
+        completed_tasks_client_uuids=dict(_clients(state, tasks)),
+        training_model_path=state.model,
         swarm_client_instruction={"active_clients": _active(pool)},
     )
 
@@ -77,10 +77,10 @@ def _running(claimed: Sequence[Episode]) -> dict[str, dict[str, str]]:
 
 
 def _clients(
-    swarm: Swarm, tasks: dict[str, list[ScoredEpisode]]
+    state: ServerState, tasks: dict[str, list[ScoredEpisode]]
 ) -> Iterator[tuple[str, list[str]]]:
     for task_id, episodes in tasks.items():
-        found = [swarm.participation.client_of(one.owner) for one in episodes]
+        found = [state.participation.client_of(one.owner) for one in episodes]
         known = [client for client in found if client is not None]
         if known:
             yield task_id, known

@@ -31,7 +31,7 @@ from fakevllm_server.rollout.engine_client import EngineClient
 from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.run.folder import RunFolder, fingerprint
 from fakevllm_server.run.log import RunLog
-from fakevllm_server.run.metadata import life_of
+from fakevllm_server.run.metadata import engine_start
 from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.guards import finished
 from fakevllm_server.training.intake import Intake
@@ -52,7 +52,7 @@ _JOB, _RUNS = "job", "engine_runs"
 
 
 @dataclass(slots=True)
-class Swarm:
+class ServerState:
     config: ServerConfig
     engine: EngineLifecycle = field(default_factory=EngineLifecycle)
     job: TrainJob | None = None
@@ -67,7 +67,7 @@ class Swarm:
     under an engine started meanwhile."""
     _folder: RunFolder = field(init=False)
     _checkpoints: CheckpointFolders = field(init=False)
-    has_told_strays: bool = False
+    has_logged_stray_calls: bool = False
     """That somebody asks it past the proxy."""
     model: str | None = None
     """The folder; None where there is none, or before the first start."""
@@ -138,8 +138,8 @@ class Swarm:
             changes.remembered(_JOB, self.job.as_yaml()), changes.remembered(_RUNS, "yes")
         )
         await self.journal.settle()
-        life = life_of(self.config, self.job, self.model, fingerprint(self.model))
-        await asyncio.to_thread(self._folder.remember_life, life)
+        life = engine_start(self.config, self.job, self.model, fingerprint(self.model))
+        await asyncio.to_thread(self._folder.record_engine_start, life)
         self.intake.resume(self.job, time.monotonic())
         self.engine.move(EngineStatus.BOOTING, time.monotonic())
         saves = Checkpointer(backend.trainer, self._checkpoints, self.journal, self.job.save_freq)
@@ -206,25 +206,25 @@ class Swarm:
         if self._loop is not None:
             self._loop.notify()
 
-    def ever_served(self) -> EngineClient:
+    def attached_engine(self) -> EngineClient:
         """The client of an engine that answers, or did and is being started again. Raises
         WireError (503): before the first boot's end and after a stop nobody is kept waiting."""
         if self.upstream is None or self.engine.status is EngineStatus.OFFLINE:
             raise self._not_ready()
         return self.upstream
 
-    def serving_now(self) -> EngineClient:
+    def serving_engine(self) -> EngineClient:
         """Raises WireError (503)."""
-        upstream = self.ever_served()
+        upstream = self.attached_engine()
         if not self.engine.is_serving:
             raise self._not_ready()
         return upstream
 
-    async def until_serving(self, failed: EngineClient | None = None) -> EngineClient:
+    async def wait_until_serving(self, failed: EngineClient | None = None) -> EngineClient:
         """The engine's client once calls are answered, however long that takes; `failed` only
-        where it is well again. Raises WireError as `ever_served`."""
+        where it is well again. Raises WireError as `attached_engine`."""
         while True:
-            upstream = self.ever_served()
+            upstream = self.attached_engine()
             if self.engine.is_serving and (upstream is not failed or await upstream.is_well()):
                 if upstream is self.upstream:
                     return upstream
@@ -246,7 +246,7 @@ class Swarm:
         before, self.upstream = self.upstream, client
         if before is not None:
             await _leave(before, to=endpoint)
-        self._folder.remember_model(self.config.trainer_name, self.model)
+        self._folder.record_model(self.config.trainer_name, self.model)
 
     def _find_model(self, model: str | None) -> str | None:
         """Raises ConfigError where there is none, or the run is another model's."""

@@ -1,4 +1,4 @@
-"""What is said to all who look at the swarm: short, and soon forgotten. Pure."""
+"""What is said to all who look at the state: short, and soon forgotten. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mistake in the configuration is one line with what would be right."""
+"""A mistake in the configuration is one line with the fix."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 
 from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
-from tests.proxy.config.test_model import written
+from tests.proxy.config.test_model import write_config
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[proxy]\nlisten = 1\n", "Unknown key `proxy.listen`.*known here are host, port"),
+        ("[proxy]\nlisten = 1\n", "Unknown key `proxy.listen`.*the known keys are host, port"),
         ("[server]\n", "Unknown key `server`.*write serve"),
-        ("[web]\n", "Unknown key `web`.*known here are proxy, swarm"),
+        ("[web]\n", "Unknown key `web`.*the known keys are proxy, swarm"),
         ("[porxy]\n", "Unknown key `porxy`.*take it out, or write proxy.$"),
         ("[job]\nnum_repeats = 4\n", "Unknown key `job.num_repeats`.*: .*write num_repeat.$"),
         ("lr = 1\n", r"Unknown key `lr` in .*toml: it belongs below \[job\]\.$"),
@@ -24,7 +24,7 @@ from tests.proxy.config.test_model import written
         ("[proxy]\nport = 'x'\n", r"`proxy.port` in .*valid integer.*got 'x'"),
         ("[job]\ntemperature = 0\n", "`job.temperature`.*greater than 0"),
         ("proxy\n", "is not TOML"),
-        ("[serve]\npolicy = lead\n", r"is not TOML: Invalid value .*: text wants quotes"),
+        ("[serve]\npolicy = lead\n", r"is not TOML: Invalid value .*: put text in quotes"),
         ("[job]\nlearning_rate = 1e-4\n", "Unknown key `job.learning_rate`.*, or write lr.$"),
         ("[policy.skip]\nroute = 'chat'\n", r"`policy.skip` in .*: write \[\[policy.skip\]\]"),
         ("proxy = 5\n", r"`proxy` in .* is a section: write \[proxy\]"),
@@ -32,11 +32,11 @@ from tests.proxy.config.test_model import written
         ("[swarm]\nurl = 'localhost:1'\n", "`swarm.url` in .*: write it as http://HOST:PORT"),
     ],
 )
-def test_a_bad_key_is_named_with_what_would_be_right(
+def test_a_mistake_in_the_file_is_reported_with_its_key_and_the_fix(
     tmp_path: Path, text: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        load(written(tmp_path, text), {})
+        load(write_config(tmp_path, text), {})
 
 
 @pytest.mark.parametrize(
@@ -49,22 +49,22 @@ def test_a_bad_key_is_named_with_what_would_be_right(
         ({"models": {"aliases": [5]}}, r"^`--alias` \(`models.aliases.0`\): "),
     ],
 )
-def test_a_bad_flag_is_named_as_it_was_written(
+def test_a_wrong_flag_is_reported_by_its_flag_name(
     tmp_path: Path, flags: dict[str, dict[str, object]], message: str
 ) -> None:
-    for file in (None, written(tmp_path, "[job]\nlr = 1e-4\n")):
+    for file in (None, write_config(tmp_path, "[job]\nlr = 1e-4\n")):
         with pytest.raises(ConfigError, match=message):
             load(file, flags)
 
 
-def test_a_bad_value_of_the_file_is_not_blamed_on_a_flag(tmp_path: Path) -> None:
-    file = written(tmp_path, "[job]\nnum_repeat = 0\n")
+def test_a_wrong_value_in_the_file_is_not_reported_as_a_flag(tmp_path: Path) -> None:
+    file = write_config(tmp_path, "[job]\nnum_repeat = 0\n")
     with pytest.raises(ConfigError, match=r"^`job.num_repeat` in .*fakevllm.toml: "):
         load(file, {"job": {"num_repeat": None}, "proxy": {"port": 1}})
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("tau_pos = 0.5", "tau_pos = 0.5 would change nothing, it is for loss = sapo: take it out"),
         ("lora_alpha = 8", "lora_alpha = 8 would change nothing, it is for lora_rank above 0"),
@@ -72,11 +72,11 @@ def test_a_bad_value_of_the_file_is_not_blamed_on_a_flag(tmp_path: Path) -> None
         ('rollout_rs = "token_k9"\nrollout_rs_threshold = 1', "rollout_rs must be one of .*_k9"),
     ],
 )
-def test_settings_of_the_job_that_the_server_would_refuse_are_refused_here(
-    tmp_path: Path, text: str, told: str
+def test_job_settings_that_the_server_would_refuse_are_refused_by_the_proxy(
+    tmp_path: Path, text: str, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"^`job` in .*fakevllm\.toml: {told}[^{{]*\.$"):
-        load(written(tmp_path, f"[job]\nlr = 1e-4\n{text}\n"), {})
+    with pytest.raises(ConfigError, match=rf"^`job` in .*fakevllm\.toml: {message}[^{{]*\.$"):
+        load(write_config(tmp_path, f"[job]\nlr = 1e-4\n{text}\n"), {})
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_settings_of_the_job_that_the_server_would_refuse_are_refused_here(
         "[job]\ntau_pos = 0.5\n",
     ],
 )
-def test_no_message_shows_a_table(tmp_path: Path, text: str) -> None:
+def test_messages_do_not_print_tables(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        load(written(tmp_path, text), {})
+        load(write_config(tmp_path, text), {})
     assert "{" not in str(refusal.value)

@@ -1,4 +1,4 @@
-"""The file that keeps the keys of apps, as it lies on disk."""
+"""The key file on disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_it_is_for_its_owner_alone_and_so_is_the_folder_made_for_it(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_file_and_the_folder_created_for_it(tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "run" / "keys")
     assert file.entries() == []
     file.add(named_key("sk-one", "app", "today"))
@@ -25,7 +25,7 @@ def test_it_is_for_its_owner_alone_and_so_is_the_folder_made_for_it(tmp_path: Pa
     assert "sk-one" not in file.path.read_text()
 
 
-def test_a_file_of_plain_keys_stays_as_it_is_and_closes_to_others(tmp_path: Path) -> None:
+def test_plain_text_keys_are_kept_and_the_file_becomes_private(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# mine\nsk-plain")
     path.chmod(0o644)
@@ -37,7 +37,7 @@ def test_a_file_of_plain_keys_stays_as_it_is_and_closes_to_others(tmp_path: Path
     assert [(key.name, key.revoked) for key in file.entries()] == [(None, None), ("app", "later")]
 
 
-def test_a_link_stays_one(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_kept(tmp_path: Path) -> None:
     real, link = tmp_path / "real", tmp_path / "link"
     real.write_text("sk-plain\n")
     link.symlink_to(real)
@@ -45,18 +45,18 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
     assert link.is_symlink() and len(real.read_text().splitlines()) == 2
 
 
-def test_a_second_key_and_an_unknown_name_say_what_to_do(tmp_path: Path) -> None:
+def test_errors_for_a_second_key_and_an_unknown_name_contain_the_fix(tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys")
-    with pytest.raises(ConfigError, match=r"app has no key in .*: no app has one"):
+    with pytest.raises(ConfigError, match=r"app has no key in .*: it has no named key"):
         file.revoke("app", "later")
     file.add(named_key("sk-one", "app", "today"))
     with pytest.raises(ConfigError, match=r"`fakevllm keys revoke app --key-file .*/keys`"):
         file.add(named_key("sk-two", "app", "today"))
-    with pytest.raises(ConfigError, match=r"other has no key in .*: keys have app\. "):
+    with pytest.raises(ConfigError, match=r"other has no key in .*: its named keys are app\. "):
         file.revoke("other", "later")
 
 
-def test_what_cannot_be_read_or_written_is_one_line_and_is_left_alone(tmp_path: Path) -> None:
+def test_an_unusable_file_is_reported_in_one_line_and_left_unchanged(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path, "Is a directory"),
         (tmp_path / "taken" / "keys", "Not a directory"),

@@ -1,3 +1,5 @@
+"""The configuration: its sources, its checks, and its derived values."""
+
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,14 @@ from fakevllm_adapters.http.limits import Limits
 from fakevllm_adapters.protocol.keys import named_key
 
 
-def written(tmp_path: Path, text: str) -> Path:
+def write_config(tmp_path: Path, text: str) -> Path:
     file = tmp_path / "fakevllm.toml"
     file.write_text(text)
     return file
 
 
 def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
-    file = written(tmp_path, "[proxy]\nport = 9000\n[job]\nnum_repeat = 3\nlr = 1e-4\n")
+    file = write_config(tmp_path, "[proxy]\nport = 9000\n[job]\nnum_repeat = 3\nlr = 1e-4\n")
     config = load(file, {"job": {"num_repeat": 6}, "proxy": {"host": None}})
     assert (config.proxy.port, config.job.num_repeat, config.job.lr) == (9000, 6, 1e-4)
     assert config.proxy.host == "127.0.0.1"
@@ -33,14 +35,15 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
         ("gpu.example", "http://gpu.example:9001"),
     ],
 )
-def test_commands_on_this_machine_ask_the_address_the_proxy_listens_on(
+def test_the_local_url_is_the_address_the_proxy_listens_on(
     tmp_path: Path, host: str, url: str
 ) -> None:
-    assert load(written(tmp_path, f'[proxy]\nhost = "{host}"\nport = 9001'), {}).local_url == url
+    file = write_config(tmp_path, f'[proxy]\nhost = "{host}"\nport = 9001')
+    assert load(file, {}).local_url == url
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "::ffff:0.0.0.0", "0", "", "gpu-box"])
-def test_listening_to_the_world_needs_a_key(tmp_path: Path, host: str) -> None:
+def test_listening_on_a_public_address_needs_a_key(tmp_path: Path, host: str) -> None:
     flags = {"host": host, "run_dir": tmp_path}
     with pytest.raises(ConfigError, match=r"reachable from outside.*keys add.*--key-file"):
         load(None, {"proxy": flags}).keys()
@@ -51,13 +54,13 @@ def test_listening_to_the_world_needs_a_key(tmp_path: Path, host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.evil.example", "192.168.0.1"])
-def test_a_file_of_revoked_keys_does_not_open_the_world(tmp_path: Path, host: str) -> None:
+def test_a_public_address_is_refused_if_all_keys_are_revoked(tmp_path: Path, host: str) -> None:
     file = KeyFile(tmp_path / "keys")
     file.add(named_key("sk-one", "app", "today"))
     config = load(None, {"proxy": {"host": host, "run_dir": tmp_path}})
     assert config.keys().accepts("sk-one")
     file.revoke("app", "later")
-    with pytest.raises(ConfigError, match=r"holds no key that is good: .*keys add"):
+    with pytest.raises(ConfigError, match=r"has no valid key: .*keys add"):
         config.keys()
 
 
@@ -65,17 +68,17 @@ def test_a_file_of_revoked_keys_does_not_open_the_world(tmp_path: Path, host: st
     "text", ["", "\n# nothing\n", f"sha256:{'0' * 64} app today revoked later"]
 )
 @pytest.mark.parametrize("is_named", [True, False])
-def test_a_key_file_without_a_good_key_is_refused_on_loopback_too(
+def test_a_key_file_without_a_valid_key_is_refused_on_loopback_too(
     tmp_path: Path, text: str, is_named: bool
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text(text)
     flags = {"key_file": keys} if is_named else {"run_dir": tmp_path}
-    with pytest.raises(ConfigError, match="holds no key that is good"):
+    with pytest.raises(ConfigError, match="has no valid key"):
         load(None, {"proxy": flags}).keys()
 
 
-def test_a_key_file_that_is_named_must_be_there_and_readable(tmp_path: Path) -> None:
+def test_a_configured_key_file_must_exist_and_be_readable(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere does not exist: make one with .*keys add"):
         load(None, {"proxy": {"key_file": tmp_path / "nowhere"}}).keys()
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
@@ -85,7 +88,7 @@ def test_a_key_file_that_is_named_must_be_there_and_readable(tmp_path: Path) -> 
         load(None, {"proxy": {"run_dir": tmp_path}}).keys()
 
 
-def test_keys_made_in_the_run_directory_count_a_second_later(tmp_path: Path) -> None:
+def test_keys_added_in_the_run_directory_are_valid_a_second_later(tmp_path: Path) -> None:
     now = 0.0
     ring = load(None, {"proxy": {"run_dir": tmp_path / "run"}}).keys(lambda: now)
     assert not ring and ring.accepts(None)
@@ -110,37 +113,39 @@ def test_an_unreadable_change_of_the_key_file_is_logged_without_its_text(
     now += 1
     assert ring.accepts("sk-one")
     (record,) = caplog.records
-    assert "counts as before: line 2 is not" in record.getMessage()
+    assert "keeps its previous keys: line 2 is not" in record.getMessage()
     assert "sk-" not in record.getMessage()
 
 
-def test_limits_are_checked_and_named(tmp_path: Path) -> None:
-    file = written(tmp_path, "[limits]\nnum_stop = 4\nallowed_fields = ['vllm_xargs']\n")
+def test_wrong_limits_are_refused_by_name(tmp_path: Path) -> None:
+    file = write_config(tmp_path, "[limits]\nnum_stop = 4\nallowed_fields = ['vllm_xargs']\n")
     limits = load(file, {}).limits
     assert limits.per_request == Limits(num_stop=4)
     assert limits.allowed_fields == ("vllm_xargs",)
     assert load(None, {}).limits.per_request == Limits()
     for text, message in (
-        ("files = 4", "Unknown key `limits.files`.*known here are body_bytes"),
+        ("files = 4", "Unknown key `limits.files`.*the known keys are body_bytes"),
         ("json_depth = 500", "`limits.json_depth`.*less than or equal to 200"),
         ("num_open = -1", "`limits.num_open`.*greater than or equal to 0"),
-        ("allowed_fields = ['model']", "model is never taken out: .*kv_transfer_params"),
+        ("allowed_fields = ['model']", "model is never removed from bodies: .*kv_transfer_params"),
     ):
         with pytest.raises(ConfigError, match=message):
-            load(written(tmp_path, f"[limits]\n{text}\n"), {})
+            load(write_config(tmp_path, f"[limits]\n{text}\n"), {})
 
 
-def test_a_password_in_an_address_and_a_key_are_shown_by_no_message(tmp_path: Path) -> None:
+def test_no_message_shows_a_key_or_a_password_in_an_address(tmp_path: Path) -> None:
     for text in ("url = 'http://me:sesame@host:1'", "url = 'me:sesame@host'", "key = ['sesame']"):
         with pytest.raises(ConfigError) as refusal:
-            load(written(tmp_path, f"[swarm]\n{text}\n"), {})
+            load(write_config(tmp_path, f"[swarm]\n{text}\n"), {})
         assert "`swarm." in str(refusal.value) and "sesame" not in str(refusal.value)
     assert "sesame" not in repr(load(None, {"swarm": {"key": "sesame"}}))
 
 
-def test_a_flag_for_a_section_that_is_none_is_refused_too(tmp_path: Path) -> None:
+def test_a_value_in_place_of_a_section_is_refused_if_a_flag_sets_a_key_too(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ConfigError, match=r"`proxy` in .* is a section"):
-        load(written(tmp_path, "proxy = 5\n"), {"proxy": {"port": 1}})
+        load(write_config(tmp_path, "proxy = 5\n"), {"proxy": {"port": 1}})
 
 
 @pytest.mark.parametrize(
@@ -156,23 +161,25 @@ def test_a_flag_for_a_section_that_is_none_is_refused_too(tmp_path: Path) -> Non
         "",
     ],
 )
-def test_a_swarm_address_that_is_no_http_url_is_refused(url: str) -> None:
+def test_a_swarm_address_that_is_not_an_http_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="write it as http://HOST:PORT"):
         load(None, {"swarm": {"url": url}})
 
 
 @pytest.mark.parametrize(
-    ("host", "asked"), [("127.0.0.1", "localhost"), ("0.0.0.0", "127.0.0.1"), ("box", "box")]
+    ("host", "server_host"), [("127.0.0.1", "localhost"), ("0.0.0.0", "127.0.0.1"), ("box", "box")]
 )
-def test_a_proxy_is_not_its_own_swarm_server(tmp_path: Path, host: str, asked: str) -> None:
+def test_the_proxys_own_address_is_refused_as_the_swarm_server(
+    tmp_path: Path, host: str, server_host: str
+) -> None:
     (tmp_path / "keys").write_text("sk-one\n")
     own = {"host": host, "port": 8000, "key_file": tmp_path / "keys"}
     with pytest.raises(ConfigError, match="the address of this proxy itself"):
-        load(None, {"proxy": own, "swarm": {"url": f"http://{asked}:8000"}})
-    load(None, {"proxy": own, "swarm": {"url": f"http://{asked}:10086"}})
+        load(None, {"proxy": own, "swarm": {"url": f"http://{server_host}:8000"}})
+    load(None, {"proxy": own, "swarm": {"url": f"http://{server_host}:10086"}})
 
 
-def test_files_that_are_not_utf_8_are_named(tmp_path: Path) -> None:
+def test_files_that_are_not_utf_8_are_reported_by_name(tmp_path: Path) -> None:
     file = tmp_path / "fakevllm.toml"
     file.write_bytes("[proxy]\nhost = 'ä'\n".encode("latin-1"))
     with pytest.raises(ConfigError, match="toml is not UTF-8"):
@@ -188,30 +195,30 @@ def test_files_that_are_not_utf_8_are_named(tmp_path: Path) -> None:
         ("sample_fraction = nan", "`policy.sample_fraction`.*finite number"),
         ("shadow = 'maybe'", "`policy.shadow`.*write true or false.*got 'maybe'"),
         ("n = 5", "`policy.n`.*write a table"),
-        ("n = {chat = 0}", "`policy.n`.*'chat' is to have 1 to 256 siblings, not 0"),
+        ("n = {chat = 0}", "`policy.n`.*'chat' must have 1 to 256 siblings, got 0"),
         ("side_markers = 'Name it'", "`policy.side_markers`.*write a list"),
-        ("side_markers = ['']", "`policy.side_markers.0`.*true of every request"),
+        ("side_markers = ['']", "`policy.side_markers.0`.*match every request"),
         ("side_headers = [': x']", "`policy.side_headers.0`.*'X-Name: value'"),
         ("side_rules = ['words']", "`policy.side_rules.0`.*'no_tools', 'marker' or 'quoted'"),
         ("skip = [{}]", "`policy.skip.0`.*every request: name one of route, model, header"),
         ("skip = [{name = 'a'}]", "`policy.skip.0`.*every request: name one of"),
         ("skip = ['a']", r"`policy.skip.0` in .* is a section: write \[\[policy.skip\]\]"),
         ("skip = [{rout = 'a'}]", "Unknown key `policy.skip.0.rout`.*write route.$"),
-        ("skip = [{route = 'a'}]", "is no route: write one of chat, completions.*got 'a'"),
-        ("skip = [{first_message = '('}]", "is no regular expression.*write one, such as"),
+        ("skip = [{route = 'a'}]", "is not a route: write one of chat, completions.*got 'a'"),
+        ("skip = [{first_message = '('}]", "is not a regular expression.*write one, such as"),
         ("skip = [{prompt_chars = -1}]", "`policy.skip.0.prompt_chars`.*greater than or equal"),
-        ("sampled = 1", "Unknown key `policy.sampled`.*known here are sample_fraction"),
+        ("sampled = 1", "Unknown key `policy.sampled`.*the known keys are sample_fraction"),
     ],
 )
-def test_a_wrong_policy_is_one_line_that_says_what_to_write(
+def test_a_wrong_policy_is_reported_in_one_line_with_the_fix(
     tmp_path: Path, text: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as refusal:
-        load(written(tmp_path, f"[policy]\n{text}\n"), {})
+        load(write_config(tmp_path, f"[policy]\n{text}\n"), {})
     assert "\n" not in str(refusal.value)
 
 
-def test_a_fallback_is_a_server_and_its_key_is_shown_by_no_message(tmp_path: Path) -> None:
+def test_a_fallback_needs_a_url_and_no_message_shows_its_key(tmp_path: Path) -> None:
     for text, message in (
         ("[fallback]\nmodel = 'm'", "`fallback` in .*write its url too"),
         ("[fallback]\nurl = 'gpt'", "`fallback.url`.*write it as http://HOST:PORT"),
@@ -219,7 +226,7 @@ def test_a_fallback_is_a_server_and_its_key_is_shown_by_no_message(tmp_path: Pat
         ("[upstream]\nhold_s = -1", "`upstream.hold_s`.*greater than or equal to 0"),
     ):
         with pytest.raises(ConfigError, match=message) as refusal:
-            load(written(tmp_path, text), {})
+            load(write_config(tmp_path, text), {})
         assert "sesame" not in str(refusal.value)
     with pytest.raises(ConfigError, match=r"^`--fallback` \(`fallback.url`\): write it as"):
         load(None, {"fallback": {"url": "gpt"}})
@@ -234,12 +241,12 @@ WITH_HOOKS: dict[str, dict[str, Any]] = {"hooks": {"path": Path("hooks")}}
     "text",
     ["", '[serve]\npolicy = "lead"\n', '[serve]\npolicy = "greedy"\n[policy]\nshadow = true\n'],
 )
-def test_remax_without_a_greedy_answer_is_one_line_that_says_what_to_write(
+def test_remax_without_a_greedy_answer_is_refused_in_one_line_with_the_fix(
     tmp_path: Path, text: str
 ) -> None:
-    told = r'fakevllm\.toml: job\.algorithm "remax" .* set `policy = "greedy"` in \[serve\].*\.$'
-    with pytest.raises(ConfigError, match=told) as error:
-        load(written(tmp_path, REMAX + text), WITH_HOOKS | {"swarm": {"key": "sesame"}})
+    message = r'fakevllm\.toml: job\.algorithm "remax" .* set `policy = "greedy"` in \[serve\].*\.$'
+    with pytest.raises(ConfigError, match=message) as error:
+        load(write_config(tmp_path, REMAX + text), WITH_HOOKS | {"swarm": {"key": "sesame"}})
     assert "sesame" not in str(error.value) and "\n" not in str(error.value)
 
 
@@ -247,12 +254,12 @@ def test_remax_without_a_greedy_answer_is_one_line_that_says_what_to_write(
     "text",
     ['[serve]\npolicy = "greedy"\n', '[serve.routes.completions]\npolicy = "greedy"\n'],
 )
-def test_remax_with_a_greedy_answer_on_any_route_is_taken(tmp_path: Path, text: str) -> None:
-    assert load(written(tmp_path, REMAX + text), WITH_HOOKS).serves_greedy
+def test_remax_is_accepted_if_any_route_serves_a_greedy_answer(tmp_path: Path, text: str) -> None:
+    assert load(write_config(tmp_path, REMAX + text), WITH_HOOKS).serves_greedy
 
 
-def test_remax_of_active_clients_alone_is_taken(tmp_path: Path) -> None:
-    assert not load(written(tmp_path, REMAX), {}).serves_greedy
+def test_remax_is_accepted_without_hooks_for_active_clients(tmp_path: Path) -> None:
+    assert not load(write_config(tmp_path, REMAX), {}).serves_greedy
 
 
 @pytest.mark.parametrize(
@@ -265,9 +272,9 @@ def test_remax_of_active_clients_alone_is_taken(tmp_path: Path) -> None:
         ("[job]\nnum_repeat = 3\n[policy]\nn = {chat = 5}\n", 5),
     ],
 )
-def test_a_greedy_lead_counts_among_what_one_request_is_sampled_into(
+def test_the_maximum_number_of_siblings_includes_a_greedy_lead(
     tmp_path: Path, text: str, num: int
 ) -> None:
-    file = written(tmp_path, text)
-    assert load(file, WITH_HOOKS).most_siblings == num
-    assert load(file, {}).most_siblings == 1
+    file = write_config(tmp_path, text)
+    assert load(file, WITH_HOOKS).max_siblings == num
+    assert load(file, {}).max_siblings == 1

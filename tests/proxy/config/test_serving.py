@@ -1,3 +1,5 @@
+"""The section [serve]: the rules of each route."""
+
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ def section(folder: Path, text: str) -> ServeSection:
     return load(file, {}).serve
 
 
-def test_a_route_has_the_sections_rules_but_for_its_own(tmp_path: Path) -> None:
+def test_a_route_has_the_sections_rules_except_for_its_own(tmp_path: Path) -> None:
     serve = section(
         tmp_path,
         '[serve]\nquorum = 3\non_disconnect = "finish"\n'
@@ -24,7 +26,7 @@ def test_a_route_has_the_sections_rules_but_for_its_own(tmp_path: Path) -> None:
     assert serve.rules("messages") == ServeRules(policy="lead", on_disconnect="finish")
 
 
-def test_a_route_may_be_best_where_the_section_is_not() -> None:
+def test_a_route_may_serve_the_best_when_the_section_does_not() -> None:
     routes = {"chat": RouteRules(policy="best", deadline_s=2.0)}
     serve = ServeSection(policy="greedy", routes=routes)
     assert serve.rules("chat") == ServeRules(deadline_s=2.0)
@@ -32,7 +34,7 @@ def test_a_route_may_be_best_where_the_section_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             'policy = "lead"\nquorum = 2',
@@ -46,7 +48,7 @@ def test_a_route_may_be_best_where_the_section_is_not() -> None:
         ("quorum = 0", "greater than or equal to 1"),
         (
             "routes = { embeddings = { quorum = 2 } }",
-            r"^`serve.routes.embeddings` in .*: is no route: write one .*'embeddings'\)\.$",
+            r"^`serve.routes.embeddings` in .*: is not a route: write one .*'embeddings'\)\.$",
         ),
         (
             'routes = { chat = { policy = "lead", quorum = 2 } }',
@@ -62,20 +64,20 @@ def test_a_route_may_be_best_where_the_section_is_not() -> None:
         ),
         (
             "routes = { chat = { half = 2 } }",
-            r"^Unknown key `serve.routes.chat.half` .*: known here are policy, quorum, .*ect\.$",
+            r"^Unknown key `serve.routes.chat.half` .*: .* keys are policy, quorum, .*ect\.$",
         ),
         ('policy = "worst"', "serve.policy"),
     ],
 )
-def test_what_would_change_nothing_is_refused_in_one_line(
-    tmp_path: Path, text: str, told: str
+def test_a_setting_without_effect_is_refused_in_one_line(
+    tmp_path: Path, text: str, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told) as refused:
+    with pytest.raises(ConfigError, match=message) as refused:
         section(tmp_path, f"[serve]\n{text}\n")
     assert "\n" not in str(refused.value)
 
 
-def test_a_flag_names_the_policy() -> None:
+def test_the_serve_policy_can_be_set_by_a_flag() -> None:
     assert load(None, {"serve": {"policy": "lead"}}).serve.policy == "lead"
     with pytest.raises(ConfigError, match="--serve-policy"):
         load(None, {"serve": {"policy": "worst"}})

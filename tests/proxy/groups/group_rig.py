@@ -1,4 +1,4 @@
-"""A runner whose siblings answer, fail and are scored when a test says so."""
+"""A group executor whose siblings answer, fail and are scored when a test says so."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import orjson
 
 from fakevllm.admission.rules import Train
 from fakevllm.config.serving import ServeRules
+from fakevllm.groups.context import GroupContext
 from fakevllm.groups.executor import GroupExecutor, GroupServices
 from fakevllm.groups.record import GroupDraft
 from fakevllm.groups.sampler import Sampler
@@ -252,21 +253,25 @@ async def staged(
     request = asked_for(streamed, headers or {}, shadow)
     upstream, judge, room, caller = Siblings(), Judge(), Room(bound), Caller()
     records: list[GroupRecord] = []
-    asking = Sampler(upstream, Lifeline(upstream, link, hold_s, room=room), 1.0)
-    chance = random.Random(0)
-    means = GroupServices(
-        asking, judge, room, chance, lambda _, record: records.append(record), failure_floor
+    services = GroupServices(
+        sampler=Sampler(upstream, Lifeline(upstream, link, hold_s, room=room), 1.0),
+        hooks=judge,
+        room=room,
+        rng=random.Random(0),
+        on_end=lambda _, record: records.append(record),
+        failure_floor=failure_floor,
     )
     room.take(num - 1)
     policy = ServeRules(**rules)
     app = AppReply(caller.send, request.adapter, request.exchange)
     draft = GroupDraft(request, Task(), "", None, visit=visit, app=app)
     plan = Plan(num, is_greedy=policy.policy == "greedy")
-    run = GroupExecutor(means, request, draft, plan, policy, app)
+    context = GroupContext(draft, policy, app, app.watching(caller.receive), plan)
+    run = GroupExecutor(services, context)
 
     async def handle() -> None:
         async with app:
-            await run.answer(app.watching(caller.receive))
+            await run.answer_app()
 
     handler = asyncio.create_task(handle())
     stage = Stage(upstream, judge, room, run, handler, caller.sent, caller.has_left, records)
@@ -275,6 +280,6 @@ async def staged(
         yield stage
     finally:
         run.stop()
-        await run.closed()
+        await run.wait_closed()
         await handler
         await upstream.close()

@@ -20,7 +20,7 @@ def test_equal_requests_without_a_sign_of_a_retry_are_two() -> None:
     known = attempts()
     first = known.begin(SENT, "a", now=0)
     assert known.find(SENT, now=1) is None
-    known.told(first, now=2)
+    known.delivered(first, now=2)
     assert known.find(SENT, now=3) is None
 
 
@@ -28,8 +28,8 @@ def test_a_request_that_says_it_was_sent_before_is_the_one_that_runs_or_ran() ->
     known = attempts()
     first = known.begin(SENT, "a", now=0)
     assert known.find(MARKED, now=1) is first
-    known.told(first, now=2)
-    known.told(first, now=2)
+    known.delivered(first, now=2)
+    known.delivered(first, now=2)
     assert known.find(MARKED, now=3) is first
 
 
@@ -40,8 +40,8 @@ def test_a_request_that_says_it_was_sent_before_and_never_came_is_new() -> None:
 def test_each_connection_that_was_lost_stands_for_one_request() -> None:
     known = attempts()
     first, second = known.begin(SENT, "a", now=0), known.begin(SENT, "b", now=0)
-    known.cut(first, now=1)
-    known.cut(second, now=1)
+    known.connection_lost(first, now=1)
+    known.connection_lost(second, now=1)
     assert known.find(SENT, now=2) is first
     assert known.find(SENT, now=2) is second
     assert known.find(SENT, now=2) is None
@@ -51,24 +51,24 @@ def test_who_waits_for_an_answer_and_is_lost_again_finds_it_again() -> None:
     known = attempts()
     first = known.begin(SENT, "a", now=0)
     for now in range(1, 5):
-        known.cut(first, now)
+        known.connection_lost(first, now)
         assert known.find(SENT, now) is first
 
 
 def test_what_was_told_and_not_read_to_its_end_is_told_again() -> None:
     known = attempts()
     first = known.begin(SENT, "a", now=0)
-    known.told(first, now=1)
-    known.lost(first, now=2)
+    known.delivered(first, now=1)
+    known.delivery_failed(first, now=2)
     assert known.find(SENT, now=3) is first
 
 
 def test_who_hung_up_with_the_whole_answer_has_it() -> None:
     known = attempts()
     first = known.begin(SENT, "a", now=0)
-    known.cut(first, now=1)
-    known.found(first, now=2)
-    assert known.find(SENT, now=3) is None and first.num_told == 1
+    known.connection_lost(first, now=1)
+    known.delivery_confirmed(first, now=2)
+    assert known.find(SENT, now=3) is None and first.num_delivered == 1
 
 
 def test_one_name_is_one_request_and_two_names_are_two() -> None:
@@ -76,7 +76,7 @@ def test_one_name_is_one_request_and_two_names_are_two() -> None:
     named = RequestIdentity(b"k", idempotency_key="x")
     first = known.begin(named, "a", now=0)
     assert known.find(named, now=1) is first
-    known.cut(first, now=2)
+    known.connection_lost(first, now=2)
     assert known.find(RequestIdentity(b"k", is_marked=True, idempotency_key="y"), now=3) is None
     assert known.find(SENT, now=3) is first
 
@@ -84,8 +84,8 @@ def test_one_name_is_one_request_and_two_names_are_two() -> None:
 def test_a_retry_of_what_was_refused_is_a_new_request_once() -> None:
     known = attempts()
     refused, waiting = known.begin(SENT, "a", now=0), known.begin(SENT, "b", now=0)
-    known.refused(refused, now=1)
-    known.closed(refused, now=1)
+    known.failed(refused, now=1)
+    known.stopped_waiting(refused, now=1)
     assert known.find(SENT, now=2) is None
     assert known.find(MARKED, now=2) is None, "it is the one that was refused"
     assert known.find(MARKED, now=2) is waiting
@@ -93,18 +93,18 @@ def test_a_retry_of_what_was_refused_is_a_new_request_once() -> None:
 
 def test_another_body_is_another_request() -> None:
     known = attempts()
-    known.cut(known.begin(SENT, "a", now=0), now=1)
+    known.connection_lost(known.begin(SENT, "a", now=0), now=1)
     assert known.find(RequestIdentity(b"other", is_marked=True), now=2) is None
 
 
 def test_a_lost_connection_is_forgotten_with_time() -> None:
     known = attempts()
-    known.cut(known.begin(SENT, "a", now=0), now=100)
+    known.connection_lost(known.begin(SENT, "a", now=0), now=100)
     assert known.find(SENT, now=701) is None and len(known) == 0
 
 
 def test_what_somebody_waits_for_is_never_forgotten() -> None:
-    known = attempts(max_attempts=1)
+    known = attempts(max_requests=1)
     first = known.begin(SENT, "a", now=0)
     known.begin(RequestIdentity(b"other"), "b", now=5000)
     assert known.find(MARKED, now=5000) is first
@@ -114,8 +114,8 @@ def test_answers_are_kept_up_to_a_bound_the_latest_last() -> None:
     known = attempts(max_bytes=100)
     for number in range(4):
         one = known.begin(RequestIdentity(b"%d" % number), "a", now=number)
-        known.keep(one, 40)
-        known.cut(one, now=number)
+        known.set_size(one, 40)
+        known.connection_lost(one, now=number)
     found = [known.find(RequestIdentity(b"%d" % number), now=9) is not None for number in range(4)]
     assert found == [False, False, True, True] and known.num_bytes == 80
 
@@ -126,7 +126,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.known = attempts(max_bytes=200, max_attempts=6)
+        self.known = attempts(max_bytes=200, max_requests=6)
         self.now = 0.0
         self.waiting: list[RequestAttempts[str]] = []
         self.num_evidence = self.num_found = 0
@@ -142,21 +142,21 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data(), size=st.integers(0, 90))
     def gets_it(self, data: st.DataObject, size: int) -> None:
         attempt = self._one(data)
-        self.known.keep(attempt, size)
-        self.known.told(attempt, self.now)
+        self.known.set_size(attempt, size)
+        self.known.delivered(attempt, self.now)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def is_lost(self, data: st.DataObject) -> None:
         self.num_evidence += 1
-        self.known.cut(self._one(data), self.now)
+        self.known.connection_lost(self._one(data), self.now)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def is_refused(self, data: st.DataObject) -> None:
         attempt = self._one(data)
-        self.known.refused(attempt, self.now)
-        self.known.closed(attempt, self.now)
+        self.known.failed(attempt, self.now)
+        self.known.stopped_waiting(attempt, self.now)
 
     @rule(seconds=st.sampled_from([1, 300, 700]))
     def time_passes(self, seconds: int) -> None:
@@ -168,7 +168,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         assert self.num_found <= self.num_evidence
-        assert all(attempt.num_open > 0 for attempt in self.waiting)
+        assert all(attempt.num_waiting > 0 for attempt in self.waiting)
         assert self.known.num_bytes >= 0
 
     def teardown(self) -> None:

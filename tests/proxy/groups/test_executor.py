@@ -181,7 +181,7 @@ async def test_a_stop_behind_the_answer_drops_the_group_and_keeps_what_was_serve
         await stage.tell(0, "answers")
         assert stage.is_answered
         stage.run.stop()
-        await stage.run.closed()
+        await stage.run.wait_closed()
         record = stage.record
     assert (record.state, record.reason) == ("dropped", "proxy_stopped")
     assert (record.served_index, record.status) == (0, 200)

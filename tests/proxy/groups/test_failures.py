@@ -138,13 +138,13 @@ async def test_a_hook_that_fails_gives_no_floor_either() -> None:
 
 
 async def test_failures_are_counted_by_why() -> None:
-    metrics = Metrics(lambda: 0, lambda: 0, lambda: 0)
-    metrics.counts("fakevllm_groups_dropped", "Told.", "reason", lambda: {"tied": 3})
+    metrics = Metrics()
+    metrics.labelled_gauge("fakevllm_groups_dropped", "Told.", "reason", lambda: {"tied": 3})
     async with staged(3) as stage:
         for index, word in enumerate(("answers", "is cut off", "fails")):
             await stage.tell(index, word)
         await stage.judged(0.5, 0.75)
-        metrics.ended(stage.record)
+        metrics.group_ended(stage.record)
     text = metrics.text().decode()
     of_route = 'route="/v1/chat/completions"'
     for failure in ("cut_off", "no_answer"):

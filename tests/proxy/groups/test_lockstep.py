@@ -16,7 +16,7 @@ from fakevllm.config.model import load
 from fakevllm.demo.command import run_demo
 from fakevllm.demo.running import DemoSettings
 from fakevllm.errors import ConfigError, UserError
-from fakevllm.groups.lockstep import Lockstep, seed_of, stands_still
+from fakevllm.groups.lockstep import Lockstep, is_idle, seed_of
 from fakevllm.ledger.store import Ledger
 from fakevllm.replay.command import ReplaySettings
 from fakevllm.replay.proxy_queries import require_lockstep
@@ -41,7 +41,7 @@ JOB = TrainJob(lockstep=True)
 @dataclass(frozen=True, slots=True)
 class Rig:
     swarm: OddSwarm
-    settling: Delivery
+    delivery: Delivery
     lockstep: Lockstep
 
 
@@ -52,10 +52,10 @@ async def rig(folder: Path, run_seed: int = 0) -> AsyncGenerator[Rig]:
         swarm.answers |= {"/end_group": POOLED}
         link = SwarmLink(swarm.url, None, JOB, ledger)
         following = asyncio.create_task(link.run())
-        settling = Delivery(ledger, link)
+        delivery = Delivery(ledger, link)
         await link.reached.wait()
-        yield Rig(swarm, settling, Lockstep(run_seed, settling, link))
-        await settling.close()
+        yield Rig(swarm, delivery, Lockstep(run_seed, delivery, link))
+        await delivery.close()
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
         await link.close()
@@ -65,7 +65,7 @@ async def rig(folder: Path, run_seed: int = 0) -> AsyncGenerator[Rig]:
 async def seeds_of(one: Lockstep, *tasks: Task) -> list[int]:
     seeds: list[int] = []
     for task in tasks:
-        async with one.turn(task, is_group=True) as seed:
+        async with one.slot(task, is_group=True) as seed:
             seeds.append(seed)
     return seeds
 
@@ -101,24 +101,24 @@ async def test_a_request_waits_until_the_version_is_published(
 async def test_a_group_begins_when_the_server_has_taken_the_one_before(tmp_path: Path) -> None:
     async with rig(tmp_path) as one:
         one.swarm.answers["/end_group"] = 503
-        async with one.lockstep.turn(ROW, is_group=True):
-            one.settling.settle(group("first", [1.0, 0.0]))
+        async with one.lockstep.slot(ROW, is_group=True):
+            one.delivery.settle(group("first", [1.0, 0.0]))
         await until(lambda: one.swarm.calls["/end_group"] > 0)
         waiting = asyncio.create_task(seeds_of(one.lockstep, ROW))
         await asyncio.wait([waiting], timeout=0.05)
         assert not waiting.done()
         one.swarm.answers["/end_group"] = POOLED
         await waiting
-        assert one.settling.num_settling == 0
+        assert one.delivery.num_unsettled == 0
 
 
 async def test_one_group_is_open_at_a_time_and_what_is_only_served_waits_for_none(
     tmp_path: Path,
 ) -> None:
     async with rig(tmp_path) as one:
-        async with one.lockstep.turn(ROW, is_group=True) as seed:
+        async with one.lockstep.slot(ROW, is_group=True) as seed:
             second = asyncio.create_task(seeds_of(one.lockstep, ROW))
-            async with one.lockstep.turn(ROW, is_group=False) as served:
+            async with one.lockstep.slot(ROW, is_group=False) as served:
                 pass
             await asyncio.wait([second], timeout=0.05)
             assert not second.done()
@@ -128,9 +128,9 @@ async def test_one_group_is_open_at_a_time_and_what_is_only_served_waits_for_non
 async def test_a_server_that_goes_away_keeps_nobody_waiting(tmp_path: Path) -> None:
     async with rig(tmp_path) as one:
         one.swarm.answers |= {"/end_group": 503, "/get_engine_status": 503}
-        one.settling.settle(group("first", [1.0, 0.0]))
+        one.delivery.settle(group("first", [1.0, 0.0]))
         assert len(await seeds_of(one.lockstep, ROW)) == 1
-        assert one.settling.num_settling == 1
+        assert one.delivery.num_unsettled == 1
         one.swarm.answers |= {"/end_group": POOLED, "/get_engine_status": ROLLING}
 
 
@@ -149,7 +149,7 @@ async def test_a_server_that_goes_away_keeps_nobody_waiting(tmp_path: Path) -> N
 def test_a_step_that_is_made_or_due_is_waited_for(
     status: EngineStatusReply | None, expected: bool
 ) -> None:
-    assert stands_still(status) is expected
+    assert is_idle(status) is expected
 
 
 # --- seeds in bodies

@@ -16,6 +16,7 @@ from fakevllm.groups.pipeline import Pipeline
 from fakevllm.groups.record import NOT_SHOWN, GroupDraft
 from fakevllm.groups.resend_cache import ResendCache
 from fakevllm.ledger.store import Ledger
+from fakevllm.metrics import Metrics
 from fakevllm.settlement.delivery import Delivery
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.transport.engine_client import LiveReply, Reply, Upstream
@@ -71,12 +72,20 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 @asynccontextmanager
 async def running(upstream: Scripted, ledger: Ledger) -> AsyncGenerator[Pipeline]:
     link = SwarmLink(NOWHERE, None, TrainJob(), ledger)
-    settling, resends = Delivery(ledger, link), ResendCache(0, ledger.kept)
-    runner = Pipeline(Config(), upstream, None, ledger, settling, Lifeline(upstream), resends)
+    pipeline = Pipeline(
+        Config(),
+        upstream,
+        None,
+        ledger,
+        Delivery(ledger, link),
+        Lifeline(upstream),
+        ResendCache(0, ledger.kept),
+        Metrics(),
+    )
     try:
-        yield runner
+        yield pipeline
     finally:
-        await runner.close()
+        await pipeline.close()
         await link.close()
         await upstream.close()
 
@@ -90,12 +99,12 @@ async def stays() -> MutableMapping[str, Any]:
     raise AssertionError("the app never leaves")
 
 
-async def handled(runner: Pipeline, sent: list[MutableMapping[str, Any]]) -> None:
+async def handled(pipeline: Pipeline, sent: list[MutableMapping[str, Any]]) -> None:
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
     asked = request()
-    await runner.handle(asked, GroupDraft(asked, Task(), "", None), stays, send)
+    await pipeline.handle(GroupDraft(asked, Task(), "", None), stays, send)
 
 
 def body_of(sent: list[MutableMapping[str, Any]]) -> bytes:
@@ -105,8 +114,8 @@ def body_of(sent: list[MutableMapping[str, Any]]) -> bytes:
 async def test_an_end_of_stream_cut_into_single_bytes_is_an_end(ledger: Ledger) -> None:
     chunks = [EVENT, *(bytes([byte]) for byte in DONE)]
     sent: list[MutableMapping[str, Any]] = []
-    async with running(Scripted(chunks), ledger) as runner:
-        await handled(runner, sent)
+    async with running(Scripted(chunks), ledger) as pipeline:
+        await handled(pipeline, sent)
     assert body_of(sent) == EVENT + DONE
     assert ledger.drain()
     found = ledger.group("r1")
@@ -118,11 +127,11 @@ async def test_a_stop_ends_an_open_stream_with_an_error_and_a_row_in_the_ledger(
 ) -> None:
     upstream = Scripted([EVENT], hangs=True)
     sent: list[MutableMapping[str, Any]] = []
-    async with running(upstream, ledger) as runner:
-        task = asyncio.create_task(handled(runner, sent))
+    async with running(upstream, ledger) as pipeline:
+        task = asyncio.create_task(handled(pipeline, sent))
         await upstream.is_asked.wait()
-        task.cancel()  # as uvicorn does it; the runner's close comes right behind
-        await runner.close()
+        task.cancel()  # as uvicorn does it; the pipeline's close comes right behind
+        await pipeline.close()
         await task
     body = body_of(sent)
     assert body.startswith(EVENT) and b"The proxy is stopping" in body and body.endswith(DONE)
@@ -171,8 +180,8 @@ async def test_an_answer_the_apps_format_cannot_tell_is_no_served_one_in_the_led
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    async with running(Whole([orjson.dumps(answer)]), ledger) as runner:
-        await runner.handle(cut, GroupDraft(cut, Task(), "", None), stays, send)
+    async with running(Whole([orjson.dumps(answer)]), ledger) as pipeline:
+        await pipeline.handle(GroupDraft(cut, Task(), "", None), stays, send)
     assert sent[0]["status"] == 500 and ledger.drain()
     found = ledger.group("r1")
     assert found is not None

@@ -193,12 +193,12 @@ async def test_a_client_that_closes_with_something_unread_is_told_again(
     assert got.json["choices"][0]["message"]["content"] == "a" * 1500
 
 
-@pytest.mark.parametrize(("slowest", "num_groups"), [(1e12, 2), (100, 1)])
+@pytest.mark.parametrize(("read_rate", "num_groups"), [(1e12, 2), (100, 1)])
 async def test_who_resets_late_had_no_use_for_the_connection_unless_there_was_much_to_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slowest: float, num_groups: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_rate: float, num_groups: int
 ) -> None:
-    monkeypatch.setattr(resend_cache, "LOSS_S", 0.0)
-    monkeypatch.setattr(resend_cache, "SLOWEST", slowest)
+    monkeypatch.setattr(resend_cache, "RESET_WINDOW_S", 0.0)
+    monkeypatch.setattr(resend_cache, "MIN_READ_RATE", read_rate)
     body = chat(LARGE, max_tokens=2000)
     async with running(tmp_path, **sections(tmp_path)) as stack:
         await read_some(stack.proxy, body, b"200", lambda: bool(groups(tmp_path)))

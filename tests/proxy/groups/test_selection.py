@@ -4,44 +4,42 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.groups.selection import best_of, decide
+from fakevllm.groups.selection import best_sibling, select
 
 
 def test_the_best_scored_sibling_is_served() -> None:
-    verdict = decide([0, 1, 2], {0: 0.1, 1: 0.9, 2: 0.5}, random.Random(0))
-    assert (verdict.served, verdict.best) == (1, 1)
+    selection = select([0, 1, 2], {0: 0.1, 1: 0.9, 2: 0.5}, random.Random(0))
+    assert (selection.served, selection.best) == (1, 1)
 
 
 def test_ties_are_broken_at_random_and_not_by_order() -> None:
-    chance = random.Random(0)
-    winners = Counter(
-        decide([0, 1, 2], {0: 1.0, 1: 1.0, 2: 0.0}, chance).served for _ in range(200)
-    )
+    rng = random.Random(0)
+    winners = Counter(select([0, 1, 2], {0: 1.0, 1: 1.0, 2: 0.0}, rng).served for _ in range(200))
     assert set(winners) == {0, 1}
     assert min(winners.values()) > 60
 
 
 def test_without_rewards_the_lead_is_served_and_nobody_is_best() -> None:
-    assert decide([0, 1], None, random.Random(0)).served == 0
-    assert decide([1, 2], {1: None, 2: None}, random.Random(0)).served == 1
-    assert decide([1, 2], {1: None, 2: None}, random.Random(0)).best is None
+    assert select([0, 1], None, random.Random(0)).served == 0
+    assert select([1, 2], {1: None, 2: None}, random.Random(0)).served == 1
+    assert select([1, 2], {1: None, 2: None}, random.Random(0)).best is None
 
 
 def test_who_cannot_be_shown_is_not_served_but_may_be_the_best() -> None:
     rewards = {0: 0.1, 1: 0.9, 2: 0.5}
-    verdict = decide([0, 1, 2], rewards, random.Random(0), showable=[0, 2])
-    assert (verdict.served, verdict.best) == (2, 1)
-    assert decide([0, 1], None, random.Random(0), showable=[1]).served == 1
+    selection = select([0, 1, 2], rewards, random.Random(0), servable=[0, 2])
+    assert (selection.served, selection.best) == (2, 1)
+    assert select([0, 1], None, random.Random(0), servable=[1]).served == 1
 
 
 def test_where_nobody_can_be_shown_the_best_is_served_all_the_same() -> None:
-    verdict = decide([0, 1], {0: 0.1, 1: 0.9}, random.Random(0), showable=[])
-    assert (verdict.served, verdict.best) == (1, 1)
+    selection = select([0, 1], {0: 0.1, 1: 0.9}, random.Random(0), servable=[])
+    assert (selection.served, selection.best) == (1, 1)
 
 
 def test_where_nobody_answered_nobody_is_served() -> None:
-    verdict = decide([], None, random.Random(0))
-    assert (verdict.served, verdict.best) == (None, None)
+    selection = select([], None, random.Random(0))
+    assert (selection.served, selection.best) == (None, None)
 
 
 @given(
@@ -52,18 +50,20 @@ def test_the_served_sibling_has_answered_and_none_beats_it(
     rewards: dict[int, float | None], seed: int
 ) -> None:
     answered = sorted(rewards)
-    verdict = decide(answered, rewards, random.Random(seed))
-    assert verdict.served in answered
-    if verdict.best is not None:
-        best = rewards[verdict.best]
+    selection = select(answered, rewards, random.Random(seed))
+    assert selection.served in answered
+    if selection.best is not None:
+        best = rewards[selection.best]
         assert best is not None
         assert all(reward is None or reward <= best for reward in rewards.values())
 
 
 def test_of_equal_bests_one_that_can_be_shown_is_drawn() -> None:
     for seed in range(20):
-        verdict = decide([0, 1, 2], {0: 1.0, 1: 1.0, 2: 0.0}, random.Random(seed), showable=[1, 2])
-        assert (verdict.served, verdict.best) == (1, 1)
+        selection = select(
+            [0, 1, 2], {0: 1.0, 1: 1.0, 2: 0.0}, random.Random(seed), servable=[1, 2]
+        )
+        assert (selection.served, selection.best) == (1, 1)
 
 
 @given(
@@ -75,10 +75,10 @@ def test_of_equal_bests_one_that_can_be_shown_is_drawn() -> None:
 def test_each_siblings_propensity_is_how_often_it_is_served(
     rewards: dict[int, float | None], random_fraction: float
 ) -> None:
-    answered, chance = sorted(rewards), random.Random(0)
-    verdicts = [decide(answered, rewards, chance, None, random_fraction) for _ in range(400)]
-    told = {verdict.served: verdict.propensity for verdict in verdicts}
-    counts = Counter(verdict.served for verdict in verdicts)
+    answered, rng = sorted(rewards), random.Random(0)
+    selections = [select(answered, rewards, rng, None, random_fraction) for _ in range(400)]
+    told = {selection.served: selection.propensity for selection in selections}
+    counts = Counter(selection.served for selection in selections)
     for served, propensity in told.items():
         assert propensity is not None
         assert abs(counts[served] / 400 - propensity) < 0.12
@@ -87,15 +87,15 @@ def test_each_siblings_propensity_is_how_often_it_is_served(
 
 def test_any_sibling_that_can_be_shown_may_be_drawn_whatever_its_reward() -> None:
     rewards = {0: 0.0, 1: 1.0, 2: 0.5}
-    verdicts = [
-        decide([0, 1, 2], rewards, random.Random(seed), [0, 2], random_fraction=1.0)
+    selections = [
+        select([0, 1, 2], rewards, random.Random(seed), [0, 2], random_fraction=1.0)
         for seed in range(40)
     ]
-    assert {verdict.served for verdict in verdicts} == {0, 2}
-    assert all(verdict.is_random and verdict.best == 1 for verdict in verdicts)
+    assert {selection.served for selection in selections} == {0, 2}
+    assert all(selection.is_random and selection.best == 1 for selection in selections)
 
 
 def test_of_several_bests_the_served_one_is_the_best() -> None:
     for seed in range(20):
-        assert best_of([0, 1, 2], {0: 1.0, 1: 1.0, 2: 1.0}, random.Random(seed), 2) == 2
-        assert best_of([0, 1, 2], {0: 1.0, 1: 1.0, 2: 0.0}, random.Random(seed), 2) in (0, 1)
+        assert best_sibling([0, 1, 2], {0: 1.0, 1: 1.0, 2: 1.0}, random.Random(seed), 2) == 2
+        assert best_sibling([0, 1, 2], {0: 1.0, 1: 1.0, 2: 0.0}, random.Random(seed), 2) in (0, 1)

@@ -49,10 +49,10 @@ async def test_what_counts_in_its_group_counts_once_however_often_it_is_sent(
     async with opened(tmp_path, window_s=1000.0) as (proxy, desk, swarm):
         swarm.answers["/end_group"] = POOLED
         ended(proxy, "g2")
-        proxy.settling.answered("g1", "chatcmpl-1", KEY, None)
+        proxy.delivery.answered("g1", "chatcmpl-1", KEY, None)
         waiting = [asyncio.create_task(desk.take(said("chatcmpl-1"), KEY)) for _ in range(3)]
         await asyncio.gather(*waiting)
-        proxy.settling.settle(group("g1", [0.5, 1.0]))
+        proxy.delivery.settle(group("g1", [0.5, 1.0]))
         await until(lambda: swarm.calls["/end_group"] == 1)
         assert swarm.bodies["/end_group"]["rewards"] == [1.5, 1.0]
         await desk.take(said("g1"), KEY)
@@ -91,9 +91,9 @@ async def test_a_word_that_comes_later_replaces_one_that_was_not_used_yet(tmp_pa
 async def test_who_takes_back_what_counts_already_is_told_so(tmp_path: Path) -> None:
     async with opened(tmp_path, window_s=1000.0) as (proxy, desk, swarm):
         swarm.answers["/end_group"] = POOLED
-        proxy.settling.answered("g1", "chatcmpl-1", KEY, None)
+        proxy.delivery.answered("g1", "chatcmpl-1", KEY, None)
         await asyncio.gather(desk.take(said("chatcmpl-1"), KEY))
-        proxy.settling.settle(group("g1", [0.5, 1.0]))
+        proxy.delivery.settle(group("g1", [0.5, 1.0]))
         await until(lambda: swarm.calls["/end_group"] == 1)
         told = [await desk.take(said("g1", thumbs=None), KEY) for _ in range(2)]
         up, back = rows(proxy)
@@ -153,7 +153,7 @@ async def test_a_group_on_its_way_is_waited_for(tmp_path: Path) -> None:
         await desk.take(said("g1"), KEY)
         await desk.take(said("g2", thumbs="down"), KEY)
         await until_states(proxy, "waiting", "pooled")
-        proxy.settling.settle(group("g1", [0.5, 1.0]))
+        proxy.delivery.settle(group("g1", [0.5, 1.0]))
         await until_states(proxy, "pooled", "pooled")
 
 

@@ -84,7 +84,7 @@ async def test_what_is_taken_back_while_the_ledger_is_stuck_counts_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path, window_s=1000.0) as (proxy, desk, _):
-        proxy.settling.answered("g1", "chatcmpl-1", KEY, None)
+        proxy.delivery.answered("g1", "chatcmpl-1", KEY, None)
         await desk.take(said("chatcmpl-1"), KEY)
         feedback, flush = proxy.ledger.feedback, proxy.ledger.flush
         outcome = feedback.set_outcome
@@ -115,7 +115,7 @@ async def test_what_is_taken_back_while_the_ledger_is_stuck_counts_for_nothing(
         with monkeypatch.context() as stuck_ledger:
             stuck_ledger.setattr(proxy.ledger, "flush", in_vain)
             taking_back = asyncio.create_task(desk.take(said("chatcmpl-1", thumbs=None), KEY))
-            proxy.settling.settle(group("g1", [0.5, 1.0]))  # now it would be heard
+            proxy.delivery.settle(group("g1", [0.5, 1.0]))  # now it would be heard
             with pytest.raises(WireError, match="Try again"):
                 await taking_back
             await until(lambda: not desk._hearing)  # pyright: ignore[reportPrivateUsage]

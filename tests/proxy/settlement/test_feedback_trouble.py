@@ -47,9 +47,9 @@ async def test_what_the_ledger_does_not_have_is_not_added_to_a_group(
             success=True, pooled=True, step=1, run_id="r", calls=[[call()], [call()]]
         )
         ended(proxy, "g2")
-        proxy.settling.answered("g1", "chatcmpl-1", KEY, None)
-        proxy.settling.settle(group("g1", [0.5, 1.0]))
-        await proxy.settling.until_over("g1")
+        proxy.delivery.answered("g1", "chatcmpl-1", KEY, None)
+        proxy.delivery.settle(group("g1", [0.5, 1.0]))
+        await proxy.delivery.until_over("g1")
         put = proxy.ledger.feedback.set_outcome
 
         def full_disk(row: FeedbackRecord, state: FeedbackState, *told: Any, **more: Any) -> Any:
@@ -131,10 +131,10 @@ async def test_groups_nobody_speaks_of_do_not_wake_who_sends_feedback(
         await until_states(proxy, "waiting", "pooled")
         before = len(looks)
         for at in range(5):
-            proxy.settling.settle(group(f"other-{at}"))
+            proxy.delivery.settle(group(f"other-{at}"))
             await until(lambda at=at: swarm.calls["/end_group"] == at + 1)
         assert len(looks) == before
-        proxy.settling.settle(group("g1", [0.5, 1.0]))
+        proxy.delivery.settle(group("g1", [0.5, 1.0]))
         await until_states(proxy, "pooled", "pooled")
 
 
@@ -187,9 +187,9 @@ async def test_feedback_is_accepted_beside_an_unwritable_row_in_the_same_flush(
 ) -> None:
     async with opened(tmp_path, window_s=1000.0) as (proxy, desk, swarm):
         swarm.answers["/end_group"] = POOLED
-        proxy.settling.answered("g1", "chatcmpl-1", KEY, None)
-        proxy.settling.settle(group("g1", [0.5, 1.0]))
-        await proxy.settling.until_over("g1")
+        proxy.delivery.answered("g1", "chatcmpl-1", KEY, None)
+        proxy.delivery.settle(group("g1", [0.5, 1.0]))
+        await proxy.delivery.until_over("g1")
         record, outcome = proxy.ledger.feedback.record, proxy.ledger.feedback.set_outcome
         bad = replace(group("bad"), question="\ud800")
 
@@ -231,7 +231,7 @@ async def test_a_held_group_of_an_earlier_life_waits_for_all_that_is_said_of_it(
         recorded(proxy)
     async with opened(tmp_path, status=503, hooks=FOLLOWED) as (proxy, desk, swarm):
         swarm.answers["/end_group"] = POOLED
-        proxy.settling.hear("g1")  # somebody is still speaking
+        proxy.delivery.hear("g1")  # somebody is still speaking
         place = Place(session_id="s", parent_id="g1", turn=2, kind=Kind.CONTINUES)
         desk.followed("g2", place, "thanks")
         await until_states(proxy, "joined")
@@ -240,7 +240,7 @@ async def test_a_held_group_of_an_earlier_life_waits_for_all_that_is_said_of_it(
         polled = swarm.calls["/get_engine_status"]
         await until(lambda: swarm.calls["/get_engine_status"] > polled + 1)
         assert swarm.calls["/end_group"] == 0
-        proxy.settling.heard("g1", None)
+        proxy.delivery.heard("g1", None)
         await until(lambda: swarm.calls["/end_group"] == 1)
         assert swarm.bodies["/end_group"]["rewards"] == [0.75, 1.0]
 
@@ -271,7 +271,7 @@ async def test_a_stop_between_the_ledger_and_the_group_leaves_the_group_to_the_n
 ) -> None:
     async with opened(tmp_path) as (proxy, desk, swarm):
         swarm.answers["/end_group"] = POOLED
-        proxy.settling.answered("g1", "chatcmpl-1", KEY, None)
+        proxy.delivery.answered("g1", "chatcmpl-1", KEY, None)
         await desk.take(said("chatcmpl-1"), KEY)
         flush = proxy.ledger.flush
         is_joined = asyncio.Event()
@@ -284,7 +284,7 @@ async def test_a_stop_between_the_ledger_and_the_group_leaves_the_group_to_the_n
             return is_written
 
         monkeypatch.setattr(proxy.ledger, "flush", stuck)
-        proxy.settling.settle(group("g1", [0.5, 1.0]))
+        proxy.delivery.settle(group("g1", [0.5, 1.0]))
         await is_joined.wait()
         assert [row.state for row in rows(proxy)] == ["joined"]
     assert swarm.calls["/end_group"] == 0

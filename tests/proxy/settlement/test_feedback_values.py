@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fakevllm.config.feedback import BASELINE_OVER
+from fakevllm.config.reward import BASELINE_WINDOW
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.settlement.feedback_values import (
     FeedbackBody,
@@ -135,7 +135,7 @@ def test_feedback_is_measured_by_enough_of_the_latest_others_or_not_at_all(
     if len(others) + 1 < num:
         assert baseline is None
     else:
-        assert baseline == fmean(others[:BASELINE_OVER])
+        assert baseline == fmean(others[:BASELINE_WINDOW])
 
 
 @given(st.lists(NUMBERS, min_size=2, max_size=50))

@@ -22,7 +22,7 @@ from fakevllm_adapters.protocol.swarm import (
 )
 from fakevllm_server.cli.main import app
 from fakevllm_server.config.model import ServerConfig
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.state import ServerState
 
 JOB = TrainJob(num_repeat=2, batch_size=1, lr=0.1, save_freq=2)
 GROUPS = ["a", "b", "c", "d", "e"]
@@ -32,7 +32,7 @@ YES, NO = [ord("y"), 5], [ord("n"), 5]
 class Life:
     """A server with a fake engine that trains one group a step."""
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: ServerState) -> None:
         self.swarm = swarm
 
     async def train(self, name: str, *rewards: float) -> None:
@@ -59,7 +59,7 @@ class Life:
 
 @asynccontextmanager
 async def life(run_dir: Path, job: TrainJob = JOB) -> AsyncGenerator[Life]:
-    swarm = Swarm(ServerConfig("fake", run_dir))
+    swarm = ServerState(ServerConfig("fake", run_dir))
     try:
         swarm.job = job
         async with swarm.changing_engine:

@@ -13,7 +13,7 @@ import pytest
 from swarm_server.cli.saved_runs import GROUPS, ask, contents, life, listed, opened, saved
 
 from fakevllm_server.cli import checkpoints
-from fakevllm_server.cli.run_archive import SavedRun, Verdict
+from fakevllm_server.cli.run_archive import Integrity, RunArchive
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.training.checkpointing import best
 
@@ -100,16 +100,16 @@ def test_a_folder_that_is_no_checkpoint_is_named_and_is_no_damage(run_dir: Path)
 
 
 def test_what_a_server_takes_away_meanwhile_is_no_damage(run_dir: Path) -> None:
-    run = SavedRun(run_dir)
+    run = RunArchive(run_dir)
     first = run.checkpoint(2)
     with opened(run_dir) as db:
         db.execute("DELETE FROM checkpoints WHERE step = 2")
     shutil.rmtree(saved(run_dir, 2))
-    assert run.verify(first).verdict is Verdict.REPLACED
+    assert run.verify(first).verdict is Integrity.REPLACED
 
 
 def test_reading_tells_how_far_it_is(run_dir: Path) -> None:
-    run, read = SavedRun(run_dir), list[int]()
+    run, read = RunArchive(run_dir), list[int]()
     run.verify(run.checkpoint(2), read.append)
     assert sum(read) == run.num_bytes(run.checkpoint(2))
 

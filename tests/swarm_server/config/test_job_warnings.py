@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakevllm_adapters.job.model import TrainJob, read_job
-from fakevllm_server.config.job_warnings import EVERYWHERE, warnings_of
+from fakevllm_server.config.job_warnings import EVERYWHERE, job_warnings
 from fakevllm_server.config.model import ServerConfig
 from tests.adapters.job.ajet_jobs import stock
 
@@ -28,13 +28,13 @@ LENGTHS: dict[str, Any] = {
 
 
 def told(job: TrainJob, config: ServerConfig) -> list[str]:
-    lines = warnings_of(job, config)
+    lines = job_warnings(job, config)
     assert all(" is without effect: " in line and "\n" not in line for line in lines)
     return sorted(line.partition(" = ")[0] for line in lines)
 
 
 def test_a_job_of_defaults_has_nothing_to_tell() -> None:
-    assert warnings_of(TrainJob(), FAKE) == warnings_of(TrainJob(), VLLM) == []
+    assert job_warnings(TrainJob(), FAKE) == job_warnings(TrainJob(), VLLM) == []
 
 
 def test_a_stock_job_is_told_what_it_does_not_get() -> None:
@@ -50,14 +50,14 @@ def test_a_stock_job_is_told_what_it_does_not_get() -> None:
 def test_the_servers_own_flags_are_named_where_they_win() -> None:
     job = TrainJob(model="theirs", backbone="verl")
     config = ServerConfig("vllm", Path("runs"), model="demo")
-    assert warnings_of(job, config) == [
+    assert job_warnings(job, config) == [
         "backbone = 'verl' is without effect: the server was started with --backend vllm",
         "model = 'theirs' is without effect: the server was started with --model demo",
     ]
-    assert warnings_of(TrainJob(model="demo", backbone="vllm"), config) == []
+    assert job_warnings(TrainJob(model="demo", backbone="vllm"), config) == []
     mixed = ServerConfig("embedded", Path("runs"), rollout="vllm", trainer="verl")
-    assert warnings_of(TrainJob(backbone="verl"), mixed) == []
-    assert warnings_of(TrainJob(backbone="embedded"), mixed) == [
+    assert job_warnings(TrainJob(backbone="verl"), mixed) == []
+    assert job_warnings(TrainJob(backbone="embedded"), mixed) == [
         "backbone = 'embedded' is without effect: the server was started with --trainer verl"
     ]
 
@@ -66,7 +66,7 @@ def test_an_argument_of_the_engine_that_the_server_was_given_wins_over_the_jobs(
     job = TrainJob(**ENGINE)
     assert told(job, VLLM) == []
     given = ServerConfig("vllm", Path("runs"), engine_args=("--max_num_seqs=4",))
-    assert warnings_of(job, given) == [
+    assert job_warnings(job, given) == [
         "max_num_seqs = 8 is without effect: "
         "the server was started with --engine-arg=--max-num-seqs"
     ]
@@ -88,6 +88,6 @@ def test_a_setting_without_effect_is_a_setting_of_the_job(name: str) -> None:
 
 
 def test_a_job_that_compares_nothing_is_told_so() -> None:
-    (line,) = warnings_of(TrainJob(num_repeat=1), FAKE)
+    (line,) = job_warnings(TrainJob(num_repeat=1), FAKE)
     assert line.startswith("num_repeat = 1 trains nothing") and line.endswith("set 2 or more")
-    assert warnings_of(TrainJob(num_repeat=1, algorithm="remax"), FAKE) == []  # the greedy answer
+    assert job_warnings(TrainJob(num_repeat=1, algorithm="remax"), FAKE) == []  # the greedy answer

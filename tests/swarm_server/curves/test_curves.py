@@ -209,7 +209,7 @@ async def test_evaluations_of_steps_that_were_given_up_never_come_back(run: Run)
     await run.train("a", "b", "c")
     await run.evaluate(1.0)
     run.chart(is_last=True)
-    run.life.log.abandon(2, 4, "gone_back")
+    run.life.log.record_abandoned(2, 4, "gone_back")
     await run.crash()
     await run.train("d")  # another step 3
     await run.evaluate(0.5)

@@ -93,7 +93,7 @@ class Life:
         step = 0 if saved is None else saved.step
         known = max(self.log.version, self.engine.version)
         version = known + 1 if known or step else 0
-        batches = await self.log.rolled_back(step, version)
+        batches = await self.log.record_rollback(step, version)
         await self._publish(version)
         self.engine.global_step = step + 1
         self.steps.resume(batches)
@@ -110,7 +110,7 @@ class Life:
 
     def tell_dropped(self) -> None:
         """As a loop does at each look."""
-        self.log.dropped(self.engine.global_step, self.intake.pool.take_dropped())
+        self.log.record_drops(self.engine.global_step, self.intake.pool.take_dropped())
 
     def waiting(self) -> reads.PendingWork:
         """As the next life would find it now."""
@@ -145,7 +145,7 @@ class Life:
     async def _publish(self, version: int) -> None:
         self.engine.version = version
         if version:
-            await self.log.published(version, self.log.last_step)
+            await self.log.record_publication(version, self.log.last_step)
 
 
 def _content(db: Connection) -> list[str]:

@@ -87,7 +87,7 @@ async def test_a_killed_server_tells_the_same_and_goes_on_behind_it(
 
 async def test_steps_to_be_trained_again_count_while_they_are_served(life: Life) -> None:
     await train(life, "a", "b", "c")  # saved at 2
-    await life.log.rolled_back(2, 4)
+    await life.log.record_rollback(2, 4)
     await play(life, 0.5)
     assert facts(life) == [(3, 3, 0.5)]
     again = life.next()
@@ -100,7 +100,7 @@ async def test_steps_to_be_trained_again_count_while_they_are_served(life: Life)
 
 async def test_weights_that_were_given_up_are_told_of_no_more(life: Life) -> None:
     await train(life, "a", "b", "c")
-    life.log.abandon(2, 4, "gone_back")
+    life.log.record_abandoned(2, 4, "gone_back")
     await play(life, 0.5)  # step 3's are served still
     assert facts(life) == []
     again = life.next()

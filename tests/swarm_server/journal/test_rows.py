@@ -15,7 +15,7 @@ from fakevllm_server.journal import changes, reads
 from fakevllm_server.journal.rows import CorruptCall, call_of, call_row
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
-from fakevllm_server.types.token_masks import Allowed, packed
+from fakevllm_server.types.token_masks import TokenMasks, packed
 from tests.swarm_server.journal.disks import rows
 
 MOST = 2**31 - 1
@@ -43,7 +43,7 @@ def calls(draw: st.DrawFn) -> RecordedCall:
         temperature=draw(FINITE),
         finish_reason=draw(st.none() | WORDS),
         untrainable=draw(st.none() | WORDS),
-        allowed=draw(st.none() | chosen_from.map(Allowed.of)),
+        allowed=draw(st.none() | chosen_from.map(TokenMasks.of)),
     )
 
 
@@ -93,7 +93,7 @@ def test_a_call_without_log_probabilities_is_not_one_with_none_of_them() -> None
 
 
 async def test_a_file_holds_it_as_a_row_does(journal: Journal, path: Path) -> None:
-    one = replace(call(), allowed=Allowed.of([None, packed(b"\x81")]), logprobs=[-5e-324, -0.1])
+    one = replace(call(), allowed=TokenMasks.of([None, packed(b"\x81")]), logprobs=[-5e-324, -0.1])
     await journal.write(changes.call_ended("g/0", 0, one, "g"))
     ((found,),) = journal.read(reads.calls_by_sibling, "g", 1)
     assert bits(found) == bits(one)

@@ -10,21 +10,21 @@ from swarm_server.samples import call as sample_call
 
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_server.rollout.capture.base import CallCapture
-from fakevllm_server.rollout.capture.chat import Capture
+from fakevllm_server.rollout.capture.chat import ChatCapture
 from fakevllm_server.rollout.capture.completions import CompletionsCapture
 from fakevllm_server.types.calls import RecordedCall
-from fakevllm_server.types.token_masks import Allowed, packed
+from fakevllm_server.types.token_masks import TokenMasks, packed
 from fakevllm_server.types.weight_gate import CallStamp
 
 Json = dict[str, Any]
-CAPTURES: list[type[CallCapture]] = [Capture, CompletionsCapture]
+CAPTURES: list[type[CallCapture]] = [ChatCapture, CompletionsCapture]
 PAIR, ONE, ALL = packed(bytes([0b11, 0b1])), packed(bytes([0, 0b1])), None
 """Ids 0, 1 and 8; id 8 alone."""
 SHAPED: Json = {"response_format": {"type": "json_object"}}
 
 
 def told(*chosen_from: bytes | None) -> Json:
-    return Allowed.of(chosen_from).to_wire()
+    return TokenMasks.of(chosen_from).to_wire()
 
 
 def answer(allowed: Any, ids: tuple[int, ...] = (1, 8)) -> Json:
@@ -44,8 +44,10 @@ def answer(allowed: Any, ids: tuple[int, ...] = (1, 8)) -> Json:
     return {"choices": [choice], "usage": usage, "prompt_token_ids": [1, 2]}
 
 
-def recorded(reply: Json, body: Json = SHAPED, kind: type[CallCapture] = Capture) -> RecordedCall:
-    capture = kind(body, {}, tells_allowed=True)
+def recorded(
+    reply: Json, body: Json = SHAPED, kind: type[CallCapture] = ChatCapture
+) -> RecordedCall:
+    capture = kind(body, {}, reports_allowed=True)
     shown = orjson.loads(capture.answer(orjson.dumps(reply)))
     assert "allowed_tokens" not in shown["choices"][0]
     record = capture.record(CallStamp([0]))
@@ -57,28 +59,28 @@ def recorded(reply: Json, body: Json = SHAPED, kind: type[CallCapture] = Capture
 def test_an_engine_is_asked_only_where_it_tells_and_tokens_are_left_out(
     kind: type[CallCapture],
 ) -> None:
-    def asked(body: Json, *, tells_allowed: bool, defaults: Json | None = None) -> bool:
-        capture = kind(body, defaults or {}, tells_allowed=tells_allowed)
+    def asked(body: Json, *, reports_allowed: bool, defaults: Json | None = None) -> bool:
+        capture = kind(body, defaults or {}, reports_allowed=reports_allowed)
         return "return_allowed_tokens" in capture.upstream_body()
 
-    assert asked(SHAPED, tells_allowed=True)
-    assert asked({}, tells_allowed=True, defaults={"top_k": 20})
-    assert not asked(SHAPED, tells_allowed=False)
-    assert not asked({"temperature": 0.7}, tells_allowed=True)
-    assert not asked(SHAPED | {"presence_penalty": 1}, tells_allowed=True)
+    assert asked(SHAPED, reports_allowed=True)
+    assert asked({}, reports_allowed=True, defaults={"top_k": 20})
+    assert not asked(SHAPED, reports_allowed=False)
+    assert not asked({"temperature": 0.7}, reports_allowed=True)
+    assert not asked(SHAPED | {"presence_penalty": 1}, reports_allowed=True)
 
 
 @pytest.mark.parametrize("kind", CAPTURES)
 def test_what_each_token_was_chosen_from_is_kept_and_not_shown(kind: type[CallCapture]) -> None:
     call = recorded(answer(told(PAIR, ALL)), kind=kind)
     assert call.untrainable is None
-    assert call.allowed == Allowed.of([PAIR, ALL])
+    assert call.allowed == TokenMasks.of([PAIR, ALL])
     assert call.num_trained == 2
 
 
 @pytest.mark.parametrize("kind", CAPTURES)
 def test_a_stream_says_it_at_its_end(kind: type[CallCapture]) -> None:
-    capture = kind(SHAPED | {"stream": True}, {}, tells_allowed=True)
+    capture = kind(SHAPED | {"stream": True}, {}, reports_allowed=True)
     first, last = answer(None, (1,)), answer(told(PAIR, ONE), (8,))
     first["choices"][0]["finish_reason"] = None
     last["usage"]["completion_tokens"] = 2
@@ -86,7 +88,7 @@ def test_a_stream_says_it_at_its_end(kind: type[CallCapture]) -> None:
     assert b"allowed_tokens" not in shown
     call = capture.record(CallStamp([0]))
     assert call is not None and call.untrainable is None
-    assert call.allowed == Allowed.of([PAIR, ONE]) and call.num_trained == 1
+    assert call.allowed == TokenMasks.of([PAIR, ONE]) and call.num_trained == 1
 
 
 @pytest.mark.parametrize(

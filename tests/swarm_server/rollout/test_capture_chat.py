@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm_server.rollout.capture.chat import Capture
+from fakevllm_server.rollout.capture.chat import ChatCapture
 from fakevllm_server.types.weight_gate import CallStamp
 
 Json = dict[str, Any]
@@ -35,11 +35,11 @@ def as_vllm_writes(reply: Json) -> bytes:
 
 
 def shown_to(body: Json, reply: Json | None = None) -> Json:
-    return orjson.loads(Capture(body, {}).answer(as_vllm_writes(reply or answer())))
+    return orjson.loads(ChatCapture(body, {}).answer(as_vllm_writes(reply or answer())))
 
 
 def recorded(body: Json, reply: Json | None = None, defaults: Json | None = None) -> Any:
-    capture = Capture(body, defaults or {})
+    capture = ChatCapture(body, defaults or {})
     capture.answer(as_vllm_writes(reply or answer()))
     return capture.record(STAMP)
 
@@ -69,7 +69,7 @@ def test_what_the_app_asked_for_stays() -> None:
 
 
 def test_unknown_fields_reach_the_engine() -> None:
-    upstream = Capture({"messages": [], "frobnicate": 1}, {}).upstream_body()
+    upstream = ChatCapture({"messages": [], "frobnicate": 1}, {}).upstream_body()
     assert upstream["frobnicate"] == 1 and upstream["return_token_ids"] is True
 
 
@@ -88,7 +88,7 @@ def test_the_stamps_version_stands_in_where_the_engine_tells_none() -> None:
 
 
 def test_a_call_across_a_change_of_weights_has_a_span_of_each_over_all_of_it() -> None:
-    capture = Capture({}, {})
+    capture = ChatCapture({}, {})
     capture.answer(as_vllm_writes(without_spans()))
     call = capture.record(CallStamp([3, 4]))
     assert spans(call) == [(3, 0, 2), (4, 0, 2)]
@@ -116,14 +116,14 @@ def test_a_version_told_as_a_word_of_digits_counts() -> None:
 
 
 def test_a_call_under_a_failed_change_of_weights_trains_nothing() -> None:
-    capture = Capture({}, {})
+    capture = ChatCapture({}, {})
     capture.answer(as_vllm_writes(without_spans()))
     call = capture.record(CallStamp([3, 4], is_doubtful=True))
     assert call is not None and call.untrainable == "unknown_weights"
 
 
 def test_an_engine_nothing_may_train_on_says_so_in_every_call() -> None:
-    capture = Capture({"temperature": 0}, {}, refusal="its logprobs are raw")
+    capture = ChatCapture({"temperature": 0}, {}, refusal="its logprobs are raw")
     capture.answer(as_vllm_writes(answer()))
     call = capture.record(STAMP)
     assert call is not None and call.untrainable == "its logprobs are raw"
@@ -211,7 +211,7 @@ def test_of_several_choices_the_first_is_kept() -> None:
 @pytest.mark.parametrize("odd", [[], 5, [{"index": 0, "token_ids": "x"}], [None], {"a": 1}])
 def test_an_answer_of_another_shape_is_passed_on_and_says_it_was_not_read(odd: Any) -> None:
     raw = orjson.dumps({"choices": odd, "usage": 3})
-    capture = Capture({}, {})
+    capture = ChatCapture({}, {})
     assert capture.answer(raw) == raw
     call = capture.record(STAMP)
     assert call is not None and call.untrainable == "unreadable_answer"
@@ -229,14 +229,14 @@ def test_an_answer_without_a_finish_reason_is_no_call() -> None:
 
 def test_fields_that_need_logprobs_are_left_for_the_engine_to_refuse() -> None:
     for body in ({"top_logprobs": 2}, {"logprob_token_ids": [5]}):
-        assert "logprobs" not in Capture(body, {}).upstream_body()
-    upstream = Capture({"logprobs": True, "top_logprobs": 2}, {}).upstream_body()
+        assert "logprobs" not in ChatCapture(body, {}).upstream_body()
+    upstream = ChatCapture({"logprobs": True, "top_logprobs": 2}, {}).upstream_body()
     assert (upstream["logprobs"], upstream["top_logprobs"]) == (True, 2)
 
 
 def test_a_null_for_top_logprobs_hides_logprobs_from_the_app_as_in_vllm_but_not_from_us() -> None:
     body: Json = {"logprobs": True, "top_logprobs": None}
-    assert Capture(body, {}).upstream_body()["top_logprobs"] == 0
+    assert ChatCapture(body, {}).upstream_body()["top_logprobs"] == 0
     assert shown_to(body)["choices"][0]["logprobs"] is None
     assert recorded(body).untrainable is None
 
@@ -245,7 +245,7 @@ SILENT: Json = {"include_reasoning": False}
 
 
 def test_hidden_reasoning_is_asked_for_and_hidden_by_us_as_vllm_hides_it() -> None:
-    assert Capture(SILENT, {}).upstream_body()["include_reasoning"] is True
+    assert ChatCapture(SILENT, {}).upstream_body()["include_reasoning"] is True
     reply = answer()
     reply["choices"][0]["message"]["reasoning"] = "hm"
     assert shown_to(SILENT, reply)["choices"][0]["message"] == {
@@ -260,4 +260,4 @@ def test_hidden_reasoning_is_asked_for_and_hidden_by_us_as_vllm_hides_it() -> No
 def test_reasoning_is_left_to_the_engine_where_hiding_it_would_show_more_or_train_nothing(
     asked: Json,
 ) -> None:
-    assert Capture(SILENT | asked, {}).upstream_body()["include_reasoning"] is False
+    assert ChatCapture(SILENT | asked, {}).upstream_body()["include_reasoning"] is False

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE, SseDecoder, encode, json_of
-from fakevllm_server.rollout.capture.chat import Capture
+from fakevllm_server.rollout.capture.chat import ChatCapture
 from fakevllm_server.types.weight_gate import CallStamp
 
 Json = dict[str, Any]
@@ -38,7 +38,7 @@ USAGE: Json = {
 
 def streamed(body: Json, *events: bytes) -> tuple[list[Json], Any]:
     """The chunks the app sees, and the record."""
-    capture = Capture({"stream": True} | body, {})
+    capture = ChatCapture({"stream": True} | body, {})
     shown = SseDecoder().feed(b"".join(map(capture.event, events)))
     assert shown.pop() == DONE
     return [json_of(event) or {} for event in shown], capture.record(CallStamp([9]))
@@ -99,7 +99,7 @@ def test_usage_an_engine_tells_in_every_chunk_is_the_apps_too() -> None:
 def test_usage_is_asked_for_where_the_app_does_not_and_nothing_more(
     options: Json, asked: object
 ) -> None:
-    upstream = Capture({"stream": True} | options, {}).upstream_body()
+    upstream = ChatCapture({"stream": True} | options, {}).upstream_body()
     assert upstream.get("stream_options") == asked
 
 
@@ -124,7 +124,7 @@ def test_a_comment_does_not_release_the_last_chunk() -> None:
 
 @pytest.mark.parametrize("odd", [b"data: {\n\n", b'data: {"choices": [5]}\n\n'])
 def test_an_event_that_cannot_be_read_is_passed_on_and_the_call_says_so(odd: bytes) -> None:
-    capture = Capture({"stream": True}, {})
+    capture = ChatCapture({"stream": True}, {})
     assert capture.event(odd) == odd
     for event in swallowing():
         capture.event(event)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fakevllm_server.rollout.sampling_rules import cuts, why_not_trainable
+from fakevllm_server.rollout.sampling_rules import truncations, untrainable_sampling
 
 Json = dict[str, Any]
 BENT: list[Json] = [
@@ -34,7 +34,7 @@ CUT: list[Json] = [
 
 @pytest.mark.parametrize("asked", [*BENT, *CUT])
 def test_what_is_not_drawn_from_the_whole_softmax_is_not_trained_on(asked: Json) -> None:
-    reason = why_not_trainable(asked)
+    reason = untrainable_sampling(asked)
     assert reason is not None
     assert reason.removesuffix(".strict") == f"sampling_not_trainable: {next(iter(asked))}"
 
@@ -43,19 +43,19 @@ def test_what_is_not_drawn_from_the_whole_softmax_is_not_trained_on(asked: Json)
 def test_what_leaves_tokens_out_is_trained_on_where_the_engine_tells_what_was_left(
     cut: Json,
 ) -> None:
-    assert why_not_trainable(cut, tells_allowed=True) is None
-    assert len(cuts(cut)) == 1
+    assert untrainable_sampling(cut, reports_allowed=True) is None
+    assert len(truncations(cut)) == 1
 
 
 @pytest.mark.parametrize("bent", BENT)
 def test_what_changes_proportions_is_trained_on_nowhere(bent: Json) -> None:
     reason = f"sampling_not_trainable: {next(iter(bent))}"
-    assert why_not_trainable(bent | {"top_p": 0.9}, tells_allowed=True) == reason
-    assert cuts(bent) == []
+    assert untrainable_sampling(bent | {"top_p": 0.9}, reports_allowed=True) == reason
+    assert truncations(bent) == []
 
 
 def test_greedy_answers_are_trained_on_nowhere() -> None:
-    reason = why_not_trainable({"temperature": 0, "top_p": 0.9}, tells_allowed=True)
+    reason = untrainable_sampling({"temperature": 0, "top_p": 0.9}, reports_allowed=True)
     assert reason == "sampling_not_trainable: temperature 0"
 
 
@@ -71,4 +71,4 @@ def test_what_only_ends_or_cuts_the_prompt_leaves_a_call_trainable() -> None:
         "parallel_tool_calls": False,
         "response_format": {"type": "text"},
     }
-    assert why_not_trainable(plain) is None and cuts(plain) == []
+    assert untrainable_sampling(plain) is None and truncations(plain) == []

@@ -8,10 +8,10 @@ import pytest
 from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.run.coverage import coverage, nothing_trained, of_run, totals
+from fakevllm_server.run.coverage import additive_metrics, coverage, run_totals, without_update
 from fakevllm_server.training.batch import plan_step
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
-from fakevllm_server.types.token_masks import Allowed, packed
+from fakevllm_server.types.token_masks import TokenMasks, packed
 
 
 def group(name: str, *episodes: tuple[float | None, list[RecordedCall]]) -> FinishedGroup:
@@ -81,7 +81,7 @@ def test_a_frozen_run_covers_nothing() -> None:
 
 def test_tokens_without_a_choice_are_neither_trained_nor_missed() -> None:
     few, one = packed(bytes([0b1100000])), packed(bytes([0b1000000]))
-    held = replace(call(), allowed=Allowed.of([few, one]))
+    held = replace(call(), allowed=TokenMasks.of([few, one]))
     metrics = told(group("g", (1.0, [held]), (0.0, [call()])))
 
     assert metrics["tokens_sampled"] == 4
@@ -89,7 +89,7 @@ def test_tokens_without_a_choice_are_neither_trained_nor_missed() -> None:
 
 
 def test_a_step_without_an_update_trained_nothing_for_its_own_reason() -> None:
-    metrics = nothing_trained(told(WHOLE), "too_far")
+    metrics = without_update(told(WHOLE), "too_far")
     assert (metrics["tokens_trained"], metrics["untrained_tokens_too_far"]) == (0, 5)
     assert metrics["sample_coverage"] == 0
 
@@ -97,10 +97,12 @@ def test_a_step_without_an_update_trained_nothing_for_its_own_reason() -> None:
 def test_counts_add_up_over_a_run_and_shares_are_made_anew() -> None:
     tied = group("tied", (1.0, [call()]), (1.0, [call(untrainable="x"), call(ids=(1, 2, 3))]))
     first, second = told(WHOLE), told(tied)
-    added = totals(first | {"reward_mean": 0.5, "branch_rate": 0.5, "branch_first": 1.0})
-    for name, value in totals(second | {"branch_unknown": 1.0, "branch_extends": 3.0}).items():
+    added = additive_metrics(first | {"reward_mean": 0.5, "branch_rate": 0.5, "branch_first": 1.0})
+    for name, value in additive_metrics(
+        second | {"branch_unknown": 1.0, "branch_extends": 3.0}
+    ).items():
         added[name] = added.get(name, 0) + value
-    run = of_run(added)
+    run = run_totals(added)
 
     assert "reward_mean" not in run and run["untrainable_tokens_x"] == 2
     assert (run["tokens_sampled"], run["tokens_trained"]) == (12, 5)
@@ -109,4 +111,4 @@ def test_counts_add_up_over_a_run_and_shares_are_made_anew() -> None:
 
 
 def test_a_run_without_a_step_missed_nothing() -> None:
-    assert of_run({}) == {"sample_coverage": 1.0}
+    assert run_totals({}) == {"sample_coverage": 1.0}

@@ -35,7 +35,7 @@ def test_a_run_goes_on_with_its_own_model_and_refuses_another(tmp_path: Path) ->
     folder = RunFolder(tmp_path / "run")
     mine = model_folder(tmp_path, "mine")
     folder.check_model("embedded", mine)
-    folder.remember_model("embedded", mine)
+    folder.record_model("embedded", mine)
     folder.check_model("embedded", mine)
     other = model_folder(tmp_path, "other", '{"layers": 2}')
     for backend, model in (("embedded", other), ("fake", None), ("fake", mine)):
@@ -46,7 +46,7 @@ def test_a_run_goes_on_with_its_own_model_and_refuses_another(tmp_path: Path) ->
 
 def test_a_copy_of_a_model_is_the_same_model(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    folder.remember_model("embedded", model_folder(tmp_path, "mine"))
+    folder.record_model("embedded", model_folder(tmp_path, "mine"))
     folder.check_model("embedded", model_folder(tmp_path, "copy"))
     folder.close()
 
@@ -67,7 +67,7 @@ def test_a_full_disk_leaves_no_half_of_what_a_run_is(tmp_path: Path) -> None:
     for name in ("model.json", "run_id"):
         (tmp_path / "run" / f"{name}.tmp").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
-        folder.remember_model("embedded", mine)
+        folder.record_model("embedded", mine)
     with pytest.raises(OSError, match="No space left"):
         folder.run_id()
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [

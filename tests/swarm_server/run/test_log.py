@@ -11,7 +11,7 @@ from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.web.routes.control import router
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.state import ServerState
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ async def test_what_was_written_stands_when_the_file_is_opened_again(
     open_log: Callable[[], RunLog],
 ) -> None:
     log = open_log()
-    await log.trained(1, 1, [group("a")], {"loss": 0.5, "tokens_trained": 4.0})
-    log.dropped(2, {"b": "stale"})
+    await log.record_step(1, 1, [group("a")], {"loss": 0.5, "tokens_trained": 4.0})
+    log.record_drops(2, {"b": "stale"})
     again = open_log()
     assert (again.version, again.last_step) == (1, 1)
     assert again.totals == {"tokens_trained": 4.0}
@@ -51,19 +51,19 @@ async def test_what_is_undone_counts_no_more_and_its_version_is_used_up(
 ) -> None:
     log = open_log()
     for step in (1, 2):
-        await log.trained(step, step, [group(str(step))], {"tokens_trained": 4.0})
-    await log.rolled_back(1, 3)
+        await log.record_step(step, step, [group(str(step))], {"tokens_trained": 4.0})
+    await log.record_rollback(1, 3)
     again = open_log()
     for one in (log, again):
         assert (one.version, one.last_step) == (3, 1)
         assert one.totals == {"tokens_trained": 4.0}
-    await again.trained(2, 4, [group("2")], {"tokens_trained": 5.0})
+    await again.record_step(2, 4, [group("2")], {"tokens_trained": 5.0})
     assert again.totals == {"tokens_trained": 9.0}
 
 
 async def test_readers_see_each_entry_once_by_its_number(open_log: Callable[[], RunLog]) -> None:
     log = open_log()
-    await log.trained(1, 1, [group("a")], {})
+    await log.record_step(1, 1, [group("a")], {})
     first = log.after(0)
     assert [entry.kind for entry in first] == ["step"]
     assert log.after(first[-1].seq) == []
@@ -72,7 +72,7 @@ async def test_readers_see_each_entry_once_by_its_number(open_log: Callable[[], 
 async def test_only_the_owner_may_read_the_journal(
     open_log: Callable[[], RunLog], tmp_path: Path
 ) -> None:
-    await open_log().trained(1, 1, [], {})
+    await open_log().record_step(1, 1, [], {})
     for file in tmp_path.glob("journal.sqlite*"):
         assert file.stat().st_mode & 0o777 == 0o600
 
@@ -81,15 +81,15 @@ async def test_metrics_that_are_not_finite_are_told_as_they_are_at_the_next_star
     open_log: Callable[[], RunLog],
 ) -> None:
     odd = {"lr": 0.5, "grad_norm": math.inf, "ppo_kl": -math.inf, "loss": math.nan}
-    await open_log().trained(1, 1, [group("a")], odd)
+    await open_log().record_step(1, 1, [group("a")], odd)
     shown = open_log().after(0)[0].metrics
     assert math.isnan(shown.pop("loss"))
     assert shown == {"lr": 0.5, "grad_norm": math.inf, "ppo_kl": -math.inf}
 
 
 async def test_a_reader_of_the_log_over_http_gets_them_as_they_are(tmp_path: Path) -> None:
-    swarm = Swarm(ServerConfig("fake", tmp_path))
-    await swarm.runlog.trained(1, 1, [group("a")], {"loss": math.nan, "grad_norm": math.inf})
+    swarm = ServerState(ServerConfig("fake", tmp_path))
+    await swarm.runlog.record_step(1, 1, [group("a")], {"loss": math.nan, "grad_norm": math.inf})
     app = FastAPI()
     app.include_router(router(swarm))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://s") as http:

@@ -13,7 +13,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.config.model import ServerConfig, find_model
 from fakevllm_server.run import metadata
 from fakevllm_server.run.folder import RunFolder
-from fakevllm_server.run.metadata import HIDDEN, life_of, versions, with_life
+from fakevllm_server.run.metadata import HIDDEN, engine_start, versions, with_engine_start
 
 ONE: dict[str, Any] = {"job": {"lr": 1.0}}
 OTHER: dict[str, Any] = {"job": {"lr": 2.0}}
@@ -30,7 +30,7 @@ def test_the_examples_in_its_docstrings_hold() -> None:
 def test_each_start_is_a_life_and_the_same_again_one_time_more() -> None:
     text = None
     for now, life in enumerate([ONE, ONE, OTHER, ONE]):
-        text = with_life(text, "run-1", life, float(now))
+        text = with_engine_start(text, "run-1", life, float(now))
     assert text is not None
     assert json.loads(text)["run_id"] == "run-1"
     assert [(one["job"]["lr"], len(one["started"])) for one in lives(text)] == [
@@ -43,7 +43,7 @@ def test_each_start_is_a_life_and_the_same_again_one_time_more() -> None:
 
 @pytest.mark.parametrize("known", ["", "{", "[]", '{"lives": 3}', '{"lives": [{"started": 1}]}'])
 def test_a_file_that_is_none_is_begun_anew(known: str) -> None:
-    assert len(lives(with_life(known, "run-1", ONE, 0.0))) == 1
+    assert len(lives(with_engine_start(known, "run-1", ONE, 0.0))) == 1
 
 
 def test_a_life_has_every_setting_of_the_job_the_seeds_and_versions(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_life_has_every_setting_of_the_job_the_seeds_and_versions(tmp_path: Pa
     model.mkdir()
     config = ServerConfig("fake", tmp_path / "run", seed=7, engine_args=["--slow", "1"])
     job = TrainJob(seed=11, lr=0.5)
-    life = life_of(config, job, str(model), "abc")
+    life = engine_start(config, job, str(model), "abc")
     assert TrainJob.model_validate(life["job"]) == job
     assert life["job"]["seed"] == 11
     assert life["engines"]["seed"] == 7
@@ -61,7 +61,7 @@ def test_a_life_has_every_setting_of_the_job_the_seeds_and_versions(tmp_path: Pa
 
 def test_the_shipped_model_is_called_as_its_flag_calls_it(tmp_path: Path) -> None:
     config = ServerConfig("embedded", tmp_path / "run", model="demo")
-    life = life_of(config, TrainJob(), find_model("demo", False), "abc")
+    life = engine_start(config, TrainJob(), find_model("demo", False), "abc")
     assert life["model"]["name"] == "demo"
 
 
@@ -80,7 +80,7 @@ def test_no_key_no_address_and_no_folder_is_told(tmp_path: Path) -> None:
         rollout_key="sk-rollout",
         trainer_args=["--hf-token", "sk-one", "--other-key=sk-two", "--device=cpu"],
     )
-    told = json.dumps(life_of(config, TrainJob(), None, None), ensure_ascii=False)
+    told = json.dumps(engine_start(config, TrainJob(), None, None), ensure_ascii=False)
     for secret in ("sk-", "10.1.2.3", "secret-folder", "127.0.0.1"):
         assert secret not in told
     assert HIDDEN in told and "--device=cpu" in told
@@ -91,9 +91,9 @@ def test_a_disk_that_does_not_take_it_stops_no_engine(
 ) -> None:
     folder = RunFolder(tmp_path / "run")
     (tmp_path / "run/run.json.tmp").mkdir()  # what is written first
-    folder.remember_life(ONE)
+    folder.record_engine_start(ONE)
     assert "run.json was not written" in caplog.text
     (tmp_path / "run/run.json.tmp").rmdir()
-    folder.remember_life(ONE)
+    folder.record_engine_start(ONE)
     folder.close()
     assert len(lives((tmp_path / "run/run.json").read_text())) == 1

@@ -14,7 +14,7 @@ from swarm_server.samples import call
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.forest.history import Vocabulary
-from fakevllm_server.run.coverage import totals
+from fakevllm_server.run.coverage import additive_metrics
 from fakevllm_server.training import batch as branches_module
 from fakevllm_server.training.batch import branches
 from fakevllm_server.training.vocabulary import vocabulary_of
@@ -129,7 +129,7 @@ def test_calls_beyond_what_a_step_has_time_to_read_are_counted_and_ids_are_alway
         "drift_rate": 0,
         "branch_rate": 0.5,
     }
-    assert "branch_not_read" in totals(told)
+    assert "branch_not_read" in additive_metrics(told)
     assert branches(given)["branch_unknown"] == 1  # without a tokenizer nothing is read
     monkeypatch.undo()
     assert branches(given, FULL)["branch_thinking_stripped"] == 1

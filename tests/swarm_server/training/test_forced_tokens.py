@@ -12,14 +12,14 @@ from fakevllm_server.algorithms.whitened import reinforce_plus_plus
 from fakevllm_server.training.batch import PlannedStep, plan_step
 from fakevllm_server.types.backend import Call
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
-from fakevllm_server.types.token_masks import Allowed, packed
+from fakevllm_server.types.token_masks import TokenMasks, packed
 
 ONE, TWO = packed(bytes([0b100])), packed(bytes([0b1100]))
 
 
 def held(*chosen_from: bytes | None) -> RecordedCall:
     plain = call(ids=tuple(range(2, 2 + len(chosen_from))))
-    return replace(plain, allowed=Allowed.of(chosen_from))
+    return replace(plain, allowed=TokenMasks.of(chosen_from))
 
 
 def planned(job: TrainJob) -> PlannedStep:

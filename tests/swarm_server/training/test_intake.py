@@ -127,7 +127,7 @@ async def test_a_foreign_client_ends_and_aborts_nothing(lives: Lives) -> None:
 def test_no_call_a_proxy_can_tell_breaks_the_journal() -> None:
     """A number the journal cannot write would end the server."""
     told = call().to_wire().model_dump()
-    assert RecordedCall.of_wire(CapturedCall.model_validate(told)) == call()
+    assert RecordedCall.from_wire(CapturedCall.model_validate(told)) == call()
     for odd in (
         {"weight_versions": [[str(10**20), 0, 2]]},
         {"weight_versions": [[2**31, 0, 2]]},
@@ -136,4 +136,4 @@ def test_no_call_a_proxy_can_tell_breaks_the_journal() -> None:
         {"temperature": "inf"},
     ):
         with pytest.raises(ValueError):
-            RecordedCall.of_wire(CapturedCall.model_validate(told | odd))
+            RecordedCall.from_wire(CapturedCall.model_validate(told | odd))

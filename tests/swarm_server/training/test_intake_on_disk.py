@@ -79,7 +79,7 @@ async def test_what_its_client_measured_counts_once_also_where_the_first_end_was
     disk.accept()
     for _ in range(2):
         await lives.now.intake.end_episode(end, 1.0, None)
-    await lives.now.log.trained(1, 1, [], {})
+    await lives.now.log.record_step(1, 1, [], {})
     (step,) = [entry for entry in lives.now.log.after(0) if entry.kind == "step"]
     assert step.metrics["train_tools"] == 3.0
 
@@ -88,7 +88,7 @@ async def test_what_an_evaluation_measured_is_not_told_with_a_step(lives: Lives)
     end = end_of((await lives.played(kind="eval")).uuid)
     end.workflow_output.log_metrics = {"tools": 3.0}
     await lives.now.intake.end_episode(end, 1.0, None)
-    await lives.now.log.trained(1, 1, [], {})
+    await lives.now.log.record_step(1, 1, [], {})
     (step,) = [entry for entry in lives.now.log.after(0) if entry.kind == "step"]
     assert "train_tools" not in step.metrics
 

@@ -20,11 +20,11 @@ from fakevllm_server.training.batch import plan_step
 from fakevllm_server.types.backend import ActionFailed
 from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
 from fakevllm_server.web.routes import control, episodes
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.state import ServerState
 
 
-def rolling(folder: Path, job: TrainJob) -> Swarm:
-    swarm = Swarm(ServerConfig("fake", folder))
+def rolling(folder: Path, job: TrainJob) -> ServerState:
+    swarm = ServerState(ServerConfig("fake", folder))
     swarm.job = job
     swarm.intake.resume(job, now=0.0)
     for status in (EngineStatus.BOOTING, EngineStatus.ROLLING):
@@ -32,7 +32,7 @@ def rolling(folder: Path, job: TrainJob) -> Swarm:
     return swarm
 
 
-def asking(swarm: Swarm) -> httpx.AsyncClient:
+def asking(swarm: ServerState) -> httpx.AsyncClient:
     app = FastAPI()
     for module in (control, episodes):
         app.include_router(module.router(swarm))
@@ -58,7 +58,7 @@ async def test_the_status_tells_of_lockstep_and_claims_for_training_are_refused(
 
 
 async def test_an_engine_that_does_not_keep_to_lockstep_is_not_started(tmp_path: Path) -> None:
-    swarm = Swarm(ServerConfig("fake", tmp_path))
+    swarm = ServerState(ServerConfig("fake", tmp_path))
     async with asking(swarm) as http:
         job = TrainJob(lockstep=True).as_yaml()
         assert (await http.post("/sync_train_config", json={"yaml_as_string": job})).json()[

@@ -23,7 +23,7 @@ from fakevllm_server.training import guards, loop
 from fakevllm_server.training.guards import MAX_TOO_FAR, MismatchStop
 from fakevllm_server.types.backend import Batch, LossSpec, StepMetrics
 from fakevllm_server.web.routes.control import router
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.state import ServerState
 
 
 @pytest.fixture(autouse=True)
@@ -162,10 +162,10 @@ async def test_a_trainer_is_told_the_version_its_weights_are_served_as(tmp_path:
 
 
 async def test_the_engines_status_tells_why_and_what_the_run_adds_up_to(tmp_path: Path) -> None:
-    swarm = Swarm(ServerConfig("fake", tmp_path))
+    swarm = ServerState(ServerConfig("fake", tmp_path))
     metrics = {"tokens_eligible": 8.0, "tokens_trained": 4.0, "untrainable_tokens_x": 3.0}
     for step in (1, 2):
-        await swarm.runlog.trained(step, step, [], metrics)
+        await swarm.runlog.record_step(step, step, [], metrics)
     swarm.engine.detail = "training stopped at step 2"
     app = FastAPI()
     app.include_router(router(swarm))
@@ -272,7 +272,7 @@ async def test_a_server_killed_right_at_the_limit_says_so_in_its_next_life(tmp_p
     log = RunLog(journal)
     far = {"too_far": 1.0, "mismatch_k3": 5.0, "groups": 1.0}
     for step in (1, 2, 3):
-        await log.trained(step, step, [], far)
+        await log.record_step(step, step, [], far)
     journal.close()
     run = Run(tmp_path, DriftingBackend())
     await run.until(lambda: bool(entries(run, "stopped")))

@@ -233,5 +233,5 @@ async def test_a_refusing_engine_serves_what_was_trained_before(tmp_path: Path) 
 async def test_a_trainer_of_another_engine_is_handed_no_sets_of_tokens(tmp_path: Path) -> None:
     """verl knows the whole vocabulary alone: calls that were held to a part are not trained."""
     backend = TwoProcesses(LocalRollout(), LocalTrainer(), tmp_path / "weights")
-    assert (await backend.start()).endpoint.tells_allowed is False
+    assert (await backend.start()).endpoint.reports_allowed is False
     await backend.close()

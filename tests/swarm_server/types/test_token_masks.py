@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakevllm_adapters.protocol.packed_numbers import pack_ids
-from fakevllm_server.types.token_masks import MAX_BYTES, Allowed, packed, unpacked
+from fakevllm_server.types.token_masks import MAX_BYTES, TokenMasks, packed, unpacked
 
 
 def one_of(*ids: int) -> bytes:
@@ -19,8 +19,8 @@ def one_of(*ids: int) -> bytes:
 def test_what_tokens_were_chosen_from_comes_over_the_wire_as_it_was(
     chosen_from: list[set[int] | None],
 ) -> None:
-    allowed = Allowed.of([None if ids is None else one_of(*ids) for ids in chosen_from])
-    told = Allowed.from_wire(allowed.to_wire())
+    allowed = TokenMasks.of([None if ids is None else one_of(*ids) for ids in chosen_from])
+    told = TokenMasks.from_wire(allowed.to_wire())
     assert told == allowed
     assert told.is_forced == [ids is not None and len(ids) == 1 for ids in chosen_from]
     for at, ids in enumerate(chosen_from):
@@ -30,12 +30,12 @@ def test_what_tokens_were_chosen_from_comes_over_the_wire_as_it_was(
 
 
 def test_a_set_that_comes_again_travels_once() -> None:
-    allowed = Allowed.of([one_of(1, 2), None, one_of(3, 4), one_of(1, 2)])
+    allowed = TokenMasks.of([one_of(1, 2), None, one_of(3, 4), one_of(1, 2)])
     assert (len(allowed.sets), list(allowed.of_token)) == (2, [0, -1, 1, 0])
 
 
 def test_a_response_is_held_by_its_own_sets_alone() -> None:
-    allowed = Allowed.of([one_of(1, 299), None])
+    allowed = TokenMasks.of([one_of(1, 299), None])
     assert allowed.holds([299, 7]) and allowed.holds([1, 5000])
     for ids in ([2, 7], [300, 7], [100_000, 7], [1], [1, 7, 7]):
         assert not allowed.holds(ids)
@@ -54,7 +54,7 @@ def test_a_response_is_held_by_its_own_sets_alone() -> None:
 )
 def test_what_no_engine_of_ours_writes_is_refused(wire: Any) -> None:
     with pytest.raises((ValueError, TypeError, KeyError)):
-        Allowed.from_wire(wire)
+        TokenMasks.from_wire(wire)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_set_that_cannot_be_read_holds_nothing(one: bytes) -> None:
     with pytest.raises(ValueError):
         unpacked(one)
     wire = {"sets": [base64.b64encode(one).decode()], "of_token": pack_ids([0])}
-    assert Allowed.read(wire, [0]) is None
+    assert TokenMasks.read(wire, [0]) is None
 
 
 def test_siblings_of_one_grammar_share_their_sets() -> None:

@@ -19,7 +19,7 @@ from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.types.weight_gate import WeightGate
 from fakevllm_server.web.routes import inference
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.state import ServerState
 
 Json = dict[str, Any]
 Plan = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -146,7 +146,7 @@ class AppCall:
 
     def __init__(
         self,
-        swarm: Swarm,
+        swarm: ServerState,
         body: Json | None = None,
         *,
         method: str = "POST",
@@ -194,16 +194,16 @@ class AppCall:
             self.is_ended = not message.get("more_body", False)
 
 
-async def serving(folder: Path, engine: OddEngine) -> Swarm:
+async def serving(folder: Path, engine: OddEngine) -> ServerState:
     """A server whose engine has come up."""
     run_dir = folder / "run"
     run_dir.mkdir()
-    swarm = Swarm(ServerConfig("fake", run_dir))
+    swarm = ServerState(ServerConfig("fake", run_dir))
     swarm.engine.move(EngineStatus.BOOTING, 0.0)
     await comes_up(swarm, engine)
     return swarm
 
 
-async def comes_up(swarm: Swarm, engine: OddEngine) -> None:
+async def comes_up(swarm: ServerState, engine: OddEngine) -> None:
     await swarm.connect(engine.endpoint)
     swarm.engine.move(EngineStatus.ROLLING, 0.0)

@@ -13,15 +13,15 @@ from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.episodes.registry import MAX_CLAIMED
 from fakevllm_server.web.app import create_app
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.state import ServerState
 
 CLAIM = {"client_uuid": "me", "episode_type": "train", "discard_episode_timeout": 60}
 
 
 @asynccontextmanager
-async def asked(folder: Path) -> AsyncGenerator[tuple[Swarm, httpx.AsyncClient]]:
+async def asked(folder: Path) -> AsyncGenerator[tuple[ServerState, httpx.AsyncClient]]:
     app = create_app(ServerConfig("fake", folder))
-    swarm: Swarm = app.state.swarm
+    swarm: ServerState = app.state.swarm
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         yield swarm, http

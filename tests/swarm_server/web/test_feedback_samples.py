@@ -22,7 +22,7 @@ from fakevllm_server.episodes.pool import Pool
 from fakevllm_server.run.coverage import coverage
 from fakevllm_server.training.batch import PlannedStep, plan_step, with_left_out
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
-from fakevllm_server.types.token_masks import Allowed, packed
+from fakevllm_server.types.token_masks import TokenMasks, packed
 from fakevllm_server.web.app import create_app
 
 
@@ -113,7 +113,7 @@ def test_a_sample_that_cannot_be_trained_says_why(closed: str | None) -> None:
 
 
 def test_a_call_comes_back_from_the_wire_as_it_was() -> None:
-    assert RecordedCall.of_wire(call(version=3).to_wire()) == call(version=3)
+    assert RecordedCall.from_wire(call(version=3).to_wire()) == call(version=3)
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,11 @@ def test_a_call_comes_back_from_the_wire_as_it_was() -> None:
 def test_a_call_that_does_not_fit_together_is_refused(changed: dict[str, object]) -> None:
     wire = CapturedCall.model_validate(call().to_wire().model_dump() | changed)
     with pytest.raises(ValueError):
-        RecordedCall.of_wire(wire)
+        RecordedCall.from_wire(wire)
 
 
 def test_a_call_shaped_by_a_grammar_says_so() -> None:
-    shaped = replace(call(), allowed=Allowed.of([None, packed(bytes([0b1100000]))]))
+    shaped = replace(call(), allowed=TokenMasks.of([None, packed(bytes([0b1100000]))]))
     assert shaped.to_wire().shaped and not call().to_wire().shaped
 
 

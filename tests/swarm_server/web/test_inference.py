@@ -31,7 +31,7 @@ from fakevllm_adapters.protocol.reasons import REASON_HEADER
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, EndGroupReply, EngineStatus
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.web.routes import inference
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.state import ServerState
 
 SIBLING = {SIBLING_HEADER: "g/0"}
 REASON = REASON_HEADER.lower().encode()
@@ -40,7 +40,7 @@ REASON = REASON_HEADER.lower().encode()
 @asynccontextmanager
 async def running(
     folder: Path, *plans: Plan, **endpoint: Any
-) -> AsyncGenerator[tuple[Swarm, OddEngine]]:
+) -> AsyncGenerator[tuple[ServerState, OddEngine]]:
     async with OddEngine(folder, *plans, **endpoint) as engine:
         swarm = await serving(folder, engine)
         try:
@@ -49,16 +49,16 @@ async def running(
             await swarm.close()
 
 
-def ended(swarm: Swarm) -> EndGroupReply:
+def ended(swarm: ServerState) -> EndGroupReply:
     return swarm.pool.end_group("g", [1.0, 0.0], step=1)
 
 
-def goes_down(swarm: Swarm) -> None:
+def goes_down(swarm: ServerState) -> None:
     swarm.engine.move(EngineStatus.BOOTING, 0.0, "it died")
 
 
 async def test_a_call_before_the_first_boot_is_refused_at_once(tmp_path: Path) -> None:
-    swarm = Swarm(ServerConfig("fake", tmp_path))
+    swarm = ServerState(ServerConfig("fake", tmp_path))
     swarm.engine.move(EngineStatus.BOOTING, 0.0)
     call = await AppCall(swarm).answered()
     assert call.status == 503 and "ENGINE.BOOTING" in call.json["error"]["message"]

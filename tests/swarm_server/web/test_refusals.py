@@ -16,7 +16,7 @@ from fakevllm_adapters.http.asgi import MAX_BODY_BYTES
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.web.app import create_app
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.state import ServerState
 
 Json = dict[str, Any]
 CLAIM: Json = {"client_uuid": "me", "episode_type": "train", "discard_episode_timeout": 60}
@@ -24,7 +24,7 @@ CLAIM: Json = {"client_uuid": "me", "episode_type": "train", "discard_episode_ti
 
 @dataclass
 class Rig:
-    swarm: Swarm
+    swarm: ServerState
     http: httpx.AsyncClient
 
     async def claim(self, **changes: Any) -> str:

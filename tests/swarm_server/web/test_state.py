@@ -10,22 +10,22 @@ from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.cli.main import app
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.run.folder import RunFolder
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.state import ServerState
 
 
-async def started(swarm: Swarm) -> None:
+async def started(swarm: ServerState) -> None:
     async with swarm.changing_engine:
         await swarm.start_engine()
 
 
-async def rolling(swarm: Swarm) -> None:
+async def rolling(swarm: ServerState) -> None:
     async with asyncio.timeout(20):
         while swarm.engine.status is not EngineStatus.ROLLING:
             await asyncio.sleep(0.02)
 
 
 async def test_a_start_during_a_stop_waits_for_it_and_keeps_its_socket(tmp_path: Path) -> None:
-    swarm = Swarm(ServerConfig("fake", tmp_path))
+    swarm = ServerState(ServerConfig("fake", tmp_path))
     swarm.job = TrainJob()
     await started(swarm)
     await rolling(swarm)
@@ -37,7 +37,7 @@ async def test_a_start_during_a_stop_waits_for_it_and_keeps_its_socket(tmp_path:
 
 
 async def test_a_closed_server_leaves_its_run_directory_to_the_next(tmp_path: Path) -> None:
-    await Swarm(ServerConfig("fake", tmp_path)).close()
+    await ServerState(ServerConfig("fake", tmp_path)).close()
     RunFolder(tmp_path).close()
 
 

@@ -100,7 +100,7 @@ class EmbeddedEngine:
         self.max_model_len = self._folder.max_model_len
         self.default_sampling: dict[str, Any] = self._folder.default_sampling
         self.eos_ids = self._folder.eos_ids
-        self.tells_allowed = True
+        self.reports_allowed = True
         self._vocab_size: int = model.config.get_text_config().vocab_size
         self._tokenizer: Any = self._folder.tokenizer
         self._grammars = GrammarCompiler(self._tokenizer, self._vocab_size, self.eos_ids)

@@ -60,7 +60,7 @@ class FakeEngine:
         self.max_model_len = max_model_len
         self.default_sampling: dict[str, Any] = {}
         self.eos_ids = frozenset({EOS})
-        self.tells_allowed = False
+        self.reports_allowed = False
         self._seed = seed
         self._asked: Counter[bytes] = Counter()
         self._sampler_theta = self._theta = START_THETA

@@ -34,7 +34,7 @@ class Control:
             "model_name": "",
             "max_model_len": 0,
             "default_sampling": {},
-            "tells_allowed": False,
+            "reports_allowed": False,
         }
         if engine is not None:
             self._info = {name: getattr(engine, name) for name in self._info}

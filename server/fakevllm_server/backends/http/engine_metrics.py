@@ -115,7 +115,7 @@ class MeasuredEngine:
         self.max_model_len = engine.max_model_len
         self.default_sampling: dict[str, Any] = engine.default_sampling
         self.eos_ids = engine.eos_ids
-        self.tells_allowed = engine.tells_allowed
+        self.reports_allowed = engine.reports_allowed
 
     @property
     def num_waiting(self) -> int:

@@ -14,7 +14,7 @@ from fakevllm_adapters.vllm_compat.chat import ChatRequest
 from fakevllm_server.backends.http.text_stream import Detokenizer, StopScanner
 from fakevllm_server.types.backend import TokenEngine
 from fakevllm_server.types.sampling import Sampling, Token
-from fakevllm_server.types.token_masks import Allowed
+from fakevllm_server.types.token_masks import TokenMasks
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -90,9 +90,9 @@ def shown_allowed(
     engine: TokenEngine, request: ChatRequest, tokens: Sequence[Token]
 ) -> Json | None:
     """What each token was chosen from, where the engine knows it."""
-    if not (engine.tells_allowed and request.tells_allowed):
+    if not (engine.reports_allowed and request.reports_allowed):
         return None
-    return Allowed.of([token.allowed for token in tokens]).to_wire()
+    return TokenMasks.of([token.allowed for token in tokens]).to_wire()
 
 
 def _version_spans(tokens: Sequence[Token]) -> list[Json]:

@@ -8,7 +8,7 @@ from typing import Any
 from fakevllm_adapters.protocol.errors import bad_request, unknown_model
 from fakevllm_adapters.vllm_compat.chat import ChatRequest
 from fakevllm_server.types.backend import TokenEngine
-from fakevllm_server.types.sampling import Sampling, used_temperature
+from fakevllm_server.types.sampling import Sampling, effective_temperature
 
 Json = dict[str, Any]
 
@@ -36,7 +36,7 @@ def sampling_asked(request: ChatRequest, defaults: Json, max_tokens: int) -> Sam
         )
     allowed = request.allowed_token_ids
     return Sampling(
-        temperature=used_temperature(setting("temperature", 1.0)),
+        temperature=effective_temperature(setting("temperature", 1.0)),
         top_p=setting("top_p", 1.0),
         top_k=max(setting("top_k", 0), 0),
         min_p=setting("min_p", 0.0),
@@ -57,7 +57,7 @@ def sampling_asked(request: ChatRequest, defaults: Json, max_tokens: int) -> Sam
         bad_words=tuple(request.bad_words or ()),
         allowed_ids=None if allowed is None else tuple(allowed),
         grammar=request.grammar,
-        tells_allowed=request.tells_allowed,
+        reports_allowed=request.reports_allowed,
     )
 
 

@@ -88,7 +88,7 @@ class ChildEngine:
             info["model_name"],
             info["max_model_len"],
             info["default_sampling"],
-            tells_allowed=info["tells_allowed"],
+            reports_allowed=info["reports_allowed"],
             gate=self._gate,
         )
 

@@ -16,9 +16,9 @@ from fakevllm_server.backends.process.child import ChildEngine
 from fakevllm_server.types.backend import (
     BackendError,
     BackendRefused,
+    BackendStart,
     Endpoint,
     Rollout,
-    Started,
     Trainer,
 )
 
@@ -39,11 +39,11 @@ class OneProcess:
     def trainer(self) -> Trainer:
         return self._engine
 
-    async def start(self) -> Started:
+    async def start(self) -> BackendStart:
         if self._endpoint is not None and await self._engine.health():
-            return Started(self._endpoint, trainer_is_new=False)
+            return BackendStart(self._endpoint, trainer_is_new=False)
         self._endpoint = await self._engine.launch()
-        return Started(self._endpoint, trainer_is_new=True)
+        return BackendStart(self._endpoint, trainer_is_new=True)
 
     async def is_sampling(self) -> bool:
         return await self._engine.health()
@@ -76,7 +76,7 @@ class TwoProcesses:
     def trainer(self) -> Trainer:
         return self._trainer
 
-    async def start(self) -> Started:
+    async def start(self) -> BackendStart:
         rollout_is_new = self._endpoint is None or not await _is_well(self._rollout)
         trainer_is_new = not (self._has_trainer and await _is_well(self._trainer))
         self._has_trainer = not trainer_is_new
@@ -86,16 +86,16 @@ class TwoProcesses:
             self._endpoint = None
             endpoint = await self._rollout.launch()
             # Only the trainer of the same engine renormalises over what was allowed.
-            self._endpoint = replace(endpoint, tells_allowed=False)
+            self._endpoint = replace(endpoint, reports_allowed=False)
         assert self._endpoint is not None
         if trainer_is_new:
             try:
                 await self._trainer.launch()
             # Told, not raised: apps are served without it.
             except BackendRefused as refused:
-                return Started(self._endpoint, trainer_is_new, refusal=str(refused))
+                return BackendStart(self._endpoint, trainer_is_new, refusal=str(refused))
         self._has_trainer = True
-        return Started(self._endpoint, trainer_is_new)
+        return BackendStart(self._endpoint, trainer_is_new)
 
     async def is_sampling(self) -> bool:
         return self._endpoint is not None and await self._rollout.health()

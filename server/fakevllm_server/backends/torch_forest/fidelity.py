@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fakevllm_server.backends.torch_forest.plan import Plan, as_tensor
 from fakevllm_server.forest import Forest
-from fakevllm_server.types.token_masks import WHOLE, Allowed
+from fakevllm_server.types.token_masks import WHOLE, TokenMasks
 
 
 class Recorded(Protocol):
@@ -44,7 +44,7 @@ class Recorded(Protocol):
     @property
     def is_trained(self) -> Sequence[bool]: ...
     @property
-    def allowed(self) -> Allowed | None: ...
+    def allowed(self) -> TokenMasks | None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from typing import Any
 import orjson
 
 from fakevllm_adapters.formats.sse import DONE, encode, json_of
-from fakevllm_server.rollout.sampling_rules import cuts, temperature_of, why_not_trainable
+from fakevllm_server.rollout.sampling_rules import temperature_of, truncations, untrainable_sampling
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
-from fakevllm_server.types.token_masks import Allowed
+from fakevllm_server.types.token_masks import TokenMasks
 from fakevllm_server.types.weight_gate import CallStamp
 
 Json = dict[str, Any]
@@ -45,16 +45,16 @@ class CallCapture(ABC):
         defaults: Json,
         refusal: str | None = None,
         *,
-        tells_allowed: bool = False,
+        reports_allowed: bool = False,
     ) -> None:
         """`defaults` are the engine's own; `refusal`, why nothing of this engine trains;
-        `tells_allowed`, whether it says what tokens were chosen from."""
+        `reports_allowed`, whether it says what tokens were chosen from."""
         sampling = defaults | {key: value for key, value in body.items() if value is not None}
         self.body = body
         self._temperature = temperature_of(sampling)
         self._refusal = refusal
-        self._bent = why_not_trainable(sampling, tells_allowed=tells_allowed)
-        self._asks_allowed = tells_allowed and self._bent is None and bool(cuts(sampling))
+        self._bent = untrainable_sampling(sampling, reports_allowed=reports_allowed)
+        self._asks_allowed = reports_allowed and self._bent is None and bool(truncations(sampling))
         self._hides_logprobs = self._hides_logprobs_of(body)
         self._hides_ids = not body.get("return_token_ids")
         self._hides_versions = not body.get("return_weight_versions")
@@ -151,7 +151,7 @@ class CallCapture(ABC):
             return None
         has_all = len(self._logprobs) == len(self._ids) and all(map(_is_number, self._logprobs))
         versions = self._spans if _cover(self._spans, len(self._ids)) else None
-        allowed = Allowed.read(self._chosen_from, self._ids) if self._asks_allowed else None
+        allowed = TokenMasks.read(self._chosen_from, self._ids) if self._asks_allowed else None
         return RecordedCall(
             prompt_ids=self._prompt_ids or [],
             response_ids=self._ids,
@@ -166,7 +166,7 @@ class CallCapture(ABC):
         )
 
     def _untrainable(
-        self, has_logprobs: bool, allowed: Allowed | None, *, is_doubtful: bool
+        self, has_logprobs: bool, allowed: TokenMasks | None, *, is_doubtful: bool
     ) -> str | None:
         told = self._refusal or self._trouble or self._bent
         if told is not None:

@@ -1,4 +1,4 @@
-"""Capture of chat completions; capture_base.py has what holds for every format."""
+"""ChatCapture of chat completions; capture_base.py has what holds for every format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from fakevllm_server.rollout.capture.base import CallCapture, Json
 
 
-class Capture(CallCapture):
+class ChatCapture(CallCapture):
     """Follows one chat call from the app's body to its record."""
 
     def __init__(
@@ -16,9 +16,9 @@ class Capture(CallCapture):
         defaults: Json,
         refusal: str | None = None,
         *,
-        tells_allowed: bool = False,
+        reports_allowed: bool = False,
     ) -> None:
-        super().__init__(body, defaults, refusal, tells_allowed=tells_allowed)
+        super().__init__(body, defaults, refusal, reports_allowed=reports_allowed)
         hidden = body.get("include_reasoning") is False and self._hides_all and self._bent is None
         self._reasoning = HiddenReasoning() if hidden else None
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fakevllm_server.rollout.capture.base import CallCapture
-from fakevllm_server.rollout.capture.chat import Capture
+from fakevllm_server.rollout.capture.chat import ChatCapture
 from fakevllm_server.rollout.capture.completions import CompletionsCapture
 
 CAPTURES: dict[str, type[CallCapture]] = {
-    "/v1/chat/completions": Capture,
+    "/v1/chat/completions": ChatCapture,
     "/v1/completions": CompletionsCapture,
 }

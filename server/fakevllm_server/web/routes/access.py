@@ -11,7 +11,7 @@ from fakevllm_adapters.http.asgi import Scope, header_map
 from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, error_body, unauthorized
 from fakevllm_adapters.protocol.keys import EPISODE_KEY_PREFIX
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.state import ServerState
 
 ADMIN_PATHS = frozenset(
     {
@@ -29,33 +29,33 @@ _CALLED = ("/v1/", "/e/")
 """Below these stands what calls the model, and nothing else."""
 
 
-def caller_of(swarm: Swarm, scope: Scope) -> str:
+def caller_of(state: ServerState, scope: Scope) -> str:
     """Whose episodes the bearer of a request's key may play; "" where no key is asked for."""
-    return swarm.config.keys.owner_of(api_key_of(header_map(scope)))
+    return state.config.keys.owner_of(api_key_of(header_map(scope)))
 
 
-def is_admin(swarm: Swarm, scope: Scope) -> bool:
-    return swarm.config.keys.is_admin(api_key_of(header_map(scope)))
+def is_admin(state: ServerState, scope: Scope) -> bool:
+    return state.config.keys.is_admin(api_key_of(header_map(scope)))
 
 
-def opens_episode(swarm: Swarm, key: str | None, path: str) -> bool:
+def opens_episode(state: ServerState, key: str | None, path: str) -> bool:
     """Whether it is a claimed episode's key where calls to the model are taken. With the key of who
     claimed it, it ends too."""
-    episode = swarm.episodes.of_key(key)
+    episode = state.episodes.of_key(key)
     return (
         episode is not None
         and path.startswith(_CALLED)
-        and swarm.config.keys.has_owner(episode.owner)
+        and state.config.keys.has_owner(episode.owner)
     )
 
 
-def stranger(swarm: Swarm, key: str | None, path: str) -> WireError:
+def stranger(state: ServerState, key: str | None, path: str) -> WireError:
     """An episode's key that comes late is told so, as it is where no key is asked for."""
     is_late = key is not None and key.startswith(EPISODE_KEY_PREFIX) and path.startswith(_CALLED)
-    return late_key() if is_late and swarm.episodes.of_key(key) is None else unauthorized()
+    return unclaimed_key() if is_late and state.episodes.of_key(key) is None else unauthorized()
 
 
-def late_key() -> WireError:
+def unclaimed_key() -> WireError:
     return not_found("The episode of this key is not claimed, cannot accept new requests.")
 
 

@@ -19,8 +19,8 @@ from fakevllm_adapters.protocol.swarm import (
 from fakevllm_server.episodes.registry import EpisodeRefused, Idempotency, slots
 from fakevllm_server.episodes.submissions import hash_of
 from fakevllm_server.web.routes.access import caller_of
-from fakevllm_server.web.routes.refusals import ClearRoute
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.routes.refusals import StrictRoute
+from fakevllm_server.web.state import ServerState
 
 log = logging.getLogger("fakevllm.server")
 
@@ -47,78 +47,80 @@ class RenewReply(BaseModel):
     """How long it may be silent from now on."""
 
 
-def router(swarm: Swarm) -> APIRouter:
-    routes = APIRouter(route_class=ClearRoute)
+def router(state: ServerState) -> APIRouter:
+    routes = APIRouter(route_class=StrictRoute)
 
     @routes.post("/claim_episode")
     async def claim_episode(request: ClaimEpisodeRequest, http: Request) -> ClaimEpisodeReply:
-        return await _claimed(swarm, request, http)
+        return await _claimed(state, request, http)
 
     @routes.post("/end_episode", response_model_exclude_defaults=True)
     async def end_episode(request: EndEpisodeRequest, http: Request) -> EndEpisodeReply:
         reward = _scalar_reward(request)
         try:
-            swarm.episodes.check_owner(request.episode_uuid, caller_of(swarm, http.scope))
-            reply = await swarm.intake.end_episode(request, reward, swarm.closed)
+            state.episodes.check_owner(request.episode_uuid, caller_of(state, http.scope))
+            reply = await state.intake.end_episode(request, reward, state.closed)
         except EpisodeRefused as refused:
-            status = swarm.engine.status
-            detail = refused.detail if swarm.engine.is_serving else _cannot_end(status)
+            status = state.engine.status
+            detail = refused.detail if state.engine.is_serving else _cannot_end(status)
             raise HTTPException(refused.status, detail) from None
-        swarm.changed()
-        if reply.warning and swarm.closed is None:  # which is told once, not for each episode
+        state.changed()
+        if reply.warning and state.closed is None:  # which is told once, not for each episode
             log.warning("episode %s: %s", request.episode_uuid, reply.warning)
         return reply
 
     @routes.post("/abort_episode")
     async def abort_episode(request: EndEpisodeRequest, http: Request) -> dict[str, bool]:
         try:
-            swarm.episodes.check_owner(request.episode_uuid, caller_of(swarm, http.scope))
+            state.episodes.check_owner(request.episode_uuid, caller_of(state, http.scope))
         except EpisodeRefused as refused:
             raise HTTPException(refused.status, refused.detail) from None
-        await swarm.intake.abort_episode(
+        await state.intake.abort_episode(
             request.episode_uuid, request.client_uuid, request.declare_client_active
         )
-        swarm.changed()
+        state.changed()
         return {"success": True}
 
     @routes.post("/renew_episode")
     async def renew_episode(request: CanContinueRequest, http: Request) -> RenewReply:
         """A heartbeat, for agents that are long silent between their calls."""
         try:
-            swarm.episodes.check_owner(request.episode_uuid, caller_of(swarm, http.scope))
-            episode = swarm.episodes.owned(request.episode_uuid, request.client_uuid)
+            state.episodes.check_owner(request.episode_uuid, caller_of(state, http.scope))
+            episode = state.episodes.owned(request.episode_uuid, request.client_uuid)
         except EpisodeRefused as refused:
             raise HTTPException(410, refused.detail) from None
         now = time.monotonic()
-        swarm.episodes.renew(episode, now)
-        swarm.participation.clients.seen(episode.client_uuid, now)
+        state.episodes.renew(episode, now)
+        state.participation.clients.seen(episode.client_uuid, now)
         return RenewReply(success=True, idle_limit_s=episode.idle_limit_s)
 
     @routes.post("/can_continue_episode")
     async def can_continue_episode(request: CanContinueRequest, http: Request) -> dict[str, bool]:
         try:
-            swarm.episodes.check_owner(request.episode_uuid, caller_of(swarm, http.scope))
+            state.episodes.check_owner(request.episode_uuid, caller_of(state, http.scope))
         except EpisodeRefused:
             return {"can_continue": False}
-        known = swarm.episodes.find(request.episode_uuid) is not None
-        return {"can_continue": swarm.engine.is_serving and known}
+        known = state.episodes.find(request.episode_uuid) is not None
+        return {"can_continue": state.engine.is_serving and known}
 
     return routes
 
 
-async def _claimed(swarm: Swarm, request: ClaimEpisodeRequest, http: Request) -> ClaimEpisodeReply:
-    client, owner = request.client_uuid, caller_of(swarm, http.scope)
+async def _claimed(
+    state: ServerState, request: ClaimEpisodeRequest, http: Request
+) -> ClaimEpisodeReply:
+    client, owner = request.client_uuid, caller_of(state, http.scope)
     policy, idempotency = request.throttle_policy, _idempotency_of(request)
     episode = None
     if idempotency is not None:
-        episode = await swarm.intake.renew_claim(client, owner, idempotency, policy)
-    is_known = episode is not None and swarm.engine.is_serving  # or its calls would be refused
-    refusal = None if is_known else _cannot_claim(swarm, request)
+        episode = await state.intake.renew_claim(client, owner, idempotency, policy)
+    is_known = episode is not None and state.engine.is_serving  # or its calls would be refused
+    refusal = None if is_known else _cannot_claim(state, request)
     if refusal is not None:
         return ClaimEpisodeReply(success=False, client_uuid=client, fail_cause=refusal)
     if episode is None:
         kind, idle_limit_s = request.episode_type, request.discard_episode_timeout
-        episode = await swarm.intake.claim(client, kind, idle_limit_s, owner, policy, idempotency)
+        episode = await state.intake.claim(client, kind, idle_limit_s, owner, policy, idempotency)
     return ClaimEpisodeReply(
         success=True,
         client_uuid=request.client_uuid,
@@ -133,21 +135,21 @@ def _idempotency_of(request: ClaimEpisodeRequest) -> Idempotency | None:
     return Idempotency(key, hash_of(request)) if key else None
 
 
-def _cannot_claim(swarm: Swarm, request: ClaimEpisodeRequest) -> str | None:
-    status = swarm.engine.status
+def _cannot_claim(state: ServerState, request: ClaimEpisodeRequest) -> str | None:
+    status = state.engine.status
     if status is not EngineStatus.ROLLING:
         return f"Engine not ready. Current status: [{status}]. {_ADVICE[status]}"
     if request.episode_type not in ("train", "eval"):
         raise HTTPException(400, f"Unknown episode_type: {request.episode_type}")
-    job = swarm.job
+    job = state.job
     if job is not None and job.lockstep and request.episode_type == "train":
         return _LOCKSTEP
     policy = request.throttle_policy if request.episode_type == "train" else None
     if policy is not None and policy.has_share and not policy.current_task_id:
         raise HTTPException(400, _NO_TASK)
-    held_back = swarm.participation.why_not(request, time.monotonic())  # who asks is heard, always
+    held_back = state.participation.why_not(request, time.monotonic())  # who asks is heard, always
     num_slots = slots(job)
-    if not swarm.episodes.can_claim(num_slots):
+    if not state.episodes.can_claim(num_slots):
         return f"{_NONE_FREE} {num_slots:,} are claimed, and no more are at once."
     return None if held_back is None else f"{_NONE_FREE} {held_back}"
 

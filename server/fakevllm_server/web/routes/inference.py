@@ -41,9 +41,9 @@ from fakevllm_adapters.protocol.swarm import (
 from fakevllm_server.episodes.registry import Episode, EpisodeRefused
 from fakevllm_server.rollout.engine_client import EngineClient, EngineFailed
 from fakevllm_server.types.weight_gate import CallStamp, GateAbandoned
-from fakevllm_server.web.routes.access import caller_of, late_key, not_found
-from fakevllm_server.web.routes.inbound import Attempt, Inbound
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.routes.access import caller_of, not_found, unclaimed_key
+from fakevllm_server.web.routes.client_call import Attempt, ClientCall
+from fakevllm_server.web.state import ServerState
 
 log = logging.getLogger("fakevllm.server")
 
@@ -58,17 +58,17 @@ _STRAYS = (
 _GONE = "The engine did not answer; it is being started again."
 
 
-def door(swarm: Swarm, adapter: Adapter | None) -> AsgiApp:
+def door(state: ServerState, adapter: Adapter | None) -> AsgiApp:
     """The ASGI endpoint of one wire format; None: of the routes that are passed on as they are."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            swarm.ever_served()
+            state.attached_engine()
             body = await read_body(receive)
             work = (
-                _relayed(swarm, scope, body, send)
+                _relayed(state, scope, body, send)
                 if adapter is None
-                else _answer(swarm, scope, adapter, body, send)
+                else _answer(state, scope, adapter, body, send)
             )
             await _unless_left(receive, work)
         except WireError as error:
@@ -82,19 +82,21 @@ def door(swarm: Swarm, adapter: Adapter | None) -> AsgiApp:
     return app
 
 
-async def _relayed(swarm: Swarm, scope: Scope, body: bytes, send: Send) -> None:
+async def _relayed(state: ServerState, scope: Scope, body: bytes, send: Send) -> None:
     """A small route of the engine's."""
     headers = header_map(scope)
-    _episode(swarm, scope, headers)  # refuses those that are gone
+    _episode(state, scope, headers)  # refuses those that are gone
     path: str = scope["path"].removeprefix(f"/e/{scope['path_params'].get('episode_uuid')}")
     path = path_with_query(path, scope.get("query_string", b""))
-    await swarm.serving_now().relay(scope["method"], path, body, engine_headers(headers), send)
+    await state.serving_engine().relay(scope["method"], path, body, engine_headers(headers), send)
 
 
-async def _answer(swarm: Swarm, scope: Scope, adapter: Adapter, body: bytes, send: Send) -> None:
+async def _answer(
+    state: ServerState, scope: Scope, adapter: Adapter, body: bytes, send: Send
+) -> None:
     headers = header_map(scope)
     sibling = _sibling(headers)
-    episode = _episode(swarm, scope, headers)
+    episode = _episode(state, scope, headers)
     if sibling is not None and episode is not None:
         raise bad_request(f"{SIBLING_HEADER} is not for the key of an episode.")
     # What comes from a proxy has been checked there, by limits that its user may have set.
@@ -102,48 +104,48 @@ async def _answer(swarm: Swarm, scope: Scope, adapter: Adapter, body: bytes, sen
     if episode is None:
         found = CheckedBody(body, json_object(body))
     else:
-        job, served = swarm.job, swarm.ever_served().facts.model
+        job, served = state.job, state.attached_engine().facts.model
         found = _of_its_model(check_body(body, LIMITS), served)
-    call = Inbound(adapter, found.raw, found.body, engine_headers(headers), send, job)
+    call = ClientCall(adapter, found.raw, found.body, engine_headers(headers), send, job)
     if sibling is None and episode is None:
-        if not swarm.has_told_strays and PROXY_HEADERS["Via"] not in _via(headers):
-            swarm.has_told_strays = True
+        if not state.has_logged_stray_calls and PROXY_HEADERS["Via"] not in _via(headers):
+            state.has_logged_stray_calls = True
             log.info(_STRAYS)
-        return await _twice(swarm, call.relay)
+        return await _twice(state, call.relay)
     if sibling is not None:
-        return await _twice(swarm, call.captured(partial(swarm.intake.add_call, sibling)))
+        return await _twice(state, call.captured(partial(state.intake.add_call, sibling)))
     assert episode is not None
     now = time.monotonic()
-    swarm.episodes.call_begins(episode, now)
-    swarm.participation.clients.seen(episode.client_uuid, now)
+    state.episodes.call_begins(episode, now)
+    state.participation.clients.seen(episode.client_uuid, now)
     try:
         # Kept before the last byte goes out: the client may end the episode at it.
-        await _twice(swarm, call.captured(partial(swarm.intake.add_episode_call, episode)))
+        await _twice(state, call.captured(partial(state.intake.add_episode_call, episode)))
     finally:
-        swarm.episodes.call_ends(episode, time.monotonic())
+        state.episodes.call_ends(episode, time.monotonic())
 
 
-async def _twice(swarm: Swarm, attempt: Attempt) -> None:
+async def _twice(state: ServerState, attempt: Attempt) -> None:
     """Through to the engine; and once more, after it is back, where it fails before anything was
     sent. Raises EngineFailed the second time; WireError where it stays away."""
-    async with _entered(swarm) as (upstream, stamp):
+    async with _entered(state) as (upstream, stamp):
         try:
             return await attempt(upstream, stamp)
         except EngineFailed:
             failed = upstream
-    async with _entered(swarm, failed) as (upstream, stamp):
+    async with _entered(state, failed) as (upstream, stamp):
         await attempt(upstream, stamp)
 
 
 @asynccontextmanager
 async def _entered(
-    swarm: Swarm, failed: EngineClient | None = None
+    state: ServerState, failed: EngineClient | None = None
 ) -> AsyncGenerator[tuple[EngineClient, CallStamp]]:
     """An engine that answers, with the call counted at its gate."""
     async with AsyncExitStack() as gate:
         try:
             async with asyncio.timeout(HOLD_S):
-                entered = await _through(swarm, gate, failed)
+                entered = await _through(state, gate, failed)
         except TimeoutError:
             message = f"The engine did not become ready within {HOLD_S:.0f} s; see the server log."
             raise unavailable(message, OutageReason.ENGINE_FAILED) from None
@@ -151,10 +153,10 @@ async def _entered(
 
 
 async def _through(
-    swarm: Swarm, gate: AsyncExitStack, failed: EngineClient | None
+    state: ServerState, gate: AsyncExitStack, failed: EngineClient | None
 ) -> tuple[EngineClient, CallStamp]:
     while True:
-        upstream = await swarm.until_serving(failed)
+        upstream = await state.wait_until_serving(failed)
         try:
             return upstream, await gate.enter_async_context(upstream.endpoint.gate.call())
         except GateAbandoned:
@@ -189,25 +191,25 @@ def _sibling(headers: dict[bytes, bytes]) -> SiblingRef | None:
         raise bad_request(str(error)) from None
 
 
-def _episode(swarm: Swarm, scope: Scope, headers: dict[bytes, bytes]) -> Episode | None:
+def _episode(state: ServerState, scope: Scope, headers: dict[bytes, bytes]) -> Episode | None:
     """The claimed episode a call belongs to: its key names it, or the path does to whose key
     claimed it. A key or path that names none is refused, as the protocol words it."""
     key = api_key_of(headers)
     uuid = scope.get("path_params", {}).get("episode_uuid")
     is_of_one = key is not None and key.startswith(EPISODE_KEY_PREFIX)
-    by_key = swarm.episodes.of_key(key)
+    by_key = state.episodes.of_key(key)
     if uuid is None:
         if is_of_one and by_key is None:
-            raise late_key()
+            raise unclaimed_key()
         return by_key
-    named = swarm.episodes.find(uuid)
+    named = state.episodes.find(uuid)
     if named is None:
         raise not_found(f"Episode {uuid} not found.")
     if is_of_one and by_key is not named:
         raise not_found(f"The episode {uuid} is not claimed, cannot accept new requests.")
     if by_key is not named:
         try:
-            swarm.episodes.check_owner(uuid, caller_of(swarm, scope))
+            state.episodes.check_owner(uuid, caller_of(state, scope))
         except EpisodeRefused as refused:
             raise not_found(refused.detail) from None
     return named

@@ -27,8 +27,8 @@ from fakevllm_server.run.group_view import shown
 from fakevllm_server.web.latest_call import LatestCall
 from fakevllm_server.web.pool_view import pool_information
 from fakevllm_server.web.routes.access import caller_of, is_admin
-from fakevllm_server.web.routes.refusals import ClearRoute
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.routes.refusals import StrictRoute
+from fakevllm_server.web.state import ServerState
 from fakevllm_server.web.verbose_log import MAX_CHARS, VerboseEntry, VerboseLog
 
 MASKED = "***"
@@ -48,17 +48,17 @@ class VerboseReply(BaseModel):
     entries: list[VerboseEntry]
 
 
-def router(swarm: Swarm, latest_call: LatestCall | None) -> APIRouter:
-    routes = APIRouter(route_class=ClearRoute)
-    for part in (_batch_routes(swarm), _token_routes(swarm), _trainer_routes()):
+def router(state: ServerState, latest_call: LatestCall | None) -> APIRouter:
+    routes = APIRouter(route_class=StrictRoute)
+    for part in (_batch_routes(state), _token_routes(state), _trainer_routes()):
         routes.include_router(part)
     verbose = VerboseLog()
 
     @routes.post("/get_episode_buffer")
     async def get_episode_buffer(request: Request) -> EpisodeBuffer:
         """One's own; an admin sees all."""
-        caller, sees_all = caller_of(swarm, request.scope), is_admin(swarm, request.scope)
-        shown = [one for one in swarm.episodes.claimed if sees_all or one.owner == caller]
+        caller, sees_all = caller_of(state, request.scope), is_admin(state, request.scope)
+        shown = [one for one in state.episodes.claimed if sees_all or one.owner == caller]
         return EpisodeBuffer(buffer=[_status(one, str(request.base_url)) for one in shown])
 
     @routes.post("/replay_latest_llm_call")
@@ -81,7 +81,7 @@ def router(swarm: Swarm, latest_call: LatestCall | None) -> APIRouter:
 
     @routes.get("/get_server_experiment_dir")
     async def get_server_experiment_dir() -> ExperimentDirReply:
-        return ExperimentDirReply(server_experiment_dir=str(swarm.config.run_dir.resolve()))
+        return ExperimentDirReply(server_experiment_dir=str(state.config.run_dir.resolve()))
 
     return routes
 
@@ -102,17 +102,17 @@ def _status(episode: Episode, base_url: str) -> EpisodeStatus:
     )
 
 
-def _batch_routes(swarm: Swarm) -> APIRouter:
+def _batch_routes(state: ServerState) -> APIRouter:
     """Return the routes about the batch that is being collected."""
-    routes = APIRouter(route_class=ClearRoute)
+    routes = APIRouter(route_class=StrictRoute)
 
     @routes.get("/get_current_batch_rollout_pool_information")
     async def get_current_batch_rollout_pool_information() -> PoolInformation:
-        return pool_information(swarm)
+        return pool_information(state)
 
     @routes.post("/agree_sync_weight")
     async def agree_sync_weight(request: AgreeRequest) -> SuccessReply:
-        job = swarm.job or TrainJob()
+        job = state.job or TrainJob()
         if not method_of(job).is_agreed_on:
             raise HTTPException(
                 400,
@@ -120,22 +120,22 @@ def _batch_routes(swarm: Swarm) -> APIRouter:
                 f"{job.swarm_mode_sample_collection_method}. Name one that ends in "
                 "agree_sync_weight.",
             )
-        refusal = swarm.pool.clients.agree(request.client_uuid, time.monotonic())
-        swarm.changed()
+        refusal = state.pool.clients.agree(request.client_uuid, time.monotonic())
+        state.changed()
         return SuccessReply(success=refusal is None, failure_reason=refusal or "")
 
     return routes
 
 
-def _token_routes(swarm: Swarm) -> APIRouter:
+def _token_routes(state: ServerState) -> APIRouter:
     """Return the route from which `fakevllm tokens` reads the tokens of a group or an episode."""
-    routes = APIRouter(route_class=ClearRoute)
+    routes = APIRouter(route_class=StrictRoute)
 
     @routes.get("/get_episode_tokens")
     def get_episode_tokens(episode: str) -> GroupView:
         """In a thread, and beside the journal: it may be long, and nobody waits for it."""
         try:
-            found = read_journal_file(swarm.config.run_dir / "journal.sqlite", shown, episode)
+            found = read_journal_file(state.config.run_dir / "journal.sqlite", shown, episode)
         except CorruptCall:
             raise HTTPException(410, f"What is kept of {episode} is damaged.") from None
         except ConfigError as error:

@@ -36,7 +36,7 @@ class _StrictRequest(Request):
         return orjson.loads(await self.body())
 
 
-class ClearRoute(APIRoute):
+class StrictRoute(APIRoute):
     """Strict JSON, and FastAPI's 422 in one line, without the body, which may be beyond writing."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from fakevllm_adapters.http.asgi import read_body
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server.web.routes.refusals import ClearRoute
-from fakevllm_server.web.state import Swarm
+from fakevllm_server.web.routes.refusals import StrictRoute
+from fakevllm_server.web.state import ServerState
 from fakevllm_server.web.train_code import MAX_ZIP_BYTES, BadArchive, unpack
 
 _NOT_TAKEN = (
@@ -30,20 +30,20 @@ class SyncCodeReply(BaseModel):
     temp_ajet_code_path: str
 
 
-def router(swarm: Swarm) -> APIRouter:
-    routes = APIRouter(route_class=ClearRoute)
+def router(state: ServerState) -> APIRouter:
+    routes = APIRouter(route_class=StrictRoute)
 
     @routes.post("/sync_train_code")
     async def sync_train_code(request: Request) -> SyncCodeReply:
-        if not swarm.config.allow_train_code:
+        if not state.config.allow_train_code:
             raise HTTPException(403, _NOT_TAKEN)
-        if swarm.engine.status is not EngineStatus.OFFLINE:
+        if state.engine.status is not EngineStatus.OFFLINE:
             raise HTTPException(
                 400,
                 "Engine is already started. Call `stop_engine` first before syncing new training "
                 "code.",
             )
-        folder, stamp = swarm.config.run_dir / "train_code", time.strftime("%Y%m%d-%H%M%S")
+        folder, stamp = state.config.run_dir / "train_code", time.strftime("%Y%m%d-%H%M%S")
         try:
             raw = await read_body(request.receive, MAX_ZIP_BYTES)
             code = await asyncio.to_thread(unpack, raw, folder, stamp)

@@ -45,7 +45,7 @@ def run_of(run_dir: Path, model: Path, *trainers: PolicyTrainer) -> Path:
         journal.close()
 
     folder = RunFolder(run_dir)
-    folder.remember_model("embedded", str(model))
+    folder.record_model("embedded", str(model))
     asyncio.run(save())
     folder.close()
     return run_dir

@@ -23,7 +23,7 @@ def recorded(call: Call) -> RecordedCall:
         list(call.prompt_ids), list(call.response_ids), list(call.logprobs), spans,
         call.temperature, "stop", None,
     )  # fmt: skip
-    return RecordedCall.of_wire(sampled.to_wire())
+    return RecordedCall.from_wire(sampled.to_wire())
 
 
 def sample(name: str, call: Call, advantage: float) -> FinishedGroup:

@@ -224,7 +224,7 @@ class Watched(FakeEngine):
 async def test_an_engine_that_does_not_know_what_tokens_were_chosen_from_says_nothing_of_it(
     http: httpx.AsyncClient,
 ) -> None:
-    assert (await http.get("/control/info")).json()["tells_allowed"] is False
+    assert (await http.get("/control/info")).json()["reports_allowed"] is False
     for path, body in (
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Yes or no?"}]}),
         ("/v1/completions", {"prompt": "Yes or no?"}),

@@ -10,28 +10,28 @@ from swarm_server.backends.torch_forest.test_fidelity import SIBLINGS, asked, pi
 from fakevllm_server.backends.torch_forest.fidelity import Fidelity, fidelity
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.forest import CallTokens, build_forest
-from fakevllm_server.types.token_masks import Allowed, packed
+from fakevllm_server.types.token_masks import TokenMasks, packed
 
 
 def test_a_set_is_the_one_its_token_was_chosen_from() -> None:
     few, fewer, one = (packed(bytes([bits])) for bits in (0b1110000, 0b1010000, 0b10000))
-    held = replace(SIBLINGS[1], allowed=Allowed.of([few, None, few]))
+    held = replace(SIBLINGS[1], allowed=TokenMasks.of([few, None, few]))
     assert asked(piece_of([held]), [held]) == Fidelity(3, 3, None)
 
-    other = replace(held, allowed=Allowed.of([few, None, fewer]))
+    other = replace(held, allowed=TokenMasks.of([few, None, fewer]))
     found = asked(piece_of([held]), [other])
     assert (found.num_true, found.fault) == (
         2,
         "call 0 (group g), response token 2, is not what was recorded",
     )
-    forced = replace(held, allowed=Allowed.of([one, None, few]))
+    forced = replace(held, allowed=TokenMasks.of([one, None, few]))
     assert asked(piece_of([forced]), [forced]) == Fidelity(2, 2, None)
 
 
 def test_a_plan_that_trains_a_token_nobody_chose_is_told() -> None:
     """Right in every tensor, and in denominators it does not belong to."""
     few, one = packed(bytes([0b1110000])), packed(bytes([0b10000]))
-    call = replace(SIBLINGS[1], allowed=Allowed.of([one, None, few]))
+    call = replace(SIBLINGS[1], allowed=TokenMasks.of([one, None, few]))
     ids, num_prompt = [*call.prompt_ids, *call.response_ids], len(call.prompt_ids)
     sets = [*[None] * num_prompt, one, None, few]
     whole = CallTokens(ids, [(num_prompt, len(ids))], temperature=1.0, chosen_from=sets)

@@ -15,7 +15,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from fakevllm_server.types.sampling import Sampling, used_temperature
+from fakevllm_server.types.sampling import Sampling, effective_temperature
 from fakevllm_server.types.token_masks import packed
 
 LEAST_LOGPROB = -9999.0
@@ -61,13 +61,13 @@ class SamplingRows:
         greedy = [row.temperature == 0 for row in rows]
         drawn = [Sampling() if row.temperature == 0 else row for row in rows]
         return SamplingRows(
-            temperature=column([used_temperature(row.temperature) for row in drawn], 1.0),
+            temperature=column([effective_temperature(row.temperature) for row in drawn], 1.0),
             greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
             top_k=column([max(row.top_k, 0) for row in drawn], 0.0),
             top_p=column([max(row.top_p, LEAST_TOP_P) for row in drawn], 1.0),
             min_p=column([min(row.min_p, 1.0) for row in drawn], 0.0),
             num_tops=[max(row.top_logprobs, 0) for row in rows],
-            telling=[at for at, row in enumerate(rows) if row.tells_allowed],
+            telling=[at for at, row in enumerate(rows) if row.reports_allowed],
         )
 
 

@@ -20,7 +20,7 @@ from fakevllm_server.rollout.capture.table import CAPTURES
 from fakevllm_server.training.batch import plan_step
 from fakevllm_server.types.backend import Batch, LossSpec, StepMetrics
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
-from fakevllm_server.types.token_masks import Allowed
+from fakevllm_server.types.token_masks import TokenMasks
 from fakevllm_server.types.weight_gate import CallStamp
 
 Json = dict[str, Any]
@@ -52,10 +52,10 @@ class Client:
     def __init__(self, engine: EmbeddedEngine) -> None:
         transport = httpx.ASGITransport(app=create_app(engine, engine))
         self._http = httpx.AsyncClient(transport=transport, base_url="http://engine", timeout=None)
-        self.tells_allowed = False
+        self.reports_allowed = False
 
     async def __aenter__(self) -> Client:
-        self.tells_allowed = (await self._http.get("/control/info")).json()["tells_allowed"]
+        self.reports_allowed = (await self._http.get("/control/info")).json()["reports_allowed"]
         return self
 
     async def __aexit__(self, *raised: object) -> None:
@@ -67,7 +67,7 @@ class Client:
             body |= {"messages": [{"role": "user", "content": "How is it?"}]}
         else:
             body |= {"prompt": "How is it?"}
-        capture = CAPTURES[path](body, {}, tells_allowed=self.tells_allowed)
+        capture = CAPTURES[path](body, {}, reports_allowed=self.reports_allowed)
         answer = await self._http.post(path, json=capture.upstream_body())
         assert answer.status_code == 200, answer.text
         if body.get("stream"):
@@ -163,7 +163,7 @@ async def test_logprobs_are_of_the_masked_and_renormalised_distribution(
     for token in choice["logprobs"]["content"]:
         masses = [math.exp(entry["logprob"]) for entry in token["top_logprobs"]]
         assert sum(masses) == pytest.approx(1, abs=1e-5)
-    allowed = Allowed.read(choice["allowed_tokens"], choice["token_ids"])
+    allowed = TokenMasks.read(choice["allowed_tokens"], choice["token_ids"])
     assert allowed is not None
     assert [allowed.sizes[index] for index in allowed.of_token] == sizes
 

@@ -26,14 +26,14 @@ from fakevllm_server.training.intake import with_job
 from fakevllm_server.types.calls import RecordedCall
 from fakevllm_server.types.weight_gate import CallStamp
 
-Keep = Callable[[RecordedCall], Awaitable[None]]
+SaveCall = Callable[[RecordedCall], Awaitable[None]]
 Attempt = Callable[[EngineClient, CallStamp], Awaitable[None]]
 _STARLETTE_NO_ROUTE = {"detail": "Not Found"}
 """Body of the 404 that Starlette, below vLLM's FastAPI, sends for a path without a route."""
 
 
 @dataclass(frozen=True, slots=True)
-class Inbound:
+class ClientCall:
     adapter: Adapter
     raw: bytes
     parsed: Json | None
@@ -57,7 +57,7 @@ class Inbound:
 
         await self._ask(upstream, exchange, ask)
 
-    def captured(self, keep: Keep) -> Attempt:
+    def captured(self, keep: SaveCall) -> Attempt:
         """Each attempt is captured anew; one that is whole goes to `keep`."""
 
         async def attempt(upstream: EngineClient, stamp: CallStamp) -> None:
@@ -81,7 +81,7 @@ class Inbound:
         upstream: EngineClient,
         exchange: Exchange,
         stamp: CallStamp,
-        keep: Keep,
+        keep: SaveCall,
         refuses: Refuses,
     ) -> None:
         path, engine = self.adapter.upstream_path, upstream.endpoint
@@ -89,7 +89,7 @@ class Inbound:
             exchange.body,
             engine.default_sampling,
             engine.refusal,
-            tells_allowed=engine.tells_allowed,
+            reports_allowed=engine.reports_allowed,
         )
 
         async def finished() -> None:
