@@ -262,9 +262,9 @@ async def test_a_proxy_is_in_lockstep_where_its_server_is_too(
 def test_rows_are_played_one_after_another_in_lockstep(
     lockstep: bool, given: int | None, expected: int
 ) -> None:
-    assert replay_settings(given, lockstep).num_at_a_time == expected
+    assert replay_settings(given, lockstep).num_concurrent == expected
     with pytest.raises(ConfigError, match="take --concurrency out"):
-        _ = replay_settings(2, lockstep=True).num_at_a_time
+        _ = replay_settings(2, lockstep=True).num_concurrent
 
 
 def replay_settings(concurrency: int | None, lockstep: bool) -> ReplaySettings:
