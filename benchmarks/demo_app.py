@@ -16,7 +16,7 @@ import aiohttp
 import httpx
 import openai
 
-from fakevllm.demo.sums import BELOW
+from fakevllm.demo.tasks import BELOW
 from fakevllm.errors import ConfigError
 from fakevllm.replay.proxy_queries import first_model, register_tasks
 from fakevllm_adapters.protocol.swarm import Task

@@ -1,5 +1,4 @@
-"""`fakevllm demo` from start to end: processes up, probe, train on replayed traffic, probe again,
-report."""
+"""Run `fakevllm demo`: start the processes, probe, train on replayed traffic, probe again, report."""
 
 from __future__ import annotations
 
@@ -23,16 +22,16 @@ from fakevllm.config.model import load
 from fakevllm.demo.outcome import Outcome
 from fakevllm.demo.probe import NUM_SAMPLES, Probe, probe
 from fakevllm.demo.report import show
-from fakevllm.demo.running import (
+from fakevllm.demo.run_state import (
     EMBEDDED,
     POLL_EVERY_S,
     DemoSettings,
     Run,
     keep_polling,
     ready,
-    told,
+    wait_for_final_status,
 )
-from fakevllm.demo.sums import all_tasks
+from fakevllm.demo.tasks import all_tasks
 from fakevllm.demo.view import render
 from fakevllm.errors import ConfigError, FakevllmError, UserError
 from fakevllm.replay.backpressure import follow_capacity
@@ -55,7 +54,7 @@ JOB = TrainJob(
 
 
 def run_demo(settings: DemoSettings) -> Outcome:
-    """Raises UserError for what the user can mend."""
+    """Run the demo and return its numbers. Raises UserError for mistakes that the user can correct."""
     if settings.lockstep and settings.engines != EMBEDDED:
         raise UserError("--lockstep is for the embedded engine, which decodes every answer alone.")
     settings.engines.check_installed()
@@ -64,24 +63,24 @@ def run_demo(settings: DemoSettings) -> Outcome:
     try:
         return asyncio.run(_demo(settings, console))
     except KeyboardInterrupt:
-        console.print(f"Stopped. Go on: {_again(settings)}", soft_wrap=True)
+        console.print(f"Stopped. To resume: {_resume_command(settings)}", soft_wrap=True)
         raise
     except FakevllmError as error:
         raise error if isinstance(error, UserError) else UserError(str(error)) from error
 
 
 @contextmanager
-def live(console: Console, shown: Callable[[], RenderableType]) -> Generator[None]:
-    """The last picture ends its line in a file too, which rich leaves open."""
+def live(console: Console, render_now: Callable[[], RenderableType]) -> Generator[None]:
+    """Show a live display. If the output is a file, end its last line, which rich does not do."""
     try:
-        with Live(console=console, refresh_per_second=4, get_renderable=shown):
+        with Live(console=console, refresh_per_second=4, get_renderable=render_now):
             yield
     finally:
         if not console.is_terminal:
             console.line()
 
 
-def _again(settings: DemoSettings) -> str:
+def _resume_command(settings: DemoSettings) -> str:
     command = ["fakevllm", "demo", "--run-dir", str(settings.run_dir)]
     command += ["--steps", str(settings.steps), *settings.engines.flags]
     command += [] if settings.control == "none" else ["--control", settings.control]
@@ -99,7 +98,7 @@ async def _demo(settings: DemoSettings, console: Console) -> Outcome:
             await _train(run, model)
             after = await probe_once(run, model, "after")
             run.phase = "done"
-            await told(run)
+            await wait_for_final_status(run)
         outcome = _outcome(run, before, after, time.monotonic() - started)
         show(console, outcome, before, after, run.folder / "ledger.sqlite")
     if settings.json_file is not None:
@@ -109,16 +108,27 @@ async def _demo(settings: DemoSettings, console: Console) -> Outcome:
 
 @asynccontextmanager
 async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
-    """The processes, kept up until the block ends; one that cannot be kept up ends it."""
+    """Keep server and proxy running until the block ends.
+
+    A process that cannot be kept running ends the block with an error.
+    """
     make_run_folder(settings.folder, "--run-dir")
-    with socket.create_server(ANY_PORT) as of_server, socket.create_server(ANY_PORT) as of_proxy:
-        run = _prepared(settings, of_server, of_proxy)
+    with (
+        socket.create_server(ANY_PORT) as server_socket,
+        socket.create_server(ANY_PORT) as proxy_socket,
+    ):
+        run = _prepare_run(settings, server_socket, proxy_socket)
         async with supervise((run.server, run.proxy), run.notes.append):
             yield run
 
 
-def _prepared(settings: DemoSettings, of_server: socket.socket, of_proxy: socket.socket) -> Run:
-    """Raises UserError where the folder holds another run."""
+def _prepare_run(
+    settings: DemoSettings, server_socket: socket.socket, proxy_socket: socket.socket
+) -> Run:
+    """Write the run's configuration and describe its processes.
+
+    Raises UserError if the folder holds a run with other settings.
+    """
     folder = settings.folder
     job = JOB.model_copy(
         update={
@@ -128,10 +138,10 @@ def _prepared(settings: DemoSettings, of_server: socket.socket, of_proxy: socket
             "total_training_steps": settings.steps,
         }
     )
-    server_port, proxy_port = of_server.getsockname()[1], of_proxy.getsockname()[1]
+    server_port, proxy_port = server_socket.getsockname()[1], proxy_socket.getsockname()[1]
     config = folder / "fakevllm.toml"
-    _same_kind(config, job)
-    _same_engines(folder / "engines.json", settings.engines)
+    _require_same_kind(config, job)
+    _require_same_engines(folder / "engines.json", settings.engines)
     config.write_text(_toml(folder, server_port, proxy_port, job))
     model = ["--model", "demo"] if settings.engines.has_model else []
     server = ["start", *settings.engines.flags, *model, "--port", str(server_port)]
@@ -141,16 +151,16 @@ def _prepared(settings: DemoSettings, of_server: socket.socket, of_proxy: socket
         settings,
         folder,
         SupervisedProcess(
-            "the server", "fakevllm_server", server, folder / "server.log", of_server
+            "the server", "fakevllm_server", server, folder / "server.log", server_socket
         ),
-        SupervisedProcess("the proxy", "fakevllm", proxy, folder / "proxy.log", of_proxy),
+        SupervisedProcess("the proxy", "fakevllm", proxy, folder / "proxy.log", proxy_socket),
         f"http://127.0.0.1:{server_port}",
         f"http://127.0.0.1:{proxy_port}",
     )
 
 
 async def probe_once(run: Run, model: str, name: str) -> Probe:
-    """A resumed run keeps the probe it began with."""
+    """Probe the model and store the result. A resumed run keeps its first `before` probe."""
     file = run.folder / f"probe_{name}.json"
     if name == "before" and file.exists():
         return Probe(**json.loads(file.read_text()))
@@ -159,14 +169,14 @@ async def probe_once(run: Run, model: str, name: str) -> Probe:
     def count() -> None:
         nonlocal done
         done += 1
-        run.phase = f"asking {NUM_SAMPLES} fixed questions {name} training: {done}"
+        run.phase = f"probing with {NUM_SAMPLES} fixed questions {name} training: {done}"
 
     try:
         result = await probe(f"{run.server_url}/v1", model, all_tasks(), count)
     except openai.APIError as error:
         log_file = run.folder / "server.log"
         raise FakevllmError(
-            f"The model could not be asked {name} training ({error.message}): see {log_file}."
+            f"The probe {name} training failed ({error.message}): see {log_file}."
         ) from error
     file.write_text(json.dumps(asdict(result)))
     return result
@@ -178,26 +188,30 @@ async def probe_once(run: Run, model: str, name: str) -> Probe:
     wait=wait_fixed(POLL_EVERY_S),
     reraise=True,
 )
-async def keys_of(proxy_url: str, tasks: list[Task]) -> dict[str, str]:
-    """By the task's id. A proxy that is being started again is waited for, as the replay does.
-    Raises ConfigError."""
+async def register_until_reachable(proxy_url: str, tasks: list[Task]) -> dict[str, str]:
+    """Return the API key of each task by its id. Retry while the proxy restarts.
+
+    Raises ConfigError.
+    """
     return await register_tasks(f"{proxy_url}/v1", tasks)
 
 
 async def _train(run: Run, model: str) -> None:
-    """Plays users until the last step is done."""
+    """Replay sums until the last step is done."""
     tasks = all_tasks()
-    keys = await keys_of(run.proxy_url, tasks)
+    keys = await register_until_reachable(run.proxy_url, tasks)
     polling = asyncio.create_task(keep_polling(run))
     played_before = run.stats.counts if run.stats is not None else {}
     rows = endless_rows(tasks, run.settings.seed, skip=sum(played_before.values()))
     http = openai.DefaultAioHttpClient()
     player = EndpointPlayer(f"{run.proxy_url}/v1", model, http, MAX_TOKENS)
     try:
-        wanted = itertools.takewhile(lambda _: run.wants_more, rows)
-        async with follow_capacity(run.proxy_url) as room:
+        needed_rows = itertools.takewhile(lambda _: run.wants_more, rows)
+        async with follow_capacity(run.proxy_url) as capacity:
             concurrency = 1 if run.settings.lockstep else CONCURRENCY
-            async for _ in play(wanted, player, lambda task: keys[task.task_id], concurrency, room):
+            async for _ in play(
+                needed_rows, player, lambda task: keys[task.task_id], concurrency, capacity
+            ):
                 pass
     finally:
         polling.cancel()
@@ -230,7 +244,7 @@ def _outcome(run: Run, before: Probe, after: Probe, wall_s: float) -> Outcome:
 
 
 def _toml(folder: Path, server_port: int, proxy_port: int, job: TrainJob) -> str:
-    """The configuration of the demo's proxy, kept in the run's folder for the curious."""
+    """Return the configuration of the demo's proxy, which is kept in the run folder to be read."""
     sections = {
         "proxy": {"port": proxy_port, "run_dir": str(folder)},
         "swarm": {"url": f"http://127.0.0.1:{server_port}"},
@@ -249,26 +263,31 @@ def _toml(folder: Path, server_port: int, proxy_port: int, job: TrainJob) -> str
     return "\n".join(lines)
 
 
-def _same_kind(config: Path, job: TrainJob) -> None:
-    """A run that was a control, or in lockstep, must not go on as another: its curve would mean
-    nothing."""
+def _require_same_kind(config: Path, job: TrainJob) -> None:
+    """Raise UserError if the run in this folder is another control or differs in lockstep.
+
+    A curve that mixes both kinds would mean nothing.
+    """
     if not config.exists():
         return
     before = load(config, {}).job
     if (before.control, before.lockstep) != (job.control, job.lockstep):
         kind = f"--control {before.control}" + (" --lockstep" if before.lockstep else "")
         raise UserError(
-            f"{config.parent} is a run with {kind}: go on with that, or choose another --run-dir."
+            f"{config.parent} is a run with {kind}: resume it with these flags, or choose another --run-dir."
         )
 
 
-def _same_engines(file: Path, engines: EngineChoice) -> None:
-    """Checkpoints are the trainer's own, and one curve is of one sampler."""
+def _require_same_engines(file: Path, engines: EngineChoice) -> None:
+    """Raise UserError if the run in this folder used other engines.
+
+    A checkpoint fits only the trainer that wrote it, and one curve should have one sampler.
+    """
     if file.exists():
         before = EngineChoice(**json.loads(file.read_text()))
         if before != engines:
             raise UserError(
-                f"{file.parent} is a run in which {before.title}: go on with "
+                f"{file.parent} is a run in which {before.title}: resume it with "
                 f"{' '.join(before.flags) or '--backend embedded'}, or choose another --run-dir."
             )
     file.write_text(json.dumps(asdict(engines)))

@@ -1,4 +1,4 @@
-"""The numbers of a finished demo."""
+"""The numbers of a finished demo run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ class Outcome:
     before: float
     after: float
     policy_mean: list[float]
-    """[s]: mean reward of all scored siblings of the groups of step s + 1, ties included. A group
-    counts to the step that trained it, or else in which it ended."""
+    """Mean reward of all scored siblings per step; index 0 is step 1. Tied groups count too. A
+    group counts in the step that trained it, or otherwise in the step in which it ended."""
     returned_best: list[float | None]
-    """[s]: mean reward of what the users got in step s + 1; None where none of it was scored."""
+    """Mean reward of the served answers per step; None for a step without a scored served answer.
+    """
     steps: int
     requests: int
     wall_s: float
@@ -27,7 +28,7 @@ class Outcome:
     trainer: str
     """The engine that trained."""
     groups: dict[str, int]
-    """By state in the ledger."""
+    """Number of groups by their state in the ledger."""
     groups_in_steps: int
     groups_without_signal: int
     restarts: int

@@ -1,5 +1,5 @@
-"""The demo's learning curve, in the terminal and as PNG. Nothing is drawn where the library is
-missing."""
+"""Draw the demo's learning curve in the terminal and as a PNG. Without the plotting library,
+nothing is drawn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def in_terminal(outcome: Outcome, width: int) -> str | None:
         ("policy mean", outcome.policy_mean),
         ("returned best", outcome.returned_best),
     ):
-        curve = known(values)
+        curve = points_of(values)
         plotext.plot(curve.steps, smoothed(curve.values), label=name)
     plotext.xticks(steps[:: max(1, len(steps) // 6)])
     plotext.xlabel("step")
@@ -35,7 +35,7 @@ def in_terminal(outcome: Outcome, width: int) -> str | None:
 
 
 def as_png(outcome: Outcome, file: Path) -> bool:
-    """Whether it was drawn."""
+    """Draw the curve into `file`. Return False if matplotlib is not installed."""
     matplotlib = _module("matplotlib")
     if matplotlib is None:
         return False
@@ -46,7 +46,7 @@ def as_png(outcome: Outcome, file: Path) -> bool:
         ("policy mean", outcome.policy_mean, "tab:green"),
         ("returned best", outcome.returned_best, "tab:blue"),
     ):
-        curve = known(values)
+        curve = points_of(values)
         axes.plot(curve.steps, curve.values, color=colour, alpha=0.25)
         axes.plot(curve.steps, smoothed(curve.values), color=colour, label=name)
     axes.axhline(outcome.before, color="grey", linestyle=":", label="probe before")
@@ -64,9 +64,10 @@ class Curve(NamedTuple):
     values: list[float]
 
 
-def known(values: Sequence[float | None]) -> Curve:
-    """
-    >>> known([0.5, None, 1.0])
+def points_of(values: Sequence[float | None]) -> Curve:
+    """Return the steps that have a value, and their values.
+
+    >>> points_of([0.5, None, 1.0])
     Curve(steps=[1, 3], values=[0.5, 1.0])
     """
     points = [(step, value) for step, value in enumerate(values, 1) if value is not None]
@@ -74,9 +75,9 @@ def known(values: Sequence[float | None]) -> Curve:
 
 
 def smoothed(values: Sequence[float], window: int = 5) -> list[float]:
-    """Running mean over the last `window` values."""
-    cut = [values[max(0, at + 1 - window) : at + 1] for at in range(len(values))]
-    return [sum(part) / len(part) for part in cut]
+    """Return the running mean over the last `window` values."""
+    windows = [values[max(0, at + 1 - window) : at + 1] for at in range(len(values))]
+    return [sum(part) / len(part) for part in windows]
 
 
 def _module(name: str) -> Any | None:

@@ -1,4 +1,4 @@
-"""Fixed questions, sampled at temperature 1 with fixed seeds: how good the model is now."""
+"""Measure the model: fixed questions, sampled at temperature 1 with fixed seeds."""
 
 from __future__ import annotations
 
@@ -20,32 +20,38 @@ MAX_TOKENS = 24
 SEED = 2024
 """Of the choice of questions; the same in every run."""
 MAX_RETRIES = 60
-"""Each after two seconds, while a server that died is started again: nobody holds these calls."""
+"""Number of retries, one every two seconds, while a server that died restarts. The proxy does not
+hold these calls, because they go straight to the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What 200 samples came to."""
+    """The result of one probe."""
 
     success: float
+    """Share of right answers."""
     samples: list[tuple[str, str, bool]]
-    """(question, answer, right)"""
+    """One (question, answer, is right) per sample."""
 
 
 async def probe(
     url: str, model: str, tasks: Sequence[Task], on_sample: Callable[[], None]
 ) -> Probe:
-    """Straight to the swarm server, without a sibling header: served, not captured, not trained."""
-    chance = random.Random(SEED)
-    chosen = [chance.choice(tasks) for _ in range(NUM_SAMPLES)]
-    turns = asyncio.Semaphore(CONCURRENCY)
+    """Sample the fixed questions from the swarm server at `url` and score them.
+
+    The calls carry no sibling header, so the server answers them without capturing or training
+    them.
+    """
+    rng = random.Random(SEED)
+    chosen = [rng.choice(tasks) for _ in range(NUM_SAMPLES)]
+    slots = asyncio.Semaphore(CONCURRENCY)
     reward = load_hooks(Path(__file__).parent / "hooks").reward
     async with openai.AsyncOpenAI(
         base_url=url, api_key="sk-probe", max_retries=MAX_RETRIES
     ) as client:
 
         async def sample(seed: int, task: Task) -> tuple[str, str, bool]:
-            async with turns:
+            async with slots:
                 reply = await client.chat.completions.create(
                     model=model,
                     messages=[{"role": "user", "content": task.main_query}],

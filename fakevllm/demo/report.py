@@ -1,5 +1,4 @@
-"""What the demo leaves behind: a table, a curve in the terminal and as PNG, sample answers, the
-next step."""
+"""Print the demo's result: a table, the curve, sample answers, and the next commands."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ SHOWN_SAMPLES = 5
 def show(console: Console, outcome: Outcome, before: Probe, after: Probe, ledger: Path) -> None:
     console.print(_summary(outcome))
     curve_file = Path(outcome.run_dir) / "curve.png"
-    if (drawn := plot.in_terminal(outcome, console.width)) is not None:
-        console.print(Text.from_ansi(drawn), no_wrap=True, crop=False)
+    if (curve := plot.in_terminal(outcome, console.width)) is not None:
+        console.print(Text.from_ansi(curve), no_wrap=True, crop=False)
     if plot.as_png(outcome, curve_file):
         console.print(f"Curve: {curve_file}", soft_wrap=True)
     console.print(_samples(before, after))
-    # Whole lines: who copies a path or a command copies no line break with it.
+    # Lines are not wrapped, so that a copied path or command contains no line break.
     console.print(f"Every group, with its siblings, rewards and tokens: {ledger}", soft_wrap=True)
     console.print(_next_steps(outcome), soft_wrap=True)
 
@@ -54,11 +53,11 @@ def _samples(before: Probe, after: Probe) -> Table:
         table.add_column(column)
     pairs = zip(before.samples[:SHOWN_SAMPLES], after.samples[:SHOWN_SAMPLES], strict=True)
     for (question, old, was_right), (_, new, is_right) in pairs:
-        table.add_row(question, _marked(old, was_right), _marked(new, is_right))
+        table.add_row(question, _coloured(old, was_right), _coloured(new, is_right))
     return table
 
 
-def _marked(answer: str, right: bool) -> str:
+def _coloured(answer: str, right: bool) -> str:
     return f"[{'green' if right else 'red'}]{answer or '(nothing)'}[/]"
 
 
@@ -67,12 +66,12 @@ def _next_steps(outcome: Outcome) -> str:
     return (
         "\nNext, with your own app:\n"
         f"  1. fakevllm-server start{engines} --model YOUR_MODEL_FOLDER --run-dir runs/mine\n"
-        "  2. put your two hook files into a folder (reward_hooks/ has some to copy), try them: "
+        "  2. write your hook files into a folder (reward_hooks/ has some to copy) and test them: "
         "fakevllm check-hook FOLDER\n"
         "  3. fakevllm serve --hooks FOLDER --n 4\n"
         "  4. start your app with OPENAI_BASE_URL=http://127.0.0.1:8000/v1\n"
-        "(the commands are in the bin folder of the virtual environment this ran in)\n"
-        "Go on with this run: "
+        "(the commands are in the bin folder of the virtual environment of this demo)\n"
+        "To continue this run: "
         f"fakevllm demo --run-dir {outcome.run_dir} --steps {outcome.steps * 2}{engines}"
         + ("" if outcome.control == "none" else f" --control {outcome.control}")
         + (" --lockstep" if outcome.lockstep else "")

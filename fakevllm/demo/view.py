@@ -1,4 +1,4 @@
-"""What the demo shows while it runs. Pure: a snapshot in, a renderable out."""
+"""Render the demo's live display from a snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 78
-"""Fits the narrowest usual terminal."""
+"""Characters; fits a terminal of 80 columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The run at one moment."""
+    """The state of the run at one moment."""
 
     phase: str
     step: int
@@ -32,43 +32,46 @@ class Snapshot:
     notes: Sequence[str] = ()
 
 
-def render(shot: Snapshot) -> Panel:
+def render(snapshot: Snapshot) -> Panel:
     numbers = Table.grid(padding=(0, 2))
     for label, values, colour in (
-        ("policy mean", shot.policy_mean, "green"),
-        ("returned best", shot.returned_best, "cyan"),
+        ("policy mean", snapshot.policy_mean, "green"),
+        ("returned best", snapshot.returned_best, "cyan"),
     ):
         numbers.add_row(label, _latest(values), Text(sparkline(values), colour))
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("without signal", f"{shot.without_signal} of {shot.num_groups} groups")
-    facts.add_row("sampled", f"{shot.tokens_per_s:,.0f} tokens/s")
-    facts.add_row("ledger", ", ".join(f"{num} {state}" for state, num in shot.counts) or "empty")
-    notes = [Text(note, "yellow") for note in shot.notes[-3:]]
-    parts = (Text(shot.phase, "bold"), _steps(shot), numbers, facts, *notes)
+    facts.add_row("without signal", f"{snapshot.without_signal} of {snapshot.num_groups} groups")
+    facts.add_row("sampled", f"{snapshot.tokens_per_s:,.0f} tokens/s")
+    facts.add_row(
+        "ledger", ", ".join(f"{num} {state}" for state, num in snapshot.counts) or "empty"
+    )
+    notes = [Text(note, "yellow") for note in snapshot.notes[-3:]]
+    parts = (Text(snapshot.phase, "bold"), _steps(snapshot), numbers, facts, *notes)
     return Panel(Group(*parts), title="fakevllm demo", width=WIDTH)
 
 
-def _steps(shot: Snapshot) -> Table:
-    done = min(max(shot.step - 1, 0), shot.num_steps)
+def _steps(snapshot: Snapshot) -> Table:
+    done = min(max(snapshot.step - 1, 0), snapshot.num_steps)
     row = Table.grid(padding=(0, 2))
     row.add_row(
-        f"step {done} of {shot.num_steps}",
-        ProgressBar(total=shot.num_steps, completed=done, width=40),
+        f"step {done} of {snapshot.num_steps}",
+        ProgressBar(total=snapshot.num_steps, completed=done, width=40),
     )
     return row
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """The last values as bars between 0 and 1, averaged where there are more than fit.
+    """Return values between 0 and 1 as bars. If there are more than `width`, neighbours are
+    averaged.
 
     >>> sparkline([0.0, 0.5, 1.0])
     '▁▅█'
     """
     if len(values) > width:
-        cut = [
+        windows = [
             values[len(values) * i // width : len(values) * (i + 1) // width] for i in range(width)
         ]
-        values = [sum(part) / len(part) for part in cut]
+        values = [sum(part) / len(part) for part in windows]
     return "".join(
         BARS[min(max(round(value * (len(BARS) - 1)), 0), len(BARS) - 1)] for value in values
     )

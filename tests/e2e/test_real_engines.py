@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from benchmarks.run_logs import entries_of
-from fakevllm.demo.sums import all_tasks
+from fakevllm.demo.tasks import all_tasks
 from fakevllm.replay.proxy_queries import register_tasks
 from fakevllm_adapters.protocol.swarm import Task
 from fakevllm_server.backends.process.procfs import living

@@ -1,4 +1,5 @@
-"""Called when the siblings have answered: one number each. Only differences in the group count."""
+"""Called when the siblings have answered. Returns one number per sibling; only differences within
+the group count."""
 
 import re
 from typing import Any
@@ -15,7 +16,7 @@ def on_compute_relative_reward(
 
 
 def score(sibling: Sibling, answer: dict[str, Any]) -> float:
-    """1 for a finished answer that ends in the right sum, else 0."""
+    """Return 1 for a finished answer that ends in the right sum, otherwise 0."""
     number = LAST_NUMBER.search((answer.get("content") or "").strip())
     is_right = number is not None and int(number[1]) == sibling.task.metadata["sum"]
     return float(is_right and answer["finish_reason"] == "stop")

@@ -1,4 +1,4 @@
-"""Called before each request is sampled: how many siblings, and what may differ between them."""
+"""Called before a request is sampled. Returns how many siblings to sample."""
 
 from fakevllm.hooks.spec import Task
 

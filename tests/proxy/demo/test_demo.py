@@ -13,7 +13,7 @@ from rich.panel import Panel
 
 from fakevllm.demo.command import live, probe_once, run_demo
 from fakevllm.demo.plot import known
-from fakevllm.demo.running import DemoSettings, Run, ready
+from fakevllm.demo.run_state import DemoSettings, Run, ready
 from fakevllm.errors import FakevllmError, UserError
 from fakevllm.runtime.engine_choice import ENGINE_PAIRS, EngineChoice
 from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder

@@ -15,10 +15,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from fakevllm.demo.command import ANY_PORT, keys_of, probe_once
+from fakevllm.demo.command import ANY_PORT, probe_once, register_until_reachable
 from fakevllm.demo.probe import CONCURRENCY, NUM_SAMPLES
-from fakevllm.demo.running import told
-from fakevllm.demo.sums import all_tasks
+from fakevllm.demo.run_state import wait_for_final_status
+from fakevllm.demo.tasks import all_tasks
 from fakevllm.errors import FakevllmError
 from fakevllm.runtime.supervisor import SupervisedProcess
 from fakevllm.web.routes.admin import Stats
@@ -70,7 +70,7 @@ async def test_a_probe_outlasts_a_server_that_is_started_again(tmp_path: Path) -
 async def test_tasks_are_made_known_to_a_proxy_that_is_started_again() -> None:
     tasks = all_tasks()
     async with at(Returning({"keys": ["k"] * len(tasks)}, num_refused=1)) as url:
-        assert len(await keys_of(url, tasks)) == len(tasks)
+        assert len(await register_until_reachable(url, tasks)) == len(tasks)
 
 
 async def test_the_last_word_is_one_that_came_after_the_end(tmp_path: Path) -> None:
@@ -79,13 +79,13 @@ async def test_the_last_word_is_one_that_came_after_the_end(tmp_path: Path) -> N
     async with at(Returning(*answers, num_refused=1)) as url:
         run = run_at(url, tmp_path)
         run.stats = STATS.model_copy(update={"engine": ROLLING, "counts": {"pooled": 8}})
-        await told(run)
+        await wait_for_final_status(run)
     assert run.stats is not None and run.stats.counts == {"trained": 8}
 
 
 async def test_a_proxy_that_says_nothing_more_ends_the_demo_with_a_line(tmp_path: Path) -> None:
     with pytest.raises(FakevllmError, match=r"did not say within 0 s .*proxy\.log"):
-        await told(run_at("http://127.0.0.1:9", tmp_path), timeout_s=0.1)
+        await wait_for_final_status(run_at("http://127.0.0.1:9", tmp_path), timeout_s=0.1)
 
 
 async def test_who_connects_to_a_process_that_has_died_is_answered_by_its_next_life(

@@ -14,7 +14,7 @@ import pytest
 
 from fakevllm.config.model import load
 from fakevllm.demo.command import run_demo
-from fakevllm.demo.running import DemoSettings
+from fakevllm.demo.run_state import DemoSettings
 from fakevllm.errors import ConfigError, UserError
 from fakevllm.groups.lockstep import Lockstep, is_idle, seed_of
 from fakevllm.ledger.store import Ledger

@@ -1,4 +1,4 @@
-"""One running demo, and what the proxy says of it."""
+"""The state of a running demo, as the proxy reports it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DemoSettings:
 
 @dataclass(slots=True)
 class Run:
-    """One running demo: where its processes are, what is known of it."""
+    """One running demo: its processes, their addresses, and the latest status of the proxy."""
 
     settings: DemoSettings
     folder: Path
@@ -48,18 +48,19 @@ class Run:
     stats: Stats | None = None
     phase: str = "starting the server and the proxy"
     notes: list[str] = field(default_factory=list[str])
-    rate: float = 0.0
-    """Tokens sampled per second, between the last two looks."""
+    tokens_per_s: float = 0.0
+    """Sampled tokens per second between the last two polls."""
     polled_at: float = 0.0
 
     @property
     def step(self) -> int:
-        """The step being collected, as far as is known."""
+        """The step that is being collected; 1 while it is unknown."""
         return self.stats.engine.global_step or 1 if self.stats and self.stats.engine else 1
 
     @property
     def wants_more(self) -> bool:
-        """Whether steps are missing. Raises FakevllmError where no more will come."""
+        """Whether steps are still missing. Raises FakevllmError if the engine will make no more
+        steps."""
         engine = self.stats.engine if self.stats is not None else None
         if self.step > self.settings.steps:
             return False
@@ -68,23 +69,23 @@ class Run:
         return True
 
     def snapshot(self) -> Snapshot:
-        shot = Snapshot(self.phase, self.step, self.settings.steps, notes=tuple(self.notes))
+        snapshot = Snapshot(self.phase, self.step, self.settings.steps, notes=tuple(self.notes))
         if self.stats is None:
-            return shot
+            return snapshot
         curve = self.stats.curve[: self.settings.steps]
         return replace(
-            shot,
+            snapshot,
             policy_mean=[row.policy_mean for row in curve],
             returned_best=[row.returned_best for row in curve if row.returned_best is not None],
             without_signal=sum(row.without_signal for row in curve),
             num_groups=sum(row.groups for row in curve),
-            tokens_per_s=self.rate,
+            tokens_per_s=self.tokens_per_s,
             counts=sorted(self.stats.counts.items()),
         )
 
 
 async def ready(run: Run, timeout_s: float | None = None) -> str:
-    """The served model's name, once the engine answers. Raises FakevllmError."""
+    """Wait until the engine answers and return the served model's name. Raises FakevllmError."""
     engines = run.settings.engines
     limit_s = engines.ready_timeout_s if timeout_s is None else timeout_s
     started = time.monotonic()
@@ -94,7 +95,7 @@ async def ready(run: Run, timeout_s: float | None = None) -> str:
                 run.phase = f"starting ({engines.title}): {time.monotonic() - started:.0f} s"
                 await poll(run)
                 engine = run.stats.engine if run.stats is not None else None
-                if engine is not None and (model := _served(engine)) is not None:
+                if engine is not None and (model := _served_model(engine)) is not None:
                     return model
                 if engine is not None and engine.engine_status_detail:
                     run.notes[:] = [engine.engine_status_detail]
@@ -107,10 +108,10 @@ async def ready(run: Run, timeout_s: float | None = None) -> str:
         ) from None
 
 
-def _served(engine: EngineStatusReply) -> str | None:
-    """Raises FakevllmError for an engine that will not come."""
+def _served_model(engine: EngineStatusReply) -> str | None:
+    """Return the model's name, or None during the start. Raises FakevllmError if the start failed."""
     if engine.engine_status is EngineStatus.OFFLINE and engine.engine_status_detail:
-        raise FakevllmError(f"The engine does not start: {engine.engine_status_detail}")
+        raise FakevllmError(f"The engine did not start: {engine.engine_status_detail}")
     return engine.model
 
 
@@ -120,23 +121,27 @@ async def keep_polling(run: Run) -> None:
         await asyncio.sleep(POLL_EVERY_S)
 
 
-async def told(run: Run, timeout_s: float = EMBEDDED_READY_TIMEOUT_S) -> None:
-    """Until the proxy has said once more how the run stands, and has heard it of the server: either
-    may have died a moment ago. Raises FakevllmError."""
+async def wait_for_final_status(run: Run, timeout_s: float = EMBEDDED_READY_TIMEOUT_S) -> None:
+    """Wait for one more status of the proxy that includes the server's status.
+
+    Either process may have died a moment ago and may be restarting. Raises FakevllmError.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             while not (await poll(run) and run.stats is not None and run.stats.engine is not None):
                 await asyncio.sleep(POLL_EVERY_S)
     except TimeoutError:
         raise FakevllmError(
-            f"The proxy did not say within {timeout_s:.0f} s how the run has ended: "
+            f"The proxy did not report the final status within {timeout_s:.0f} s: "
             f"see {run.folder / 'proxy.log'}."
         ) from None
 
 
 async def poll(run: Run) -> bool:
-    """What the proxy says of the run; an unreachable one leaves the last word standing. Whether it
-    said anything."""
+    """Fetch the proxy's statistics into `run`.
+
+    Return False, and keep the last statistics, if the proxy is unreachable.
+    """
     timeout = aiohttp.ClientTimeout(total=5)
     try:
         async with (
@@ -149,6 +154,6 @@ async def poll(run: Run) -> bool:
         return False
     now = time.monotonic()
     if run.stats is not None and stats.sampled_tokens > run.stats.sampled_tokens:
-        run.rate = (stats.sampled_tokens - run.stats.sampled_tokens) / (now - run.polled_at)
+        run.tokens_per_s = (stats.sampled_tokens - run.stats.sampled_tokens) / (now - run.polled_at)
     run.stats, run.polled_at = stats, now
     return True

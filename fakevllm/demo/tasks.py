@@ -1,11 +1,11 @@
-"""The demo's users: endlessly asking what a plus b is."""
+"""The demo's tasks: every sum of two numbers below eight."""
 
 from __future__ import annotations
 
 from fakevllm_adapters.protocol.swarm import Task
 
 BELOW = 8
-"""Both numbers are smaller."""
+"""Exclusive upper bound of both numbers."""
 
 
 def all_tasks() -> list[Task]:
