@@ -23,7 +23,7 @@ from fakevllm.cli import main
 from fakevllm.config.model import Config, load
 from fakevllm.hooks.check import check
 from fakevllm.ledger.store import Ledger
-from fakevllm_adapters.job.ajet_yaml import KEYS
+from fakevllm_adapters.job.ajet_yaml import AJET_KEYS
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.vllm.command import JOB_ARGUMENTS
 from fakevllm_server.cli import main as server_cli
@@ -118,7 +118,7 @@ def test_the_table_of_the_job_is_its_schema() -> None:
         value = TrainJob.model_fields[name].default
         spelt = "none" if value is None else f"`{json.dumps(value)}`"
         assert default.partition(" (")[0] == spelt, f"the default of {name} is {spelt}"
-        assert key == (f"`{KEYS[name]}`" if name in KEYS else "–"), f"the key of {name}"
+        assert key == (f"`{AJET_KEYS[name]}`" if name in AJET_KEYS else "–"), f"the key of {name}"
         assert meaning.endswith((".", "…")) and len(on_engines) == 4, name
         assert set(on_engines) <= {"yes", "argument", "checked", "kept", "no", "refused"}, name
         of_vllm = on_engines == ["no", "argument", "argument", "no"]

@@ -16,7 +16,7 @@ FILE_NAME = "paused"
 _TOLD = "fakevllm does not fan out while this file is here; `fakevllm resume` takes it away.\n"
 
 
-class Pause:
+class KillSwitch:
     """One proxy's. The file is read at the start and written by `set`; it is not followed."""
 
     def __init__(self, file: Path) -> None:

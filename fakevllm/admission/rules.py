@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from fakevllm.admission.side_calls import (
     MARKERS,
-    Rules,
-    Session,
+    SessionSummary,
+    SideCallRules,
     has_header,
     messages_of,
     opening_of,
@@ -83,7 +83,7 @@ def is_shadow(ruling: Ruling) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class RequestFacts:
     """What is known of a request before anything is sampled."""
 
     route: str
@@ -99,25 +99,25 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class AdmissionRules:
     """`[policy]`, ready to be asked."""
 
     settings: PolicySection
-    side_calls: Rules = field(init=False)
+    side_calls: SideCallRules = field(init=False)
 
     def __post_init__(self) -> None:
         own = self.settings
-        rules = Rules(
+        rules = SideCallRules(
             own.side_models, own.side_headers, (*MARKERS, *own.side_markers), own.side_rules
         )
         object.__setattr__(self, "side_calls", rules)  # frozen
 
-    def side_call(self, asked: Facts, session: Session | None) -> ServeOnly | None:
+    def side_call(self, asked: RequestFacts, session: SessionSummary | None) -> ServeOnly | None:
         """`session`: the main calls before it, where there were any."""
         rule = self.side_calls.of(asked.model, asked.headers, asked.body, session)
         return None if rule is None else ServeOnly(ServeOnlyReason.SIDE_CALL, rule)
 
-    def decide(self, asked: Facts, subject: str, *, is_paused: bool = False) -> Ruling:
+    def decide(self, asked: RequestFacts, subject: str, *, is_paused: bool = False) -> Ruling:
         """Of a main call. `subject`: what is drawn as one, its session or its own id."""
         if is_paused:
             return ServeOnly(ServeOnlyReason.PAUSED)
@@ -161,7 +161,7 @@ def why_only_served(body: Json, num_siblings: int) -> ServeOnlyReason | None:
     return None
 
 
-def _is_skipped(rule: SkipRule, asked: Facts) -> bool:
+def _is_skipped(rule: SkipRule, asked: RequestFacts) -> bool:
     """Whether all is so that the rule names."""
     pattern = rule.first_message_pattern
     return (

@@ -39,7 +39,7 @@ _SYSTEM = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class SessionSummary:
     """What earlier main calls of a session tell of the next request."""
 
     has_tools: bool = False
@@ -49,7 +49,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class SideCallRules:
     """What the operator says of side calls."""
 
     models: Sequence[str] = ()
@@ -62,7 +62,7 @@ class Rules:
         model: str,
         headers: Mapping[bytes, bytes],
         body: Json,
-        session: Session | None = None,
+        session: SessionSummary | None = None,
     ) -> str | None:
         """The rule by which a request is a side call, None for a main call. `model`: as the app
         names it; `headers`: names in lower case; `body`: in chat completions' or completions'
@@ -85,14 +85,14 @@ class Rules:
         return any(text.startswith(markers) and not text.startswith(_MAIN) for text in texts)
 
 
-class Sessions:
+class SessionSummaries:
     """The main calls of recent sessions, as far as side calls are known by them."""
 
     def __init__(self, bound: int = MAX_SESSIONS) -> None:
         self._bound = bound
-        self._known: OrderedDict[str, Session] = OrderedDict()
+        self._known: OrderedDict[str, SessionSummary] = OrderedDict()
 
-    def get(self, session_id: str) -> Session | None:
+    def get(self, session_id: str) -> SessionSummary | None:
         return self._known.get(session_id)
 
     def note(self, session_id: str, body: Json) -> None:
@@ -100,9 +100,9 @@ class Sessions:
         known = self._known.pop(session_id, None)
         has_tools = bool(body.get("tools"))
         if known is None:
-            known = Session(has_tools, _system(body), opening_of(body)[:MAX_KEPT_CHARS])
+            known = SessionSummary(has_tools, _system(body), opening_of(body)[:MAX_KEPT_CHARS])
         elif has_tools and not known.has_tools:
-            known = Session(True, known.system, known.opening)
+            known = SessionSummary(True, known.system, known.opening)
         self._known[session_id] = known
         if len(self._known) > self._bound:
             self._known.popitem(last=False)
@@ -152,7 +152,7 @@ def _system(body: Json) -> bytes:
     return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
-def _lacks_tools(body: Json, session: Session) -> bool:
+def _lacks_tools(body: Json, session: SessionSummary) -> bool:
     """Not where a tool's result was said last: the loop goes on, by an agent that has no tools."""
     if body.get("tools") or not session.has_tools:
         return False
@@ -160,7 +160,7 @@ def _lacks_tools(body: Json, session: Session) -> bool:
     return last not in ("tool", "function")
 
 
-def _quotes(body: Json, session: Session) -> bool:
+def _quotes(body: Json, session: SessionSummary) -> bool:
     """Whether a conversation of its own is about the session's. Who edits a first message quotes
     it too, but under the same system message; and where a system message tells the time, a
     session that was shortened looks so, but has answers."""

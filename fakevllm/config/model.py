@@ -25,7 +25,7 @@ from fakevllm_adapters.http.client_body import FORBIDDEN_FIELDS
 from fakevllm_adapters.http.guard import LOOPBACK, is_loopback
 from fakevllm_adapters.http.limits import Limits
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.job.rules import checked
+from fakevllm_adapters.job.rules import check_job
 from fakevllm_adapters.protocol.keys import ReloadingKeyRing
 from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE
 
@@ -127,7 +127,7 @@ class Config(Section):
     upstream: UpstreamSection = UpstreamSection()
     fallback: FallbackSection = FallbackSection()
     limits: LimitsSection = LimitsSection()
-    job: Annotated[TrainJob, AfterValidator(checked)] = TrainJob()
+    job: Annotated[TrainJob, AfterValidator(check_job)] = TrainJob()
     """The training job, checked here as the server will check it."""
 
     @cached_property

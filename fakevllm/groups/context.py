@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from fakevllm.config.serving import ServeRules
 from fakevllm.groups.record import GroupDraft
-from fakevllm.transport.app_response import AppReply
-from fakevllm.transport.request import Plan, Request
+from fakevllm.transport.app_response import AppResponse
+from fakevllm.transport.request import Request, SiblingPlan
 from fakevllm_adapters.http.asgi import Receive
 
 
@@ -19,11 +19,11 @@ class GroupContext:
     """Collects the group's ledger record."""
     rules: ServeRules
     """The serve policy of the request's route."""
-    app: AppReply
+    app: AppResponse
     """The response to the app."""
     receive: Receive
     """The ASGI `receive` of the app's connection; it reports a disconnect."""
-    plan: Plan = field(default_factory=lambda: Plan(1))
+    plan: SiblingPlan = field(default_factory=lambda: SiblingPlan(1))
     """The number of siblings and the body of each. Set once, before the first call upstream."""
 
     @property

@@ -25,10 +25,10 @@ from fakevllm.groups.scoring import score
 from fakevllm.hooks.results import RewardOutcome
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.records import GroupRecord
-from fakevllm.transport.engine_client import Reply
+from fakevllm.transport.engine_client import EngineResponse
 from fakevllm.transport.relay import pass_on
-from fakevllm.transport.request import SiblingResult, came_of, read_answer, with_apps_id
-from fakevllm.transport.sibling_limit import Room
+from fakevllm.transport.request import SiblingResult, outcome_of, read_answer, with_apps_id
+from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.http.asgi import wait_for_disconnect
 from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
 from fakevllm_adapters.protocol.reasons import OutageReason
@@ -52,7 +52,7 @@ class GroupServices:
 
     sampler: Sampler
     hooks: HookWorker
-    room: Room
+    room: SiblingLimit
     rng: random.Random
     on_end: Callable[[GroupExecutor, GroupRecord], None]
     """Called once per group, with the group's record."""
@@ -86,7 +86,7 @@ class GroupExecutor:
         loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[Serve | Refuse | BreakOff | None] = loop.create_future()
         """The way to answer the app; None if it has been answered already or has left."""
-        self._fallback_reply: tuple[Reply, OutageReason] | None = None
+        self._fallback_reply: tuple[EngineResponse, OutageReason] | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
     @property
@@ -162,7 +162,7 @@ class GroupExecutor:
                 result = await self._relay_lead()
             else:
                 result = await sampler.sample(self._request, self._plan, index, self._app)
-            came = came_of(self._request, result)
+            came = outcome_of(self._request, result)
         except Exception:  # isolates: a proxy bug must not leave the app without an answer
             self._log.exception("sibling %d of request %s failed", index, self._request.id)
             return self._execute(self._scheduler.abort("internal_error"))

@@ -42,10 +42,10 @@ from fakevllm.metrics import Metrics
 from fakevllm.runtime.disconnect import CancelOnDisconnect
 from fakevllm.sessions.types import Place
 from fakevllm.settlement.delivery import Delivery
-from fakevllm.transport.app_response import AppReply
-from fakevllm.transport.engine_client import Upstream
-from fakevllm.transport.request import Plan, Request
-from fakevllm.transport.retry import Lifeline, why_failed
+from fakevllm.transport.app_response import AppResponse
+from fakevllm.transport.engine_client import EngineClient
+from fakevllm.transport.request import Request, SiblingPlan
+from fakevllm.transport.retry import RetryHandler, why_failed
 from fakevllm_adapters.formats.base import Json
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.http.asgi import ClientDisconnected, Receive, Send
@@ -64,11 +64,11 @@ class Pipeline:
     def __init__(
         self,
         config: Config,
-        upstream: Upstream,
+        upstream: EngineClient,
         hooks: HookWorker | None,
         ledger: Ledger,
         delivery: Delivery,
-        lifeline: Lifeline,
+        lifeline: RetryHandler,
         resends: ResendCache,
         metrics: Metrics,
         *,
@@ -116,7 +116,7 @@ class Pipeline:
         request, attempt = draft.request, draft.attempt
         own_task = self._track_task()
         try:
-            async with AppReply(
+            async with AppResponse(
                 send, request.adapter, request.exchange, on_begun=draft.stream_began
             ) as app:
                 draft.app = app
@@ -142,7 +142,7 @@ class Pipeline:
         """
         own_task = self._track_task()
         try:
-            async with AppReply(send, request.adapter, request.exchange) as app:
+            async with AppResponse(send, request.adapter, request.exchange) as app:
                 try:
                     is_answered = await self._resends.deliver(entry, app, app.watching(receive))
                 except ClientDisconnected:
@@ -217,21 +217,21 @@ class Pipeline:
 
     async def _plan(
         self, request: Request, task: Task, rules: ServeRules
-    ) -> tuple[Plan, str | None]:
+    ) -> tuple[SiblingPlan, str | None]:
         """Return the request's plan, and the reason if the request is only served."""
         if isinstance(request.ruling, ServeOnly):
-            return Plan(1), request.ruling.recorded_reason
+            return SiblingPlan(1), request.ruling.recorded_reason
         if request.exchange is None:
-            return Plan(1), request.reason or "not_translated"
+            return SiblingPlan(1), request.reason or "not_translated"
         num = request.ruling.num or self._num_siblings
         if self._hooks is None:
-            return Plan(1), why_only_served(request.body, 1)
+            return SiblingPlan(1), why_only_served(request.body, 1)
         overrides: list[Json] = []
         if self._hooks.info.has_submit:
             submitted = await self._hooks.submit(request.id, task)
             if isinstance(submitted, HookFailure):
                 self._log_hook_failure(SUBMIT, submitted.reason, request.id)
-                return Plan(1), submitted.reason
+                return SiblingPlan(1), submitted.reason
             overrides = submitted.overrides or []
             num = len(overrides) or submitted.num or num
         is_greedy = rules.policy == "greedy"
@@ -241,9 +241,15 @@ class Pipeline:
         reason = why_only_served(body, num)
         if is_greedy and not overrides:
             num = min(num + 1, MAX_GROUP_SIZE)  # the greedy lead is added to those that explore
-        return (Plan(num, overrides, is_greedy), None) if reason is None else (Plan(1), reason)
+        return (
+            (SiblingPlan(num, overrides, is_greedy), None)
+            if reason is None
+            else (SiblingPlan(1), reason)
+        )
 
-    def _limit_siblings(self, plan: Plan, context: GroupContext) -> tuple[Plan, str | None]:
+    def _limit_siblings(
+        self, plan: SiblingPlan, context: GroupContext
+    ) -> tuple[SiblingPlan, str | None]:
         """Return the plan with as many siblings as the engine has capacity for, and the reason if
         the request is only served.
 
@@ -303,6 +309,6 @@ class Pipeline:
         self._delivery.forget(group.group_id)
 
 
-def _num_awaited(plan: Plan, rules: ServeRules) -> int:
+def _num_awaited(plan: SiblingPlan, rules: ServeRules) -> int:
     """Return how many siblings the app waits for; none if the lead is streamed to it."""
     return 0 if rules.streams_lead else plan.num - 1

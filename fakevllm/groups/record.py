@@ -16,7 +16,7 @@ from fakevllm.groups.selection import Selection, failure_of, is_broken_off
 from fakevllm.ledger.records import GroupRecord, KeptAnswer, SiblingRecord
 from fakevllm.sessions.types import Place
 from fakevllm.sessions.visit import Visit
-from fakevllm.transport.app_response import AppReply
+from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.request import Request, SiblingResult, read_answer
 from fakevllm.transport.retry import why_failed
 from fakevllm_adapters.formats.base import Answer, Json
@@ -24,7 +24,7 @@ from fakevllm_adapters.protocol.reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import Task
 
 if TYPE_CHECKING:
-    from fakevllm.transport.engine_client import Reply
+    from fakevllm.transport.engine_client import EngineResponse
 
 NOT_SHOWN = "not_told_in_the_apps_format"
 """Reason slug for an answer that cannot be rendered in the app's format, such as a tool call that
@@ -71,7 +71,7 @@ class GroupDraft:
     """The request's visit to the session tree."""
     attempt: ResendEntry | None = None
     """The request's entry in the resend cache, if it may be sent again."""
-    app: AppReply | None = None
+    app: AppResponse | None = None
     """The response to the app. It is set after construction, because its constructor takes the
     draft's `stream_began`."""
     is_answered_well: bool = False
@@ -142,7 +142,7 @@ class GroupDraft:
         """Return the record of a request without an answer."""
         return self._record("failed", reason, status, [])
 
-    def fell_back(self, reply: Reply, outage: OutageReason) -> GroupRecord:
+    def fell_back(self, reply: EngineResponse, outage: OutageReason) -> GroupRecord:
         """Return the record of a request that got the fallback's reply.
 
         Its reason names `outage`, the reason for the fallback, even if the reply was no answer.
@@ -150,7 +150,9 @@ class GroupDraft:
         reason = f"fallback: {outage}"
         return self.served_once(reply, reason, failure_prefix=f"{reason}: ")
 
-    def served_once(self, reply: Reply, reason: str, failure_prefix: str = "") -> GroupRecord:
+    def served_once(
+        self, reply: EngineResponse, reason: str, failure_prefix: str = ""
+    ) -> GroupRecord:
         """Return the record of a request that got one answer without a group.
 
         `failure_prefix`: the beginning of the record's reason if the reply was no answer.

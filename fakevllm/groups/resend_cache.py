@@ -20,7 +20,7 @@ from fakevllm.ledger.kept_answers import KeptAnswers
 from fakevllm.ledger.records import KeptAnswer
 from fakevllm.runtime.disconnect import CancelOnDisconnect
 from fakevllm.sessions.hints import Hints
-from fakevllm.transport.app_response import Answered, AppReply
+from fakevllm.transport.app_response import AppResponse, SentResponse
 from fakevllm_adapters.http.asgi import ClientDisconnected, Receive, Scope
 from fakevllm_adapters.http.head_limit import ON_CONNECTION_LOST
 from fakevllm_adapters.protocol.errors import unavailable
@@ -44,7 +44,7 @@ class PendingAnswer:
     group_id: str
     window_s: float
     """Seconds for which the answer may be delivered again."""
-    answered: asyncio.Future[Answered | None]
+    answered: asyncio.Future[SentResponse | None]
     """The answer; None if the request failed, so that a resend is a new request."""
     has_left: bool = False
     """Whether the app of the first attempt has disconnected."""
@@ -97,7 +97,7 @@ class ResendCache:
             return
         for kept in self._kept.unexpired(self._now()):
             headers = [(name.encode(), value.encode("latin-1")) for name, value in kept.headers]
-            answered = _settled(Answered(kept.status, headers, kept.body))
+            answered = _settled(SentResponse(kept.status, headers, kept.body))
             pending = PendingAnswer(kept.group_id, self._window_s, answered)
             received_at = kept.until - self._window_s
             entry = self._attempts.begin(RequestIdentity(kept.key), pending, received_at)
@@ -114,13 +114,13 @@ class ResendCache:
 
     def begin(self, identity: RequestIdentity, group_id: str, scope: Scope) -> ResendEntry:
         """Add a new request. The caller must call `ended` at the request's end."""
-        answered: asyncio.Future[Answered | None] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[SentResponse | None] = asyncio.get_running_loop().create_future()
         pending = PendingAnswer(group_id, self._window_s, answered)
         entry = self._attempts.begin(identity, pending, self._now())
         _watch(scope, partial(self._first_connection_reset, entry))
         return entry
 
-    async def deliver(self, entry: ResendEntry, app: AppReply, receive: Receive) -> bool:
+    async def deliver(self, entry: ResendEntry, app: AppResponse, receive: Receive) -> bool:
         """Wait for the entry's answer and send it to the app.
 
         Return False if there is no answer. Raises ClientDisconnected.
@@ -160,7 +160,7 @@ class ResendCache:
             entry.pending.has_left = True
             self._attempts.connection_lost(entry, self._now())
 
-    def ended(self, entry: ResendEntry | None, app: AppReply, *, is_answered: bool) -> None:
+    def ended(self, entry: ResendEntry | None, app: AppResponse, *, is_answered: bool) -> None:
         """Record the end of the first attempt. `is_answered`: whether it ended with an answer of a
         model."""
         if entry is None:
@@ -181,7 +181,7 @@ class ResendCache:
         if not pending.answered.done():
             pending.answered.set_result(answered)
 
-    def _delivered(self, entry: ResendEntry, app: AppReply) -> None:
+    def _delivered(self, entry: ResendEntry, app: AppResponse) -> None:
         entry.pending.delivered_at = self._now() if app.is_in_one_piece else -math.inf
         self._attempts.delivered(entry, self._now())
 
@@ -209,14 +209,14 @@ class ResendCache:
             self._kept.keep(_kept_answer(entry, answered, now))
 
 
-def undelivered_answer(entry: ResendEntry, app: AppReply, now: float) -> KeptAnswer | None:
+def undelivered_answer(entry: ResendEntry, app: AppResponse, now: float) -> KeptAnswer | None:
     """Return the answer that the app missed, or None if nobody missed it or a resend got it."""
     if not app.was_cut or entry.num_delivered or app.answered is None:
         return None
     return _kept_answer(entry, app.answered, now)
 
 
-def _kept_answer(entry: ResendEntry, answered: Answered, now: float) -> KeptAnswer:
+def _kept_answer(entry: ResendEntry, answered: SentResponse, now: float) -> KeptAnswer:
     pending = entry.pending
     return KeptAnswer(
         pending.group_id,
@@ -235,7 +235,7 @@ def _watch(scope: Scope, on_lost: Callable[[Exception | None], None]) -> None:
         state[ON_CONNECTION_LOST] = on_lost
 
 
-def _settled(answered: Answered) -> asyncio.Future[Answered | None]:
-    future: asyncio.Future[Answered | None] = asyncio.get_running_loop().create_future()
+def _settled(answered: SentResponse) -> asyncio.Future[SentResponse | None]:
+    future: asyncio.Future[SentResponse | None] = asyncio.get_running_loop().create_future()
     future.set_result(answered)
     return future

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fakevllm.transport.app_response import AppReply
-from fakevllm.transport.engine_client import Reply, Upstream
-from fakevllm.transport.relay import Lead, relay
-from fakevllm.transport.request import Plan, Request, SiblingResult, sample, sibling_headers
-from fakevllm.transport.retry import Lifeline
+from fakevllm.transport.app_response import AppResponse
+from fakevllm.transport.engine_client import EngineClient, EngineResponse
+from fakevllm.transport.relay import LeadCall, relay
+from fakevllm.transport.request import Request, SiblingPlan, SiblingResult, sample, sibling_headers
+from fakevllm.transport.retry import RetryHandler
 from fakevllm_adapters.protocol.errors import WireError
 
 
@@ -18,13 +18,13 @@ from fakevllm_adapters.protocol.errors import WireError
 class Sampler:
     """Calls to the engine for the siblings of a group."""
 
-    upstream: Upstream
-    lifeline: Lifeline
+    upstream: EngineClient
+    lifeline: RetryHandler
     temperature: float
     """Sampling temperature of every sibling but the lead."""
 
     async def sample(
-        self, request: Request, plan: Plan, index: int, app: AppReply
+        self, request: Request, plan: SiblingPlan, index: int, app: AppResponse
     ) -> SiblingResult:
         """Return the complete answer of one sibling, or the reply or error in its place.
 
@@ -53,16 +53,20 @@ class Sampler:
                 return last if last.outage is not None else SiblingResult(index, error=error)
 
     async def relay(
-        self, request: Request, plan: Plan, app: AppReply, on_first_token: Callable[[], None]
-    ) -> Reply:
+        self,
+        request: Request,
+        plan: SiblingPlan,
+        app: AppResponse,
+        on_first_token: Callable[[], None],
+    ) -> EngineResponse:
         """Relay the lead's answer to the app while it arrives, and return it.
 
         Raises WireError if nothing of an answer has been sent to the app.
         """
 
-        async def call(request: Request, is_by_us: Callable[[], bool]) -> Reply:
+        async def call(request: Request, is_by_us: Callable[[], bool]) -> EngineResponse:
             body = plan.body(request, 0, self.temperature)
-            lead = Lead(body, sibling_headers(request, 0), on_first_token)
+            lead = LeadCall(body, sibling_headers(request, 0), on_first_token)
             return await relay(self.upstream, request, app, lead, is_by_us=is_by_us)
 
         return await self.lifeline.held(request, app, call)

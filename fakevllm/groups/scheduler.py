@@ -19,7 +19,7 @@ from enum import StrEnum
 
 from fakevllm.config.serving import ServeRules
 from fakevllm.groups.selection import Selection, best_sibling, select
-from fakevllm.transport.request import Came
+from fakevllm.transport.request import SiblingOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +139,18 @@ class GroupScheduler:
         """Handle the first token of a relayed lead: its prompt is in the engine's prefix cache."""
         return self._start() if self._is_relayed and not self.is_over else []
 
-    def sibling_finished(self, index: int, came: Came) -> list[Decision]:
+    def sibling_finished(self, index: int, came: SiblingOutcome) -> list[Decision]:
         """Handle the end of a sibling that was started and not cancelled."""
         if self.is_over or index not in self._running:
             return []
         self._running.remove(index)
-        if came in (Came.ANSWERED, Came.HIDDEN):
+        if came in (SiblingOutcome.ANSWERED, SiblingOutcome.HIDDEN):
             self._answered.add(index)
-        if came is Came.ANSWERED:
+        if came is SiblingOutcome.ANSWERED:
             self._servable.add(index)
         if index == 0 and self._is_relayed:
             return self._on_relay_end(came)
-        if index == 0 and came is Came.REFUSED and self.app is AppState.WAITING:
+        if index == 0 and came is SiblingOutcome.REFUSED and self.app is AppState.WAITING:
             return self._on_lead_refused()
         return self._advance()
 
@@ -222,10 +222,10 @@ class GroupScheduler:
         self.is_over = True
         return [Settle()]
 
-    def _on_relay_end(self, came: Came) -> list[Decision]:
+    def _on_relay_end(self, came: SiblingOutcome) -> list[Decision]:
         """Handle the end of a relayed lead, which is the end of the app's answer."""
         self.app = AppState.ANSWERED
-        if came is Came.ANSWERED:
+        if came is SiblingOutcome.ANSWERED:
             self.selection = Selection(0, None, 1.0)
             return [*self._start(), *self._advance()]
         return [*self._cancel(), *self._settle()]

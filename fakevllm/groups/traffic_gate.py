@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from fakevllm.admission.kill_switch import Pause
-from fakevllm.admission.rules import Facts, Policy, Ruling
-from fakevllm.admission.side_calls import Session, Sessions
+from fakevllm.admission.kill_switch import KillSwitch
+from fakevllm.admission.rules import AdmissionRules, RequestFacts, Ruling
+from fakevllm.admission.side_calls import SessionSummaries, SessionSummary
 from fakevllm.config.policy import PolicySection
 from fakevllm.sessions.visit import Visit
 from fakevllm.transport.request import Request
@@ -19,7 +19,7 @@ class TrafficGate:
     def __init__(
         self,
         settings: PolicySection,
-        pause: Pause,
+        pause: KillSwitch,
         key_name: Callable[[str | None], str | None] = lambda _: None,
         *,
         trains: bool = True,
@@ -27,19 +27,19 @@ class TrafficGate:
         """`key_name`: whose key it is. `trains`: whether anything is fanned out at all; where not,
         nobody's session is looked up before the answer is out."""
         self.pause = pause
-        self._policy = Policy(settings)
+        self._policy = AdmissionRules(settings)
         for name, route in settings.likely_misspelt_routes:
             log.warning("[policy] n: %r is no route and taken for a model; %s is one", name, route)
         self._asks_for_keys = any(rule.key is not None for rule in settings.skip)
         self._key_name = key_name
         self._trains = trains
-        self._sessions = Sessions()
+        self._sessions = SessionSummaries()
 
     def ruling(
         self, request: Request, visit: Visit, key: str | None, app_key: str | None
     ) -> Ruling:
         """`key`, `app_key`: the app's, and its fingerprint. Places the request in its session."""
-        asked = Facts(
+        asked = RequestFacts(
             route=request.adapter.name,
             model=request.model,
             headers=request.apps_headers,
@@ -60,7 +60,7 @@ class TrafficGate:
             return ()
         return tuple(filter(None, (self._key_name(key), app_key)))
 
-    def _session(self, visit: Visit) -> Session | None:
+    def _session(self, visit: Visit) -> SessionSummary | None:
         """What the main calls before it tell, where there were any."""
         session_id = visit.session_id() if self._trains else None
         return None if session_id is None else self._sessions.get(session_id)

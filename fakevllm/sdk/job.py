@@ -17,8 +17,13 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, ValidationError
 
 from fakevllm_adapters.job import model
-from fakevllm_adapters.job.rules import checked
-from fakevllm_adapters.job.yaml import Settings, one_line, under_one_name, written
+from fakevllm_adapters.job.rules import check_job
+from fakevllm_adapters.job.yaml import (
+    Settings,
+    describe_errors,
+    merge_target_modules,
+    parse_job_yaml,
+)
 
 log = logging.getLogger("fakevllm.sdk")
 
@@ -40,8 +45,8 @@ class TrainJob(model.TrainJob):
             try:
                 super().__init__(**_resolved(given, datetime.now()))
             except ValidationError as error:
-                raise ValueError(one_line(error, type(self).model_fields)) from None
-            checked(self)
+                raise ValueError(describe_errors(error, type(self).model_fields)) from None
+            check_job(self)
 
     def build_job_from_yaml(self, yaml_path: str | Path) -> Self:
         """The file's settings over this job's, also over what its constructor was given. In place,
@@ -76,12 +81,12 @@ def _resolved(given: Settings, now: datetime) -> Settings:
 def _named(settings: Settings) -> Settings:
     """Without what was not given."""
     named = {name: v for name, v in settings.items() if v is not None or name in _NONE_COUNTS}
-    return under_one_name(named)
+    return merge_target_modules(named)
 
 
 def _read(file: str | Path) -> Settings:
     try:
-        read = written(Path(file).read_text(encoding="utf-8"))
+        read = parse_job_yaml(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"the job's YAML {file} cannot be read: {error.strerror}") from None
     except ValueError as error:

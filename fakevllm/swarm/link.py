@@ -14,7 +14,7 @@ from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_ex
 
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.errors import CALL_TIMEOUT_S, NO_ADMIN, TROUBLE, is_passing, mend_of, one_line
-from fakevllm.swarm.load_probe import EngineQueue
+from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm_adapters.formats.base import Engine
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.keys import bearer_header
@@ -49,7 +49,7 @@ class SwarmLink:
         key: str | None,
         job: TrainJob,
         ledger: Ledger,
-        queue: EngineQueue | None = None,
+        queue: LoadProbe | None = None,
     ) -> None:
         self._http = aiohttp.ClientSession(
             url,
@@ -72,7 +72,7 @@ class SwarmLink:
         self.serving = asyncio.Event()
         """Set while an engine is known to serve."""
         self._status: EngineStatusReply | None = None
-        self.queue = queue or EngineQueue()
+        self.queue = queue or LoadProbe()
         self.is_silent = False
         """Whether its last status did not come at all. A server that refuses to tell it, or tells
         nonsense, lives, and so does one whose log cannot be had."""

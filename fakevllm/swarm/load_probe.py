@@ -16,7 +16,7 @@ log = logging.getLogger("fakevllm.link")
 _WAITING = "vllm:num_requests_waiting"
 
 
-class EngineQueue:
+class LoadProbe:
     def __init__(
         self,
         is_wanted: Callable[[], bool] = lambda: True,

@@ -14,10 +14,10 @@ from fakevllm.config.errors import explain
 from fakevllm.errors import ConfigError
 from fakevllm.sdk.job import TrainJob
 from fakevllm.sdk.protocol import server_url
-from fakevllm_adapters.job import plain_yaml
-from fakevllm_adapters.job.model import read_job
-from fakevllm_adapters.job.rules import checked
-from fakevllm_adapters.job.yaml import written
+from fakevllm_adapters.job import strict_yaml
+from fakevllm_adapters.job.model import parse_job
+from fakevllm_adapters.job.rules import check_job
+from fakevllm_adapters.job.yaml import parse_job_yaml
 
 OURS = ("job", "train", "server")
 
@@ -106,11 +106,11 @@ def load(file: Path) -> Settings:
 def _job(text: str) -> tuple[TrainJob, list[str]]:
     """Raises ValueError."""
     try:
-        warnings = read_job(text).warnings
+        warnings = parse_job(text).warnings
     except yaml.YAMLError as error:
         raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
-    job = TrainJob(**written(text).settings)  # with its base file
-    checked(job)
+    job = TrainJob(**parse_job_yaml(text).settings)  # with its base file
+    check_job(job)
     if job.lockstep:
         raise ValueError(
             "lockstep trains what a proxy asks and no episodes: take it out, or use "
@@ -131,7 +131,7 @@ def _job(text: str) -> tuple[TrainJob, list[str]]:
 
 def _ours(text: str, file: Path) -> dict[str, Any]:
     """Without the job. What else stands in AgentJet's file is for its own programs."""
-    whole = cast("dict[str, Any]", plain_yaml.loads(text))
+    whole = cast("dict[str, Any]", strict_yaml.loads(text))
     unknown = [] if "ajet" in whole else [name for name in whole if name not in OURS]
     if unknown:
         raise ConfigError(

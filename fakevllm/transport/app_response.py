@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import orjson
 
-from fakevllm.transport.engine_client import Reply
+from fakevllm.transport.engine_client import EngineResponse
 from fakevllm_adapters.formats.base import Adapter, Exchange, Json
 from fakevllm_adapters.formats.chat import end_of
 from fakevllm_adapters.formats.sse import DONE
@@ -48,7 +48,7 @@ _NOT_VLLM = bad_request(
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class SentResponse:
     """A whole answer as the app read it, or was to."""
 
     status: int
@@ -72,7 +72,7 @@ class WatchedSend:
         await self._send(message)
 
 
-class AppReply:
+class AppResponse:
     """Answers the app once. Inside its block the app is kept from giving up."""
 
     def __init__(
@@ -125,12 +125,12 @@ class AppReply:
         return sum(map(bool, self._said)) <= 1
 
     @property
-    def answered(self) -> Answered | None:
+    def answered(self) -> SentResponse | None:
         """All that the app got, where that was an answer to its end; whether it was still there
         to get it or not."""
         if self._is_trouble or not self._send.is_ended:
             return None
-        return Answered(200, self._headers, b"".join(self._said))
+        return SentResponse(200, self._headers, b"".join(self._said))
 
     @property
     def is_begun(self) -> bool:
@@ -169,7 +169,7 @@ class AppReply:
 
     # --- what the app gets
 
-    async def answer(self, reply: Reply) -> None:
+    async def answer(self, reply: EngineResponse) -> None:
         """A whole 200 answer of the upstream, streamed or not."""
         assert self._exchange is not None
         if reply.streamed != self._streamed:
@@ -199,7 +199,7 @@ class AppReply:
             body = self._exchange.broken(_error_in(body))
         await self.write(body, last=True)
 
-    async def again(self, answered: Answered) -> None:
+    async def again(self, answered: SentResponse) -> None:
         """The answer that an earlier app was to get for the same request."""
         if not self._streamed:
             return await self.whole(answered.status, answered.body, answered.headers)

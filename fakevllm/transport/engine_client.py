@@ -39,7 +39,7 @@ JSON: Headers = [(b"content-type", b"application/json")]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class EngineResponse:
     """A whole answer of the upstream, with its bytes as they came."""
 
     status: int
@@ -55,8 +55,8 @@ class Reply:
     """Reason that the server sent with an error, None where it sent none."""
 
     @staticmethod
-    def of_events(events: list[bytes], latency_s: float) -> Reply:
-        return Reply(200, [], b"".join(events), True, latency_s, cut=events)
+    def of_events(events: list[bytes], latency_s: float) -> EngineResponse:
+        return EngineResponse(200, [], b"".join(events), True, latency_s, cut=events)
 
     @property
     def events(self) -> list[bytes]:
@@ -65,7 +65,7 @@ class Reply:
         return SseDecoder().feed(self.body) if self.streamed else []
 
     @property
-    def timely(self) -> Reply:
+    def timely(self) -> EngineResponse:
         """A stream that begins with an error that will not heal, as a status: clients ask again
         without end for what fails inside a stream, and take a status for final."""
         if not self.streamed or b'"error"' not in self.body:
@@ -75,7 +75,7 @@ class Reply:
         if code is None:
             return self
         body = data_of(first) or b""
-        return Reply(code, JSON, body, False, self.latency_s, is_late=True)
+        return EngineResponse(code, JSON, body, False, self.latency_s, is_late=True)
 
     @property
     def broke_off(self) -> bool:
@@ -85,7 +85,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveReply:
+class LiveResponse:
     """An answer that is still coming."""
 
     status: int
@@ -100,7 +100,7 @@ REST_S = 0.1
 """For what is behind the end of a stream, before its connection is given up."""
 
 
-class Upstream:
+class EngineClient:
     def __init__(self, url: str, key: str | None) -> None:
         self._resting = TaskSet(log, "what is behind a stream's end could not be read")
         self._http = aiohttp.ClientSession(
@@ -121,7 +121,7 @@ class Upstream:
         await self._resting.close()
         await self._http.close()
 
-    async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+    async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> EngineResponse:
         """Raises WireError (503) where the server cannot be reached, or it or its engine breaks
         off."""
         started = time.monotonic()
@@ -136,7 +136,9 @@ class Upstream:
                 shown = relayed_headers(answer.headers.items())
                 latency_s = time.monotonic() - started
                 reason = _reason(answer)
-                reply = Reply(answer.status, shown, raw, streamed, latency_s, reason=reason)
+                reply = EngineResponse(
+                    answer.status, shown, raw, streamed, latency_s, reason=reason
+                )
                 if reply.broke_off:
                     raise aiohttp.ClientPayloadError("its engine broke off")
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -145,7 +147,7 @@ class Upstream:
 
     def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[LiveReply]:
+    ) -> AbstractAsyncContextManager[LiveResponse]:
         """One answer, while its connection is open. Trouble with it is a WireError (503), also
         inside the block."""
         return _Live(
@@ -156,7 +158,7 @@ class Upstream:
         )
 
 
-class _Live(AbstractAsyncContextManager[LiveReply]):
+class _Live(AbstractAsyncContextManager[LiveResponse]):
     """A class, for a generator would cost each call a tenth of what aiohttp costs."""
 
     def __init__(
@@ -167,7 +169,7 @@ class _Live(AbstractAsyncContextManager[LiveReply]):
         self._asked = asked
         self._resting = resting
 
-    async def __aenter__(self) -> LiveReply:
+    async def __aenter__(self) -> LiveResponse:
         try:
             answer = await self._asked.__aenter__()
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -178,7 +180,7 @@ class _Live(AbstractAsyncContextManager[LiveReply]):
         self._answer = answer
         streamed = answer.status == 200 and answer.content_type == EVENT_STREAM
         shown = relayed_headers(answer.headers.items())
-        return LiveReply(answer.status, shown, streamed, _chunks(answer), _reason(answer))
+        return LiveResponse(answer.status, shown, streamed, _chunks(answer), _reason(answer))
 
     async def __aexit__(
         self,

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import orjson
 
 from fakevllm.config.upstream import FallbackSection
-from fakevllm.transport.app_response import AppReply
-from fakevllm.transport.engine_client import LiveReply, Reply, Upstream
+from fakevllm.transport.app_response import AppResponse
+from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveResponse
 from fakevllm.transport.relay import relay
 from fakevllm.transport.request import Request
 from fakevllm_adapters.http.client_body import rewrite_body
@@ -50,7 +50,7 @@ class Fallback:
             return None
         return Fallback(settings.url, settings.key, settings.model)
 
-    async def relay(self, request: Request, app: AppReply) -> Reply:
+    async def relay(self, request: Request, app: AppResponse) -> EngineResponse:
         """Raises WireError where it has no answer either, whatever it says: an error of a server
         that the app does not know would not be the app's."""
         model = self._model or request.model
@@ -63,7 +63,7 @@ class Fallback:
         await self._whole.close()
 
 
-class _Elsewhere(Upstream):
+class _Elsewhere(EngineClient):
     """Its `/v1` may lie below a path; what it refuses is no answer, and neither is
     one that does not begin within `begins_s`."""
 
@@ -76,7 +76,7 @@ class _Elsewhere(Upstream):
     @contextlib.asynccontextmanager
     async def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> AsyncGenerator[LiveReply]:
+    ) -> AsyncGenerator[LiveResponse]:
         begins = asyncio.timeout(self._begins_s)
         try:
             async with begins, super().live(method, self._below + path, body, headers) as live:

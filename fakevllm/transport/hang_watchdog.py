@@ -6,31 +6,33 @@ import asyncio
 from types import TracebackType
 
 from fakevllm.swarm.link import SwarmLink
-from fakevllm.transport.app_response import AppReply
+from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import unreachable
-from fakevllm.transport.retry_policy import Absence
+from fakevllm.transport.retry_policy import AbsenceTimer
 from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.reasons import OutageReason
 
 LOOK_EVERY_S = 0.5
 
 
-class Patience:
+class HangWatchdog:
     """Around a call. Raises WireError (503) where it is waited for in vain: the server does not
     answer its link at all, nor tell the app anything, for as long as a request may be held. Where
     `has_other` could answer, an engine that is away is reason enough: the server itself waits
     for one longer than we do."""
 
-    def __init__(self, link: SwarmLink, app: AppReply, limit_s: float, *, has_other: bool) -> None:
+    def __init__(
+        self, link: SwarmLink, app: AppResponse, limit_s: float, *, has_other: bool
+    ) -> None:
         self._link = link
         self._app = app
         self._has_other = has_other
         self._message = f"The engine did not become ready within {limit_s:g} s."
         self._clock = asyncio.get_running_loop()
         now_s = self._clock.time()
-        self._engine = Absence(limit_s, now_s)
+        self._engine = AbsenceTimer(limit_s, now_s)
         # At least one look: a server may have come back, and its link not have heard it yet.
-        self._server = Absence(max(limit_s, LOOK_EVERY_S), now_s)
+        self._server = AbsenceTimer(max(limit_s, LOOK_EVERY_S), now_s)
         self._num_said = app.num_said
         self._is_engine_away = False
         self._limit = asyncio.timeout(None)

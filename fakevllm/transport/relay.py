@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fakevllm.transport.app_response import AppReply
-from fakevllm.transport.engine_client import LiveReply, Reply, Upstream
+from fakevllm.transport.app_response import AppResponse
+from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveResponse
 from fakevllm.transport.request import Request
 from fakevllm.transport.retry_policy import OUTAGES, TOO_MANY, outage_error
 from fakevllm_adapters.formats.chat import end_of
@@ -18,7 +18,7 @@ from fakevllm_adapters.protocol.errors import WireError, internal_error
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
+class LeadCall:
     """How the lead of several siblings is asked."""
 
     body: bytes
@@ -31,13 +31,13 @@ def _by_others() -> bool:
 
 
 async def relay(
-    upstream: Upstream,
+    upstream: EngineClient,
     request: Request,
-    app: AppReply,
-    lead: Lead | None = None,
+    app: AppResponse,
+    lead: LeadCall | None = None,
     *,
     is_by_us: Callable[[], bool] = _by_others,
-) -> Reply:
+) -> EngineResponse:
     """Returns what the upstream answered. Raises WireError while the app has got nothing.
     `is_by_us`: whether a 429 is raised too, for it is our doing and no answer to the app."""
     if request.exchange is None:
@@ -51,11 +51,13 @@ async def relay(
             return await _stream(live, request, app, started, lead)
         raw = b"".join([chunk async for chunk in live.chunks])
         latency_s = time.monotonic() - started
-        reply = Reply(live.status, live.headers, raw, live.streamed, latency_s)
+        reply = EngineResponse(live.status, live.headers, raw, live.streamed, latency_s)
     return await pass_on(upstream, request, app, reply)
 
 
-async def pass_on(upstream: Upstream, request: Request, app: AppReply, reply: Reply) -> Reply:
+async def pass_on(
+    upstream: EngineClient, request: Request, app: AppResponse, reply: EngineResponse
+) -> EngineResponse:
     """A whole reply of the upstream, as the app reads it. Returns the reply the app got."""
     if reply.status == 200:
         await app.answer(reply)
@@ -69,12 +71,12 @@ async def pass_on(upstream: Upstream, request: Request, app: AppReply, reply: Re
 
 
 async def relay_native(
-    upstream: Upstream,
+    upstream: EngineClient,
     request: Request,
-    app: AppReply,
+    app: AppResponse,
     *,
     is_by_us: Callable[[], bool] = _by_others,
-) -> Reply:
+) -> EngineResponse:
     """The answer of the engine's own route for the app's format, byte for byte."""
     started = time.monotonic()
     taken: list[bytes] = []
@@ -101,12 +103,12 @@ async def relay_native(
             raise
         await app.write(encode(error.body) + DONE, last=True)
     latency_s = time.monotonic() - started
-    return Reply(status, headers, b"".join(taken), is_streamed, latency_s)
+    return EngineResponse(status, headers, b"".join(taken), is_streamed, latency_s)
 
 
 async def _stream(
-    live: LiveReply, request: Request, app: AppReply, started: float, lead: Lead | None
-) -> Reply:
+    live: LiveResponse, request: Request, app: AppResponse, started: float, lead: LeadCall | None
+) -> EngineResponse:
     assert request.exchange is not None
     is_waited_for = lead is not None
     taken: list[bytes] = []
@@ -115,7 +117,7 @@ async def _stream(
         async for chunk in live.chunks:
             events = decoder.feed(chunk)
             if events and not taken and not app.is_begun:
-                early = Reply(200, [], events[0], True, time.monotonic() - started).timely
+                early = EngineResponse(200, [], events[0], True, time.monotonic() - started).timely
                 if not early.streamed:
                     return await _refuse(request, app, early)
             taken += events
@@ -133,7 +135,7 @@ async def _stream(
                 is_waited_for = False
                 lead.on_first_token()
             if is_done:
-                return Reply.of_events(taken, time.monotonic() - started)
+                return EngineResponse.of_events(taken, time.monotonic() - started)
         await app.open(live.headers)
         await app.write(end_of(request.exchange, taken), last=True)
     except WireError as error:
@@ -141,7 +143,7 @@ async def _stream(
             raise
         taken += [encode(error.body), DONE]
         await app.write(request.exchange.broken(error.body), last=True)
-    return Reply.of_events(taken, time.monotonic() - started)
+    return EngineResponse.of_events(taken, time.monotonic() - started)
 
 
 def _id_in(events: Sequence[bytes]) -> str | None:
@@ -158,14 +160,14 @@ def _has_token(events: Sequence[bytes]) -> bool:
     return sum(not event.startswith(b":") for event in events) >= 2
 
 
-async def raise_outage(live: LiveReply, is_by_us: Callable[[], bool] = _by_others) -> None:
+async def raise_outage(live: LiveResponse, is_by_us: Callable[[], bool] = _by_others) -> None:
     """Raises WireError for a status by which a server says that it has no answer now."""
     if live.status in OUTAGES or (live.status == TOO_MANY and is_by_us()):
         raw = b"".join([chunk async for chunk in live.chunks])
         raise outage_error(live.status, raw, live.headers, live.reason)
 
 
-async def _refuse(request: Request, app: AppReply, reply: Reply) -> Reply:
+async def _refuse(request: Request, app: AppResponse, reply: EngineResponse) -> EngineResponse:
     if request.is_translated:
         told = error_object(reply.body) or internal_error().body
         await app.refuse(WireError(reply.status, told))

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from fakevllm.admission.rules import TRAIN, Ruling
-from fakevllm.transport.engine_client import Reply, Upstream
+from fakevllm.transport.engine_client import EngineClient, EngineResponse
 from fakevllm.transport.retry_policy import OUTAGES, outage_error
 from fakevllm_adapters.formats.base import Adapter, Answer, Exchange, Json
 from fakevllm_adapters.http.client_body import rewrite_body
@@ -22,7 +22,7 @@ from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, SiblingRef
 _REQUEST_ID = "X-Request-Id"
 
 
-class Came(StrEnum):
+class SiblingOutcome(StrEnum):
     """What became of a sibling."""
 
     ANSWERED = "answered"
@@ -86,7 +86,7 @@ class SiblingResult:
     """What became of one sibling: an answer, or the reply or error that was not one."""
 
     index: int
-    reply: Reply | None = None
+    reply: EngineResponse | None = None
     answer: Answer | None = None
     error: WireError | None = None
 
@@ -131,7 +131,7 @@ class SiblingResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SiblingPlan:
     """How many siblings, and what each changes; item 0 changes nothing."""
 
     num: int
@@ -177,7 +177,7 @@ def sibling_headers(request: Request, index: int) -> dict[str, str]:
 
 
 async def sample(
-    upstream: Upstream, request: Request, plan: Plan, index: int, temperature: float
+    upstream: EngineClient, request: Request, plan: SiblingPlan, index: int, temperature: float
 ) -> SiblingResult:
     """One sibling, whatever becomes of it."""
     body = plan.body(request, index, temperature)
@@ -190,14 +190,14 @@ async def sample(
     return SiblingResult(index, reply, read_answer(request, reply))
 
 
-def came_of(request: Request, result: SiblingResult) -> Came:
+def outcome_of(request: Request, result: SiblingResult) -> SiblingOutcome:
     if result.answer is not None:
-        return Came.ANSWERED if request.can_show(result) else Came.HIDDEN
+        return SiblingOutcome.ANSWERED if request.can_show(result) else SiblingOutcome.HIDDEN
     is_refused = 400 <= result.status < 500 and not result.is_too_much
-    return Came.REFUSED if is_refused else Came.FAILED
+    return SiblingOutcome.REFUSED if is_refused else SiblingOutcome.FAILED
 
 
-def read_answer(request: Request, reply: Reply) -> Answer | None:
+def read_answer(request: Request, reply: EngineResponse) -> Answer | None:
     """The completion in a reply, or None where it holds none that its app can read."""
     if reply.status != 200 or reply.streamed != request.streamed:
         return None
@@ -212,7 +212,7 @@ def read_answer(request: Request, reply: Reply) -> Answer | None:
         return None
 
 
-def with_apps_id(reply: Reply, request: Request, index: int) -> Reply:
+def with_apps_id(reply: EngineResponse, request: Request, index: int) -> EngineResponse:
     """A sibling's reply under the id the app chose, where it chose one."""
     own = _own_id(request, index)
     if own is None:

@@ -1,5 +1,5 @@
 """Keeps a request going while the model is not there: holds it, tries again, and at last asks
-another server, where one is named. `outage.py` decides."""
+another server, where one is named. `retry_policy.py` decides."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from fakevllm.swarm.link import SwarmLink
-from fakevllm.transport.app_response import AppReply
-from fakevllm.transport.engine_client import Reply, Upstream
+from fakevllm.transport.app_response import AppResponse
+from fakevllm.transport.engine_client import EngineClient, EngineResponse
 from fakevllm.transport.fallback import Fallback, with_model
-from fakevllm.transport.hang_watchdog import Patience
+from fakevllm.transport.hang_watchdog import HangWatchdog
 from fakevllm.transport.relay import relay
-from fakevllm.transport.request import Plan, Request
-from fakevllm.transport.retry_policy import Hold, hold_s
-from fakevllm.transport.sibling_limit import Room
+from fakevllm.transport.request import Request, SiblingPlan
+from fakevllm.transport.retry_policy import RetrySchedule, hold_s
+from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.reasons import OutageReason
 
@@ -29,18 +29,18 @@ Ask = Callable[[Request, Callable[[], bool]], Awaitable[T]]
 """Asks for one answer. Raises WireError for an outage, and for a 429 where the second argument
 says that it is our doing."""
 
-ALONE = Plan(1)
+ALONE = SiblingPlan(1)
 
 
-class Lifeline:
+class RetryHandler:
     def __init__(
         self,
-        upstream: Upstream,
+        upstream: EngineClient,
         link: SwarmLink | None = None,
         limit_s: float = 0.0,
         fallback: Fallback | None = None,
         served_name: Callable[[str], str | None] = lambda _: None,
-        room: Room | None = None,
+        room: SiblingLimit | None = None,
     ) -> None:
         """`link` None: nobody knows more than the calls tell. `limit_s`: how long a request is
         held at most. `served_name`: what the model is called that an app may ask for by this name,
@@ -51,7 +51,7 @@ class Lifeline:
         self._limit_s = limit_s
         self._fallback = fallback
         self._served_name = served_name
-        self.room = room or Room()
+        self.room = room or SiblingLimit()
 
     @property
     def num_waiting(self) -> int | None:
@@ -59,12 +59,12 @@ class Lifeline:
         return None if self._link is None else self._link.queue.num_waiting
 
     async def relay(
-        self, request: Request, app: AppReply, plan: Plan = ALONE
-    ) -> tuple[Reply, OutageReason | None]:
+        self, request: Request, app: AppResponse, plan: SiblingPlan = ALONE
+    ) -> tuple[EngineResponse, OutageReason | None]:
         """What the app got, and why it had to be of the fallback, if it was. Raises WireError
         while the app has got nothing of an answer."""
 
-        async def ask(request: Request, is_by_us: Callable[[], bool]) -> Reply:
+        async def ask(request: Request, is_by_us: Callable[[], bool]) -> EngineResponse:
             return await relay(self._upstream, plan.lead(request), app, is_by_us=is_by_us)
 
         try:
@@ -72,10 +72,10 @@ class Lifeline:
         except WireError as error:
             return await self.fall_back(request, app, error)
 
-    async def held(self, request: Request, app: AppReply, ask: Ask[T]) -> T:
+    async def held(self, request: Request, app: AppResponse, ask: Ask[T]) -> T:
         """Asks until there is an answer, as long as a request may be held. Raises the last
         WireError."""
-        hold = Hold(hold_s(self._limit_s, request.apps_headers), time.monotonic())
+        hold = RetrySchedule(hold_s(self._limit_s, request.apps_headers), time.monotonic())
         while True:
             is_by_us = self.room.looks()
             try:
@@ -95,8 +95,8 @@ class Lifeline:
             await self._rest(reason, pause_s)
 
     async def fall_back(
-        self, request: Request, app: AppReply, error: WireError
-    ) -> tuple[Reply, OutageReason]:
+        self, request: Request, app: AppResponse, error: WireError
+    ) -> tuple[EngineResponse, OutageReason]:
         """The fallback's answer in the place of `error`, which is raised again where it has
         none."""
         if error.reason is None or self._fallback is None or app.is_told:
@@ -134,12 +134,12 @@ class Lifeline:
         return request if served is None else with_model(request, served)
 
     def _patience(
-        self, limit_s: float, app: AppReply
+        self, limit_s: float, app: AppResponse
     ) -> contextlib.AbstractAsyncContextManager[None]:
         """Around each time that it is asked."""
         if self._link is None:
             return contextlib.nullcontext()
-        return Patience(self._link, app, limit_s, has_other=self._fallback is not None)
+        return HangWatchdog(self._link, app, limit_s, has_other=self._fallback is not None)
 
 
 def why_failed(error: WireError) -> str:

@@ -43,10 +43,10 @@ _READ_TIMEOUTS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
 
 
 @dataclass(slots=True)
-class Hold:
+class RetrySchedule:
     """One request's waiting.
 
-    >>> hold = Hold(limit_s=10.0, started_s=100.0)
+    >>> hold = RetrySchedule(limit_s=10.0, started_s=100.0)
     >>> reason = OutageReason.SERVER_UNREACHABLE
     >>> hold.pause(reason, 100.0), hold.pause(reason, 100.1)
     (0.05, 0.1)
@@ -78,10 +78,10 @@ class Hold:
 
 
 @dataclass(slots=True)
-class Absence:
+class AbsenceTimer:
     """How long something has been away at a stretch, as far as anybody looked.
 
-    >>> away = Absence(limit_s=3.0, there_s=100.0)
+    >>> away = AbsenceTimer(limit_s=3.0, there_s=100.0)
     >>> [away.is_too_long(now_s, is_there=False) for now_s in (102.9, 103.0)]
     [False, True]
     >>> away.is_too_long(104.0, is_there=True), away.is_too_long(106.9, is_there=False)

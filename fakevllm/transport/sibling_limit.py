@@ -21,10 +21,10 @@ class Grant:
     """Why it is fewer than asked for."""
 
 
-class Room:
+class SiblingLimit:
     """A sibling has a place from `take` to `leave`, and is with the engine inside `with_engine`.
 
-    >>> room = Room(bound=4)
+    >>> room = SiblingLimit(bound=4)
     >>> room.take(3), room.take(3, num_awaited=6)
     (Grant(num=3, cut=None), Grant(num=1, cut='siblings_in_flight: 1 of 3 fit'))
     """

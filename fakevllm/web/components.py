@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from fakevllm.admission.kill_switch import Pause, pause_file
+from fakevllm.admission.kill_switch import KillSwitch, pause_file
 from fakevllm.admission.task_index import TaskIndex, read_tasks
 from fakevllm.config.model import Config, DatasetSection
 from fakevllm.groups.lockstep import Lockstep
@@ -24,11 +24,11 @@ from fakevllm.settlement.delivery import Delivery
 from fakevllm.settlement.feedback_service import FeedbackService
 from fakevllm.settlement.late_samples import LateSamples
 from fakevllm.swarm.link import SwarmLink
-from fakevllm.swarm.load_probe import EngineQueue
-from fakevllm.transport.engine_client import Upstream
+from fakevllm.swarm.load_probe import LoadProbe
+from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.fallback import Fallback
-from fakevllm.transport.retry import Lifeline
-from fakevllm.transport.sibling_limit import Room
+from fakevllm.transport.retry import RetryHandler
+from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import Task
@@ -71,7 +71,7 @@ class ProxyComponents:
 
     config: Config
     ledger: Ledger
-    upstream: Upstream
+    upstream: EngineClient
     link: SwarmLink
     tasks: TaskIndex
     model_names: ModelNames
@@ -99,9 +99,9 @@ async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
         tasks.add(rows, by_text=True)
         tasks.add(ledger.tasks())
         hooks = await _start_hooks(config, stack)
-        upstream = Upstream(config.swarm.url, config.swarm.key)
+        upstream = EngineClient(config.swarm.url, config.swarm.key)
         stack.push_async_callback(upstream.close)
-        room = Room(config.serve.max_siblings_in_flight)
+        room = SiblingLimit(config.serve.max_siblings_in_flight)
         link = _start_link(config, ledger, room, stack)
         model_names = ModelNames(config.models.aliases, link)
         late = LateSamples(config.feedback, ledger, link)
@@ -110,7 +110,7 @@ async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
         fallback = Fallback.of(config.fallback)
         if fallback is not None:
             stack.push_async_callback(fallback.close)
-        lifeline = Lifeline(
+        lifeline = RetryHandler(
             upstream, link, config.upstream.hold_s, fallback, model_names.served_name, room
         )
         metrics = Metrics()
@@ -130,7 +130,7 @@ async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
         )
         stack.push_async_callback(pipeline.close)
         stack.push_async_callback(feedback.close)
-        pause = Pause(pause_file(config.proxy.run_dir))
+        pause = KillSwitch(pause_file(config.proxy.run_dir))
         trains = config.hooks.path is not None
         traffic_gate = TrafficGate(config.policy, pause, keys.name_of, trains=trains)
         metrics.gauge(
@@ -192,9 +192,9 @@ def _open_resend_cache(config: Config, ledger: Ledger) -> ResendCache:
 
 
 def _start_link(
-    config: Config, ledger: Ledger, room: Room, stack: contextlib.AsyncExitStack
+    config: Config, ledger: Ledger, room: SiblingLimit, stack: contextlib.AsyncExitStack
 ) -> SwarmLink:
-    queue = EngineQueue(lambda: room.in_flight > 0)
+    queue = LoadProbe(lambda: room.in_flight > 0)
     link = SwarmLink(config.swarm.url, config.swarm.key, config.job, ledger, queue)
     stack.push_async_callback(link.close)
     following = asyncio.create_task(link.run())

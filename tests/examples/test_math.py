@@ -14,7 +14,7 @@ from fakevllm import SwarmClient, Task, TrainJob, WorkflowOutput
 from fakevllm.train.command import material_of
 from fakevllm.train.config import load
 from fakevllm.train.named import function
-from fakevllm_adapters.job.rules import checked
+from fakevllm_adapters.job.rules import check_job
 from fakevllm_server.config.job_warnings import job_warnings
 from fakevllm_server.config.model import ServerConfig
 from tests.e2e.processes import Processes
@@ -48,7 +48,7 @@ def test_the_job_for_a_real_model_is_valid_and_asks_for_nothing_it_does_not_get(
     for name in (settings.train.workflow, settings.train.dataset, settings.train.eval_dataset):
         function(name or "", MATH)
     assert settings.train.epochs == 1 and settings.warnings == []
-    assert job_warnings(checked(settings.job), ServerConfig("vllm", tmp_path)) == []
+    assert job_warnings(check_job(settings.job), ServerConfig("vllm", tmp_path)) == []
 
 
 @pytest.mark.parametrize(

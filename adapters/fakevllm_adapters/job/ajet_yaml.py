@@ -1,7 +1,8 @@
-"""AgentJet's YAML as a stock client sends it: the whole of it, with every default filled in. Pure.
+"""Settings of a job read from AgentJet's YAML. Pure.
 
-What is read lies below `ajet`; verl's own sections repeat it. A key that is not read and would
-change training is told, unless its value is what is done here anyway.
+A stock AgentJet client sends the whole configuration, with every default filled in. Only the
+section `ajet` is read, because verl's sections repeat its values. A key that would change training
+and is not read causes a warning, unless its value matches what happens anyway.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 Settings = dict[str, Any]
 
-KEYS = {
+AJET_KEYS = {
     "project_name": "ajet.project_name",
     "experiment_name": "ajet.experiment_name",
     "experiment_dir": "ajet.experiment_dir",
@@ -53,45 +54,50 @@ KEYS = {
     "lora_load_format": "ajet.lora.load_format",
     "layered_summon": "ajet.lora.layered_summon",
 }
-"""Setting of TrainJob -> where AgentJet's YAML has it."""
+"""The key in AgentJet's YAML for each setting of TrainJob."""
 
 _OLDER_KEYS = {"use_kl_in_reward": "ajet.trainer_common.algorithm.use_kl_in_reward"}
-_NOT_NAMED = {"experiment_dir": "auto", "experiment_name": "read_yaml_name"}
-"""Values by which AgentJet means that it shall choose."""
-_OF_LORA = ("lora_alpha", "target_modules", "lora_load_format", "layered_summon")
-_OF_KL_LOSS = ("kl_loss_coef", "kl_loss_type")
+"""Keys that older versions of AgentJet use for a setting."""
+_CHOSEN_BY_AJET = {"experiment_dir": "auto", "experiment_name": "read_yaml_name"}
+"""Values with which AgentJet chooses the setting itself. They count as not set."""
+_LORA_SETTINGS = ("lora_alpha", "target_modules", "lora_load_format", "layered_summon")
+_KL_LOSS_SETTINGS = ("kl_loss_coef", "kl_loss_type")
 _SHOWN_CHARS = 80
-_FROM_ONE = ("save_freq", "mini_batch_num", "total_training_steps")
-"""0 or less is AgentJet's word for: not at all."""
+_POSITIVE_SETTINGS = ("save_freq", "mini_batch_num", "total_training_steps")
+"""Settings that 0 or less switches off in AgentJet."""
 
 
-class Unread(NamedTuple):
+class IgnoredKey(NamedTuple):
+    """A key of AgentJet's YAML that would change training and is not read."""
+
     key: str
     silent: tuple[object, ...]
-    """Values that are not worth a word: what is done here anyway, or what AgentJet ships."""
-    here: str
-    """What counts instead."""
+    """Values without a warning: those that match what happens anyway, and AgentJet's defaults."""
+    instead: str
+    """Explanation of what applies instead of the key."""
 
 
-UNREAD = (
-    Unread("ajet.rollout.top_p", (1.0,), "a call samples as its client asks"),
-    Unread("ajet.rollout.top_k", (-1, 0), "a call samples as its client asks"),
-    Unread("ajet.rollout.gamma", (1.0,), "rewards of an episode's calls are not discounted"),
-    Unread("ajet.rollout.name", ("vllm",), "the server's --rollout says what samples"),
-    Unread("ajet.rollout.force_disable_toolcalls", (False,), "clients choose their tools"),
-    Unread("ajet.rollout.multi_turn.max_sample_per_task", (30,), "every call of an episode trains"),
-    Unread("ajet.trainer_common.nnodes", (1,), "verl spans the Ray cluster of --trainer-arg"),
-    Unread("ajet.trainer_common.loss_extra_scale_ratio", (1.0,), "the loss is not scaled"),
-    Unread("ajet.trainer_common.val_before_train", (False,), "nothing is validated"),
-    Unread("ajet.trainer_common.val_only", (False,), "nothing is validated"),
-    Unread("ajet.trainer_common.kl_penalty_type", ("kl", "k1"), "the KL in the reward is k1"),
-    Unread("ajet.trainer_common.optim.optimizer", ("AdamW",), "it is AdamW"),
-    Unread("ajet.trainer_common.optim.betas", ([0.9, 0.95],), "they are 0.9 and 0.95"),
-    Unread("ajet.trainer_common.optim.lr_scheduler_type", ("constant",), "lr is constant"),
-    Unread("ajet.trainer_common.optim.lr_warmup_steps", (-1, 0), "there is no warm-up"),
-    Unread("ajet.trainer_common.optim.lr_warmup_steps_ratio", (0.0,), "there is no warm-up"),
+IGNORED_KEYS = (
+    IgnoredKey("ajet.rollout.top_p", (1.0,), "each request sets its own sampling"),
+    IgnoredKey("ajet.rollout.top_k", (-1, 0), "each request sets its own sampling"),
+    IgnoredKey("ajet.rollout.gamma", (1.0,), "rewards of an episode's calls are not discounted"),
+    IgnoredKey("ajet.rollout.name", ("vllm",), "the server's --rollout selects the engine"),
+    IgnoredKey("ajet.rollout.force_disable_toolcalls", (False,), "clients choose their tools"),
+    IgnoredKey(
+        "ajet.rollout.multi_turn.max_sample_per_task", (30,), "every call of an episode trains"
+    ),
+    IgnoredKey("ajet.trainer_common.nnodes", (1,), "verl spans the Ray cluster of --trainer-arg"),
+    IgnoredKey("ajet.trainer_common.loss_extra_scale_ratio", (1.0,), "the loss is not scaled"),
+    IgnoredKey("ajet.trainer_common.val_before_train", (False,), "nothing is validated"),
+    IgnoredKey("ajet.trainer_common.val_only", (False,), "nothing is validated"),
+    IgnoredKey("ajet.trainer_common.kl_penalty_type", ("kl", "k1"), "the KL in the reward is k1"),
+    IgnoredKey("ajet.trainer_common.optim.optimizer", ("AdamW",), "the optimizer is AdamW"),
+    IgnoredKey("ajet.trainer_common.optim.betas", ([0.9, 0.95],), "betas are 0.9 and 0.95"),
+    IgnoredKey("ajet.trainer_common.optim.lr_scheduler_type", ("constant",), "lr is constant"),
+    IgnoredKey("ajet.trainer_common.optim.lr_warmup_steps", (-1, 0), "there is no warm-up"),
+    IgnoredKey("ajet.trainer_common.optim.lr_warmup_steps_ratio", (0.0,), "there is no warm-up"),
     *(
-        Unread(
+        IgnoredKey(
             f"actor_rollout_ref.actor.{key}", silent, "verl's sections are not, a `job:` says it"
         )
         for key, silent in (
@@ -103,15 +109,18 @@ UNREAD = (
         )
     ),
 )
-"""Keys that a setting of TrainJob does not stand for."""
+"""Keys without a setting in TrainJob. Their values are ignored, with a warning."""
 
 
-def settings_of(whole: Settings) -> tuple[Settings, list[str]]:
-    """What the YAML says in our names, and a line for each key that would change training and is
-    not read. Raises ValueError, in one line, for what is no job of AgentJet's."""
+def read_ajet_settings(whole: Settings) -> tuple[Settings, list[str]]:
+    """Return the settings of AgentJet's YAML by TrainJob's names, and warnings.
+
+    There is one warning for each key that would change training and is not read. Raises
+    ValueError, in one line, if the YAML is not a job of AgentJet's.
+    """
     if not isinstance(whole.get("ajet"), dict) or not whole["ajet"]:
         raise ValueError("expected a mapping below `ajet`, with all of AgentJet's settings")
-    settings = {name: _at(whole, key) for name, key in KEYS.items()}
+    settings = {name: _at(whole, key) for name, key in AJET_KEYS.items()}
     for name, key in _OLDER_KEYS.items():
         settings[name] = _at(whole, key) if settings[name] is None else settings[name]
     switched_off = set(_switched_off(whole, settings))
@@ -122,39 +131,39 @@ def settings_of(whole: Settings) -> tuple[Settings, list[str]]:
 
 
 def _switched_off(whole: Settings, settings: Settings) -> Iterator[str]:
-    """What the job does not name, or means nothing."""
+    """Yield the settings that the YAML leaves out, leaves to AgentJet, or switches off."""
     for name, value in settings.items():
-        is_off = name in _FROM_ONE and isinstance(value, int) and value < 1
-        if is_off or value is None or value == _NOT_NAMED.get(name):
+        is_off = name in _POSITIVE_SETTINGS and isinstance(value, int) and value < 1
+        if is_off or value is None or value == _CHOSEN_BY_AJET.get(name):
             yield name
     if not settings["lora_rank"]:
-        yield from _OF_LORA
+        yield from _LORA_SETTINGS
     if _at(whole, "ajet.trainer_common.use_kl_loss") is False:
-        yield from _OF_KL_LOSS
+        yield from _KL_LOSS_SETTINGS
 
 
 def _warnings(whole: Settings) -> Iterator[str]:
-    for key, silent, here in UNREAD:
+    for key, silent, instead in IGNORED_KEYS:
         value = _at(whole, key)
         if value is not None and value not in silent:
-            yield f"{key} = {_shown(value)} is not read: {here}"
-    frequency = _at(whole, KEYS["save_freq"])
+            yield f"{key} = {_shown(value)} is not read: {instead}"
+    frequency = _at(whole, AJET_KEYS["save_freq"])
     if isinstance(frequency, int) and frequency < 1:
-        yield f"{KEYS['save_freq']} = {frequency} is not read: checkpoints are always kept"
+        yield f"{AJET_KEYS['save_freq']} = {frequency} is not read: checkpoints are always kept"
 
 
 def _at(whole: Settings, key: str) -> Any:
-    """None where there is nothing. Raises ValueError where a section is none."""
+    """Return the value at a dotted key, or None. Raises ValueError if a section is no mapping."""
     *sections, last = key.split(".")
-    here = whole
+    mapping = whole
     for depth, section in enumerate(sections):
-        below = here.get(section)
+        below = mapping.get(section)
         if below is None:
             return None
         if not isinstance(below, dict):
             raise ValueError(f"expected a mapping below `{'.'.join(sections[: depth + 1])}`")
-        here = cast(Settings, below)
-    return here.get(last)
+        mapping = cast(Settings, below)
+    return mapping.get(last)
 
 
 def _shown(value: object) -> str:

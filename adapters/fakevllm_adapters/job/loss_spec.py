@@ -1,4 +1,4 @@
-"""Which policy loss, with its settings, by verl's names. Wrong ones are told when it is made."""
+"""The policy loss of a job and its settings, by verl's names. Invalid settings raise ValueError."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
 from fakevllm_adapters.job.model import Aggregation, KlType, LossUnit, TrainJob
-from fakevllm_adapters.job.rewards import read_rewards
+from fakevllm_adapters.job.rewards import reward_setting_uses
 
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
 UNITS: tuple[str, ...] = get_args(LossUnit)
@@ -27,30 +27,32 @@ REJECTIONS = (
 )
 
 
-class Own(NamedTuple):
-    """What a loss takes where nothing is set."""
+class LossDefaults(NamedTuple):
+    """The settings that a loss uses if the job does not set them."""
 
     clip_ratio_low: float
     clip_ratio_high: float
     loss_agg_mode: str
 
 
-OWN: dict[str, Own] = {
-    "vanilla": Own(0.2, 0.28, "token-mean"),
-    "gspo": Own(3e-4, 4e-4, "seq-mean-token-mean"),
-    "cispo": Own(10.0, 0.2, "token-mean"),
-    "sapo": Own(0.0, 0.0, "seq-mean-token-mean"),
-    "geo_mean": Own(0.4, 0.4, "seq-mean-token-mean"),
-    "gpg": Own(0.0, 0.0, "token-mean"),
+LOSS_DEFAULTS: dict[str, LossDefaults] = {
+    "vanilla": LossDefaults(0.2, 0.28, "token-mean"),
+    "gspo": LossDefaults(3e-4, 4e-4, "seq-mean-token-mean"),
+    "cispo": LossDefaults(10.0, 0.2, "token-mean"),
+    "sapo": LossDefaults(0.0, 0.0, "seq-mean-token-mean"),
+    "geo_mean": LossDefaults(0.4, 0.4, "seq-mean-token-mean"),
+    "gpg": LossDefaults(0.0, 0.0, "token-mean"),
 }
 COUPLED = frozenset({"gspo", "geo_mean"})
-"""One ratio for all tokens of a unit."""
+"""Losses with one probability ratio for all tokens of a unit."""
 WITHOUT_RATIO = frozenset({"gpg"})
+"""Losses without a probability ratio."""
 WITHOUT_CLIP = frozenset({"sapo", "gpg"})
+"""Losses that do not clip."""
 
 
 class Bounds(NamedTuple):
-    """Of a probability ratio, or of a divergence (then without `low`)."""
+    """Bounds on a probability ratio, or on a divergence; a divergence has no lower bound."""
 
     low: float | None
     high: float
@@ -58,53 +60,62 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """Raises ValueError, in one line, for settings that contradict each other."""
+    """A policy loss with its settings, by verl's names.
+
+    The constructor raises ValueError, in one line, for settings that contradict each other.
+    """
 
     name: str = "vanilla"
     clip_ratio_low: float = 0.2
     clip_ratio_high: float = 0.28
     clip_ratio_c: float = 3.0
-    """Dual clip: bound of the ratio where the advantage is negative."""
+    """Dual clip: bound of the ratio for negative advantages."""
     kl_loss_coef: float = 0.0
     kl_loss_type: str = "low_var_kl"
     entropy_coeff: float = 0.0
-    """Weight of the entropy, which is to grow."""
+    """Weight of the entropy bonus, which raises the entropy."""
     loss_agg_mode: str = "token-mean"
     loss_unit: str = "episode"
-    """What counts as one sequence."""
+    """Unit that counts as one sequence: `call`, `timeline` or `episode`."""
     loss_scale_factor: float | None = None
-    """Divisor of `seq-mean-token-sum-norm`; None is the longest unit of the step."""
+    """Divisor of `seq-mean-token-sum-norm`; None means the longest unit of the step, in tokens."""
     tau_pos: float = 1.0
+    """sapo's temperature for advantages above 0."""
     tau_neg: float = 1.05
-    """sapo's temperatures, for advantages above 0 and for all others."""
+    """sapo's temperature for all other advantages."""
     bypass_mode: bool = True
-    """The engine's log-probabilities are the old policy's. Off, the trainer computes its own."""
+    """Whether the engine's log-probabilities are the old policy's. If False, the trainer computes
+    the old policy's."""
     rollout_is: str | None = None
-    """Weigh tokens by how far trainer and engine differ: `token` or `sequence`."""
+    """Importance sampling: weight by the ratio of trainer to engine, per `token` or `sequence`."""
     rollout_is_threshold: str = "2.0"
-    """Largest weight; `low_high` makes weights outside 0 instead (IcePop)."""
+    """`HIGH` truncates larger weights. `LOW_HIGH` sets weights outside to 0 (IcePop)."""
     rollout_is_batch_normalize: bool = False
-    """Those weights are divided by their mean over the step."""
+    """Whether the weights are divided by their mean over the step."""
     rollout_rs: str | None = None
-    """Leave out tokens or sequences where trainer and engine differ too much: some of REJECTIONS,
-    with commas."""
+    """Rejection sampling: leave out tokens or sequences for which trainer and engine differ too
+    much. The value is a comma-separated list of REJECTIONS."""
     rollout_rs_threshold: str | None = None
-    """One for all, or one for each, with commas: `low_high` for k1, the most for k2 and k3."""
+    """One threshold for all rejections, or a comma-separated list with one for each. The form is
+    `LOW_HIGH` or `HIGH` for k1, and the maximum for k2 and k3."""
 
     @staticmethod
     def of(job: TrainJob) -> LossSpec:
-        """Refuses settings that nothing would read, too."""
-        own = own_settings(job.loss)
-        _refuse_unread(job, job.loss_agg_mode or own.loss_agg_mode)
+        """Build the loss of a job.
+
+        Raises ValueError, in one line, also for a setting without effect in this job.
+        """
+        defaults = loss_defaults(job.loss)
+        _refuse_unread(job, job.loss_agg_mode or defaults.loss_agg_mode)
         return LossSpec(
             name=job.loss,
-            clip_ratio_low=_or(job.clip_ratio_low, own.clip_ratio_low),
-            clip_ratio_high=_or(job.clip_ratio_high, own.clip_ratio_high),
+            clip_ratio_low=_or(job.clip_ratio_low, defaults.clip_ratio_low),
+            clip_ratio_high=_or(job.clip_ratio_high, defaults.clip_ratio_high),
             clip_ratio_c=job.clip_ratio_c,
             kl_loss_coef=job.kl_loss_coef,
             kl_loss_type=job.kl_loss_type,
             entropy_coeff=job.entropy_coeff,
-            loss_agg_mode=job.loss_agg_mode or own.loss_agg_mode,
+            loss_agg_mode=job.loss_agg_mode or defaults.loss_agg_mode,
             loss_unit=job.loss_unit,
             loss_scale_factor=job.loss_scale_factor,
             tau_pos=job.tau_pos,
@@ -126,7 +137,7 @@ class LossSpec:
             self._check_weights()
         if self.loss_scale_factor is not None and self.loss_scale_factor <= 0:
             raise ValueError("loss_scale_factor must be above 0")
-        _ = self.is_bounds, self.rejections
+        _ = self.rollout_is_bounds, self.rejection_bounds
 
     def _check_weights(self) -> None:
         if self.bypass_mode and self.name not in WITHOUT_RATIO:
@@ -139,22 +150,23 @@ class LossSpec:
 
     @property
     def couples_tokens(self) -> bool:
-        """Whether a token's loss depends on others of its unit, which then has to be whole."""
+        """Whether a token's loss depends on other tokens of its unit, which must then be whole."""
         is_sequence = "seq_" in (self.rollout_rs or "") or self.rollout_is == "sequence"
         return self.name in COUPLED or is_sequence
 
     @property
     def couples_step(self) -> bool:
-        """Whether a token's loss depends on all others of the step."""
+        """Whether a token's loss depends on all other tokens of the step."""
         return self.rollout_is is not None and self.rollout_is_batch_normalize
 
     @property
-    def is_bounds(self) -> Bounds:
+    def rollout_is_bounds(self) -> Bounds:
+        """Bounds on the importance weights. Raises ValueError for a malformed threshold."""
         return _bounds("rollout_is_threshold", self.rollout_is_threshold)
 
     @property
-    def rejections(self) -> dict[str, Bounds]:
-        """Each of `rollout_rs` with its own threshold."""
+    def rejection_bounds(self) -> dict[str, Bounds]:
+        """Bounds of each rejection in `rollout_rs`. Raises ValueError for malformed settings."""
         names = _parts(self.rollout_rs or "")
         if not names:
             return {}
@@ -170,18 +182,18 @@ class LossSpec:
         }
 
 
-def own_settings(name: str) -> Own:
-    """Raises ValueError for a loss nobody knows."""
-    _one_of("loss", name, OWN)
-    return OWN[name]
+def loss_defaults(name: str) -> LossDefaults:
+    """Return the default settings of a loss. Raises ValueError for an unknown loss."""
+    _one_of("loss", name, LOSS_DEFAULTS)
+    return LOSS_DEFAULTS[name]
 
 
 def _refuse_unread(job: TrainJob, loss_agg_mode: str) -> None:
-    """Raises ValueError for a setting that differs from its default and would change nothing."""
+    """Raise ValueError for a setting that differs from its default and has no effect in the job."""
     clips = (job.loss not in WITHOUT_CLIP, f"loss = {job.loss} does not clip")
     is_sapo = (job.loss == "sapo", "it is for loss = sapo")
     is_lora = (job.lora_rank > 0, "it is for lora_rank above 0")
-    read = read_rewards(job) | {
+    uses = reward_setting_uses(job) | {
         "clip_ratio_low": clips,
         "clip_ratio_high": clips,
         "clip_ratio_c": (job.loss == "vanilla", "it is for loss = vanilla"),
@@ -197,14 +209,14 @@ def _refuse_unread(job: TrainJob, loss_agg_mode: str) -> None:
         "rollout_is_batch_normalize": (job.rollout_is is not None, "it is for rollout_is"),
         "rollout_rs_threshold": (bool(_parts(job.rollout_rs or "")), "it is for rollout_rs"),
     }
-    for setting, (is_read, why) in read.items():
+    for setting, (is_used, reason) in uses.items():
         value = getattr(job, setting)
-        if not is_read and value != TrainJob.model_fields[setting].default:
-            raise ValueError(f"{setting} = {value} would change nothing, {why}: take it out")
+        if not is_used and value != TrainJob.model_fields[setting].default:
+            raise ValueError(f"{setting} = {value} would change nothing, {reason}: take it out")
 
 
-def _or(value: float | None, own: float) -> float:
-    return own if value is None else value
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
 
 
 def _rejection_bounds(name: str, text: str) -> Bounds:
@@ -223,7 +235,7 @@ def _rejection_bounds(name: str, text: str) -> Bounds:
 
 
 def _bounds(setting: str, text: str) -> Bounds:
-    """From `high` or `low_high`."""
+    """Parse `HIGH` or `LOW_HIGH`."""
     try:
         numbers = [float(part) for part in str(text).split("_")]
         low, high = (None, *numbers) if len(numbers) == 1 else numbers

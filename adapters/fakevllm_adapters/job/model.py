@@ -1,4 +1,4 @@
-"""The job: what to train and how, and its YAML."""
+"""The training job: every setting of it, with types, defaults and ranges."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fakevllm_adapters.job.sections import SwarmSections, list_as_text
-from fakevllm_adapters.job.yaml import one_line, under_one_name, written
+from fakevllm_adapters.job.yaml import describe_errors, merge_target_modules, parse_job_yaml
 
 Aggregation = Literal[
     "token-mean",
@@ -18,7 +18,7 @@ Aggregation = Literal[
     "seq-mean-token-sum-norm",
 ]
 MAX_BATCH_SIZE = 10_000
-"""What a server holds of groups that wait."""
+"""Largest batch, in groups. It is also the number of waiting groups that a server holds."""
 LossUnit = Literal["call", "timeline", "episode"]
 KlType = Literal["k1", "kl", "k2", "mse", "k3", "low_var_kl", "k1+", "kl+", "k3+", "low_var_kl+"]
 
@@ -29,7 +29,7 @@ def _number_as_text(value: object) -> object:
 
 
 def _flag_as_word(value: object) -> object:
-    """verl's `filter_groups.enable`."""
+    """Translate verl's boolean `filter_groups.enable`."""
     return ("collect" if value else "keep") if isinstance(value, bool) else value
 
 
@@ -39,21 +39,24 @@ Threshold = Annotated[str, BeforeValidator(_number_as_text)]
 
 
 class TrainJob(SwarmSections):
-    """What to train and how. `[job]` in fakevllm.toml spells the same fields, and so do the
-    arguments of AgentJet's job; job_yaml.py reads its YAML."""
+    """A training job.
+
+    `[job]` in fakevllm.toml and the arguments of `AgentJetJob` have the same fields. `job/yaml.py`
+    reads the YAML.
+    """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False
     )
 
     model: str | None = None
-    """Model folder. The server's own --model wins."""
+    """Model folder. The server's own --model overrides it."""
     num_repeat: int = Field(default=4, ge=1, le=256)
     """Siblings per request (N)."""
     batch_size: int = Field(default=8, ge=1, le=MAX_BATCH_SIZE)
     """Groups per step."""
     temperature: float = Field(default=1.0, gt=0)
-    """At which siblings are sampled. The lead keeps the app's own."""
+    """Sampling temperature of the siblings. The lead keeps the temperature of the app's request."""
     algorithm: Literal[
         "grpo",
         "rloo",
@@ -64,64 +67,68 @@ class TrainJob(SwarmSections):
         "reinforce_plus_plus_baseline",
         "remax",
     ] = "grpo"
-    """How rewards become advantages: fakevllm_server.algorithms."""
+    """Estimator that computes advantages from rewards; see fakevllm_server.algorithms."""
     norm_adv_by_std_in_grpo: bool = True
-    """False is Dr. GRPO."""
+    """Whether advantages are divided by the standard deviation. False is Dr. GRPO."""
     std_floor: float = Field(default=0.05, gt=0)
-    """Least divisor of a group's centred rewards, so that judge noise is not blown up."""
+    """Smallest standard deviation by which a group's centred rewards are divided. The floor keeps
+    the noise of a judge from being amplified."""
     gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount from token to token."""
+    """Discount per token."""
     use_kl_in_reward: bool = False
-    """Each token's reward is less kl_coef times its log-ratio to the starting weights."""
+    """Whether kl_coef times the token's log-ratio to the starting weights is subtracted from each
+    token's reward."""
     kl_coef: float = Field(default=0.001, gt=0)
     overlong_buffer_len: int | None = Field(default=None, ge=1)
-    """The last tokens before the longest an answer may be (`max_answer_length`), over which a
-    penalty grows; None is no penalty."""
+    """Number of tokens at the end of `max_answer_length` over which a length penalty grows. None
+    means no penalty."""
     overlong_penalty_factor: float = Field(default=1.0, gt=0)
-    """What an answer of that length loses of its reward."""
+    """Penalty subtracted from the reward of an answer of the maximum length."""
     filter_groups: FilterGroups = "keep"
-    """Groups whose rewards are all equal: `keep` has them in their step, where KL and entropy pull
-    on them; `drop` drops them, and they count to batch_size; `collect` drops them, and the step
-    waits for others. false is keep, true is collect."""
+    """Treatment of groups whose rewards are all equal. `keep` trains them, so that the KL and
+    entropy terms apply to them. `drop` drops them, and they count towards batch_size. `collect`
+    drops them, and the step waits for others. False means keep, True means collect."""
     max_num_gen_batches: int = Field(default=10, ge=1)
-    """Batches of groups after which a step that collects is made of those with signal there
-    are."""
+    """Number of batches of groups after which a step with `filter_groups = collect` stops waiting
+    and trains the groups with signal that it has."""
     partial_tasks: Literal["train", "drop"] = "train"
-    """A task of active clients of which some episodes never come: compared as far as it is there,
-    or dropped."""
+    """Treatment of active clients' tasks with missing episodes: train those that arrived, or drop
+    the task."""
     partial_after_s: float = Field(default=3600.0, gt=0)
-    """How long a task waits for its next episode before it counts as partial."""
+    """Seconds that a task waits for its next episode before it counts as partial."""
     loss: Literal["vanilla", "gspo", "cispo", "sapo", "geo_mean", "gpg"] = "vanilla"
     loss_agg_mode: Aggregation | None = None
-    """From a loss per token to one number; None is the loss's own way."""
+    """Aggregation of the losses of tokens into one number; None means the loss's default."""
     loss_unit: LossUnit = "episode"
-    """What counts as one sequence."""
+    """Unit that counts as one sequence."""
     loss_scale_factor: float | None = Field(default=None, gt=0)
-    """Divisor of seq-mean-token-sum-norm; None is the longest unit of the step."""
+    """Divisor of seq-mean-token-sum-norm; None means the longest unit of the step, in tokens."""
     lr: float = Field(default=1e-6, gt=0)
     ppo_epochs: int = Field(default=1, ge=1)
-    """Optimiser updates per step, each over the whole batch."""
+    """Number of optimizer updates per step, each over the whole batch."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
-    """Most tokens in one forward pass; beside a call that is longer, so many more."""
+    """Maximum number of tokens in a forward pass. A call that is longer than this limit may share
+    its pass with up to this many tokens of other calls."""
     gradient_checkpointing: bool = False
-    """Layers are computed again in the backward pass and keep no activations (the embedded
-    trainer)."""
+    """Whether the embedded trainer stores no activations of layers and recomputes them in the
+    backward pass."""
     lora_rank: int = Field(default=0, ge=0)
-    """Above 0 the weights stay as they are, and adapters of this rank train (the embedded
-    trainer)."""
+    """Rank of LoRA adapters, which the embedded trainer trains instead of the weights. 0 means full
+    training."""
     lora_alpha: int = Field(default=16, gt=0)
-    """What an adapter adds is multiplied by lora_alpha / lora_rank."""
+    """LoRA alpha: the output of an adapter is multiplied by lora_alpha / lora_rank."""
     target_modules: Annotated[str, BeforeValidator(list_as_text)] = "all-linear"
-    """Which linear layers get an adapter: all but the LM head, or their names, with commas.
-    `lora_target_modules` is taken for it too."""
+    """Linear layers with a LoRA adapter: comma-separated names, or `all-linear` for all except the
+    LM head. `lora_target_modules` is a synonym."""
     forest: bool = True
-    """Whether what calls share goes through the model once (the embedded trainer). The weights are
-    the same either way, but for rounding."""
+    """Whether the embedded trainer computes shared prefixes of calls once. The resulting weights
+    are the same except for rounding."""
     clip_ratio_low: float | None = Field(default=None, gt=0)
+    """Lower clip range; None means the loss's default."""
     clip_ratio_high: float | None = Field(default=None, gt=0)
-    """None is the loss's own bound."""
+    """Upper clip range; None means the loss's default."""
     clip_ratio_c: float = Field(default=3.0, gt=1)
-    """Dual clip: bound of the ratio where the advantage is negative."""
+    """Dual clip: bound of the ratio for negative advantages."""
     grad_clip: float = Field(default=1.0, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     kl_loss_coef: float = Field(default=0.0, ge=0)
@@ -132,45 +139,52 @@ class TrainJob(SwarmSections):
     tau_pos: float = Field(default=1.0, gt=0)
     tau_neg: float = Field(default=1.05, gt=0)
     bypass_mode: bool = True
-    """The engine's log-probabilities are the old policy's; False: the trainer computes its own."""
+    """Whether the engine's log-probabilities are the old policy's. If False, the trainer computes
+    the old policy's."""
     rollout_is: Literal["token", "sequence"] | None = None
+    """Importance sampling between trainer and engine, per token or per sequence."""
     rollout_is_threshold: Threshold = "2.0"
     rollout_is_batch_normalize: bool = False
-    """Those weights are divided by their mean over the step."""
+    """Whether the importance weights are divided by their mean over the step."""
     rollout_rs: str | None = None
+    """Rejection sampling between trainer and engine: comma-separated names of divergences."""
     rollout_rs_threshold: Threshold | None = None
     max_mismatch_k3: float | None = Field(default=1.0, gt=0, lt=10)
-    """A step in which trainer and engine are further apart (KL, k3) makes no update, and after some
-    in a row training stops. A token's part ends at 10; None is no limit."""
+    """Largest mean KL (k3) between trainer and engine. A step beyond it makes no update, and after
+    several such steps in a row training stops. The k3 of a single token is capped at 10. None means
+    no limit."""
     max_staleness: int = Field(default=4, ge=0)
-    """Oldest weights a call may come from, in versions; older calls are dropped and counted."""
+    """Maximum age of a call's weights, in versions. Older calls are dropped and counted."""
     save_freq: int = Field(default=10, ge=1)
-    """Steps between checkpoints."""
+    """Number of steps between checkpoints."""
     total_training_steps: int | None = Field(default=None, ge=1)
-    """After this step the server keeps serving and stops training."""
+    """Number of the last step. After it the server stops training and continues to serve."""
     seed: int = 0
     lockstep: bool = False
-    """Groups one after another, each with seeds of its row, so that two runs of one seed are the
-    same to the bit (the embedded engine on a CPU)."""
+    """Whether groups run one after another, with seeds from their dataset row, so that two runs
+    with one seed are identical to the bit (with the embedded engine on a CPU)."""
     control: Literal["none", "frozen", "shuffled"] = "none"
-    """Experiments that must not learn: no updates, or rewards shuffled inside each group."""
+    """Control experiments that must not learn: `frozen` makes no updates, `shuffled` permutes the
+    rewards within each group."""
 
     @property
     def needs_reference(self) -> bool:
-        """Whether it is held to the starting weights."""
+        """Whether the job penalizes the KL to the starting weights, the reference model."""
         return self.kl_loss_coef > 0 or self.use_kl_in_reward
 
     def as_yaml(self) -> str:
-        """Without what is at its default: a server that does not know a setting yet refuses only a
-        job that makes use of it."""
+        """Return the job's YAML without settings that have their default.
+
+        A server that does not know a new setting then refuses only jobs that use the setting.
+        """
         return yaml.safe_dump({"job": self.model_dump(exclude_defaults=True)}, sort_keys=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _under_one_name(cls, given: Any) -> Any:
-        return under_one_name(given)
+    def _merge_target_modules(cls, value: Any) -> Any:
+        return merge_target_modules(value)
 
-    if TYPE_CHECKING:  # for whom it is an argument, too
+    if TYPE_CHECKING:  # type checkers must accept it as an argument, too
         lora_target_modules: str = "all-linear"
     else:
 
@@ -181,21 +195,25 @@ class TrainJob(SwarmSections):
 
     @staticmethod
     def from_yaml(text: str) -> TrainJob:
-        """As `read_job`, which says more."""
-        return read_job(text).job
+        """Parse a job's YAML without its warnings; see `parse_job`."""
+        return parse_job(text).job
 
 
-class ReadJob(NamedTuple):
+class ParsedJob(NamedTuple):
+    """A job read from YAML, with warnings about keys that were ignored."""
+
     job: TrainJob
     warnings: list[str]
-    """What the YAML asks for and this schema has no setting for."""
+    """One line for each value in the YAML that TrainJob has no setting for."""
 
 
-def read_job(text: str) -> ReadJob:
-    """A `job:` of ours, or AgentJet's `ajet:`. Raises ValueError, in one line, for anything
-    else."""
-    read = written(text)
+def parse_job(text: str) -> ParsedJob:
+    """Parse a YAML text with the key `job`, or with AgentJet's `ajet`.
+
+    Raises ValueError, in one line, for any other text and for invalid settings.
+    """
+    raw = parse_job_yaml(text)
     try:
-        return ReadJob(TrainJob.model_validate(read.settings), read.warnings)
+        return ParsedJob(TrainJob.model_validate(raw.settings), raw.warnings)
     except ValidationError as error:
-        raise ValueError(one_line(error, TrainJob.model_fields, read.keys)) from None
+        raise ValueError(describe_errors(error, TrainJob.model_fields, raw.keys)) from None

@@ -1,17 +1,18 @@
-"""Settings of what becomes of rewards: which of them a job reads, and which contradict each
-other."""
+"""Checks of the settings that turn rewards into advantages."""
 
 from __future__ import annotations
 
 from fakevllm_adapters.job.model import TrainJob
 
 DISCOUNTS = frozenset({"reinforce_plus_plus"})
-"""Algorithms that read gamma."""
+"""Algorithms that use gamma."""
 
 
-def read_rewards(job: TrainJob) -> dict[str, tuple[bool, str]]:
-    """Setting -> whether the job reads it, and what it is for. Raises ValueError, in one line, for
-    settings that contradict each other."""
+def reward_setting_uses(job: TrainJob) -> dict[str, tuple[bool, str]]:
+    """Return by setting whether the job uses the setting, and a text on what the setting is for.
+
+    Raises ValueError, in one line, for settings that contradict each other.
+    """
     _check_overlong(job)
     is_shaped = (job.overlong_buffer_len is not None, "it is for overlong_buffer_len")
     return {

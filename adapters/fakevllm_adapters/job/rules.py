@@ -1,24 +1,27 @@
-"""What of a job cannot work, told before anything is started. Pure."""
+"""Checks of a whole job before anything is started. Pure."""
 
 from __future__ import annotations
 
 from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_adapters.job.model import TrainJob
 
-LENGTHS = (
+LENGTH_SETTINGS = (
     "max_prompt_length",
     "max_response_length",
     "max_response_length_in_one_turn",
     "max_model_len",
 )
 LEAST_LORA_LR = 1e-5
-"""Adapters begin at zero and take far larger steps than whole weights; at this rate or below they
-stay there."""
+"""Learning rate that is too small for LoRA. Adapters start at zero and need far larger steps than
+full weights; at this rate or below they stay near zero."""
 
 
-def checked(job: TrainJob) -> TrainJob:
-    """The job itself. Raises ValueError, in one line that names the mend, for settings that
-    contradict each other or cannot work."""
+def check_job(job: TrainJob) -> TrainJob:
+    """Return the job unchanged.
+
+    Raises ValueError for settings that contradict each other or cannot work. The message is one
+    line and says how to correct the job.
+    """
     _check_backbone(job)
     _check_lengths(job)
     _check_gpus(job)
@@ -34,15 +37,16 @@ def _check_backbone(job: TrainJob) -> None:
 
 
 def _check_lengths(job: TrainJob) -> None:
-    given = {name: getattr(job, name) for name in LENGTHS}
-    missing = [name for name, value in given.items() if value is None]
-    if len(missing) == len(LENGTHS) or _is_for_overlong(job, missing):
+    lengths = {name: getattr(job, name) for name in LENGTH_SETTINGS}
+    missing = [name for name, value in lengths.items() if value is None]
+    if len(missing) == len(LENGTH_SETTINGS) or _is_for_overlong(job, missing):
         return
     if missing:
         raise ValueError(
-            f"{', '.join(LENGTHS)} go together: set {', '.join(missing)} too, or none of them"
+            f"{', '.join(LENGTH_SETTINGS)} go together: "
+            f"set {', '.join(missing)} too, or none of them"
         )
-    prompt, response, turn, whole = (int(value) for value in given.values())
+    prompt, response, turn, whole = (int(value) for value in lengths.values())
     if prompt + response > whole:
         raise ValueError(
             f"max_prompt_length {prompt} and max_response_length {response} are more than "
@@ -56,8 +60,11 @@ def _check_lengths(job: TrainJob) -> None:
 
 
 def _is_for_overlong(job: TrainJob, missing: list[str]) -> bool:
-    """max_response_length is then the longest an answer may be, and bounds nothing."""
-    alone = len(missing) == len(LENGTHS) - 1 and job.max_response_length is not None
+    """Return whether only max_response_length is set, as the end of the overlong buffer.
+
+    It is then the length from which the buffer is counted back, and limits no answer.
+    """
+    alone = len(missing) == len(LENGTH_SETTINGS) - 1 and job.max_response_length is not None
     return alone and job.overlong_buffer_len is not None
 
 
@@ -82,8 +89,8 @@ def _check_workers(job: TrainJob) -> None:
     workers = job.max_env_worker
     if workers is not None and workers < job.num_repeat:
         raise ValueError(
-            f"max_env_worker {workers} is less than num_repeat {job.num_repeat}: no task could be "
-            f"played at a time, so raise it to {job.num_repeat} or more"
+            f"max_env_worker {workers} is less than num_repeat {job.num_repeat}: the episodes of "
+            f"one task could not run at the same time, so raise it to {job.num_repeat} or more"
         )
 
 

@@ -1,5 +1,7 @@
-"""Settings of a job that AgentJet's jobs have too, by its names: the run's labels, lengths, the
-engine. docs/job.md says which of them do what on which engine."""
+"""Settings of a job that AgentJet's jobs share, by AgentJet's names.
+
+docs/job.md says what each setting does with which engine.
+"""
 
 from __future__ import annotations
 
@@ -17,73 +19,81 @@ CollectionMethod = Literal[
 
 
 def list_as_text(value: object) -> object:
+    """Join a list with commas; return any other value unchanged."""
     return ",".join(map(str, cast("list[object]", value))) if isinstance(value, list) else value
 
 
 class RunSection(BaseModel):
-    """What the run is called, and where it says how it goes."""
+    """The run's names and the outputs of its curves."""
 
     base_yaml_config: str | None = None
-    """A YAML file whose settings count where the job itself names none: the SDK reads it."""
+    """YAML file with settings for all that the job itself does not set. The SDK reads it."""
     experiment_dir: str | None = None
     project_name: str | None = None
     experiment_name: str | None = None
     ensure_new_experiment: bool = False
-    """The SDK puts the time behind experiment_name, so that no earlier run is gone on with."""
+    """Whether the SDK appends the time to experiment_name, so that no earlier run is continued."""
     logging: Annotated[str | None, BeforeValidator(list_as_text)] = None
-    """Where curves go: names, with commas."""
+    """Comma-separated names of the outputs of the curves."""
     train_print_to_markdown_file_path: str | None = None
     val_print_to_markdown_file_path: str | None = None
 
 
 class LengthSection(BaseModel):
-    """In tokens. All four or none, but for max_response_length, which may stand beside
-    overlong_buffer_len alone."""
+    """Maximum lengths in tokens.
+
+    A job sets all four or none. The exception: with overlong_buffer_len, max_response_length may be
+    set alone.
+    """
 
     max_prompt_length: int | None = Field(default=None, ge=1)
-    """Before the first sampled token."""
+    """Length of the prompt before the first sampled token."""
     max_response_length: int | None = Field(default=None, ge=1)
-    """From there to an episode's end, over all its calls."""
+    """Length from the first sampled token to the end of the episode, over all its calls."""
     max_response_length_in_one_turn: int | None = Field(default=None, ge=1)
-    """Of one answer: what a call of an active client's episode gets at most, and where it asks for
-    nothing."""
+    """Length of one answer. It limits the calls in episodes of active clients, and is their token
+    limit if a call sets none."""
     max_model_len: int | None = Field(default=None, ge=1)
-    """Prompt and answers together."""
+    """Length of the prompt and all answers together."""
 
     @property
     def max_answer_length(self) -> int | None:
-        """Of one call: an episode of a single answer has but that for its response."""
+        """Maximum length of the answer to one call, in tokens.
+
+        Without a limit per turn it is max_response_length, because the response of an episode with
+        a single call is that call's answer.
+        """
         return self.max_response_length_in_one_turn or self.max_response_length
 
 
 class EngineSection(BaseModel):
-    """What samples and trains, and on how many GPUs. The server's own flags win."""
+    """Settings of the engine and the trainer. The server's own flags override them."""
 
     backbone: str | None = None
     n_gpu: int | None = Field(default=None, ge=1)
-    """GPUs a node, between which a step's episodes must divide."""
+    """Number of GPUs per node. It must divide the number of a step's episodes."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     max_num_seqs: int | None = Field(default=None, ge=1)
-    """Answers decoded at a time."""
+    """Maximum number of answers decoded at the same time."""
     tensor_model_parallel_size: int | None = Field(default=None, ge=1)
-    """GPUs that one engine's layers are spread over."""
+    """Number of GPUs over which each layer of an engine is split."""
     ulysses_sequence_parallel_size: int = Field(default=1, ge=1)
     mini_batch_num: int = Field(default=1, ge=1)
-    """Parts of a step's batch, each with an update of its own."""
+    """Number of mini-batches of a step, each with its own update."""
     lora_load_format: str = "auto"
     layered_summon: bool = False
 
 
 class CollectionSection(BaseModel):
-    """How episodes of active clients come to be a step."""
+    """Rules by which the episodes of active clients form a step."""
 
     swarm_mode: bool = True
-    """Clients bring the episodes."""
+    """Whether clients run the episodes."""
     swarm_mode_sample_collection_method: CollectionMethod = "rollout_until_finish_enough_tasks"
     max_env_worker: int | None = Field(default=None, ge=1)
-    """Episodes of all clients that run at a time, roughly."""
+    """Approximate maximum number of concurrent episodes of all clients."""
     compute_madness_checklist: tuple[str, ...] = ()
 
 
 class SwarmSections(RunSection, LengthSection, EngineSection, CollectionSection):
-    pass
+    """All settings that AgentJet's jobs share."""

@@ -1,4 +1,4 @@
-"""The spellings of a job: `job:` with our names below it, or AgentJet's `ajet:`. Pure."""
+"""A job's YAML: a mapping `job:` with TrainJob's names, or AgentJet's mapping `ajet:`. Pure."""
 
 from __future__ import annotations
 
@@ -10,78 +10,86 @@ import yaml
 from pydantic import ValidationError
 
 from fakevllm_adapters.http.validation_messages import SHOWN_CHARS, closest_name, problem_text
-from fakevllm_adapters.job import ajet_yaml, plain_yaml
+from fakevllm_adapters.job import ajet_yaml, strict_yaml
 
 Settings = dict[str, Any]
 
-_TARGETS, _TARGETS_THERE = "target_modules", "lora_target_modules"
+_TARGETS, _AJET_TARGETS = "target_modules", "lora_target_modules"
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A job as it was written, not checked yet."""
+class RawJob:
+    """The settings of a job's YAML before validation."""
 
     settings: Settings
     keys: Mapping[str, str]
-    """Setting -> how it is spelt there, where that is not its name."""
+    """Key in the YAML for each setting whose key differs from its name."""
     warnings: list[str] = field(default_factory=list[str])
 
 
-def written(text: str) -> Written:
-    """Raises ValueError, in one line, for anything but a YAML mapping with one of the keys."""
+def parse_job_yaml(text: str) -> RawJob:
+    """Read the settings of a job's YAML without validating them.
+
+    Raises ValueError, in one line, unless the text is a YAML mapping with the key `job` or `ajet`.
+    """
     whole = _mapping_of(text)
     if len({"job", "ajet"} & whole.keys()) != 1:
         raise ValueError(
             "expected a YAML mapping with the key `job`, or AgentJet's `ajet`, not both"
         )
     if "ajet" in whole:
-        settings, warnings = ajet_yaml.settings_of(whole)
-        return Written(settings, ajet_yaml.KEYS, warnings)
+        settings, warnings = ajet_yaml.read_ajet_settings(whole)
+        return RawJob(settings, ajet_yaml.AJET_KEYS, warnings)
     if not isinstance(whole["job"], dict):
         raise ValueError("expected a mapping below `job`")
-    return Written(cast(Settings, whole["job"]), {})
+    return RawJob(cast(Settings, whole["job"]), {})
 
 
-def under_one_name(given: Any) -> Any:
-    """`lora_target_modules`, as AgentJet has it, is `target_modules`. Raises ValueError where they
-    differ.
+def merge_target_modules(value: Any) -> Any:
+    """Rename AgentJet's `lora_target_modules` to `target_modules`.
 
-    >>> under_one_name({"lora_target_modules": "q_proj"})
+    A value that is not a dict is returned unchanged. Raises ValueError if both names are set to
+    different values.
+
+    >>> merge_target_modules({"lora_target_modules": "q_proj"})
     {'target_modules': 'q_proj'}
     """
-    if not isinstance(given, dict) or _TARGETS_THERE not in given:
-        return cast(object, given)
-    settings = cast(Settings, given)
-    rest = {name: value for name, value in settings.items() if name != _TARGETS_THERE}
-    if rest.setdefault(_TARGETS, settings[_TARGETS_THERE]) != settings[_TARGETS_THERE]:
-        raise ValueError(f"{_TARGETS} and {_TARGETS_THERE} are one setting: name it once")
+    if not isinstance(value, dict) or _AJET_TARGETS not in value:
+        return cast(object, value)
+    settings = cast(Settings, value)
+    rest = {name: value for name, value in settings.items() if name != _AJET_TARGETS}
+    if rest.setdefault(_TARGETS, settings[_AJET_TARGETS]) != settings[_AJET_TARGETS]:
+        raise ValueError(f"{_TARGETS} and {_AJET_TARGETS} are one setting: set only one")
     return rest
 
 
-def one_line(
+def describe_errors(
     error: ValidationError, settings: Iterable[str], keys: Mapping[str, str] | None = None
 ) -> str:
-    """Every mistake, each with the setting as its user spelt it. `settings` are those there are."""
+    """Describe every validation error in one line, with each setting as the user spelt it.
+
+    `settings` are the names of all settings; `keys` are the spellings that differ from them.
+    """
     return "; ".join(
-        _told(problem, settings, keys or {}) for problem in error.errors(include_url=False)
+        _describe(problem, settings, keys or {}) for problem in error.errors(include_url=False)
     )
 
 
-def _told(problem: Any, settings: Iterable[str], keys: Mapping[str, str]) -> str:
+def _describe(problem: Any, settings: Iterable[str], keys: Mapping[str, str]) -> str:
     name, *inside = [str(part) for part in problem["loc"]] or [""]
     if not name:
         return str(problem["msg"]).removeprefix("Value error, ")
     where = repr(".".join([keys.get(name, name), *inside]))[1:-1][:SHOWN_CHARS]
     if problem["type"] == "extra_forbidden":
-        meant = closest_name(name, settings)
-        mend = "take it out" if meant is None else f"take it out, or write {meant}"
-        return f"{where} is no setting of a job: {mend}"
+        closest = closest_name(name, settings)
+        fix = "take it out" if closest is None else f"take it out, or write {closest}"
+        return f"{where} is no setting of a job: {fix}"
     return f"{where}: {problem_text(problem)}"
 
 
 def _mapping_of(text: str) -> dict[str, Any]:
     try:
-        loaded: Any = plain_yaml.loads(text)
+        loaded: Any = strict_yaml.loads(text)
     except yaml.YAMLError as error:
         raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
     return cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}

@@ -42,10 +42,10 @@ def read(file: Path, flags: Mapping[str, FlagType]) -> dict[str, Any]:
     ConfigError."""
     import yaml
 
-    from fakevllm_adapters.job import plain_yaml
+    from fakevllm_adapters.job import strict_yaml
 
     try:
-        document: object = plain_yaml.loads(file.read_text(encoding="utf-8"))
+        document: object = strict_yaml.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"The file {file} cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""AgentJet's job as its client sends it: the whole YAML, every default filled in."""
+"""The YAML that a stock AgentJet client sends, with every default filled in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ Json = dict[str, Any]
 
 
 def stock(**changes: Any) -> str:
-    """`changes` by dotted key, with `__` for the dot: `ajet__rollout__top_p=0.9`."""
+    """Return the stock YAML with changes; `__` in a name stands for a dot.
+
+    For example, `ajet__rollout__top_p=0.9` changes `ajet.rollout.top_p`.
+    """
     whole: Json = {
         "ajet": {
             "project_name": "ajet_default_project",
@@ -111,8 +114,8 @@ def stock(**changes: Any) -> str:
     }
     for key, value in changes.items():
         *sections, last = key.split("__")
-        here = whole
+        mapping = whole
         for section in sections:
-            here = here[section]
-        here[last] = value
+            mapping = mapping[section]
+        mapping[last] = value
     return yaml.safe_dump(whole, sort_keys=False)

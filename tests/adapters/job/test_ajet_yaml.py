@@ -1,4 +1,4 @@
-"""AgentJet's YAML is read as the job it describes, and what is not done is told."""
+"""Jobs read from AgentJet's YAML, and warnings about the keys that are not read."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import yaml
 
-from fakevllm_adapters.job.ajet_yaml import KEYS, UNREAD
-from fakevllm_adapters.job.model import TrainJob, read_job
-from fakevllm_adapters.job.rules import checked
+from fakevllm_adapters.job.ajet_yaml import AJET_KEYS, IGNORED_KEYS
+from fakevllm_adapters.job.model import TrainJob, parse_job
+from fakevllm_adapters.job.rules import check_job
 from tests.adapters.job.ajet_jobs import stock
 
-BETAS = "ajet.trainer_common.optim.betas = [0.9, 0.999] is not read: they are 0.9 and 0.95"
+BETAS = "ajet.trainer_common.optim.betas = [0.9, 0.999] is not read: betas are 0.9 and 0.95"
 
 
 def test_a_stock_job_is_read_with_its_own_values() -> None:
-    job, warnings = read_job(stock())
-    assert checked(job) == TrainJob(
+    job, warnings = parse_job(stock())
+    assert check_job(job) == TrainJob(
         project_name="ajet_default_project",
         backbone="verl",
         model="Qwen/Qwen2.5-7B-Instruct",
@@ -43,9 +43,9 @@ def test_a_stock_job_is_read_with_its_own_values() -> None:
     assert warnings == [BETAS]
 
 
-def test_every_key_names_a_setting_and_reaches_it() -> None:
-    assert set(KEYS) <= set(TrainJob.model_fields)
-    given: dict[str, Any] = {
+def test_every_key_sets_its_setting() -> None:
+    assert set(AJET_KEYS) <= set(TrainJob.model_fields)
+    changes: dict[str, Any] = {
         "ajet__lora__lora_rank": 8,
         "ajet__lora__lora_alpha": 32,
         "ajet__lora__target_modules": ["q_proj", "v_proj"],
@@ -62,29 +62,31 @@ def test_every_key_names_a_setting_and_reaches_it() -> None:
         "ajet__experiment_name": "e",
         "ajet__experiment_dir": "runs/e",
     }
-    job, _ = read_job(stock(**given))
+    job, _ = parse_job(stock(**changes))
     assert (job.lora_rank, job.lora_alpha, job.lora_target_modules) == (8, 32, "q_proj,v_proj")
     assert (job.lora_load_format, job.layered_summon, job.lr) == ("safetensors", True, 3e-5)
     assert (job.total_training_steps, job.logging) == (7, "console,swanlab")
     assert job.compute_madness_checklist == ("nonsense",)
     assert (job.algorithm, job.use_kl_in_reward) == ("rloo", True)
     assert (job.experiment_name, job.experiment_dir) == ("e", "runs/e")
-    at_default = {name for name in KEYS if name not in job.model_fields_set}
+    at_default = {name for name in AJET_KEYS if name not in job.model_fields_set}
     assert at_default == set()
 
 
-@pytest.mark.parametrize("unread", UNREAD, ids=lambda unread: unread.key)
-def test_a_key_that_would_change_training_and_is_not_read_is_told(unread: Any) -> None:
-    changed = stock(**{unread.key.replace(".", "__"): "other"})
-    _, warnings = read_job(changed)
-    (told,) = [line for line in warnings if line.startswith(f"{unread.key} = 'other' is not read")]
-    assert told.endswith(unread.here)
-    usual = stock(**{unread.key.replace(".", "__"): unread.silent[0]})
-    assert not [line for line in read_job(usual)[1] if line.startswith(unread.key)]
+@pytest.mark.parametrize("ignored", IGNORED_KEYS, ids=lambda ignored: ignored.key)
+def test_a_key_that_would_change_training_and_is_not_read_causes_a_warning(ignored: Any) -> None:
+    changed = stock(**{ignored.key.replace(".", "__"): "other"})
+    _, warnings = parse_job(changed)
+    (warning,) = [
+        line for line in warnings if line.startswith(f"{ignored.key} = 'other' is not read")
+    ]
+    assert warning.endswith(ignored.instead)
+    usual = stock(**{ignored.key.replace(".", "__"): ignored.silent[0]})
+    assert not [line for line in parse_job(usual)[1] if line.startswith(ignored.key)]
 
 
-def test_what_is_switched_off_is_not_taken() -> None:
-    job, _ = read_job(
+def test_settings_that_the_yaml_switches_off_keep_their_defaults() -> None:
+    job, _ = parse_job(
         stock(
             ajet__trainer_common__use_kl_loss=False,
             ajet__trainer_common__kl_loss_type="full",
@@ -93,25 +95,25 @@ def test_what_is_switched_off_is_not_taken() -> None:
             ajet__trainer_common__total_training_steps=0,
         )
     )
-    checked(job)
+    check_job(job)
     assert (job.kl_loss_coef, job.lora_alpha, job.mini_batch_num) == (0.0, 16, 1)
     assert job.total_training_steps is None
 
 
-def test_a_job_that_saves_nothing_is_told_that_it_saves() -> None:
-    job, warnings = read_job(stock(ajet__trainer_common__save_freq=0))
+def test_a_job_without_checkpoints_causes_a_warning_that_checkpoints_are_kept() -> None:
+    job, warnings = parse_job(stock(ajet__trainer_common__save_freq=0))
     assert job.save_freq == TrainJob().save_freq
     assert warnings[1:] == [
         "ajet.trainer_common.save_freq = 0 is not read: checkpoints are always kept"
     ]
 
 
-def test_a_key_nobody_knows_is_nobodys_business() -> None:
-    assert read_job(stock(ajet__rollout__new_key=1, trinity={})) == read_job(stock())
+def test_an_unknown_key_is_ignored() -> None:
+    assert parse_job(stock(ajet__rollout__new_key=1, trinity={})) == parse_job(stock())
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"ajet": None}, "expected a mapping below `ajet`, with all of AgentJet's settings"),
         ({"ajet": {}}, "expected a mapping below `ajet`, with all of AgentJet's settings"),
@@ -132,31 +134,31 @@ def test_a_key_nobody_knows_is_nobodys_business() -> None:
         ),
     ],
 )
-def test_a_mistake_is_one_line_that_names_the_key_as_it_was_written(
-    changes: dict[str, Any], told: str
+def test_a_mistake_is_one_line_with_the_key_as_the_user_wrote_it(
+    changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError) as raised:
-        read_job(stock(**changes))
-    assert all(part in str(raised.value) for part in told.split("; "))
+        parse_job(stock(**changes))
+    assert all(part in str(raised.value) for part in message.split("; "))
     assert "\n" not in str(raised.value)
 
 
-def test_a_mistake_in_our_spelling_is_one_line_too() -> None:
+def test_a_mistake_in_a_job_mapping_is_one_line_too() -> None:
     with pytest.raises(ValueError, match=r"^frobnicate is no setting of a job: take it out$"):
-        read_job("job: {frobnicate: 1}")
+        parse_job("job: {frobnicate: 1}")
     with pytest.raises(ValueError, match=r"^not YAML: [^\n]+$"):
-        read_job("job: [")
+        parse_job("job: [")
     with pytest.raises(ValueError, match=r"^expected a mapping below `job`$"):
-        read_job("job: 3")
+        parse_job("job: 3")
 
 
-def test_a_key_is_one_line_whatever_is_in_it() -> None:
+def test_a_long_key_with_line_breaks_gives_a_short_message_of_one_line() -> None:
     with pytest.raises(ValueError) as raised:
-        read_job(yaml.safe_dump({"job": {"a\nb" * 5000: 1}}))
+        parse_job(yaml.safe_dump({"job": {"a\nb" * 5000: 1}}))
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 200
 
 
-def test_a_value_is_shown_no_longer_than_a_line() -> None:
+def test_a_long_value_is_quoted_only_in_part() -> None:
     with pytest.raises(ValueError) as raised:
-        read_job(yaml.safe_dump({"job": {"lr": "x" * 5000}}))
+        parse_job(yaml.safe_dump({"job": {"lr": "x" * 5000}}))
     assert len(str(raised.value)) < 200

@@ -1,14 +1,18 @@
+"""Losses of jobs: defaults, contradictions, and settings without effect."""
+
+from __future__ import annotations
+
 from typing import Any, get_args
 
 import pytest
 
-from fakevllm_adapters.job.loss_spec import OWN, Bounds, LossSpec, own_settings
+from fakevllm_adapters.job.loss_spec import LOSS_DEFAULTS, Bounds, LossSpec, loss_defaults
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms import ESTIMATORS, NEEDS_GREEDY
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"loss_agg_mode": "mean"}, "loss_agg_mode must be one of token-mean, token-sum"),
         ({"loss_unit": "row"}, "loss_unit must be one of call, timeline, episode, got 'row'"),
@@ -41,32 +45,35 @@ from fakevllm_server.algorithms import ESTIMATORS, NEEDS_GREEDY
         ),
     ],
 )
-def test_settings_that_make_no_sense_are_told_in_one_line(
-    settings: dict[str, Any], told: str
+def test_contradictory_or_invalid_settings_are_refused_in_one_line(
+    settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=told) as raised:
+    with pytest.raises(ValueError, match=message) as raised:
         LossSpec(**settings)
     assert "\n" not in str(raised.value)
 
 
 def test_each_rejection_has_its_own_threshold() -> None:
     spec = LossSpec(rollout_rs="token_k1, seq_mean_k3", rollout_rs_threshold="4, 0.1")
-    assert spec.rejections == {"token_k1": Bounds(0.25, 4.0), "seq_mean_k3": Bounds(None, 0.1)}
+    assert spec.rejection_bounds == {
+        "token_k1": Bounds(0.25, 4.0),
+        "seq_mean_k3": Bounds(None, 0.1),
+    }
 
 
-@pytest.mark.parametrize("nothing", ["", ",", " , "])
-def test_a_list_of_no_rejections_rejects_nothing(nothing: str) -> None:
-    assert LossSpec.of(TrainJob(rollout_rs=nothing)).rejections == {}
+@pytest.mark.parametrize("empty", ["", ",", " , "])
+def test_an_empty_list_of_rejections_rejects_nothing(empty: str) -> None:
+    assert LossSpec.of(TrainJob(rollout_rs=empty)).rejection_bounds == {}
 
 
-def test_a_k1_may_have_bounds_that_are_both_below_one() -> None:
+def test_k1_bounds_may_both_be_below_one() -> None:
     spec = LossSpec(rollout_rs="token_k1", rollout_rs_threshold="0.5_0.9")
-    assert spec.rejections == {"token_k1": Bounds(0.5, 0.9)}
+    assert spec.rejection_bounds == {"token_k1": Bounds(0.5, 0.9)}
 
 
-def test_one_threshold_is_for_all_rejections() -> None:
+def test_a_single_threshold_applies_to_all_rejections() -> None:
     spec = LossSpec(rollout_rs="token_k2,seq_max_k3", rollout_rs_threshold="0.1")
-    assert spec.rejections == dict.fromkeys(["token_k2", "seq_max_k3"], Bounds(None, 0.1))
+    assert spec.rejection_bounds == dict.fromkeys(["token_k2", "seq_max_k3"], Bounds(None, 0.1))
 
 
 @pytest.mark.parametrize(
@@ -81,22 +88,22 @@ def test_one_threshold_is_for_all_rejections() -> None:
         (LossSpec(rollout_rs="token_k1,seq_sum_k1", rollout_rs_threshold="2"), True),
     ],
 )
-def test_what_looks_at_whole_sequences_says_so(spec: LossSpec, couples: bool) -> None:
+def test_a_loss_or_correction_per_sequence_couples_tokens(spec: LossSpec, couples: bool) -> None:
     assert spec.couples_tokens is couples
 
 
-def test_every_loss_has_settings_of_its_own_that_make_a_spec() -> None:
-    for name in OWN:
-        own = own_settings(name)
+def test_the_defaults_of_every_loss_are_valid() -> None:
+    for name in LOSS_DEFAULTS:
+        own = loss_defaults(name)
         assert LossSpec(name, own.clip_ratio_low, loss_agg_mode=own.loss_agg_mode).name == name
 
 
-def test_a_loss_nobody_knows_is_told() -> None:
+def test_an_unknown_loss_is_refused() -> None:
     with pytest.raises(ValueError, match=r"loss must be one of vanilla, gspo, .*, got 'ppo'"):
-        own_settings("ppo")
+        loss_defaults("ppo")
 
 
-def test_a_job_that_names_no_bounds_gets_the_losses_own() -> None:
+def test_a_job_without_clip_ratios_gets_the_defaults_of_its_loss() -> None:
     spec = LossSpec.of(TrainJob(loss="gspo", clip_ratio_high=0.1))
     assert (spec.clip_ratio_low, spec.clip_ratio_high) == (3e-4, 0.1)
     assert spec.loss_agg_mode == "seq-mean-token-mean"
@@ -104,7 +111,7 @@ def test_a_job_that_names_no_bounds_gets_the_losses_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"loss": "sapo", "clip_ratio_low": 0.1}, "clip_ratio_low .* loss = sapo does not clip"),
         ({"loss": "gpg", "clip_ratio_high": 0.1}, "clip_ratio_high .* loss = gpg does not clip"),
@@ -123,10 +130,10 @@ def test_a_job_that_names_no_bounds_gets_the_losses_own() -> None:
         ({"max_num_gen_batches": 2, "filter_groups": "drop"}, "max_num_gen_batches .* = collect: "),
     ],
 )
-def test_a_setting_that_nothing_would_read_is_told_in_one_line(
-    settings: dict[str, Any], told: str
+def test_a_setting_without_effect_is_refused_in_one_line(
+    settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"^{told}") as raised:
+    with pytest.raises(ValueError, match=f"^{message}") as raised:
         LossSpec.of(TrainJob(**settings))
     assert "\n" not in str(raised.value)
 
@@ -142,7 +149,7 @@ def test_a_setting_that_nothing_would_read_is_told_in_one_line(
         {"rollout_rs": "token_k1", "rollout_rs_threshold": "3"},
     ],
 )
-def test_a_setting_that_is_read_is_in_the_spec(settings: dict[str, Any]) -> None:
+def test_a_setting_with_effect_is_in_the_spec(settings: dict[str, Any]) -> None:
     spec = LossSpec.of(TrainJob(**settings))
     assert {name: getattr(spec, name) for name in settings if name != "loss"} == {
         name: value for name, value in settings.items() if name != "loss"
@@ -158,12 +165,12 @@ def test_a_setting_that_is_read_is_in_the_spec(settings: dict[str, Any]) -> None
         {"filter_groups": True, "max_num_gen_batches": 2},
     ],
 )
-def test_settings_of_rewards_are_taken_where_they_are_read(settings: dict[str, Any]) -> None:
+def test_reward_settings_with_effect_are_accepted(settings: dict[str, Any]) -> None:
     assert LossSpec.of(TrainJob(**settings)) == LossSpec()
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"overlong_buffer_len": 9}, "overlong_buffer_len .*: set max_response_length too"),
         (
@@ -172,14 +179,16 @@ def test_settings_of_rewards_are_taken_where_they_are_read(settings: dict[str, A
         ),
     ],
 )
-def test_an_overlong_buffer_without_an_end_is_told(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=f"^{told}") as raised:
+def test_an_overlong_buffer_without_a_fitting_maximum_length_is_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}") as raised:
         LossSpec.of(TrainJob(**settings))
     assert "\n" not in str(raised.value)
 
 
-def test_a_job_may_name_every_loss_and_algorithm_there_is_and_no_other() -> None:
+def test_the_job_accepts_exactly_the_losses_and_algorithms_that_exist() -> None:
     fields = TrainJob.model_fields
-    assert set(get_args(fields["loss"].annotation)) == set(OWN)
+    assert set(get_args(fields["loss"].annotation)) == set(LOSS_DEFAULTS)
     assert set(get_args(fields["algorithm"].annotation)) == set(ESTIMATORS)
     assert set(ESTIMATORS) >= NEEDS_GREEDY

@@ -13,7 +13,7 @@ def test_a_job_survives_a_round_trip_through_yaml() -> None:
     assert TrainJob.from_yaml(job.as_yaml()) == job
 
 
-def test_a_yaml_of_a_job_has_only_values_that_differ_from_the_default() -> None:
+def test_the_yaml_of_a_job_has_only_values_that_differ_from_the_default() -> None:
     sent = yaml.safe_load(TrainJob(lr=3e-5, clip_ratio_high=0.3, seed=0).as_yaml())
     assert sent == {"job": {"lr": 3e-5, "clip_ratio_high": 0.3}}
     assert TrainJob.from_yaml(TrainJob().as_yaml()) == TrainJob()

@@ -1,4 +1,4 @@
-"""A job that cannot work is refused in one line that says what to change."""
+"""Checks of whole jobs: a refusal is one line that says what to change."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from typing import Any
 
 import pytest
 
-from fakevllm_adapters.job.model import TrainJob, read_job
-from fakevllm_adapters.job.rules import LENGTHS, checked
+from fakevllm_adapters.job.model import TrainJob, parse_job
+from fakevllm_adapters.job.rules import LENGTH_SETTINGS, check_job
 
-FOUR: dict[str, Any] = dict(zip(LENGTHS, (3000, 15000, 4096, 18000), strict=True))
+ALL_LENGTHS: dict[str, Any] = dict(zip(LENGTH_SETTINGS, (3000, 15000, 4096, 18000), strict=True))
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {},
-        FOUR,
+        ALL_LENGTHS,
         {"overlong_buffer_len": 512, "max_response_length": 2048},
-        {**FOUR, "overlong_buffer_len": 512},
+        {**ALL_LENGTHS, "overlong_buffer_len": 512},
         {"n_gpu": 8, "batch_size": 32, "num_repeat": 4},
         {"n_gpu": 8, "batch_size": 8, "num_repeat": 4, "tensor_model_parallel_size": 2},
         {"lora_rank": 8, "lr": 3e-5},
         {"backbone": "debug"},
     ],
 )
-def test_a_job_that_can_work_is_taken_as_it_is(settings: dict[str, Any]) -> None:
-    assert checked(TrainJob(**settings)) == TrainJob(**settings)
+def test_a_valid_job_is_returned_unchanged(settings: dict[str, Any]) -> None:
+    assert check_job(TrainJob(**settings)) == TrainJob(**settings)
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         (
             {"max_model_len": 4096},
@@ -38,22 +38,22 @@ def test_a_job_that_can_work_is_taken_as_it_is(settings: dict[str, Any]) -> None
             "max_response_length_in_one_turn too, or none of them",
         ),
         (
-            {**FOUR, "max_response_length_in_one_turn": None},
+            {**ALL_LENGTHS, "max_response_length_in_one_turn": None},
             "go together: set max_response_length_in_one_turn too, or none of them",
         ),
         ({"max_response_length": 9}, "go together: set max_prompt_length, "),
         (
-            {**FOUR, "max_prompt_length": 3001},
+            {**ALL_LENGTHS, "max_prompt_length": 3001},
             "max_prompt_length 3001 and max_response_length 15000 are more than max_model_len "
             "18000: raise that to 18001, or lower them",
         ),
         (
-            {**FOUR, "max_response_length_in_one_turn": 15001},
+            {**ALL_LENGTHS, "max_response_length_in_one_turn": 15001},
             "max_response_length_in_one_turn 15001 is more than max_response_length 15000: lower "
             "it to 15000 or less",
         ),
         (
-            {**FOUR, "overlong_buffer_len": 4097},
+            {**ALL_LENGTHS, "overlong_buffer_len": 4097},
             "overlong_buffer_len must not be above max_response_length_in_one_turn",
         ),
         (
@@ -69,29 +69,27 @@ def test_a_job_that_can_work_is_taken_as_it_is(settings: dict[str, Any]) -> None
         ({"tau_pos": 2.0}, "tau_pos = 2.0 would change nothing"),
     ],
 )
-def test_a_job_that_cannot_work_is_refused_with_the_mend(
-    settings: dict[str, Any], told: str
-) -> None:
+def test_an_invalid_job_is_refused_with_a_fix(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as raised:
-        checked(TrainJob(**settings))
-    assert told in str(raised.value) and "\n" not in str(raised.value)
+        check_job(TrainJob(**settings))
+    assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "expected a YAML mapping with the key `job`, or AgentJet's `ajet`"),
         ("job: {}\najet: {}", "expected a YAML mapping with the key `job`, or AgentJet's `ajet`"),
         ("job: {a: [", "not YAML: "),
         ("job: hello", "expected a mapping below `job`"),
         ("job: {batchsize: 8}", "batchsize is no setting of a job: take it out"),
-        ("job: {batch_size: 8, batch_size: 9}", "'batch_size' stands twice: name it once"),
+        ("job: {batch_size: 8, batch_size: 9}", "'batch_size' is set twice: set it once"),
         ("job: {batch_size: 0}", "batch_size: Input should be greater than or equal to 1, got 0"),
         ("job: {batch_size: 10001}", "batch_size: Input should be less than or equal to 10000"),
         ("job: {batch_size: many}", "batch_size: Input should be a valid integer"),
         ("job: {num_repeat: 0}", "num_repeat: Input should be greater than or equal to 1, got 0"),
         ("job: {max_env_worker: 0}", "max_env_worker: Input should be greater than or equal to 1"),
-        ("job: {max_env_worker: 3}", "max_env_worker 3 is less than num_repeat 4: no task could"),
+        ("job: {max_env_worker: 3}", "max_env_worker 3 is less than num_repeat 4: the episodes"),
         ("job: {n_gpu: 0}", "n_gpu: Input should be greater than or equal to 1, got 0"),
         ("job: {algorithm: ppo}", "algorithm: Input should be 'grpo', "),
         ("job: {lr: .nan}", "lr: Input should be a finite number, got nan"),
@@ -102,24 +100,24 @@ def test_a_job_that_cannot_work_is_refused_with_the_mend(
         ("ajet: {model: {path: 5}}", "ajet.model.path: Input should be a valid string, got 5"),
     ],
 )
-def test_a_jobs_yaml_that_cannot_work_is_refused_by_the_name_it_is_written_with(
-    text: str, told: str
+def test_an_invalid_yaml_is_refused_with_the_key_as_the_user_wrote_it(
+    text: str, message: str
 ) -> None:
     with pytest.raises(ValueError) as raised:
-        checked(read_job(text).job)
-    assert str(raised.value).startswith(told) and "\n" not in str(raised.value)
+        check_job(parse_job(text).job)
+    assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
 
 
-def test_an_answer_is_as_long_as_a_turn_or_else_as_the_response_may_be() -> None:
-    assert TrainJob(**FOUR).max_answer_length == 4096
+def test_the_maximum_answer_length_is_that_of_a_turn_or_else_of_the_response() -> None:
+    assert TrainJob(**ALL_LENGTHS).max_answer_length == 4096
     assert TrainJob(max_response_length=9).max_answer_length == 9
     assert TrainJob().max_answer_length is None
 
 
-def test_layers_that_get_adapters_have_two_names_and_one_value() -> None:
+def test_target_modules_and_lora_target_modules_are_the_same_setting() -> None:
     job = TrainJob.model_validate({"lora_target_modules": ["q_proj", "v_proj"]})
     assert job.target_modules == job.lora_target_modules == "q_proj,v_proj"
     same = {"lora_target_modules": "q_proj", "target_modules": "q_proj"}
     assert TrainJob.model_validate(same).target_modules == "q_proj"
-    with pytest.raises(ValueError, match="are one setting: name it once"):
+    with pytest.raises(ValueError, match="are one setting: set only one"):
         TrainJob.model_validate({"lora_target_modules": "q_proj", "target_modules": "v_proj"})

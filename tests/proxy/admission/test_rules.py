@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.admission.kill_switch import Pause
+from fakevllm.admission.kill_switch import KillSwitch
 from fakevllm.admission.rules import (
-    Facts,
-    Policy,
+    AdmissionRules,
+    RequestFacts,
     Ruling,
     ServeOnly,
     ServeOnlyReason,
@@ -16,7 +16,7 @@ from fakevllm.admission.rules import (
     is_sampled,
     why_only_served,
 )
-from fakevllm.admission.side_calls import Session
+from fakevllm.admission.side_calls import SessionSummary
 from fakevllm.config.policy import PolicySection, SideRule
 from fakevllm.groups.traffic_gate import TrafficGate
 from fakevllm_adapters.protocol.reasons import OutageReason
@@ -25,13 +25,13 @@ ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 
 
-def facts(**changed: Any) -> Facts:
+def facts(**changed: Any) -> RequestFacts:
     known: dict[str, Any] = {"route": "chat", "model": "big", "headers": {}, "body": ASKED}
-    return Facts(**known | changed)
+    return RequestFacts(**known | changed)
 
 
 def ruled(settings: dict[str, Any], subject: str = "s", paused: bool = False, **asked: Any) -> Any:
-    asking = Policy(PolicySection.model_validate(settings))
+    asking = AdmissionRules(PolicySection.model_validate(settings))
     return asking.decide(facts(**asked), subject, is_paused=paused)
 
 
@@ -126,9 +126,9 @@ def test_while_paused_nothing_is_fanned_out() -> None:
 
 
 def test_a_side_call_is_named_by_its_rule() -> None:
-    asking = Policy(PolicySection(side_models=("tiny",), side_markers=("Name it",)))
+    asking = AdmissionRules(PolicySection(side_models=("tiny",), side_markers=("Name it",)))
     named = {"messages": [{"role": "user", "content": "Name it: hi"}]}
-    known, side_call = Session(has_tools=True), ServeOnlyReason.SIDE_CALL
+    known, side_call = SessionSummary(has_tools=True), ServeOnlyReason.SIDE_CALL
     assert asking.side_call(facts(model="tiny"), None) == ServeOnly(side_call, "model")
     assert asking.side_call(facts(body=named), None) == ServeOnly(side_call, "marker")
     assert asking.side_call(facts(), known) == ServeOnly(side_call, "no_tools")
@@ -171,6 +171,6 @@ def test_a_name_in_n_that_is_spelt_nearly_as_a_route_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = PolicySection(n={"chta": 4, "chat": 2, "qwen3-8b": 3})
-    TrafficGate(settings, Pause(tmp_path / "paused"))
+    TrafficGate(settings, KillSwitch(tmp_path / "paused"))
     (told,) = [record.getMessage() for record in caplog.records]
     assert "'chta' is no route and taken for a model; chat is one" in told

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.admission.side_calls import MARKERS, Rules, Session, Sessions, has_header
+from fakevllm.admission.side_calls import (
+    MARKERS,
+    SessionSummaries,
+    SessionSummary,
+    SideCallRules,
+    has_header,
+)
 from fakevllm.sessions.hints import hints_of
 from fakevllm_adapters.formats.base import Engine, Untranslated
 from fakevllm_adapters.formats.registry import ADAPTERS
@@ -31,8 +37,10 @@ def asks(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"messages": list(messages), **more}
 
 
-def rule(body: dict[str, Any], session: Session | None = None, rules: Rules | None = None) -> Any:
-    return (rules or Rules()).of("m", {}, body, session)
+def rule(
+    body: dict[str, Any], session: SessionSummary | None = None, rules: SideCallRules | None = None
+) -> Any:
+    return (rules or SideCallRules()).of("m", {}, body, session)
 
 
 @pytest.mark.parametrize("marker", MARKERS)
@@ -64,13 +72,13 @@ def test_a_question_that_open_webui_gives_context_is_a_main_call() -> None:
 
 
 def test_a_marker_of_ones_own_counts_beside_the_known_ones() -> None:
-    rules = Rules(markers=(*MARKERS, "Name this chat"))
+    rules = SideCallRules(markers=(*MARKERS, "Name this chat"))
     assert rule(asks(user("Name this chat: hi")), rules=rules) == "marker"
     assert rule(asks(user(MARKERS[0])), rules=rules) == "marker"
 
 
 def test_what_the_operator_names_counts_before_all_guesses() -> None:
-    rules = Rules(models=("*-small",), headers=("X-Task: title*", "x-side"), guesses=())
+    rules = SideCallRules(models=("*-small",), headers=("X-Task: title*", "x-side"), guesses=())
     body = asks(user(MARKERS[0]))
     assert rules.of("big-small", {}, body) == "model"
     assert rules.of("big", {b"x-task": b"title-7"}, body) == "header"
@@ -79,7 +87,7 @@ def test_what_the_operator_names_counts_before_all_guesses() -> None:
 
 
 def test_a_call_without_tools_in_a_session_that_has_them_is_a_side_call() -> None:
-    sessions = Sessions()
+    sessions = SessionSummaries()
     sessions.note("s", asks(SYSTEM, user(QUESTION), tools=TOOLS))
     assert rule(asks(user("Three follow-ups, please")), sessions.get("s")) == "no_tools"
     assert rule(asks(SYSTEM, user("more"), tools=TOOLS), sessions.get("s")) is None
@@ -88,14 +96,14 @@ def test_a_call_without_tools_in_a_session_that_has_them_is_a_side_call() -> Non
 
 
 def test_a_tools_result_is_answered_by_an_agent_that_has_no_tools() -> None:
-    sessions = Sessions()
+    sessions = SessionSummaries()
     sessions.note("s", asks(SYSTEM, user(QUESTION), tools=TOOLS))
     result = {"role": "tool", "tool_call_id": "c", "content": "handed over"}
     assert rule(asks(user(QUESTION), result), sessions.get("s")) is None
 
 
 def test_a_session_that_had_tools_once_has_them_for_good() -> None:
-    sessions = Sessions()
+    sessions = SessionSummaries()
     for body in (asks(user("a")), asks(user("b"), tools=TOOLS), asks(user("c"))):
         sessions.note("s", body)
     known = sessions.get("s")
@@ -104,7 +112,7 @@ def test_a_session_that_had_tools_once_has_them_for_good() -> None:
 
 
 def test_a_conversation_about_the_sessions_first_question_is_a_side_call() -> None:
-    sessions = Sessions()
+    sessions = SessionSummaries()
     sessions.note("s", asks(SYSTEM, user(QUESTION)))
     about = f"Generate a title for this conversation:\n{QUESTION}"
     titler = {"role": "system", "content": "You name things."}
@@ -124,13 +132,13 @@ def test_a_conversation_about_the_sessions_first_question_is_a_side_call() -> No
     ],
 )
 def test_an_edited_or_repeated_question_is_a_main_call(body: dict[str, Any]) -> None:
-    sessions = Sessions()
+    sessions = SessionSummaries()
     sessions.note("s", asks(SYSTEM, user(QUESTION)))
     assert rule(body, sessions.get("s")) is None
 
 
 def test_a_session_that_was_shortened_under_another_date_is_a_main_call() -> None:
-    sessions = Sessions()
+    sessions = SessionSummaries()
     sessions.note("s", asks({"role": "system", "content": "It is Monday."}, user(QUESTION)))
     tuesday = {"role": "system", "content": "It is Tuesday."}
     short = [user(f"So far: {QUESTION}"), {"role": "assistant", "content": "I see."}, user("Go on")]
@@ -139,26 +147,26 @@ def test_a_session_that_was_shortened_under_another_date_is_a_main_call() -> Non
 
 
 def test_a_question_too_short_to_be_a_quote_is_none() -> None:
-    sessions = Sessions()
+    sessions = SessionSummaries()
     sessions.note("s", asks(SYSTEM, user("hi")))
     assert rule(asks(user("What is this?")), sessions.get("s")) is None
 
 
 def test_the_sessions_of_old_are_forgotten() -> None:
-    sessions = Sessions(bound=2)
+    sessions = SessionSummaries(bound=2)
     for name in ("a", "b", "a", "c"):
         sessions.note(name, asks(user(name)))
     assert [sessions.get(name) is not None for name in "abc"] == [True, False, True]
 
 
 def test_a_guess_that_was_turned_off_does_not_count() -> None:
-    session = Session(True, b"", QUESTION)
+    session = SessionSummary(True, b"", QUESTION)
     body = asks(user(f"### Task:\n{QUESTION}"))
-    rules = {guess: Rules(guesses=(guess,)) for guess in ("no_tools", "marker", "quoted")}
+    rules = {guess: SideCallRules(guesses=(guess,)) for guess in ("no_tools", "marker", "quoted")}
     assert rule(body, session, rules["no_tools"]) == "no_tools"
     assert rule(body, session, rules["marker"]) == "marker"
-    assert rule(body, Session(False, b"You are", QUESTION), rules["quoted"]) == "quoted"
-    assert rule(body, session, Rules(guesses=())) is None
+    assert rule(body, SessionSummary(False, b"You are", QUESTION), rules["quoted"]) == "quoted"
+    assert rule(body, session, SideCallRules(guesses=())) is None
 
 
 _json = st.recursive(
@@ -180,10 +188,10 @@ _odd = st.fixed_dictionaries(
 def test_a_body_however_odd_is_a_main_call_or_a_side_call(
     body: dict[str, Any], messages: list[Any]
 ) -> None:
-    session = Session(True, b"", QUESTION)
+    session = SessionSummary(True, b"", QUESTION)
     for one in (body, body | {"messages": messages}):
         assert rule(one, session) in (None, "no_tools", "marker", "quoted")
-        Sessions().note("s", one)
+        SessionSummaries().note("s", one)
 
 
 def test_a_header_is_found_by_its_name_in_any_case() -> None:
@@ -197,9 +205,9 @@ needs_recordings = pytest.mark.skipif(
 )
 
 
-def found_in(recordings: list[Recorded], rules: Rules) -> list[tuple[Recorded, str | None]]:
+def found_in(recordings: list[Recorded], rules: SideCallRules) -> list[tuple[Recorded, str | None]]:
     """Each request with the rule it was known by, as the proxy would tell while they come."""
-    sessions = Sessions()
+    sessions = SessionSummaries()
     found: list[tuple[Recorded, str | None]] = []
     for one in recordings:
         if one.path not in ROUTES:
@@ -228,21 +236,21 @@ def is_side(one: Recorded) -> bool:
 
 @needs_recordings
 def test_every_recorded_side_call_is_known_and_no_main_call_is_taken_for_one() -> None:
-    found = found_in(recorded(), Rules())
+    found = found_in(recorded(), SideCallRules())
     wrong = [str(one) for one, by in found if (by is not None) != is_side(one)]
     assert wrong == [] and sum(by is not None for _, by in found) >= 10
 
 
 @needs_recordings
 def test_the_names_of_small_models_tell_opencodes_titles_alone() -> None:
-    rules = Rules(models=("stub-small",), guesses=())
+    rules = SideCallRules(models=("stub-small",), guesses=())
     titles = [one for one, by in found_in(recorded(), rules) if by == "model"]
     assert len(titles) >= 3 and all(map(is_side, titles))
 
 
 @needs_recordings
 def test_without_any_marker_no_main_call_is_taken_for_a_side_call() -> None:
-    found = found_in(recorded(), Rules(guesses=("no_tools", "quoted")))
+    found = found_in(recorded(), SideCallRules(guesses=("no_tools", "quoted")))
     assert [str(one) for one, by in found if by is not None and not is_side(one)] == []
     by_rule = Counter(by for one, by in found if is_side(one))
     assert by_rule["no_tools"] >= 6
@@ -250,8 +258,8 @@ def test_without_any_marker_no_main_call_is_taken_for_a_side_call() -> None:
 
 @needs_recordings
 def test_the_table_in_the_docs_is_what_the_rules_find() -> None:
-    all_rules = found_in(recorded(), Rules())
-    unmarked = found_in(recorded(), Rules(guesses=("no_tools", "quoted")))
+    all_rules = found_in(recorded(), SideCallRules())
+    unmarked = found_in(recorded(), SideCallRules(guesses=("no_tools", "quoted")))
     rows: dict[str, Counter[str]] = {}
     for one, by in all_rules:
         row = rows.setdefault(one.client, Counter())

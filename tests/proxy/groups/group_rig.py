@@ -23,11 +23,11 @@ from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.sessions.visit import Visit
 from fakevllm.swarm.link import SwarmLink
-from fakevllm.transport.app_response import AppReply
-from fakevllm.transport.engine_client import LiveReply, Reply, Upstream
-from fakevllm.transport.request import Plan, Request
-from fakevllm.transport.retry import Lifeline
-from fakevllm.transport.sibling_limit import Room
+from fakevllm.transport.app_response import AppResponse
+from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveResponse
+from fakevllm.transport.request import Request, SiblingPlan
+from fakevllm.transport.retry import RetryHandler
+from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.formats.base import Engine
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode
@@ -73,7 +73,7 @@ def error_of(word: str) -> bytes:
     return orjson.dumps({"error": {"message": TOLD.get(word, "no"), "code": STATUS[word]}})
 
 
-class Siblings(Upstream):
+class Siblings(EngineClient):
     """The model server: every sibling waits for the test's word."""
 
     def __init__(self) -> None:
@@ -101,31 +101,31 @@ class Siblings(Upstream):
             del self.words[index]
             self.ended.append(index)
 
-    async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+    async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> EngineResponse:
         async with self._under_way(headers, body) as (index, words):
             word = await words.get()
         if word == "breaks":
             raise unavailable("The engine is gone.", OutageReason.ENGINE_FAILED)
         if word in STATUS:
-            return Reply(STATUS[word], WHOLE, error_of(word), False, 0.0)
+            return EngineResponse(STATUS[word], WHOLE, error_of(word), False, 0.0)
         if orjson.loads(body).get("stream"):
-            return Reply(200, STREAM, b"".join([*chunks_of(index), DONE]), True, 0.0)
-        return Reply(200, WHOLE, answer_of(index, word), False, 0.0)
+            return EngineResponse(200, STREAM, b"".join([*chunks_of(index), DONE]), True, 0.0)
+        return EngineResponse(200, WHOLE, answer_of(index, word), False, 0.0)
 
     @asynccontextmanager
     async def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> AsyncGenerator[LiveReply]:
+    ) -> AsyncGenerator[LiveResponse]:
         async with self._under_way(headers, body) as (index, words):
             word = await words.get()
             if word == "breaks":
                 raise unavailable("The engine is gone.", OutageReason.ENGINE_FAILED)
             if word in STATUS:
-                yield LiveReply(STATUS[word], WHOLE, False, _once(error_of(word)))
+                yield LiveResponse(STATUS[word], WHOLE, False, _once(error_of(word)))
             elif not orjson.loads(body).get("stream"):
-                yield LiveReply(200, WHOLE, False, _once(answer_of(index)))
+                yield LiveResponse(200, WHOLE, False, _once(answer_of(index)))
             else:
-                yield LiveReply(200, STREAM, True, self._drip(index, words, word))
+                yield LiveResponse(200, STREAM, True, self._drip(index, words, word))
 
     async def _drip(self, index: int, words: asyncio.Queue[str], word: str) -> AsyncIterator[bytes]:
         role, token, *rest = chunks_of(index)
@@ -173,7 +173,7 @@ class Stage:
 
     upstream: Siblings
     judge: Judge
-    room: Room
+    room: SiblingLimit
     run: GroupExecutor
     handler: asyncio.Task[None]
     sent: list[MutableMapping[str, Any]]
@@ -251,10 +251,10 @@ async def staged(
 ) -> AsyncGenerator[Stage]:
     """Whatever is left under way at the end is stopped."""
     request = asked_for(streamed, headers or {}, shadow)
-    upstream, judge, room, caller = Siblings(), Judge(), Room(bound), Caller()
+    upstream, judge, room, caller = Siblings(), Judge(), SiblingLimit(bound), Caller()
     records: list[GroupRecord] = []
     services = GroupServices(
-        sampler=Sampler(upstream, Lifeline(upstream, link, hold_s, room=room), 1.0),
+        sampler=Sampler(upstream, RetryHandler(upstream, link, hold_s, room=room), 1.0),
         hooks=judge,
         room=room,
         rng=random.Random(0),
@@ -263,9 +263,9 @@ async def staged(
     )
     room.take(num - 1)
     policy = ServeRules(**rules)
-    app = AppReply(caller.send, request.adapter, request.exchange)
+    app = AppResponse(caller.send, request.adapter, request.exchange)
     draft = GroupDraft(request, Task(), "", None, visit=visit, app=app)
-    plan = Plan(num, is_greedy=policy.policy == "greedy")
+    plan = SiblingPlan(num, is_greedy=policy.policy == "greedy")
     context = GroupContext(draft, policy, app, app.watching(caller.receive), plan)
     run = GroupExecutor(services, context)
 

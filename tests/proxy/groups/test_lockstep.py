@@ -23,7 +23,7 @@ from fakevllm.replay.proxy_queries import require_lockstep
 from fakevllm.runtime.engine_choice import EngineChoice
 from fakevllm.settlement.delivery import Delivery
 from fakevllm.swarm.link import SwarmLink
-from fakevllm.transport.request import Plan, Request
+from fakevllm.transport.request import Request, SiblingPlan
 from fakevllm_adapters.formats.base import Engine
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.job.model import TrainJob
@@ -162,30 +162,30 @@ def asked(**fields: Any) -> Request:
     return Request("r", adapter, raw, raw, adapter.open(body, Engine()), {})
 
 
-def seeds_sent(plan: Plan, request: Request) -> list[int | None]:
+def seeds_sent(plan: SiblingPlan, request: Request) -> list[int | None]:
     bodies = [orjson.loads(plan.body(request, index, 1.0)) for index in range(plan.num)]
     return [body.get("seed") for body in bodies]
 
 
 def test_siblings_count_up_from_the_leads_seed() -> None:
-    assert seeds_sent(Plan(3, seed=40), asked()) == [40, 41, 42]
-    assert seeds_sent(Plan(3, is_greedy=True, seed=40), asked()) == [40, 41, 42]
-    assert seeds_sent(Plan(3), asked()) == [None, None, None]
+    assert seeds_sent(SiblingPlan(3, seed=40), asked()) == [40, 41, 42]
+    assert seeds_sent(SiblingPlan(3, is_greedy=True, seed=40), asked()) == [40, 41, 42]
+    assert seeds_sent(SiblingPlan(3), asked()) == [None, None, None]
 
 
 def test_an_apps_own_seed_stays() -> None:
-    assert seeds_sent(Plan(3, seed=40), asked(seed=7)) == [7, 8, 9]
+    assert seeds_sent(SiblingPlan(3, seed=40), asked(seed=7)) == [7, 8, 9]
 
 
 def test_what_is_served_once_has_a_seed_too_and_its_other_bytes_stay() -> None:
     request = asked(temperature=0.5)
-    assert orjson.loads(Plan(1, seed=40).lead(request).asked) == request.body | {"seed": 40}
-    assert Plan(1).lead(request) is request
+    assert orjson.loads(SiblingPlan(1, seed=40).lead(request).asked) == request.body | {"seed": 40}
+    assert SiblingPlan(1).lead(request) is request
 
 
 def test_a_body_that_cannot_be_read_goes_on_as_it_is() -> None:
     odd = Request("r", ADAPTERS["chat"], b"{odd", b"{odd", None, {})
-    assert Plan(1, seed=40).lead(odd).asked == b"{odd"
+    assert SiblingPlan(1, seed=40).lead(odd).asked == b"{odd"
 
 
 # --- what cannot be in lockstep

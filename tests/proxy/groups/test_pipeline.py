@@ -19,9 +19,9 @@ from fakevllm.ledger.store import Ledger
 from fakevllm.metrics import Metrics
 from fakevllm.settlement.delivery import Delivery
 from fakevllm.swarm.link import SwarmLink
-from fakevllm.transport.engine_client import LiveReply, Reply, Upstream
-from fakevllm.transport.request import Plan, Request, sample
-from fakevllm.transport.retry import Lifeline
+from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveResponse
+from fakevllm.transport.request import Request, SiblingPlan, sample
+from fakevllm.transport.retry import RetryHandler
 from fakevllm_adapters.formats.base import Engine
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE
@@ -34,7 +34,7 @@ NOWHERE = "http://127.0.0.1:9"
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}\n\n'
 
 
-class Scripted(Upstream):
+class Scripted(EngineClient):
     """Answers with given chunks, or never."""
 
     def __init__(self, chunks: list[bytes], *, hangs: bool = False) -> None:
@@ -44,15 +44,15 @@ class Scripted(Upstream):
         self.is_asked = asyncio.Event()
         self.headers: list[Mapping[str, str]] = []
 
-    async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+    async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> EngineResponse:
         self.headers.append(headers)
-        return Reply(200, [], b"".join(self.chunks), True, 0.0)
+        return EngineResponse(200, [], b"".join(self.chunks), True, 0.0)
 
     @asynccontextmanager
     async def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> AsyncGenerator[LiveReply]:
-        yield LiveReply(200, [(b"content-type", b"text/event-stream")], True, self._drip())
+    ) -> AsyncGenerator[LiveResponse]:
+        yield LiveResponse(200, [(b"content-type", b"text/event-stream")], True, self._drip())
 
     async def _drip(self) -> AsyncIterator[bytes]:
         for chunk in self.chunks:
@@ -78,7 +78,7 @@ async def running(upstream: Scripted, ledger: Ledger) -> AsyncGenerator[Pipeline
         None,
         ledger,
         Delivery(ledger, link),
-        Lifeline(upstream),
+        RetryHandler(upstream),
         ResendCache(0, ledger.kept),
         Metrics(),
     )
@@ -145,7 +145,7 @@ async def test_each_sibling_has_a_request_id_of_its_own() -> None:
     upstream = Scripted([EVENT, DONE])
     asked = request(**{"X-Request-Id": "abc"})
     for index in range(3):
-        await sample(upstream, asked, Plan(3), index, 1.0)
+        await sample(upstream, asked, SiblingPlan(3), index, 1.0)
     ids = sorted(headers["X-Request-Id"] for headers in upstream.headers)
     assert ids == ["abc", "abc-1", "abc-2"]
     await upstream.close()
@@ -157,8 +157,8 @@ class Whole(Scripted):
     @asynccontextmanager
     async def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> AsyncGenerator[LiveReply]:
-        yield LiveReply(200, [(b"content-type", b"application/json")], False, self._drip())
+    ) -> AsyncGenerator[LiveResponse]:
+        yield LiveResponse(200, [(b"content-type", b"application/json")], False, self._drip())
 
 
 async def test_an_answer_the_apps_format_cannot_tell_is_no_served_one_in_the_ledger(

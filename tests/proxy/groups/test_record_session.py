@@ -15,7 +15,7 @@ from fakevllm.sessions.lookup import Found
 from fakevllm.sessions.tree import Conversations
 from fakevllm.sessions.types import Asked, Evidence, Kind, Place
 from fakevllm.sessions.visit import Visit
-from fakevllm.transport.engine_client import Reply
+from fakevllm.transport.engine_client import EngineResponse
 from fakevllm.transport.request import Request
 from fakevllm_adapters.formats.base import Engine
 from fakevllm_adapters.formats.registry import ADAPTERS
@@ -83,7 +83,7 @@ async def test_an_answer_that_lost_is_no_parent() -> None:
 def test_what_was_served_once_is_known_and_what_failed_is_not() -> None:
     tree = Conversations()
     draft = draft_of(visit(tree, "g1", HI))
-    record = draft.served_once(Reply(200, WHOLE, answer_of(1), False, 0.0), "one_sibling")
+    record = draft.served_once(EngineResponse(200, WHOLE, answer_of(1), False, 0.0), "one_sibling")
     assert (record.turn, record.kind) == (1, "new") and record.asked_key
     assert place_after(tree, text_of(1)).parent_id == "g1"
     failed = draft_of(visit(tree, "g2", HI)).failed("client_disconnected", 499)
@@ -94,11 +94,19 @@ def test_what_was_served_once_is_known_and_what_failed_is_not() -> None:
 @pytest.mark.parametrize(
     ("reply", "told"),
     [
-        (Reply(200, WHOLE, answer_of(1), False, 0.0), ("served", "fallback: engine_not_ready")),
-        (Reply(200, WHOLE, b"", False, 0.0), ("failed", "fallback: engine_not_ready: no_answer")),
+        (
+            EngineResponse(200, WHOLE, answer_of(1), False, 0.0),
+            ("served", "fallback: engine_not_ready"),
+        ),
+        (
+            EngineResponse(200, WHOLE, b"", False, 0.0),
+            ("failed", "fallback: engine_not_ready: no_answer"),
+        ),
     ],
 )
-def test_what_the_fallback_said_is_told_as_its_own(reply: Reply, told: tuple[str, str]) -> None:
+def test_what_the_fallback_said_is_told_as_its_own(
+    reply: EngineResponse, told: tuple[str, str]
+) -> None:
     draft = draft_of(visit(Conversations(), "g1", HI))
     record = draft.fell_back(reply, OutageReason.ENGINE_NOT_READY)
     assert (record.state, record.reason) == told
@@ -179,6 +187,8 @@ def test_trouble_in_the_tree_costs_the_place_and_nothing_else(
     with caplog.at_level(logging.ERROR):
         assert own.session_id() is None
         draft = draft_of(own)
-        record = draft.served_once(Reply(200, WHOLE, answer_of(0), False, 0.0), "one_sibling")
+        record = draft.served_once(
+            EngineResponse(200, WHOLE, answer_of(0), False, 0.0), "one_sibling"
+        )
     assert (record.state, record.session_id, record.turn) == ("served", None, None)
     assert len(caplog.records) == 2

@@ -20,9 +20,14 @@ from fakevllm.groups.scheduler import (
     Settle,
     Start,
 )
-from fakevllm.transport.request import Came
+from fakevllm.transport.request import SiblingOutcome
 
-OK, FAILED, REFUSED, HIDDEN = Came.ANSWERED, Came.FAILED, Came.REFUSED, Came.HIDDEN
+OK, FAILED, REFUSED, HIDDEN = (
+    SiblingOutcome.ANSWERED,
+    SiblingOutcome.FAILED,
+    SiblingOutcome.REFUSED,
+    SiblingOutcome.HIDDEN,
+)
 
 
 def begun(num: int, *, streamed: bool = True, **rules: Any) -> GroupScheduler:

@@ -29,9 +29,9 @@ from fakevllm.groups.scheduler import (
     Settle,
     Start,
 )
-from fakevllm.transport.request import Came
+from fakevllm.transport.request import SiblingOutcome
 
-OK, HIDDEN = Came.ANSWERED, Came.HIDDEN
+OK, HIDDEN = SiblingOutcome.ANSWERED, SiblingOutcome.HIDDEN
 
 
 def rules_of(
@@ -124,11 +124,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.is_sending = self.is_relaying = False
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), came=st.sampled_from(list(Came)))
-    def a_sibling_ends(self, data: st.DataObject, came: Came) -> None:
+    @rule(data=st.data(), came=st.sampled_from(list(SiblingOutcome)))
+    def a_sibling_ends(self, data: st.DataObject, came: SiblingOutcome) -> None:
         self.ends(data.draw(st.sampled_from(sorted(self.running))), came)
 
-    def ends(self, index: int, came: Came) -> None:
+    def ends(self, index: int, came: SiblingOutcome) -> None:
         self.running.remove(index)
         if came in (OK, HIDDEN):
             self.answered.add(index)
@@ -176,8 +176,8 @@ class AnyOrder(RuleBasedStateMachine):
         if often == 0:
             self.execute(self.scheduler.abort("proxy_stopped"))
 
-    @rule(index=st.integers(0, 6), came=st.sampled_from(list(Came)))
-    def a_sibling_that_is_not_running_ends(self, index: int, came: Came) -> None:
+    @rule(index=st.integers(0, 6), came=st.sampled_from(list(SiblingOutcome)))
+    def a_sibling_that_is_not_running_ends(self, index: int, came: SiblingOutcome) -> None:
         if index not in self.running:
             assert self.scheduler.sibling_finished(index, came) == []
 

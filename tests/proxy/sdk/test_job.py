@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from fakevllm.sdk.job import TrainJob
-from fakevllm_adapters.job.model import read_job
+from fakevllm_adapters.job.model import parse_job
 from tests.adapters.job.ajet_jobs import stock
 
 
@@ -83,7 +83,7 @@ def test_a_job_survives_its_file_and_the_server_reads_it(tmp_path: Path) -> None
     text = Path(path).read_text()
     assert yaml.safe_load(text) == {"job": {"n_gpu": 8, "batch_size": 32, "lr": 2e-5}}
     assert TrainJob(base_yaml_config=path).model_dump() == job.model_dump()
-    assert read_job(text).job.model_dump() == job.model_dump() | {
+    assert parse_job(text).job.model_dump() == job.model_dump() | {
         "base_yaml_config": None,
         "ensure_new_experiment": False,
     }

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from benchmarks.recorded_traffic import FOLDER, expanded
 from fakevllm.admission.rules import MARKERS
-from fakevllm.admission.side_calls import Rules
+from fakevllm.admission.side_calls import SideCallRules
 from fakevllm_adapters.formats.base import Engine, Untranslated
 from fakevllm_adapters.formats.registry import ADAPTERS
 
@@ -47,7 +47,7 @@ class Recorded:
     @property
     def is_side(self) -> bool:
         body = ADAPTERS[self.adapter].open(self.body, Engine("m")).body
-        return Rules(markers=MARKERS).of("m", self.headers, body) is not None
+        return SideCallRules(markers=MARKERS).of("m", self.headers, body) is not None
 
 
 def sessions() -> dict[str, list[Recorded]]:

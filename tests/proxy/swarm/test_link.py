@@ -18,7 +18,7 @@ from yarl import URL
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.errors import NO_ADMIN, mend_of
 from fakevllm.swarm.link import SwarmLink
-from fakevllm.swarm.load_probe import EngineQueue
+from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from tests.proxy.odd_swarm import ROLLING, OddSwarm, until
@@ -39,7 +39,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @asynccontextmanager
 async def following(
-    swarm: OddSwarm, ledger: Ledger, queue: EngineQueue | None = None
+    swarm: OddSwarm, ledger: Ledger, queue: LoadProbe | None = None
 ) -> AsyncGenerator[SwarmLink]:
     link = SwarmLink(swarm.url, None, TrainJob(), ledger, queue)
     task = asyncio.create_task(link.run())
@@ -176,7 +176,7 @@ async def test_an_engine_that_is_heard_to_come_is_waited_for_no_longer(ledger: L
                 await waiting
 
 
-class HangingQueue(EngineQueue):
+class HangingQueue(LoadProbe):
     num_asked = num_cut_off = 0
 
     async def follow(self, http: aiohttp.ClientSession, *, is_serving: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from fakevllm.swarm.load_probe import ASK_EVERY_S, EngineQueue, queue_in
+from fakevllm.swarm.load_probe import ASK_EVERY_S, LoadProbe, queue_in
 from tests.proxy.odd_swarm import OddSwarm
 
 PAGE = """# HELP vllm:num_requests_waiting Number of requests waiting to be processed.
@@ -21,7 +21,7 @@ class Rig:
     def __init__(self) -> None:
         self.now = 100.0
         self.is_wanted = True
-        self.queue = EngineQueue(lambda: self.is_wanted, lambda: self.now)
+        self.queue = LoadProbe(lambda: self.is_wanted, lambda: self.now)
 
     async def heard(self, swarm: OddSwarm, *, is_serving: bool = True) -> int | None:
         async with aiohttp.ClientSession(swarm.url) as http:

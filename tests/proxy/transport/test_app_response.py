@@ -9,17 +9,21 @@ import orjson
 import pytest
 
 from fakevllm.transport import app_response
-from fakevllm.transport.app_response import AppReply
-from fakevllm.transport.engine_client import Reply
+from fakevllm.transport.app_response import AppResponse
+from fakevllm.transport.engine_client import EngineResponse
 from fakevllm_adapters.formats.base import Engine
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE
 from fakevllm_adapters.protocol.errors import unavailable
 
 ENDED = b'data: {"choices":[{"finish_reason":"stop"}]}\n\n' + DONE
-STREAM = Reply(200, [(b"content-type", b"text/event-stream")], ENDED, True, 0.1)
-WHOLE = Reply(200, [(b"content-type", b"application/json")], b'{"choices": [{}]}', False, 0.1)
-REFUSED = Reply(400, [(b"content-type", b"application/json")], b'{"error": {}}', False, 0.1)
+STREAM = EngineResponse(200, [(b"content-type", b"text/event-stream")], ENDED, True, 0.1)
+WHOLE = EngineResponse(
+    200, [(b"content-type", b"application/json")], b'{"choices": [{}]}', False, 0.1
+)
+REFUSED = EngineResponse(
+    400, [(b"content-type", b"application/json")], b'{"error": {}}', False, 0.1
+)
 
 
 class Sent:
@@ -48,9 +52,9 @@ class Sent:
         return b"".join(message.get("body", b"") for message in self.messages[1:])
 
 
-def reply_to(sent: Sent, *, streamed: bool = True) -> AppReply:
+def reply_to(sent: Sent, *, streamed: bool = True) -> AppResponse:
     adapter = ADAPTERS["chat"]
-    return AppReply(sent, adapter, adapter.open({"stream": streamed}, Engine()))
+    return AppResponse(sent, adapter, adapter.open({"stream": streamed}, Engine()))
 
 
 async def test_a_quick_answer_goes_out_as_it_came() -> None:

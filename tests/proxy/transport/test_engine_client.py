@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from fakevllm.transport.engine_client import Upstream
+from fakevllm.transport.engine_client import EngineClient
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.protocol.errors import WireError, bad_request, internal_error
 from fakevllm_adapters.protocol.reasons import OutageReason
@@ -33,12 +33,12 @@ class Streaming:
 
 
 @pytest.fixture
-async def streaming() -> AsyncGenerator[tuple[Streaming, Upstream]]:
+async def streaming() -> AsyncGenerator[tuple[Streaming, EngineClient]]:
     engine = Streaming()
     app = web.Application()
     app.router.add_post("/", engine.answer)
     async with TestServer(app) as server:
-        upstream = Upstream(str(server.make_url("")), None)
+        upstream = EngineClient(str(server.make_url("")), None)
         try:
             yield engine, upstream
         finally:
@@ -51,7 +51,7 @@ async def until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def read_to_done(upstream: Upstream) -> None:
+async def read_to_done(upstream: EngineClient) -> None:
     async with upstream.live("POST", "/", b"{}", {}) as live:
         async for chunk in live.chunks:
             if chunk == DONE:
@@ -59,7 +59,7 @@ async def read_to_done(upstream: Upstream) -> None:
 
 
 async def test_a_call_is_over_at_done_and_its_connection_is_used_again(
-    streaming: tuple[Streaming, Upstream],
+    streaming: tuple[Streaming, EngineClient],
 ) -> None:
     engine, upstream = streaming
     await read_to_done(upstream)
@@ -71,7 +71,7 @@ async def test_a_call_is_over_at_done_and_its_connection_is_used_again(
 
 
 async def test_an_end_that_does_not_come_gives_the_connection_up(
-    streaming: tuple[Streaming, Upstream],
+    streaming: tuple[Streaming, EngineClient],
 ) -> None:
     engine, upstream = streaming
     await read_to_done(upstream)
@@ -81,7 +81,7 @@ async def test_an_end_that_does_not_come_gives_the_connection_up(
 
 
 async def test_closing_does_not_wait_for_ends_that_do_not_come(
-    streaming: tuple[Streaming, Upstream],
+    streaming: tuple[Streaming, EngineClient],
 ) -> None:
     engine, upstream = streaming
     await read_to_done(upstream)
@@ -93,7 +93,7 @@ TOKEN = encode({"choices": [{"index": 0, "delta": {"content": 'it says {"error":
 
 
 async def answer_to_a_call(events: bytes) -> bytes:
-    """What `Upstream.call` makes of a stream."""
+    """What `EngineClient.call` makes of a stream."""
 
     async def answer(request: web.Request) -> web.Response:
         return web.Response(body=events, content_type="text/event-stream")
@@ -101,7 +101,7 @@ async def answer_to_a_call(events: bytes) -> bytes:
     app = web.Application()
     app.router.add_post("/", answer)
     async with TestServer(app) as server:
-        upstream = Upstream(str(server.make_url("")), None)
+        upstream = EngineClient(str(server.make_url("")), None)
         try:
             return (await upstream.call("/", b"{}", {})).body
         finally:

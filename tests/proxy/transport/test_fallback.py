@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from fakevllm.transport.fallback import Fallback
-from fakevllm.transport.request import Plan
-from fakevllm.transport.sibling_limit import Room
+from fakevllm.transport.request import SiblingPlan
+from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.protocol.reasons import OutageReason
 from tests.proxy.odd_swarm import until
@@ -33,7 +33,7 @@ FULL = pytest.mark.parametrize("status", [429, 503])
 async def test_who_is_kept_out_by_siblings_of_ours_waits_for_one_of_them(
     name: str, stream: bool, status: int
 ) -> None:
-    room = Room()
+    room = SiblingLimit()
     async with Server((status, BUSY), (200, ANSWER)).running() as server:
         with room.with_engine():
             asking = asyncio.create_task(
@@ -48,7 +48,7 @@ async def test_who_is_kept_out_by_siblings_of_ours_waits_for_one_of_them(
 
 @FULL
 async def test_a_request_of_the_engines_own_route_waits_for_them_too(status: int) -> None:
-    room = Room()
+    room = SiblingLimit()
     async with Server((status, BUSY), (200, {"id": "resp_1"})).running() as server:
         with room.with_engine():
             request = asked_of("responses", background=True)
@@ -60,7 +60,7 @@ async def test_a_request_of_the_engines_own_route_waits_for_them_too(status: int
 
 @FULL
 async def test_who_is_kept_out_by_others_is_told_so_at_once(status: int) -> None:
-    room = Room()
+    room = SiblingLimit()
     with room.with_engine():
         pass  # it has gone before anybody asked
     async with Server((status, BUSY)).running() as server:
@@ -70,7 +70,7 @@ async def test_who_is_kept_out_by_others_is_told_so_at_once(status: int) -> None
 
 @FULL
 async def test_who_is_kept_out_for_too_long_is_told_so_in_the_engines_words(status: int) -> None:
-    room = Room()
+    room = SiblingLimit()
     async with Server((status, BUSY)).running() as server:
         with room.with_engine():
             got, _ = await relayed(server.url, asked_of("chat"), 0.2, room=room)
@@ -80,7 +80,7 @@ async def test_who_is_kept_out_for_too_long_is_told_so_in_the_engines_words(stat
 
 @FULL
 async def test_who_is_kept_out_for_too_long_goes_to_the_fallback(status: int) -> None:
-    room = Room()
+    room = SiblingLimit()
     async with (
         Server((status, BUSY)).running() as server,
         Server((200, ANSWER)).running() as other,
@@ -92,7 +92,7 @@ async def test_who_is_kept_out_for_too_long_goes_to_the_fallback(status: int) ->
 
 
 async def test_what_the_engine_would_not_take_beside_so_many_siblings_bounds_them() -> None:
-    room = Room()
+    room = SiblingLimit()
     async with Server((429, BUSY), (200, ANSWER)).running() as server:
         with room.with_engine(), room.with_engine():
             await relayed(server.url, asked_of("chat"), 3600, room=room)
@@ -102,7 +102,7 @@ async def test_what_the_engine_would_not_take_beside_so_many_siblings_bounds_the
 async def test_a_lead_that_is_asked_alone_is_as_greedy_as_among_its_siblings() -> None:
     request = asked_of("chat", temperature=0.7)
     async with Server((200, ANSWER)).running() as server:
-        await relayed(server.url, request, plan=Plan(1, is_greedy=True))
+        await relayed(server.url, request, plan=SiblingPlan(1, is_greedy=True))
         await relayed(server.url, request)
     assert [body["temperature"] for _, body, _ in server.asked] == [0, 0.7]
     assert not any("sibling" in name.lower() for _, _, told in server.asked for name in told)

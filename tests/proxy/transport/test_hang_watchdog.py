@@ -11,9 +11,9 @@ import orjson
 import pytest
 
 from fakevllm.swarm.link import SwarmLink
-from fakevllm.transport.app_response import GRACE_S, AppReply
-from fakevllm.transport.hang_watchdog import Patience
-from fakevllm.transport.retry import Lifeline, why_failed
+from fakevllm.transport.app_response import GRACE_S, AppResponse
+from fakevllm.transport.hang_watchdog import HangWatchdog
+from fakevllm.transport.retry import RetryHandler, why_failed
 from fakevllm_adapters.formats.sse import DONE
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import EngineStatus
@@ -43,10 +43,10 @@ async def silent_link(folder: Path) -> AsyncGenerator[SwarmLink]:
 async def asked(link: SwarmLink, name: str, hold_s: float, *, stream: bool) -> tuple[Got, str]:
     """What the app got of a server that keeps its request, and the ledger's reason."""
     upstream, request, got, why = Hanging(), asked_of(name, stream=stream), Got(), ""
-    async with AppReply(got, request.adapter, request.exchange) as app:
+    async with AppResponse(got, request.adapter, request.exchange) as app:
         try:
             async with asyncio.timeout(IN_VAIN_S):
-                await Lifeline(upstream, link, hold_s).relay(request, app)
+                await RetryHandler(upstream, link, hold_s).relay(request, app)
         except WireError as error:
             why = why_failed(error)
             await app.refuse(error)
@@ -81,11 +81,11 @@ async def test_a_server_that_is_heard_is_left_to_its_own_patience(
     upstream, request = Hanging(), asked_of("chat")
     async with (
         link_at(tmp_path, state) as link,
-        AppReply(Got(), request.adapter, request.exchange) as app,
+        AppResponse(Got(), request.adapter, request.exchange) as app,
     ):
         with pytest.raises(TimeoutError):  # it would wait for ever
             async with asyncio.timeout(1.2):
-                await Lifeline(upstream, link, 0.0).relay(request, app)
+                await RetryHandler(upstream, link, 0.0).relay(request, app)
     await upstream.close()
 
 
@@ -93,8 +93,8 @@ async def test_a_server_whose_answer_comes_lives_whatever_its_link_hears(tmp_pat
     request, got = asked_of("chat", stream=True), Got()
     async with (
         silent_link(tmp_path) as link,
-        AppReply(got, request.adapter, request.exchange) as app,
-        Patience(link, app, HOLD_S, has_other=False),
+        AppResponse(got, request.adapter, request.exchange) as app,
+        HangWatchdog(link, app, HOLD_S, has_other=False),
     ):
         await app.open([])
         for _ in range(16):
@@ -106,7 +106,7 @@ async def test_a_server_whose_answer_comes_lives_whatever_its_link_hears(tmp_pat
 async def ended(stage: Stage) -> None:
     async with asyncio.timeout(IN_VAIN_S):
         await stage.handler
-        await stage.run.closed()
+        await stage.run.wait_closed()
 
 
 @BOTH_MODES

@@ -10,8 +10,8 @@ import orjson
 import pytest
 from aiohttp import web
 
-from fakevllm.transport.app_response import AppReply
-from fakevllm.transport.engine_client import LiveReply, Reply, Upstream
+from fakevllm.transport.app_response import AppResponse
+from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveResponse
 from fakevllm.transport.relay import relay
 from fakevllm.transport.request import Request, SiblingResult, with_apps_id
 from fakevllm_adapters.formats.base import Answer, Engine, Untranslated
@@ -47,14 +47,14 @@ class Answers:
 
 
 @asynccontextmanager
-async def upstream_of(server: Answers) -> AsyncGenerator[Upstream]:
+async def upstream_of(server: Answers) -> AsyncGenerator[EngineClient]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.answer)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
-    upstream = Upstream(f"http://{host}:{port}", None)
+    upstream = EngineClient(f"http://{host}:{port}", None)
     try:
         yield upstream
     finally:
@@ -73,7 +73,7 @@ def request(name: str, body: dict[str, Any]) -> Request:
     return Request("r", adapter, raw, asked, exchange, {})
 
 
-class Dripping(Upstream):
+class Dripping(EngineClient):
     """Streams its chunks one by one, whatever is asked."""
 
     def __init__(self, chunks: list[bytes]) -> None:
@@ -83,8 +83,8 @@ class Dripping(Upstream):
     @asynccontextmanager
     async def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> AsyncGenerator[LiveReply]:
-        yield LiveReply(200, [], True, self._drip())
+    ) -> AsyncGenerator[LiveResponse]:
+        yield LiveResponse(200, [], True, self._drip())
 
     async def _drip(self) -> AsyncGenerator[bytes]:
         for chunk in self._chunks:
@@ -107,7 +107,7 @@ async def relayed(server: Answers, asked: Request) -> Got:
     got = Got()
     async with (
         upstream_of(server) as upstream,
-        AppReply(got, asked.adapter, asked.exchange) as app,
+        AppResponse(got, asked.adapter, asked.exchange) as app,
     ):
         await relay(upstream, asked, app)
     assert got.is_ended
@@ -136,7 +136,7 @@ async def test_trouble_of_the_server_is_worded_in_the_apps_format() -> None:
     got = Got()
     async with (
         upstream_of(server) as upstream,
-        AppReply(got, asked.adapter, asked.exchange) as app,
+        AppResponse(got, asked.adapter, asked.exchange) as app,
     ):
         with pytest.raises(WireError) as trouble:
             await relay(upstream, asked, app)
@@ -191,7 +191,7 @@ async def test_a_stream_with_an_error_in_it_ends_in_every_format(name: str) -> N
     upstream = Dripping([ROLE, encode(internal_error().body), DONE])
     body = {"messages": MESSAGES, "chat": MESSAGES, "responses": {"input": "hi"}}[name]
     asked, got = request(name, body | {"stream": True}), Got()
-    async with AppReply(got, asked.adapter, asked.exchange) as app:
+    async with AppResponse(got, asked.adapter, asked.exchange) as app:
         await relay(upstream, asked, app)
     await upstream.close()
     assert got.is_ended and b"Internal server error" in got.body
@@ -199,10 +199,10 @@ async def test_a_stream_with_an_error_in_it_ends_in_every_format(name: str) -> N
 
 async def test_a_server_that_is_away_is_an_error_while_nothing_was_sent() -> None:
     asked = request("chat", {"messages": [USER]})
-    away = Upstream("http://127.0.0.1:9", None)
+    away = EngineClient("http://127.0.0.1:9", None)
     got = Got()
     with pytest.raises(WireError):
-        async with AppReply(got, asked.adapter, asked.exchange) as app:
+        async with AppResponse(got, asked.adapter, asked.exchange) as app:
             await relay(away, asked, app)
     await away.close()
     assert not got.status
@@ -216,7 +216,7 @@ def test_the_served_sibling_bears_the_id_the_app_chose(
 ) -> None:
     exchange = ADAPTERS["chat"].open(body, Engine())
     asked = Request("r", ADAPTERS["chat"], b"", b"", exchange, headers)
-    reply = Reply(200, [], b'{"id":"chatcmpl-my.own-3","model":"my.own-3"}', False, 0.0)
+    reply = EngineResponse(200, [], b'{"id":"chatcmpl-my.own-3","model":"my.own-3"}', False, 0.0)
     shown = with_apps_id(reply, asked, 3).body
     assert shown == b'{"id":"chatcmpl-my.own","model":"my.own-3"}'
 
@@ -240,5 +240,5 @@ def test_an_answer_is_known_by_the_id_its_app_reads(
 
 
 def test_without_an_id_of_the_apps_the_answer_stays_as_it_is() -> None:
-    reply = Reply(200, [], b'{"id":"chatcmpl-a-3"}', False, 0.0)
+    reply = EngineResponse(200, [], b'{"id":"chatcmpl-a-3"}', False, 0.0)
     assert with_apps_id(reply, request("chat", {"messages": [USER]}), 3) is reply

@@ -16,12 +16,12 @@ from aiohttp import web
 
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.link import SwarmLink
-from fakevllm.transport.app_response import AppReply
-from fakevllm.transport.engine_client import LiveReply, Upstream
+from fakevllm.transport.app_response import AppResponse
+from fakevllm.transport.engine_client import EngineClient, LiveResponse
 from fakevllm.transport.fallback import Fallback, with_model
-from fakevllm.transport.request import Plan, Request
-from fakevllm.transport.retry import ALONE, Lifeline
-from fakevllm.transport.sibling_limit import Room
+from fakevllm.transport.request import Request, SiblingPlan
+from fakevllm.transport.retry import ALONE, RetryHandler
+from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.formats.base import Engine, Untranslated
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode
@@ -138,16 +138,16 @@ async def relayed(
     request: Request,
     limit_s: float = 10.0,
     fallback: Fallback | None = None,
-    room: Room | None = None,
-    plan: Plan = ALONE,
+    room: SiblingLimit | None = None,
+    plan: SiblingPlan = ALONE,
 ) -> tuple[Got, OutageReason | None]:
     """As the runner does it."""
-    got, upstream = Got(), Upstream(url, None)
+    got, upstream = Got(), EngineClient(url, None)
     trouble: OutageReason | None = None
     try:
-        async with AppReply(got, request.adapter, request.exchange) as app:
+        async with AppResponse(got, request.adapter, request.exchange) as app:
             try:
-                lifeline = Lifeline(upstream, None, limit_s, fallback, room=room)
+                lifeline = RetryHandler(upstream, None, limit_s, fallback, room=room)
                 _, trouble = await lifeline.relay(request, app, plan)
             except WireError as error:
                 await app.refuse(error)
@@ -196,9 +196,9 @@ async def test_nothing_is_asked_by_a_name_that_may_not_be_the_models() -> None:
 
     got, request = Got(), asked_of("chat")
     async with Server((200, ANSWER)).running() as server:
-        upstream = Upstream(server.url, None)
-        async with AppReply(got, request.adapter, request.exchange) as app:
-            lifeline = Lifeline(upstream, None, 10.0, served_name=served_name)
+        upstream = EngineClient(server.url, None)
+        async with AppResponse(got, request.adapter, request.exchange) as app:
+            lifeline = RetryHandler(upstream, None, 10.0, served_name=served_name)
             await lifeline.relay(request, app)
         await upstream.close()
     assert got.status == 200 and names == []
@@ -246,7 +246,7 @@ async def test_a_clients_own_limit_shortens_the_wait() -> None:
 # --- the fallback
 
 
-class Hanging(Upstream):
+class Hanging(EngineClient):
     """Takes a call and keeps it, as a server does whose engine is started again."""
 
     def __init__(self) -> None:
@@ -256,10 +256,10 @@ class Hanging(Upstream):
     @asynccontextmanager
     async def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> AsyncGenerator[LiveReply]:
+    ) -> AsyncGenerator[LiveResponse]:
         self.is_asked.set()
         await asyncio.Event().wait()
-        yield LiveReply(200, [], False, _nothing())
+        yield LiveResponse(200, [], False, _nothing())
 
 
 async def _nothing() -> AsyncGenerator[bytes]:
@@ -287,8 +287,8 @@ async def test_a_request_that_a_server_keeps_while_its_engine_is_away_goes_to_th
     got = Got()
     async with Server((200, ANSWER)).running() as other, link_at(tmp_path, BOOTING) as link:
         fallback = Fallback(other.url, None, None)
-        async with AppReply(got, request.adapter, request.exchange) as app:
-            _, trouble = await Lifeline(upstream, link, 0.2, fallback).relay(request, app)
+        async with AppResponse(got, request.adapter, request.exchange) as app:
+            _, trouble = await RetryHandler(upstream, link, 0.2, fallback).relay(request, app)
         await fallback.close()
     await upstream.close()
     assert (got.status, trouble) == (
@@ -301,8 +301,8 @@ async def test_an_engine_that_steps_is_waited_for_and_not_given_up(tmp_path: Pat
     upstream, request = Hanging(), asked_of("chat")
     async with Server((200, ANSWER)).running() as other, link_at(tmp_path, SYNCING) as link:
         fallback = Fallback(other.url, None, None)
-        async with AppReply(Got(), request.adapter, request.exchange) as app:
-            lifeline = Lifeline(upstream, link, 0.0, fallback)
+        async with AppResponse(Got(), request.adapter, request.exchange) as app:
+            lifeline = RetryHandler(upstream, link, 0.0, fallback)
             with pytest.raises(TimeoutError):  # it would wait for ever
                 async with asyncio.timeout(1.2):
                     await lifeline.relay(request, app)
@@ -317,10 +317,10 @@ async def test_an_engine_that_was_stopped_is_not_waited_for(tmp_path: Path) -> N
         assert link.is_coming, "this link has not started it yet"
         link._started_on = "s"  # pyright: ignore[reportPrivateUsage] - it had
         assert not link.is_coming
-        upstream = Upstream(server.url, None)
-        async with AppReply(Got(), request.adapter, request.exchange) as app:
+        upstream = EngineClient(server.url, None)
+        async with AppResponse(Got(), request.adapter, request.exchange) as app:
             with pytest.raises(WireError, match="not ready"):
-                await Lifeline(upstream, link, 3600).relay(request, app)
+                await RetryHandler(upstream, link, 3600).relay(request, app)
         await upstream.close()
     assert len(server.asked) == 1
 

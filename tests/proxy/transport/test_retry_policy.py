@@ -12,7 +12,7 @@ from fakevllm.transport.retry_policy import (
     LONGEST_PAUSE_S,
     MOST_RETRY_S,
     OUTAGES,
-    Hold,
+    RetrySchedule,
     hold_s,
     outage_error,
     outage_reason,
@@ -36,7 +36,7 @@ REFUSED = (OutageReason.SERVER_UNREACHABLE, OutageReason.ENGINE_NOT_READY)
 def test_a_request_is_held_no_longer_than_its_limit_and_tried_once_more_at_its_end(
     limit_s: float, reasons: list[OutageReason], took_s: float
 ) -> None:
-    hold, now_s = Hold(limit_s, 50.0), 50.0
+    hold, now_s = RetrySchedule(limit_s, 50.0), 50.0
     for reason in reasons:
         pause_s = hold.pause(reason, now_s)
         if pause_s is None:
@@ -48,7 +48,7 @@ def test_a_request_is_held_no_longer_than_its_limit_and_tried_once_more_at_its_e
 
 @given(reason=st.sampled_from(REFUSED), took_s=st.floats(0, 0.01))
 def test_who_refuses_at_once_is_asked_until_the_limit(reason: OutageReason, took_s: float) -> None:
-    hold, now_s, num_tries = Hold(20.0, 0.0), 0.0, 0
+    hold, now_s, num_tries = RetrySchedule(20.0, 0.0), 0.0, 0
     while (pause_s := hold.pause(reason, now_s)) is not None:
         now_s += pause_s + took_s
         num_tries += 1
@@ -56,23 +56,28 @@ def test_who_refuses_at_once_is_asked_until_the_limit(reason: OutageReason, took
 
 
 def test_a_request_that_an_engine_failed_is_not_sent_into_it_again() -> None:
-    assert Hold(20.0, 0.0).pause(OutageReason.ENGINE_FAILED, 0.0) is None
+    assert RetrySchedule(20.0, 0.0).pause(OutageReason.ENGINE_FAILED, 0.0) is None
 
 
 def test_a_request_that_was_at_work_when_the_server_went_is_sent_again_once() -> None:
-    hold = Hold(20.0, 0.0)
+    hold = RetrySchedule(20.0, 0.0)
     assert hold.pause(OutageReason.SERVER_BROKE_OFF, 0.0) is not None
     assert hold.pause(OutageReason.SERVER_UNREACHABLE, 0.1) is not None, "it is starting again"
     assert hold.pause(OutageReason.SERVER_BROKE_OFF, 5.0) is None
 
 
 def test_an_engine_that_was_stopped_is_not_waited_for() -> None:
-    assert Hold(20.0, 0.0).pause(OutageReason.ENGINE_NOT_READY, 0.0, is_coming=False) is None
-    assert Hold(20.0, 0.0).pause(OutageReason.SERVER_UNREACHABLE, 0.0, is_coming=False) is not None
+    assert (
+        RetrySchedule(20.0, 0.0).pause(OutageReason.ENGINE_NOT_READY, 0.0, is_coming=False) is None
+    )
+    assert (
+        RetrySchedule(20.0, 0.0).pause(OutageReason.SERVER_UNREACHABLE, 0.0, is_coming=False)
+        is not None
+    )
 
 
 def test_without_a_limit_nobody_is_held() -> None:
-    assert Hold(0.0, 7.0).pause(OutageReason.SERVER_UNREACHABLE, 7.0) is None
+    assert RetrySchedule(0.0, 7.0).pause(OutageReason.SERVER_UNREACHABLE, 7.0) is None
 
 
 @pytest.mark.parametrize(
@@ -146,8 +151,8 @@ def test_without_the_header_the_sentences_of_old_servers_tell_a_busy_engine_from
 
 @pytest.mark.parametrize("reason", [OutageReason.ENGINE_BUSY, OutageReason.ENGINE_NOT_READY])
 def test_who_will_not_take_it_is_not_asked_again(reason: OutageReason) -> None:
-    assert Hold(10.0, 0.0).pause(reason, 0.0) == FIRST_PAUSE_S
-    assert Hold(10.0, 0.0).pause(reason, 0.0, is_coming=False) is None
+    assert RetrySchedule(10.0, 0.0).pause(reason, 0.0) == FIRST_PAUSE_S
+    assert RetrySchedule(10.0, 0.0).pause(reason, 0.0, is_coming=False) is None
 
 
 @pytest.mark.parametrize(

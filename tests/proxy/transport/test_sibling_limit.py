@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.transport.sibling_limit import Grant, Room
+from fakevllm.transport.sibling_limit import Grant, SiblingLimit
 
 
 def test_where_every_app_waits_for_its_siblings_all_fit() -> None:
-    room = Room()
+    room = SiblingLimit()
     for num_groups in range(1, 100):
         assert room.take(7, num_awaited=7 * num_groups, num_waiting=10_000) == Grant(7)
 
 
 def test_apps_that_ask_for_few_leave_the_others_theirs() -> None:
-    room = Room()
+    room = SiblingLimit()
     assert room.take(7, num_awaited=7, num_waiting=50) == Grant(7)
     assert room.take(1, num_awaited=8, num_waiting=50) == Grant(1)
     assert room.take(7, num_awaited=15, num_waiting=50) == Grant(7)
@@ -22,7 +22,7 @@ def test_apps_that_ask_for_few_leave_the_others_theirs() -> None:
 
 @pytest.mark.parametrize("num_waiting", [1000, None])
 def test_a_group_that_asked_for_many_leaves_no_bound_wider(num_waiting: int | None) -> None:
-    room = Room()
+    room = SiblingLimit()
     assert room.take(200, num_awaited=200, num_waiting=num_waiting) == Grant(200)
     room.leave(200)
     granted = [room.take(3, num_awaited=3, num_waiting=num_waiting).num for _ in range(60)]
@@ -41,19 +41,19 @@ def test_a_group_that_asked_for_many_leaves_no_bound_wider(num_waiting: int | No
 def test_siblings_that_nobody_waits_for_shrink_groups_by_what_the_engine_cannot_keep_up_with(
     num_waiting: int | None, granted: Grant
 ) -> None:
-    room = Room()
+    room = SiblingLimit()
     for _ in range(2):
         assert room.take(3, num_awaited=3, num_waiting=0) == Grant(3)
     assert room.take(3, num_awaited=3, num_waiting=num_waiting) == granted
 
 
 def test_siblings_that_nobody_waits_for_are_not_put_behind_leads_that_wait() -> None:
-    assert Room().take(7, num_awaited=0, num_waiting=50).num == 0
-    assert Room().take(7, num_awaited=0, num_waiting=None).num == 7
+    assert SiblingLimit().take(7, num_awaited=0, num_waiting=50).num == 0
+    assert SiblingLimit().take(7, num_awaited=0, num_waiting=None).num == 7
 
 
 def test_no_group_shrinks_by_more_than_the_siblings_that_nobody_waits_for() -> None:
-    room = Room()
+    room = SiblingLimit()
     room.take(3, num_awaited=3)
     room.leave(1)
     assert room.take(3, num_awaited=3, num_waiting=50) == Grant(1, "engine_busy: 1 of 3 fit")
@@ -66,7 +66,7 @@ def test_under_steady_load_siblings_get_what_the_leads_leave_and_no_queue_grows(
 ) -> None:
     """A request a tick, whatever became of the others, and an engine that does `num_done` calls a
     tick, the oldest first: seven siblings each would be too many for it."""
-    room, queue = Room(), deque[str]()
+    room, queue = SiblingLimit(), deque[str]()
     num_granted = longest = heard = 0
     for tick in range(1000):
         if tick % heard_every == 0:
@@ -82,7 +82,7 @@ def test_under_steady_load_siblings_get_what_the_leads_leave_and_no_queue_grows(
 
 
 def test_what_is_left_fits_again_and_what_does_not_fit_is_told() -> None:
-    room = Room(bound=3)
+    room = SiblingLimit(bound=3)
     assert room.take(2) == Grant(2)
     assert room.take(2, num_awaited=4) == Grant(1, "siblings_in_flight: 1 of 2 fit")
     assert room.take(1, num_awaited=5) == Grant(0, "siblings_in_flight: 0 of 1 fit")
@@ -91,7 +91,7 @@ def test_what_is_left_fits_again_and_what_does_not_fit_is_told() -> None:
 
 
 def test_what_the_engine_refuses_is_the_bound_and_each_group_that_goes_well_raises_it() -> None:
-    room = Room()
+    room = SiblingLimit()
     room.take(5)
     running = [room.with_engine() for _ in range(5)]
     for one in running:
@@ -107,7 +107,7 @@ def test_what_the_engine_refuses_is_the_bound_and_each_group_that_goes_well_rais
 
 
 def test_an_engine_without_any_room_is_tried_again_once_a_lead_was_answered() -> None:
-    room = Room()
+    room = SiblingLimit()
     with room.with_engine():
         room.refused()
     assert room.take(3).num == 0
@@ -116,13 +116,13 @@ def test_an_engine_without_any_room_is_tried_again_once_a_lead_was_answered() ->
 
 
 def test_an_engine_that_refuses_when_no_sibling_is_there_says_nothing_of_siblings() -> None:
-    room = Room()
+    room = SiblingLimit()
     room.refused()
     assert room.take(3).num == 3
 
 
 def test_an_engine_that_goes_well_for_long_has_no_bound_any_more() -> None:
-    room = Room()
+    room = SiblingLimit()
     with room.with_engine():
         room.refused()
     for _ in range(1024):
@@ -131,7 +131,7 @@ def test_an_engine_that_goes_well_for_long_has_no_bound_any_more() -> None:
 
 
 def test_whether_siblings_were_there_is_known_although_they_have_gone() -> None:
-    room = Room()
+    room = SiblingLimit()
     with room.with_engine():
         before = room.looks()
     assert before() and not room.looks()()
@@ -142,7 +142,7 @@ def test_whether_siblings_were_there_is_known_although_they_have_gone() -> None:
 
 
 def test_the_end_of_a_sibling_wakes_the_lead_that_waits_longest() -> None:
-    room, woken = Room(), list[str]()
+    room, woken = SiblingLimit(), list[str]()
     with room.with_engine(), room.awaited(lambda: woken.append("given up")):
         pass
     woken.clear()
@@ -160,13 +160,13 @@ def test_the_end_of_a_sibling_wakes_the_lead_that_waits_longest() -> None:
 
 
 def test_who_would_wait_for_the_last_sibling_that_has_just_gone_does_not_wait() -> None:
-    room, woken = Room(), list[str]()
+    room, woken = SiblingLimit(), list[str]()
     with room.awaited(lambda: woken.append("at once")):
         assert woken == ["at once"]
 
 
 def test_while_a_lead_waits_no_group_gets_siblings() -> None:
-    room = Room()
+    room = SiblingLimit()
     with room.with_engine():
         with room.awaited(lambda: None):
             assert room.take(3) == Grant(0, "engine_busy: 0 of 3 fit")
@@ -175,14 +175,14 @@ def test_while_a_lead_waits_no_group_gets_siblings() -> None:
 
 def test_what_was_not_taken_cannot_be_left() -> None:
     with pytest.raises(AssertionError):
-        Room().leave()
+        SiblingLimit().leave()
 
 
 @given(st.integers(1, 20), st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.booleans())))
 def test_never_more_than_the_bound_are_in_flight(
     bound: int, steps: list[tuple[int, bool, bool]]
 ) -> None:
-    room, taken = Room(bound), list[int]()
+    room, taken = SiblingLimit(bound), list[int]()
     for asked, is_left, is_refused in steps:
         granted = room.take(asked, num_awaited=sum(taken) + asked)
         assert 0 <= granted.num <= asked and (granted.cut is None) == (granted.num == asked)

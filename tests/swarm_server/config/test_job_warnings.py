@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fakevllm_adapters.job.model import TrainJob, read_job
+from fakevllm_adapters.job.model import TrainJob, parse_job
 from fakevllm_server.config.job_warnings import EVERYWHERE, job_warnings
 from fakevllm_server.config.model import ServerConfig
 from tests.adapters.job.ajet_jobs import stock
@@ -38,7 +38,7 @@ def test_a_job_of_defaults_has_nothing_to_tell() -> None:
 
 
 def test_a_stock_job_is_told_what_it_does_not_get() -> None:
-    job = read_job(stock()).job
+    job = parse_job(stock()).job
     everywhere = ["logging", "max_prompt_length", "max_response_length", "n_gpu"]
     engine = ["gpu_memory_utilization", "max_model_len", "max_num_seqs"]
     at_fake = [*everywhere, *engine, "backbone", "model", "tensor_model_parallel_size"]

@@ -9,8 +9,9 @@
     correction.py  trainer and engine that differ: weights, rejection
     aggregate.py   from a number per token to one number
 
-A new loss is a new file, one entry in LOSSES and one in `loss_spec.OWN`. All take [tokens] tensors
-and are nothing but a loss per token; what it is the mean of, `algorithms.loss_units` says.
+A new loss is a new file, one entry in LOSSES and one in `loss_spec.LOSS_DEFAULTS`. All take
+[tokens] tensors and are nothing but a loss per token; what it is the mean of,
+`algorithms.loss_units` says.
 """
 
 from __future__ import annotations

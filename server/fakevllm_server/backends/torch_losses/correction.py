@@ -34,7 +34,7 @@ def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tens
     if spec.rollout_is == "sequence":
         log_ratio = unit_sum(log_ratio, units)
     ratio = torch.exp(torch.clamp(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
-    bounds = spec.is_bounds
+    bounds = spec.rollout_is_bounds
     if bounds.low is None:
         return torch.clamp(ratio, max=bounds.high)
     is_inside = (ratio >= bounds.low) & (ratio <= bounds.high)
@@ -59,7 +59,7 @@ def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
     """[tokens] of bool: what passes all of `rollout_rs`."""
     log_ratio = torch.clamp(log_ratio.detach(), -MAX_LOG_RATIO, MAX_LOG_RATIO)
     kept = torch.ones_like(log_ratio, dtype=torch.bool)
-    for name, bounds in spec.rejections.items():
+    for name, bounds in spec.rejection_bounds.items():
         level, _, estimator = name.rpartition("_")
         kept &= _is_within(_LEVELS[level](_divergence(log_ratio, estimator), units), bounds)
     return kept

@@ -9,8 +9,8 @@ from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel
 
 from fakevllm_adapters.formats.base import Engine
-from fakevllm_adapters.job.model import TrainJob, read_job
-from fakevllm_adapters.job.rules import checked
+from fakevllm_adapters.job.model import TrainJob, parse_job
+from fakevllm_adapters.job.rules import check_job
 from fakevllm_adapters.protocol.swarm import (
     EngineStatus,
     EngineStatusReply,
@@ -78,8 +78,8 @@ def router(state: ServerState) -> APIRouter:
                 "configuration.",
             )
         try:
-            read = read_job(request.yaml_as_string)
-            state.job = checked(read.job)  # what cannot work is told here, not in a step
+            read = parse_job(request.yaml_as_string)
+            state.job = check_job(read.job)  # what cannot work is told here, not in a step
         except ValueError as error:
             return SyncReply(success=False, error=str(error))
         warnings = read.warnings + job_warnings(read.job, state.config)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fakevllm_adapters.job.loss_spec import LossSpec, own_settings
+from fakevllm_adapters.job.loss_spec import LossSpec, loss_defaults
 from fakevllm_server.algorithms.loss_units import CallShare, LossCall, call_shares
 from fakevllm_server.backends.torch_losses.step_loss import StepLoss, step_loss
 from fakevllm_server.backends.torch_losses.tokens import TrainedTokens
@@ -38,7 +38,7 @@ GOLDEN = [
 
 def spec_of(name: str, **settings: Any) -> LossSpec:
     """With the loss's own settings where none are given."""
-    return LossSpec(**({"name": name, **own_settings(name)._asdict()} | settings))
+    return LossSpec(**({"name": name, **loss_defaults(name)._asdict()} | settings))
 
 
 def shares_of(calls: Sequence[ScoredCall], spec: LossSpec) -> list[CallShare]:

@@ -23,7 +23,7 @@ from swarm_server.backends.torch_losses.scored_calls import (
     whole,
 )
 
-from fakevllm_adapters.job.loss_spec import AGGREGATIONS, OWN, LossSpec
+from fakevllm_adapters.job.loss_spec import AGGREGATIONS, LOSS_DEFAULTS, LossSpec
 from fakevllm_server.backends.torch_losses import LOSSES
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.step_loss import SplitUnit, StepLoss
@@ -50,7 +50,7 @@ def steps(draw: st.DrawFn) -> list[ScoredCall]:
 
 @st.composite
 def specs(draw: st.DrawFn) -> LossSpec:
-    name = draw(st.sampled_from(sorted(OWN)))
+    name = draw(st.sampled_from(sorted(LOSS_DEFAULTS)))
     levels = [None, "sequence"] if name == "geo_mean" else [None, "token", "sequence"]
     return spec_of(
         name,

@@ -19,7 +19,7 @@ from swarm_server.backends.torch_losses.scored_calls import (
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fakevllm_adapters.job.loss_spec import AGGREGATIONS, OWN, REJECTIONS, LossSpec
+from fakevllm_adapters.job.loss_spec import AGGREGATIONS, LOSS_DEFAULTS, REJECTIONS, LossSpec
 from fakevllm_server.backends.torch_losses.correction import importance_weights, is_kept
 from fakevllm_server.backends.torch_losses.kl import kl_loss
 
@@ -88,7 +88,7 @@ def verls(
 
 @pytest.mark.parametrize("calls", STEPS)
 @pytest.mark.parametrize("mode", AGGREGATIONS)
-@pytest.mark.parametrize("name", sorted(OWN))
+@pytest.mark.parametrize("name", sorted(LOSS_DEFAULTS))
 def test_loss_and_gradient_are_verls(name: str, mode: str, calls: list[ScoredCall]) -> None:
     if name in ("sapo", "geo_mean"):  # verl has it built in
         mode = "seq-mean-token-mean"
@@ -103,7 +103,7 @@ def test_loss_and_gradient_are_verls(name: str, mode: str, calls: list[ScoredCal
 @pytest.mark.parametrize("is_normalised", [False, True])
 @pytest.mark.parametrize("threshold", ["2.0", "0.5_2.0"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("name", sorted(OWN))
+@pytest.mark.parametrize("name", sorted(LOSS_DEFAULTS))
 def test_a_corrected_loss_is_verls(
     name: str, level: str, threshold: str, is_normalised: bool, calls: list[ScoredCall]
 ) -> None:

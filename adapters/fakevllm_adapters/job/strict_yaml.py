@@ -1,8 +1,8 @@
-"""YAML as settings are written in it: mappings, lists and scalars.
+"""A YAML loader for settings: mappings, lists and scalars only.
 
-Aliases multiply (a kilobyte can stand for a gigabyte), tags raise whatever their constructors
-raise, and nesting without end ends in the interpreter's own limit: none of them is needed. Of a key
-that stands twice YAML's libraries take the last one without a word.
+It refuses what settings do not need and attackers can use. Aliases can expand a kilobyte to a
+gigabyte. Tags raise whatever their constructors raise. Deep nesting reaches the interpreter's
+recursion limit. It also refuses duplicate keys, of which YAML libraries silently take the last.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ class _Loader(yaml.SafeLoader):
         counts = Counter(str(key.value) for key, _ in node.value)
         twice = [name for name, count in counts.items() if count > 1]
         if twice:
-            raise ValueError(f"{twice[0]!r:.80} stands twice: name it once")
+            raise ValueError(f"{twice[0]!r:.80} is set twice: set it once")
         return super().construct_mapping(node, deep)
 
 
 def loads(text: str) -> Any:
-    """Raises ValueError, and yaml.YAMLError for what is no YAML at all."""
+    """Load a YAML text.
+
+    Raises yaml.YAMLError for a text that is not YAML, and ValueError for aliases, tags, duplicate
+    keys, nesting beyond MAX_DEPTH, and lone surrogates.
+    """
     depth = 0
     parse = cast(Callable[..., Iterator[Any]], yaml.parse)  # pyright: ignore[reportUnknownMemberType]
     for event in parse(text, yaml.SafeLoader):
@@ -39,5 +43,6 @@ def loads(text: str) -> Any:
         if depth > MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
         if isinstance(event, yaml.ScalarEvent):
-            str(event.value).encode()  # half a surrogate is a UnicodeEncodeError, a ValueError
+            # a lone surrogate raises UnicodeEncodeError, which is a ValueError
+            str(event.value).encode()
     return yaml.load(text, _Loader)
