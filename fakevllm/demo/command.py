@@ -274,7 +274,8 @@ def _require_same_kind(config: Path, job: TrainJob) -> None:
     if (before.control, before.lockstep) != (job.control, job.lockstep):
         kind = f"--control {before.control}" + (" --lockstep" if before.lockstep else "")
         raise UserError(
-            f"{config.parent} is a run with {kind}: resume it with these flags, or choose another --run-dir."
+            f"{config.parent} is a run with {kind}: resume it with these flags, "
+            "or choose another --run-dir."
         )
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.panel import Panel
 
 from fakevllm.demo.command import live, probe_once, run_demo
-from fakevllm.demo.plot import known
+from fakevllm.demo.plot import points_of
 from fakevllm.demo.run_state import DemoSettings, Run, ready
 from fakevllm.errors import FakevllmError, UserError
 from fakevllm.runtime.engine_choice import ENGINE_PAIRS, EngineChoice
@@ -40,11 +40,11 @@ async def test_an_engine_that_stays_offline_ends_the_demo_with_its_reason(tmp_pa
     refused = EngineStatusReply(engine_status=EngineStatus.OFFLINE, engine_status_detail="no GPU")
     async with OddSwarm() as proxy:
         proxy.answers["/fakevllm/stats"] = stats(refused)
-        with pytest.raises(FakevllmError, match="does not start: no GPU"):
+        with pytest.raises(FakevllmError, match="did not start: no GPU"):
             await ready(run_at(proxy.url, tmp_path))
 
 
-def test_a_run_that_trains_no_more_ends_the_demo_with_its_reason(tmp_path: Path) -> None:
+def test_a_run_that_stopped_training_ends_the_demo_with_its_reason(tmp_path: Path) -> None:
     def at(step: int, detail: str | None) -> Run:
         run = run_at("http://nowhere", tmp_path)
         run.stats = stats(
@@ -80,20 +80,20 @@ async def test_a_step_without_a_scored_answer_is_left_out_of_the_view(tmp_path: 
     assert run.snapshot().returned_best == [1.0]
 
 
-def test_a_curve_has_points_where_something_is_known() -> None:
-    assert known([0.5, None, 1.0]) == ([1, 3], [0.5, 1.0])
+def test_a_curve_has_a_point_for_each_step_with_a_value() -> None:
+    assert points_of([0.5, None, 1.0]) == ([1, 3], [0.5, 1.0])
 
 
 async def test_a_probe_the_model_refuses_ends_the_demo_with_a_line(tmp_path: Path) -> None:
     async with OddSwarm() as server:
         server.answers["/v1/chat/completions"] = 400
-        with pytest.raises(FakevllmError, match="could not be asked before training"):
+        with pytest.raises(FakevllmError, match="The probe before training failed"):
             await probe_once(run_at(server.url, tmp_path), "fake", "before")
     assert not (tmp_path / "probe_before.json").exists()
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_what_follows_the_live_picture_stands_on_a_line_of_its_own(is_terminal: bool) -> None:
+def test_the_output_after_the_live_display_starts_on_a_new_line(is_terminal: bool) -> None:
     written = StringIO()
     console = Console(file=written, width=40, force_terminal=is_terminal)
     with live(console, lambda: Panel("step 1")):
@@ -111,13 +111,15 @@ def test_the_run_folder_is_for_its_owner_only(tmp_path: Path) -> None:
         make_run_folder(tmp_path / "file", "--run-dir")
 
 
-def test_a_control_run_does_not_go_on_as_training(tmp_path: Path) -> None:
+def test_a_control_run_cannot_be_resumed_as_training(tmp_path: Path) -> None:
     (tmp_path / "fakevllm.toml").write_text('[job]\ncontrol = "frozen"\n')
-    with pytest.raises(UserError, match="is a run with --control frozen: go on with that"):
+    with pytest.raises(
+        UserError, match="is a run with --control frozen: resume it with these flags"
+    ):
         run_demo(DemoSettings(2, 0, "none", tmp_path, None, FAKE))
 
 
-def test_the_demo_knows_the_servers_pairs_of_engines() -> None:
+def test_the_demo_offers_the_servers_pairs_of_engines() -> None:
     assert ENGINE_PAIRS == table.PAIRS
 
 
@@ -130,7 +132,7 @@ def test_the_demo_knows_the_servers_pairs_of_engines() -> None:
         (("verl", "embedded", None), ("embedded", "verl"), "embedded samples, verl trains"),
     ],
 )
-def test_engines_are_chosen_as_at_the_server(
+def test_engines_are_chosen_as_by_the_server(
     names: tuple[str, str | None, str | None], expected: tuple[str, str], title: str
 ) -> None:
     engines = EngineChoice.resolve(*names)
@@ -150,7 +152,7 @@ def test_engines_are_chosen_as_at_the_server(
         (("fake", "vllm", None), "shares no tokens"),
     ],
 )
-def test_engines_that_cannot_be_are_one_line(
+def test_an_impossible_choice_of_engines_is_one_error_line(
     names: tuple[str, str | None, str | None], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
@@ -165,7 +167,7 @@ def test_engines_that_cannot_be_are_one_line(
         ("verl", ("vllm", "ray"), r"verl engine needs verl, .*'\.\[verl\]'.*make_environment\.sh"),
     ],
 )
-def test_a_package_that_is_not_there_is_told_before_anything_starts(
+def test_a_missing_package_is_reported_before_anything_starts(
     backend: str, installed: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
@@ -173,13 +175,13 @@ def test_a_package_that_is_not_there_is_told_before_anything_starts(
     EngineChoice.resolve("fake").check_installed(installed.__contains__)
 
 
-def test_a_run_does_not_go_on_with_other_engines(tmp_path: Path) -> None:
+def test_a_run_cannot_be_resumed_with_other_engines(tmp_path: Path) -> None:
     (tmp_path / "engines.json").write_text('{"rollout": "vllm", "trainer": "verl"}')
     with pytest.raises(UserError, match="vllm samples, verl trains: go on with --backend verl"):
         run_demo(DemoSettings(2, 0, "none", tmp_path, None, FAKE))
 
 
-async def test_the_view_tells_which_engines_are_awaited(tmp_path: Path) -> None:
+async def test_the_view_names_the_engines_that_are_starting(tmp_path: Path) -> None:
     booting = EngineStatusReply(engine_status=EngineStatus.BOOTING)
     async with OddSwarm() as proxy:
         proxy.answers["/fakevllm/stats"] = stats(booting)

@@ -60,20 +60,20 @@ async def at(returning: Returning) -> AsyncGenerator[str]:
         yield str(server.make_url("")).rstrip("/")
 
 
-async def test_a_probe_outlasts_a_server_that_is_started_again(tmp_path: Path) -> None:
+async def test_a_probe_survives_a_restart_of_the_server(tmp_path: Path) -> None:
     num_refused = NUM_REFUSED * CONCURRENCY
     async with at(Returning(ANSWER, num_refused=num_refused)) as url:
         probe = await probe_once(run_at(url, tmp_path), "m", "after")
     assert len(probe.samples) == NUM_SAMPLES
 
 
-async def test_tasks_are_made_known_to_a_proxy_that_is_started_again() -> None:
+async def test_tasks_are_registered_at_a_proxy_that_restarts() -> None:
     tasks = all_tasks()
     async with at(Returning({"keys": ["k"] * len(tasks)}, num_refused=1)) as url:
         assert len(await register_until_reachable(url, tasks)) == len(tasks)
 
 
-async def test_the_last_word_is_one_that_came_after_the_end(tmp_path: Path) -> None:
+async def test_the_final_status_is_fetched_after_the_end(tmp_path: Path) -> None:
     heard = STATS.model_copy(update={"engine": ROLLING, "counts": {"trained": 8}})
     answers = [stats.model_dump(mode="json") for stats in (STATS, heard)]
     async with at(Returning(*answers, num_refused=1)) as url:
@@ -83,12 +83,14 @@ async def test_the_last_word_is_one_that_came_after_the_end(tmp_path: Path) -> N
     assert run.stats is not None and run.stats.counts == {"trained": 8}
 
 
-async def test_a_proxy_that_says_nothing_more_ends_the_demo_with_a_line(tmp_path: Path) -> None:
-    with pytest.raises(FakevllmError, match=r"did not say within 0 s .*proxy\.log"):
+async def test_a_proxy_without_a_final_status_ends_the_demo_with_a_line(tmp_path: Path) -> None:
+    with pytest.raises(
+        FakevllmError, match=r"did not report the final status within 0 s .*proxy\.log"
+    ):
         await wait_for_final_status(run_at("http://127.0.0.1:9", tmp_path), timeout_s=0.1)
 
 
-async def test_who_connects_to_a_process_that_has_died_is_answered_by_its_next_life(
+async def test_a_connection_to_a_dead_process_is_answered_after_its_restart(
     tmp_path: Path,
 ) -> None:
     with socket.create_server(ANY_PORT) as listener:
