@@ -14,8 +14,8 @@ from fakevllm.admission.rules import ServeOnly
 from fakevllm.groups.resend_cache import ResendEntry, undelivered_answer
 from fakevllm.groups.selection import Selection, failure_of, is_broken_off
 from fakevllm.ledger.records import GroupRecord, KeptAnswer, SiblingRecord
+from fakevllm.sessions.placement import Placement
 from fakevllm.sessions.types import Place
-from fakevllm.sessions.visit import Visit
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.request import Request, SiblingResult, read_answer
 from fakevllm.transport.retry import why_failed
@@ -67,8 +67,8 @@ class GroupDraft:
     num_siblings: int = 1
     cut_reason: str | None = None
     """Reason slug if the group has fewer siblings than requested."""
-    visit: Visit | None = None
-    """The request's visit to the session tree."""
+    placement: Placement | None = None
+    """The place of the request in the session tree."""
     attempt: ResendEntry | None = None
     """The request's entry in the resend cache, if it may be sent again."""
     app: AppResponse | None = None
@@ -96,11 +96,11 @@ class GroupDraft:
         The place is computed at the first call, at the latest for the record, when the app has
         its answer.
         """
-        if self.visit is None:
+        if self.placement is None:
             return None
         ruling = self.request.ruling
         is_side = isinstance(ruling, ServeOnly) and ruling.is_side_call
-        return self.visit.place(is_side=is_side)
+        return self.placement.place(is_side=is_side)
 
     def stream_began(self, engine_id: str | None) -> None:
         """Announce the answer's id when the app has read the first part of a stream: the app can
@@ -124,19 +124,19 @@ class GroupDraft:
         self.is_answered_well = result.answer is not None
         if result.answer is not None and self.answer_id is None:
             self._announce_answer(result.answer_id(self.request))
-        if self.visit is None or result.answer is None:
+        if self.placement is None or result.answer is None:
             return
         if not self._is_cut:
-            self._add_to_session(self.visit, result.answer)
+            self._add_to_session(self.placement, result.answer)
         elif self.attempt is not None:
             # Nobody has the answer until the request is sent again. The callback is assigned here,
             # after construction, because only now the answer is known.
             self.attempt.pending.on_delivery = partial(
-                self._add_to_session, self.visit, result.answer
+                self._add_to_session, self.placement, result.answer
             )
 
-    def _add_to_session(self, visit: Visit, answer: Answer) -> None:
-        visit.served(answer.message, time.time(), self.request.response_id)
+    def _add_to_session(self, placement: Placement, answer: Answer) -> None:
+        placement.served(answer.message, time.time(), self.request.response_id)
 
     def failed(self, reason: str, status: int) -> GroupRecord:
         """Return the record of a request without an answer."""
@@ -234,8 +234,8 @@ class GroupDraft:
         best: int | None = None,
     ) -> GroupRecord:
         request, place = self.request, self.place()
-        if self.visit is not None:
-            self.visit.failed(time.time())  # no effect if it was served
+        if self.placement is not None:
+            self.placement.failed(time.time())  # no effect if it was served
         return GroupRecord(
             group_id=request.id,
             received_at=self.received_at,

@@ -9,7 +9,7 @@ from fakevllm.admission.kill_switch import KillSwitch
 from fakevllm.admission.rules import AdmissionRules, RequestFacts, Ruling
 from fakevllm.admission.side_calls import SessionSummaries, SessionSummary
 from fakevllm.config.policy import PolicySection
-from fakevllm.sessions.visit import Visit
+from fakevllm.sessions.placement import Placement
 from fakevllm.transport.request import Request
 
 log = logging.getLogger("fakevllm.admission.rules")
@@ -36,7 +36,7 @@ class TrafficGate:
         self._sessions = SessionSummaries()
 
     def ruling(
-        self, request: Request, visit: Visit, key: str | None, app_key: str | None
+        self, request: Request, placement: Placement, key: str | None, app_key: str | None
     ) -> Ruling:
         """`key`, `app_key`: the app's, and its fingerprint. Places the request in its session."""
         asked = RequestFacts(
@@ -46,11 +46,11 @@ class TrafficGate:
             body=request.body,
             key_names=self._key_names(key, app_key),
         )
-        side_call = self._policy.side_call(asked, self._session(visit))
+        side_call = self._policy.side_call(asked, self._session(placement))
         if side_call is not None:
             return side_call
         subject = request.id
-        if self._trains and (place := visit.place(is_side=False)) is not None:
+        if self._trains and (place := placement.place(is_side=False)) is not None:
             subject = place.session_id
             self._sessions.note(subject, request.body)
         return self._policy.decide(asked, subject, is_paused=self.pause.is_on)
@@ -60,7 +60,7 @@ class TrafficGate:
             return ()
         return tuple(filter(None, (self._key_name(key), app_key)))
 
-    def _session(self, visit: Visit) -> SessionSummary | None:
+    def _session(self, placement: Placement) -> SessionSummary | None:
         """What the main calls before it tell, where there were any."""
-        session_id = visit.session_id() if self._trains else None
+        session_id = placement.session_id() if self._trains else None
         return None if session_id is None else self._sessions.get(session_id)

@@ -1,4 +1,4 @@
-"""What a request says of itself: names of its session, where its client sends one. Pure."""
+"""Session hints: the names of sessions and users that clients send in headers and bodies. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, cast
 
 Json = dict[str, Any]
 
-_CONVERSATIONS = ("session_id", "conversation_id", "thread_id", "chat_id")
-"""Of a body's `metadata`."""
+_METADATA_SESSION_FIELDS = ("session_id", "conversation_id", "thread_id", "chat_id")
+"""Fields of a body's `metadata` that name a session."""
 _HEADERS = frozenset(
     {
         *(b"x-session-id", b"x-session-affinity", b"x-claude-code-session-id", b"session-id"),
@@ -20,80 +20,86 @@ _HEADERS = frozenset(
 _FIELDS = frozenset(
     {"user", "metadata", "conversation", "prompt_cache_key", "previous_response_id"}
 )
-"""Without one of these and those there are no hints."""
+"""Body fields with hints. A request with none of these fields and headers has no hints."""
 _CLAUDE_SESSION = re.compile(r"session_(?:id\W+)?([0-9a-f-]{36})")
-_LONGEST = 512
+_MAX_CHARS = 512
+"""Maximum length of a name; the rest is cut off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """
+    """The names that a request has for its session, its user, and the answer that it continues.
+
     >>> hints_of({b"x-session-id": b"ses_1", b"x-parent-session-id": b"ses_0"}, {})
-    Hints(session='ses_1', parent='ses_0', is_header=True, user='', cache_key='', answer=None, \
-is_retry=False)
+    Hints(session='ses_1', parent='ses_0', is_header=True, user='', cache_key='', \
+response_id=None, is_retry=False)
     """
 
     session: str | None = None
     parent: str | None = None
-    """The session that started this one."""
+    """Name of the session that started this one."""
     is_header: bool = False
-    """Whether the session is named by a header, not in the body."""
+    """Whether a header names the session, and not a field of the body."""
     user: str = ""
-    """Somebody who may have many sessions: keeps apart what is alike."""
+    """Name of the user, who may have many sessions. Sessions of two users are never mixed up."""
     cache_key: str = ""
-    """Some apps make one a conversation, some only one at all."""
-    answer: str | None = None
-    """The response id the request stands on."""
+    """The `prompt_cache_key`. Some apps send one per conversation, others the same one always."""
+    response_id: str | None = None
+    """The `previous_response_id`: id of the answer that the request continues."""
     is_retry: bool = False
-    """A client's library sends it again."""
+    """Whether the client's library says that it sends the request again."""
 
 
 NO_HINTS = Hints()
-_RETRIED = Hints(is_retry=True)
+_RETRY_HINT = Hints(is_retry=True)
 
 
 def hints_of(headers: Mapping[bytes, bytes], body: Json | None) -> Hints:
-    """Header names in lower case; `body` in the app's own format. Never raises."""
+    """Return the hints of a request. Never raises.
+
+    Header names are in lower case. `body` is in the app's own format.
+    """
     if _HEADERS.isdisjoint(headers) and _FIELDS.isdisjoint(body or ()):
-        return _RETRIED if _is_retry(headers) else NO_HINTS
-    session, parent = _of_headers(headers)
+        return _RETRY_HINT if _is_retry(headers) else NO_HINTS
+    session, parent = _sessions_in_headers(headers)
     is_header = session is not None
     user = _header(headers, b"x-openwebui-user-id") or ""
     if not body:
         return Hints(session, parent, is_header, user, is_retry=_is_retry(headers))
-    user = user or _word(body.get("user")) or ""
-    told: object = body.get("metadata")
-    if isinstance(told, dict):
-        metadata = cast(Json, told)
-        account = _word(metadata.get("user_id")) or ""
-        found = _CLAUDE_SESSION.search(account)
-        names = [found[1] if found else None, *(_word(metadata.get(k)) for k in _CONVERSATIONS)]
+    user = user or _name(body.get("user")) or ""
+    metadata: object = body.get("metadata")
+    if isinstance(metadata, dict):
+        fields = cast(Json, metadata)
+        account = _name(fields.get("user_id")) or ""
+        match = _CLAUDE_SESSION.search(account)
+        names = [match[1] if match else None]
+        names += [_name(fields.get(field)) for field in _METADATA_SESSION_FIELDS]
         session = session or next(filter(None, names), None)
-        user = user or ("" if found else account)
+        user = user or ("" if match else account)
     conversation: object = body.get("conversation")
     if isinstance(conversation, dict):
         conversation = cast(Json, conversation).get("id")
     return Hints(
-        session or _word(conversation),
-        parent,
-        is_header,
-        user,
-        _word(body.get("prompt_cache_key")) or "",
-        _word(body.get("previous_response_id")),
-        _is_retry(headers),
+        session=session or _name(conversation),
+        parent=parent,
+        is_header=is_header,
+        user=user,
+        cache_key=_name(body.get("prompt_cache_key")) or "",
+        response_id=_name(body.get("previous_response_id")),
+        is_retry=_is_retry(headers),
     )
 
 
-def _of_headers(headers: Mapping[bytes, bytes]) -> tuple[str | None, str | None]:
-    """Session and parent session."""
+def _sessions_in_headers(headers: Mapping[bytes, bytes]) -> tuple[str | None, str | None]:
+    """Return the names of the session and of its parent session."""
     if session := _header(headers, b"x-session-id") or _header(headers, b"x-session-affinity"):
         return session, _header(headers, b"x-parent-session-id")
     if session := _header(headers, b"x-claude-code-session-id"):
         agent = _header(headers, b"x-claude-code-agent-id")
         if agent is None:
             return session, None
-        above = _header(headers, b"x-claude-code-parent-agent-id")
-        return f"{session}/{agent}", f"{session}/{above}" if above else session
+        parent_agent = _header(headers, b"x-claude-code-parent-agent-id")
+        return f"{session}/{agent}", f"{session}/{parent_agent}" if parent_agent else session
     thread = _header(headers, b"thread-id")
     if session := _header(headers, b"session-id"):
         return thread or session, session if thread not in (None, session) else None
@@ -102,11 +108,11 @@ def _of_headers(headers: Mapping[bytes, bytes]) -> tuple[str | None, str | None]
 
 def _header(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
     value = headers.get(name)
-    return _word(value.decode("latin-1")) if value else None
+    return _name(value.decode("latin-1")) if value else None
 
 
-def _word(value: object) -> str | None:
-    return value[:_LONGEST] if isinstance(value, str) and value else None
+def _name(value: object) -> str | None:
+    return value[:_MAX_CHARS] if isinstance(value, str) and value else None
 
 
 def _is_retry(headers: Mapping[bytes, bytes]) -> bool:

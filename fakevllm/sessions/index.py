@@ -1,5 +1,8 @@
-"""What is known of the latest groups and their sessions, found by key. Bounded: the group that was
-of use least recently goes first, its session with the last of its groups."""
+"""The index of the latest groups and their sessions, by several keys.
+
+Its size is bounded. The least recently used group is evicted first, and a session with the last of
+its groups.
+"""
 
 from __future__ import annotations
 
@@ -10,188 +13,216 @@ from enum import Enum
 from itertools import islice
 from typing import Generic, TypeVar
 
-from fakevllm.sessions.normalize import TextSoFar
+from fakevllm.sessions.normalize import PromptHash
 from fakevllm.sessions.types import Kind
 
 Key = TypeVar("Key")
 
-NUM_KEPT = 20_000
-"""Groups: some 25 MB, and days of a busy team."""
+MAX_GROUPS = 20_000
+"""Maximum number of groups in the index: about 25 MB, and days of traffic of a busy team."""
 NUM_RESTORED = 5_000
-"""Of them, that a proxy reads from the ledger at its start: a fraction of a second."""
-NUM_ALIKE = 16
-"""Groups of one key that are looked at, the latest first: a probe may ask the same for ever."""
+"""Number of groups that a proxy reads from the ledger at its start, in a fraction of a second."""
+MAX_MATCHES = 16
+"""Maximum number of groups of one key that are considered, the latest first. A health probe may
+send the same request forever."""
 EXCERPT_CHARS = 200
+"""Length of the excerpts of questions and answers."""
 
 
-class Standing(Enum):
+class GroupStatus(Enum):
+    """The state of a group's answer."""
+
     OPEN = "open"
     SERVED = "served"
     FAILED = "failed"
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class SessionNode:
+    """A session in the tree."""
+
     id: str
     scope: str
     parent_id: str | None = None
+    """Id of the session that started this one."""
     turn: int = 0
-    """Of its latest request that was no side call; 0 before the first."""
+    """Turn of the latest request that was no side call; 0 before the first."""
     last_served: str | None = None
-    """The group."""
-    last_asked: str | None = None
-    """The latest group that was no side call."""
+    """Id of the latest served group that was no side call."""
+    last_main: str | None = None
+    """Id of the latest group that was no side call."""
     user: str = ""
     cache_key: str = ""
-    opening: str = ""
-    question: str = ""
-    answer: str = ""
-    """Excerpts: of the first and the last question, and of the last answer."""
+    first_question: str = ""
+    """Excerpt of the first question."""
+    last_question: str = ""
+    """Excerpt of the latest question."""
+    last_answer: str = ""
+    """Excerpt of the latest answer."""
     num_groups: int = 0
+    """Number of the session's groups in the index."""
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class GroupNode:
+    """A request in the tree, and its answer."""
+
     id: str
-    session: Session
+    session: SessionNode
     parent_id: str | None
     turn: int
     kind: Kind
-    asked: bytes
-    system: bytes
+    history_key: bytes
+    """Key of the request's history; b"" if no history can continue it."""
+    system_key: bytes
+    """Key of the system prompt."""
     size: int
     received_at: float
-    standing: Standing = Standing.OPEN
+    """Unix seconds."""
+    status: GroupStatus = GroupStatus.OPEN
     ended_at: float = 0.0
+    """Unix seconds."""
     is_repeated: bool = False
-    text: TextSoFar | None = None
-    answered: bytes | None = None
-    said: bytes | None = None
+    """Whether a later request has repeated this one."""
+    prompt_hash: PromptHash | None = None
+    answered_key: bytes | None = None
+    """Key of the history with the served answer at its end."""
+    message_key: bytes | None = None
+    """Key of the served answer alone; None if it is not distinctive."""
     call_ids: tuple[str, ...] = ()
     response_id: str | None = None
-    after: dict[str, Group] | None = None
-    """Those that go on from its answer, by id."""
+    continuations: dict[str, GroupNode] | None = None
+    """Groups that continue this group's answer, by id."""
 
-    def ran_at(self, at: float) -> bool:
-        return self.standing is Standing.OPEN or self.ended_at > at
+    def was_open_at(self, at: float) -> bool:
+        """Return whether the group had no answer yet at this time (Unix seconds)."""
+        return self.status is GroupStatus.OPEN or self.ended_at > at
 
 
-class Index(Generic[Key]):
-    """Groups by a key that several may share; most do not."""
+class GroupIndex(Generic[Key]):
+    """Groups by a key. Several groups may share a key; most do not, so one group needs no dict."""
 
     def __init__(self) -> None:
-        self._found: dict[Key, Group | dict[str, Group]] = {}
+        self._entries: dict[Key, GroupNode | dict[str, GroupNode]] = {}
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._entries)
 
-    def add(self, key: Key, group: Group) -> None:
-        found = self._found.get(key)
-        if found is None:
-            self._found[key] = group
-        elif isinstance(found, dict):
-            found[group.id] = group
-        elif found is not group:
-            self._found[key] = {found.id: found, group.id: group}
+    def add(self, key: Key, group: GroupNode) -> None:
+        """Add a group as the latest of its key."""
+        entry = self._entries.get(key)
+        if entry is None:
+            self._entries[key] = group
+        elif isinstance(entry, dict):
+            entry[group.id] = group
+        elif entry is not group:
+            self._entries[key] = {entry.id: entry, group.id: group}
 
-    def remove(self, key: Key, group: Group) -> None:
-        found = self._found.get(key)
-        if isinstance(found, dict):
-            found.pop(group.id, None)
-        if found is group or found == {}:
-            del self._found[key]
+    def remove(self, key: Key, group: GroupNode) -> None:
+        """Remove a group, if it has this key."""
+        entry = self._entries.get(key)
+        if isinstance(entry, dict):
+            entry.pop(group.id, None)
+        if entry is group or entry == {}:
+            del self._entries[key]
 
-    def latest(self, key: Key) -> Iterator[Group]:
-        """The latest first, NUM_ALIKE at most."""
-        found = self._found.get(key)
-        if found is None:
+    def latest(self, key: Key) -> Iterator[GroupNode]:
+        """Return at most MAX_MATCHES groups of this key, the latest first."""
+        entry = self._entries.get(key)
+        if entry is None:
             return iter(())
-        if isinstance(found, dict):
-            return islice(reversed(found.values()), NUM_ALIKE)
-        return iter((found,))
+        if isinstance(entry, dict):
+            return islice(reversed(entry.values()), MAX_MATCHES)
+        return iter((entry,))
 
     def has(self, key: Key) -> bool:
-        return key in self._found
+        """Return whether any group has this key."""
+        return key in self._entries
 
 
 @dataclass(slots=True)
-class Memory:
-    num_kept: int = NUM_KEPT
-    groups: OrderedDict[str, Group] = field(default_factory=OrderedDict[str, Group])
-    sessions: OrderedDict[str, Session] = field(default_factory=OrderedDict[str, Session])
-    """The one that was of use latest is last."""
-    asked: Index[bytes] = field(default_factory=Index[bytes])
-    """By what was asked."""
-    answered: Index[bytes] = field(default_factory=Index[bytes])
-    """By what was asked and served."""
-    said: Index[tuple[str, bytes]] = field(default_factory=Index[tuple[str, bytes]])
-    """By scope and what was served alone."""
-    calls: Index[tuple[str, str]] = field(default_factory=Index[tuple[str, str]])
-    """By scope and an id of a call that was served."""
-    responses: Index[tuple[str, str]] = field(default_factory=Index[tuple[str, str]])
-    """By scope and response id."""
+class SessionIndex:
+    """All groups and sessions of the tree, and the keys by which they are found."""
 
-    def session(self, session_id: str, scope: str) -> Session:
-        """Made where there is none."""
+    max_groups: int = MAX_GROUPS
+    groups: OrderedDict[str, GroupNode] = field(default_factory=OrderedDict[str, GroupNode])
+    """Groups by id, the most recently used last."""
+    sessions: OrderedDict[str, SessionNode] = field(default_factory=OrderedDict[str, SessionNode])
+    """Sessions by id, the most recently used last."""
+    by_history: GroupIndex[bytes] = field(default_factory=GroupIndex[bytes])
+    """Groups by the key of their history."""
+    by_answered: GroupIndex[bytes] = field(default_factory=GroupIndex[bytes])
+    """Groups by the key of their history and served answer."""
+    by_message: GroupIndex[tuple[str, bytes]] = field(default_factory=GroupIndex[tuple[str, bytes]])
+    """Groups by scope and the key of the served answer alone."""
+    by_call_id: GroupIndex[tuple[str, str]] = field(default_factory=GroupIndex[tuple[str, str]])
+    """Groups by scope and the id of a tool call in the served answer."""
+    by_response_id: GroupIndex[tuple[str, str]] = field(default_factory=GroupIndex[tuple[str, str]])
+    """Groups by scope and response id."""
+
+    def session(self, session_id: str, scope: str) -> SessionNode:
+        """Return the session as the most recently used one; create it if needed."""
         session = self.sessions.get(session_id)
         if session is None:
-            session = self.sessions[session_id] = Session(session_id, scope)
+            session = self.sessions[session_id] = SessionNode(session_id, scope)
         self.sessions.move_to_end(session_id)
         return session
 
-    def add(self, group: Group) -> None:
+    def add(self, group: GroupNode) -> None:
+        """Add a group, link it to its parent, and evict what exceeds the bound."""
         group.session.num_groups += 1
         known = self.groups.get(group.id)
         if known is not None:
-            self._forget(known)
+            self._evict(known)
         parent = self.groups.get(group.parent_id or "")
         if parent is not None:
             self.groups.move_to_end(parent.id)
-            parent.after = parent.after or {}
-            parent.after[group.id] = group
+            parent.continuations = parent.continuations or {}
+            parent.continuations[group.id] = group
         self.groups[group.id] = group
-        if group.asked:
-            self.asked.add(group.asked, group)
-        while len(self.groups) > self.num_kept:
-            self._forget(next(iter(self.groups.values())))
+        if group.history_key:
+            self.by_history.add(group.history_key, group)
+        while len(self.groups) > self.max_groups:
+            self._evict(next(iter(self.groups.values())))
 
-    def serve(
+    def set_answer(
         self,
-        group: Group,
-        answered: bytes | None,
-        said: bytes | None,
+        group: GroupNode,
+        *,
+        answered_key: bytes | None,
+        message_key: bytes | None,
         call_ids: tuple[str, ...],
         response_id: str | None,
     ) -> None:
-        """Its answer is known: what later histories may hold of it."""
-        group.standing, group.text = Standing.SERVED, None
-        group.answered, group.said = answered, said
+        """Mark a group as served, and index the keys by which later requests may refer to it."""
+        group.status, group.prompt_hash = GroupStatus.SERVED, None
+        group.answered_key, group.message_key = answered_key, message_key
         group.call_ids, group.response_id = call_ids, response_id
         scope = group.session.scope
-        if answered:
-            self.answered.add(answered, group)
-        if said:
-            self.said.add((scope, said), group)
+        if answered_key:
+            self.by_answered.add(answered_key, group)
+        if message_key:
+            self.by_message.add((scope, message_key), group)
         for call_id in call_ids:
-            self.calls.add((scope, call_id), group)
+            self.by_call_id.add((scope, call_id), group)
         if response_id:
-            self.responses.add((scope, response_id), group)
+            self.by_response_id.add((scope, response_id), group)
 
-    def _forget(self, group: Group) -> None:
+    def _evict(self, group: GroupNode) -> None:
         del self.groups[group.id]
         scope = group.session.scope
-        self.asked.remove(group.asked, group)
-        if group.answered:
-            self.answered.remove(group.answered, group)
-        if group.said:
-            self.said.remove((scope, group.said), group)
+        self.by_history.remove(group.history_key, group)
+        if group.answered_key:
+            self.by_answered.remove(group.answered_key, group)
+        if group.message_key:
+            self.by_message.remove((scope, group.message_key), group)
         for call_id in group.call_ids:
-            self.calls.remove((scope, call_id), group)
+            self.by_call_id.remove((scope, call_id), group)
         if group.response_id:
-            self.responses.remove((scope, group.response_id), group)
+            self.by_response_id.remove((scope, group.response_id), group)
         parent = self.groups.get(group.parent_id or "")
-        if parent is not None and parent.after is not None:
-            parent.after.pop(group.id, None)
+        if parent is not None and parent.continuations is not None:
+            parent.continuations.pop(group.id, None)
         group.session.num_groups -= 1
         if group.session.num_groups == 0:
             del self.sessions[group.session.id]

@@ -1,4 +1,7 @@
-"""Which session a request belongs to, and which answer it goes on from. Looks, changes nothing."""
+"""The lookup of a request's session, and of the answer that the request continues.
+
+A lookup changes nothing. It tries the evidence in the order of its certainty; see `Evidence`.
+"""
 
 from __future__ import annotations
 
@@ -7,189 +10,238 @@ from itertools import islice
 from typing import NamedTuple
 
 from fakevllm.sessions.hints import Hints
-from fakevllm.sessions.index import EXCERPT_CHARS, Group, Memory, Session, Standing
-from fakevllm.sessions.types import Asked, Evidence
+from fakevllm.sessions.index import (
+    EXCERPT_CHARS,
+    GroupNode,
+    GroupStatus,
+    SessionIndex,
+    SessionNode,
+)
+from fakevllm.sessions.types import Evidence, IncomingRequest
 
 RETRY_WINDOW_S = 600.0
-"""Within which libraries send a request again."""
-NUM_RECENT = 500
-"""Sessions that are looked through where only a quote or a cache key can tell."""
+"""Seconds after a failure in which client libraries retry."""
+MAX_RECENT_SESSIONS = 500
+"""Maximum number of sessions searched if the only evidence is a quote or a cache key."""
 MAX_QUOTING_CHARS = 20_000
-"""Of a text that may quote a session."""
+"""Maximum length of the text that is searched for quotes."""
 
 
-class Hit(NamedTuple):
-    group: Group
+class HistoryMatch(NamedTuple):
+    """A group that is part of a request's history."""
+
+    group: GroupNode
     at: int
-    """Where in the history it ends: at its answer, or at what it asked."""
+    """Index of the last message that belongs to the group: its answer, or its question."""
 
 
-class Found(NamedTuple):
-    session: Session | None
+class LookupResult(NamedTuple):
+    """The session of a request, and the answer that the request continues."""
+
+    session: SessionNode | None
+    """The session; None if the request needs a new one."""
     evidence: Evidence
-    parent: Group | None = None
-    base: Hit | None = None
-    """The last group whose turn the history passes through."""
+    parent: GroupNode | None = None
+    """The group whose answer the request continues."""
+    base: HistoryMatch | None = None
+    """The last group of the session in the request's history."""
 
 
-class Finder:
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
+class SessionLookup:
+    """Finds the sessions of requests in an index."""
 
-    def find(self, asked: Asked, named: Session | None) -> Found:
-        """`named`: the session that the request names, if it is known."""
-        is_named = asked.hints.session is not None
-        issued, evidence = self._issued(asked)
+    def __init__(self, index: SessionIndex) -> None:
+        self._index = index
+
+    def find(self, request: IncomingRequest, named: SessionNode | None) -> LookupResult:
+        """Return the session and the parent of a request.
+
+        `named` is the session that the request's hints name; None if it is not in the index.
+        """
+        is_named = request.hints.session is not None
+        issued, evidence = self._by_issued_id(request)
         within = named
         if is_named:
-            evidence = Evidence.HEADER if asked.hints.is_header else Evidence.BODY
+            evidence = Evidence.HEADER if request.hints.is_header else Evidence.BODY
         elif issued is not None:
             within = issued.group.session
-        elif (failed := self._failed(asked)) is not None:
+        elif (failed := self._failed_before(request)) is not None:
             within, evidence = failed.session, Evidence.RETRY
-        hit = self._answered(asked, within)
+        answered = self._answered_prefix(request, within)
         if issued is not None and (within is None or issued.group.session is within):
-            hit = issued if hit is None or issued.at > hit.at else hit
+            answered = issued if answered is None or issued.at > answered.at else answered
         if is_named and named is None:  # a new session; with the history of another it is a fork
-            return Found(None, evidence, hit.group if hit else None, hit)
-        found = self._with(asked, hit, within, evidence)
-        return found or self._told_otherwise(asked, within, evidence)
+            return LookupResult(None, evidence, answered.group if answered else None, answered)
+        found = self._by_history(request, answered, within, evidence)
+        return found or self._by_other_evidence(request, within, evidence)
 
-    def _with(
-        self, asked: Asked, hit: Hit | None, within: Session | None, evidence: Evidence
-    ) -> Found | None:
-        """What history and answers tell."""
-        session = hit.group.session if hit else within
-        if hit is not None and evidence is Evidence.NONE:
+    def _by_history(
+        self,
+        request: IncomingRequest,
+        answered: HistoryMatch | None,
+        within: SessionNode | None,
+        evidence: Evidence,
+    ) -> LookupResult | None:
+        """Return what the history and its answers show; None if they show nothing."""
+        session = answered.group.session if answered else within
+        if answered is not None and evidence is Evidence.NONE:
             evidence = Evidence.PREFIX
-        passed = self._passed(asked, session, hit.at if hit else -1)
-        if passed is not None:
-            session = passed.group.session
+        asked = self._question_prefix(request, session, answered.at if answered else -1)
+        if asked is not None:
+            session = asked.group.session
             evidence = Evidence.QUESTION if evidence is Evidence.NONE else evidence
-            is_answered = asked.history.said[passed.at + 1].role == "assistant"
-            if passed.group.standing is Standing.SERVED and is_answered:
-                return Found(session, evidence, passed.group, passed)
-        if hit is None and passed is None:
+            is_answered = request.history.messages[asked.at + 1].role == "assistant"
+            if asked.group.status is GroupStatus.SERVED and is_answered:
+                return LookupResult(session, evidence, asked.group, asked)
+        if answered is None and asked is None:
             return None
-        return Found(session, evidence, hit.group if hit else None, passed or hit)
+        parent = answered.group if answered else None
+        return LookupResult(session, evidence, parent, asked or answered)
 
-    def _told_otherwise(self, asked: Asked, within: Session | None, evidence: Evidence) -> Found:
-        said = self._said(asked, within)
-        if said is not None:
+    def _by_other_evidence(
+        self, request: IncomingRequest, within: SessionNode | None, evidence: Evidence
+    ) -> LookupResult:
+        """Return what answers in the middle of the history, names, cache key and quotes show."""
+        match = self._distinctive_answer(request, within)
+        if match is not None:
             is_known = evidence is not Evidence.NONE
             found = evidence if is_known else Evidence.ANSWER
-            return Found(said.group.session, found, said.group, said)
+            return LookupResult(match.group.session, found, match.group, match)
         if within is not None:
-            return Found(within, evidence)
-        if asked.hints.cache_key and asked.history.has_answers:
-            alike = [one for one in self._recent(asked) if one.cache_key == asked.hints.cache_key]
+            return LookupResult(within, evidence)
+        cache_key = request.hints.cache_key
+        if cache_key and request.history.has_answers:
+            alike = [one for one in self._recent(request) if one.cache_key == cache_key]
             if len(alike) == 1:
-                return Found(alike[0], Evidence.CACHE_KEY)
-        quoted = self._quoted(asked) if asked.is_side else None
-        return Found(quoted, Evidence.QUOTE) if quoted is not None else Found(None, Evidence.NONE)
+                return LookupResult(alike[0], Evidence.CACHE_KEY)
+        quoted = self._quoted(request) if request.is_side else None
+        if quoted is None:
+            return LookupResult(None, Evidence.NONE)
+        return LookupResult(quoted, Evidence.QUOTE)
 
-    def _issued(self, asked: Asked) -> tuple[Hit | None, Evidence]:
-        """The last of our answers that the request names, by a response's or a call's id."""
-        scope, history = asked.scope, asked.history
-        if asked.hints.answer is not None:
-            for group in self._memory.responses.latest((scope, asked.hints.answer)):
-                answers = [at for at, one in enumerate(history.said) if one.role == "assistant"]
-                return Hit(group, answers[-1] if answers else -1), Evidence.RESPONSE_ID
-        for at in range(len(history.said) - 1, -1, -1):
-            for call_id in history.said[at].call_ids:
-                groups = list(self._memory.calls.latest((scope, call_id)))
-                if len({group.session.id for group in groups}) == 1:  # some engines count calls
-                    return Hit(groups[0], at), Evidence.TOOL_CALL_ID
+    def _by_issued_id(self, request: IncomingRequest) -> tuple[HistoryMatch | None, Evidence]:
+        """Return the last served answer that the request names by a response id or a call id."""
+        scope, history = request.scope, request.history
+        response_id = request.hints.response_id
+        if response_id is not None:
+            for group in self._index.by_response_id.latest((scope, response_id)):
+                roles = [message.role for message in history.messages]
+                answers = [at for at, role in enumerate(roles) if role == "assistant"]
+                return HistoryMatch(group, answers[-1] if answers else -1), Evidence.RESPONSE_ID
+        for at in range(len(history.messages) - 1, -1, -1):
+            for call_id in history.messages[at].call_ids:
+                groups = list(self._index.by_call_id.latest((scope, call_id)))
+                # Some engines count calls from 0 in each answer, so that many sessions share an id.
+                if len({group.session.id for group in groups}) == 1:
+                    return HistoryMatch(groups[0], at), Evidence.TOOL_CALL_ID
         return None, Evidence.NONE
 
-    def _answered(self, asked: Asked, within: Session | None) -> Hit | None:
-        """The longest beginning that ends in an answer of ours."""
-        said = asked.history.said
-        for at in range(len(said) - 1, -1, -1):
-            if not self._memory.answered.has(said[at].end):
+    def _answered_prefix(
+        self, request: IncomingRequest, within: SessionNode | None
+    ) -> HistoryMatch | None:
+        """Return the longest prefix of the history that ends in a served answer."""
+        messages = request.history.messages
+        by_answered = self._index.by_answered
+        for at in range(len(messages) - 1, -1, -1):
+            if not by_answered.has(messages[at].history_key):
                 continue
-            if at == len(said) - 1 and said[at].role != "assistant":
-                continue  # an empty answer's key is that of its question
-            fitting = self._fitting(self._memory.answered.latest(said[at].end), asked, within)
-            if fitting:
-                return Hit(max(fitting, key=lambda group: _likeness(group, asked)), at)
+            if at == len(messages) - 1 and messages[at].role != "assistant":
+                continue  # the key of a history with an empty answer is that of its question
+            groups = self._possible(by_answered.latest(messages[at].history_key), request, within)
+            if groups:
+                return HistoryMatch(max(groups, key=lambda group: _likeness(group, request)), at)
         return None
 
-    def _passed(self, asked: Asked, session: Session | None, after: int) -> Hit | None:
-        """The longest beginning behind `after` that was asked as it is. Without a session the next
-        message must be its answer, told differently, and no other session may be meant."""
-        said = asked.history.said
-        for at in range(len(said) - 2, after, -1):
-            if not self._memory.asked.has(said[at].end):
+    def _question_prefix(
+        self, request: IncomingRequest, session: SessionNode | None, after: int
+    ) -> HistoryMatch | None:
+        """Return the longest prefix, beyond message `after`, that equals an earlier history.
+
+        Without a session, the next message must be the answer, which the app has reworded, and only
+        one session may be possible.
+        """
+        messages = request.history.messages
+        by_history = self._index.by_history
+        for at in range(len(messages) - 2, after, -1):
+            if not by_history.has(messages[at].history_key):
                 continue
-            groups = self._fitting(self._memory.asked.latest(said[at].end), asked, session)
+            groups = self._possible(by_history.latest(messages[at].history_key), request, session)
             if session is None:
-                is_answered = said[at + 1].role == "assistant"
-                groups = [group for group in groups if is_answered and not group.after]
+                is_answered = messages[at + 1].role == "assistant"
+                groups = [group for group in groups if is_answered and not group.continuations]
                 if len({group.session.id for group in groups}) > 1:
                     return None
             if groups:
-                return Hit(groups[0], at)
+                return HistoryMatch(groups[0], at)
         return None
 
-    def _failed(self, asked: Asked) -> Group | None:
-        """The request that a library says it sends again. Without its word it may as well be
-        another user's, who happens to say the same."""
-        if not asked.hints.is_retry:
+    def _failed_before(self, request: IncomingRequest) -> GroupNode | None:
+        """Return the failed request that this one retries.
+
+        The client's library must say that it retries: without that, the same words may be another
+        user's.
+        """
+        if not request.hints.is_retry:
             return None
-        for group in self._memory.asked.latest(asked.history.end):
-            is_late = asked.received_at - group.received_at > RETRY_WINDOW_S
-            is_same = group.size == asked.size and not (is_late or group.is_repeated)
-            if is_same and group.standing is not Standing.SERVED and _fits(group, asked):
+        for group in self._index.by_history.latest(request.history.key):
+            is_late = request.received_at - group.received_at > RETRY_WINDOW_S
+            is_same = group.size == request.size and not (is_late or group.is_repeated)
+            is_unserved = group.status is not GroupStatus.SERVED
+            if is_same and is_unserved and _is_possible(group, request):
                 return group
         return None
 
-    def _said(self, asked: Asked, within: Session | None) -> Hit | None:
-        """The last answer of ours that only one session was given, wherever it stands."""
-        said = asked.history.said
-        for at in range(len(said) - 1, -1, -1):
-            if said[at].is_telling:
-                groups = self._memory.said.latest((asked.scope, said[at].key))
-                fitting = self._fitting(groups, asked, within)
-                if len({group.session.id for group in fitting}) == 1:
-                    return Hit(fitting[0], at)
+    def _distinctive_answer(
+        self, request: IncomingRequest, within: SessionNode | None
+    ) -> HistoryMatch | None:
+        """Return the last answer in the history that was served to one session only."""
+        messages = request.history.messages
+        for at in range(len(messages) - 1, -1, -1):
+            if messages[at].is_distinctive:
+                groups = self._index.by_message.latest((request.scope, messages[at].key))
+                possible = self._possible(groups, request, within)
+                if len({group.session.id for group in possible}) == 1:
+                    return HistoryMatch(possible[0], at)
         return None
 
-    def _recent(self, asked: Asked) -> Iterator[Session]:
-        """Of the scope, the one that was of use latest first."""
-        for session in islice(reversed(self._memory.sessions.values()), NUM_RECENT):
-            if session.scope == asked.scope and _is_same_user(session, asked.hints):
+    def _recent(self, request: IncomingRequest) -> Iterator[SessionNode]:
+        """Yield the recent sessions of the scope and the user, the latest first."""
+        for session in islice(reversed(self._index.sessions.values()), MAX_RECENT_SESSIONS):
+            if session.scope == request.scope and _is_same_user(session, request.hints):
                 yield session
 
-    def _quoted(self, asked: Asked) -> Session | None:
-        """The session whose question the text quotes; better with its answer."""
-        text = padded(asked.history.users_text)
-        best: tuple[int, Session] | None = None
-        for session in self._recent(asked):
-            questions = {session.opening, session.question} - {""}
-            score = sum(quotes(text, one) for one in questions)
-            score += bool(score) and 2 * quotes(text, session.answer)
+    def _quoted(self, request: IncomingRequest) -> SessionNode | None:
+        """Return the session whose question the text quotes, preferably with its answer."""
+        text = padded(request.history.user_text)
+        best: tuple[int, SessionNode] | None = None
+        for session in self._recent(request):
+            questions = {session.first_question, session.last_question} - {""}
+            score = sum(quotes(text, question) for question in questions)
+            score += bool(score) and 2 * quotes(text, session.last_answer)
             if score and (best is None or score > best[0]):
                 best = score, session
         return best[1] if best else None
 
-    def _fitting(
-        self, groups: Iterator[Group], asked: Asked, within: Session | None
-    ) -> list[Group]:
+    def _possible(
+        self, groups: Iterator[GroupNode], request: IncomingRequest, within: SessionNode | None
+    ) -> list[GroupNode]:
         return [
             group
             for group in groups
-            if _fits(group, asked) and (within is None or group.session is within)
+            if _is_possible(group, request) and (within is None or group.session is within)
         ]
 
 
 def padded(text: str) -> str:
-    """As `quotes` takes it. Of a long one the beginning: it is looked through once a session."""
+    """Return the beginning of a text, in the form that `quotes` takes.
+
+    The rest is cut off, because the text is searched once per session.
+    """
     return f"\n{text[:MAX_QUOTING_CHARS]}\n"
 
 
 def quotes(text: str, excerpt: str) -> bool:
-    """Whether lines of a `padded` text are the excerpt, but for a name before them.
+    """Return whether whole lines of a `padded` text are the excerpt. A name may precede it.
 
     >>> quotes(padded("Chat:\\nUSER: What is 2+2?"), "What is 2+2?")
     True
@@ -202,19 +254,21 @@ def quotes(text: str, excerpt: str) -> bool:
     return any(f"{before}{excerpt}{after}" in text for before in ("\n", ": "))
 
 
-def _fits(group: Group, asked: Asked) -> bool:
-    return group.id != asked.group_id and _is_same_user(group.session, asked.hints)
+def _is_possible(group: GroupNode, request: IncomingRequest) -> bool:
+    return group.id != request.group_id and _is_same_user(group.session, request.hints)
 
 
-def _is_same_user(session: Session, hints: Hints) -> bool:
+def _is_same_user(session: SessionNode, hints: Hints) -> bool:
+    """Return False if the session's user and the request's user are known and differ."""
     return not (session.user and hints.user) or session.user == hints.user
 
 
-def _likeness(group: Group, asked: Asked) -> tuple[bool, bool, bool]:
-    """Of groups whose histories are equal: the app's own prompt, and who has not gone on yet."""
-    key = asked.hints.cache_key
+def _likeness(group: GroupNode, request: IncomingRequest) -> tuple[bool, bool, bool]:
+    """Return a sort key for groups with equal histories: same cache key, same system prompt, and
+    no continuation yet."""
+    cache_key = request.hints.cache_key
     return (
-        bool(key) and group.session.cache_key == key,
-        group.system == asked.history.system,
-        not group.after,
+        bool(cache_key) and group.session.cache_key == cache_key,
+        group.system_key == request.history.system_key,
+        not group.continuations,
     )

@@ -1,9 +1,12 @@
-"""A history as keys: equal for all the ways in which clients repeat what they were told.
+"""Normalized histories: keys that are equal however a client repeats a conversation.
 
-Clients parse what they got and write it anew, so bytes say little. What counts is who spoke, the
-text, the calls with their arguments as values, pictures by what is sent of them. What comes and
-goes does not count: ids, system prompts (they tell the date), thoughts, `cache_control`, reminders
-that coding agents mix in, messages that say nothing.
+Clients parse the messages they got and serialize them again, so the bytes differ. A key covers the
+role, the text, the tool calls with their arguments as values, and pictures as they are sent. It
+leaves out what changes between requests: ids, system prompts (they contain the date), thoughts,
+`cache_control`, reminders that coding agents insert, and empty messages.
+
+A prompt without messages is a history too. It continues an earlier prompt if it begins with that
+prompt and the answer to it.
 """
 
 from __future__ import annotations
@@ -24,19 +27,23 @@ Json = dict[str, Any]
 
 KEY_BYTES = 16
 SYSTEM_CHARS = 256
-"""Of the system prompt: enough to tell apps apart, and mostly before the date."""
+"""Characters of the system prompt in its key: enough to distinguish apps, and mostly before the
+date."""
 LONG_ANSWER = 40
-"""Characters above which an answer alone tells its session; calls do at any length."""
+"""Characters from which an answer is distinctive. Tool calls are distinctive at any length."""
+NUM_ENDS = 256
+"""Number of answered prompts that a new prompt is compared with. Each comparison finishes a hash.
+"""
 
 _REMINDERS = ("<system-reminder>", "</system-reminder>")
 _THOUGHTS = (("<think>", "</think>"), ('<details type="reasoning"', "</details>"))
 _FLOATS = re.compile(r"\d(?:\.0|[eE])")
-_WHOLE = 2.0**53
+_MAX_EXACT_INTEGER = 2.0**53
 _CALLS_AS_TEXT = "Calling tools:"
 _IDS_IN_TEXT = re.compile(r"'id': '([^']+)'")
 _ROLES = {"assistant": "assistant", "tool": "tool", "function": "tool"}
-"""All others are a user's."""
-_NOT_A_USERS = (
+"""Normalized roles; all other roles count as the user's."""
+_NOT_FROM_USER = (
     "Observation:",  # smolagents: a tool's result
     "I have *added these files to the chat*",  # aider, from here on
     "I am not sharing any files that you can edit yet",
@@ -46,122 +53,135 @@ _NOT_A_USERS = (
     "Continue if you have next steps",  # opencode, after it shortened a history by itself
 )
 _WITH_CONTEXT = "### Task:\nRespond to the user query"
-"""Open WebUI's, around a question with files or a search; the next turn has the question alone."""
+"""Beginning of Open WebUI's text around a question with files or a search. The next request
+repeats the question alone."""
 _EXAMPLES_END = "I switched to a new code base."
-"""What stands before it in aider's requests is a worked example."""
+"""Beginning of a message in aider's requests. The messages before it are a worked example."""
 
 
-class Said(NamedTuple):
-    """One message that counts."""
+class NormalizedMessage(NamedTuple):
+    """A message of a history, without what does not count."""
 
     role: str
     """user, tool or assistant."""
     key: bytes
-    """Of this message alone."""
-    end: bytes
-    """Of the whole history up to here."""
+    """Key of this message alone."""
+    history_key: bytes
+    """Key of the history up to and including this message."""
     call_ids: tuple[str, ...]
-    is_users: bool
-    """Whether somebody wrote it: not a tool's result, nor what a client adds by itself."""
-    is_telling: bool
-    """Whether no two sessions are likely to hold it."""
+    """Ids of tool calls: those that an assistant makes, or the one that a tool answers."""
+    is_from_user: bool
+    """Whether a user wrote the message. False for tool results and for texts of the client."""
+    is_distinctive: bool
+    """Whether the message is unlikely to occur in two sessions."""
     text: str
 
 
 @dataclass(slots=True)
-class History:
+class MessageHistory:
+    """The normalized messages of a request."""
+
     start: bytes
-    """Where histories of one scope begin."""
-    said: list[Said] = field(default_factory=list[Said])
-    system: bytes = b""
+    """Key of the empty history in this scope."""
+    messages: list[NormalizedMessage] = field(default_factory=list[NormalizedMessage])
+    system_key: bytes = b""
+    """Key of the beginning of the system prompt; b"" if there is none."""
 
     @property
     def question(self) -> str:
-        """The last text that somebody wrote."""
-        return next((one.text for one in reversed(self.said) if one.is_users), "")
+        """The last text that a user wrote; "" if there is none."""
+        texts = (message.text for message in reversed(self.messages) if message.is_from_user)
+        return next(texts, "")
 
     @property
-    def users_text(self) -> str:
-        """All of it, for who asks what it quotes."""
-        return "\n".join(one.text for one in self.said if one.is_users)
+    def user_text(self) -> str:
+        """All texts that a user wrote, joined; it is searched for quotes."""
+        return "\n".join(message.text for message in self.messages if message.is_from_user)
 
     @property
-    def end(self) -> bytes:
-        """b"" where nothing was said: no history continues it."""
-        return self.said[-1].end if self.said else b""
+    def key(self) -> bytes:
+        """Key of the whole history; b"" if there is no message, and so nothing to continue."""
+        return self.messages[-1].history_key if self.messages else b""
 
     @property
     def has_answers(self) -> bool:
-        return any(one.role == "assistant" for one in self.said)
+        """Whether the history has a message of the assistant."""
+        return any(message.role == "assistant" for message in self.messages)
 
     def turns_after(self, at: int) -> int:
-        """How often somebody wrote after message `at` (-1: before all), counted once between two
-        answers."""
+        """Return the number of turns that users began after message `at`; -1 counts all.
+
+        Several messages of a user between two answers begin one turn.
+        """
         turns, is_open = 0, True
-        for one in self.said[at + 1 :]:
-            if one.role == "assistant":
+        for message in self.messages[at + 1 :]:
+            if message.role == "assistant":
                 is_open = True
-            elif one.is_users and is_open:
+            elif message.is_from_user and is_open:
                 turns, is_open = turns + 1, False
         return turns
 
 
-def history_of(messages: Sequence[Any], scope: str) -> History:
-    """Never raises, whatever an app sends."""
-    history = History(start_of(scope))
-    end, before, num_examples = history.start, "", 0
-    for message in messages:
-        if not isinstance(message, dict):
+def normalize_history(messages: Sequence[Any], scope: str) -> MessageHistory:
+    """Return the normalized history of chat messages. Never raises, whatever an app sends."""
+    history = MessageHistory(scope_key(scope))
+    history_key, previous_role, num_examples = history.start, "", 0
+    for raw_message in messages:
+        if not isinstance(raw_message, dict):
             continue
-        body = cast(Json, message)
-        if body.get("role") in ("system", "developer"):
-            history.system = history.system or _key(text_of(body.get("content"))[:SYSTEM_CHARS])
+        message = cast(Json, raw_message)
+        if message.get("role") in ("system", "developer"):
+            beginning = text_of(message.get("content"))[:SYSTEM_CHARS]
+            history.system_key = history.system_key or _key(beginning)
             continue
-        said = said_after(end, body, before)
-        if said is None:
+        normalized = normalize_message(history_key, message, previous_role)
+        if normalized is None:
             continue
-        if said.role == "user" and said.text.startswith(_EXAMPLES_END):
-            num_examples = len(history.said)
-        history.said.append(said)
-        end, before = said.end, said.role
-    history.said[:num_examples] = [
-        one._replace(is_users=False) for one in history.said[:num_examples]
+        if normalized.role == "user" and normalized.text.startswith(_EXAMPLES_END):
+            num_examples = len(history.messages)
+        history.messages.append(normalized)
+        history_key, previous_role = normalized.history_key, normalized.role
+    history.messages[:num_examples] = [
+        example._replace(is_from_user=False) for example in history.messages[:num_examples]
     ]
     return history
 
 
 @lru_cache(1024)
-def start_of(scope: str) -> bytes:
+def scope_key(scope: str) -> bytes:
+    """Return the key of the empty history in this scope."""
     return _key(scope)
 
 
-def said_after(end: bytes, message: Json, before: str = "") -> Said | None:
-    """None where it says nothing. `before`: who spoke last."""
+def normalize_message(
+    history_key: bytes, message: Json, previous_role: str = ""
+) -> NormalizedMessage | None:
+    """Return a message after the history with this key; None if the message is empty."""
     role = _ROLES.get(str(message.get("role")), "user")
     text = _text(message)
     calls = _calls(message) if role == "assistant" else ()
-    parts = _pictures(message.get("content"))
+    parts = _non_text_parts(message.get("content"))
     if not (text or calls or parts):
         return None
-    told = f"{role}\0{len(text)}\0{text}".encode(errors="surrogatepass")
-    own = blake2b(told, digest_size=KEY_BYTES)
+    words = f"{role}\0{len(text)}\0{text}".encode(errors="surrogatepass")
+    digest = blake2b(words, digest_size=KEY_BYTES)
     for name, arguments in calls:
-        own.update(b"\0%d\0%b\0" % (len(arguments), name.encode(errors="surrogatepass")))
-        own.update(arguments)
+        digest.update(b"\0%d\0%b\0" % (len(arguments), name.encode(errors="surrogatepass")))
+        digest.update(arguments)
     for part in parts:
-        own.update(b"\1%d\1" % len(part))
-        own.update(part)
-    key = own.digest()
-    is_users = role == "user" and not text.startswith(_NOT_A_USERS)
-    return Said(
-        role,
-        key,
-        blake2b(end + key, digest_size=KEY_BYTES).digest(),
-        tuple(_call_ids(message, role, text)) if role != "user" else (),
-        # Clients hand over a tool's pictures in a message of the user's, for a tool has none.
-        is_users and not (before == "tool" and not text),
-        role == "assistant" and (bool(calls) or len(text) >= LONG_ANSWER),
-        text,
+        digest.update(b"\1%d\1" % len(part))
+        digest.update(part)
+    key = digest.digest()
+    is_user_text = role == "user" and not text.startswith(_NOT_FROM_USER)
+    return NormalizedMessage(
+        role=role,
+        key=key,
+        history_key=blake2b(history_key + key, digest_size=KEY_BYTES).digest(),
+        call_ids=tuple(_call_ids(message, role, text)) if role != "user" else (),
+        # A tool's result cannot have pictures: clients send them in a message with the user's role.
+        is_from_user=is_user_text and not (previous_role == "tool" and not text),
+        is_distinctive=role == "assistant" and (bool(calls) or len(text) >= LONG_ANSWER),
+        text=text,
     )
 
 
@@ -177,22 +197,24 @@ def _text(message: Json) -> str:
             for begin, end in _THOUGHTS:
                 text = without(text, begin, end)
         elif text.startswith(_WITH_CONTEXT):
-            text = _asked(text)
+            text = _question_in_context(text)
     return text.strip()
 
 
-def _asked(text: str) -> str:
-    """
-    >>> _asked("### Task: ... <context>a</context>\\n<user_query>\\nWhy?\\n</user_query>")
+def _question_in_context(text: str) -> str:
+    """Return the user's question from a text with context; the whole text if there is none.
+
+    >>> _question_in_context("### Task: ... <context>a</context>\\n<user_query>Why?</user_query>")
     'Why?'
     """
-    asked = text.rpartition("</context>")[2].strip()
-    return asked.removeprefix("<user_query>").removesuffix("</user_query>").strip() or text
+    question = text.rpartition("</context>")[2].strip()
+    return question.removeprefix("<user_query>").removesuffix("</user_query>").strip() or text
 
 
 def without(text: str, begin: str, end: str) -> str:
-    """Without what stands between these marks. A regular expression would look through the rest of
-    the text once for each mark that nothing closes.
+    """Return the text without the passages between these marks.
+
+    A regular expression would scan the rest of the text once for each mark that is never closed.
 
     >>> without("a<b>c</b>d<b>e", "<b>", "</b>")
     'ad<b>e'
@@ -205,27 +227,30 @@ def without(text: str, begin: str, end: str) -> str:
     return "".join([*kept, text[at:]]) if kept else text
 
 
-def _pictures(content: object) -> list[bytes]:
-    """Parts that are no text: pictures, sound, files."""
-    found: list[bytes] = []
+def _non_text_parts(content: object) -> list[bytes]:
+    """Return the parts that are no text: pictures, sound, files."""
+    parts: list[bytes] = []
     for part in cast(list[Any], content) if isinstance(content, list) else ():
         if isinstance(part, dict) and not isinstance(cast(Json, part).get("text"), str):
-            whole = cast(Json, part)
-            kept = {name: whole[name] for name in whole if name != "cache_control"}
-            if kept and kept.get("type") not in ("thinking", "reasoning"):
-                found.append(_dumped(kept))
-    return found
+            fields = {k: v for k, v in cast(Json, part).items() if k != "cache_control"}
+            if fields and fields.get("type") not in ("thinking", "reasoning"):
+                parts.append(_dumped(fields))
+    return parts
 
 
 def _calls(message: Json) -> list[tuple[str, bytes]]:
-    calls: object = message.get("tool_calls")
-    told = cast(list[Any], calls) if isinstance(calls, list) else []
-    functions = [cast(Json, call).get("function") for call in told if isinstance(call, dict)]
+    """Return the name and the canonical arguments of each tool call."""
+    tool_calls: object = message.get("tool_calls")
+    calls = cast(list[Any], tool_calls) if isinstance(tool_calls, list) else []
+    functions = [cast(Json, call).get("function") for call in calls if isinstance(call, dict)]
     functions.append(message.get("function_call"))
     return [
-        (str(cast(Json, one).get("name") or ""), canonical(cast(Json, one).get("arguments")))
-        for one in functions
-        if isinstance(one, dict)
+        (
+            str(cast(Json, function).get("name") or ""),
+            canonical_arguments(cast(Json, function).get("arguments")),
+        )
+        for function in functions
+        if isinstance(function, dict)
     ]
 
 
@@ -241,12 +266,12 @@ def _call_ids(message: Json, role: str, text: str) -> Iterator[str]:
         yield message["tool_call_id"]
 
 
-def canonical(arguments: object) -> bytes:
-    """Arguments as a value: however they are spaced, ordered, escaped, and however whole numbers
-    are written.
+def canonical_arguments(arguments: object) -> bytes:
+    """Return a call's arguments in one form, whatever their spaces, order, escapes and the spelling
+    of whole numbers. Arguments that are not JSON are returned as they are.
 
-    >>> canonical('{"b": 1.0, "a": "\\\\u00e9"}') == canonical('{"a":"é","b":1}')
-    True
+    >>> canonical_arguments('{"b": 1.0, "a": "\\\\u00e9"}').decode()
+    '{"a":"é","b":1}'
     """
     if arguments in (None, "", "{}"):
         return b"{}"
@@ -255,84 +280,92 @@ def canonical(arguments: object) -> bytes:
         try:
             value = orjson.loads(arguments)
             if _FLOATS.search(arguments):
-                value = _with_whole_numbers(value)
+                value = _with_integers(value)
         except (ValueError, RecursionError):
             return arguments.strip().encode(errors="surrogatepass")
     return _dumped(value)
 
 
-def _with_whole_numbers(value: object) -> object:
-    """JavaScript writes 1.0 as 1."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < _WHOLE:
+def _with_integers(value: object) -> object:
+    """Return the value with whole floats as integers, as JavaScript writes them."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < _MAX_EXACT_INTEGER:
         return int(value)
     if isinstance(value, dict):
         items = cast(Json, value).items()
-        return {name: _with_whole_numbers(one) for name, one in items}
+        return {name: _with_integers(item) for name, item in items}
     if isinstance(value, list):
-        return [_with_whole_numbers(one) for one in cast(list[Any], value)]
+        return [_with_integers(item) for item in cast(list[Any], value)]
     return value
 
 
 def _dumped(value: object) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # nested deeper than orjson writes, or half a surrogate
+    except TypeError:  # nested deeper than orjson allows, or a lone surrogate
         return repr(value).encode(errors="surrogatepass")
 
 
-# A prompt without messages as a history: it continues an earlier one if it begins with that
-# prompt and the answer to it.
-
-NUM_ENDS = 256
-"""Answers that a prompt is tried against: each costs a hash's end."""
-
-
-class TextEnds:
-    """How long the latest prompts were with their answers."""
+class PromptEnds:
+    """The lengths of the latest prompts with their answers, at which new prompts are cut."""
 
     def __init__(self) -> None:
         self._lengths: deque[int] = deque(maxlen=NUM_ENDS)
 
-    def history_of(self, prompt: str, scope: str) -> History:
-        """One message for each earlier end, whether or not it is one of this prompt's, and a last
-        one for the prompt."""
-        history = History(start_of(scope))
+    def history_of(self, prompt: str, scope: str) -> MessageHistory:
+        """Return a prompt as a history.
+
+        The history has one message per known length, whether or not the prompt had an answer there,
+        and a last message for the whole prompt.
+        """
+        history = MessageHistory(scope_key(scope))
         if not prompt:
             return history
-        running, at = _begun(history.start), 0
+        digest, at = _new_digest(history.start), 0
         for length in sorted({one for one in self._lengths if one <= len(prompt)}):
-            running.update(_bytes(prompt[at:length]))
+            digest.update(_bytes(prompt[at:length]))
             at = length
-            key = running.digest()
-            history.said.append(Said("end", key, key, (), False, False, ""))
-        running.update(_bytes(prompt[at:]))
-        key = running.digest()
-        history.said.append(Said("user", key, key, (), True, False, prompt))
+            key = digest.digest()
+            history.messages.append(_prompt_message("end", key, ""))
+        digest.update(_bytes(prompt[at:]))
+        history.messages.append(_prompt_message("user", digest.digest(), prompt))
         return history
 
     def add(self, length: int) -> None:
+        """Add the length of a prompt with its answer, in characters."""
         self._lengths.append(length)
 
 
-class TextSoFar:
-    """A prompt that waits for its answer: its hash, not its text."""
+class PromptHash:
+    """The running hash of a prompt that waits for its answer. The text itself is not kept."""
 
     def __init__(self, prompt: str, scope: str) -> None:
-        self._running = _begun(start_of(scope))
-        self._running.update(_bytes(prompt))
+        self._digest = _new_digest(scope_key(scope))
+        self._digest.update(_bytes(prompt))
         self._length = len(prompt)
 
-    def ended_by(self, answer: str) -> tuple[bytes, int] | None:
-        """Key and length of both; None where there is no answer."""
-        told = answer.rstrip()
-        if not told:
+    def with_answer(self, answer: str) -> tuple[bytes, int] | None:
+        """Return key and length of prompt and answer together; None if the answer is empty."""
+        text = answer.rstrip()
+        if not text:
             return None
-        whole = self._running.copy()
-        whole.update(_bytes(told))
-        return whole.digest(), self._length + len(told)
+        digest = self._digest.copy()
+        digest.update(_bytes(text))
+        return digest.digest(), self._length + len(text)
 
 
-def _begun(start: bytes) -> Any:
+def _prompt_message(role: str, key: bytes, text: str) -> NormalizedMessage:
+    return NormalizedMessage(
+        role=role,
+        key=key,
+        history_key=key,
+        call_ids=(),
+        is_from_user=role == "user",
+        is_distinctive=False,
+        text=text,
+    )
+
+
+def _new_digest(start: bytes) -> Any:
     return blake2b(b"text" + start, digest_size=KEY_BYTES)
 
 

@@ -1,5 +1,5 @@
-"""The tree of conversations: every request gets its place as it comes, every served answer becomes
-something that later histories may hold."""
+"""The session tree: it places every request, and stores every served answer, so that later requests
+are recognized by the history that they repeat."""
 
 from __future__ import annotations
 
@@ -13,275 +13,314 @@ import orjson
 
 from fakevllm.sessions.index import (
     EXCERPT_CHARS,
-    NUM_KEPT,
-    Group,
-    Memory,
-    Session,
-    Standing,
+    MAX_GROUPS,
+    GroupNode,
+    GroupStatus,
+    SessionIndex,
+    SessionNode,
 )
-from fakevllm.sessions.lookup import Finder, Found, Hit, padded, quotes
-from fakevllm.sessions.normalize import History, TextEnds, TextSoFar, history_of, said_after
-from fakevllm.sessions.types import Asked, Evidence, Kind, Place, PlacedRequest
+from fakevllm.sessions.lookup import HistoryMatch, LookupResult, SessionLookup, padded, quotes
+from fakevllm.sessions.normalize import (
+    MessageHistory,
+    PromptEnds,
+    PromptHash,
+    normalize_history,
+    normalize_message,
+)
+from fakevllm.sessions.types import Evidence, IncomingRequest, Kind, Place, PlacedRequest
 
 Json = dict[str, Any]
 
 ORPHAN_WINDOW_S = 60.0
-"""A title may be asked for before what it is the title of."""
+"""Seconds that a side call waits for its session: an app may request the title of a conversation
+before it sends the conversation's first question."""
 NUM_ORPHANS = 32
+"""Maximum number of side calls that wait."""
 _ORPHAN_CHARS = 4_000
+"""Characters of a waiting side call that are kept."""
 
 
 class _Orphan(NamedTuple):
-    """A side call that quotes a question nobody has asked yet."""
+    """A side call that quotes a question which no main call has asked yet."""
 
     session_id: str
     text: str
     received_at: float
 
 
-class Conversations:
-    """Pure: time comes with the requests. One thread's."""
+class SessionTree:
+    """The sessions of all apps. It is pure: times are arguments. Only one thread may use it."""
 
-    def __init__(self, num_kept: int = NUM_KEPT) -> None:
-        self._memory = Memory(num_kept)
-        self._finder = Finder(self._memory)
-        self._ends = TextEnds()
+    def __init__(self, max_groups: int = MAX_GROUPS) -> None:
+        self._index = SessionIndex(max_groups)
+        self._lookup = SessionLookup(self._index)
+        self._ends = PromptEnds()
         self._orphans: deque[_Orphan] = deque(maxlen=NUM_ORPHANS)
 
     def __len__(self) -> int:
-        """Groups that are remembered."""
-        return len(self._memory.groups)
+        """Return the number of groups in the tree."""
+        return len(self._index.groups)
 
     @property
     def num_keys(self) -> int:
-        """All that is kept to find them by, sessions and links included. Counts: for tests."""
-        known = self._memory
-        indexes = (known.asked, known.answered, known.said, known.calls, known.responses)
-        num_links = sum(len(group.after or ()) for group in known.groups.values())
-        return sum(map(len, indexes)) + len(known.sessions) + num_links
+        """Number of all keys, sessions and links that the tree holds. Tests check its bound."""
+        index = self._index
+        group_indexes = (
+            index.by_history,
+            index.by_answered,
+            index.by_message,
+            index.by_call_id,
+            index.by_response_id,
+        )
+        num_links = sum(len(group.continuations or ()) for group in index.groups.values())
+        return sum(map(len, group_indexes)) + len(index.sessions) + num_links
 
-    def history_of(self, body: Json, prompt: str, scope: str) -> tuple[History, TextSoFar | None]:
-        """Of a body of the upstream's; `prompt` where it has no messages."""
+    def history_of(
+        self, body: Json, prompt: str, scope: str
+    ) -> tuple[MessageHistory, PromptHash | None]:
+        """Return the history of a body in the upstream's format.
+
+        `prompt` counts if the body has no messages. The hash is that of the prompt, or None.
+        """
         messages: object = body.get("messages")
         if isinstance(messages, list):
-            return history_of(cast(list[Any], messages), scope), None
+            return normalize_history(cast(list[Any], messages), scope), None
         history = self._ends.history_of(prompt, scope)
-        return history, TextSoFar(prompt, scope) if prompt else None
+        return history, PromptHash(prompt, scope) if prompt else None
 
-    def find(self, asked: Asked) -> Found:
-        """Where a request would be placed; changes nothing."""
-        name = _name_of(asked)
-        return self._finder.find(asked, self._memory.sessions.get(name) if name else None)
+    def find(self, request: IncomingRequest) -> LookupResult:
+        """Return where a request would be placed. Changes nothing."""
+        session_id = _named_session_id(request)
+        named = self._index.sessions.get(session_id) if session_id else None
+        return self._lookup.find(request, named)
 
-    def place(self, asked: Asked, found: Found | None = None) -> Place:
-        """Once for each group; it is open until `served` or `failed`. `found`: where it has just
-        been looked up."""
-        name = _name_of(asked)
-        found = found or self.find(asked)
-        session = found.session or self._opened(asked, name)
-        kind = self._kind(asked, found, session)
+    def place(self, request: IncomingRequest, lookup: LookupResult | None = None) -> Place:
+        """Place a request. Its group is open until `served` or `failed` is called.
+
+        Call this once per group. `lookup` is the result of `find`, if that was just called.
+        """
+        lookup = lookup or self.find(request)
+        session = lookup.session or self._open_session(request)
+        kind = self._kind(request, lookup, session)
         if kind is Kind.REPEATS:
-            self._note_repeated(asked, session)
-        parent_id = found.parent.id if found.parent else None
-        if kind is Kind.SUB_AGENT and session.parent_id in self._memory.sessions:
-            parent_id = parent_id or self._memory.sessions[session.parent_id].last_served
-        turn = self._turn(asked, found, session, kind)
-        self._keep(asked, session, parent_id, turn, kind)
-        return Place(
+            self._note_repeated(request, session)
+        parent_id = lookup.parent.id if lookup.parent else None
+        if kind is Kind.SUB_AGENT and session.parent_id in self._index.sessions:
+            parent_id = parent_id or self._index.sessions[session.parent_id].last_served
+        place = Place(
             session_id=session.id,
             parent_id=parent_id,
-            turn=turn,
+            turn=self._turn(request, lookup, session, kind),
             kind=kind,
-            evidence=found.evidence,
+            evidence=lookup.evidence,
             parent_session_id=session.parent_id,
-            asked_key=asked.history.end.hex(),
+            asked_key=request.history.key.hex(),
         )
+        self._add(request, session, place)
+        return place
 
     def served(
         self, group_id: str, message: Json, at: float, response_id: str | None = None
     ) -> None:
-        """The app got `message`."""
-        group = self._memory.groups.get(group_id)
+        """Store the message that the app got at this time (Unix seconds)."""
+        group = self._index.groups.get(group_id)
         if group is None:
             return
         group.ended_at = at
         content: object = message.get("content")
-        if group.text is not None:
-            ended = group.text.ended_by(content if isinstance(content, str) else "")
+        text = content if isinstance(content, str) else ""
+        if group.prompt_hash is not None:
+            ended = group.prompt_hash.with_answer(text)
             if ended is not None:
                 self._ends.add(ended[1])
-            return self._memory.serve(group, ended[0] if ended else None, None, (), response_id)
-        said = said_after(group.asked, {"role": "assistant"} | message)
-        answered = None if not group.asked else said.end if said else group.asked
-        telling = said.key if said is not None and said.is_telling else None
-        self._memory.serve(group, answered, telling, said.call_ids if said else (), response_id)
+            return self._index.set_answer(
+                group,
+                answered_key=ended[0] if ended else None,
+                message_key=None,
+                call_ids=(),
+                response_id=response_id,
+            )
+        answer = normalize_message(group.history_key, {"role": "assistant"} | message)
+        answered_key = answer.history_key if answer else group.history_key
+        self._index.set_answer(
+            group,
+            answered_key=answered_key if group.history_key else None,
+            message_key=answer.key if answer is not None and answer.is_distinctive else None,
+            call_ids=answer.call_ids if answer else (),
+            response_id=response_id,
+        )
         if group.kind is not Kind.SIDE:
             group.session.last_served = group.id
-            group.session.answer = _excerpt(content if isinstance(content, str) else "")
+            group.session.last_answer = _excerpt(text)
 
     def failed(self, group_id: str, at: float) -> None:
-        """The app got no answer, or not the whole of it."""
-        group = self._memory.groups.get(group_id)
+        """Note that the app got no answer, or not the whole answer. `at` is in Unix seconds."""
+        group = self._index.groups.get(group_id)
         if group is not None:
-            group.standing, group.ended_at, group.text = Standing.FAILED, at, None
+            group.status, group.ended_at, group.prompt_hash = GroupStatus.FAILED, at, None
 
-    def restore(self, groups: Iterable[PlacedRequest]) -> None:
-        """What an earlier life knew, oldest first."""
-        for kept in groups:
-            place = kept.place
-            session = self._memory.session(place.session_id, kept.scope)
+    def restore(self, requests: Iterable[PlacedRequest]) -> None:
+        """Add the requests that an earlier proxy process placed, oldest first."""
+        for placed in requests:
+            place = placed.place
+            session = self._index.session(place.session_id, placed.scope)
             session.parent_id = place.parent_session_id
-            asked = Asked(
-                group_id=kept.group_id,
-                scope=kept.scope,
-                history=History(b""),
-                received_at=kept.received_at,
+            request = IncomingRequest(
+                group_id=placed.group_id,
+                scope=placed.scope,
+                history=MessageHistory(b""),
+                received_at=placed.received_at,
             )
-            key = bytes.fromhex(place.asked_key)
-            self._keep(asked, session, place.parent_id, place.turn, place.kind, key)
-            if kept.message_json is None:
-                self.failed(kept.group_id, kept.received_at)
+            self._add(request, session, place)
+            if placed.message_json is None:
+                self.failed(placed.group_id, placed.received_at)
             else:
-                message: Json = orjson.loads(kept.message_json)
-                self.served(kept.group_id, message, kept.received_at, kept.response_id)
+                message: Json = orjson.loads(placed.message_json)
+                self.served(placed.group_id, message, placed.received_at, placed.response_id)
 
-    def _opened(self, asked: Asked, name: str | None) -> Session:
-        """A session that was not known: one a side call has been waiting for, or a new one."""
-        waiting = None if name or asked.is_side else self._adopted(asked)
-        session = self._memory.session(name or waiting or asked.group_id, asked.scope)
-        if asked.hints.parent:
-            session.parent_id = _session_id(asked.scope, asked.hints.parent)
-        if name is None and asked.is_side:
-            text = asked.history.users_text[:_ORPHAN_CHARS]
-            self._orphans.append(_Orphan(session.id, text, asked.received_at))
+    def _open_session(self, request: IncomingRequest) -> SessionNode:
+        """Return a session for a request without a known one.
+
+        It is the session of a side call that waits for this request, or else a new session.
+        """
+        session_id = _named_session_id(request)
+        adopted = None if session_id or request.is_side else self._adopting_session(request)
+        session = self._index.session(session_id or adopted or request.group_id, request.scope)
+        if request.hints.parent:
+            session.parent_id = _session_id(request.scope, request.hints.parent)
+        if session_id is None and request.is_side:
+            text = request.history.user_text[:_ORPHAN_CHARS]
+            self._orphans.append(_Orphan(session.id, text, request.received_at))
         return session
 
-    def _adopted(self, asked: Asked) -> str | None:
-        question = _excerpt(asked.history.question)
+    def _adopting_session(self, request: IncomingRequest) -> str | None:
+        """Return the session of a waiting side call that quotes this request's question."""
+        question = _excerpt(request.history.question)
         for orphan in self._orphans:
-            session = self._memory.sessions.get(orphan.session_id)
-            is_late = asked.received_at - orphan.received_at > ORPHAN_WINDOW_S
-            if session is None or session.turn or session.scope != asked.scope or is_late:
+            session = self._index.sessions.get(orphan.session_id)
+            is_late = request.received_at - orphan.received_at > ORPHAN_WINDOW_S
+            if session is None or session.turn or session.scope != request.scope or is_late:
                 continue
             if quotes(padded(orphan.text), question):
                 return session.id
         return None
 
-    def _kind(self, asked: Asked, found: Found, session: Session) -> Kind:
-        if asked.is_side:
+    def _kind(self, request: IncomingRequest, lookup: LookupResult, session: SessionNode) -> Kind:
+        if request.is_side:
             return Kind.SIDE
         if session.turn == 0:
             return Kind.NEW if session.parent_id is None else Kind.SUB_AGENT
-        same = self._same(asked, session)
+        same = self._same_history(request, session)
         if same is not None:
-            if same.ran_at(asked.received_at) and not asked.hints.is_retry:
+            if same.was_open_at(request.received_at) and not request.hints.is_retry:
                 return Kind.PARALLEL
-            is_answered = same.standing is Standing.SERVED and found.evidence is not Evidence.RETRY
+            is_served = same.status is GroupStatus.SERVED
+            is_answered = is_served and lookup.evidence is not Evidence.RETRY
             return Kind.REGENERATES if is_answered else Kind.REPEATS
-        if found.parent is None:
-            return self._kind_without_parent(asked, found, session)
-        if self._is_said_only(asked, found):
+        if lookup.parent is None:
+            return self._kind_without_parent(request, lookup, session)
+        if self._has_only_the_answer(request, lookup):
             return Kind.COMPACTED
-        return self._kind_after(asked, found.parent, found.base)
+        return self._kind_after(request, lookup.parent, lookup.base)
 
-    def _kind_without_parent(self, asked: Asked, found: Found, session: Session) -> Kind:
-        if found.base is not None:  # the answer it goes on from was cut off
+    def _kind_without_parent(
+        self, request: IncomingRequest, lookup: LookupResult, session: SessionNode
+    ) -> Kind:
+        if lookup.base is not None:  # the answer that the request continues was cut off
             return Kind.CONTINUES
-        if any(group.ran_at(asked.received_at) for group in self._mains(session)):
+        last_main = self._index.groups.get(session.last_main or "")
+        if last_main is not None and last_main.was_open_at(request.received_at):
             return Kind.PARALLEL
-        return Kind.COMPACTED if asked.history.has_answers else Kind.EDITS
+        return Kind.COMPACTED if request.history.has_answers else Kind.EDITS
 
-    def _kind_after(self, asked: Asked, parent: Group, base: Hit | None) -> Kind:
-        """Among those that go on from the same answer."""
+    def _kind_after(
+        self, request: IncomingRequest, parent: GroupNode, base: HistoryMatch | None
+    ) -> Kind:
+        """Return the kind of a request among those that continue the same answer."""
         if base is not None and base.group is not parent:
             return Kind.CONTINUES
-        others = [one for one in (parent.after or {}).values() if one.kind is not Kind.SIDE]
-        others = [one for one in others if one.session is parent.session]
-        if any(one.ran_at(asked.received_at) for one in others):
+        others = [
+            group
+            for group in (parent.continuations or {}).values()
+            if group.kind is not Kind.SIDE and group.session is parent.session
+        ]
+        if any(group.was_open_at(request.received_at) for group in others):
             return Kind.PARALLEL
-        is_taken = any(one.standing is Standing.SERVED for one in others)
-        return Kind.EDITS if is_taken else Kind.CONTINUES
+        is_continued = any(group.status is GroupStatus.SERVED for group in others)
+        return Kind.EDITS if is_continued else Kind.CONTINUES
 
-    def _is_said_only(self, asked: Asked, found: Found) -> bool:
-        """Whether the parent's answer stands in the history, but not what was before it."""
-        if found.base is None or found.base.group is not found.parent:
+    def _has_only_the_answer(self, request: IncomingRequest, lookup: LookupResult) -> bool:
+        """Return whether the history has the parent's answer, but not what preceded it."""
+        if lookup.base is None or lookup.base.group is not lookup.parent:
             return False
-        parent, said = found.base.group, asked.history.said
-        if found.base.at < 0 or parent.said is None:
+        parent = lookup.base.group
+        if lookup.base.at < 0 or parent.message_key is None:
             return False
-        one = said[found.base.at]
-        return one.key == parent.said and one.end != parent.answered
+        message = request.history.messages[lookup.base.at]
+        return message.key == parent.message_key and message.history_key != parent.answered_key
 
-    def _turn(self, asked: Asked, found: Found, session: Session, kind: Kind) -> int:
+    def _turn(
+        self, request: IncomingRequest, lookup: LookupResult, session: SessionNode, kind: Kind
+    ) -> int:
         if kind is Kind.SIDE:
             return max(1, session.turn)
         if kind in (Kind.REGENERATES, Kind.REPEATS):
-            same = self._same(asked, session)
-            assert same is not None
+            same = self._same_history(request, session)
+            assert same is not None, "the kind says that a group has the same history"
             return same.turn
-        if found.base is not None:
-            return found.base.group.turn + asked.history.turns_after(found.base.at)
+        if lookup.base is not None:
+            return lookup.base.group.turn + request.history.turns_after(lookup.base.at)
         if kind is Kind.COMPACTED:
-            return session.turn + _ends_in_users(asked.history)
-        return max(1, asked.history.turns_after(-1))
+            return session.turn + _ends_with_user(request.history)
+        return max(1, request.history.turns_after(-1))
 
-    def _same(self, asked: Asked, session: Session) -> Group | None:
-        """The latest group of the session that asked the same."""
-        for group in self._memory.asked.latest(asked.history.end):
+    def _same_history(self, request: IncomingRequest, session: SessionNode) -> GroupNode | None:
+        """Return the latest group of the session with the same history."""
+        for group in self._index.by_history.latest(request.history.key):
             if group.session is session and group.kind is not Kind.SIDE:
                 return group
         return None
 
-    def _note_repeated(self, asked: Asked, session: Session) -> None:
-        for group in self._memory.asked.latest(asked.history.end):
+    def _note_repeated(self, request: IncomingRequest, session: SessionNode) -> None:
+        for group in self._index.by_history.latest(request.history.key):
             if group.session is session:
                 group.is_repeated = True
 
-    def _mains(self, session: Session) -> Iterable[Group]:
-        latest = self._memory.groups.get(session.last_asked or "")
-        return () if latest is None else (latest,)
-
-    def _keep(
-        self,
-        asked: Asked,
-        session: Session,
-        parent_id: str | None,
-        turn: int,
-        kind: Kind,
-        key: bytes | None = None,
-    ) -> None:
-        history, hints = asked.history, asked.hints
+    def _add(self, request: IncomingRequest, session: SessionNode, place: Place) -> None:
+        """Add the group of a placed request, and update its session."""
+        history, hints = request.history, request.hints
         session.user = hints.user or session.user
         session.cache_key = hints.cache_key or session.cache_key
-        self._memory.session(session.id, session.scope)  # now the latest of use
-        if kind is not Kind.SIDE:
-            session.turn, session.last_asked = turn, asked.group_id
-            session.question = _excerpt(history.question)
-            session.opening = session.opening or session.question
-        group = Group(
-            asked.group_id,
-            session,
-            parent_id,
-            turn,
-            kind,
-            history.end if key is None else key,
-            history.system,
-            asked.size,
-            asked.received_at,
-            text=asked.text,
+        self._index.session(session.id, session.scope)  # marks it as the most recently used
+        if place.kind is not Kind.SIDE:
+            session.turn, session.last_main = place.turn, request.group_id
+            session.last_question = _excerpt(history.question)
+            session.first_question = session.first_question or session.last_question
+        self._index.add(
+            GroupNode(
+                id=request.group_id,
+                session=session,
+                parent_id=place.parent_id,
+                turn=place.turn,
+                kind=place.kind,
+                history_key=bytes.fromhex(place.asked_key),
+                system_key=history.system_key,
+                size=request.size,
+                received_at=request.received_at,
+                prompt_hash=request.prompt_hash,
+            )
         )
-        self._memory.add(group)
 
 
-def _name_of(asked: Asked) -> str | None:
-    """The id of the session that the request names."""
-    named = asked.hints.session
-    return _session_id(asked.scope, named) if named else None
+def _named_session_id(request: IncomingRequest) -> str | None:
+    """Return the id of the session that the request names; None if it names none."""
+    name = request.hints.session
+    return _session_id(request.scope, name) if name else None
 
 
 @lru_cache(1024)
 def _session_id(scope: str, name: str) -> str:
-    """The same for the same name, however long ago it was."""
+    """Return the id of a named session, which is the same after any time and restart."""
     return blake2b(f"{scope}\0{name}".encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -289,5 +328,5 @@ def _excerpt(text: str) -> str:
     return text.strip()[:EXCERPT_CHARS]
 
 
-def _ends_in_users(history: History) -> bool:
-    return bool(history.said) and history.said[-1].is_users
+def _ends_with_user(history: MessageHistory) -> bool:
+    return bool(history.messages) and history.messages[-1].is_from_user

@@ -1,4 +1,4 @@
-"""Where a request stands: its session, its parent, its turn; and what the tree must know of it."""
+"""The types of the session tree: a request before and after it is placed, and its place."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fakevllm.sessions.hints import NO_HINTS, Hints
-from fakevllm.sessions.normalize import History, TextSoFar
+from fakevllm.sessions.normalize import MessageHistory, PromptHash
 
 
 class Kind(StrEnum):
-    """What a request is to its session.
+    """The role of a request in its session.
 
-    new          opens it
-    sub_agent    opens it, started by another session
-    continues    goes on from the parent's answer
-    regenerates  asks what was answered before, once more
-    repeats      asks what failed before, once more
-    edits        goes on from the parent's answer in another way than an earlier request did
-    compacted    goes on in the session, but with a history that was shortened or told anew
-    parallel     stands beside a request that was not answered yet
-    side         a call the app makes for itself: a title, a summary; takes no turn
+    new          The request opens the session.
+    sub_agent    The request opens the session, and another session started it.
+    continues    The request continues the parent's answer.
+    regenerates  The request has the same history as an earlier one that was answered.
+    repeats      The request has the same history as an earlier one that failed.
+    edits        The request continues an answer that an earlier request continued differently.
+    compacted    The request continues the session with a shortened or rewritten history.
+    parallel     The request runs beside another one that is not answered yet.
+    side         The app makes the call for itself, for a title or a summary. It takes no turn.
     """
 
     NEW = "new"
@@ -35,19 +35,19 @@ class Kind(StrEnum):
 
 
 class Evidence(StrEnum):
-    """What told the session, surest first.
+    """The evidence by which a session was found, in the order of its certainty.
 
-    header        a header that names it
-    body          a field that names it
-    response_id   `previous_response_id`
-    tool_call_id  an id of a call we issued
-    prefix        the history begins with what was asked and answered
-    retry         the same history failed before
-    question      the history begins with what was asked; the answer was told differently
-    answer        the history holds an answer of ours, behind another beginning
-    cache_key     `prompt_cache_key`, where the history tells nothing
-    quote         the text quotes the session's question
-    none          nothing: a session of its own
+    header        A header names the session.
+    body          A field of the body names the session.
+    response_id   `previous_response_id` names an answer of the session.
+    tool_call_id  The history has the id of a tool call that an answer of the session made.
+    prefix        The history begins with an earlier history and its answer.
+    retry         The same history failed before, and the client says that it retries.
+    question      The history begins with an earlier history. The app reworded the answer to it.
+    answer        The history contains an answer of the session, after a different beginning.
+    cache_key     The `prompt_cache_key` is the session's, and the history is no evidence.
+    quote         The text quotes the session's question.
+    none          There is no evidence: the request has a session of its own.
     """
 
     HEADER = "header"
@@ -64,51 +64,56 @@ class Evidence(StrEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Asked:
-    """A request, as the tree sees it. Not frozen, nor is its place: both are made for every request
-    of the app."""
+class IncomingRequest:
+    """A request that is to be placed.
+
+    This class and `Place` are not frozen, because every request of the app creates one of each, and
+    frozen dataclasses take longer to create.
+    """
 
     group_id: str
     scope: str
-    """Whose it is: nothing is found beyond it."""
-    history: History
+    """Name of the app's key. Sessions of other scopes are never found."""
+    history: MessageHistory
     received_at: float
     """Unix seconds."""
     size: int = 0
-    """Of the body in bytes: who sends it again sends as many."""
+    """Size of the body in bytes. A retry has the same size."""
     hints: Hints = NO_HINTS
     is_side: bool = False
-    text: TextSoFar | None = field(default=None, compare=False)
-    """Of a request without messages."""
+    prompt_hash: PromptHash | None = field(default=None, compare=False)
+    """Hash of the prompt, for a request without messages."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Place:
-    """
+    """The place of a request in the session tree.
+
     >>> Place(session_id="s", parent_id="g1", turn=2, kind=Kind.CONTINUES).evidence.value
     'none'
     """
 
     session_id: str
     parent_id: str | None
-    """The group whose served answer the request goes on from."""
+    """The group whose served answer the request continues."""
     turn: int
-    """From 1; a tool's result begins none."""
+    """Number of the turn in the session, from 1. A tool's result begins no turn."""
     kind: Kind
     evidence: Evidence = Evidence.NONE
     parent_session_id: str | None = None
     asked_key: str = ""
-    """The history's key in hex; "" where it cannot be continued."""
+    """Key of the request's history, in hex; "" if no history can continue it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedRequest:
-    """A group as the ledger kept it."""
+    """A request and its place, as the ledger has recorded them."""
 
     group_id: str
     scope: str
     place: Place
     received_at: float
+    """Unix seconds."""
     response_id: str | None = None
     message_json: str | None = None
-    """What was served."""
+    """The served message; None if the app did not get the whole answer."""

@@ -19,7 +19,7 @@ from fakevllm.ledger.lock import LedgerLock
 from fakevllm.ledger.store import Ledger
 from fakevllm.metrics import Metrics
 from fakevllm.sessions.index import NUM_RESTORED
-from fakevllm.sessions.tree import Conversations
+from fakevllm.sessions.tree import SessionTree
 from fakevllm.settlement.delivery import Delivery
 from fakevllm.settlement.feedback_service import FeedbackService
 from fakevllm.settlement.late_samples import LateSamples
@@ -76,7 +76,7 @@ class ProxyComponents:
     tasks: TaskIndex
     model_names: ModelNames
     pipeline: Pipeline
-    conversations: Conversations
+    conversations: SessionTree
     traffic_gate: TrafficGate
     resends: ResendCache
     delivery: Delivery
@@ -153,7 +153,7 @@ async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
             "reason",
             lambda: link.dropped,
         )
-        conversations = Conversations()
+        conversations = SessionTree()
         conversations.restore(ledger.sessions.latest_requests(NUM_RESTORED))
         # No await between these two: a group's stored feedback must be counted before the group is
         # sent.

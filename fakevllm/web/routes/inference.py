@@ -14,7 +14,7 @@ from fakevllm.groups.record import GroupDraft
 from fakevllm.groups.resend_cache import identity_of
 from fakevllm.ledger.prior_answers import prior_exchanges
 from fakevllm.sessions.hints import Hints, hints_of
-from fakevllm.sessions.visit import Visit
+from fakevllm.sessions.placement import Placement
 from fakevllm.transport.request import Request
 from fakevllm.web.components import ProxyComponents
 from fakevllm_adapters.formats.base import Adapter, Earlier, Json, Untranslated
@@ -85,10 +85,10 @@ def _draft(
     question, received_at = request.adapter.question(request.body), time.time()
     prompt = "" if "messages" in request.body else question
     scope = app_key or ""
-    visit = Visit(
+    placement = Placement(
         proxy.conversations, request.id, scope, request.body, prompt, hints, received_at, size
     )
-    request.ruling = proxy.traffic_gate.ruling(request, visit, key, app_key)
+    request.ruling = proxy.traffic_gate.ruling(request, placement, key, app_key)
     opening = request.adapter.opening(request.body)
     task = proxy.tasks.find(key, opening) or Task(main_query=question)
     return GroupDraft(
@@ -96,7 +96,7 @@ def _draft(
         task,
         question,
         app_key,
-        visit=visit,
+        placement=placement,
         on_answer_id=proxy.delivery.answered,
         received_at=received_at,
     )

@@ -21,7 +21,7 @@ from fakevllm.hooks.results import Json, RewardOutcome
 from fakevllm.hooks.spec import Sibling
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.records import GroupRecord
-from fakevllm.sessions.visit import Visit
+from fakevllm.sessions.placement import Placement
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveResponse
@@ -242,7 +242,7 @@ async def staged(
     streamed: bool = False,
     bound: int = 0,
     headers: Mapping[str, str] | None = None,
-    visit: Visit | None = None,
+    placement: Placement | None = None,
     shadow: bool = False,
     hold_s: float = 30.0,
     failure_floor: float | None = None,
@@ -264,7 +264,7 @@ async def staged(
     room.take(num - 1)
     policy = ServeRules(**rules)
     app = AppResponse(caller.send, request.adapter, request.exchange)
-    draft = GroupDraft(request, Task(), "", None, visit=visit, app=app)
+    draft = GroupDraft(request, Task(), "", None, placement=placement, app=app)
     plan = SiblingPlan(num, is_greedy=policy.policy == "greedy")
     context = GroupContext(draft, policy, app, app.watching(caller.receive), plan)
     run = GroupExecutor(services, context)

@@ -11,10 +11,10 @@ import pytest
 from fakevllm.admission.rules import ServeOnly, ServeOnlyReason
 from fakevllm.groups.record import GroupDraft
 from fakevllm.sessions.hints import NO_HINTS
-from fakevllm.sessions.lookup import Found
-from fakevllm.sessions.tree import Conversations
-from fakevllm.sessions.types import Asked, Evidence, Kind, Place
-from fakevllm.sessions.visit import Visit
+from fakevllm.sessions.lookup import LookupResult
+from fakevllm.sessions.placement import Placement
+from fakevllm.sessions.tree import SessionTree
+from fakevllm.sessions.types import Evidence, IncomingRequest, Kind, Place
 from fakevllm.transport.engine_client import EngineResponse
 from fakevllm.transport.request import Request
 from fakevllm_adapters.formats.base import Engine
@@ -27,32 +27,32 @@ Json = dict[str, Any]
 HI = {"role": "user", "content": "hi"}
 
 
-def visit(tree: Conversations, group_id: str, *messages: Json) -> Visit:
-    return Visit(tree, group_id, "", {"messages": list(messages)}, "", NO_HINTS, 1000.0)
+def placement(tree: SessionTree, group_id: str, *messages: Json) -> Placement:
+    return Placement(tree, group_id, "", {"messages": list(messages)}, "", NO_HINTS, 1000.0)
 
 
-def place_after(tree: Conversations, answer: str) -> Place:
+def place_after(tree: SessionTree, answer: str) -> Place:
     """Of what the app asks once it has an answer to "hi"."""
     told = (HI, {"role": "assistant", "content": answer}, {"role": "user", "content": "so?"})
-    place = visit(tree, "next", *told).place(is_side=False)
+    place = placement(tree, "next", *told).place(is_side=False)
     assert place is not None
     return place
 
 
-def draft_of(a_visit: Visit, **request: Any) -> GroupDraft:
+def draft_of(a_placement: Placement, **request: Any) -> GroupDraft:
     adapter = ADAPTERS["chat"]
-    raw = orjson.dumps(a_visit.body)
-    exchange = adapter.open(a_visit.body, Engine())
-    asked = Request(a_visit.group_id, adapter, raw, raw, exchange, {}, **request)
-    return GroupDraft(asked, Task(), "", None, visit=a_visit)
+    raw = orjson.dumps(a_placement.body)
+    exchange = adapter.open(a_placement.body, Engine())
+    asked = Request(a_placement.group_id, adapter, raw, raw, exchange, {}, **request)
+    return GroupDraft(asked, Task(), "", None, placement=a_placement)
 
 
 @pytest.mark.parametrize("policy", ["best", "lead"])
 async def test_the_served_answer_is_known_before_the_group_ends(policy: str) -> None:
-    tree = Conversations()
+    tree = SessionTree()
     rules: dict[str, Any] = {"quorum": 2} if policy == "best" else {}
-    own = visit(tree, "r1", HI)
-    async with staged(3, streamed=True, visit=own, policy=policy, **rules) as stage:
+    own = placement(tree, "r1", HI)
+    async with staged(3, streamed=True, placement=own, policy=policy, **rules) as stage:
         await stage.tell(0, "answers")
         if policy == "best":
             await stage.tell(2, "answers")
@@ -67,11 +67,11 @@ async def test_the_served_answer_is_known_before_the_group_ends(policy: str) -> 
 
 
 async def test_an_answer_that_lost_is_no_parent() -> None:
-    tree = Conversations()
+    tree = SessionTree()
     tree.restore([])
-    other = visit(tree, "other", HI)
+    other = placement(tree, "other", HI)
     other.place(is_side=False)
-    async with staged(2, visit=visit(tree, "r1", HI)) as stage:
+    async with staged(2, placement=placement(tree, "r1", HI)) as stage:
         await stage.tell(0, "answers")
         await stage.tell(1, "answers")
         await stage.judged(0.0, 1.0)
@@ -81,12 +81,12 @@ async def test_an_answer_that_lost_is_no_parent() -> None:
 
 
 def test_what_was_served_once_is_known_and_what_failed_is_not() -> None:
-    tree = Conversations()
-    draft = draft_of(visit(tree, "g1", HI))
+    tree = SessionTree()
+    draft = draft_of(placement(tree, "g1", HI))
     record = draft.served_once(EngineResponse(200, WHOLE, answer_of(1), False, 0.0), "one_sibling")
     assert (record.turn, record.kind) == (1, "new") and record.asked_key
     assert place_after(tree, text_of(1)).parent_id == "g1"
-    failed = draft_of(visit(tree, "g2", HI)).failed("client_disconnected", 499)
+    failed = draft_of(placement(tree, "g2", HI)).failed("client_disconnected", 499)
     assert (failed.turn, failed.kind) == (1, "new")
     assert failed.session_id != record.session_id
 
@@ -107,28 +107,30 @@ def test_what_was_served_once_is_known_and_what_failed_is_not() -> None:
 def test_what_the_fallback_said_is_told_as_its_own(
     reply: EngineResponse, told: tuple[str, str]
 ) -> None:
-    draft = draft_of(visit(Conversations(), "g1", HI))
+    draft = draft_of(placement(SessionTree(), "g1", HI))
     record = draft.fell_back(reply, OutageReason.ENGINE_NOT_READY)
     assert (record.state, record.reason) == told
 
 
 def test_a_side_call_is_placed_as_one() -> None:
-    tree = Conversations()
-    draft = draft_of(visit(tree, "g1", HI), ruling=ServeOnly(ServeOnlyReason.SIDE_CALL, "marker"))
+    tree = SessionTree()
+    draft = draft_of(
+        placement(tree, "g1", HI), ruling=ServeOnly(ServeOnlyReason.SIDE_CALL, "marker")
+    )
     assert draft.failed("upstream_500", 500).kind == "side"
 
 
 def test_the_first_place_stands() -> None:
-    tree = Conversations()
-    own = visit(tree, "g1", HI)
+    tree = SessionTree()
+    own = placement(tree, "g1", HI)
     place = own.place(is_side=False)
     assert place is not None and own.place(is_side=True) is place
     assert len(tree) == 1
 
 
 def test_the_first_ending_stands() -> None:
-    tree = Conversations()
-    own = visit(tree, "g1", HI)
+    tree = SessionTree()
+    own = placement(tree, "g1", HI)
     own.served({"content": "not yet"}, 1.0, None)  # has no place yet
     own.place(is_side=False)
     own.served({"content": "first"}, 1001.0, None)
@@ -139,51 +141,51 @@ def test_the_first_ending_stands() -> None:
 
 
 def test_looking_changes_nothing() -> None:
-    tree = Conversations()
-    own = visit(tree, "g1", HI)
+    tree = SessionTree()
+    own = placement(tree, "g1", HI)
     assert own.session_id() is None and len(tree) == 0
     own.place(is_side=False)
     own.served({"content": "first"}, 1001.0, None)
     told = ({"role": "assistant", "content": "first"}, {"role": "user", "content": "so?"})
-    after = visit(tree, "g2", HI, *told)
+    after = placement(tree, "g2", HI, *told)
     assert after.session_id() == "g1" and len(tree) == 1
 
 
-class Counting(Conversations):
+class Counting(SessionTree):
     num_looks = 0
 
-    def find(self, asked: Asked) -> Found:
+    def find(self, request: IncomingRequest) -> LookupResult:
         self.num_looks += 1
-        return super().find(asked)
+        return super().find(request)
 
 
 def test_a_main_call_is_looked_up_once_and_a_side_call_by_its_quotes_too() -> None:
     tree = Counting()
     question = "What is the weather like?"
-    visit(tree, "g1", {"role": "user", "content": question}).place(is_side=False)
+    placement(tree, "g1", {"role": "user", "content": question}).place(is_side=False)
     tree.num_looks = 0
-    other = visit(tree, "g2", HI)
+    other = placement(tree, "g2", HI)
     assert other.session_id() is None
     other.place(is_side=False)
     assert tree.num_looks == 1
-    title = visit(tree, "g3", {"role": "user", "content": f"A title for:\n{question}"})
+    title = placement(tree, "g3", {"role": "user", "content": f"A title for:\n{question}"})
     assert title.session_id() is None
     place = title.place(is_side=True)
     assert place is not None and (place.session_id, place.evidence) == ("g1", Evidence.QUOTE)
 
 
-class Broken(Conversations):
-    def place(self, asked: Asked, found: Found | None = None) -> Place:
+class Broken(SessionTree):
+    def place(self, request: IncomingRequest, lookup: LookupResult | None = None) -> Place:
         raise RuntimeError("a defect")
 
-    def find(self, asked: Asked) -> Found:
+    def find(self, request: IncomingRequest) -> LookupResult:
         raise RuntimeError("a defect")
 
 
 def test_trouble_in_the_tree_costs_the_place_and_nothing_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    own = visit(Broken(), "g1", HI)
+    own = placement(Broken(), "g1", HI)
     with caplog.at_level(logging.ERROR):
         assert own.session_id() is None
         draft = draft_of(own)

@@ -10,7 +10,7 @@ import orjson
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.session_reads import FollowUp
 from fakevllm.ledger.store import Ledger
-from fakevllm.sessions.tree import Conversations
+from fakevllm.sessions.tree import SessionTree
 from fakevllm.sessions.types import Evidence, Kind, Place
 from tests.proxy.ledger.ledger_cases import group, sibling
 from tests.proxy.sessions.talks import Talk, assistant, call, tool, user
@@ -150,7 +150,7 @@ def test_a_tree_made_from_the_ledger_goes_on_as_the_one_before(ledger: Ledger) -
         text = None if message is None else orjson.dumps(message).decode()
         rows = [replace(sibling(0, served=text is not None), message_json=text)]
         put(ledger, replace(record, siblings=rows))
-    talk.tree = Conversations()
+    talk.tree = SessionTree()
     talk.tree.restore(ledger.sessions.latest_requests(100))
     told = [*history, assistant("Done."), user("and?")]
     _, again = talk.turn(told, "Well.", scope="0a1b2c3d")

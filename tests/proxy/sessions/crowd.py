@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from fakevllm.sessions.hints import Hints, hints_of
-from fakevllm.sessions.tree import Conversations
-from fakevllm.sessions.types import Asked, Place
+from fakevllm.sessions.tree import SessionTree
+from fakevllm.sessions.types import IncomingRequest, Place
 from fakevllm_adapters.formats.base import Engine
 from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.proxy.sessions.recordings import Json, Recorded
@@ -128,7 +128,7 @@ class Crowd:
     """Plays conversations into one tree, each in its order, all of them at once."""
 
     def __init__(self, *, with_headers: bool, chance: random.Random) -> None:
-        self.conversations = Conversations()
+        self.tree = SessionTree()
         self.told: defaultdict[str, list[Told]] = defaultdict(list)
         self._with_headers = with_headers
         self._chance = chance
@@ -163,8 +163,8 @@ class Crowd:
         adapter = ADAPTERS[one.adapter]
         body = adapter.open(one.body, Engine("m")).body
         prompt = "" if "messages" in body else adapter.question(body)
-        history, text = self.conversations.history_of(body, prompt, SCOPE)
-        asked = Asked(
+        history, prompt_hash = self.tree.history_of(body, prompt, SCOPE)
+        request = IncomingRequest(
             group_id=f"g{self._num}",
             scope=SCOPE,
             history=history,
@@ -172,18 +172,18 @@ class Crowd:
             size=len(str(one.body)),
             hints=self._hints(name, one),
             is_side=one.is_side,
-            text=text,
+            prompt_hash=prompt_hash,
         )
-        place = self.conversations.place(asked)
-        self.told[name].append(Told(one, asked.group_id, place))
-        return asked.group_id
+        place = self.tree.place(request)
+        self.told[name].append(Told(one, request.group_id, place))
+        return request.group_id
 
     def _answer(self, group_id: str, one: Recorded) -> None:
         self._now += 0.1 * self._chance.random()
         if one.is_failed:
-            self.conversations.failed(group_id, self._now)
+            self.tree.failed(group_id, self._now)
         else:
-            self.conversations.served(group_id, one.answer, self._now)
+            self.tree.served(group_id, one.answer, self._now)
 
     def _hints(self, name: str, one: Recorded) -> Hints:
         kept = {key: one.headers[key] for key in one.headers if key not in NAMES_SOMEBODY}

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from fakevllm.sessions.hints import NO_HINTS, Hints
-from fakevllm.sessions.tree import Conversations
-from fakevllm.sessions.types import Asked, Place
+from fakevllm.sessions.tree import SessionTree
+from fakevllm.sessions.types import IncomingRequest, Place
 
 NAMED = Hints(session="ses_1", is_header=True)
 LONG = "A summary of all that was said and done, long enough to be nobody else's."
@@ -35,8 +35,8 @@ def tool(call_id: str, text: str) -> Json:
 class Talk:
     """Requests to one tree, a second apart."""
 
-    def __init__(self, num_kept: int = 1000) -> None:
-        self.tree = Conversations(num_kept)
+    def __init__(self, max_groups: int = 1000) -> None:
+        self.tree = SessionTree(max_groups)
         self.now = 1000.0
         self.num = 0
 
@@ -54,8 +54,8 @@ class Talk:
         self.now += 1
         body: Json = {} if isinstance(messages, str) else {"messages": list(messages)}
         prompt = messages if isinstance(messages, str) else ""
-        history, text = self.tree.history_of(body, prompt, scope)
-        asked = Asked(
+        history, prompt_hash = self.tree.history_of(body, prompt, scope)
+        request = IncomingRequest(
             group_id=f"g{self.num}",
             scope=scope,
             history=history,
@@ -63,9 +63,9 @@ class Talk:
             size=size,
             hints=hints,
             is_side=is_side,
-            text=text,
+            prompt_hash=prompt_hash,
         )
-        return asked.group_id, self.tree.place(asked)
+        return request.group_id, self.tree.place(request)
 
     def answer(self, group_id: str, message: Json | str, response_id: str | None = None) -> None:
         self.now += 1

@@ -233,7 +233,7 @@ def test_a_response_id_tells_the_parent() -> None:
     group, place = talk.ask([user("hello there")])
     talk.answer(group, "Hi!", "resp_1")
     told = [user("hello there"), assistant("Hi!"), user("go on")]
-    _, after = talk.ask(told, Hints(answer="resp_1"))
+    _, after = talk.ask(told, Hints(response_id="resp_1"))
     assert (after.session_id, after.parent_id, after.turn) == (place.session_id, group, 2)
     assert after.evidence is Evidence.RESPONSE_ID
 

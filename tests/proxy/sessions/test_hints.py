@@ -59,7 +59,7 @@ def test_a_user_is_no_session() -> None:
 
 def test_a_field_alone_is_a_hint() -> None:
     assert hints_of({}, {"prompt_cache_key": "k"}) == Hints(cache_key="k")
-    assert hints_of({}, {"previous_response_id": "resp_1"}) == Hints(answer="resp_1")
+    assert hints_of({}, {"previous_response_id": "resp_1"}) == Hints(response_id="resp_1")
 
 
 @pytest.mark.parametrize(("count", "is_retry"), [(b"0", False), (b"1", True), (b"", False)])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.sessions.normalize import canonical, history_of, without
+from fakevllm.sessions.normalize import canonical_arguments, normalize_history, without
 from tests.proxy.sessions.talks import assistant, call, tool, user
 
 Json = dict[str, Any]
@@ -21,7 +21,7 @@ LOOP = [
 
 
 def end(*messages: Json, scope: str = "key") -> bytes:
-    return history_of(messages, scope).end
+    return normalize_history(messages, scope).key
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_histories_of_two_keys_are_never_equal() -> None:
 
 
 def test_a_turn_begins_with_what_somebody_wrote() -> None:
-    history = history_of(
+    history = normalize_history(
         [
             user("one"),
             user("more of it"),
@@ -106,19 +106,19 @@ def test_a_turn_begins_with_what_somebody_wrote() -> None:
     )
     assert history.turns_after(-1) == 2
     assert [history.turns_after(at) for at in (1, 6, 7)] == [1, 1, 1]
-    assert history.said[5].call_ids == ("call_7",)
+    assert history.messages[5].call_ids == ("call_7",)
     assert history.question == "two"
     looped = [user("one"), assistant("", call("c1")), tool("c1", "text")]
-    assert history_of(looped, "key").question == "one"
+    assert normalize_history(looped, "key").question == "one"
 
 
 def test_a_worked_example_is_no_turn() -> None:
     switch = "I switched to a new code base. Please don't consider the above files."
     files = "I have *added these files to the chat* so you can go ahead and edit them."
     example = [user("Change get_factorial()"), assistant("Here"), user(switch), assistant("Ok.")]
-    history = history_of([*example, user(files), assistant("Ok"), user("my wish")], "key")
+    history = normalize_history([*example, user(files), assistant("Ok"), user("my wish")], "key")
     assert history.turns_after(-1) == 1
-    assert (history.question, history.users_text) == ("my wish", "my wish")
+    assert (history.question, history.user_text) == ("my wish", "my wish")
 
 
 ANYTHING = st.recursive(
@@ -140,29 +140,29 @@ ODD = st.fixed_dictionaries(
 
 @given(st.lists(ODD | ANYTHING))
 def test_whatever_an_app_sends_it_has_a_history(messages: list[Any]) -> None:
-    assert history_of(messages, "key").end == history_of(messages, "key").end
+    assert normalize_history(messages, "key").key == normalize_history(messages, "key").key
 
 
 @pytest.mark.parametrize(
     "arguments", ["{", "[" * 5000, '{"a": ' * 600 + "1" + "}" * 600, "\ud800", None, 7, ["a"]]
 )
 def test_arguments_that_are_no_json_are_kept_as_they_are(arguments: object) -> None:
-    assert canonical(arguments)
+    assert canonical_arguments(arguments)
 
 
 @pytest.mark.parametrize("begin", ["<think>", "<system-reminder>", '<details type="reasoning"'])
 def test_marks_that_nothing_closes_are_looked_at_once(begin: str) -> None:
     """A megabyte of them: whoever looked through the rest for each would not come back."""
     text = begin * (1_000_000 // len(begin))
-    history = history_of([{"role": "assistant", "content": text}], "")
-    assert len(history.said) == 1
+    history = normalize_history([{"role": "assistant", "content": text}], "")
+    assert len(history.messages) == 1
 
 
 def test_worked_examples_that_are_announced_again_and_again_are_looked_at_once() -> None:
     """Whoever went through all before them for each would not come back."""
     messages = [user(f"I switched to a new code base. {at}") for at in range(40_000)]
-    history = history_of([user("An example"), *messages, user("Mine")], "")
-    assert [one.text for one in history.said if one.is_users] == ["Mine"]
+    history = normalize_history([user("An example"), *messages, user("Mine")], "")
+    assert [one.text for one in history.messages if one.is_from_user] == ["Mine"]
 
 
 @pytest.mark.parametrize(
@@ -180,8 +180,8 @@ def test_a_question_that_was_given_context_is_the_same_when_it_is_repeated_alone
     assert end(user(asked), assistant("A text.")) == end(
         user("What is it about?"), assistant("A text.")
     )
-    assert history_of([user(asked)], "").question == "What is it about?"
-    assert history_of([user("### Task:\nRespond to the user query <b>")], "").question
+    assert normalize_history([user(asked)], "").question == "What is it about?"
+    assert normalize_history([user("### Task:\nRespond to the user query <b>")], "").question
 
 
 def test_what_is_between_marks_goes_and_the_rest_stays() -> None:
