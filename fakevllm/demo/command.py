@@ -1,4 +1,4 @@
-"""Run `fakevllm demo`: start the processes, probe, train on replayed traffic, probe again, report."""
+"""Run `fakevllm demo`: start the processes, probe, train on replayed sums, probe again, report."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ JOB = TrainJob(
 
 
 def run_demo(settings: DemoSettings) -> Outcome:
-    """Run the demo and return its numbers. Raises UserError for mistakes that the user can correct."""
+    """Run the demo and return its numbers. Raises UserError for mistakes of the user."""
     if settings.lockstep and settings.engines != EMBEDDED:
         raise UserError("--lockstep is for the embedded engine, which decodes every answer alone.")
     settings.engines.check_installed()

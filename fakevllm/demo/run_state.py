@@ -109,7 +109,7 @@ async def ready(run: Run, timeout_s: float | None = None) -> str:
 
 
 def _served_model(engine: EngineStatusReply) -> str | None:
-    """Return the model's name, or None during the start. Raises FakevllmError if the start failed."""
+    """Return the model's name; None during the start. Raises FakevllmError if the start failed."""
     if engine.engine_status is EngineStatus.OFFLINE and engine.engine_status_detail:
         raise FakevllmError(f"The engine did not start: {engine.engine_status_detail}")
     return engine.model

@@ -113,9 +113,7 @@ def test_the_run_folder_is_for_its_owner_only(tmp_path: Path) -> None:
 
 def test_a_control_run_cannot_be_resumed_as_training(tmp_path: Path) -> None:
     (tmp_path / "fakevllm.toml").write_text('[job]\ncontrol = "frozen"\n')
-    with pytest.raises(
-        UserError, match="is a run with --control frozen: resume it with these flags"
-    ):
+    with pytest.raises(UserError, match="is a run with --control frozen: resume it"):
         run_demo(DemoSettings(2, 0, "none", tmp_path, None, FAKE))
 
 
@@ -177,7 +175,7 @@ def test_a_missing_package_is_reported_before_anything_starts(
 
 def test_a_run_cannot_be_resumed_with_other_engines(tmp_path: Path) -> None:
     (tmp_path / "engines.json").write_text('{"rollout": "vllm", "trainer": "verl"}')
-    with pytest.raises(UserError, match="vllm samples, verl trains: go on with --backend verl"):
+    with pytest.raises(UserError, match="vllm samples, verl trains: resume it with --backend verl"):
         run_demo(DemoSettings(2, 0, "none", tmp_path, None, FAKE))
 
 
