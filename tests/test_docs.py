@@ -210,7 +210,7 @@ def test_the_readme_is_short_enough_to_be_read() -> None:
 
 async def test_every_route_of_the_server_says_who_may_ask_it(tmp_path: Path) -> None:
     app = create_app(ServerConfig("fake", tmp_path))
-    await app.state.swarm.close()
+    await app.state.server.close()
     own = {route.path for route in app.routes if isinstance(route, APIRoute)}
     table = (ROOT / "docs/access.md").read_text().partition("## Roles")[2].partition("## Whose")[0]
     named = set(re.findall(r"(?<=[` ])(/\w+)`", table))

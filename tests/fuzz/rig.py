@@ -122,7 +122,7 @@ async def listening(app: Any) -> AsyncGenerator[str]:
 async def swarm_over(folder: Path, engine: str) -> AsyncGenerator[tuple[str, ServerState]]:
     """A swarm server whose engine has come up; its address and its state."""
     app = server_app(ServerConfig("fake", folder / "server"))
-    swarm: ServerState = app.state.swarm
+    swarm: ServerState = app.state.server
     swarm.job = TrainJob(num_repeat=2)
     swarm.engine.move(EngineStatus.BOOTING, 0.0)
     await swarm.connect(Endpoint(None, engine, "fake", 4096))

@@ -60,6 +60,7 @@ def create_app(config: ServerConfig) -> FastAPI:
         invalid_key_error=partial(stranger, state),
     )
     app.add_middleware(GuardMiddleware, guard=guard)
+    app.state.server = state
     return app
 
 

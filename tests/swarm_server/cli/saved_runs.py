@@ -32,43 +32,43 @@ YES, NO = [ord("y"), 5], [ord("n"), 5]
 class Life:
     """A server with a fake engine that trains one group a step."""
 
-    def __init__(self, swarm: ServerState) -> None:
-        self.swarm = swarm
+    def __init__(self, state: ServerState) -> None:
+        self.state = state
 
     async def train(self, name: str, *rewards: float) -> None:
-        before = self.swarm.runlog.last_step
+        before = self.state.runlog.last_step
         assert (await self.end_group(name, *rewards)).pooled
-        await self.until(lambda: self.swarm.runlog.last_step > before)
+        await self.until(lambda: self.state.runlog.last_step > before)
 
     async def end_group(self, name: str, *rewards: float) -> EndGroupReply:
         rewards = rewards or (1.0, 0.0)
         for index, ids in enumerate((YES, NO)):
-            sampled = replace(call(self.swarm.engine.version), response_ids=ids)
-            await self.swarm.intake.add_call(SiblingRef(name, index), sampled)
+            sampled = replace(call(self.state.engine.version), response_ids=ids)
+            await self.state.intake.add_call(SiblingRef(name, index), sampled)
         end = EndGroupRequest(group_id=name, rewards=list(rewards))
-        reply = await self.swarm.intake.end_group(end, self.swarm.closed)
-        self.swarm.changed()
+        reply = await self.state.intake.end_group(end, self.state.closed)
+        self.state.changed()
         return reply
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Until it holds, and groups are taken."""
         async with asyncio.timeout(30):
-            while not (condition() and self.swarm.engine.status is EngineStatus.ROLLING):
-                await self.swarm.engine.next_move()
+            while not (condition() and self.state.engine.status is EngineStatus.ROLLING):
+                await self.state.engine.next_move()
 
 
 @asynccontextmanager
 async def life(run_dir: Path, job: TrainJob = JOB) -> AsyncGenerator[Life]:
-    swarm = ServerState(ServerConfig("fake", run_dir))
+    state = ServerState(ServerConfig("fake", run_dir))
     try:
-        swarm.job = job
-        async with swarm.changing_engine:
-            await swarm.start_engine()
-        one = Life(swarm)
+        state.job = job
+        async with state.changing_engine:
+            await state.start_engine()
+        one = Life(state)
         await one.until(lambda: True)
         yield one
     finally:
-        await swarm.close()
+        await state.close()
 
 
 def ask(run_dir: Path, *arguments: str, answer: str | None = None) -> Result:

@@ -28,16 +28,16 @@ async def test_the_next_start_goes_on_from_the_restored_step(run_dir: Path) -> N
     assert not saved(run_dir, 4).exists() and not saved(run_dir, 5).exists()
 
     async with life(run_dir) as one:
-        assert (one.swarm.runlog.last_step, one.swarm.engine.global_step) == (2, 3)
-        assert one.swarm.engine.version > 5
-        told = [entry for entry in one.swarm.runlog.after(0) if entry.kind == "restored"]
+        assert (one.state.runlog.last_step, one.state.engine.global_step) == (2, 3)
+        assert one.state.engine.version > 5
+        told = [entry for entry in one.state.runlog.after(0) if entry.kind == "restored"]
         assert [(entry.step, entry.lost) for entry in told] == [(2, ["c", "d", "e"]), (2, [])]
         await one.end_group("c")  # sent again: answered as before, and to no effect
-        assert one.swarm.pool.num_finished == 0
+        assert one.state.pool.num_finished == 0
         for name in ("f", "g"):
             await one.train(name)
-        assert one.swarm.engine.version > 7
-        versions = [entry.version for entry in one.swarm.runlog.after(0) if entry.version]
+        assert one.state.engine.version > 7
+        versions = [entry.version for entry in one.state.runlog.after(0) if entry.version]
         assert versions == sorted(versions)
     # The same step on the same weights: those of step 2.
     assert theta(run_dir, 4) == given_up
@@ -58,7 +58,7 @@ async def test_a_crash_before_the_folders_are_removed_is_harmless(run_dir: Path)
     assert crashed.returncode == EXIT_CODE
     assert saved(run_dir, 5).exists() and [row["step"] for row in listed(run_dir)] == [2]
     async with life(run_dir) as one:
-        assert one.swarm.engine.global_step == 3
+        assert one.state.engine.global_step == 3
         assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000002"]
 
 
@@ -72,7 +72,7 @@ async def test_a_crash_before_the_journal_has_it_changes_nothing(run_dir: Path) 
     )
     assert crashed.returncode == EXIT_CODE
     async with life(run_dir) as one:
-        assert one.swarm.engine.global_step == 6
+        assert one.state.engine.global_step == 6
 
 
 async def test_a_run_restored_to_before_what_is_pruned_can_train_again_what_it_trains(
@@ -87,10 +87,10 @@ async def test_a_run_restored_to_before_what_is_pruned_can_train_again_what_it_t
         crashed = run_dir.parent / "crashed"  # as it lies on the disk at this moment
         shutil.copytree(run_dir, crashed, ignore=shutil.ignore_patterns("*.sock"))
     async with life(crashed) as one:
-        await one.until(lambda: one.swarm.runlog.last_step == 3)
-        lost = [entry.lost for entry in one.swarm.runlog.after(0) if entry.kind == "restored"]
+        await one.until(lambda: one.state.runlog.last_step == 3)
+        lost = [entry.lost for entry in one.state.runlog.after(0) if entry.kind == "restored"]
         assert lost == [["c", "d", "e"], [], []]
-        assert one.swarm.journal.read(reads.why_ended, "f") == "already_trained"
+        assert one.state.journal.read(reads.why_ended, "f") == "already_trained"
 
 
 async def test_a_run_that_a_server_uses_is_not_changed(tmp_path: Path) -> None:

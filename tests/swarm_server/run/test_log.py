@@ -88,12 +88,12 @@ async def test_metrics_that_are_not_finite_are_told_as_they_are_at_the_next_star
 
 
 async def test_a_reader_of_the_log_over_http_gets_them_as_they_are(tmp_path: Path) -> None:
-    swarm = ServerState(ServerConfig("fake", tmp_path))
-    await swarm.runlog.record_step(1, 1, [group("a")], {"loss": math.nan, "grad_norm": math.inf})
+    state = ServerState(ServerConfig("fake", tmp_path))
+    await state.runlog.record_step(1, 1, [group("a")], {"loss": math.nan, "grad_norm": math.inf})
     app = FastAPI()
-    app.include_router(router(swarm))
+    app.include_router(router(state))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://s") as http:
         (entry,) = LogReply.model_validate((await http.get("/get_run_log")).json()).entries
 
     assert math.isnan(entry.metrics["loss"]) and entry.metrics["grad_norm"] == math.inf
-    await swarm.close()
+    await state.close()

@@ -146,7 +146,7 @@ class AppCall:
 
     def __init__(
         self,
-        swarm: ServerState,
+        state: ServerState,
         body: Json | None = None,
         *,
         method: str = "POST",
@@ -167,7 +167,7 @@ class AppCall:
             "path_params": {},
         }
         formats = {adapter.path: adapter for adapter in ADAPTERS.values()}
-        door = inference.door(swarm, formats.get(path))
+        door = inference.door(state, formats.get(path))
         self.task = asyncio.ensure_future(door(scope, self._receive, self._send))
 
     async def answered(self) -> AppCall:
@@ -198,12 +198,12 @@ async def serving(folder: Path, engine: OddEngine) -> ServerState:
     """A server whose engine has come up."""
     run_dir = folder / "run"
     run_dir.mkdir()
-    swarm = ServerState(ServerConfig("fake", run_dir))
-    swarm.engine.move(EngineStatus.BOOTING, 0.0)
-    await comes_up(swarm, engine)
-    return swarm
+    state = ServerState(ServerConfig("fake", run_dir))
+    state.engine.move(EngineStatus.BOOTING, 0.0)
+    await comes_up(state, engine)
+    return state
 
 
-async def comes_up(swarm: ServerState, engine: OddEngine) -> None:
-    await swarm.connect(engine.endpoint)
-    swarm.engine.move(EngineStatus.ROLLING, 0.0)
+async def comes_up(state: ServerState, engine: OddEngine) -> None:
+    await state.connect(engine.endpoint)
+    state.engine.move(EngineStatus.ROLLING, 0.0)

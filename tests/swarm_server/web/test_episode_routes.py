@@ -21,37 +21,37 @@ CLAIM = {"client_uuid": "me", "episode_type": "train", "discard_episode_timeout"
 @asynccontextmanager
 async def asked(folder: Path) -> AsyncGenerator[tuple[ServerState, httpx.AsyncClient]]:
     app = create_app(ServerConfig("fake", folder))
-    swarm: ServerState = app.state.swarm
+    state: ServerState = app.state.server
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        yield swarm, http
-    await swarm.close()
+        yield state, http
+    await state.close()
 
 
 async def test_a_claim_beyond_the_bound_is_told_so_and_taken_once_another_has_ended(
     tmp_path: Path,
 ) -> None:
     """The first sentence is the protocol's: clients look for it, and ask again."""
-    async with asked(tmp_path) as (swarm, http):
+    async with asked(tmp_path) as (state, http):
         for status in (EngineStatus.BOOTING, EngineStatus.ROLLING):
-            swarm.engine.move(status, time.monotonic())
-        episodes, now = swarm.episodes, time.monotonic()
+            state.engine.move(status, time.monotonic())
+        episodes, now = state.episodes, time.monotonic()
         held = [episodes.claim("me", "train", 60.0, now) for _ in range(MAX_CLAIMED)]
         refused = (await http.post("/claim_episode", json=CLAIM)).json()
         assert not refused["success"]
         cause = refused["fail_cause"]
         assert cause.startswith("No available episodes to claim. Try again (maybe 1 minute) later.")
         assert cause.endswith("2,000 are claimed, and no more are at once.")
-        await swarm.intake.abort_episode(held[0].uuid, "me")
+        await state.intake.abort_episode(held[0].uuid, "me")
         assert (await http.post("/claim_episode", json=CLAIM)).json()["success"]
 
 
 async def test_a_claim_asked_for_again_gets_its_first_answer_where_its_calls_are_answered(
     tmp_path: Path,
 ) -> None:
-    async with asked(tmp_path) as (swarm, http):
+    async with asked(tmp_path) as (state, http):
         for status in (EngineStatus.BOOTING, EngineStatus.ROLLING):
-            swarm.engine.move(status, time.monotonic())
+            state.engine.move(status, time.monotonic())
         one, other = (CLAIM | {"idempotency_key": key} for key in ("one", "other"))
         first, _ = [(await http.post("/claim_episode", json=body)).json() for body in (one, other)]
         for status in (
@@ -60,26 +60,26 @@ async def test_a_claim_asked_for_again_gets_its_first_answer_where_its_calls_are
             EngineStatus.BOOTING,
             EngineStatus.OFFLINE,
         ):
-            swarm.engine.move(status, time.monotonic())
+            state.engine.move(status, time.monotonic())
             again = (await http.post("/claim_episode", json=one)).json()
-            if swarm.engine.is_serving:
+            if state.engine.is_serving:
                 assert again == first
             else:
                 assert again["fail_cause"].startswith(
                     f"Engine not ready. Current status: [{status}]"
                 )
-        assert swarm.episodes.num_claimed == 2
+        assert state.episodes.num_claimed == 2
 
 
 async def test_another_claim_under_the_same_key_is_refused(tmp_path: Path) -> None:
-    async with asked(tmp_path) as (swarm, http):
+    async with asked(tmp_path) as (state, http):
         for status in (EngineStatus.BOOTING, EngineStatus.ROLLING):
-            swarm.engine.move(status, time.monotonic())
+            state.engine.move(status, time.monotonic())
         one = CLAIM | {"idempotency_key": "one"}
         assert (await http.post("/claim_episode", json=one)).json()["success"]
         for change in ({"discard_episode_timeout": 5}, {"episode_type": "eval"}):
             assert (await http.post("/claim_episode", json=one | change)).status_code == 409
-        assert swarm.episodes.num_claimed == 1
+        assert state.episodes.num_claimed == 1
 
 
 ADVICE = {
@@ -98,10 +98,10 @@ END = {
 async def test_each_state_has_its_words_and_a_live_claim_is_ended_while_weights_are_synced(
     tmp_path: Path,
 ) -> None:
-    async with asked(tmp_path) as (swarm, http):
+    async with asked(tmp_path) as (state, http):
 
         async def move(status: EngineStatus) -> None:
-            swarm.engine.move(status, time.monotonic())
+            state.engine.move(status, time.monotonic())
             if status in ADVICE:
                 cause = (await http.post("/claim_episode", json=CLAIM)).json()["fail_cause"]
                 told = f"Engine not ready. Current status: [{status}]. {ADVICE[status]}"
@@ -120,11 +120,11 @@ async def test_each_state_has_its_words_and_a_live_claim_is_ended_while_weights_
 async def test_while_claims_are_paused_nothing_new_begins_and_what_is_claimed_goes_on(
     tmp_path: Path,
 ) -> None:
-    async with asked(tmp_path) as (swarm, http):
+    async with asked(tmp_path) as (state, http):
         offline = (await http.post("/pause_claims")).json()
         assert not offline["success"] and "offline" in offline["failure_reason"]
         for status in (EngineStatus.BOOTING, EngineStatus.ROLLING):
-            swarm.engine.move(status, time.monotonic())
+            state.engine.move(status, time.monotonic())
         held = (await http.post("/claim_episode", json=CLAIM)).json()["episode_uuid"]
         assert (await http.post("/pause_claims")).json()["success"]
         assert (await http.get("/get_engine_status")).json()["claims_paused"]
@@ -138,5 +138,5 @@ async def test_while_claims_are_paused_nothing_new_begins_and_what_is_claimed_go
         assert (await http.post("/resume_claims")).json()["success"]
         assert (await http.post("/claim_episode", json=CLAIM)).json()["success"]
         await http.post("/pause_claims")
-        await swarm.stop_engine()  # the pause ends with it
+        await state.stop_engine()  # the pause ends with it
         assert not (await http.get("/get_engine_status")).json()["claims_paused"]

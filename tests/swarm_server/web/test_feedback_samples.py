@@ -144,7 +144,7 @@ async def test_the_door_takes_a_sample_of_this_run_once_in_whatever_state_the_en
     tmp_path: Path,
 ) -> None:
     app = create_app(ServerConfig("fake", tmp_path))
-    swarm = app.state.swarm
+    swarm = app.state.server
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
 

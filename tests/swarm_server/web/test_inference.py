@@ -42,37 +42,37 @@ async def running(
     folder: Path, *plans: Plan, **endpoint: Any
 ) -> AsyncGenerator[tuple[ServerState, OddEngine]]:
     async with OddEngine(folder, *plans, **endpoint) as engine:
-        swarm = await serving(folder, engine)
+        state = await serving(folder, engine)
         try:
-            yield swarm, engine
+            yield state, engine
         finally:
-            await swarm.close()
+            await state.close()
 
 
-def ended(swarm: ServerState) -> EndGroupReply:
-    return swarm.pool.end_group("g", [1.0, 0.0], step=1)
+def ended(state: ServerState) -> EndGroupReply:
+    return state.pool.end_group("g", [1.0, 0.0], step=1)
 
 
-def goes_down(swarm: ServerState) -> None:
-    swarm.engine.move(EngineStatus.BOOTING, 0.0, "it died")
+def goes_down(state: ServerState) -> None:
+    state.engine.move(EngineStatus.BOOTING, 0.0, "it died")
 
 
 async def test_a_call_before_the_first_boot_is_refused_at_once(tmp_path: Path) -> None:
-    swarm = ServerState(ServerConfig("fake", tmp_path))
-    swarm.engine.move(EngineStatus.BOOTING, 0.0)
-    call = await AppCall(swarm).answered()
+    state = ServerState(ServerConfig("fake", tmp_path))
+    state.engine.move(EngineStatus.BOOTING, 0.0)
+    call = await AppCall(state).answered()
     assert call.status == 503 and "ENGINE.BOOTING" in call.json["error"]["message"]
     assert call.headers[REASON] == b"engine_not_ready"
-    swarm.engine.move(EngineStatus.OFFLINE, 0.0)
-    await swarm.close()
+    state.engine.move(EngineStatus.OFFLINE, 0.0)
+    await state.close()
 
 
 async def test_a_call_that_finds_the_engine_down_is_held_until_it_is_back(tmp_path: Path) -> None:
-    async with running(tmp_path) as (swarm, _):
-        goes_down(swarm)
-        call = AppCall(swarm)
+    async with running(tmp_path) as (state, _):
+        goes_down(state)
+        call = AppCall(state)
         async with OddEngine(tmp_path, whole, name="next") as engine:
-            await comes_up(swarm, engine)
+            await comes_up(state, engine)
             assert (await call.answered()).status == 200
             assert len(engine.asked) == 1
 
@@ -81,37 +81,37 @@ async def test_a_call_held_in_vain_is_told_so_in_vllms_shape(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inference, "HOLD_S", 0.01)
-    async with running(tmp_path) as (swarm, _):
-        goes_down(swarm)
-        call = await AppCall(swarm).answered()
+    async with running(tmp_path) as (state, _):
+        goes_down(state)
+        call = await AppCall(state).answered()
     assert call.status == 503 and call.headers[b"retry-after"] == b"2"
     assert call.json["error"]["type"] == "Service Unavailable"
     assert call.headers[REASON] == b"engine_failed"
 
 
 async def test_a_client_that_leaves_while_held_is_noticed(tmp_path: Path) -> None:
-    async with running(tmp_path) as (swarm, engine):
-        goes_down(swarm)
-        call = AppCall(swarm)
+    async with running(tmp_path) as (state, engine):
+        goes_down(state)
+        call = AppCall(state)
         call.leave.set()
         await call.answered()
         assert call.status is None and engine.asked == []
 
 
 async def test_held_calls_learn_that_the_engine_stays_offline(tmp_path: Path) -> None:
-    async with running(tmp_path) as (swarm, _):
-        goes_down(swarm)
-        call = AppCall(swarm)
+    async with running(tmp_path) as (state, _):
+        goes_down(state)
+        call = AppCall(state)
         await asyncio.sleep(0)
-        swarm.engine.move(EngineStatus.OFFLINE, 0.0, "no such model")
+        state.engine.move(EngineStatus.OFFLINE, 0.0, "no such model")
         assert (await call.answered()).status == 503
         assert "no such model" in call.json["error"]["message"]
 
 
 async def test_a_listing_of_models_is_never_held(tmp_path: Path) -> None:
-    async with running(tmp_path) as (swarm, _):
-        goes_down(swarm)
-        call = await AppCall(swarm, method="GET", path="/v1/models").answered()
+    async with running(tmp_path) as (state, _):
+        goes_down(state)
+        call = await AppCall(state, method="GET", path="/v1/models").answered()
     assert call.status == 503 and "it died" in call.json["error"]["message"]
 
 
@@ -123,34 +123,34 @@ async def test_a_listing_of_models_is_never_held(tmp_path: Path) -> None:
 async def test_a_call_that_fails_before_its_first_byte_is_sent_again_to_the_next_engine(
     tmp_path: Path, failure: Plan
 ) -> None:
-    async with running(tmp_path, failure) as (swarm, first):
-        call = AppCall(swarm, headers=SIBLING)
+    async with running(tmp_path, failure) as (state, first):
+        call = AppCall(state, headers=SIBLING)
         await first.was_asked.wait()
-        goes_down(swarm)
+        goes_down(state)
         async with OddEngine(tmp_path, whole, name="next") as second:
-            await comes_up(swarm, second)
+            await comes_up(state, second)
             assert (await call.answered()).status == 200
         assert first.asked == second.asked
-        assert len(ended(swarm).calls[0]) == 1
+        assert len(ended(state).calls[0]) == 1
 
 
 @pytest.mark.parametrize("answer", [b'{"error": {}}', b""])
 async def test_what_a_dying_engine_answers_is_not_the_apps(tmp_path: Path, answer: bytes) -> None:
-    async with running(tmp_path, answers(500, answer)) as (swarm, first):
+    async with running(tmp_path, answers(500, answer)) as (state, first):
         first.is_well = False
-        call = AppCall(swarm)
+        call = AppCall(state)
         await first.was_asked.wait()
-        goes_down(swarm)
+        goes_down(state)
         async with OddEngine(tmp_path, whole, name="next") as second:
-            await comes_up(swarm, second)
+            await comes_up(state, second)
             assert (await call.answered()).status == 200
 
 
 async def test_a_living_engines_own_error_is_the_apps_as_it_is(tmp_path: Path) -> None:
-    async with running(tmp_path, answers(500, b'{"error": {"message": "odd"}}')) as (swarm, engine):
-        call = await AppCall(swarm, headers=SIBLING).answered()
+    async with running(tmp_path, answers(500, b'{"error": {"message": "odd"}}')) as (state, engine):
+        call = await AppCall(state, headers=SIBLING).answered()
         assert (call.status, call.body) == (500, b'{"error": {"message": "odd"}}')
-        assert len(engine.asked) == 1 and ended(swarm).failure_reason == "unknown_group"
+        assert len(engine.asked) == 1 and ended(state).failure_reason == "unknown_group"
 
 
 @pytest.mark.parametrize(
@@ -174,89 +174,89 @@ async def test_an_engines_error_gets_the_reason_that_it_sends_or_its_status_impl
     reason: bytes | None,
 ) -> None:
     plan = answers(status, b'{"error": {"message": "any"}}', sent)
-    async with running(tmp_path, plan, plan) as (swarm, _):
-        call = await AppCall(swarm, headers=headers).answered()
+    async with running(tmp_path, plan, plan) as (state, _):
+        call = await AppCall(state, headers=headers).answered()
         assert (call.status, call.headers.get(REASON)) == (status, reason)
 
 
 async def test_a_connection_that_closes_under_a_living_engine_is_tried_again_at_once(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, dies, whole) as (swarm, engine):
-        assert (await AppCall(swarm).answered()).status == 200
+    async with running(tmp_path, dies, whole) as (state, engine):
+        assert (await AppCall(state).answered()).status == 200
         assert len(engine.asked) == 2
 
 
 async def test_a_second_failure_is_a_503_with_a_time_to_come_back(tmp_path: Path) -> None:
-    async with running(tmp_path, dies, dies) as (swarm, _):
-        call = await AppCall(swarm, headers=SIBLING).answered()
+    async with running(tmp_path, dies, dies) as (state, _):
+        call = await AppCall(state, headers=SIBLING).answered()
         assert call.status == 503 and call.headers[b"retry-after"] == b"2"
         assert call.json["error"]["type"] == "Service Unavailable"
         assert call.headers[REASON] == b"engine_failed"
-        assert ended(swarm).failure_reason == "unknown_group"
+        assert ended(state).failure_reason == "unknown_group"
 
 
 @pytest.mark.parametrize("plan", [dies_in_stream, stops_in_stream])
 async def test_a_stream_cut_after_its_first_byte_ends_with_an_error_and_is_not_captured(
     tmp_path: Path, plan: Plan
 ) -> None:
-    async with running(tmp_path, plan) as (swarm, engine):
-        call = await AppCall(swarm, {"stream": True}, headers=SIBLING).answered()
+    async with running(tmp_path, plan) as (state, engine):
+        call = await AppCall(state, {"stream": True}, headers=SIBLING).answered()
         assert call.status == 200 and call.is_ended
         assert call.body.endswith(encode(internal_error().body) + DONE)
-        assert len(engine.asked) == 1 and ended(swarm).failure_reason == "unknown_group"
+        assert len(engine.asked) == 1 and ended(state).failure_reason == "unknown_group"
 
 
 async def test_a_stream_is_captured_before_its_end_goes_out(tmp_path: Path) -> None:
-    async with running(tmp_path, stream) as (swarm, engine):
-        call = await AppCall(swarm, {"stream": True}, headers=SIBLING).answered()
-        (record,) = ended(swarm).calls[0]
+    async with running(tmp_path, stream) as (state, engine):
+        call = await AppCall(state, {"stream": True}, headers=SIBLING).answered()
+        (record,) = ended(state).calls[0]
     assert record.untrainable is None and record.weight_versions == [[3, 0, 2]]
     assert call.body.endswith(DONE) and b"usage" not in call.body
     assert engine.asked[0]["stream_options"]["include_usage"] is True
 
 
 async def test_calls_are_counted_at_the_gate_and_wait_for_new_weights(tmp_path: Path) -> None:
-    async with running(tmp_path, whole, whole) as (swarm, engine):
+    async with running(tmp_path, whole, whole) as (state, engine):
         async with engine.endpoint.gate.change(4, bound_s=1):
-            calls = [AppCall(swarm, headers=SIBLING), AppCall(swarm)]
+            calls = [AppCall(state, headers=SIBLING), AppCall(state)]
             await asyncio.sleep(0.05)  # nothing may happen: there is no event for that
             assert engine.asked == []
         for call in calls:
             assert (await call.answered()).status == 200
-        (record,) = ended(swarm).calls[0]
+        (record,) = ended(state).calls[0]
     assert record.weight_versions == [[4, 0, 2]]
 
 
 async def test_a_call_that_waits_at_a_shut_gate_goes_to_the_next_engine(tmp_path: Path) -> None:
-    async with running(tmp_path) as (swarm, first):
+    async with running(tmp_path) as (state, first):
         with pytest.raises(RuntimeError):
             async with first.endpoint.gate.change(4, bound_s=1):
                 raise RuntimeError("the weights did not load")
-        call = AppCall(swarm)
+        call = AppCall(state)
         await asyncio.sleep(0)
-        goes_down(swarm)
+        goes_down(state)
         async with OddEngine(tmp_path, whole, name="next") as second:
-            await comes_up(swarm, second)
+            await comes_up(state, second)
             assert (await call.answered()).status == 200
         assert first.asked == []
 
 
 async def test_an_engine_nothing_may_train_on_serves_and_the_group_says_why(tmp_path: Path) -> None:
-    async with running(tmp_path, whole, whole, refusal="logprobs are raw") as (swarm, _):
+    async with running(tmp_path, whole, whole, refusal="logprobs are raw") as (state, _):
         for index in range(2):
-            call = AppCall(swarm, headers={SIBLING_HEADER: f"g/{index}"})
+            call = AppCall(state, headers={SIBLING_HEADER: f"g/{index}"})
             assert (await call.answered()).status == 200
-        assert ended(swarm).failure_reason == "no_trainable_call: logprobs are raw"
+        assert ended(state).failure_reason == "no_trainable_call: logprobs are raw"
 
 
 async def test_the_engines_key_goes_with_every_call_and_the_clients_with_none(
     tmp_path: Path,
 ) -> None:
     key = {"Authorization": "Bearer engine"}
-    async with running(tmp_path, whole, whole, headers=key) as (swarm, engine):
+    async with running(tmp_path, whole, whole, headers=key) as (state, engine):
         for headers in (SIBLING, {}):
-            await AppCall(swarm, headers=headers | {"Authorization": "Bearer app"}).answered()
+            await AppCall(state, headers=headers | {"Authorization": "Bearer app"}).answered()
     assert [headers["authorization"] for headers in engine.headers] == ["Bearer engine"] * 2
 
 
@@ -264,23 +264,23 @@ async def test_the_engines_key_goes_with_every_call_and_the_clients_with_none(
 async def test_an_answer_that_cannot_be_read_is_the_apps_as_it_is_and_trains_nothing(
     tmp_path: Path, raw: bytes
 ) -> None:
-    async with running(tmp_path, answers(200, raw)) as (swarm, _):
-        call = await AppCall(swarm, headers=SIBLING).answered()
+    async with running(tmp_path, answers(200, raw)) as (state, _):
+        call = await AppCall(state, headers=SIBLING).answered()
         assert (call.status, call.body) == (200, raw)
-        assert ended(swarm).failure_reason == "no_trainable_call: unreadable_answer"
+        assert ended(state).failure_reason == "no_trainable_call: unreadable_answer"
 
 
 async def test_a_refusal_repeats_the_apps_own_body_and_none_of_our_fields(tmp_path: Path) -> None:
     refusal = answers(400, b'{"error": {"message": "no"}}')
-    async with running(tmp_path, refusal, refusal) as (swarm, engine):
-        call = await AppCall(swarm, headers=SIBLING).answered()
+    async with running(tmp_path, refusal, refusal) as (state, engine):
+        call = await AppCall(state, headers=SIBLING).answered()
         assert call.status == 400 and engine.asked[1] == BODY
-        assert ended(swarm).failure_reason == "unknown_group"
+        assert ended(state).failure_reason == "unknown_group"
 
 
 async def test_an_engine_that_refuses_our_fields_serves_and_the_group_says_why(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, answers(400, b"{}"), whole) as (swarm, _):
-        assert (await AppCall(swarm, headers=SIBLING).answered()).status == 200
-        assert ended(swarm).failure_reason == "no_trainable_call: capture_refused"
+    async with running(tmp_path, answers(400, b"{}"), whole) as (state, _):
+        assert (await AppCall(state, headers=SIBLING).answered()).status == 200
+        assert ended(state).failure_reason == "no_trainable_call: capture_refused"

@@ -24,7 +24,7 @@ CLAIM: Json = {"client_uuid": "me", "episode_type": "train", "discard_episode_ti
 
 @dataclass
 class Rig:
-    swarm: ServerState
+    state: ServerState
     http: httpx.AsyncClient
 
     async def claim(self, **changes: Any) -> str:
@@ -40,7 +40,7 @@ class Rig:
 
     def move(self, *states: EngineStatus) -> None:
         for state in states:
-            self.swarm.engine.move(state, time.monotonic())
+            self.state.engine.move(state, time.monotonic())
 
 
 @contextlib.asynccontextmanager
@@ -48,10 +48,10 @@ async def rolling(folder: Path) -> AsyncGenerator[Rig]:
     app = create_app(ServerConfig("fake", folder))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        rig = Rig(app.state.swarm, http)
+        rig = Rig(app.state.server, http)
         rig.move(EngineStatus.BOOTING, EngineStatus.ROLLING)
         yield rig
-        await rig.swarm.close()
+        await rig.state.close()
 
 
 def ended(uuid: str, reward: Any = 1.0, **changes: Any) -> Json:
@@ -96,7 +96,7 @@ async def test_a_claim_that_makes_no_sense_takes_no_slot(
     async with rolling(tmp_path) as rig:
         code, detail = await rig.refused("/claim_episode", json=CLAIM | changes)
         assert code in (400, 422) and detail.startswith(told)
-        assert rig.swarm.episodes.num_claimed == 0
+        assert rig.state.episodes.num_claimed == 0
 
 
 NO_NUMBER = "workflow_output.reward: must be a number, not text"
@@ -141,8 +141,8 @@ async def test_an_end_that_makes_no_sense_leaves_its_episode_as_it_was(
         uuid = await rig.claim()
         code, detail = await rig.refused("/end_episode", json=ended(uuid, **changes))
         assert code in (400, 404, 422) and detail.startswith(told.replace("UUID", uuid))
-        assert [one.uuid for one in rig.swarm.episodes.claimed] == [uuid]
-        assert rig.swarm.pool.collected.num_episodes == 0
+        assert [one.uuid for one in rig.state.episodes.claimed] == [uuid]
+        assert rig.state.pool.collected.num_episodes == 0
         assert (await rig.http.post("/end_episode", json=ended(uuid))).json()["success"]
 
 
@@ -226,7 +226,7 @@ async def test_a_live_claim_is_ended_in_every_state_once_and_never_otherwise(
         assert (first.status_code, again.status_code) == (200, 200)
         code, detail = await rig.refused("/end_episode", json=ended(uuid, 0.0))
         assert code == 409 and "send again only what was sent before" in detail
-        assert rig.swarm.pool.collected.num_episodes == 1
+        assert rig.state.pool.collected.num_episodes == 1
 
 
 async def test_an_aborted_claim_and_its_next_one_are_not_mixed_up(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ async def test_an_aborted_claim_and_its_next_one_are_not_mixed_up(tmp_path: Path
         code, detail = await rig.refused("/end_episode", json=ended(first))
         assert code == 400 and "try increase `discard_episode_timeout`" in detail
         assert (await rig.http.post("/abort_episode", json=ended(first))).json()["success"]
-        assert [one.uuid for one in rig.swarm.episodes.claimed] == [second]
+        assert [one.uuid for one in rig.state.episodes.claimed] == [second]
 
 
 async def test_who_ends_an_episode_without_a_call_is_told_that_nothing_of_it_trains(

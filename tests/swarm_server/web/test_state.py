@@ -13,26 +13,26 @@ from fakevllm_server.run.folder import RunFolder
 from fakevllm_server.web.state import ServerState
 
 
-async def started(swarm: ServerState) -> None:
-    async with swarm.changing_engine:
-        await swarm.start_engine()
+async def started(state: ServerState) -> None:
+    async with state.changing_engine:
+        await state.start_engine()
 
 
-async def rolling(swarm: ServerState) -> None:
+async def rolling(state: ServerState) -> None:
     async with asyncio.timeout(20):
-        while swarm.engine.status is not EngineStatus.ROLLING:
+        while state.engine.status is not EngineStatus.ROLLING:
             await asyncio.sleep(0.02)
 
 
 async def test_a_start_during_a_stop_waits_for_it_and_keeps_its_socket(tmp_path: Path) -> None:
-    swarm = ServerState(ServerConfig("fake", tmp_path))
-    swarm.job = TrainJob()
-    await started(swarm)
-    await rolling(swarm)
-    await asyncio.gather(swarm.stop_engine(), swarm.stop_engine(), started(swarm))
-    await rolling(swarm)
+    state = ServerState(ServerConfig("fake", tmp_path))
+    state.job = TrainJob()
+    await started(state)
+    await rolling(state)
+    await asyncio.gather(state.stop_engine(), state.stop_engine(), started(state))
+    await rolling(state)
     assert list(tmp_path.glob("engine-*.sock"))
-    await swarm.close()
+    await state.close()
     assert not list(tmp_path.glob("engine-*.sock"))
 
 
