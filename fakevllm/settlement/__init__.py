@@ -1,0 +1,11 @@
+"""Settlement of groups: everything that happens to a group after its app has been answered.
+
+`delivery` writes a group to the ledger and then sends its rewards to the swarm server.
+`pending_groups` holds groups that wait for feedback. `feedback_service` accepts feedback, asks the
+`on_feedback` hook for its value, and adds the value to the group's reward. Feedback that arrives
+after its group was sent becomes a training sample of its own in `late_samples`.
+
+A group or sample that the server may train on is always in the ledger first. Rewards and feedback
+that a stop or a crash kept from being sent are sent by the next proxy process, and the server
+accepts each group and each sample once. Nothing here delays an app's answer.
+"""

@@ -1,8 +1,9 @@
-"""What happens to a group once the app has been answered: into the ledger, then to the server.
+"""Delivery of a group once its app has been answered: first to the ledger, then to the server.
 
-A group lies in the ledger as `scored` before its rewards leave, and may be held there for what is
-said of its answer. What a stop or a crash kept from being sent is sent by the next life, without
-the rest of its window; the server takes each group once.
+A group is in the ledger with the state `scored` before its rewards are sent, and may be held in
+that state for feedback about its answer. If a stop or a crash kept a group from being sent, the
+next proxy process sends it, without waiting for the rest of its window. The server accepts each
+group once.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ from fakevllm_adapters.protocol.swarm import EndGroupReply, EndGroupRequest
 log = logging.getLogger("fakevllm.settlement.delivery")
 
 CLOSE_GRACE_S = 10.0
-"""For groups that are being settled when the proxy stops."""
+"""Seconds that a stopping proxy waits for groups that are being sent."""
 RESEND_PAUSE_S = 1.0
-"""After the server failed in the middle of taking a group."""
-ACKNOWLEDGED_BEFORE = 409
-"""The server has taken the group, with other rewards."""
+"""Seconds before a group is sent again whose request failed for a passing reason."""
+ALREADY_ACCEPTED = 409
+"""HTTP status by which the server reports that it has the group already, with other rewards."""
 
 
 class Delivery:
-    """Settles groups beside the app's requests; close() last."""
+    """Sends groups to the server in the background. It must be closed after the objects that call
+    it."""
 
     def __init__(
         self,
@@ -51,97 +53,105 @@ class Delivery:
         `on_settled`: called with a group's id once its outcome is queued for the ledger."""
         self._ledger = ledger
         self._link = link
-        self._holding = PendingGroups(window_s)
-        self._changed: dict[str, asyncio.Event] = {}
-        """Of groups that somebody waits for."""
+        self._pending = PendingGroups(window_s)
+        self._change_events: dict[str, asyncio.Event] = {}
+        """Events by group id, for tasks that wait for a change of the group."""
         self._background = TaskSet(log, "a group could not be settled")
-        self._held: set[asyncio.Task[None]] = set()
-        """Its tasks that wait for what is said, or for the server."""
+        self._waiting: set[asyncio.Task[None]] = set()
+        """Background tasks that wait for feedback or for the server; a stop cancels them."""
         self._resending: asyncio.Task[None] | None = None
         self._is_closing = False
         self._on_settled = on_settled
 
     @property
     def num_unsettled(self) -> int:
-        """Groups of this life that the server has not taken yet."""
+        """Number of groups of this proxy process that the server has not accepted yet."""
         return len(self._background)
 
-    # --- what is said of an answer
+    # --- feedback
 
-    def answered(
+    def register_answer(
         self, group_id: str, answer_id: str | None, app_key: str | None, place: Place | None
     ) -> None:
-        """The app has its answer, or is about to: from now on it may say something of it."""
-        self._holding.answered(group_id, answer_id, app_key, place)
+        """Record that the app has its answer, or is about to get it, so that it may send
+        feedback."""
+        self._pending.add(group_id, answer_id, app_key, place)
 
     def find(self, name: str, app_key: str | None) -> str | None:
-        """The group not sent yet whose answer that app calls so."""
-        return self._holding.find(name, app_key)
+        """Return the unsent group whose answer has the id `name` for this app."""
+        return self._pending.find(name, app_key)
 
-    def before(self, place: Place) -> str | None:
-        """The group not sent yet of which a request that stands there says something."""
-        return self._holding.before(place)
+    def preceding_group(self, place: Place) -> str | None:
+        """Return the unsent group about which a request at `place` is implicit feedback."""
+        return self._pending.preceding_group(place)
 
-    def hear(self, group_id: str) -> None:
-        """Until `heard` the group is not sent, if it has not been."""
-        self._holding.hear(group_id)
+    def feedback_started(self, group_id: str) -> None:
+        """Hold the group, if it is unsent, until the matching call of `feedback_finished`."""
+        self._pending.feedback_started(group_id)
 
-    def takes(self, group_id: str) -> bool:
-        """Whether what is being heard may count in the group."""
-        return self._holding.takes(group_id)
+    def accepts_feedback(self, group_id: str) -> bool:
+        """Return whether feedback may still be added to the group's reward."""
+        return self._pending.accepts_feedback(group_id)
 
-    def heard(self, group_id: str, amount: float | None) -> None:
-        """The amount, which lies in the ledger by now, is added to the reward of the group's served
-        sibling."""
-        self._holding.heard(group_id, amount)
-        self._wake(group_id)
+    def feedback_finished(self, group_id: str, amount: float | None) -> None:
+        """Add `amount`, which must be in the ledger already, to the reward of the group's served
+        sibling. None adds nothing."""
+        self._pending.feedback_finished(group_id, amount)
+        self._notify(group_id)
 
-    def moved_on(self, place: Place) -> None:
-        """A session's next turn has come: earlier ones are held no longer."""
-        for group_id in self._holding.moved_on(place):
-            self._wake(group_id)
+    def release_earlier_turns(self, place: Place) -> None:
+        """Hold the session's earlier turns no longer, because a later turn has begun."""
+        for group_id in self._pending.release_earlier_turns(place):
+            self._notify(group_id)
 
-    async def until_over(self, group_id: str) -> None:
-        """Until the group's record is on its way into the ledger."""
-        while not self._holding.is_closed(group_id):
+    async def wait_recorded(self, group_id: str) -> None:
+        """Wait until the group's record is queued for the ledger."""
+        while not self._pending.is_recorded(group_id):
             await self._change(group_id)
 
     def forget(self, group_id: str) -> None:
-        """It has been recorded, and will not be sent."""
-        self._holding.send(group_id)
-        self._wake(group_id)
+        """Forget a group that will not be sent, after its record was queued for the ledger."""
+        self._pending.remove(group_id)
+        self._notify(group_id)
 
     # --- groups
 
     def settle(self, record: GroupRecord) -> None:
-        """Sends the rewards of a scored group; any other is given up at the server."""
-        # At once: what is heard of the group from now on is put behind it.
+        """Write a group to the ledger. Then send its rewards if it is scored, or else abort it at
+        the server."""
+        # The record is queued before this method returns, so that rows of later feedback follow it.
         receipt = self._ledger.record(record)
         is_scored = record.state == "scored"
         work = self._settle(record, receipt) if is_scored else self._abandon(record)
         self._background.start(work)
 
     def resend(self, groups: Sequence[ScoredGroup]) -> None:
-        """Sends what earlier lives left scored, as soon as the server is there."""
-        assert self._resending is None, "once, at the start"
-        for group in groups:  # what was said of them may not have been heard yet
-            self._holding.close(group.group_id, -math.inf, takes=_takes(group))
+        """Send the groups that earlier proxy processes left `scored`, as soon as the server is
+        reachable."""
+        assert self._resending is None, "resend is called once, at the start"
+        for group in groups:  # feedback about them may not have been processed yet
+            self._pending.group_recorded(
+                group.group_id, -math.inf, accepts_feedback=_has_served_reward(group)
+            )
         self._resending = asyncio.create_task(self._resend(groups))
 
     async def close(self) -> None:
+        """Stop. Groups that still wait stay `scored` in the ledger for the next process."""
         if self._resending is not None:
             self._resending.cancel()
             await asyncio.gather(self._resending, return_exceptions=True)
         self._is_closing = True
-        for task in list(self._held):
+        for task in list(self._waiting):
             task.cancel()
         await self._background.close(CLOSE_GRACE_S)
 
     async def _settle(self, record: GroupRecord, receipt: WriteReceipt) -> None:
         group = _scored(record)
-        self._holding.close(group.group_id, time.monotonic(), takes=_takes(group))
-        self._wake(group.group_id)
-        # A group the server trains on must be found in the ledger, come what may.
+        self._pending.group_recorded(
+            group.group_id, time.monotonic(), accepts_feedback=_has_served_reward(group)
+        )
+        self._notify(group.group_id)
+        # The server must never train on a group that is not in the ledger.
         if not await self._ledger.is_written(receipt):
             self.forget(group.group_id)
             self._ledger.settle(record.group_id, "dropped", "ledger_unavailable", None, [])
@@ -155,29 +165,31 @@ class Delivery:
             await self._send(await self._with_feedback(group))
 
     async def _send(self, group: ScoredGroup) -> None:
-        """However long the server is away; a stop leaves it to the next life."""
+        """Send a group, however long the server is unreachable. A stop leaves the group to the next
+        proxy process."""
         while True:
             try:
                 return await self._end(group)
             except Exception as error:  # isolates: one odd group must not hold up the others
                 if not is_passing(error):
                     return self._lose(group.group_id, error)
-            with self._leaving():
+            with self._stoppable_wait():
                 await asyncio.sleep(RESEND_PAUSE_S)
                 await self._link.reached.wait()
 
     @contextlib.contextmanager
-    def _leaving(self) -> Generator[None]:
-        """Around a wait that a stop ends at once: the group stays `scored`, for the next life."""
-        own = asyncio.current_task()
-        assert own is not None
+    def _stoppable_wait(self) -> Generator[None]:
+        """Mark the block as a wait that a stop cancels at once. The group then stays `scored` for
+        the next proxy process."""
+        task = asyncio.current_task()
+        assert task is not None
         if self._is_closing:
             raise asyncio.CancelledError
-        self._held.add(own)
+        self._waiting.add(task)
         try:
             yield
         finally:
-            self._held.discard(own)
+            self._waiting.discard(task)
 
     async def _end(self, group: ScoredGroup) -> None:
         end = EndGroupRequest(
@@ -191,9 +203,10 @@ class Delivery:
         try:
             reply = await self._link.end_group(end)
         except aiohttp.ClientResponseError as error:
-            if error.status != ACKNOWLEDGED_BEFORE:
+            if error.status != ALREADY_ACCEPTED:
                 raise
-            # By an earlier life, with other feedback in it: that stands, the log tells the rest.
+            # An earlier proxy process sent the group with other feedback added. Its rewards stand,
+            # and the run log reports the rest of the outcome.
             reply = EndGroupReply(success=True, pooled=True)
         state = "pooled" if reply.pooled else "dropped"
         self._ledger.settle(
@@ -207,12 +220,13 @@ class Delivery:
         self._on_settled(group.group_id)
 
     async def _with_feedback(self, group: ScoredGroup) -> ScoredGroup:
-        """When it need not be held any longer, with what was added meanwhile to its reward."""
-        if group.group_id not in self._holding:
+        """Wait until the group is no longer held, and return it with the feedback added to the
+        reward of its served sibling."""
+        if group.group_id not in self._pending:
             return group
         await self._hold(group.group_id)
-        added = self._holding.send(group.group_id)
-        self._wake(group.group_id)
+        added = self._pending.remove(group.group_id)
+        self._notify(group.group_id)
         served = group.served_index
         if not added or served is None:
             return group
@@ -222,18 +236,18 @@ class Delivery:
         return replace(group, rewards=rewards)
 
     async def _hold(self, group_id: str) -> None:
-        while (wait_s := self._holding.wait_s(group_id, time.monotonic())) > 0:
+        while (wait_s := self._pending.wait_s(group_id, time.monotonic())) > 0:
             limit_s = None if wait_s == math.inf else wait_s
-            with contextlib.suppress(TimeoutError), self._leaving():
+            with contextlib.suppress(TimeoutError), self._stoppable_wait():
                 async with asyncio.timeout(limit_s):
                     await self._change(group_id)
 
     async def _change(self, group_id: str) -> None:
-        changed = self._changed.setdefault(group_id, asyncio.Event())
+        changed = self._change_events.setdefault(group_id, asyncio.Event())
         await changed.wait()
 
-    def _wake(self, group_id: str) -> None:
-        changed = self._changed.pop(group_id, None)
+    def _notify(self, group_id: str) -> None:
+        changed = self._change_events.pop(group_id, None)
         if changed is not None:
             changed.set()
 
@@ -265,14 +279,14 @@ def _scored(record: GroupRecord) -> ScoredGroup:
     )
 
 
-def _takes(group: ScoredGroup) -> bool:
-    """Whether the served sibling has a reward that something can be added to."""
+def _has_served_reward(group: ScoredGroup) -> bool:
+    """Return whether the served sibling has a reward to which feedback can be added."""
     served = group.served_index
     return served is not None and group.rewards[served] is not None
 
 
 def reason_of(error: Exception) -> str:
-    """Why the server has not taken something, for the ledger.
+    """Return the reason slug of a failed request to the server, for the ledger.
 
     >>> reason_of(TimeoutError())
     'swarm_unreachable'

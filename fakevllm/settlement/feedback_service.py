@@ -1,7 +1,10 @@
-"""Takes what is said of answers: into the ledger, past the hook, then into the group that still
-waits for it, or to those that are trained by themselves.
+"""The service for feedback about answers.
 
-What has been taken is heard, by this life of the proxy or the next.
+Each feedback is stored in the ledger, valued by the `on_feedback` hook, and added to the reward of
+its group if that has not been sent yet. Otherwise it becomes a late sample.
+
+Feedback that has been stored is processed by this proxy process, or by the next one after a
+restart.
 """
 
 from __future__ import annotations
@@ -28,32 +31,33 @@ from fakevllm.sessions.types import Kind, Place
 from fakevllm.settlement.delivery import Delivery
 from fakevllm.settlement.feedback_values import (
     FeedbackBody,
-    OtherContent,
-    id_of,
+    FeedbackIdConflict,
+    identify,
+    replaceable,
     value_of,
-    voided,
 )
-from fakevllm.settlement.feedback_view import Answered, answered_in, shown
+from fakevllm.settlement.feedback_view import FeedbackSubject, hook_argument, read_subject
 from fakevllm.settlement.late_samples import LateSamples
 from fakevllm_adapters.protocol.errors import WireError, bad_request, error_body, unavailable
 
 log = logging.getLogger("fakevllm.settlement.feedback_values")
 
 FLUSH_S = 5.0
-"""For what is on its way into the ledger, before an app is told to try again."""
-_SIGNALS = {Kind.REGENERATES: "regenerate"}
-"""What a request's kind says of the answer before it; any other is the next message."""
-_SAY_NOTHING = (Kind.SIDE, Kind.REPEATS, Kind.PARALLEL, Kind.NEW, Kind.SUB_AGENT)
+"""Seconds to wait for queued ledger writes, before the app gets an error and has to retry."""
+_IMPLICIT_KINDS = {Kind.REGENERATES: "regenerate"}
+"""Kinds of implicit feedback by the kind of the request; any other request is a `next_message`."""
+_NO_FEEDBACK = (Kind.SIDE, Kind.REPEATS, Kind.PARALLEL, Kind.NEW, Kind.SUB_AGENT)
 
 
 class FeedbackService:
-    """close() last; it leaves for the next life what is not heard yet."""
+    """Accepts explicit feedback from apps, and notices implicit feedback: a next message or a
+    regeneration. `close` leaves unprocessed feedback to the next proxy process."""
 
     def __init__(
         self,
         settings: FeedbackSection,
         ledger: Ledger,
-        settling: Delivery,
+        delivery: Delivery,
         late: LateSamples,
         hooks: HookWorker | None,
         tasks: TaskIndex,
@@ -61,82 +65,91 @@ class FeedbackService:
     ) -> None:
         self._weight = settings.weight
         self._ledger = ledger
-        self._settling = settling
+        self._delivery = delivery
         self._late = late
         self._hooks = hooks
         self._tasks = tasks
         self._metrics = metrics
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By group: what is said of an answer is taken one by one, for the same twice at once is
-        one feedback. Nor does it come to count meanwhile, for it may be taken back."""
-        self._hearing: dict[tuple[str, str], bool] = {}
-        """By group and feedback id, of those under way: whether they still count."""
-        self._background = TaskSet(log, "feedback could not be heard")
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Locks by group id. Feedback about one answer is stored one at a time, so that the same
+        feedback sent twice at once is stored once. While feedback is stored, none is applied,
+        because the new feedback may be a withdrawal."""
+        self._in_progress: dict[tuple[str, str], bool] = {}
+        """Feedback that is being processed, by group id and feedback id. The value is False once
+        the feedback was taken back or replaced."""
+        self._background = TaskSet(log, "feedback could not be processed")
 
     def restore(self) -> None:
-        """Hears what an earlier life had taken. Before groups of earlier lives are sent."""
+        """Process the feedback that an earlier proxy process had stored. Must be called before any
+        group of an earlier process is sent."""
         for row in self._ledger.feedback.in_state(FeedbackState.RECEIVED):
-            self._begin(row)
+            self._start(row)
 
     async def close(self) -> None:
         await self._background.close()
 
-    async def take(self, said: FeedbackBody, app_key: str | None) -> tuple[FeedbackRecord, bool]:
-        """The feedback as it is in the ledger, and whether it was there before. Raises
-        WireError."""
-        group_id = await self._find(said.id, app_key)
-        self._settling.hear(group_id)  # it must not be sent meanwhile
+    async def accept(self, body: FeedbackBody, app_key: str | None) -> tuple[FeedbackRecord, bool]:
+        """Store feedback, and return its row and whether it had been stored before.
+
+        Raises WireError: 404 if the app received no such answer, 400 if the `feedback_id` names
+        other feedback, 503 if the ledger cannot be written.
+        """
+        group_id = await self._find(body.id, app_key)
+        self._delivery.feedback_started(group_id)  # the group must not be sent meanwhile
         try:
-            async with self._turn(group_id):
-                row, is_new = await self._keep(said, group_id, app_key)
+            async with self._lock(group_id):
+                row, is_new = await self._store(body, group_id, app_key)
                 if is_new:
                     self._metrics.feedback_received("feedback")
-                self._begin(row)
+                self._start(row)
         finally:
-            self._settling.heard(group_id, None)
+            self._delivery.feedback_finished(group_id, None)
         return row, not is_new
 
-    def followed(self, group_id: str, place: Place | None, text: str) -> None:
-        """A request has been placed: it says something of an earlier answer of its session, whose
-        turns so far are held no longer."""
-        if place is None or place.kind in _SAY_NOTHING:
+    def request_placed(self, group_id: str, place: Place | None, text: str) -> None:
+        """Process a new request as implicit feedback about an earlier answer of its session, and
+        release the groups of the session's earlier turns.
+
+        `text`: the request's last user message.
+        """
+        if place is None or place.kind in _NO_FEEDBACK:
             return
         if self._hooks is not None and self._hooks.info.has_feedback:
-            before = self._settling.before(place)
-            if before is not None:
-                self._settling.hear(before)
-            self._background.start(self._hear_signal(group_id, before, place, text))
-        self._settling.moved_on(place)
+            preceding = self._delivery.preceding_group(place)
+            if preceding is not None:
+                self._delivery.feedback_started(preceding)
+            self._background.start(self._process_implicit(group_id, preceding, place, text))
+        self._delivery.release_earlier_turns(place)
 
-    # --- at the door
+    # --- storing
 
     async def _find(self, name: str, app_key: str | None) -> str:
-        """The group. Raises WireError (404)."""
-        found = self._settling.find(name, app_key)
-        if found is None:
-            await self._ledger.flush(FLUSH_S)  # it may have been answered an instant ago
-            found = await asyncio.to_thread(self._ledger.feedback.find_group, name, app_key)
-        if found is None:
+        """Return the id of the group with the answer `name`. Raises WireError (404)."""
+        group_id = self._delivery.find(name, app_key)
+        if group_id is None:
+            await self._ledger.flush(FLUSH_S)  # the answer may be an instant old
+            group_id = await asyncio.to_thread(self._ledger.feedback.find_group, name, app_key)
+        if group_id is None:
             message = (
                 f"No answer `{name}` was given to this API key: "
-                "send the id of the response, with the key it was asked with."
+                "send the id of the response, with the API key of its request."
             )
             raise WireError(404, error_body(message, "NotFoundError", 404, "id"))
-        return found
+        return group_id
 
-    async def _keep(
-        self, said: FeedbackBody, group_id: str, app_key: str | None
+    async def _store(
+        self, body: FeedbackBody, group_id: str, app_key: str | None
     ) -> tuple[FeedbackRecord, bool]:
-        """Raises WireError."""
+        """Return the row of the feedback, and whether it is new. Raises WireError (400, 503)."""
         rows = self._ledger.feedback
         is_flushed = await self._ledger.flush(FLUSH_S)
         earlier = await asyncio.to_thread(rows.of_group, group_id)
         try:
-            feedback_id, known = id_of(said, earlier)
-        except OtherContent:
+            feedback_id, known = identify(body, earlier)
+        except FeedbackIdConflict:
             raise bad_request(
-                f"`feedback_id` {said.feedback_id!r} names other feedback about this answer: "
-                "choose another one for this.",
+                f"`feedback_id` {body.feedback_id!r} names other feedback about this answer: "
+                "choose another id.",
                 "feedback_id",
             ) from None
         if known is not None:
@@ -146,63 +159,66 @@ class FeedbackService:
             feedback_id=feedback_id,
             received_at=time.time(),
             app_key=app_key,
-            **said.content,
+            **body.content,
         )
-        if said.takes_back:
+        if body.is_withdrawal:
             row = replace(row, state=FeedbackState.KEPT, reason="taken_back")
         receipts = [rows.record(row)]
-        if said.takes_back or said.value is not None:
-            reason = "taken_back" if said.takes_back else "replaced"
-            receipts += [self._void(one, reason) for one in voided(earlier)]
-        if said.takes_back:
+        if body.is_withdrawal or body.value is not None:
+            reason = "taken_back" if body.is_withdrawal else "replaced"
+            receipts += [self._void(old, reason) for old in replaceable(earlier)]
+        if body.is_withdrawal:
             receipts.append(rows.mark_too_late(row))
         if not (is_flushed and await self._ledger.is_written(*receipts, timeout_s=FLUSH_S)):
-            raise unavailable("The feedback could not be kept. Try again shortly.")
-        if said.takes_back:  # what came of it is known to the ledger
-            found = await asyncio.to_thread(rows.of_group, group_id)
-            row = next(one for one in found if one.feedback_id == feedback_id)
+            raise unavailable("The feedback could not be stored. Try again shortly.")
+        if body.is_withdrawal:  # only the ledger knows whether it came too late
+            stored = await asyncio.to_thread(rows.of_group, group_id)
+            row = next(old for old in stored if old.feedback_id == feedback_id)
         return row, True
 
-    # --- behind it
+    # --- processing
 
-    def _begin(self, row: FeedbackRecord) -> None:
-        """Hears it, unless that has been done or is."""
+    def _start(self, row: FeedbackRecord) -> None:
+        """Start processing feedback, unless it was processed already or is in progress."""
         key = (row.group_id, row.feedback_id)
-        if row.state == FeedbackState.RECEIVED and key not in self._hearing:
-            self._hearing[key] = True
-            self._settling.hear(row.group_id)
-            self._background.start(self._heard(row.group_id, partial(self._hear, row)))
+        if row.state == FeedbackState.RECEIVED and key not in self._in_progress:
+            self._in_progress[key] = True
+            self._delivery.feedback_started(row.group_id)
+            self._background.start(self._finish(row.group_id, partial(self._process, row)))
 
-    async def _heard(
-        self, group_id: str, hearing: Callable[[], Coroutine[Any, Any, float | None]]
+    async def _finish(
+        self, group_id: str, process: Callable[[], Coroutine[Any, Any, float | None]]
     ) -> None:
-        """Ends what `Delivery.hear` began. A stop does not: the group must not be sent without what
-        the ledger says was added to it, and is left to the next life."""
-        try:
-            amount = await hearing()
-        except Exception:
-            self._settling.heard(group_id, None)
-            raise
-        self._settling.heard(group_id, amount)
+        """Call `process` and report its result as `feedback_finished`.
 
-    async def _hear(self, row: FeedbackRecord) -> float | None:
+        A stop of the proxy cancels this without reporting. The group must not be sent without the
+        feedback that the ledger says was added to it; it is left to the next proxy process.
+        """
+        try:
+            amount = await process()
+        except Exception:
+            self._delivery.feedback_finished(group_id, None)
+            raise
+        self._delivery.feedback_finished(group_id, amount)
+
+    async def _process(self, row: FeedbackRecord) -> float | None:
         key = (row.group_id, row.feedback_id)
         try:
-            await self._settling.until_over(row.group_id)
+            await self._delivery.wait_recorded(row.group_id)
             value = await self._value(row)
-            async with self._turn(row.group_id):
-                return await self._amount(row, value) if self._hearing[key] else None
+            async with self._lock(row.group_id):
+                return await self._amount(row, value) if self._in_progress[key] else None
         finally:
-            del self._hearing[key]
+            del self._in_progress[key]
 
-    def _turn(self, group_id: str) -> asyncio.Lock:
-        return self._turns.setdefault(group_id, asyncio.Lock())
+    def _lock(self, group_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(group_id, asyncio.Lock())
 
     def _void(self, row: FeedbackRecord, reason: str) -> WriteReceipt:
-        """It counts for nothing, unless it has been sent."""
+        """Make feedback count for nothing, unless it was added to a reward or sent already."""
         key = (row.group_id, row.feedback_id)
-        if key in self._hearing:
-            self._hearing[key] = False
+        if key in self._in_progress:
+            self._in_progress[key] = False
         return self._ledger.feedback.void(row, reason)
 
     async def _amount(
@@ -211,10 +227,13 @@ class FeedbackService:
         value: FeedbackValue | HookFailure,
         recorded: WriteReceipt | None = None,
     ) -> float | None:
-        """What is to be added to the group's reward: nothing that is not in the ledger, or it could
-        be trained once more. Awaits nothing before it writes.
+        """Return the amount to add to the group's reward, or None if the feedback waits for its
+        turn as a sample, or counts for nothing.
 
-        `recorded` is the receipt of `row`; None if the ledger is known to have the row.
+        An amount is returned only once the ledger has it. Otherwise a restart could train the
+        feedback a second time. `recorded`: the receipt of `row`; None if the ledger is known to
+        have the row. This method must not await anything before its first write, because
+        feedback may be taken back meanwhile.
         """
         rows = self._ledger.feedback
         if isinstance(value, HookFailure):
@@ -230,7 +249,7 @@ class FeedbackService:
         if number is None:
             rows.set_outcome(row, FeedbackState.KEPT, "no_number", hook_hash=hook_hash)
             return None
-        if self._settling.takes(row.group_id):
+        if self._delivery.accepts_feedback(row.group_id):
             amount = self._weight * number
             joined = rows.set_outcome(
                 row, FeedbackState.JOINED, value=number, amount=amount, hook_hash=hook_hash
@@ -245,54 +264,57 @@ class FeedbackService:
     async def _value(self, row: FeedbackRecord) -> FeedbackValue | HookFailure:
         if self._hooks is None or not self._hooks.info.has_feedback:
             return FeedbackValue(value_of(row.score, row.thumbs))
-        of = await self._answered(row.group_id)
-        if of is None:
+        subject = await self._subject(row.group_id)
+        if subject is None:
             return HookFailure("not_in_ledger: the answer's group was not written")
-        task = self._tasks.of_id(of.group.task_id)
-        return await self._hooks.feedback(shown(of, task, row))
+        task = self._tasks.of_id(subject.group.task_id)
+        return await self._hooks.feedback(hook_argument(subject, task, row))
 
-    async def _hear_signal(
-        self, group_id: str, before: str | None, place: Place, text: str
+    async def _process_implicit(
+        self, group_id: str, preceding: str | None, place: Place, text: str
     ) -> None:
-        """`before`: the group it is said of, where that is known to be held."""
-        if before is None:
-            before = await self._earlier(group_id, place)
-            if before is None:
+        """Process the request `group_id` as implicit feedback. `preceding`: the group that it is
+        about, if that group is known to be unsent."""
+        if preceding is None:
+            preceding = await self._find_preceding(group_id, place)
+            if preceding is None:
                 return
-            self._settling.hear(before)
-        await self._heard(before, partial(self._hear_followed, before, group_id, place, text))
+            self._delivery.feedback_started(preceding)
+        process = partial(self._implicit_amount, preceding, group_id, place, text)
+        await self._finish(preceding, process)
 
-    async def _hear_followed(
-        self, before: str, group_id: str, place: Place, text: str
+    async def _implicit_amount(
+        self, preceding: str, group_id: str, place: Place, text: str
     ) -> float | None:
         assert self._hooks is not None
-        await self._settling.until_over(before)
-        of = await self._answered(before)
-        if of is None:
+        await self._delivery.wait_recorded(preceding)
+        subject = await self._subject(preceding)
+        if subject is None:
             return None
-        kind = _SIGNALS.get(place.kind, "next_message")
+        kind = _IMPLICIT_KINDS.get(place.kind, "next_message")
         row = FeedbackRecord(
-            group_id=before,
+            group_id=preceding,
             feedback_id=f"{kind}.{group_id}",
             received_at=time.time(),
-            app_key=of.group.app_key,
+            app_key=subject.group.app_key,
             kind=kind,
-            state=FeedbackState.KEPT,  # unless it counts, which is told with it
+            state=FeedbackState.KEPT,  # the outcome, if it counts, replaces it
             reason="not_heard",
         )
-        task = self._tasks.of_id(of.group.task_id)
-        value = await self._hooks.feedback(shown(of, task, row, text))
+        task = self._tasks.of_id(subject.group.task_id)
+        value = await self._hooks.feedback(hook_argument(subject, task, row, text))
         if isinstance(value, FeedbackValue) and value.value is None:
             return None
         recorded = self._ledger.feedback.record(row)
         self._metrics.feedback_received(kind)
         return await self._amount(row, value, recorded)
 
-    async def _earlier(self, group_id: str, place: Place) -> str | None:
+    async def _find_preceding(self, group_id: str, place: Place) -> str | None:
         await self._ledger.flush(FLUSH_S)
         return await asyncio.to_thread(self._ledger.feedback.preceding_group, place, group_id)
 
-    async def _answered(self, group_id: str) -> Answered | None:
-        """None where the ledger could not be written, or nothing was served."""
+    async def _subject(self, group_id: str) -> FeedbackSubject | None:
+        """Return the answered request; None if the ledger could not be written, or if nothing was
+        served."""
         await self._ledger.flush(FLUSH_S)
-        return await asyncio.to_thread(answered_in, self._ledger, group_id)
+        return await asyncio.to_thread(read_subject, self._ledger, group_id)

@@ -1,4 +1,4 @@
-"""What apps say of answers they got, and what it counts for. Pure."""
+"""The body of a feedback request, its identity and its value. Pure."""
 
 from __future__ import annotations
 
@@ -13,44 +13,47 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fakevllm.config.reward import BASELINE_WINDOW
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 
-TOO_SMALL = 1e-6
-"""An advantage that teaches nothing."""
+MIN_ADVANTAGE = 1e-6
+"""Absolute advantage below which a sample is dropped, because it would teach nothing."""
 
 
 class FeedbackBody(BaseModel):
-    """The body of POST /v1/feedback. What it does not know it ignores, as vLLM does."""
+    """The body of POST /v1/feedback. Unknown fields are ignored, as vLLM does."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     id: str = Field(min_length=1, max_length=300)
-    """Of the answer, as the app got it."""
+    """The answer's id as the app received it."""
     score: float | None = Field(default=None, ge=-1, le=1, strict=True)
     thumbs: Literal["up", "down"] | None = None
     edited: str | None = Field(default=None, min_length=1, max_length=1_000_000)
-    """What the answer should have been."""
+    """The text that the answer should have been."""
     comment: str | None = Field(default=None, min_length=1, max_length=100_000)
     feedback_id: str | None = Field(default=None, pattern="^[A-Za-z0-9_.:-]{1,100}$")
+    """Idempotency key."""
 
     @model_validator(mode="after")
-    def _says_something(self) -> FeedbackBody:
+    def _has_content(self) -> FeedbackBody:
         if not self.model_fields_set & {"score", "thumbs", "edited", "comment"}:
             raise ValueError(
-                "say at least one of score (-1 to 1), thumbs ('up' or 'down'), edited, comment"
+                "at least one of score (-1 to 1), thumbs ('up' or 'down'), edited and comment is "
+                "required"
             )
         return self
 
     @property
-    def takes_back(self) -> bool:
-        """All null: as if nothing had been said."""
+    def is_withdrawal(self) -> bool:
+        """Whether all content fields are null, which takes back earlier feedback."""
         return not self.content
 
     @property
     def content(self) -> dict[str, Any]:
+        """The content fields that are not null."""
         return self.model_dump(exclude={"id", "feedback_id"}, exclude_none=True)
 
     @property
     def value(self) -> float | None:
-        """What it counts for, unless a hook says otherwise; None: nothing.
+        """The feedback's value without a hook; None if it counts for nothing.
 
         >>> FeedbackBody(id="a", thumbs="down").value, FeedbackBody(id="a", comment="Hm").value
         (-1.0, None)
@@ -59,55 +62,62 @@ class FeedbackBody(BaseModel):
 
 
 def value_of(score: float | None, thumbs: str | None) -> float | None:
-    """A score is surer than thumbs."""
+    """Return the value of a feedback without a hook. A score takes precedence over thumbs."""
     if score is not None or thumbs is None:
         return score
     return 1.0 if thumbs == "up" else -1.0
 
 
-class OtherContent(ValueError):
-    """A `feedback_id` that names another feedback about the same answer."""
+class FeedbackIdConflict(ValueError):
+    """The `feedback_id` names feedback with other content about the same answer."""
 
 
-def id_of(
-    said: FeedbackBody, earlier: Sequence[FeedbackRecord]
+def identify(
+    body: FeedbackBody, earlier: Sequence[FeedbackRecord]
 ) -> tuple[str, FeedbackRecord | None]:
-    """What a feedback is called, and the one of `earlier`, all about the same answer, that it is
-    sent again. Without a name, equal content is the same feedback, unless that one was taken back
-    or replaced meanwhile, or another number has been said since: who says up, down, up means up.
-    Raises OtherContent."""
-    if said.feedback_id is not None:
-        known = next((one for one in earlier if one.feedback_id == said.feedback_id), None)
-        if known is not None and content_of(known) != said.content:
-            raise OtherContent(said.feedback_id)
-        return said.feedback_id, known
-    own = [one for one in earlier if one.kind == "feedback"]
-    for one in reversed(own):
-        if one.is_void:
+    """Return the feedback's id, and the earlier feedback that this one repeats, or None.
+
+    `earlier`: all feedback about the same answer, oldest first. Without a `feedback_id`, equal
+    content is the same feedback, unless the earlier one was taken back or replaced, or another
+    number was sent since: the sequence up, down, up ends as up. Raises FeedbackIdConflict.
+    """
+    if body.feedback_id is not None:
+        known = next((row for row in earlier if row.feedback_id == body.feedback_id), None)
+        if known is not None and content_of(known) != body.content:
+            raise FeedbackIdConflict(body.feedback_id)
+        return body.feedback_id, known
+    explicit = [row for row in earlier if row.kind == "feedback"]
+    for row in reversed(explicit):
+        if row.is_void:
             continue
-        if content_of(one) == said.content:
-            return one.feedback_id, one
-        if said.value is not None and value_of(one.score, one.thumbs) is not None:
+        if content_of(row) == body.content:
+            return row.feedback_id, row
+        if body.value is not None and value_of(row.score, row.thumbs) is not None:
             break
-    digest = hashlib.sha256(orjson.dumps(said.content, option=orjson.OPT_SORT_KEYS)).hexdigest()
-    return f"{digest[:16]}.{len(own)}", None
+    digest = hashlib.sha256(orjson.dumps(body.content, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return f"{digest[:16]}.{len(explicit)}", None
 
 
 def content_of(row: FeedbackRecord) -> dict[str, Any]:
-    found = {name: getattr(row, name) for name in ("score", "thumbs", "edited", "comment")}
-    return {name: value for name, value in found.items() if value is not None}
+    """Return the content fields of a stored feedback that are not null."""
+    fields = {name: getattr(row, name) for name in ("score", "thumbs", "edited", "comment")}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def voided(earlier: Sequence[FeedbackRecord]) -> list[FeedbackRecord]:
-    """What a later word about the same answer replaces: all that has not been trained with yet."""
-    states = (FeedbackState.RECEIVED, FeedbackState.WAITING)
-    return [one for one in earlier if one.kind == "feedback" and one.state in states]
+def replaceable(earlier: Sequence[FeedbackRecord]) -> list[FeedbackRecord]:
+    """Return the feedback that later feedback about the same answer replaces: all explicit feedback
+    that has not been used yet."""
+    unused = (FeedbackState.RECEIVED, FeedbackState.WAITING)
+    return [row for row in earlier if row.kind == "feedback" and row.state in unused]
 
 
 def baseline_of(others: Sequence[float], num: int) -> float | None:
-    """What a feedback is measured by, `others` being the app's others, latest first; None while
-    there are fewer than `num` with it. Feedback that is always the same then teaches nothing, and
-    a mostly negative stream does not push the model away from all it says.
+    """Return the baseline of a feedback: the mean of the app's latest other values.
+
+    `others`: the values of the app's other feedback, latest first. Return None if the app has fewer
+    than `num` feedbacks, this one included. With a baseline, feedback that is always the same
+    teaches nothing, and a mostly negative stream does not push the model away from everything it
+    says.
 
     >>> baseline_of([1.0, -1.0, 1.0], 4), baseline_of([1.0], 4)
     (0.3333333333333333, None)

@@ -1,4 +1,4 @@
-"""An answer and what is said of it, as on_feedback gets them."""
+"""The argument of the `on_feedback` hook: an answer with feedback about it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from fakevllm_adapters.protocol.swarm import Task
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """A request that got an answer."""
+class FeedbackSubject:
+    """An answered request that feedback is about."""
 
     group: GroupRecord
     messages: list[dict[str, Any]]
-    """The conversation before it, as the reward hook was shown it."""
+    """The conversation before the answer, in the form that the reward hook saw."""
 
 
-def answered_in(ledger: Ledger, group_id: str) -> Answered | None:
-    """Blocks. None where the group is not in the ledger, or nothing was served."""
+def read_subject(ledger: Ledger, group_id: str) -> FeedbackSubject | None:
+    """Read an answered request from the ledger; this blocks. Return None if the group is not in the
+    ledger, or if nothing was served."""
     group = ledger.group(group_id)
     if group is None or group.served_index is None:
         return None
@@ -32,25 +33,28 @@ def answered_in(ledger: Ledger, group_id: str) -> Answered | None:
     messages = recorded_messages(
         group.route, group.request_json, lambda name: ledger.answered_request(name, key)
     )
-    return Answered(group, messages)
+    return FeedbackSubject(group, messages)
 
 
-def shown(of: Answered, task: Task | None, row: FeedbackRecord, text: str = "") -> Feedback:
-    """`text`: what the user wrote next."""
-    group = of.group
-    served = next(one for one in group.siblings if one.served)
+def hook_argument(
+    subject: FeedbackSubject, task: Task | None, row: FeedbackRecord, next_message: str = ""
+) -> Feedback:
+    """Return the hook's argument. `next_message`: the text that the user wrote next, for implicit
+    feedback."""
+    group = subject.group
+    served = next(sibling for sibling in group.siblings if sibling.served)
     answer: dict[str, Any] = orjson.loads(served.message_json or "{}")
     return Feedback(
         kind=cast(Any, row.kind),
         request_id=group.group_id,
         answer=answer | {"finish_reason": served.finish_reason},
         question=group.question,
-        messages=of.messages,
+        messages=subject.messages,
         task=task or Task(main_query=group.question),
         reward=served.reward,
         score=row.score,
         thumbs=cast(Any, row.thumbs),
         edited=row.edited,
         comment=row.comment,
-        next_message=text,
+        next_message=next_message,
     )

@@ -1,5 +1,5 @@
-"""Groups that have not been sent yet: what is said of their answers now counts in the group itself.
-Pure; the clock is passed in."""
+"""Groups that have not been sent to the server yet, so that feedback about their answers can still
+be added to their rewards. Pure; the clock is passed in."""
 
 from __future__ import annotations
 
@@ -16,22 +16,26 @@ class _Group:
     app_key: str | None
     place: Place | None
     is_restored: bool = False
-    """An earlier life has answered it: whose it is tells the ledger alone."""
-    until: float | None = None
-    """None: the group is not over yet, and is not sent anyway."""
-    takes: bool = True
-    """Whether what is heard may count in it."""
-    num_hearing: int = 0
+    """Whether an earlier proxy process answered the request. Only the ledger knows its app then."""
+    send_at: float | None = None
+    """Time at which the group is sent; None if the group has not ended, so that it is not sent."""
+    accepts_feedback: bool = True
+    """Whether feedback may be added to its reward."""
+    num_in_progress: int = 0
+    """Feedbacks that are being processed."""
     added: float = 0.0
+    """Sum of the feedback to add to the reward of the served sibling."""
     is_released: bool = False
+    """Whether the group is sent without waiting for `send_at`."""
 
 
 class PendingGroups:
-    """From an app's answer to the group's sending."""
+    """The groups between the app's answer and the sending of the group."""
 
     def __init__(self, window_s: float = 0.0) -> None:
+        """`window_s`: seconds for which a scored group waits for feedback."""
         self._window_s = window_s
-        # Bounded by the groups that are open, and by the window.
+        # Bounded by the number of open groups, and by the groups within the window.
         self._groups: dict[str, _Group] = {}
         self._by_answer: dict[str, str] = {}
         self._by_session: defaultdict[str, dict[str, None]] = defaultdict(dict)
@@ -39,10 +43,10 @@ class PendingGroups:
     def __contains__(self, group_id: str) -> bool:
         return group_id in self._groups
 
-    def answered(
+    def add(
         self, group_id: str, answer_id: str | None, app_key: str | None, place: Place | None
     ) -> None:
-        """The app has got its answer, or is about to; the first call counts."""
+        """Add a group whose app has its answer, or is about to get it; the first call counts."""
         if group_id in self._groups:
             return
         self._groups[group_id] = _Group(answer_id, app_key, place)
@@ -51,77 +55,86 @@ class PendingGroups:
         if place is not None:
             self._by_session[place.session_id][group_id] = None
 
-    def close(self, group_id: str, now: float, *, takes: bool) -> None:
-        """The group is in the ledger with its rewards, and is to be sent. `takes`: whether the
-        served sibling has a reward to add to."""
+    def group_recorded(self, group_id: str, now: float, *, accepts_feedback: bool) -> None:
+        """Record that the group is in the ledger with its rewards, ready to be sent.
+
+        `accepts_feedback`: whether the served sibling has a reward to which feedback can be added.
+        """
         restored = _Group(None, None, None, is_restored=True)
         group = self._groups.setdefault(group_id, restored)
-        group.until = now + (self._window_s if takes else 0.0)
-        group.takes = takes
+        group.send_at = now + (self._window_s if accepts_feedback else 0.0)
+        group.accepts_feedback = accepts_feedback
 
     def find(self, name: str, app_key: str | None) -> str | None:
-        """The group whose answer that app calls so, or by the group's own id."""
+        """Return the group whose answer has the id `name` for this app, or whose own id is
+        `name`."""
         group_id = self._by_answer.get(name, name)
         group = self._groups.get(group_id)
         if group is None or group.is_restored or group.app_key != app_key:
             return None
         return group_id
 
-    def is_closed(self, group_id: str) -> bool:
+    def is_recorded(self, group_id: str) -> bool:
+        """Return whether the group has ended, or was sent already."""
         group = self._groups.get(group_id)
-        return group is None or group.until is not None
+        return group is None or group.send_at is not None
 
-    def hear(self, group_id: str) -> None:
-        """Somebody says something; until `heard` the group is not sent."""
+    def feedback_started(self, group_id: str) -> None:
+        """Hold the group until the matching call of `feedback_finished`."""
         if group_id in self._groups:
-            self._groups[group_id].num_hearing += 1
+            self._groups[group_id].num_in_progress += 1
 
-    def takes(self, group_id: str) -> bool:
-        """Whether what is being heard may count in the group."""
-        group = self._groups.get(group_id)
-        return group is not None and group.takes
-
-    def heard(self, group_id: str, amount: float | None) -> None:
-        """The amount counts in the group, which then waits for nothing more."""
+    def feedback_finished(self, group_id: str, amount: float | None) -> None:
+        """Add `amount` to the group's reward, and release the group; None adds nothing."""
         group = self._groups.get(group_id)
         if group is None:
             return
-        group.num_hearing -= 1
-        if amount is not None and group.takes:
+        group.num_in_progress -= 1
+        if amount is not None and group.accepts_feedback:
             group.added += amount
             group.is_released = True
 
-    def before(self, place: Place) -> str | None:
-        """The group of which a request that stands there says something: another try of the same,
-        or the next message."""
+    def accepts_feedback(self, group_id: str) -> bool:
+        """Return whether feedback may still be added to the group's reward."""
+        group = self._groups.get(group_id)
+        return group is not None and group.accepts_feedback
+
+    def preceding_group(self, place: Place) -> str | None:
+        """Return the group about which a request at `place` is implicit feedback.
+
+        A regeneration is about the latest attempt at the same request, a next message about the
+        answer before it.
+        """
         if place.kind is Kind.REGENERATES:
             session = self._by_session.get(place.session_id, ())
-            same = [one for one in session if self._asks_again(one, place)]
-            return same[-1] if same else None
+            attempts = [other for other in session if self._is_same_request(other, place)]
+            return attempts[-1] if attempts else None
         group = self._groups.get(place.parent_id or "")
         is_next = group is not None and group.place is not None and group.place.turn < place.turn
         return place.parent_id if is_next else None
 
-    def moved_on(self, place: Place) -> list[str]:
-        """The session's earlier turns need not wait any more; who they are."""
+    def release_earlier_turns(self, place: Place) -> list[str]:
+        """Release the groups of the session's earlier turns, and return them."""
         released = [
-            one
-            for one in self._by_session.get(place.session_id, ())
-            if self._asks_again(one, place) or self._turn(one) < place.turn
+            group_id
+            for group_id in self._by_session.get(place.session_id, ())
+            if self._is_same_request(group_id, place) or self._turn(group_id) < place.turn
         ]
-        for one in released:
-            self._groups[one].is_released = True
+        for group_id in released:
+            self._groups[group_id].is_released = True
         return released
 
     def wait_s(self, group_id: str, now: float) -> float:
-        """How long the group is held yet; without end while something is said of it."""
+        """Return the seconds for which the group is still held; infinite while feedback about it is
+        being processed."""
         group = self._groups[group_id]
-        if group.until is None or group.num_hearing > 0:
+        if group.send_at is None or group.num_in_progress > 0:
             return math.inf
-        return 0.0 if group.is_released else max(0.0, group.until - now)
+        return 0.0 if group.is_released else max(0.0, group.send_at - now)
 
-    def send(self, group_id: str) -> float:
-        """From now on it takes nothing more. What is added to the reward of its served sibling."""
+    def remove(self, group_id: str) -> float:
+        """Remove a group that is about to be sent, and return what feedback adds to the reward of
+        its served sibling."""
         group = self._groups.pop(group_id, None)
         if group is None:
             return 0.0
@@ -138,8 +151,8 @@ class PendingGroups:
         place = self._groups[group_id].place
         return place.turn if place is not None else 0
 
-    def _asks_again(self, group_id: str, place: Place) -> bool:
-        """Whether it was asked the same, which `place` asks once more."""
+    def _is_same_request(self, group_id: str, place: Place) -> bool:
+        """Return whether `place` regenerates the answer to the group's request."""
         own = self._groups[group_id].place
-        asks_again = place.kind is Kind.REGENERATES and place.asked_key != ""
-        return asks_again and own is not None and own.asked_key == place.asked_key
+        regenerates = place.kind is Kind.REGENERATES and place.asked_key != ""
+        return regenerates and own is not None and own.asked_key == place.asked_key

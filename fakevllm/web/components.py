@@ -126,7 +126,7 @@ async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
             resends,
             metrics,
             lockstep=Lockstep(config.job.seed, delivery, link) if config.job.lockstep else None,
-            on_placed=feedback.followed,
+            on_placed=feedback.request_placed,
         )
         stack.push_async_callback(pipeline.close)
         stack.push_async_callback(feedback.close)

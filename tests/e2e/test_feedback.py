@@ -166,7 +166,7 @@ def test_an_answer_served_once_can_be_spoken_of_while_it_comes_and_not_once_it_w
     [
         ({"id": "chatcmpl-none", "thumbs": "up"}, 404, "send the id of the response"),
         ({"thumbs": "up"}, 400, "Field required"),
-        ({"id": "x"}, 400, "say at least one of score"),
+        ({"id": "x"}, 400, "at least one of score"),
         ({"id": "x", "score": 3}, 400, "less than or equal to 1"),
         ({"id": "x", "thumbs": "sideways"}, 400, "'up' or 'down'"),
         ({"id": "x", "score": True}, 400, "valid number"),
@@ -189,7 +189,7 @@ def test_only_the_app_that_got_an_answer_may_say_something_of_it(stack: Any) -> 
     assert taken.is_success
     assert say(stack.three, id=taken.json()["group_id"], thumbs="down", feedback_id="b").is_success
     reply = say(stack.three, id=answer["id"], thumbs="up", feedback_id="a")
-    assert reply.status_code == 400 and "choose another one" in reply.json()["error"]["message"]
+    assert reply.status_code == 400 and "choose another id" in reply.json()["error"]["message"]
 
 
 def test_every_format_s_answers_are_known_by_their_own_ids(stack: Any) -> None:

@@ -37,7 +37,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
         key = api_key_of(header_map(request.scope))
         try:
             said = _said(await read_body(request.receive, proxy.config.limits.body_bytes))
-            row, is_repeated = await proxy.feedback.take(said, fingerprint(key) if key else None)
+            row, is_repeated = await proxy.feedback.accept(said, fingerprint(key) if key else None)
         except WireError as error:
             return worded(error)
         except ClientDisconnected:

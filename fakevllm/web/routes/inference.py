@@ -97,7 +97,7 @@ def _draft(
         question,
         app_key,
         placement=placement,
-        on_answer_id=proxy.delivery.answered,
+        on_answer_id=proxy.delivery.register_answer,
         received_at=received_at,
     )
 

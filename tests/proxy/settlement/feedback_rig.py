@@ -1,4 +1,5 @@
-"""A proxy with feedback before an odd swarm server, and groups to say something of."""
+"""A proxy with feedback in front of a stub of the swarm server, and groups to send feedback
+about."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ POOLED = EndGroupReply(success=True, pooled=True, step=3)
 
 
 @asynccontextmanager
-async def opened(
+async def open_feedback_proxy(
     folder: Path, *, status: object = None, hooks: str = "", **settings: Any
 ) -> AsyncGenerator[tuple[ProxyComponents, FeedbackService, OddSwarm]]:
     async with OddSwarm() as swarm:
@@ -40,15 +41,15 @@ async def opened(
             yield proxy, proxy.feedback, swarm
 
 
-def ended(proxy: ProxyComponents, *names: str, run_id: str = "r") -> None:
-    """Groups with their calls, as the server's reply brings them."""
+def record_pooled(proxy: ProxyComponents, *names: str, run_id: str = "r") -> None:
+    """Record groups with their calls, as the server's reply contains them."""
     for name in names:
         proxy.ledger.record(group(name, [0.5, 1.0]))
         proxy.ledger.settle(name, "pooled", None, 1, [[call()], [call()]], run_id)
 
 
-def said(name: str, **more: Any) -> FeedbackBody:
-    return FeedbackBody.model_validate({"id": name} | (more or {"thumbs": "up"}))
+def feedback_on(name: str, **content: Any) -> FeedbackBody:
+    return FeedbackBody.model_validate({"id": name} | (content or {"thumbs": "up"}))
 
 
 def rows(proxy: ProxyComponents) -> list[FeedbackRecord]:

@@ -1,4 +1,4 @@
-"""No group stays scored: it is sent, by this life or the next, or it is lost with a reason."""
+"""Every scored group is sent, by this proxy process or the next, or is lost with a reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TypeVar
 import pytest
 
 from fakevllm.ledger.store import Ledger
-from fakevllm.settlement import delivery
+from fakevllm.settlement import delivery as delivery_module
 from fakevllm.settlement.delivery import Delivery
 from fakevllm.swarm import link
 from fakevllm.swarm.link import SwarmLink
@@ -35,17 +35,17 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 @asynccontextmanager
-async def settling(swarm: OddSwarm, ledger: Ledger) -> AsyncGenerator[Delivery]:
-    followed = SwarmLink(swarm.url, None, TrainJob(), ledger)
-    following = asyncio.create_task(followed.run())
-    settling = Delivery(ledger, followed)
+async def delivering(swarm: OddSwarm, ledger: Ledger) -> AsyncGenerator[Delivery]:
+    swarm_link = SwarmLink(swarm.url, None, TrainJob(), ledger)
+    following = asyncio.create_task(swarm_link.run())
+    delivery = Delivery(ledger, swarm_link)
     try:
-        yield settling
+        yield delivery
     finally:
-        await settling.close()
+        await delivery.close()
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-        await followed.close()
+        await swarm_link.close()
 
 
 def outcome(ledger: Ledger, group_id: str) -> tuple[str, str | None]:
@@ -63,15 +63,15 @@ def outcome(ledger: Ledger, group_id: str) -> tuple[str, str | None]:
         (422, "lost", "swarm_refused: 422"),
     ],
 )
-async def test_what_an_earlier_life_left_scored_is_sent_once_the_server_is_there(
+async def test_groups_left_scored_by_an_earlier_process_are_sent_once_the_server_is_reachable(
     ledger: Ledger, answer: object, state: str, reason: str | None
 ) -> None:
     ledger.record(group("old", [1.0, None, 0.0], task_id="t"))
     ledger.record(group("done", state="pooled"))
     assert ledger.drain()
-    async with OddSwarm() as swarm, settling(swarm, ledger) as one:
+    async with OddSwarm() as swarm, delivering(swarm, ledger) as delivery:
         swarm.answers |= {"/get_engine_status": 503, "/end_group": answer}
-        one.resend(ledger.scored_groups())
+        delivery.resend(ledger.scored_groups())
         await until(lambda: swarm.calls["/get_engine_status"] > 1)
         assert swarm.calls["/end_group"] == 0
         swarm.answers["/get_engine_status"] = OddSwarm().answers["/get_engine_status"]
@@ -82,43 +82,43 @@ async def test_what_an_earlier_life_left_scored_is_sent_once_the_server_is_there
     assert sent["metadata"] == {"question": "1+1?"}
 
 
-async def test_a_stop_while_the_server_is_away_leaves_the_group_for_the_next_life(
+async def test_a_stop_while_the_server_is_unreachable_leaves_the_group_scored(
     ledger: Ledger,
 ) -> None:
     ledger.record(group("old"))
     assert ledger.drain()
     async with OddSwarm() as swarm:
         swarm.answers["/get_engine_status"] = 503
-        async with settling(swarm, ledger) as one:
-            one.resend(ledger.scored_groups())
+        async with delivering(swarm, ledger) as delivery:
+            delivery.resend(ledger.scored_groups())
     assert [left.group_id for left in ledger.scored_groups()] == ["old"]
 
 
-async def test_a_group_the_server_refuses_is_lost_at_once(ledger: Ledger) -> None:
+async def test_a_group_that_the_server_refuses_is_lost_without_retries(ledger: Ledger) -> None:
     async with OddSwarm() as swarm:
         swarm.answers["/end_group"] = 422
-        async with settling(swarm, ledger) as one:
-            one.settle(group("g1"))
+        async with delivering(swarm, ledger) as delivery:
+            delivery.settle(group("g1"))
             await until(lambda: bool(swarm.calls["/end_group"]))
         assert swarm.calls["/end_group"] == 1
     assert outcome(ledger, "g1") == ("lost", "swarm_refused: 422")
 
 
-def _at_once(post: T) -> T:
-    """In place of a minute's patience."""
+def _without_retries(post: T) -> T:
+    """Replace the link's retries, which take up to a minute."""
     return post
 
 
-async def test_a_group_waits_for_a_server_that_is_away_however_long_and_is_sent_then(
+async def test_a_group_waits_until_the_server_is_reachable_and_is_sent_then(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "_patiently", _at_once)
-    monkeypatch.setattr(delivery, "RESEND_PAUSE_S", 0.0)
-    async with OddSwarm() as swarm, settling(swarm, ledger) as one:
+    monkeypatch.setattr(link, "_patiently", _without_retries)
+    monkeypatch.setattr(delivery_module, "RESEND_PAUSE_S", 0.0)
+    async with OddSwarm() as swarm, delivering(swarm, ledger) as delivery:
         well = swarm.answers["/get_engine_status"]
         swarm.answers |= {"/get_engine_status": 503, "/end_group": 503}
         await until(lambda: swarm.calls["/get_engine_status"] > 1)
-        one.settle(group("g1"))
+        delivery.settle(group("g1"))
         await until(lambda: bool(swarm.calls["/end_group"]))
         assert outcome(ledger, "g1") == ("scored", None)
         swarm.answers |= {"/get_engine_status": well, "/end_group": POOLED}
@@ -126,29 +126,31 @@ async def test_a_group_waits_for_a_server_that_is_away_however_long_and_is_sent_
         assert swarm.calls["/end_group"] == 2
 
 
-async def test_what_an_earlier_life_sent_with_other_rewards_stands(ledger: Ledger) -> None:
-    async with OddSwarm() as swarm, settling(swarm, ledger) as one:
+async def test_a_group_that_the_server_already_has_with_other_rewards_is_pooled(
+    ledger: Ledger,
+) -> None:
+    async with OddSwarm() as swarm, delivering(swarm, ledger) as delivery:
         swarm.answers["/end_group"] = 409
-        one.settle(group("g1"))
+        delivery.settle(group("g1"))
         await until(lambda: bool(swarm.calls["/end_group"]))
     assert outcome(ledger, "g1") == ("pooled", None)
 
 
-async def test_a_group_too_large_for_the_wire_is_lost_with_the_reason(ledger: Ledger) -> None:
-    async with OddSwarm() as swarm, settling(swarm, ledger) as one:
-        one.settle(group("g1", [0.5] * 300))
+async def test_a_group_that_is_too_large_to_send_is_lost_with_the_reason(ledger: Ledger) -> None:
+    async with OddSwarm() as swarm, delivering(swarm, ledger) as delivery:
+        delivery.settle(group("g1", [0.5] * 300))
         await until(lambda: outcome(ledger, "g1") == ("lost", "end_failed: ValidationError"))
 
 
-async def test_a_group_the_ledger_does_not_hold_is_not_trained(
+async def test_a_group_that_the_ledger_does_not_have_is_not_trained(
     ledger: Ledger, tmp_path: Path
 ) -> None:
     other = sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     async with OddSwarm() as swarm:
         swarm.answers |= {"/end_group": POOLED, "/abort_group": SuccessReply(success=True)}
-        async with settling(swarm, ledger) as one:
-            one.settle(group("g1"))
+        async with delivering(swarm, ledger) as delivery:
+            delivery.settle(group("g1"))
         assert swarm.calls["/end_group"] == 0
         assert swarm.bodies["/abort_group"] == {"group_id": "g1"}
     other.close()
@@ -159,10 +161,10 @@ async def test_one_unwritable_group_does_not_hold_back_the_groups_of_the_same_fl
 ) -> None:
     async with OddSwarm() as swarm:
         swarm.answers |= {"/end_group": POOLED, "/abort_group": SuccessReply(success=True)}
-        async with settling(swarm, ledger) as one:
-            one.settle(group("before"))
-            one.settle(replace(group("bad"), question="\ud800"))
-            one.settle(group("after"))
+        async with delivering(swarm, ledger) as delivery:
+            delivery.settle(group("before"))
+            delivery.settle(replace(group("bad"), question="\ud800"))
+            delivery.settle(group("after"))
             await until(lambda: swarm.calls["/end_group"] + swarm.calls["/abort_group"] == 3)
         assert (swarm.calls["/end_group"], swarm.calls["/abort_group"]) == (2, 1)
         assert swarm.bodies["/abort_group"] == {"group_id": "bad"}

@@ -1,4 +1,4 @@
-"""What is said of an answer before its group is sent: the group is sent with it, once."""
+"""Feedback that arrives before its group is sent is sent with the group, once."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     opened.close()
 
 
-class Held:
-    """A settling before an odd server."""
+class HeldDelivery:
+    """A delivery that sends groups to a stub of the swarm server."""
 
     def __init__(self, swarm: OddSwarm, ledger: Ledger, window_s: float) -> None:
         swarm.answers["/end_group"] = POOLED
         self.swarm = swarm
         self.link = SwarmLink(swarm.url, None, TrainJob(), ledger)
-        self.one = Delivery(ledger, self.link, window_s)
+        self.delivery = Delivery(ledger, self.link, window_s)
 
     async def close(self) -> None:
-        await self.one.close()
+        await self.delivery.close()
         await self.link.close()
 
     async def sent(self) -> list[float | None]:
@@ -48,67 +48,72 @@ class Held:
         return self.swarm.bodies["/end_group"]["rewards"]
 
 
-async def test_a_held_group_is_sent_with_what_was_said_and_at_once(ledger: Ledger) -> None:
+async def test_feedback_releases_a_held_group_and_is_added_to_its_reward(ledger: Ledger) -> None:
     async with OddSwarm() as swarm:
-        held = Held(swarm, ledger, LONG_S)
-        held.one.answered("g1", "chatcmpl-1", KEY, None)
-        held.one.settle(group("g1", [0.5, 1.0], served=1))
-        await held.one.until_over("g1")
+        held = HeldDelivery(swarm, ledger, LONG_S)
+        held.delivery.register_answer("g1", "chatcmpl-1", KEY, None)
+        held.delivery.settle(group("g1", [0.5, 1.0], served=1))
+        await held.delivery.wait_recorded("g1")
         assert await ledger.flush() and swarm.calls["/end_group"] == 0
-        assert held.one.find("chatcmpl-1", KEY) == "g1"
-        held.one.hear("g1")
-        held.one.heard("g1", -2.0)
+        assert held.delivery.find("chatcmpl-1", KEY) == "g1"
+        held.delivery.feedback_started("g1")
+        held.delivery.feedback_finished("g1", -2.0)
         assert await held.sent() == [0.5, -1.0]
-        assert held.one.find("chatcmpl-1", KEY) is None
+        assert held.delivery.find("chatcmpl-1", KEY) is None
         await held.close()
     found = ledger.group("g1")
     assert found is not None
-    assert [sibling.reward for sibling in found.siblings] == [0.5, 1.0]  # the hook's stay
+    assert [sibling.reward for sibling in found.siblings] == [
+        0.5,
+        1.0,
+    ]  # the ledger keeps the hook's rewards
 
 
-async def test_a_group_is_not_sent_while_something_is_being_said(ledger: Ledger) -> None:
+async def test_a_group_is_not_sent_while_feedback_is_being_processed(ledger: Ledger) -> None:
     async with OddSwarm() as swarm:
-        held = Held(swarm, ledger, 0.0)
-        held.one.answered("g1", "chatcmpl-1", KEY, None)
-        held.one.hear("g1")
-        held.one.settle(group("g1", [0.5, 1.0]))
-        await held.one.until_over("g1")
+        held = HeldDelivery(swarm, ledger, 0.0)
+        held.delivery.register_answer("g1", "chatcmpl-1", KEY, None)
+        held.delivery.feedback_started("g1")
+        held.delivery.settle(group("g1", [0.5, 1.0]))
+        await held.delivery.wait_recorded("g1")
         for _ in range(3):
             assert await ledger.flush()
         assert swarm.calls["/end_group"] == 0
-        held.one.heard("g1", None)
+        held.delivery.feedback_finished("g1", None)
         assert await held.sent() == [0.5, 1.0]
         await held.close()
 
 
-async def test_the_next_turn_ends_the_wait(ledger: Ledger) -> None:
+async def test_the_next_turn_of_the_session_releases_a_held_group(ledger: Ledger) -> None:
     async with OddSwarm() as swarm:
-        held = Held(swarm, ledger, LONG_S)
+        held = HeldDelivery(swarm, ledger, LONG_S)
         first = Place(session_id="s", parent_id=None, turn=1, kind=Kind.NEW)
-        held.one.answered("g1", "chatcmpl-1", KEY, first)
-        held.one.settle(group("g1"))
-        await held.one.until_over("g1")
-        held.one.moved_on(Place(session_id="s", parent_id="g1", turn=2, kind=Kind.CONTINUES))
+        held.delivery.register_answer("g1", "chatcmpl-1", KEY, first)
+        held.delivery.settle(group("g1"))
+        await held.delivery.wait_recorded("g1")
+        held.delivery.release_earlier_turns(
+            Place(session_id="s", parent_id="g1", turn=2, kind=Kind.CONTINUES)
+        )
         assert await held.sent() == [0.0, 1.0]
         await held.close()
 
 
-async def test_a_window_that_ends_sends_the_group_as_it_is(ledger: Ledger) -> None:
+async def test_a_group_without_feedback_is_sent_at_the_end_of_its_window(ledger: Ledger) -> None:
     async with OddSwarm() as swarm:
-        held = Held(swarm, ledger, 0.01)
-        held.one.settle(group("g1"))
+        held = HeldDelivery(swarm, ledger, 0.01)
+        held.delivery.settle(group("g1"))
         assert await held.sent() == [0.0, 1.0]
         await held.close()
 
 
-async def test_a_stop_leaves_held_groups_to_the_next_life_with_what_was_said(
+async def test_held_groups_are_sent_with_their_feedback_after_a_restart(
     ledger: Ledger,
 ) -> None:
     async with OddSwarm() as swarm:
-        held = Held(swarm, ledger, LONG_S)
+        held = HeldDelivery(swarm, ledger, LONG_S)
         for name in ("g1", "g2"):
-            held.one.settle(group(name, [0.5, 1.0]))
-            await held.one.until_over(name)
+            held.delivery.settle(group(name, [0.5, 1.0]))
+            await held.delivery.wait_recorded(name)
         async with asyncio.timeout(5):
             await held.close()
         assert swarm.calls["/end_group"] == 0
@@ -117,29 +122,29 @@ async def test_a_stop_leaves_held_groups_to_the_next_life_with_what_was_said(
         ledger.feedback.set_outcome(row, FeedbackState.JOINED, value=1.0, amount=0.25)
         assert await ledger.flush()
         left = ledger.scored_groups()
-        assert [(one.group_id, one.rewards) for one in left] == [
+        assert [(scored.group_id, scored.rewards) for scored in left] == [
             ("g1", [0.75, 1.0]),
             ("g2", [0.5, 1.0]),
         ]
-        after = Held(swarm, ledger, LONG_S)
+        after = HeldDelivery(swarm, ledger, LONG_S)
         following = asyncio.create_task(after.link.run())
-        after.one.resend(left)
+        after.delivery.resend(left)
         await until(lambda: swarm.calls["/end_group"] == 2)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
         await after.close()
 
 
-async def test_a_group_that_is_never_sent_lets_go_of_who_waits_for_it(ledger: Ledger) -> None:
+async def test_waiting_for_a_group_ends_when_it_is_dropped(ledger: Ledger) -> None:
     async with OddSwarm() as swarm:
-        held = Held(swarm, ledger, LONG_S)
-        held.one.answered("g1", "chatcmpl-1", KEY, None)
-        held.one.hear("g1")
-        waiting = asyncio.create_task(held.one.until_over("g1"))
+        held = HeldDelivery(swarm, ledger, LONG_S)
+        held.delivery.register_answer("g1", "chatcmpl-1", KEY, None)
+        held.delivery.feedback_started("g1")
+        waiting = asyncio.create_task(held.delivery.wait_recorded("g1"))
         await asyncio.sleep(0)
         assert not waiting.done()
-        held.one.settle(group("g1", state="dropped"))
+        held.delivery.settle(group("g1", state="dropped"))
         async with asyncio.timeout(5):
             await waiting
-        assert not held.one.takes("g1")
+        assert not held.delivery.accepts_feedback("g1")
         await held.close()

@@ -1,5 +1,5 @@
-"""Feedback that is taken back while something else happens: it counts for nothing, or is told to
-count."""
+"""Withdrawals of feedback that race with other work: either the feedback counts for nothing, or the
+reply says that it counts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,22 @@ from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import AddSampleRequest, EndGroupReply
 from tests.proxy.ledger.ledger_cases import group
 from tests.proxy.odd_swarm import until
-from tests.proxy.settlement.feedback_rig import KEY, POOLED, ended, opened, rows, said, until_states
+from tests.proxy.settlement.feedback_rig import (
+    KEY,
+    POOLED,
+    feedback_on,
+    open_feedback_proxy,
+    record_pooled,
+    rows,
+    until_states,
+)
 
 
-async def test_what_is_taken_back_while_others_are_sent_is_not_sent(
+async def test_feedback_that_is_taken_back_while_another_is_sent_is_not_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path) as (proxy, desk, _):
-        ended(proxy, "g1", "g2", "g3")
+    async with open_feedback_proxy(tmp_path) as (proxy, service, _):
+        record_pooled(proxy, "g1", "g2", "g3")
         sent: list[str] = []
         go_on = asyncio.Event()
 
@@ -35,11 +43,11 @@ async def test_what_is_taken_back_while_others_are_sent_is_not_sent(
             return POOLED
 
         monkeypatch.setattr(proxy.link, "add_sample", slow)
-        await desk.take(said("g1"), KEY)
-        await desk.take(said("g2", thumbs="down"), KEY)
+        await service.accept(feedback_on("g1"), KEY)
+        await service.accept(feedback_on("g2", thumbs="down"), KEY)
         await until(lambda: len(sent) == 1)
-        await desk.take(said("g3", score=0.25), KEY)
-        row, _ = await desk.take(said("g2", thumbs=None), KEY)
+        await service.accept(feedback_on("g3", score=0.25), KEY)
+        row, _ = await service.accept(feedback_on("g2", thumbs=None), KEY)
         assert (row.state, row.reason) == ("kept", "taken_back")
         go_on.set()
         found = await until_states(proxy, "pooled", "kept", "kept", "pooled")
@@ -47,11 +55,11 @@ async def test_what_is_taken_back_while_others_are_sent_is_not_sent(
         assert {row.reason for row in found[1:3]} == {"taken_back"}
 
 
-async def test_what_is_taken_back_on_its_way_is_told_as_taken_back_until_it_is_trained(
+async def test_feedback_that_is_taken_back_while_it_is_sent_stays_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path) as (proxy, desk, _):
-        ended(proxy, "g1", "g2")
+    async with open_feedback_proxy(tmp_path) as (proxy, service, _):
+        record_pooled(proxy, "g1", "g2")
         is_sent, go_on = asyncio.Event(), asyncio.Event()
 
         async def slow(request: AddSampleRequest) -> EndGroupReply:
@@ -60,17 +68,17 @@ async def test_what_is_taken_back_on_its_way_is_told_as_taken_back_until_it_is_t
             return POOLED
 
         monkeypatch.setattr(proxy.link, "add_sample", slow)
-        await desk.take(said("g1"), KEY)
-        await desk.take(said("g2", thumbs="down"), KEY)
+        await service.accept(feedback_on("g1"), KEY)
+        await service.accept(feedback_on("g2", thumbs="down"), KEY)
         await is_sent.wait()
-        await desk.take(said("g1", thumbs=None), KEY)
+        await service.accept(feedback_on("g1", thumbs=None), KEY)
         go_on.set()
         await until(lambda: any(row.amount for row in rows(proxy)))
         assert [row.state for row in rows(proxy) if row.group_id == "g1"] == ["kept", "kept"]
 
 
 def stuck(proxy: ProxyComponents) -> threading.Event:
-    """The ledger's writer waits until it is set."""
+    """Block the ledger's writer until the returned event is set."""
     go_on = threading.Event()
 
     def wait(db: object) -> None:
@@ -80,56 +88,58 @@ def stuck(proxy: ProxyComponents) -> threading.Event:
     return go_on
 
 
-async def test_what_is_taken_back_while_the_ledger_is_stuck_counts_for_nothing(
+async def test_feedback_that_is_taken_back_while_the_ledger_is_stuck_counts_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, window_s=1000.0) as (proxy, desk, _):
-        proxy.delivery.answered("g1", "chatcmpl-1", KEY, None)
-        await desk.take(said("chatcmpl-1"), KEY)
+    async with open_feedback_proxy(tmp_path, window_s=1000.0) as (proxy, service, _):
+        proxy.delivery.register_answer("g1", "chatcmpl-1", KEY, None)
+        await service.accept(feedback_on("chatcmpl-1"), KEY)
         feedback, flush = proxy.ledger.feedback, proxy.ledger.flush
         outcome = feedback.set_outcome
         taken_back, is_joined, is_void = feedback.mark_too_late, asyncio.Event(), asyncio.Event()
 
-        def joined(row: FeedbackRecord, state: FeedbackState, *told: Any, **more: Any) -> Any:
+        def joined(row: FeedbackRecord, state: FeedbackState, *parts: Any, **values: Any) -> Any:
             if state is FeedbackState.JOINED:
                 is_joined.set()
-            return outcome(row, state, *told, **more)
+            return outcome(row, state, *parts, **values)
 
         def then_void(row: FeedbackRecord) -> Any:
             receipt = taken_back(row)
             is_void.set()
             return receipt
 
-        async def in_vain(*limit_s: float) -> bool:
-            """Of the desk's, each waits for the worst that the other may do meanwhile."""
+        async def failing_flush(*limit_s: float) -> bool:
+            """Fail the service's flushes; each waits for the worst that the other task may do."""
             if limit_s != (feedback_service.FLUSH_S,):
                 return await flush(*limit_s)
-            of_other = is_joined if asyncio.current_task() is taking_back else is_void
+            event_of_other_task = is_joined if asyncio.current_task() is taking_back else is_void
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.2):
-                    await of_other.wait()
+                    await event_of_other_task.wait()
             return False
 
         monkeypatch.setattr(feedback, "set_outcome", joined)
         monkeypatch.setattr(feedback, "mark_too_late", then_void)
         with monkeypatch.context() as stuck_ledger:
-            stuck_ledger.setattr(proxy.ledger, "flush", in_vain)
-            taking_back = asyncio.create_task(desk.take(said("chatcmpl-1", thumbs=None), KEY))
-            proxy.delivery.settle(group("g1", [0.5, 1.0]))  # now it would be heard
+            stuck_ledger.setattr(proxy.ledger, "flush", failing_flush)
+            taking_back = asyncio.create_task(
+                service.accept(feedback_on("chatcmpl-1", thumbs=None), KEY)
+            )
+            proxy.delivery.settle(group("g1", [0.5, 1.0]))  # the feedback would be processed now
             with pytest.raises(WireError, match="Try again"):
                 await taking_back
-            await until(lambda: not desk._hearing)  # pyright: ignore[reportPrivateUsage]
-        row, _ = await desk.take(said("chatcmpl-1", thumbs=None), KEY)
+            await until(lambda: not service._in_progress)  # pyright: ignore[reportPrivateUsage]
+        row, _ = await service.accept(feedback_on("chatcmpl-1", thumbs=None), KEY)
         assert (row.state, row.reason) == ("kept", "taken_back")
         assert {one.reason for one in rows(proxy)} == {"taken_back"}
 
 
-async def test_what_is_being_taken_back_is_not_sent_while_the_ledger_is_stuck(
+async def test_feedback_that_is_being_taken_back_is_not_sent_while_the_ledger_is_stuck(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path) as (proxy, desk, swarm):
-        ended(proxy, "g1", "g2")
-        await desk.take(said("g1"), KEY)
+    async with open_feedback_proxy(tmp_path) as (proxy, service, swarm):
+        record_pooled(proxy, "g1", "g2")
+        await service.accept(feedback_on("g1"), KEY)
         await until_states(proxy, "waiting")
         served_calls, is_read, may_read = (
             proxy.ledger.feedback.served_calls,
@@ -145,16 +155,16 @@ async def test_what_is_being_taken_back_is_not_sent_while_the_ledger_is_stuck(
             return served_calls(group_id)
 
         monkeypatch.setattr(proxy.ledger.feedback, "served_calls", slow)
-        await desk.take(said("g2", thumbs="down"), KEY)
+        await service.accept(feedback_on("g2", thumbs="down"), KEY)
         await is_read.wait()
         put, is_put = proxy.ledger.feedback.mark_too_late, asyncio.Event()
 
-        def then_told(row: FeedbackRecord) -> Any:
+        def then_put(row: FeedbackRecord) -> Any:
             receipt = put(row)
             is_put.set()
             return receipt
 
-        monkeypatch.setattr(proxy.ledger.feedback, "mark_too_late", then_told)
+        monkeypatch.setattr(proxy.ledger.feedback, "mark_too_late", then_put)
         of_group = proxy.ledger.feedback.of_group
 
         def then_stuck(group_id: str) -> Any:
@@ -164,7 +174,7 @@ async def test_what_is_being_taken_back_is_not_sent_while_the_ledger_is_stuck(
 
         gates: list[threading.Event] = []
         monkeypatch.setattr(proxy.ledger.feedback, "of_group", then_stuck)
-        taking_back = asyncio.create_task(desk.take(said("g1", thumbs=None), KEY))
+        taking_back = asyncio.create_task(service.accept(feedback_on("g1", thumbs=None), KEY))
         await is_put.wait()
         monkeypatch.setattr(proxy.ledger.feedback, "of_group", of_group)
         flush, is_asked = proxy.ledger.flush, asyncio.Event()

@@ -1,4 +1,4 @@
-"""Feedback while something else happens: what is acknowledged holds, and nothing trains twice."""
+"""Feedback during faults: acknowledged feedback is not lost, and none is trained twice."""
 
 from __future__ import annotations
 
@@ -20,17 +20,25 @@ from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import EndGroupReply, EngineStatus
 from tests.proxy.ledger.ledger_cases import call, group
 from tests.proxy.odd_swarm import ROLLING, OddSwarm, until
-from tests.proxy.settlement.feedback_rig import KEY, POOLED, ended, opened, rows, said, until_states
+from tests.proxy.settlement.feedback_rig import (
+    KEY,
+    POOLED,
+    feedback_on,
+    open_feedback_proxy,
+    record_pooled,
+    rows,
+    until_states,
+)
 
 BOOTING = ROLLING.model_copy(update={"engine_status": EngineStatus.BOOTING})
 
 
 async def test_no_sample_is_sent_before_the_engine_serves(tmp_path: Path) -> None:
-    async with opened(tmp_path, status=BOOTING) as (proxy, desk, swarm):
+    async with open_feedback_proxy(tmp_path, status=BOOTING) as (proxy, service, swarm):
         swarm.answers["/add_sample"] = 503
-        ended(proxy, "g1", "g2")
-        await desk.take(said("g1"), KEY)
-        await desk.take(said("g2", thumbs="down"), KEY)
+        record_pooled(proxy, "g1", "g2")
+        await service.accept(feedback_on("g1"), KEY)
+        await service.accept(feedback_on("g2", thumbs="down"), KEY)
         await until_states(proxy, "waiting", "waiting")
         polled = swarm.calls["/get_engine_status"]
         await until(lambda: swarm.calls["/get_engine_status"] > polled + 2)
@@ -39,39 +47,39 @@ async def test_no_sample_is_sent_before_the_engine_serves(tmp_path: Path) -> Non
         await until_states(proxy, "pooled", "pooled")
 
 
-async def test_what_the_ledger_does_not_have_is_not_added_to_a_group(
+async def test_feedback_that_the_ledger_could_not_store_is_not_added_to_a_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, window_s=1000.0) as (proxy, desk, swarm):
+    async with open_feedback_proxy(tmp_path, window_s=1000.0) as (proxy, service, swarm):
         swarm.answers["/end_group"] = EndGroupReply(
             success=True, pooled=True, step=1, run_id="r", calls=[[call()], [call()]]
         )
-        ended(proxy, "g2")
-        proxy.delivery.answered("g1", "chatcmpl-1", KEY, None)
+        record_pooled(proxy, "g2")
+        proxy.delivery.register_answer("g1", "chatcmpl-1", KEY, None)
         proxy.delivery.settle(group("g1", [0.5, 1.0]))
-        await proxy.delivery.until_over("g1")
+        await proxy.delivery.wait_recorded("g1")
         put = proxy.ledger.feedback.set_outcome
 
-        def full_disk(row: FeedbackRecord, state: FeedbackState, *told: Any, **more: Any) -> Any:
+        def full_disk(row: FeedbackRecord, state: FeedbackState, *parts: Any, **values: Any) -> Any:
             if state is not FeedbackState.JOINED:
-                return put(row, state, *told, **more)
+                return put(row, state, *parts, **values)
             return proxy.ledger.feedback._put(lambda db: db.exec_driver_sql("no SQL"))  # pyright: ignore[reportPrivateUsage,reportArgumentType,reportUnknownLambdaType]
 
         monkeypatch.setattr(proxy.ledger.feedback, "set_outcome", full_disk)
-        await desk.take(said("chatcmpl-1"), KEY)
+        await service.accept(feedback_on("chatcmpl-1"), KEY)
         await until_states(proxy, "waiting")
         assert swarm.calls["/end_group"] == 0
-    async with opened(tmp_path) as (proxy, desk, swarm):
+    async with open_feedback_proxy(tmp_path) as (proxy, service, swarm):
         swarm.answers["/end_group"] = POOLED.model_copy(
             update={"run_id": "r", "calls": [[call()], [call()]]}
         )
         await until(lambda: swarm.calls["/end_group"] == 1)
         assert swarm.bodies["/end_group"]["rewards"] == [0.5, 1.0]
-        await desk.take(said("g2", thumbs="down"), KEY)
+        await service.accept(feedback_on("g2", thumbs="down"), KEY)
         await until_states(proxy, "pooled", "pooled")
 
 
-async def test_a_window_that_runs_out_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_no_event_is_left_after_a_window_has_ended(tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path / "ledger.sqlite")
     async with OddSwarm() as swarm:
         swarm.answers["/end_group"] = POOLED
@@ -80,15 +88,15 @@ async def test_a_window_that_runs_out_leaves_nothing_behind(tmp_path: Path) -> N
         for at in range(5):
             one.settle(group(f"g{at}"))
         await until(lambda: swarm.calls["/end_group"] == 5)
-        assert one._changed == {}  # pyright: ignore[reportPrivateUsage]
+        assert one._change_events == {}  # pyright: ignore[reportPrivateUsage]
         await one.close()
         await link.close()
     ledger.close()
 
 
-async def test_keys_with_too_few_feedbacks_are_not_looked_through(tmp_path: Path) -> None:
-    async with opened(tmp_path, num_for_baseline=3) as (proxy, _, swarm):
-        ended(proxy, "g1", "g2")
+async def test_only_feedback_of_keys_with_a_baseline_is_read(tmp_path: Path) -> None:
+    async with open_feedback_proxy(tmp_path, num_for_baseline=3) as (proxy, _, swarm):
+        record_pooled(proxy, "g1", "g2")
         proxy.ledger.record(group("g3", [0.5, 1.0]))
         keys = {"g1": "a", "g2": "a", "g3": "b", "x": "b", "y": "b"}
         for at, (name, key) in enumerate(keys.items()):
@@ -109,10 +117,10 @@ async def test_keys_with_too_few_feedbacks_are_not_looked_through(tmp_path: Path
         assert swarm.calls["/add_sample"] == 0
 
 
-async def test_groups_nobody_speaks_of_do_not_wake_who_sends_feedback(
+async def test_groups_without_feedback_do_not_wake_the_late_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path) as (proxy, desk, swarm):
+    async with open_feedback_proxy(tmp_path) as (proxy, service, swarm):
         swarm.answers["/end_group"] = EndGroupReply(
             success=True, pooled=True, step=1, run_id="r", calls=[[call()], [call()]]
         )
@@ -124,10 +132,10 @@ async def test_groups_nobody_speaks_of_do_not_wake_who_sends_feedback(
             return look(num)
 
         monkeypatch.setattr(proxy.ledger.feedback, "with_baseline", counted)
-        ended(proxy, "g2")
+        record_pooled(proxy, "g2")
         proxy.ledger.record(group("g1", [0.5, 1.0]))
-        await desk.take(said("g1"), KEY)
-        await desk.take(said("g2", thumbs="down"), KEY)
+        await service.accept(feedback_on("g1"), KEY)
+        await service.accept(feedback_on("g2", thumbs="down"), KEY)
         await until_states(proxy, "waiting", "pooled")
         before = len(looks)
         for at in range(5):
@@ -138,11 +146,11 @@ async def test_groups_nobody_speaks_of_do_not_wake_who_sends_feedback(
         await until_states(proxy, "pooled", "pooled")
 
 
-async def test_one_answers_feedback_does_not_wait_for_another_s(
+async def test_feedback_about_one_answer_does_not_wait_for_feedback_about_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path) as (proxy, desk, _):
-        ended(proxy, "g1", "g2")
+    async with open_feedback_proxy(tmp_path) as (proxy, service, _):
+        record_pooled(proxy, "g1", "g2")
         assert await proxy.ledger.flush()
         flush, is_slow, go_on = proxy.ledger.flush, asyncio.Event(), asyncio.Event()
 
@@ -153,43 +161,45 @@ async def test_one_answers_feedback_does_not_wait_for_another_s(
             return await flush(*limit_s)
 
         monkeypatch.setattr(proxy.ledger, "flush", slow)
-        slow_ones = {asyncio.create_task(desk.take(said(name), KEY)) for name in ("g1", "none")}
+        slow_ones = {
+            asyncio.create_task(service.accept(feedback_on(name), KEY)) for name in ("g1", "none")
+        }
         await is_slow.wait()
         async with asyncio.timeout(5):
-            await desk.take(said("g2"), KEY)
+            await service.accept(feedback_on("g2"), KEY)
         go_on.set()
-        told = await asyncio.gather(*slow_ones, return_exceptions=True)
-        assert sum(isinstance(one, WireError) for one in told) == 1
+        results = await asyncio.gather(*slow_ones, return_exceptions=True)
+        assert sum(isinstance(result, WireError) for result in results) == 1
         assert await until_states(proxy, "dropped", "dropped")
 
 
-async def test_each_feedback_that_cannot_be_kept_gets_an_error_of_its_own(
+async def test_each_feedback_that_cannot_be_stored_gets_an_error_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path) as (proxy, desk, _):
-        ended(proxy, "g1")
+    async with open_feedback_proxy(tmp_path) as (proxy, service, _):
+        record_pooled(proxy, "g1")
         assert await proxy.ledger.flush()
 
-        async def in_vain(*limit_s: float) -> bool:
+        async def failing_flush(*limit_s: float) -> bool:
             return False
 
-        monkeypatch.setattr(proxy.ledger, "flush", in_vain)
-        told: list[WireError] = []
+        monkeypatch.setattr(proxy.ledger, "flush", failing_flush)
+        errors: list[WireError] = []
         for comment in ("one", "two"):
             with pytest.raises(WireError) as error:
-                await desk.take(said("g1", comment=comment), KEY)
-            told.append(error.value)
-        assert told[0] is not told[1] and {one.status for one in told} == {503}
+                await service.accept(feedback_on("g1", comment=comment), KEY)
+            errors.append(error.value)
+        assert errors[0] is not errors[1] and {one.status for one in errors} == {503}
 
 
 async def test_feedback_is_accepted_beside_an_unwritable_row_in_the_same_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, window_s=1000.0) as (proxy, desk, swarm):
+    async with open_feedback_proxy(tmp_path, window_s=1000.0) as (proxy, service, swarm):
         swarm.answers["/end_group"] = POOLED
-        proxy.delivery.answered("g1", "chatcmpl-1", KEY, None)
+        proxy.delivery.register_answer("g1", "chatcmpl-1", KEY, None)
         proxy.delivery.settle(group("g1", [0.5, 1.0]))
-        await proxy.delivery.until_over("g1")
+        await proxy.delivery.wait_recorded("g1")
         record, outcome = proxy.ledger.feedback.record, proxy.ledger.feedback.set_outcome
         bad = replace(group("bad"), question="\ud800")
 
@@ -203,7 +213,7 @@ async def test_feedback_is_accepted_beside_an_unwritable_row_in_the_same_flush(
 
         monkeypatch.setattr(proxy.ledger.feedback, "record", record_beside_bad)
         monkeypatch.setattr(proxy.ledger.feedback, "set_outcome", outcome_beside_bad)
-        row, was_known = await desk.take(said("chatcmpl-1"), KEY)
+        row, was_known = await service.accept(feedback_on("chatcmpl-1"), KEY)
         assert (row.state, was_known) == ("received", False)
         await until(lambda: swarm.calls["/end_group"] == 1)
         assert swarm.bodies["/end_group"]["rewards"] == [1.5, 1.0]
@@ -217,40 +227,40 @@ def on_feedback(feedback):
 """
 
 
-def recorded(proxy: ProxyComponents) -> None:
-    """A held group of an earlier life, in the format of Responses."""
+def record_held(proxy: ProxyComponents) -> None:
+    """Record a held group of an earlier process, in the Responses format."""
     request = '{"model": "m", "input": "Hi"}'
     one = replace(group("g1", [0.5, 1.0]), route="/v1/responses", request_json=request)
     proxy.ledger.record(replace(one, session_id="s", turn=1, kind="new", evidence="none"))
 
 
-async def test_a_held_group_of_an_earlier_life_waits_for_all_that_is_said_of_it(
+async def test_a_restored_group_is_held_while_feedback_about_it_is_in_progress(
     tmp_path: Path,
 ) -> None:
-    async with opened(tmp_path) as (proxy, _, _):
-        recorded(proxy)
-    async with opened(tmp_path, status=503, hooks=FOLLOWED) as (proxy, desk, swarm):
+    async with open_feedback_proxy(tmp_path) as (proxy, _, _):
+        record_held(proxy)
+    async with open_feedback_proxy(tmp_path, status=503, hooks=FOLLOWED) as (proxy, service, swarm):
         swarm.answers["/end_group"] = POOLED
-        proxy.delivery.hear("g1")  # somebody is still speaking
+        proxy.delivery.feedback_started("g1")  # other feedback is in progress
         place = Place(session_id="s", parent_id="g1", turn=2, kind=Kind.CONTINUES)
-        desk.followed("g2", place, "thanks")
+        service.request_placed("g2", place, "thanks")
         await until_states(proxy, "joined")
         swarm.answers["/get_engine_status"] = ROLLING
         await proxy.link.reached.wait()
         polled = swarm.calls["/get_engine_status"]
         await until(lambda: swarm.calls["/get_engine_status"] > polled + 1)
         assert swarm.calls["/end_group"] == 0
-        proxy.delivery.heard("g1", None)
+        proxy.delivery.feedback_finished("g1", None)
         await until(lambda: swarm.calls["/end_group"] == 1)
         assert swarm.bodies["/end_group"]["rewards"] == [0.75, 1.0]
 
 
-async def test_a_signal_whose_row_was_not_written_is_not_added_to_the_reward(
+async def test_implicit_feedback_whose_row_was_not_written_is_not_added_to_the_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path) as (proxy, _, _):
-        recorded(proxy)
-    async with opened(tmp_path, status=503, hooks=FOLLOWED) as (proxy, desk, swarm):
+    async with open_feedback_proxy(tmp_path) as (proxy, _, _):
+        record_held(proxy)
+    async with open_feedback_proxy(tmp_path, status=503, hooks=FOLLOWED) as (proxy, service, swarm):
         swarm.answers["/end_group"] = POOLED
         record = proxy.ledger.feedback.record
 
@@ -259,20 +269,20 @@ async def test_a_signal_whose_row_was_not_written_is_not_added_to_the_reward(
 
         monkeypatch.setattr(proxy.ledger.feedback, "record", record_unwritable)
         place = Place(session_id="s", parent_id="g1", turn=2, kind=Kind.CONTINUES)
-        desk.followed("g2", place, "thanks")
+        service.request_placed("g2", place, "thanks")
         await until(lambda: proxy.ledger.health.dropped == 1)
         swarm.answers["/get_engine_status"] = ROLLING
         await until(lambda: swarm.calls["/end_group"] == 1)
         assert swarm.bodies["/end_group"]["rewards"] == [0.5, 1.0]
 
 
-async def test_a_stop_between_the_ledger_and_the_group_leaves_the_group_to_the_next_life(
+async def test_feedback_that_was_stored_just_before_a_stop_is_added_after_the_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path) as (proxy, desk, swarm):
+    async with open_feedback_proxy(tmp_path) as (proxy, service, swarm):
         swarm.answers["/end_group"] = POOLED
-        proxy.delivery.answered("g1", "chatcmpl-1", KEY, None)
-        await desk.take(said("chatcmpl-1"), KEY)
+        proxy.delivery.register_answer("g1", "chatcmpl-1", KEY, None)
+        await service.accept(feedback_on("chatcmpl-1"), KEY)
         flush = proxy.ledger.flush
         is_joined = asyncio.Event()
 
@@ -288,7 +298,7 @@ async def test_a_stop_between_the_ledger_and_the_group_leaves_the_group_to_the_n
         await is_joined.wait()
         assert [row.state for row in rows(proxy)] == ["joined"]
     assert swarm.calls["/end_group"] == 0
-    async with opened(tmp_path) as (proxy, _, swarm):
+    async with open_feedback_proxy(tmp_path) as (proxy, _, swarm):
         swarm.answers["/end_group"] = POOLED
         await until(lambda: swarm.calls["/end_group"] == 1)
         assert swarm.bodies["/end_group"]["rewards"] == [1.5, 1.0]
