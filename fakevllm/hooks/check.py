@@ -1,4 +1,4 @@
-"""Tries the user's hooks on one group and draws what they said, for `fakevllm check-hook`."""
+"""The check of the user's hooks on one group, for `fakevllm check-hook`, and its table."""
 
 from __future__ import annotations
 
@@ -18,52 +18,69 @@ from fakevllm.hooks.spec import Feedback
 from fakevllm.hooks.worker import HookWorker
 
 CHECK_TIMEOUT_S = 30.0
-"""As `hooks.timeout_s` where nothing else is said: what passes here passes in traffic."""
-SHOWN_CHARACTERS = 60
+"""Default of `hooks.timeout_s`, so that hooks which pass the check are fast enough in traffic."""
+MAX_SHOWN_CHARS = 60
+"""Maximum length of a text in a cell of the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
+    """The results of all hooks on one group, and the seconds that each took."""
+
     path: Path
     group: RecordedGroup
     info: HookInfo
     plan: SubmitPlan | HookFailure | None
-    """None where there is no on_user_submit_new_requests."""
+    """Result of on_user_submit_new_requests; None if it is not defined."""
     outcome: RewardOutcome
     load_s: float
     submit_s: float
     reward_s: float
     feedback: FeedbackValue | HookFailure | None = None
-    """Of a thumb up for the first answer; None where there is no on_feedback."""
+    """Result of on_feedback for a thumbs up on the first answer; None if it is not defined."""
 
     @property
     def ok(self) -> bool:
-        failed = (isinstance(one, HookFailure) for one in (self.plan, self.feedback))
-        return self.outcome.reason is None and not any(failed)
+        """Whether no hook failed."""
+        optional_results = (self.plan, self.feedback)
+        has_failed = any(isinstance(result, HookFailure) for result in optional_results)
+        return self.outcome.reason is None and not has_failed
 
 
 async def check(
     path: Path, group: RecordedGroup | None = None, timeout_s: float = CHECK_TIMEOUT_S
 ) -> CheckReport:
-    """Raises HookError where the hooks cannot be loaded."""
+    """Run all hooks on a group, by default on a made-up one.
+
+    Raises HookError if the hooks cannot be loaded.
+    """
     group = group or made_up_group()
     worker = HookWorker(path, timeout_s)
     try:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         info = await worker.start()
         loaded = time.perf_counter()
         plan = await worker.submit(group.request_id, group.task) if info.has_submit else None
         planned = time.perf_counter()
         outcome = await worker.reward(group.siblings(), group.answers, group.question)
-        done = time.perf_counter()
-        feedback = await worker.feedback(_thumb(group)) if info.has_feedback else None
+        scored = time.perf_counter()
+        feedback = await worker.feedback(_thumbs_up(group)) if info.has_feedback else None
     finally:
         await worker.close()
-    times = (loaded - begun, planned - loaded, done - planned)
-    return CheckReport(path, group, info, plan, outcome, *times, feedback)
+    return CheckReport(
+        path=path,
+        group=group,
+        info=info,
+        plan=plan,
+        outcome=outcome,
+        load_s=loaded - started,
+        submit_s=planned - loaded,
+        reward_s=scored - planned,
+        feedback=feedback,
+    )
 
 
-def _thumb(group: RecordedGroup) -> Feedback:
+def _thumbs_up(group: RecordedGroup) -> Feedback:
     return Feedback(
         kind="feedback",
         request_id=group.request_id,
@@ -76,6 +93,7 @@ def _thumb(group: RecordedGroup) -> Feedback:
 
 
 def render(report: CheckReport) -> Table:
+    """Return the table of a report: one row per sibling, and the other hooks in the caption."""
     title = Text(f"{report.path}  hash {report.info.content_hash}")
     table = Table(title=title, caption_justify="left", expand=True)
     for name in ("sibling", "finish"):
@@ -90,10 +108,10 @@ def render(report: CheckReport) -> Table:
         table.add_row(
             str(index),
             str(answer.get("finish_reason")),
-            Text(_shown(answer)),
-            "-" if rewards is None else _reward(rewards[index]),
+            Text(_answer_text(answer)),
+            "-" if rewards is None else _reward_text(rewards[index]),
             ranks[index],
-            Text(_annotations(report.outcome, index)),
+            Text(_annotations_text(report.outcome, index)),
         )
     table.caption = _caption(report)
     return table
@@ -104,7 +122,7 @@ def _caption(report: CheckReport) -> Text:
     if isinstance(report.plan, HookFailure):
         caption.append(f"on_user_submit_new_requests failed: {report.plan.reason}\n", "bold red")
     else:
-        caption.append(f"on_user_submit_new_requests: {_plan(report.plan)}\n")
+        caption.append(f"on_user_submit_new_requests: {_plan_text(report.plan)}\n")
     if isinstance(report.feedback, HookFailure):
         caption.append(f"on_feedback failed: {report.feedback.reason}\n", "bold red")
     elif report.feedback is not None:
@@ -127,7 +145,7 @@ FILE tries a question of yours)"
     return None if len(set(known)) > 1 else "a group whose rewards are all equal teaches nothing"
 
 
-def _plan(plan: SubmitPlan | None) -> str:
+def _plan_text(plan: SubmitPlan | None) -> str:
     if plan is None:
         return "not defined, N stays"
     if plan.num is not None:
@@ -138,7 +156,8 @@ def _plan(plan: SubmitPlan | None) -> str:
 
 
 def _ranks(rewards: Sequence[float | None]) -> list[str]:
-    """
+    """Return the rank of each reward in the group, as text; equal rewards share a rank.
+
     >>> _ranks([0.5, 1.0, None, 0.5])
     ['2', '1', '-', '2']
     """
@@ -146,23 +165,24 @@ def _ranks(rewards: Sequence[float | None]) -> list[str]:
     return ["-" if own is None else str(1 + sum(other > own for other in known)) for own in rewards]
 
 
-def _reward(reward: float | None) -> str:
+def _reward_text(reward: float | None) -> str:
     return "None" if reward is None else f"{reward:.4g}"
 
 
-def _shown(answer: Json) -> str:
+def _answer_text(answer: Json) -> str:
     if answer.get("content"):
         return _short(str(answer["content"]))
     calls: list[Json] = answer.get("tool_calls") or []
     functions: list[Json] = [call["function"] for call in calls]
-    return _short(", ".join(f"{one['name']}({one['arguments']})" for one in functions))
+    texts = (f"{function['name']}({function['arguments']})" for function in functions)
+    return _short(", ".join(texts))
 
 
-def _annotations(outcome: RewardOutcome, index: int) -> str:
+def _annotations_text(outcome: RewardOutcome, index: int) -> str:
     notes = outcome.annotations[index] if index < len(outcome.annotations) else {}
     return _short(orjson.dumps(notes).decode()) if notes else ""
 
 
 def _short(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"
+    return line if len(line) <= MAX_SHOWN_CHARS else line[: MAX_SHOWN_CHARS - 1] + "…"

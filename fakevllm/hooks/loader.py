@@ -1,8 +1,8 @@
-"""Finds and imports the user's hooks by path.
+"""The loader that finds and imports the user's hooks by path.
 
-`on_x` is looked for in `on_x.py` first, else in the one other .py file of the folder that defines
-or imports that name; other files are read, not run. Importing runs the user's code and leaves its
-modules in `sys.modules`: the proxy does it in the hook process only.
+The hook `on_x` is searched in `on_x.py` first, then in the one other .py file of the folder that
+defines or imports that name. Other files are read, but not run. Importing runs the user's code and
+leaves its modules in `sys.modules`, so the proxy does it only in the hook process.
 """
 
 from __future__ import annotations
@@ -31,18 +31,24 @@ Hook = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
+    """The loaded hooks of one folder."""
+
     folder: Path
     reward: Hook
     reward_arity: int
-    """3, or 2 for the form without `question`."""
+    """Number of the reward hook's parameters: 3, or 2 without `question`."""
     submit: Hook | None
     feedback: Hook | None
     content_hash: str
-    """First 16 digits of the sha256 of the .py files in order of name: `cat *.py | sha256sum`."""
+    """First 16 hex digits of the sha256 of the .py files in order of name, as by
+    `cat *.py | sha256sum`."""
 
 
 def load_hooks(path: Path) -> Hooks:
-    """Raises HookError, one line naming file and mend."""
+    """Import the hooks of a folder, or of one .py file.
+
+    Raises HookError, with one line that names the file, the problem and the remedy.
+    """
     path = path.expanduser().resolve()
     files = _files(path)
     content_hash = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
@@ -65,19 +71,24 @@ def load_hooks(path: Path) -> Hooks:
 
 
 def is_async(hook: Hook) -> bool:
+    """Return whether a hook is a coroutine function, or an object with an async `__call__`."""
     return any(map(inspect.iscoroutinefunction, (hook, type(hook).__call__)))
 
 
 def first_line(error: BaseException) -> str:
-    """
+    """Return type and message of an error, as the first line of its traceback's end.
+
     >>> first_line(ValueError("bad"))
     'ValueError: bad'
     """
     return traceback.format_exception_only(error)[0].strip().splitlines()[0][:300]
 
 
-def blame(error: BaseException, folder: Path) -> str:
-    """`file.py:12` of the innermost frame in the user's folder, else of the innermost frame."""
+def error_location(error: BaseException, folder: Path) -> str:
+    """Return where an error was raised, such as `file.py:12`.
+
+    The innermost frame in the user's folder counts, or else the innermost frame of all.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)] or list(frames)
     if not own:
@@ -110,32 +121,32 @@ def _importable(folder: Path) -> Generator[None]:
 def _find(name: str, files: Sequence[Path]) -> Hook | None:
     for file in files:
         if file.stem == name or len(files) == 1:
-            found = getattr(_import(file), name, None)
-            if found is not None:
-                return _callable(found, name, file)
-    homes = [file for file in files if file.stem != name and name in _top_level_names(file)]
-    if len(homes) > 1:
-        both = " and ".join(file.name for file in homes)
-        mend = "keep one, or name one file instead of the folder"
-        raise HookError(f"{homes[0].parent}: `{name}` is in {both}; {mend}")
-    if not homes:
+            hook = getattr(_import(file), name, None)
+            if hook is not None:
+                return _checked_callable(hook, name, file)
+    others = [file for file in files if file.stem != name and name in _top_level_names(file)]
+    if len(others) > 1:
+        names = " and ".join(file.name for file in others)
+        remedy = "keep one, or name one file instead of the folder"
+        raise HookError(f"{others[0].parent}: `{name}` is in {names}; {remedy}")
+    if not others:
         return None
-    return _callable(getattr(_import(homes[0]), name, None), name, homes[0])
+    return _checked_callable(getattr(_import(others[0]), name, None), name, others[0])
 
 
-def _callable(found: Any, name: str, file: Path) -> Hook:
-    if not callable(found):
+def _checked_callable(hook: Any, name: str, file: Path) -> Hook:
+    if not callable(hook):
         raise HookError(f"{file}: `{name}` is not a function; define it with `def {name}(…)`")
-    return found
+    return hook
 
 
 def _import(file: Path) -> ModuleType:
-    """Under its plain name, so that hook files which import each other share one module."""
-    known = sys.modules.get(file.stem)
-    if known is not None and getattr(known, "__file__", None) == str(file):
-        return known
-    # A hook file called json.py must not replace the library of that name.
-    name = file.stem if known is None else f"fakevllm_hook_{file.stem}"
+    """Import a file under its plain name, so that files that import each other share modules."""
+    imported = sys.modules.get(file.stem)
+    if imported is not None and getattr(imported, "__file__", None) == str(file):
+        return imported
+    # A hook file named json.py must not replace the library of that name.
+    name = file.stem if imported is None else f"fakevllm_hook_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None, f"no loader for {file}"
     module = importlib.util.module_from_spec(spec)
@@ -148,9 +159,9 @@ def _import(file: Path) -> ModuleType:
     except (Exception, SystemExit) as error:  # isolates the proxy from user code
         del sys.modules[name]
         is_missing = isinstance(error, ModuleNotFoundError)
-        mend = "install it beside fakevllm" if is_missing else "mend the file"
-        where = f"{file.parent}/{blame(error, file.parent)}"
-        message = f"{where}: importing the hook raised {first_line(error)}; {mend}"
+        remedy = "install it beside fakevllm" if is_missing else "mend the file"
+        where = f"{file.parent}/{error_location(error, file.parent)}"
+        message = f"{where}: importing the hook raised {first_line(error)}; {remedy}"
         raise HookError(message) from error
     return module
 
@@ -161,15 +172,15 @@ def _syntax_error(error: SyntaxError, file: Path) -> HookError:
 
 
 def _top_level_names(file: Path) -> set[str]:
-    """Names a module binds outside functions and classes, without running it."""
+    """Return the names that a module binds outside functions and classes, without running it."""
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except SyntaxError as error:
         raise _syntax_error(error, file) from error
-    return set(_bound(tree.body))
+    return set(_bound_names(tree.body))
 
 
-def _bound(body: Sequence[ast.AST]) -> Iterator[str]:
+def _bound_names(body: Sequence[ast.AST]) -> Iterator[str]:
     for node in body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -181,10 +192,14 @@ def _bound(body: Sequence[ast.AST]) -> Iterator[str]:
             case ast.Name(ctx=ast.Store()):
                 yield node.id
             case _:
-                yield from _bound(list(ast.iter_child_nodes(node)))
+                yield from _bound_names(list(ast.iter_child_nodes(node)))
 
 
 def _arity(hook: Hook, name: str, folder: Path, forms: dict[int, str]) -> int:
+    """Return the first number of arguments in `forms` that the hook accepts.
+
+    Raises HookError if it accepts none. A builtin without a signature counts as the first form.
+    """
     try:
         signature = inspect.signature(hook)
     except ValueError:

@@ -1,6 +1,7 @@
-"""One life of the hook process, seen from the proxy: start, ask, kill, reap.
+"""The hook process, seen from the proxy: it is started, called, killed and reaped here.
 
-When it ended, the call that held its loop or its sync thread is to blame. The inside is child.py.
+If the process ends unexpectedly, the call whose code ran on its event loop or its sync thread is to
+blame. child.py is the code inside the process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from fakevllm.hooks.child import EXIT_GRACE_S, HEADER, frame, run
 from fakevllm.hooks.results import Json
 
 START_TIMEOUT_S = 120.0
-"""Hook files may import something heavy, such as torch from a cold disk."""
+"""Seconds to load the hooks: a hook file may import something large, such as torch from a cold
+disk."""
 EXIT_TIMEOUT_S = EXIT_GRACE_S + 1.0
 
 _SPAWN = multiprocessing.get_context("spawn")
@@ -34,7 +36,8 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True, slots=True)
 class HookInfo:
-    """
+    """What the hook process has loaded.
+
     >>> HookInfo("9f86d081884c7d65", has_submit=False).has_submit
     False
     """
@@ -45,52 +48,58 @@ class HookInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """The process ended before it answered."""
+class LostCall:
+    """A call to which the process did not reply before it ended."""
 
     reason: str
     is_to_blame: bool
+    """Whether this call's hook is why the process ended."""
 
 
 class HookProcess:
-    """One life of the hook process."""
+    """One hook process, from its start to its end. It is never restarted."""
 
     info: HookInfo
     is_async: dict[str, bool]
+    """Whether the hook of a kind (submit, reward, feedback) is async."""
 
     def __init__(
         self,
         process: SpawnProcess,
-        holder: ctypes.c_uint64,
+        running_call: ctypes.c_uint64,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
         self.is_dead = False
         self.end = ""
-        """Why it ended, once it has."""
+        """Why the process ended; "" before its end."""
         self._process = process
-        self._holder = holder
+        self._running_call = running_call
         self._reader = reader
         self._writer = writer
         self._ids = itertools.count(1)
-        # Bounded by the requests the app has open.
-        self._waiting: dict[int, asyncio.Future[Json | Lost]] = {}
+        # By call id. Bounded by the number of the app's open requests.
+        self._pending: dict[int, asyncio.Future[Json | LostCall]] = {}
         self._sync_id: int | None = None
         self._listener: asyncio.Task[None] | None = None
 
     @staticmethod
     async def start(path: Path, timeout_s: float) -> HookProcess:
-        """Raises HookError, with the loader's message where the hooks are at fault."""
-        ours, theirs = socket.socketpair()
-        holder = _SPAWN.RawValue(ctypes.c_uint64, 0)
-        arguments = (theirs, str(path), timeout_s, holder)
+        """Start a process and load the hooks.
+
+        Raises HookError, with the loader's message if the hooks are the cause.
+        """
+        own_socket, child_socket = socket.socketpair()
+        running_call = _SPAWN.RawValue(ctypes.c_uint64, 0)
+        arguments = (child_socket, str(path), timeout_s, running_call)
         process = _SPAWN.Process(target=run, args=arguments, name="fakevllm-hooks")
-        reader, writer = await asyncio.open_connection(sock=ours)
-        with theirs:
-            _start_deaf_to_ctrl_c(process)
-        # An interpreter that exits without close() would wait for this process, and it for us.
+        reader, writer = await asyncio.open_connection(sock=own_socket)
+        with child_socket:
+            _start_ignoring_ctrl_c(process)
+        # If the interpreter exits without close(), it would wait for this process, and this process
+        # for the interpreter.
         atexit.register(process.kill)
-        self = HookProcess(process, holder, reader, writer)
+        self = HookProcess(process, running_call, reader, writer)
         try:
             await self._load(path)
         except BaseException:
@@ -102,48 +111,54 @@ class HookProcess:
     async def _load(self, path: Path) -> None:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                ready = await self._read()
+                loaded = await self._read()
         except TimeoutError:
-            late = f"{path}: not loaded after {START_TIMEOUT_S:g} s; do slow work inside the hook"
-            raise HookError(late) from None
+            message = (
+                f"{path}: not loaded after {START_TIMEOUT_S:g} s; do slow work inside the hook"
+            )
+            raise HookError(message) from None
         except (OSError, asyncio.IncompleteReadError):
             await asyncio.to_thread(self._process.join, EXIT_TIMEOUT_S)
             raise HookError(f"{path}: loading it {self._how_it_ended()}; mend the file") from None
-        if "error" in ready:
-            raise HookError(ready["error"])
-        self.info = HookInfo(ready["content_hash"], ready["has_submit"], ready["has_feedback"])
-        self.is_async = ready["is_async"]
+        if "error" in loaded:
+            raise HookError(loaded["error"])
+        self.info = HookInfo(loaded["content_hash"], loaded["has_submit"], loaded["has_feedback"])
+        self.is_async = loaded["is_async"]
 
-    async def ask(self, call: Json, limit_s: float, timeout_s: float) -> Json | Lost:
-        """The answer, or who lost it; after `limit_s` the process is killed."""
+    async def call(self, call: Json, limit_s: float, timeout_s: float) -> Json | LostCall:
+        """Run a hook and return its reply, or why there is none.
+
+        After `limit_s` the process is killed. The reason then names `timeout_s`, the user's limit.
+        """
         call_id = next(self._ids)
         if self.is_dead:
-            return Lost("hook_crashed: the hook process is gone", is_to_blame=False)
-        answer = asyncio.get_running_loop().create_future()
+            return LostCall("hook_crashed: the hook process is gone", is_to_blame=False)
+        reply = asyncio.get_running_loop().create_future()
         try:
             self._writer.write(frame(call | {"id": call_id}))
         except TypeError as error:
             return {"reason": f"hook_input: the request is not JSON: {error}"}
-        self._waiting[call_id] = answer
+        self._pending[call_id] = reply
         if not self.is_async[call["kind"]]:
             self._sync_id = call_id
-        await asyncio.wait([answer], timeout=limit_s)
-        if not answer.done():
-            culprit = call_id if self._sync_id == call_id else self._holder.value or call_id
+        await asyncio.wait([reply], timeout=limit_s)
+        if not reply.done():
+            culprit = call_id if self._sync_id == call_id else self._running_call.value or call_id
             self._process.kill()
             self.end = f"hook_timeout: {timeout_s:g} s"
             self._lose(self.end, {culprit})
         self._sync_id = None if self._sync_id == call_id else self._sync_id
-        return answer.result()
+        return reply.result()
 
     async def close(self) -> None:
-        """Hang up, wait, kill. Calls in flight are lost."""
-        self._lose("hook_closed: the proxy is stopping", set(self._waiting))
+        """Close the connection, and kill the process if it does not end. Pending calls fail."""
+        self._lose("hook_closed: the proxy is stopping", set(self._pending))
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
         if self._listener is not None:
-            # It reads the end of the stream and reaps the process; two threads must not do that.
+            # The listener reads the end of the stream and reaps the process. Two threads must not
+            # reap it.
             await asyncio.wait([self._listener], timeout=2 * EXIT_TIMEOUT_S)
         else:
             await asyncio.to_thread(self._process.join, EXIT_TIMEOUT_S)
@@ -156,10 +171,10 @@ class HookProcess:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while True:
                 reply = await self._read()
-                answer = self._waiting.pop(reply["id"], None)
-                if answer is not None and not answer.done():
-                    answer.set_result(reply)
-        suspects = (self._holder.value, self._sync_id)
+                pending = self._pending.pop(reply["id"], None)
+                if pending is not None and not pending.done():
+                    pending.set_result(reply)
+        suspects = (self._running_call.value, self._sync_id)
         self.is_dead = True
         await asyncio.to_thread(self._process.join, EXIT_TIMEOUT_S)
         crash = f"hook_crashed: the hook {self._how_it_ended()}"
@@ -172,10 +187,10 @@ class HookProcess:
 
     def _lose(self, reason: str, culprits: Collection[int | None]) -> None:
         self.is_dead = True
-        for call_id, answer in self._waiting.items():
-            if not answer.done():
-                answer.set_result(Lost(reason, call_id in culprits))
-        self._waiting.clear()
+        for call_id, pending in self._pending.items():
+            if not pending.done():
+                pending.set_result(LostCall(reason, call_id in culprits))
+        self._pending.clear()
 
     def _how_it_ended(self) -> str:
         code = self._process.exitcode
@@ -184,9 +199,12 @@ class HookProcess:
         return f"ended its process with exit code {code}"
 
 
-def _start_deaf_to_ctrl_c(process: SpawnProcess) -> None:
-    """The signal mask is inherited: Ctrl-C during the child's start prints no traceback."""
-    # Started here, because starting it lifts the mask.
+def _start_ignoring_ctrl_c(process: SpawnProcess) -> None:
+    """Start a process that ignores Ctrl-C from the beginning, so that it prints no traceback.
+
+    The child inherits the signal mask.
+    """
+    # The tracker must run before SIGINT is blocked, because its start unblocks SIGINT.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:

@@ -1,4 +1,4 @@
-"""A request and its answers, as hooks get them: from the ledger, or made up."""
+"""A group in the form that hooks get: read from the ledger, or made up for a check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fakevllm.hooks.spec import Sibling, Task
 
 @dataclass(frozen=True, slots=True)
 class RecordedGroup:
-    """A request and its answers, as hooks get them.
+    """A request and its answers, in the form that hooks get.
 
     >>> RecordedGroup("g1", Task(), "1+1?", [{"content": "2", "finish_reason": "stop"}]).question
     '1+1?'
@@ -22,13 +22,14 @@ class RecordedGroup:
     task: Task
     question: str
     answers: list[Json]
-    """Assistant messages plus `finish_reason`."""
+    """The assistant messages, each with `finish_reason`."""
     usages: list[Json] = field(default_factory=list[Json])
-    """By answer; empty where unknown."""
+    """Token usage of each answer; empty if it is not known."""
     messages: Sequence[Json] = ()
     """The conversation before the answers."""
 
     def siblings(self) -> list[Sibling]:
+        """Return the `valid_results` argument of the reward hook."""
         usages = self.usages or [{} for _ in self.answers]
         finishes = [answer.get("finish_reason") for answer in self.answers]
         return [
@@ -38,7 +39,7 @@ class RecordedGroup:
 
 
 def made_up_group() -> RecordedGroup:
-    """One answer of each awkward kind: empty, a tool call, cut off."""
+    """Return a group with a usual answer, an empty one, a tool call, and a cut-off answer."""
     task = Task(main_query="What is 6 times 7?", task_id="made-up", metadata={"answer": "42"})
     function = {"name": "calculator", "arguments": '{"expression": "6*7"}'}
     tool_call = {"id": "call_1", "type": "function", "function": function}
@@ -50,12 +51,12 @@ def made_up_group() -> RecordedGroup:
     ]
     counts = (17, 1, 24, 32)
     usages: list[Json] = [{"prompt_tokens": 14, "completion_tokens": count} for count in counts]
-    asked: Json = {"role": "user", "content": task.main_query}
-    return RecordedGroup("made-up-group", task, task.main_query, answers, usages, [asked])
+    question: Json = {"role": "user", "content": task.main_query}
+    return RecordedGroup("made-up-group", task, task.main_query, answers, usages, [question])
 
 
 def messages_of(body: Json) -> list[Json]:
-    """Of a chat request.
+    """Return the messages of a chat request; empty if it has none.
 
     >>> messages_of({"messages": [{"role": "user"}]}), messages_of({"prompt": "Once"})
     ([{'role': 'user'}], [])

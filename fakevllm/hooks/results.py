@@ -1,6 +1,7 @@
-"""What hooks returned, checked. Pure.
+"""The results of hooks, and the checks of what hooks return. Pure.
 
-A reason is a stable slug, a colon and a detail: `hook_raised: ValueError: bad (mine.py:12)`.
+A failure has a reason: a stable slug, a colon and a detail, such as
+`hook_raised: ValueError: bad (mine.py:12)`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE, MAX_REWARD
 
 Json = dict[str, Any]
 
-_APPS_OWN = frozenset(
+_APP_FIELDS = frozenset(
     {"n", "stream", "stream_options", "logprobs", "top_logprobs", "prompt_logprobs", "echo"}
 )
-"""They shape the answer that the app reads, and any sibling's may be the one."""
+"""Request fields that a hook must not change: they determine the form of the answer that the app
+reads, and the app may get any sibling's answer."""
 _AS_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
@@ -55,7 +57,7 @@ def hook_reason(recorded: str | None) -> HookReason | None:
 
 @dataclass(frozen=True, slots=True)
 class SubmitPlan:
-    """What on_user_submit_new_requests asked for; both None keeps the configured N.
+    """The result of on_user_submit_new_requests. If both fields are None, the configured N stays.
 
     >>> SubmitPlan(overrides=[{}, {"temperature": 1.2}]).overrides
     [{}, {'temperature': 1.2}]
@@ -67,27 +69,30 @@ class SubmitPlan:
 
 @dataclass(frozen=True, slots=True)
 class HookFailure:
+    """A hook call without a usable result."""
+
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RewardOutcome:
-    """
+    """The result of on_compute_relative_reward.
+
     >>> RewardOutcome([1.0, None], None, [{}, {}]).rewards
     [1.0, None]
     """
 
     rewards: list[float | None] | None
     reason: str | None
-    """Why there are no rewards; None where there are."""
+    """Why there are no rewards; None if there are."""
     annotations: list[Json] = field(default_factory=list[Json])
-    """By answer: the keys the hook added or changed."""
+    """For each answer, the keys that the hook added or changed."""
     hook_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackValue:
-    """What on_feedback made of a feedback; None: nothing.
+    """The result of on_feedback. None means that the feedback has no value.
 
     >>> FeedbackValue(0.5).value
     0.5
@@ -98,7 +103,8 @@ class FeedbackValue:
 
 
 def read_plan(value: object) -> SubmitPlan | HookFailure:
-    """
+    """Check what on_user_submit_new_requests returned.
+
     >>> read_plan(8), read_plan(True).reason
     (SubmitPlan(num=8, overrides=None), 'hook_type: got bool, want None, an int or a list')
     """
@@ -123,24 +129,25 @@ def read_plan(value: object) -> SubmitPlan | HookFailure:
     if items[0]:
         return HookFailure("hook_value: item 0 must be {}, the lead carries the app's own request")
     for index, item in enumerate(items):
-        if own := sorted(_APPS_OWN.intersection(item)):
-            return HookFailure(f"hook_value: item {index} sets {own[0]}, which is the app's own")
+        if fields := sorted(_APP_FIELDS.intersection(item)):
+            return HookFailure(f"hook_value: item {index} sets {fields[0]}, which is the app's own")
     try:
         return SubmitPlan(overrides=orjson.loads(orjson.dumps(items)))
     except TypeError as error:
         return HookFailure(f"hook_type: the overrides are not JSON: {error}")
 
 
-def read_rewards(value: object, want: int) -> list[float | None] | HookFailure:
-    """
+def read_rewards(value: object, num: int) -> list[float | None] | HookFailure:
+    """Check what on_compute_relative_reward returned for `num` answers.
+
     >>> read_rewards([1, None, True], 3), read_rewards([0.5], 2).reason
     ([1.0, None, 1.0], 'hook_length: got 1, want 2')
     """
     if not isinstance(value, list | tuple):
         return HookFailure(f"hook_type: got {type(value).__name__}, want a list")
     items = cast(Sequence[Any], value)
-    if len(items) != want:
-        return HookFailure(f"hook_length: got {len(items)}, want {want}")
+    if len(items) != num:
+        return HookFailure(f"hook_length: got {len(items)}, want {num}")
     rewards: list[float | None] = []
     for index, item in enumerate(items):
         reward = None if item is None else _number(item)
@@ -156,7 +163,8 @@ def read_rewards(value: object, want: int) -> list[float | None] | HookFailure:
 
 
 def read_value(value: object) -> float | HookFailure | None:
-    """
+    """Check what on_feedback returned.
+
     >>> read_value(None), read_value(True), read_value("up").reason
     (None, 1.0, 'hook_type: got str, want a number or None')
     """
@@ -170,21 +178,21 @@ def read_value(value: object) -> float | HookFailure | None:
     return number
 
 
-def changed(before: Json, after: Json) -> Json:
-    """Keys added or changed, as JSON; what JSON cannot say is left out.
+def changed_keys(before: Json, after: Json) -> Json:
+    """Return the keys that were added or changed. Values that JSON cannot express are left out.
 
-    >>> changed({"content": "a"}, {"content": "a", "score": 3, "model": object()})
+    >>> changed_keys({"content": "a"}, {"content": "a", "score": 3, "model": object()})
     {'score': 3}
     """
-    notes: Json = {}
+    changes: Json = {}
     for key, value in after.items():
         if key in before and _same(before[key], value):
             continue
         try:
-            notes |= orjson.loads(orjson.dumps({key: value}, option=_AS_JSON))
+            changes |= orjson.loads(orjson.dumps({key: value}, option=_AS_JSON))
         except TypeError:
             continue
-    return notes
+    return changes
 
 
 def _number(item: Any) -> float | None:

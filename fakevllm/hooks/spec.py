@@ -1,9 +1,9 @@
-"""The hook contract: everything a hook file needs to know, on one screen.
+"""The hook contract: everything that the author of a hook needs to know, on one screen.
 
-A hook is a plain function with one of the three names below, sync or async. `--hooks` names a
-folder or one .py file. Hooks run in a process of their own with a time-out; what they print goes
-to the proxy's stderr. Whatever goes wrong in a hook, the app still gets its answer: the group is
-logged with the reason and does not train. Try yours with `fakevllm check-hook PATH`.
+A hook is a function with one of the three names below, sync or async. `--hooks` names a folder or
+one .py file. Hooks run in a process of their own, with a timeout. What they print goes to the
+proxy's stderr. If a hook fails, the app still gets its answer; the group is recorded with the
+reason and is not trained. Try your hooks with `fakevllm check-hook PATH`.
 """
 
 from __future__ import annotations
@@ -36,30 +36,32 @@ class Sibling:
     """
 
     index: int
-    """0 is the lead, the app's own request untouched."""
+    """Position in the group. 0 is the lead: the app's own request, unchanged."""
     task: Task
-    """The same for all siblings of a group. A reference answer, where known, is in its metadata."""
+    """The task, the same for all siblings of a group. Its metadata has the reference answer, if
+    there is one."""
     episode_id: str
     finish_reason: str | None
-    """"stop", "length" (cut off), "tool_calls"."""
+    """"stop", "length" (the answer was cut off) or "tool_calls"."""
     usage: Json = field(default_factory=dict[str, Any])
     messages: Sequence[Json] = ()
     """The conversation before this answer, as chat messages; the same for all siblings of a group.
-    Empty where the app gave a bare prompt."""
+    Empty if the app sent a prompt without messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
-    """What was said of an answer that an app got, or what followed it.
+    """Feedback on an answer that an app got, or the request that followed the answer.
 
     >>> Feedback(kind="feedback", request_id="g1", answer={"content": "7"}, thumbs="up").thumbs
     'up'
     """
 
     kind: Literal["feedback", "next_message", "regenerate"]
-    """POST /v1/feedback; the session's next message; the same asked once more."""
+    """`feedback`: the app sent it to POST /v1/feedback. `next_message`: the session's next message.
+    `regenerate`: the same request once more."""
     request_id: str
-    """Of the answer's own request."""
+    """Id of the request that the answer belongs to."""
     answer: Json
     """The assistant message, plus `finish_reason`."""
     question: str = ""
@@ -67,22 +69,23 @@ class Feedback:
     """The conversation before the answer."""
     task: Task = field(default_factory=Task)
     reward: float | None = None
-    """By on_compute_relative_reward."""
+    """The answer's reward from on_compute_relative_reward."""
     score: float | None = None
     thumbs: Literal["up", "down"] | None = None
     edited: str | None = None
     """What the answer should have been."""
     comment: str | None = None
     next_message: str = ""
-    """What was asked next, or once more."""
+    """The text of the next message, or of the repeated request."""
 
 
 def on_user_submit_new_requests(request_id: str, task: Task) -> int | list[Json] | None:
-    """Optional. Called before a request goes out: how many siblings, and what each may change.
+    """Return how many siblings to request, and what each changes. Optional.
 
-    None keeps the configured N. An int sets N. A list has one dict of request fields per sibling,
-    such as `{"temperature": 1.2}`; item 0 must be `{}`, for the lead carries the app's own request.
-    What shapes the answer is the app's alone: n, stream, stream_options, logprobs, echo.
+    The hook is called before the request is sent. None keeps the configured N. An int sets N. A
+    list has one dict of request fields per sibling, such as `{"temperature": 1.2}`. Item 0 must be
+    `{}`, because the lead is the app's own request. No sibling may change the fields that determine
+    the form of the answer: n, stream, stream_options, logprobs, echo.
     """
     ...
 
@@ -90,20 +93,22 @@ def on_user_submit_new_requests(request_id: str, task: Task) -> int | list[Json]
 def on_compute_relative_reward(
     valid_results: list[Sibling], all_answers: list[Json], question: str
 ) -> list[float | None]:
-    """Required. Scores the siblings that answered, in order: a number each, or None: do not train.
+    """Return a reward for each sibling that answered, in order. Required.
 
-    `all_answers[i]` is the assistant message of `valid_results[i]` plus `finish_reason`; keys added
-    to it are kept in the ledger. `question` is the text of the last user message; a hook with two
-    parameters is called without it. Only differences inside the group count: a group whose rewards
-    are all equal teaches nothing.
+    A sibling with the reward None is not trained. `all_answers[i]` is the assistant message of
+    `valid_results[i]`, with `finish_reason`; the ledger stores the keys that you add to it.
+    `question` is the text of the last user message; a hook with two parameters is called without
+    it. Only differences inside the group count: if all rewards are equal, nothing is learned.
     """
     ...
 
 
 def on_feedback(feedback: Feedback) -> float | None:
-    """Optional. What it counts for: a number, 1 for good and -1 for bad, or None: nothing.
+    """Return the value of the feedback, such as 1 for good and -1 for bad. Optional.
 
-    Without it `score` counts as it is, thumbs as 1 or -1, and all else for nothing: missing
-    feedback, and a user who goes on or asks again, say nothing bad by themselves.
+    None means that the feedback has no value.
+
+    Without this hook, `score` counts as it is, and thumbs count as 1 or -1. Everything else has no
+    value: missing feedback, the next message, or a regeneration is not bad by itself.
     """
     ...

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fakevllm.hooks.results import (
     HookFailure,
     SubmitPlan,
-    changed,
+    changed_keys,
     read_plan,
     read_rewards,
 )
@@ -114,19 +114,19 @@ class Awkward:
 
 @pytest.mark.parametrize("value", [object(), Awkward(), {1j: 1}, 2**70, [lambda: None]])
 def test_annotations_json_cannot_say_are_left_out(value: Any) -> None:
-    assert changed({"content": "a"}, {"content": "a", "bad": value, "good": 1}) == {"good": 1}
+    assert changed_keys({"content": "a"}, {"content": "a", "bad": value, "good": 1}) == {"good": 1}
 
 
 def test_keys_changed_in_place_or_replaced_are_annotations() -> None:
     before: dict[str, Any] = {"content": "a", "tags": ["x"], "kind": 1}
     after: dict[str, Any] = {"content": "a", "tags": ["x", "y"], "kind": 2}
-    assert changed(before, after) == {"tags": ["x", "y"], "kind": 2}
+    assert changed_keys(before, after) == {"tags": ["x", "y"], "kind": 2}
 
 
 def test_numpy_numbers_are_rewards_and_annotations() -> None:
     np = pytest.importorskip("numpy")
     assert read_rewards([np.float32(0.5), np.int64(2), np.array(3.0)], 3) == [0.5, 2.0, 3.0]
-    assert changed({}, {"score": np.float32(0.5), "ids": np.array([1, 2])}) == {
+    assert changed_keys({}, {"score": np.float32(0.5), "ids": np.array([1, 2])}) == {
         "score": 0.5,
         "ids": [1, 2],
     }
