@@ -1,5 +1,8 @@
-"""What the log says of a hook that fails: each kind of failure once, then now and then with
-a count. Pure. The first traceback of each kind is the hook process's own to print."""
+"""Rate-limited warnings about hooks that fail. Pure.
+
+The first failure of each kind is logged at once, then one line per interval with a count. The
+traceback of the first failure is printed by the hook process itself.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,26 @@ from fakevllm.hooks.results import HookReason, hook_reason
 from fakevllm.ledger.records import SiblingRecord
 from fakevllm.runtime.log_throttle import LogThrottle
 
-TELL_AGAIN_S = 60.0
-"""A hook that always fails does so at every request."""
-_NOT_FOR_WHAT_IT_ASKS = (429, 499)
-"""Too many at once, cancelled."""
-MAX_TOLD = 300
-"""Characters of an engine's words."""
+INTERVAL_S = 60.0
+"""Seconds between two warnings of one kind. A hook that always fails does so at every request."""
+_NOT_THE_OVERRIDES_FAULT = (429, 499)
+"""HTTP statuses of siblings that failed for another reason than their overrides: too many requests,
+and cancelled."""
+MAX_ERROR_CHARS = 300
+"""Maximum number of characters quoted from the engine's error message."""
 
 
 @dataclass(frozen=True, slots=True)
 class HookKind:
+    """A hook function with the texts for its warnings."""
+
     name: str
     effect: str
-    """Of one failure; the app has its answer whatever fails."""
+    """The effect of one failure. The app gets its answer in any case."""
     effects: str
-    mend: str = ""
-    """The next step, where `check-hook` shows nothing of it."""
+    """The effect of several failures, after their number."""
+    fix: str = ""
+    """The next step for the user; by default, to run `check-hook`."""
 
 
 REWARD = HookKind(
@@ -40,31 +47,34 @@ SUBMIT = HookKind(
 )
 OVERRIDES = HookKind(
     "on_user_submit_new_requests",
-    "the group goes on without it",
-    "groups went on without some",
-    "mend what it changes for that sibling",
+    "the group continues without that sibling",
+    "groups continued without such siblings",
+    "fix the fields that the hook returns for that sibling",
 )
 
 
 class HookWarnings:
-    """
-    >>> failing = HookWarnings(Path("mine"), Path("ledger.sqlite"))
-    >>> failing.line(REWARD, "hook_length: got 1, want 2", 0.0).partition(":")[0]
+    """The warnings about failing hooks of one proxy.
+
+    >>> warnings = HookWarnings(Path("mine"), Path("ledger.sqlite"))
+    >>> warnings.line(REWARD, "hook_length: got 1, want 2", 0.0).partition(":")[0]
     'on_compute_relative_reward failed (hook_length'
-    >>> failing.line(REWARD, "hook_length: got 1, want 2", 1.0) is None
+    >>> warnings.line(REWARD, "hook_length: got 1, want 2", 1.0) is None
     True
     """
 
     def __init__(self, hooks: Path, ledger: Path) -> None:
-        try_it = shlex.join(["fakevllm", "check-hook", str(hooks), "--ledger", str(ledger)])
-        self._mend = f"to see why: {try_it}"
-        # Bounded by the slugs and the lines of the hook files.
-        self._throttle = LogThrottle(TELL_AGAIN_S)
+        """`hooks` and `ledger`: the paths for the command line in the warnings."""
+        command = shlex.join(["fakevllm", "check-hook", str(hooks), "--ledger", str(ledger)])
+        self._default_fix = f"to see why: {command}"
+        # Bounded by the number of slugs and of lines in the hook files.
+        self._throttle = LogThrottle(INTERVAL_S)
 
     def line(self, hook: HookKind, reason: str | None, now: float) -> str | None:
-        """Of a group that came to what it is for `reason`, where the log is to hear of it."""
+        """Return the warning for a group or request that ended with `reason`, or None if no hook
+        failed or the warning is suppressed. `now`: seconds on a monotonic clock."""
         slug = hook_reason(reason)
-        # A hook process that was closed with the proxy has no fault to mend.
+        # A hook process that was closed with the proxy has no fault to fix.
         if reason is None or slug in (None, HookReason.CLOSED):
             return None
         due = self._throttle.due((hook, *kind_of(reason)), now)
@@ -73,15 +83,17 @@ class HookWarnings:
         if due.is_first:
             return (
                 f"{hook.name} failed ({reason}): the app got its answer, and {hook.effect}; "
-                f"{hook.mend or self._mend}"
+                f"{hook.fix or self._default_fix}"
             )
         num_more = due.num_suppressed + 1
         return f"{hook.name} failed {num_more} times more (now: {reason}): {hook.effects}"
 
 
 def refused_override(siblings: Sequence[SiblingRecord]) -> str | None:
-    """Of a group whose siblings the hook changed, where the engine takes the lead as the app sent
-    it and refuses one of them.
+    """Return the reason if the engine accepts the lead but refuses a sibling with overrides.
+
+    `siblings`: those of a group whose requests the hook changed; the lead's request is the app's
+    own.
 
     >>> lead = SiblingRecord(index=0, served=True, best=True, status=200)
     >>> other = SiblingRecord(index=1, served=False, best=False, status=400, error="top_p: 7")
@@ -90,15 +102,16 @@ def refused_override(siblings: Sequence[SiblingRecord]) -> str | None:
     """
     if not siblings or siblings[0].status != 200:
         return None
-    for each in siblings[1:]:
-        if 400 <= each.status < 500 and each.status not in _NOT_FOR_WHAT_IT_ASKS:
-            told = (each.error or str(each.status))[:MAX_TOLD]
-            return f"hook_override: the engine refuses sibling {each.index}: {told}"
+    for sibling in siblings[1:]:
+        if 400 <= sibling.status < 500 and sibling.status not in _NOT_THE_OVERRIDES_FAULT:
+            error = (sibling.error or str(sibling.status))[:MAX_ERROR_CHARS]
+            return f"hook_override: the engine refuses sibling {sibling.index}: {error}"
     return None
 
 
 def kind_of(reason: str) -> tuple[str, ...]:
-    """The slug; of what was raised its type and place too, not its words.
+    """Return the kind of failure by which warnings are limited: the slug and, for an exception, its
+    type and its place in the hook file, without its message.
 
     >>> kind_of("hook_raised: KeyError: 'b' (mine.py:2)"), kind_of("hook_nan: reward 1 is nan")
     (('hook_raised', 'KeyError', 'mine.py:2)'), ('hook_nan',))

@@ -20,7 +20,7 @@ from fakevllm.swarm.link import SwarmLink
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Task
 
 POLL_EVERY_S = 0.02
-"""Seconds between two looks at the server's status while a training step is made."""
+"""Seconds between two requests for the server's status during a training step."""
 SEED_BYTES = 6
 """Size of a seed. Siblings count up from it, and a JSON reader that stores numbers as doubles keeps
 48 bits exactly."""
@@ -66,12 +66,12 @@ class Lockstep:
         the reward hook of the running group makes.
         """
         async with self._group_lock if is_group else contextlib.nullcontext():
-            await self._until_published()
+            await self._wait_until_idle()
             row = f"{task.task_id or task.main_query}{'' if is_group else ' served'}"
             self._num_requests[row] += 1
             yield seed_of(self._run_seed, row, self._num_requests[row] - 1)
 
-    async def _until_published(self) -> None:
+    async def _wait_until_idle(self) -> None:
         """Wait until the server has accepted all scored groups and is publishing no weights.
 
         Nothing waits while the server is unreachable; requests then fail or are held themselves.
@@ -80,11 +80,11 @@ class Lockstep:
         def is_accepted() -> bool:
             return self._delivery.num_unsettled == 0 or not self._link.reached.is_set()
 
-        await _until(is_accepted)
+        await _wait_until(is_accepted)
         while not is_idle(await self._link.ask()):
             await asyncio.sleep(POLL_EVERY_S)
 
 
-async def _until(condition: Callable[[], bool]) -> None:
+async def _wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(POLL_EVERY_S)

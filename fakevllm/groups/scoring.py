@@ -1,4 +1,4 @@
-"""What the reward hook is shown of a group, and what it makes of it."""
+"""The call of the reward hook for one group."""
 
 from __future__ import annotations
 
@@ -22,39 +22,46 @@ async def score(
     results: Sequence[SiblingResult],
     failure_floor: float | None = None,
 ) -> RewardOutcome:
-    """Of siblings that have answered, in order. What the engine broke off is not shown, and has no
-    reward."""
-    places = [at for at, one in enumerate(results) if not is_broken_off(_answer(one))]
-    if not places:
+    """Return the rewards of siblings that have answered, in the order of `results`.
+
+    An answer that the engine broke off is not passed to the hook and has no reward. An answer that
+    the model itself cut off or garbled gets at most `failure_floor`.
+    """
+    positions = [i for i, result in enumerate(results) if not is_broken_off(_answer(result))]
+    if not positions:
         return RewardOutcome(None, "broken_off", [{} for _ in results])
-    whole = [results[at] for at in places]
-    siblings = [_shown(draft.request, draft.task, result) for result in whole]
-    answers = [result.shown_message for result in whole]
+    complete = [results[i] for i in positions]
+    siblings = [_sibling(draft.request, draft.task, result) for result in complete]
+    answers = [result.shown_message for result in complete]
     outcome = await hooks.reward(siblings, answers, draft.question)
     if outcome.rewards is not None:
-        failures = [failure_of(_answer(one), draft.request.body) for one in whole]
+        failures = [failure_of(_answer(result), draft.request.body) for result in complete]
         outcome = replace(outcome, rewards=with_floor(outcome.rewards, failures, failure_floor))
-    return outcome if len(whole) == len(results) else _spread(outcome, places, len(results))
+    return outcome if len(complete) == len(results) else _spread(outcome, positions, len(results))
 
 
-def _spread(outcome: RewardOutcome, places: Sequence[int], num: int) -> RewardOutcome:
-    """Over all that answered."""
+def _spread(outcome: RewardOutcome, positions: Sequence[int], num: int) -> RewardOutcome:
+    """Return the outcome for all `num` siblings. `positions`: those of the scored siblings."""
     rewards: list[float | None] = [None] * num
-    notes: list[Json] = [{} for _ in range(num)]
-    for at, note in zip(places, outcome.annotations, strict=False):
-        notes[at] = note
-    for at, reward in zip(places, outcome.rewards or (), strict=False):
-        rewards[at] = reward
-    scored = None if outcome.rewards is None else rewards
-    return replace(outcome, rewards=scored, annotations=notes)
+    annotations: list[Json] = [{} for _ in range(num)]
+    for position, annotation in zip(positions, outcome.annotations, strict=False):
+        annotations[position] = annotation
+    for position, reward in zip(positions, outcome.rewards or (), strict=False):
+        rewards[position] = reward
+    return replace(
+        outcome,
+        rewards=None if outcome.rewards is None else rewards,
+        annotations=annotations,
+    )
 
 
 def _answer(result: SiblingResult) -> Answer:
-    assert result.answer is not None, "who has not answered is not scored"
+    assert result.answer is not None, "only siblings that have answered are scored"
     return result.answer
 
 
-def _shown(request: Request, task: Task, result: SiblingResult) -> Sibling:
+def _sibling(request: Request, task: Task, result: SiblingResult) -> Sibling:
+    """Return a sibling as the hook gets it."""
     answer = _answer(result)
     episode_id = f"{request.id}/{result.index}"
     messages = messages_of(request.body)

@@ -1,4 +1,4 @@
-"""What becomes of each request, told as it arrives: the policy, with what it has to remember."""
+"""The admission of each request when it arrives: the admission rules with the state they need."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ log = logging.getLogger("fakevllm.admission.rules")
 
 
 class TrafficGate:
+    """The admission rules, the kill switch and the session summaries of one proxy."""
+
     def __init__(
         self,
         settings: PolicySection,
@@ -24,13 +26,18 @@ class TrafficGate:
         *,
         trains: bool = True,
     ) -> None:
-        """`key_name`: whose key it is. `trains`: whether anything is fanned out at all; where not,
-        nobody's session is looked up before the answer is out."""
+        """`key_name`: returns the configured name of an API key, or None. `trains`: whether any
+        request becomes a group; if none does, no session is looked up before the answer is
+        sent."""
         self.pause = pause
-        self._policy = AdmissionRules(settings)
+        self._rules = AdmissionRules(settings)
         for name, route in settings.likely_misspelt_routes:
-            log.warning("[policy] n: %r is no route and taken for a model; %s is one", name, route)
-        self._asks_for_keys = any(rule.key is not None for rule in settings.skip)
+            log.warning(
+                "[policy] n: %r is not a route and is used as a model name; did you mean route %s?",
+                name,
+                route,
+            )
+        self._rules_use_keys = any(rule.key is not None for rule in settings.skip)
         self._key_name = key_name
         self._trains = trains
         self._sessions = SessionSummaries()
@@ -38,29 +45,32 @@ class TrafficGate:
     def ruling(
         self, request: Request, placement: Placement, key: str | None, app_key: str | None
     ) -> Ruling:
-        """`key`, `app_key`: the app's, and its fingerprint. Places the request in its session."""
-        asked = RequestFacts(
+        """Return the ruling for a request, and place the request in its session if it can train.
+
+        `key`: the app's API key; `app_key`: the key's fingerprint.
+        """
+        facts = RequestFacts(
             route=request.adapter.name,
             model=request.model,
             headers=request.apps_headers,
             body=request.body,
             key_names=self._key_names(key, app_key),
         )
-        side_call = self._policy.side_call(asked, self._session(placement))
+        side_call = self._rules.side_call(facts, self._session(placement))
         if side_call is not None:
             return side_call
         subject = request.id
         if self._trains and (place := placement.place(is_side=False)) is not None:
             subject = place.session_id
             self._sessions.note(subject, request.body)
-        return self._policy.decide(asked, subject, is_paused=self.pause.is_on)
+        return self._rules.decide(facts, subject, is_paused=self.pause.is_on)
 
     def _key_names(self, key: str | None, app_key: str | None) -> tuple[str, ...]:
-        if not self._asks_for_keys:  # the name costs a hash
+        if not self._rules_use_keys:  # looking up a name costs a hash
             return ()
         return tuple(filter(None, (self._key_name(key), app_key)))
 
     def _session(self, placement: Placement) -> SessionSummary | None:
-        """What the main calls before it tell, where there were any."""
+        """Return the summary of the session's earlier main calls, or None if there are none."""
         session_id = placement.session_id() if self._trains else None
         return None if session_id is None else self._sessions.get(session_id)

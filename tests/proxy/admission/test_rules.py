@@ -173,4 +173,4 @@ def test_a_name_in_n_that_is_spelt_nearly_as_a_route_is_told(
     settings = PolicySection(n={"chta": 4, "chat": 2, "qwen3-8b": 3})
     TrafficGate(settings, KillSwitch(tmp_path / "paused"))
     (told,) = [record.getMessage() for record in caplog.records]
-    assert "'chta' is no route and taken for a model; chat is one" in told
+    assert "'chta' is not a route and is used as a model name; did you mean route chat?" in told
