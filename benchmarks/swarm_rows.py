@@ -95,7 +95,7 @@ def _group() -> Generator[Change, None, str]:
         sample = ScoredSample(episode.uuid, index, float(index), task_id)
         samples.append(sample)
         yield changes.claimed(episode)
-        yield changes.call_ended(episode.uuid, 0, CALL)
+        yield changes.call_recorded(episode.uuid, 0, CALL)
         end = EndEpisodeRequest(
             client_uuid="a client",
             episode_uuid=episode.uuid,

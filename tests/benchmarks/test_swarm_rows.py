@@ -18,7 +18,7 @@ def test_a_server_goes_on_from_rows_that_were_made(tmp_path: Path) -> None:
     assert swarm_rows.num_rows(run_dir) == 3 * swarm_rows.ROWS_PER_STEP
     journal = Journal(run_dir / "journal.sqlite")
     with journal.opening():
-        assert journal.read(reads.waiting, 0.0) == reads.Waiting()
+        assert journal.read(reads.pending_work, 0.0) == reads.PendingWork()
         log = RunLog(journal)
         (saved,) = journal.read(reads.checkpoints)
         told = journal.read(reads.submission, f"episode:{_an_ended_claim(journal)}")

@@ -66,7 +66,7 @@ class Client:
     async def stop(self, name: str) -> None:
         async def do() -> Ack:
             await self._swarm.stop_engine()
-            await self._swarm.journal.settle()
+            await self._swarm.journal.flush()
             return {}
 
         await self._once(f"stop {name}", do)
@@ -188,7 +188,7 @@ class Client:
 
         swept = await self._once(f"sweep {name}", sweep)
         assert self._swarm.episodes.find(uuid) is None, "a claim that ran out is back"
-        assert self._swarm.episodes.of_key(self._acks[f"claim {name}"]["key"]) is None, swept
+        assert self._swarm.episodes.find_by_key(self._acks[f"claim {name}"]["key"]) is None, swept
         await self._once(f"late {name}", end)
 
     async def once(self, name: str, do: Callable[[], Ack]) -> None:
@@ -217,7 +217,7 @@ class Client:
 
     async def until_task_ended(self, task: str, num_episodes: int) -> None:
         """Where one of its episodes was dropped, another is run."""
-        await self._swarm.journal.settle()
+        await self._swarm.journal.flush()
         query = (
             "SELECT COUNT(*) FROM samples s LEFT JOIN groups g ON g.group_id = s.group_id "
             "WHERE s.task_id = ? AND g.reason IS NOT 'corrupt'"
@@ -240,13 +240,13 @@ class Client:
 
     async def _run_out(self, after_s: float) -> None:
         self._swarm.intake.sweep(time.monotonic() + after_s)
-        await self._swarm.journal.settle()
+        await self._swarm.journal.flush()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         engine = self._swarm.engine
         # Without an engine nothing moves; what was trained before it stopped is at rest.
         async with asyncio.timeout(WAIT_S):
-            await self._swarm.journal.settle()
+            await self._swarm.journal.flush()
             while not (
                 condition() and engine.status in (EngineStatus.ROLLING, EngineStatus.OFFLINE)
             ):

@@ -13,7 +13,7 @@ from crash.client import Ack, read_acks
 from crash.engines import Lineage, lineage_of, mark_of
 
 from fakevllm_adapters.protocol.swarm import LogEntry
-from fakevllm_server.journal.rows import CALL_COLUMNS, call_of
+from fakevllm_server.journal.rows import CALL_COLUMNS, parse_call_row
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Finished:
 
     def kept_marks(self, owner: str) -> list[int]:
         query = f"SELECT {CALL_COLUMNS} FROM calls WHERE owner = ?"
-        return [mark_of(call_of(row).prompt_ids) for row in self.rows(query, owner)]
+        return [mark_of(parse_call_row(row).prompt_ids) for row in self.rows(query, owner)]
 
     @cached_property
     def last_steps(self) -> list[LogEntry]:

@@ -207,7 +207,7 @@ async def v3_a_request_has_one_effect(run: Finished) -> None:
     """What was acknowledged and is sent again gets the same words; with other words under the same
     name it is refused; neither changes a row."""
     server = open_swarm(run.run_dir)
-    await server.journal.settle()
+    await server.journal.flush()
     before = _dump(run)
     acks = run.of("end_group") + run.of("add_sample") + run.of("end_episode")
     for ack in (one for one in acks if one["reply"]["success"]):
@@ -219,7 +219,7 @@ async def v3_a_request_has_one_effect(run: Finished) -> None:
             except IdempotencyConflict:
                 continue
             raise AssertionError(f"{ack['name']}: other words under the same name were taken")
-    await server.journal.settle()
+    await server.journal.flush()
     assert _dump(run) == before
     server.journal.close()
     await server.close()

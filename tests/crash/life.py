@@ -76,7 +76,7 @@ async def _trouble(server: ServerState, client: Client, kind: str, end: str) -> 
     disk = FullDisk(server.config.run_dir) if kind == "full" else Disk(server.journal)
     disk.refuse()
     async with asyncio.timeout(TROUBLE_LIMIT_S):
-        while server.journal.trouble is None:
+        while server.journal.error is None:
             await asyncio.sleep(LOOK_S)
     num_acks = client.num_acks
     await asyncio.sleep(TROUBLE_S)

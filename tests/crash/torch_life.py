@@ -95,7 +95,7 @@ class FixedClient(Client):
 
     async def call(self, sibling: SiblingRef) -> None:
         # A captured call whose acknowledgement was lost is there; another would be one more.
-        await self._swarm.journal.settle()
+        await self._swarm.journal.flush()
         where = sibling.group_id, sibling.index + 1
         if not self._swarm.journal.read(reads.calls_by_sibling, *where)[-1]:
             await super().call(sibling)

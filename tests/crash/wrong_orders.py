@@ -18,13 +18,15 @@ SLOW_S = 1.0
 
 
 def acknowledges_before_the_commit() -> None:
-    before = Journal.reach
+    before = Journal.wait_written
 
-    async def reach(self: Journal, place: int, limit_s: float | None = ACK_LIMIT_S) -> None:
+    async def wait_written(
+        self: Journal, position: int, limit_s: float | None = ACK_LIMIT_S
+    ) -> None:
         if limit_s is None:  # the training loop's own
-            await before(self, place, None)
+            await before(self, position, None)
 
-    Journal.reach = reach
+    Journal.wait_written = wait_written
     told = crash_points.on_pass
 
     def on_a_slow_disk(label: str) -> None:
@@ -45,7 +47,7 @@ def commits_what_is_not_flushed() -> None:
 
 
 def commits_before_the_rename() -> None:
-    seal, kept = CheckpointFolders.write, Checkpointer.kept
+    seal, after = CheckpointFolders.write, Checkpointer.prune
     sealed: list[Path] = []
 
     async def write(
@@ -56,13 +58,13 @@ def commits_before_the_rename() -> None:
         sealed.append(folder.rename(folder.with_suffix(".tmp")))
         return name, digest
 
-    async def keep(self: Checkpointer, saved: SavedCheckpoint) -> None:
+    async def prune(self: Checkpointer) -> None:
         while sealed:
             folder = sealed.pop()
             folder.rename(folder.with_suffix(""))
-        await kept(self, saved)
+        await after(self)
 
-    CheckpointFolders.write, Checkpointer.kept = write, keep
+    CheckpointFolders.write, Checkpointer.prune = write, prune
 
 
 ALL = {

@@ -112,7 +112,7 @@ def used_journal(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     journal = Journal(folder / "journal.sqlite")
     sample = rows.ScoredSample("g/0", 0, 1.0)
     journal.put(
-        changes.call_ended("g/0", 0, call(), "g"),
+        changes.call_recorded("g/0", 0, call(), "g"),
         changes.group_ended(
             rows.PooledGroup("g", GroupState.POOLED),
             [sample],
@@ -139,8 +139,8 @@ def test_a_damaged_journal_is_read_or_refused_in_one_line(
         journal = Journal(tmp_path / "journal.sqlite")
         with journal.opening():
             RunLog(journal)
-            journal.read(reads.waiting, 0.0)
-            journal.read(reads.planned, [])
+            journal.read(reads.pending_work, 0.0)
+            journal.read(reads.planned_batches, [])
         journal.close()
 
     one_line(read, model.ConfigError)

@@ -90,7 +90,7 @@ class Run(Generic[AnyBackend]):
     async def end_group(self, name: str, *rewards: float) -> EndGroupReply:
         # Unchecked: a journal may hold a reward that no door takes any more.
         end = EndGroupRequest.model_construct(group_id=name, rewards=list(rewards))
-        reply = await self.intake.end_group(end, self.loop.closed)
+        reply = await self.intake.end_group(end, self.loop.closed_reason)
         self.loop.notify()
         return reply
 

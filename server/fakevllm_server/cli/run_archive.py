@@ -26,7 +26,7 @@ from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders, digest
 from fakevllm_server.run.folder import RunFolder, RunInUse, fingerprint
 from fakevllm_server.run.log import RunLog
-from fakevllm_server.training.checkpointing import best
+from fakevllm_server.training.checkpointing import best_checkpoint
 from fakevllm_server.types.engine_spec import EngineSpec
 
 P = ParamSpec("P")
@@ -100,14 +100,14 @@ class RunArchive:
     def best(self) -> CheckpointInfo:
         """Raises ConfigError where there is none."""
         known = self.checkpoints()
-        found = best([one.saved for one in known])
+        found = best_checkpoint([one.saved for one in known])
         if found is None:
             raise ConfigError(f"{self.run_dir} has no checkpoint yet.")
         return next(one for one in known if one.saved is found)
 
     def last_step(self) -> int:
         """Where the run stands, saved or not."""
-        return self._read(reads.standing).last_step
+        return self._read(reads.log_position).last_step
 
     def folder(self, one: CheckpointInfo) -> Path:
         return self.run_dir / "checkpoints" / one.saved.folder
@@ -196,7 +196,7 @@ class CheckpointRestore:
         self.newer = [one for one in self.run.checkpoints() if one.step > step]
         """Checkpoints that are given up."""
         self.last_step = self.run.last_step()
-        self.lost = self._journal.read(reads.trained_after, step)
+        self.lost = self._journal.read(reads.groups_trained_after, step)
         """Groups that are given up."""
 
     @property
@@ -211,7 +211,7 @@ class CheckpointRestore:
         log.record_abandoned(self.to.step, log.version + 1, "gone_back")
         if not self._journal.drain():
             raise ConfigError(
-                f"The journal cannot be written ({self._journal.trouble or 'the disk is slow'}): "
+                f"The journal cannot be written ({self._journal.error or 'the disk is slow'}): "
                 "mend that, and restore again."
             )
         self._folders.sweep([one.folder for one in self._journal.read(reads.checkpoints)])

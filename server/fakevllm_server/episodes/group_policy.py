@@ -1,9 +1,14 @@
-"""Which groups a step may be made of. Pure.
+"""Decide which groups are pooled, and when the pooled groups are enough for a step. Pure.
 
-A partial group is compared as far as it has rewards: a sibling without one has failed for reasons
-that are not the model's. One reward alone is compared with nothing. Where all are equal there is no
-signal: `filter_groups` says whether the group is a part of its step (with advantage 0, so that KL
-and entropy alone pull on it), or is dropped, and whether its step waits for another one then.
+A partial group is compared as far as it has rewards: a sibling without a reward failed for reasons
+that are not the model's. A single reward cannot be compared with anything. If all rewards are
+equal, the group has no signal. `filter_groups` then decides: either the group is part of its step
+(with advantage 0, so that only KL and entropy pull on it), or it is dropped. In the second case it
+also decides whether the step waits for another group.
+
+The swarm protocol's sample-collection methods decide when there is enough. One kind takes the
+newest groups of a batch and leaves the rest waiting. The other kind takes everything there is at
+one moment, including tasks that lack episodes.
 """
 
 from __future__ import annotations
@@ -17,18 +22,20 @@ from fakevllm_server.algorithms.shaping import is_tied, shaped_rewards
 from fakevllm_server.types.calls import FinishedGroup
 
 TIED = "tied"
+"""Reason of a group whose rewards are all equal."""
 FULL = "pool_full"
-"""There is no room for it."""
+"""Reason of a group that there is no room for."""
+BY_TASKS = "rollout_until_finish_enough_tasks"
 NON_DUMMY = "rollout_until_finish_enough_non_dummy_tasks"
 
 
 def why_not_pooled(group: FinishedGroup, job: TrainJob) -> str | None:
-    """None where it is."""
+    """Return the reason why a group is not pooled; None if it is."""
     reason = _why_untrainable(group)
     if group.is_sample:
         return reason
     needs_greedy = job.algorithm in NEEDS_GREEDY
-    if reason is None and needs_greedy and not any(one.is_greedy for one in group.scored):
+    if reason is None and needs_greedy and not any(episode.is_greedy for episode in group.scored):
         return "no_greedy_answer"
     if reason is None and filtering(job) != "keep" and is_tied(shaped_rewards(group, job)):
         return TIED
@@ -36,14 +43,15 @@ def why_not_pooled(group: FinishedGroup, job: TrainJob) -> str | None:
 
 
 def filtering(job: TrainJob) -> str:
-    """`filter_groups`, which AgentJet's name for collecting says too."""
+    """Return the effective `filter_groups`; AgentJet's method NON_DUMMY means `collect`."""
     method = job.swarm_mode_sample_collection_method
     return "collect" if method == NON_DUMMY else job.filter_groups
 
 
 def groups_before_short_step(job: TrainJob) -> int | None:
-    """After how many groups, dropped ties among them, a step is made of fewer than batch_size; None
-    where it never is.
+    """Return after how many groups a step is made of fewer than batch_size groups.
+
+    Dropped ties count. None means that a step always waits for batch_size groups.
 
     >>> groups_before_short_step(TrainJob(filter_groups="drop", batch_size=4))
     4
@@ -62,56 +70,57 @@ def _why_untrainable(group: FinishedGroup) -> str | None:
     return None
 
 
-# The swarm protocol's sample-collection methods decide when collected groups make a step. One kind
-# takes the newest of a batch of tasks and leaves the rest waiting. The other kind takes everything
-# there is at one moment, including tasks that lack episodes.
-
-BY_TASKS = "rollout_until_finish_enough_tasks"
-
-
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """What waits."""
+    """How much waits in the pool, and whether clients agreed to a step."""
 
     num_groups: int
-    """Whole, and with signal where ties are dropped."""
+    """Groups that are complete, and have a signal if ties are dropped."""
     num_tied: int
-    """Dropped since the last step."""
+    """Tied groups that were dropped since the last step."""
     num_episodes: int
-    """Of those groups, ties too, and of tasks that lack some."""
+    """Episodes of all these groups, of dropped ties, and of tasks that lack episodes."""
     any_agreed: bool = False
     all_agreed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionMethod:
+    """How a job decides when to make a step, and what the step takes."""
+
     is_due: Callable[[PoolCounts, TrainJob], bool]
     takes_all: bool = False
-    """Also tasks that lack episodes."""
+    """Whether a step takes everything, including tasks that lack episodes."""
     is_agreed_on: bool = False
-    """By clients, who are asked."""
+    """Whether clients are asked for their agreement."""
 
 
 def method_of(job: TrainJob) -> CollectionMethod:
     return METHODS[job.swarm_mode_sample_collection_method]
 
 
-def batches_waiting(found: PoolCounts, job: TrainJob) -> float:
-    """At least 1 where a step is due. What is taken whole is one batch, however much it is."""
+def batches_waiting(counts: PoolCounts, job: TrainJob) -> float:
+    """Return how many batches wait; at least 1 if a step is due.
+
+    If a step takes everything, then everything is one batch.
+    """
     method = method_of(job)
-    is_due = float(method.is_due(found, job))
-    return is_due if method.takes_all else max(found.num_groups / job.batch_size, is_due)
+    is_due = float(method.is_due(counts, job))
+    return is_due if method.takes_all else max(counts.num_groups / job.batch_size, is_due)
 
 
-def _enough_tasks(found: PoolCounts, job: TrainJob) -> bool:
-    """Where ties are dropped, a step is made of fewer rather than never."""
+def _enough_tasks(counts: PoolCounts, job: TrainJob) -> bool:
+    """Return whether there are enough groups.
+
+    If ties are dropped, a step is made of fewer groups rather than never.
+    """
     enough = groups_before_short_step(job)
-    is_enough = enough is not None and found.num_groups + found.num_tied >= enough
-    return found.num_groups >= job.batch_size or (is_enough and found.num_groups > 0)
+    is_enough = enough is not None and counts.num_groups + counts.num_tied >= enough
+    return counts.num_groups >= job.batch_size or (is_enough and counts.num_groups > 0)
 
 
-def _enough_episodes(found: PoolCounts, job: TrainJob) -> bool:
-    return found.num_episodes >= job.batch_size * job.num_repeat
+def _enough_episodes(counts: PoolCounts, job: TrainJob) -> bool:
+    return counts.num_episodes >= job.batch_size * job.num_repeat
 
 
 METHODS = {
@@ -119,9 +128,9 @@ METHODS = {
     NON_DUMMY: CollectionMethod(_enough_tasks),
     "rollout_until_finish_enough_episodes": CollectionMethod(_enough_episodes, takes_all=True),
     "rollout_until_any_client_agree_sync_weight": CollectionMethod(
-        lambda found, _: found.any_agreed, takes_all=True, is_agreed_on=True
+        lambda counts, _: counts.any_agreed, takes_all=True, is_agreed_on=True
     ),
     "rollout_until_all_clients_agree_sync_weight": CollectionMethod(
-        lambda found, _: found.all_agreed, takes_all=True, is_agreed_on=True
+        lambda counts, _: counts.all_agreed, takes_all=True, is_agreed_on=True
     ),
 }

@@ -1,4 +1,4 @@
-"""Clients and mixes of one run of the engine: who takes part in its batches, and what may begin."""
+"""Who takes part in the batches of one run of the engine, and which tasks may begin."""
 
 from __future__ import annotations
 
@@ -7,45 +7,52 @@ from collections.abc import Sequence
 
 from fakevllm_adapters.protocol.pool import ThrottlePolicy
 from fakevllm_adapters.protocol.swarm import ClaimEpisodeRequest
-from fakevllm_server.episodes.clients import ActiveClients
+from fakevllm_server.episodes.active_clients import ActiveClients
 from fakevllm_server.episodes.pool import Pool
 from fakevllm_server.episodes.registry import Episode
 from fakevllm_server.episodes.states import EngineLifecycle
 
 MAX_REMEMBERED = 20_000
-"""Claims whose client is told of later."""
+"""Number of throttled claims whose client is remembered."""
 PAUSED = "Claims are paused: an admin holds new episodes back."
 
 
 class Participation:
+    """Applies pauses and quotas to claims, and tracks the clients that take part."""
+
     def __init__(self, pool: Pool, engine: EngineLifecycle) -> None:
         self.clients: ActiveClients = pool.clients
         self.is_paused = False
-        """No new episode begins. It ends with this run of the engine."""
+        """Whether new episodes are held back. The pause ends with this run of the engine."""
         self._batch_size = pool.batch_size
-        self._mixes = pool.mixes
+        self._quotas = pool.quotas
         self._engine = engine
         self._throttled: OrderedDict[str, str] = OrderedDict()
+        """Client of each claim that had a throttle policy, by the claim's uuid."""
 
-    def why_not(self, request: ClaimEpisodeRequest, now: float) -> str | None:
-        """Why an episode of this task has to wait; None where it may begin. Evaluations may, but
-        for a pause."""
-        self.clients.seen(request.client_uuid, now)
-        waits = self._why_not_by_share(request, now)  # who asks is heard, also in a pause
-        return PAUSED if self.is_paused else waits
+    def refusal(self, request: ClaimEpisodeRequest, now: float) -> str | None:
+        """Return why an episode of this task has to wait; None if it may begin.
 
-    def _why_not_by_share(self, request: ClaimEpisodeRequest, now: float) -> str | None:
+        Evaluations wait only for a pause. A request counts as a sign of life, and for its quota,
+        also during a pause.
+        """
+        self.clients.touch(request.client_uuid, now)
+        refusal = self._quota_refusal(request, now)
+        return PAUSED if self.is_paused else refusal
+
+    def _quota_refusal(self, request: ClaimEpisodeRequest, now: float) -> str | None:
         policy = request.throttle_policy
         share = None if policy is None else policy.share_of(self._batch_size)
         if policy is None or share is None or request.episode_type != "train":
             return None
-        name = _mix_of(policy, request.client_uuid)
-        rolled_s = self._engine.seconds_rolling(now)
-        if self._mixes.may_begin(name, share, policy.ratio, policy.current_task_id, rolled_s):
+        name = _mix_name(policy, request.client_uuid)
+        rolling_s = self._engine.seconds_rolling(now)
+        if self._quotas.may_begin(name, share, policy.ratio, policy.current_task_id, rolling_s):
             return None
         return f"{name} has its share of {share:.0%} under way, and the others are behind."
 
     def claimed(self, episode: Episode, policy: ThrottlePolicy | None, now: float) -> None:
+        """Count a new claim for its quota."""
         if policy is None:
             return
         episode.task_id = policy.current_task_id
@@ -55,34 +62,38 @@ class Participation:
         if len(self._throttled) > MAX_REMEMBERED:
             self._throttled.popitem(last=False)
         if policy.share_of(self._batch_size) is not None:
-            name = _mix_of(policy, episode.client_uuid)
-            self._mixes.claimed(name, episode.task_id, self._engine.seconds_rolling(now))
+            name = _mix_name(policy, episode.client_uuid)
+            self._quotas.claimed(name, episode.task_id, self._engine.seconds_rolling(now))
 
-    def over(self, episode: Episode, task_id: str | None, is_active: bool, now: float) -> None:
-        """`task_id`: what waits to be trained of it; None: nothing does. Its client has a say in
-        the step, unless the episode was an evaluation or the client wants none."""
+    def ended(self, episode: Episode, task_id: str | None, is_active: bool, now: float) -> None:
+        """Record that an episode ended or was aborted.
+
+        `task_id` is the task that the episode was handed in for; None if it trains nothing. The
+        client takes part in the step, unless the episode was an evaluation or `is_active` is false.
+        """
         if episode.kind != "train":
             return
-        rolled_s = self._engine.seconds_rolling(now)
+        rolling_s = self._engine.seconds_rolling(now)
         if task_id is None:
-            self._mixes.gave_up(episode.task_id, rolled_s)
+            self._quotas.abandoned(episode.task_id, rolling_s)
         else:
-            self._mixes.ended(episode.task_id, task_id, rolled_s)
+            self._quotas.ended(episode.task_id, task_id, rolling_s)
         if is_active:
-            self.clients.entered(episode.client_uuid, now)
+            self.clients.add(episode.client_uuid, now)
 
-    def lapsed(self, episodes: Sequence[Episode], now: float) -> None:
-        rolled_s = self._engine.seconds_rolling(now)
+    def expired(self, episodes: Sequence[Episode], now: float) -> None:
+        """Record that claims expired, and sweep quotas and clients."""
+        rolling_s = self._engine.seconds_rolling(now)
         for episode in episodes:
             if episode.kind == "train":
-                self._mixes.gave_up(episode.task_id, rolled_s)
-        self._mixes.sweep(rolled_s)
+                self._quotas.abandoned(episode.task_id, rolling_s)
+        self._quotas.sweep(rolling_s)
         self.clients.sweep(now)
 
     def client_of(self, uuid: str) -> str | None:
-        """Who claimed it with a throttle policy."""
+        """Return the client of a claim that had a throttle policy."""
         return self._throttled.get(uuid)
 
 
-def _mix_of(policy: ThrottlePolicy, client_uuid: str) -> str:
+def _mix_name(policy: ThrottlePolicy, client_uuid: str) -> str:
     return policy.mix or client_uuid

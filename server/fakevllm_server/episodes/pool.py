@@ -1,8 +1,9 @@
-"""What has been captured and not yet trained: open groups, finished groups, the next batch. Pure.
+"""The pool: what was captured and not yet trained. Pure.
 
-Passive groups arrive whole with their rewards; episodes of active clients gather under their task
-until there are `num_repeat` of them, or no more come. Each id is accepted once; a repeated end is
-answered before it comes here.
+It holds open groups, finished groups, and tasks that wait for episodes; the next batch is taken
+from it. Passive groups arrive complete with their rewards. Episodes of active clients are collected
+under their task until there are `num_repeat` of them, or no more are expected. Each group id is
+accepted once. A repeated request is answered before it reaches the pool.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from dataclasses import dataclass
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE, EndGroupReply, SiblingRef
-from fakevllm_server.episodes.clients import ActiveClients
-from fakevllm_server.episodes.finished_groups import EndedGroupIds, FinishedGroups
+from fakevllm_server.episodes.active_clients import ActiveClients
+from fakevllm_server.episodes.ended_group_ids import EndedGroupIds
+from fakevllm_server.episodes.finished_groups import FinishedGroups
 from fakevllm_server.episodes.group_policy import FULL, TIED, PoolCounts, method_of, why_not_pooled
 from fakevllm_server.episodes.open_groups import OpenGroups
 from fakevllm_server.episodes.quotas import MixQuotas
@@ -25,33 +27,36 @@ from fakevllm_server.types.calls import TASK, FinishedGroup, RecordedCall, Score
 
 @dataclass(frozen=True, slots=True)
 class TakenGroups:
-    """The groups of one step, and those that came too late for any."""
+    """The groups that a step took, and those that were dropped meanwhile."""
 
     groups: list[FinishedGroup]
     dropped: dict[str, str]
-    """Group id to reason."""
+    """Reasons by group id."""
 
 
 class Pool:
+    """All groups, tasks and clients of the batch that is being collected."""
+
     def __init__(
         self,
         job: TrainJob | None = None,
-        why_ended: Callable[[str], str | None] = lambda group_id: None,
+        ended_reason: Callable[[str], str | None] = lambda group_id: None,
     ) -> None:
-        """`why_ended` knows the ids of earlier lives, and why each may not come again."""
+        """`ended_reason` returns why an id from before a restart may not come again, or None."""
         self._job = job = job or TrainJob()
         self._open = OpenGroups()
         self._finished = FinishedGroups()
         self._tasks = WaitingTasks(job.num_repeat)
         self._method = method_of(job)
         self.clients = ActiveClients()
-        self.mixes = MixQuotas(job.batch_size)
-        self._ended = EndedGroupIds(why_ended)
+        self.quotas = MixQuotas(job.batch_size)
+        self._ended = EndedGroupIds(ended_reason)
         self.dropped: dict[str, str] = {}
-        """Since the last look."""
-        self._left_out: Counter[str] = Counter()
+        """Reasons of the groups dropped since the last `take_dropped`, by group id."""
+        self._excluded: Counter[str] = Counter()
+        """Counts since the last `take_excluded_counts`, by metric name."""
         self._tied: list[int] = []
-        """Episodes of each tied group that was dropped since the last step was taken."""
+        """Number of episodes of each tied group that was dropped since the last step."""
         self._served = ServedCalls()
 
     @property
@@ -60,11 +65,11 @@ class Pool:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is enough for a step, by the job's way of collecting."""
-        return self._method.is_due(self.collected, self._job)
+        """Whether there is enough for a step, by the job's collection method."""
+        return self._method.is_due(self.counts, self._job)
 
     @property
-    def collected(self) -> PoolCounts:
+    def counts(self) -> PoolCounts:
         return PoolCounts(
             self.num_finished,
             len(self._tied),
@@ -79,7 +84,7 @@ class Pool:
 
     @property
     def partial(self) -> Iterator[tuple[str, Sequence[ScoredEpisode]]]:
-        """Task id and episodes, of tasks that lack some."""
+        """Task id and episodes of each task that lacks episodes."""
         return iter(self._tasks)
 
     @property
@@ -92,7 +97,7 @@ class Pool:
 
     @property
     def waiting(self) -> dict[str, int]:
-        """What is held here, and how many tokens that is."""
+        """Numbers of groups, tasks and tokens held in the pool."""
         finished, opened, tasks = self._finished, self._open, self._tasks
         return {
             "finished_groups": len(finished),
@@ -102,18 +107,20 @@ class Pool:
         }
 
     def add_call(self, sibling: SiblingRef, call: RecordedCall, now: float) -> int | None:
-        """Its place among the sibling's calls. None for one that is ignored: of a group that has
-        ended, or whose id is refused."""
+        """Add a call to an open group; return its index among the sibling's calls.
+
+        Returns None for an ignored call, whose group has ended or has a refused id.
+        """
         is_open = sibling.group_id in self._open
         if sibling.index >= MAX_GROUP_SIZE or not (is_open or self._ended.is_new(sibling.group_id)):
             return None
-        place = self._open.add(sibling, call, now)
+        index = self._open.add(sibling, call, now)
         self.sweep(now)
-        return place
+        return index
 
     def sweep(self, now: float) -> None:
-        """Drops open groups whose end will not come."""
-        for group_id, reason in self._open.take_left(now).items():
+        """Drop the open groups that expired."""
+        for group_id, reason in self._open.pop_expired(now).items():
             self.dropped[group_id] = reason
             self._ended.remember(group_id, reason)
 
@@ -123,12 +130,15 @@ class Pool:
         rewards: Sequence[float | None],
         step: int,
         *,
-        closed: str | None = None,
+        closed_reason: str | None = None,
         served: int | None = None,
         parent_id: str | None = None,
     ) -> EndGroupReply:
-        """The reply to the end of a group; it is pooled where it can be compared and the run is not
-        `closed`, for this reason."""
+        """End an open group, and pool it if its rewards can be compared.
+
+        `closed_reason` says why nothing is trained any more, so that nothing is pooled. `served` is
+        the index of the served sibling. `parent_id` is the group of the conversation's turn before.
+        """
         opened = self._open.pop(group_id)
         if opened is None:
             refusal = self._ended.refusal_of(group_id) or "unknown_group"
@@ -137,11 +147,11 @@ class Pool:
             ScoredEpisode(i, reward, opened.calls.get(i, []), SiblingRef(group_id, i).episode_id)
             for i, reward in enumerate(rewards)
         ]
-        follows = self._served.of(parent_id)
+        follows = self._served.find(parent_id)
         if served is not None:
             self._served.remember(group_id, opened.calls.get(served, []))
         group = FinishedGroup(group_id, episodes, follows)
-        reason = closed or self._keep(group)
+        reason = closed_reason or self._pool_group(group)
         reply = EndGroupReply(
             success=True,
             failure_reason=reason or "",
@@ -159,23 +169,25 @@ class Pool:
         advantage: float,
         step: int,
         *,
-        closed: str | None = None,
+        closed_reason: str | None = None,
     ) -> EndGroupReply:
-        """An answer of an earlier group once more, with an advantage of its own; counts as a group
-        of a step."""
+        """Pool a feedback sample: an earlier answer with an advantage of its own.
+
+        It counts as one group of a step.
+        """
         refusal = "open_group" if sample_id in self._open else self._ended.refusal_of(sample_id)
         if refusal is not None:
             return EndGroupReply(success=False, failure_reason=refusal)
         episode = ScoredEpisode(0, advantage, tuple(calls), SiblingRef(sample_id, 0).episode_id)
         sample = FinishedGroup(sample_id, [episode], advantage=advantage)
-        reason = closed or self._keep(sample)
+        reason = closed_reason or self._pool_group(sample)
         self._ended.remember(sample_id, reason)
         return EndGroupReply(
             success=True, failure_reason=reason or "", pooled=reason is None, step=step
         )
 
     def abort_group(self, group_id: str) -> bool:
-        """Whether that changes anything."""
+        """Drop a group; return whether this changed anything."""
         self._open.pop(group_id)
         if not self._ended.is_new(group_id):
             return False
@@ -185,41 +197,44 @@ class Pool:
     def add_episode(
         self, task_id: str, reward: float, calls: Sequence[RecordedCall], owner: str
     ) -> CompletedTask | None:
-        """An active client's episode. Its task is complete with `num_repeat` of them; more join
-        the next one."""
-        # A copy: a call that is still running when its episode ends comes too late.
+        """Add an active client's episode; return its task if it is now complete.
+
+        A task is complete with `num_repeat` episodes. Further ones begin the task's next group.
+        """
+        # Copied: a call that is still running when its episode ends comes too late.
         copied = tuple(calls)
         episodes = self._tasks.add(
             task_id, lambda index: ScoredEpisode(index, reward, copied, owner)
         )
-        return None if episodes is None else self._completed(task_id, episodes)
+        return None if episodes is None else self._complete(task_id, episodes)
 
-    def complete_left(self, now: float) -> list[CompletedTask]:
-        """Tasks whose other episodes are not waited for any longer. To be asked again and again."""
-        left = self._tasks.take_left(now, self._job.partial_after_s)
-        return [self._over(one) for one in left]
+    def complete_expired(self, now: float) -> list[CompletedTask]:
+        """Complete the tasks that waited too long for more episodes. Call it periodically."""
+        expired = self._tasks.pop_expired(now, self._job.partial_after_s)
+        return [self._complete_expired(task) for task in expired]
 
     def complete_all(self) -> list[CompletedTask]:
-        """The same of all tasks, where a step takes what there is."""
-        left = self._tasks.take_all() if self._method.takes_all else []
-        return [self._over(one) for one in left]
+        """Complete all waiting tasks, if the job's steps take everything there is."""
+        expired = self._tasks.pop_all() if self._method.takes_all else []
+        return [self._complete_expired(task) for task in expired]
 
-    def _over(self, task: ExpiredTask) -> CompletedTask:
-        return self._completed(task.task_id, task.episodes, task.why_not_pooled(self._job))
+    def _complete_expired(self, task: ExpiredTask) -> CompletedTask:
+        return self._complete(task.task_id, task.episodes, task.why_not_pooled(self._job))
 
-    def _completed(
+    def _complete(
         self, task_id: str, episodes: Sequence[ScoredEpisode], reason: str | None = None
     ) -> CompletedTask:
-        # A claim's name is in it, for the task may come again, in this life or in another.
+        # The id contains the name of a claim, because the same task may come again, now or after
+        # a restart.
         group = FinishedGroup(f"{TASK}{task_id}#{episodes[-1].owner}", episodes)
-        reason = reason or self._keep(group)
+        reason = reason or self._pool_group(group)
         if reason is None:
             self._count_partial(len(episodes) < self._job.num_repeat)
         self._ended.remember(group.group_id, reason)
         if reason is not None:
             self.dropped[group.group_id] = reason
         is_pooled = group.group_id not in self.dropped
-        self.mixes.completed(task_id, group.group_id, is_pooled=is_pooled)
+        self.quotas.completed(task_id, group.group_id, is_pooled=is_pooled)
         return CompletedTask(group, reason)
 
     def restore(
@@ -228,11 +243,13 @@ class Pool:
         open_groups: Mapping[str, Mapping[int, Sequence[RecordedCall]]],
         now: float,
     ) -> dict[str, str]:
-        """What an earlier life, or an earlier job, left. Group id to reason, of the groups this
-        job does not take."""
+        """Add what the journal holds from an earlier process or job.
+
+        Returns the reasons for the groups that this job does not take, by group id.
+        """
         dropped: dict[str, str] = {}
         for group in groups:
-            reason = self._keep(group)
+            reason = self._pool_group(group)
             if reason is not None:
                 dropped[group.group_id] = reason
         for group_id, calls in open_groups.items():
@@ -240,59 +257,66 @@ class Pool:
         return dropped
 
     def take(self, version: int) -> TakenGroups:
-        """The newest groups of a step, in the order they came: where more arrives than can be
-        trained, the freshest is the closest to the policy. Calls too many versions back are
-        dropped, and groups of which too little is left. There are none where that leaves too few
-        for a step. Where the job collects what there is, it is all of them."""
+        """Take the groups of a step, in order of arrival.
+
+        If more arrives than can be trained, the newest groups are taken, because they are closest
+        to the current policy. If the job's method takes everything, all groups are taken. Before
+        that, stale calls are dropped, and groups with too little left. If this leaves too few for a
+        step, no group is taken.
+
+        `version` is the version of the weights that will be trained.
+        """
         dropped = self.take_dropped() | self._drop_stale(version)
         takes_all = self._method.takes_all
         if not (takes_all or self.is_due):
             return TakenGroups([], dropped)
         newest = self._finished.newest(self.num_finished if takes_all else self._job.batch_size)
         self._tied.clear()
-        self.clients.stepped()
+        self.clients.clear()
         for group_id in newest:
-            self.mixes.taken(group_id)
+            self.quotas.taken(group_id)
         return TakenGroups([self._finished.remove(group_id) for group_id in newest], dropped)
 
-    def take_left_out(self) -> dict[str, int]:
-        """How many calls were too old, how many groups partial and, where they are dropped, how
-        many tied, since the last look."""
-        left_out = {"stale_calls": 0} | dict(self._left_out)
-        self._left_out.clear()
-        return left_out
+    def take_excluded_counts(self) -> dict[str, int]:
+        """Return and reset the counts of what steps lack.
+
+        These are stale calls, partial groups and, if ties are dropped, tied groups.
+        """
+        counts = {"stale_calls": 0} | dict(self._excluded)
+        self._excluded.clear()
+        return counts
 
     def take_dropped(self) -> dict[str, str]:
-        """Group id to reason, of those dropped since the last look."""
+        """Return and reset the reasons of dropped groups, by group id."""
         dropped, self.dropped = self.dropped, {}
         return dropped
 
-    def give_up(self, reason: str) -> dict[str, str]:
-        """All finished groups are dropped; group id to reason."""
+    def drop_all(self, reason: str) -> dict[str, str]:
+        """Drop all finished groups; return the reason for each group id."""
         return dict.fromkeys(self._finished.clear(), reason)
 
-    def _keep(self, group: FinishedGroup) -> str | None:
-        """Pools it, or says why not."""
+    def _pool_group(self, group: FinishedGroup) -> str | None:
+        """Add a group to the finished ones, or return why it is not pooled."""
         reason = why_not_pooled(group, self._job)
         if reason == TIED:
             self._tied.append(len(group.episodes))
-            self._left_out["tied_groups"] += 1
+            self._excluded["tied_groups"] += 1
         if reason is None:
             self._count_partial(group.is_partial)
-            left_out = self._finished.add(group)
-            self.dropped |= dict.fromkeys(left_out, FULL)
-            for group_id in left_out:
-                self.mixes.dropped(group_id)
+            dropped = self._finished.add(group)
+            self.dropped |= dict.fromkeys(dropped, FULL)
+            for group_id in dropped:
+                self.quotas.dropped(group_id)
         return reason
 
     def _count_partial(self, is_partial: bool) -> None:
         if is_partial:
-            self._left_out["partial_groups"] += 1
+            self._excluded["partial_groups"] += 1
 
     def _drop_stale(self, version: int) -> dict[str, str]:
-        """From all that waits; group id to reason, of the groups that go."""
-        left_out, num_calls = self._finished.drop_stale(version, self._job)
-        self._left_out["stale_calls"] += num_calls
-        for group_id in left_out:
-            self.mixes.dropped(group_id)
-        return dict.fromkeys(left_out, "stale")
+        """Drop stale calls; return the reasons of groups with too little left, by group id."""
+        dropped, num_calls = self._finished.drop_stale(version, self._job)
+        self._excluded["stale_calls"] += num_calls
+        for group_id in dropped:
+            self.quotas.dropped(group_id)
+        return dict.fromkeys(dropped, "stale")

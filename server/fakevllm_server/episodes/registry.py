@@ -1,9 +1,10 @@
-"""Episodes of active clients: claim, touch, end, abort, sweep. Pure; the clock is passed in.
+"""The registry of claimed episodes: claim, renew, end, abort, expire. Pure; the clock is passed in.
 
-A claim that is given up or runs out leaves its episode to the next who asks. Each claim has an
-epoch, which is part of its key and of the uuid its client knows it by: whoever comes late with an
-older one is told so and changes nothing, also on routes that carry no more than the uuid. The texts
-of refusals are matched by clients as they stand.
+When a claim is given up or expires, the next client gets the same episode. Each claim has an epoch,
+which is part of its key and of the uuid that the client knows. Whoever comes late with an older
+epoch is refused and changes nothing, also on routes that carry only the uuid.
+
+Clients match the texts of refusals as they stand, so they must not change.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.types.calls import RecordedCall
 
 MAX_CLAIMED = 2_000
-"""Episodes that may be claimed at once: those of a thousand clients, and as many whose clients died
-or never heard of their claim, until these run out. Their calls are held in memory."""
+"""Number of episodes that may be claimed at once. This is enough for a thousand clients, and for as
+many claims whose clients died or never got the reply, until these claims expire. The calls of all
+claimed episodes are held in memory."""
 ID_CHARS = 28
-"""Of an episode's id, with which the names of its claims begin."""
+"""Length of an episode's id, which is the beginning of the uuid of each of its claims."""
 _EPOCH_CHARS = 4
 _SHOWN_CHARS = 80
 
 
-def slots(job: TrainJob | None) -> int:
-    """How many may be claimed at once: a batch, or as many whole tasks as `max_env_worker` allows.
+def max_claims(job: TrainJob | None) -> int:
+    """Return how many episodes may be claimed at once.
 
-    >>> slots(TrainJob(batch_size=32, num_repeat=4, max_env_worker=50))
+    This is one batch, or as many whole tasks as `max_env_worker` allows.
+
+    >>> max_claims(TrainJob(batch_size=32, num_repeat=4, max_env_worker=50))
     48
     """
     if job is None:
@@ -39,13 +43,13 @@ def slots(job: TrainJob | None) -> int:
 
 
 NO_CALL = (
-    "No call of it was captured, so nothing of it trains: let its agent call the base URL and the "
-    "key of its claim, and abort an episode that comes to no call."
+    "No call of this episode was captured, so it trains nothing: let its agent call the base URL "
+    "with the key of its claim, and abort an episode that makes no call."
 )
 
 
 class EpisodeRefused(Exception):
-    """An end that changes nothing: HTTP status and detail."""
+    """A refused request for an episode, which changed nothing; with HTTP status and detail."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -55,11 +59,11 @@ class EpisodeRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Idempotency:
-    """With which a claim is asked for again."""
+    """The idempotency key of a claim, with which the client may send the same claim again."""
 
     key: str
     body_hash: bytes
-    """Of the whole request."""
+    """Hash of the whole request."""
 
 
 @dataclass(slots=True)
@@ -73,33 +77,35 @@ class Episode:
     kind: str
     """train or eval"""
     idle_limit_s: float
+    """Seconds without activity after which the claim expires."""
     last_activity: float
     calls: list[RecordedCall] = field(default_factory=list[RecordedCall])
     in_flight: int = 0
+    """Number of calls that are running."""
     owner: str = ""
-    """Whose key claimed it; "": no key was asked for."""
+    """Name of the API key that claimed the episode; "" if the server asks for no key."""
     task_id: str = ""
-    """Where a throttle policy named it at the claim."""
+    """The task, if a throttle policy named it in the claim."""
     idempotency: Idempotency | None = None
-    """None: its client does not ask for this claim again."""
+    """None if the client does not repeat this claim."""
 
     @property
     def warning(self) -> str:
-        """Where it is ended as it is."""
+        """The warning to send if the episode ends in its present state."""
         return NO_CALL if self.kind == "train" and not self.calls else ""
 
     @property
     def uuid(self) -> str:
-        """What its client calls this claim of it."""
+        """The name of this claim that the client uses."""
         return claim_uuid(self.episode_id, self.epoch)
 
 
-def _name_of(episode: Episode, idempotency: Idempotency) -> tuple[str, str, str]:
+def _idempotency_id(episode: Episode, idempotency: Idempotency) -> tuple[str, str, str]:
     return episode.owner, episode.client_uuid, idempotency.key
 
 
 def claim_uuid(episode_id: str, epoch: int) -> str:
-    """32 hex digits, as an id of the protocol's.
+    """Return 32 hex digits, the form of all ids in the protocol.
 
     >>> claim_uuid("ab" * 14, 2)
     'abababababababababababababab0002'
@@ -108,12 +114,14 @@ def claim_uuid(episode_id: str, epoch: int) -> str:
 
 
 class EpisodeRegistry:
+    """All claimed episodes, and the open ones that wait for the next claim."""
+
     def __init__(self) -> None:
         self._claimed: dict[str, Episode] = {}
-        """By id."""
+        """Claimed episodes by id."""
         self._by_key: dict[str, Episode] = {}
         self._by_idempotency: dict[tuple[str, str, str], Episode] = {}
-        """By owner, client and key."""
+        """Claimed episodes by owner, client and idempotency key."""
         self._num_training = 0
         self._open: OrderedDict[str, int] = OrderedDict()
         """Ids and last epochs of episodes that were given up, oldest first."""
@@ -128,6 +136,7 @@ class EpisodeRegistry:
 
     @property
     def num_training(self) -> int:
+        """Number of claimed episodes that are not evaluations."""
         return self._num_training
 
     def can_claim(self, num_slots: int) -> bool:
@@ -142,7 +151,7 @@ class EpisodeRegistry:
         owner: str = "",
         idempotency: Idempotency | None = None,
     ) -> Episode:
-        """The episode that has been given up longest ago, or a new one."""
+        """Claim the episode that was given up the longest time ago, or a new one."""
         known = self._open.popitem(last=False) if self._open else None
         episode_id, epoch = known or (new_id()[:ID_CHARS], 0)
         epoch += 1
@@ -162,41 +171,45 @@ class EpisodeRegistry:
         return episode
 
     def find_claim(self, client_uuid: str, owner: str, idempotency: Idempotency) -> Episode | None:
-        """What the same request has claimed, as long as it stands: its answer may have been lost.
-        Raises IdempotencyConflict."""
+        """Return what the same request has claimed, if that claim is still valid.
+
+        The reply to the first request may have been lost. Raises IdempotencyConflict.
+        """
         episode = self._by_idempotency.get((owner, client_uuid, idempotency.key))
         if episode is not None and episode.idempotency != idempotency:
             raise IdempotencyConflict
         return episode
 
     def restore(self, episode: Episode) -> None:
-        """One that was claimed in an earlier life, or just now."""
+        """Register a claimed episode, which may be from before a restart."""
         self._claimed[episode.episode_id] = self._by_key[episode.key] = episode
         if episode.idempotency is not None:
-            self._by_idempotency[_name_of(episode, episode.idempotency)] = episode
+            self._by_idempotency[_idempotency_id(episode, episode.idempotency)] = episode
         self._num_training += episode.kind == "train"
 
     def reopen(self, episodes: Sequence[tuple[str, int]]) -> None:
-        """Ids and last epochs of those an earlier life left unclaimed."""
+        """Register open episodes from before a restart, as pairs of id and last epoch."""
         self._open.update(episodes)
 
     def find(self, uuid: str) -> Episode | None:
-        """The claim of that name; not a later one of the same episode."""
+        """Return the claim with this uuid, but not a later claim of the same episode."""
         episode = self._claimed.get(uuid[:ID_CHARS])
         return episode if episode is not None and episode.uuid == uuid else None
 
-    def of_key(self, key: str | None) -> Episode | None:
+    def find_by_key(self, key: str | None) -> Episode | None:
         return self._by_key.get(key) if key is not None else None
 
     def check_owner(self, uuid: str, caller: str) -> None:
-        """Raises EpisodeRefused where somebody else's key claimed it. Without keys nobody is
-        somebody else."""
+        """Raise EpisodeRefused if another API key has claimed the episode.
+
+        If the server asks for no keys, all callers are the same.
+        """
         episode = self.find(uuid)
         if episode is not None and caller and episode.owner not in ("", caller):
             raise EpisodeRefused(404, _foreign(uuid, episode.owner, caller))
 
     def renew(self, episode: Episode, now: float) -> None:
-        """Its client is still there."""
+        """Record that the client is alive."""
         episode.last_activity = now
 
     def call_begins(self, episode: Episode, now: float) -> None:
@@ -204,53 +217,55 @@ class EpisodeRegistry:
         self.renew(episode, now)
 
     def call_ends(self, episode: Episode, now: float) -> None:
-        """A call that outlived its episode changes nothing."""
+        """Record the end of a call. A call that outlived its episode changes nothing."""
         episode.in_flight -= 1
         self.renew(episode, now)
 
-    def owned(self, uuid: str, client_uuid: str) -> Episode:
-        """The claim of that name, where it is this client's. Raises EpisodeRefused."""
+    def find_owned(self, uuid: str, client_uuid: str) -> Episode:
+        """Return the claim with this uuid. Raises EpisodeRefused if it is not this client's."""
         episode = self.find(uuid)
         if episode is None:
-            raise EpisodeRefused(400, self._why_gone(uuid))
+            raise EpisodeRefused(400, self._missing_reason(uuid))
         if episode.client_uuid != client_uuid:
             raise EpisodeRefused(404, _foreign(uuid, episode.client_uuid, client_uuid))
         return episode
 
     def end(self, uuid: str, client_uuid: str) -> Episode:
-        """The episode, now closed. Raises EpisodeRefused."""
-        episode = self.owned(uuid, client_uuid)
-        self._forget(episode)
+        """Remove the episode and return it. Raises EpisodeRefused."""
+        episode = self.find_owned(uuid, client_uuid)
+        self._remove(episode)
         return episode
 
     def abort(self, uuid: str, client_uuid: str) -> Episode | None:
-        """The episode, which is open again. Unknown and foreign ones are left alone."""
+        """Reopen the episode and return it; ignore an unknown one and one of another client."""
         episode = self.find(uuid)
         if episode is None or episode.client_uuid != client_uuid:
             return None
-        self._lapse(episode)
+        self._reopen(episode)
         return episode
 
     def sweep(self, now: float) -> list[Episode]:
-        """Those idle beyond their limit, which are open again. A call in flight is activity. Looks
-        at all: not for every request."""
+        """Reopen the episodes that were idle beyond their limit, and return them.
+
+        A call in flight is activity. A sweep visits all episodes, so do not sweep for each request.
+        """
         idle = [
             episode
             for episode in self._claimed.values()
             if not episode.in_flight and now - episode.last_activity > episode.idle_limit_s
         ]
         for episode in idle:
-            self._lapse(episode)
+            self._reopen(episode)
         return idle
 
     def give_up(self) -> list[Episode]:
-        """All of them: the engine has been stopped."""
+        """Reopen all claimed episodes and return them, because the engine was stopped."""
         claimed = list(self._claimed.values())
         for episode in claimed:
-            self._lapse(episode)
+            self._reopen(episode)
         return claimed
 
-    def _why_gone(self, uuid: str) -> str:
+    def _missing_reason(self, uuid: str) -> str:
         episode_id, uuid = uuid[:ID_CHARS], uuid[:_SHOWN_CHARS]
         if episode_id in self._open or episode_id in self._claimed:  # an earlier claim of it
             return (
@@ -259,15 +274,15 @@ class EpisodeRegistry:
             )
         return f"Episode {uuid} not found."
 
-    def _lapse(self, episode: Episode) -> None:
-        self._forget(episode)
+    def _reopen(self, episode: Episode) -> None:
+        self._remove(episode)
         self._open[episode.episode_id] = episode.epoch
 
-    def _forget(self, episode: Episode) -> None:
+    def _remove(self, episode: Episode) -> None:
         del self._claimed[episode.episode_id]
         del self._by_key[episode.key]
         if episode.idempotency is not None:
-            del self._by_idempotency[_name_of(episode, episode.idempotency)]
+            del self._by_idempotency[_idempotency_id(episode, episode.idempotency)]
         self._num_training -= episode.kind == "train"
 
 

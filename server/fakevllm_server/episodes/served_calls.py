@@ -1,4 +1,4 @@
-"""The calls whose answers apps got last: what later turns go on from. Pure."""
+"""The calls whose answers apps got, which later turns of a conversation continue. Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from dataclasses import replace
 from fakevllm_server.types.calls import RecordedCall
 
 MAX_TOKENS = 1_000_000
-"""Held at most; beyond them the oldest goes."""
+"""Tokens to hold. Beyond this, the oldest call is removed."""
 
 
 class ServedCalls:
+    """The served call of each recent passive group."""
+
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
         self._calls: OrderedDict[str, RecordedCall] = OrderedDict()
         self._num_tokens = 0
 
     def remember(self, group_id: str, calls: Sequence[RecordedCall]) -> None:
-        """The served sibling's calls; passive ones have one."""
+        """Remember the served sibling's call. A passive sibling has exactly one."""
         if len(calls) != 1 or group_id in self._calls:
             return
         self._calls[group_id] = replace(calls[0], allowed=None)
@@ -28,7 +30,7 @@ class ServedCalls:
             _, oldest = self._calls.popitem(last=False)
             self._num_tokens -= _length(oldest)
 
-    def of(self, group_id: str | None) -> RecordedCall | None:
+    def find(self, group_id: str | None) -> RecordedCall | None:
         return None if group_id is None else self._calls.get(group_id)
 
 

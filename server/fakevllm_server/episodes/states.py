@@ -1,4 +1,4 @@
-"""The engine's states: one transition table and one method that changes them. Pure."""
+"""The states of the engine: one table of transitions, and one method that changes the state."""
 
 from __future__ import annotations
 
@@ -15,30 +15,36 @@ TRANSITIONS: dict[EngineStatus, frozenset[EngineStatus]] = {
     ROLLING_POST: frozenset({WEIGHT_SYNCING, BOOTING, OFFLINE}),
     WEIGHT_SYNCING: frozenset({ROLLING, BOOTING, OFFLINE}),
 }
-"""BOOTING is reached from a running state when an engine process has died and is started again;
-WEIGHT_SYNCING out of turn when only the trainer has, while calls go on being answered."""
+"""The allowed next states of each state.
+
+A running state changes to BOOTING when an engine process died and is restarted. ROLLING changes
+directly to WEIGHT_SYNCING when only the trainer died; calls are then still answered.
+"""
 
 SERVING = frozenset({ROLLING, ROLLING_POST, WEIGHT_SYNCING})
 """States in which calls are answered."""
 
 POST_DEADLINE_S = 60.0
-"""How long ROLLING_POST waits for claimed episodes; the unfinished ones go to the next batch."""
+"""Seconds that ROLLING_POST waits for claimed episodes. Episodes that end later go to the next
+batch."""
 
 
 class IllegalTransition(Exception):
-    """A move the table does not allow: a defect of ours, never of a client."""
+    """A state change that the table does not allow. It is a defect of the server, never a client's
+    fault."""
 
 
 class EngineLifecycle:
-    """Where the engine stands: state, step being collected, version being served."""
+    """The engine's status, the step that is being collected, and the version that is served."""
 
     def __init__(self) -> None:
         self.status = OFFLINE
         self.detail: str | None = None
+        """What is wrong with the engine; None if nothing is."""
         self.global_step = 1
         self.version = 0
         self._since = 0.0
-        self._rolled_s = 0.0
+        self._rolling_s = 0.0
         self._moved = asyncio.Event()
 
     @property
@@ -47,13 +53,14 @@ class EngineLifecycle:
 
     @property
     def collecting_step(self) -> int:
-        """The step a group that ends now may be trained in: while one is trained, the next."""
+        """The step that may train a group that ends now. During a step, this is the next one."""
         return self.global_step + (self.status is WEIGHT_SYNCING)
 
     def move(self, to: EngineStatus, now: float, detail: str | None = None) -> None:
+        """Change the status. Raises IllegalTransition."""
         if to not in TRANSITIONS[self.status]:
             raise IllegalTransition(f"{self.status} -> {to}")
-        self._rolled_s = self.seconds_rolling(now)
+        self._rolling_s = self.seconds_rolling(now)
         self.status, self.detail, self._since = to, detail, now
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
@@ -66,13 +73,16 @@ class EngineLifecycle:
         return now - self._since
 
     def seconds_rolling(self, now: float) -> float:
-        """In ROLLING, where episodes may be claimed, all told: a clock that stands meanwhile."""
-        return self._rolled_s + (now - self._since if self.status is ROLLING else 0.0)
+        """Return the total seconds spent in ROLLING, the only state in which clients may claim.
+
+        This is a clock that stands still in all other states.
+        """
+        return self._rolling_s + (now - self._since if self.status is ROLLING else 0.0)
 
     def post_is_over(self, now: float, num_claimed: int) -> bool:
-        """Whether ROLLING_POST may end."""
+        """Return whether ROLLING_POST may end."""
         return num_claimed == 0 or now - self._since >= POST_DEADLINE_S
 
     def next_version(self) -> int:
-        """Versions only ever grow, also when an older checkpoint is restored."""
+        """Return the next version. Versions grow even after an older checkpoint is restored."""
         return self.version + 1

@@ -1,5 +1,4 @@
-"""What has been acknowledged: a request that is sent again takes no second effect, and gets the
-words the first one got."""
+"""Cache the replies to requests that take effect once, so that a repetition gets the same reply."""
 
 from __future__ import annotations
 
@@ -12,59 +11,67 @@ from pydantic import BaseModel
 from fakevllm_adapters.protocol.swarm import EndGroupReply
 
 MAX_REMEMBERED = 2_000
-"""Here; older ones are looked up in the journal."""
+"""Number of replies in memory; older ones are read from the journal."""
 MAX_WITH_CALLS = 100
-"""Of them with the calls of their groups, which may be megabytes: the journal has those of pooled
-groups as well, those of dropped ones are nowhere else."""
+"""Number of replies that keep the calls of their groups, which may be megabytes. The journal also
+has the calls of pooled groups, but nothing else has those of dropped ones."""
 
 
 class IdempotencyConflict(Exception):
-    """The same name came with other words: what was acknowledged stands."""
+    """A request repeated the key of an earlier one with another body; the earlier one stands."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedReply:
+    """The reply to a request, and what identifies the request."""
+
     body_hash: bytes
     reply: BaseModel
-    place: int
-    """In the journal's queue: not to be said again before it is there."""
+    position: int
+    """Position in the journal's queue, which must be on disk before the reply is repeated."""
 
 
 class SubmissionCache:
-    """The latest. Pure."""
+    """The latest replies by key. Pure."""
 
     def __init__(self) -> None:
-        self._latest: OrderedDict[str, CachedReply] = OrderedDict()
+        self._replies: OrderedDict[str, CachedReply] = OrderedDict()
         self._with_calls: deque[str] = deque()
-        """Keys; of some the rest is forgotten."""
+        """Keys of replies with calls; the cache may have removed some of the replies."""
 
     def find(self, key: str) -> CachedReply | None:
-        return self._latest.get(key)
+        return self._replies.get(key)
 
-    def remember(self, key: str, latest: CachedReply, reached: int) -> None:
-        """`reached`: the place up to which the journal is written, so that it can be asked."""
-        self._latest[key] = latest
-        if isinstance(latest.reply, EndGroupReply) and latest.reply.calls:
+    def remember(self, key: str, cached: CachedReply, written_position: int) -> None:
+        """Add a reply, and remove old ones that can be read from the journal.
+
+        `written_position` is the position up to which the journal is on disk.
+        """
+        self._replies[key] = cached
+        if isinstance(cached.reply, EndGroupReply) and cached.reply.calls:
             self._with_calls.append(key)
             self._bound_calls()
-        while len(self._latest) > MAX_REMEMBERED and self._oldest.place <= reached:
-            self._latest.popitem(last=False)
+        while len(self._replies) > MAX_REMEMBERED and self._oldest.position <= written_position:
+            self._replies.popitem(last=False)
 
     def _bound_calls(self) -> None:
         while len(self._with_calls) > MAX_WITH_CALLS:
             key = self._with_calls.popleft()
-            known = self._latest.get(key)
-            if known is not None:
-                slim = known.reply.model_copy(update={"calls": []})
-                self._latest[key] = replace(known, reply=slim)
+            cached = self._replies.get(key)
+            if cached is not None:
+                without_calls = cached.reply.model_copy(update={"calls": []})
+                self._replies[key] = replace(cached, reply=without_calls)
 
     @property
     def _oldest(self) -> CachedReply:
-        return next(iter(self._latest.values()))
+        return next(iter(self._replies.values()))
 
 
 def hash_of(request: BaseModel) -> bytes:
-    """Of all that decides something; metadata does not, and may be too deep to be written."""
+    """Hash the fields of a request that decide its effect.
+
+    Metadata has no effect, and may be nested too deeply to be serialised.
+    """
     exclude = {"metadata": True, "workflow_output": {"metadata"}}
-    told = request.model_dump_json(exclude=exclude)
-    return hashlib.blake2b(told.encode(), digest_size=16).digest()
+    body = request.model_dump_json(exclude=exclude)
+    return hashlib.blake2b(body.encode(), digest_size=16).digest()

@@ -1,5 +1,4 @@
-"""Episodes of active clients that wait for the others of their task. Pure; the clock is passed
-in."""
+"""Tasks of active clients that wait for more episodes. Pure; the clock is passed in."""
 
 from __future__ import annotations
 
@@ -13,23 +12,25 @@ from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode, total_toke
 
 MAX_TASKS = 10_000
 MAX_TOKENS = 20_000_000
-"""Of all that wait; beyond either the task goes that has waited longest for its next episode."""
+"""Tokens of all waiting tasks. Beyond this or MAX_TASKS, the task is removed that has waited the
+longest time for its next episode."""
 
 
 @dataclass(slots=True)
 class _Task:
     episodes: list[ScoredEpisode] = field(default_factory=list[ScoredEpisode])
     since: float | None = None
-    """When its last episode was seen to be there; None until somebody looks."""
+    """When a check first saw the task's last episode; None until the next check."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiredTask:
-    """One whose other episodes are not waited for."""
+    """A task that lacks episodes and waits for them no longer."""
 
     task_id: str
     episodes: Sequence[ScoredEpisode]
     is_for_room: bool
+    """Whether the task was removed because the pool was full."""
 
     def why_not_pooled(self, job: TrainJob) -> str | None:
         if self.is_for_room:
@@ -39,17 +40,19 @@ class ExpiredTask:
 
 @dataclass(frozen=True, slots=True)
 class CompletedTask:
-    """A task that has all the episodes it will have."""
+    """A task that gets no more episodes."""
 
     group: FinishedGroup
     reason: str | None
-    """Why it is not pooled; None where it is."""
+    """Why the group is not pooled; None if it is."""
 
 
 class WaitingTasks:
+    """Collects the episodes of each task until there are `num_repeat` of them."""
+
     def __init__(self, num_repeat: int) -> None:
         self._num_repeat = num_repeat
-        self._tasks: OrderedDict[str, _Task] = OrderedDict()  # by their last episode
+        self._tasks: OrderedDict[str, _Task] = OrderedDict()  # ordered by their last episode
         self.num_tokens = self.num_episodes = 0
 
     def __len__(self) -> int:
@@ -59,37 +62,39 @@ class WaitingTasks:
         return ((task_id, task.episodes) for task_id, task in self._tasks.items())
 
     def add(
-        self, task_id: str, episode: Callable[[int], ScoredEpisode]
+        self, task_id: str, new_episode: Callable[[int], ScoredEpisode]
     ) -> list[ScoredEpisode] | None:
-        """All episodes of the task, where they are complete with this one, made with its place
-        among them. Its time begins anew with the next look."""
+        """Add an episode; return all episodes of the task if it is now complete.
+
+        `new_episode` makes the episode from its index in the task. The task's time to wait begins
+        again with the next check.
+        """
         task = self._tasks.setdefault(task_id, _Task())
         self._tasks.move_to_end(task_id)
-        task.episodes.append(episode(len(task.episodes)))
+        task.episodes.append(new_episode(len(task.episodes)))
         task.since = None
         self.num_tokens += total_tokens(task.episodes[-1:])
         self.num_episodes += 1
         return self._pop(task_id) if len(task.episodes) >= self._num_repeat else None
 
-    def take_all(self) -> list[ExpiredTask]:
-        """Nothing is waited for any more."""
+    def pop_all(self) -> list[ExpiredTask]:
+        """Remove and return all tasks."""
         return [ExpiredTask(task_id, self._pop(task_id), False) for task_id in list(self._tasks)]
 
-    def take_left(self, now: float, after_s: float) -> list[ExpiredTask]:
-        """Those that have waited `after_s` for their next episode, or that there is no room for;
-        they wait no more."""
+    def pop_expired(self, now: float, after_s: float) -> list[ExpiredTask]:
+        """Remove and return the tasks that waited `after_s`, and those beyond the limits."""
         for task in reversed(self._tasks.values()):
             if task.since is not None:
                 break
             task.since = now
-        left: list[ExpiredTask] = []
+        expired: list[ExpiredTask] = []
         while self._tasks:
             task_id, oldest = next(iter(self._tasks.items()))
             is_for_room = len(self._tasks) > MAX_TASKS or self.num_tokens > MAX_TOKENS
             if not is_for_room and oldest.since is not None and now - oldest.since <= after_s:
                 break
-            left.append(ExpiredTask(task_id, self._pop(task_id), is_for_room))
-        return left
+            expired.append(ExpiredTask(task_id, self._pop(task_id), is_for_room))
+        return expired
 
     def _pop(self, task_id: str) -> list[ScoredEpisode]:
         episodes = self._tasks.pop(task_id).episodes

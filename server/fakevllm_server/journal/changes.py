@@ -1,5 +1,8 @@
-"""Everything that is ever written to the journal: one function for each kind of change, all of it
-in one transaction."""
+"""All changes of the journal: one function for each kind, which returns a `Change`.
+
+Each change is written in a single transaction. The labels of changes are also the names of crash
+points.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ from fakevllm_server.types.calls import RecordedCall
 
 
 def claimed(episode: Episode) -> Change:
-    again = episode.idempotency
+    """Store a claimed episode, in place of its earlier claim."""
+    idempotency = episode.idempotency
     row = (
         episode.episode_id,
         episode.epoch,
@@ -39,19 +43,19 @@ def claimed(episode: Episode) -> Change:
         episode.key,
         episode.idle_limit_s,
         episode.owner,
-        "" if again is None else again.key,
-        b"" if again is None else again.body_hash,
+        "" if idempotency is None else idempotency.key,
+        b"" if idempotency is None else idempotency.body_hash,
     )
 
     def make(db: Connection) -> None:
-        places = ", ".join("?" * len(row))
-        db.exec_driver_sql(f"INSERT OR REPLACE INTO episodes VALUES ({places})", row)
+        marks = ", ".join("?" * len(row))
+        db.exec_driver_sql(f"INSERT OR REPLACE INTO episodes VALUES ({marks})", row)
 
     return Change("claim", make)
 
 
 def reopened(episodes: Sequence[Episode]) -> Change:
-    """Their claims were given up or ran out."""
+    """Open episodes whose claims were given up or expired, and delete their calls."""
 
     def make(db: Connection) -> None:
         for episode in episodes:
@@ -61,7 +65,8 @@ def reopened(episodes: Sequence[Episode]) -> Change:
     return Change("reopen", make)
 
 
-def call_ended(owner: str, seq: int, call: RecordedCall, group_id: str | None = None) -> Change:
+def call_recorded(owner: str, seq: int, call: RecordedCall, group_id: str | None = None) -> Change:
+    """Store a captured call as number `seq` of its owner."""
     return Change("call", lambda db: put_call(db, owner, seq, call, group_id))
 
 
@@ -73,15 +78,18 @@ def episode_ended(
     submission: Submission,
     evaluated: LogEntry | None = None,
 ) -> Change:
-    """`members`: all of its group, where it completed one. `evaluated`: what the log tells of it,
-    where it is told."""
+    """End an episode with its reward.
+
+    `members` are all samples of `group`, if the episode completed one. `evaluated` is the log entry
+    of an evaluation.
+    """
 
     def make(db: Connection) -> None:
         move_episode(db, episode_id, EpisodeState.ENDED)
         put_sample(db, sample, None)
         put_submission(db, submission)
         if group is not None:
-            complete(db, group, members)
+            complete_group(db, group, members)
         if evaluated is not None:
             put_entry(db, evaluated)
 
@@ -89,7 +97,8 @@ def episode_ended(
 
 
 def task_completed(group: PooledGroup, members: Sequence[ScoredSample]) -> Change:
-    return Change("complete", lambda db: complete(db, group, members))
+    """Store the group of a task that gets no more episodes."""
+    return Change("complete", lambda db: complete_group(db, group, members))
 
 
 # --- groups
@@ -101,39 +110,40 @@ def group_ended(
     submission: Submission,
     calls: Sequence[RecordedCall] = (),
 ) -> Change:
-    """`calls`: of a feedback sample, which brings its own."""
+    """End a passive group, or store a feedback sample with the `calls` that it carries."""
 
     def make(db: Connection) -> None:
         for seq, call in enumerate(calls):
             put_call(db, samples[0].owner, seq, call, group.group_id)
         for sample in samples:
             put_sample(db, sample, group.group_id)
-        forget_unscored(db, group.group_id)
+        delete_unscored(db, group.group_id)
         put_group(db, group)
         put_submission(db, submission)
         if group.state is not GroupState.POOLED:
-            forget_calls(db, [group.group_id])
+            delete_calls(db, [group.group_id])
 
     return Change("end_group", make)
 
 
 def group_aborted(group_id: str) -> Change:
+    """Drop an open group as `aborted`."""
     group = PooledGroup(group_id, GroupState.DROPPED, "aborted")
 
     def make(db: Connection) -> None:
         put_group(db, group)
-        forget_calls(db, [group_id])
+        delete_calls(db, [group_id])
 
     return Change("abort_group", make)
 
 
 def dropped(entry: LogEntry) -> Change:
-    """The groups of an entry of this kind, for its reasons."""
+    """Drop the groups that a log entry lists with reasons, and store the entry."""
 
     def make(db: Connection) -> None:
         for group_id, reason in entry.reasons.items():
             put_group(db, PooledGroup(group_id, GroupState.DROPPED, reason))
-        forget_calls(db, entry.reasons)
+        delete_calls(db, entry.reasons)
         put_entry(db, entry)
 
     return Change("drop", make)
@@ -143,6 +153,8 @@ def dropped(entry: LogEntry) -> Change:
 
 
 def planned(step: int, version: int, group_ids: Sequence[str]) -> Change:
+    """Plan the batch of a step; `version` is that of the weights before the step."""
+
     def make(db: Connection) -> None:
         row = (step, version, groups_hash(group_ids), BatchState.PLANNED)
         db.exec_driver_sql("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?)", row)
@@ -156,14 +168,14 @@ def planned(step: int, version: int, group_ids: Sequence[str]) -> Change:
 
 
 def unplanned(step: int) -> Change:
-    """A batch that no trainer took; its groups are dropped beside."""
+    """Delete the batch of a step that no trainer could make; its groups are dropped separately."""
     return Change(
         "unplan", lambda db: db.exec_driver_sql("DELETE FROM batches WHERE step = ?", (step,))
     )
 
 
 def trained(entry: LogEntry, checkpoint: SavedCheckpoint | None) -> Change:
-    """Step, consumed samples and checkpoint: all of them or none."""
+    """Store a trained step, its consumed groups and its checkpoint: all of them or none."""
 
     def make(db: Connection) -> None:
         done = "UPDATE batches SET state = ? WHERE step = ?"
@@ -178,11 +190,12 @@ def trained(entry: LogEntry, checkpoint: SavedCheckpoint | None) -> Change:
 
 
 def saved(checkpoint: SavedCheckpoint) -> Change:
+    """Store a checkpoint."""
     return Change("save", lambda db: put_checkpoint(db, checkpoint))
 
 
 def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
-    """Checkpoints that are gone, and the calls that none of those kept can need again."""
+    """Delete the checkpoints of these steps, and the calls that no kept checkpoint can need."""
     rows = [(step,) for step in steps]
 
     def make(db: Connection) -> None:
@@ -193,15 +206,14 @@ def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
             "ON s.group_id = g.group_id WHERE g.state = ? AND g.step <= ? AND g.step > ?)",
             (GroupState.CONSUMED, oldest_kept, reads.last_pruned(db)),
         )
-        # Never back: among the kept there may be one from long before what was let go.
+        # Never lower this: a kept checkpoint may be much older than the deleted ones.
         put_meta(db, PRUNED, str(max(reads.last_pruned(db), oldest_kept)))
 
     return Change("prune", make)
 
 
 def rolled_back(entry: LogEntry) -> Change:
-    """The trainer stands at the end of the entry's step: what was trained since is planned as it
-    was."""
+    """Go back to the end of the entry's step: later batches are planned again as they were."""
 
     def make(db: Connection) -> None:
         db.exec_driver_sql(
@@ -218,16 +230,18 @@ def rolled_back(entry: LogEntry) -> Change:
 
 
 def abandoned(entry: LogEntry) -> Change:
-    """The trainer stands at the end of the entry's step, and what was trained since stays undone:
-    its groups are told as lost, for the entry's reason."""
+    """Go back to the end of the entry's step for good: groups trained since are lost.
+
+    They are dropped with the entry's reason.
+    """
 
     def make(db: Connection) -> None:
         db.exec_driver_sql("DELETE FROM batches WHERE step > ?", (entry.step,))
         db.exec_driver_sql("DELETE FROM checkpoints WHERE step > ?", (entry.step,))
         for group_id in entry.lost:
             put_group(db, PooledGroup(group_id, GroupState.DROPPED, entry.reason))
-        forget_calls(db, entry.lost)
-        # What is trained from here on can be made again, though such steps were pruned before.
+        delete_calls(db, entry.lost)
+        # Steps from here on can be trained again, although steps with these numbers were pruned.
         put_meta(db, PRUNED, str(min(reads.last_pruned(db), entry.step)))
         put_entry(db, entry)
 
@@ -235,22 +249,23 @@ def abandoned(entry: LogEntry) -> Change:
 
 
 def published(version: int, step: int) -> Change:
+    """Store that the weights of a step are served as `version`."""
     row = (version, step, time.time())
     insert = "INSERT OR IGNORE INTO publications VALUES (?, ?, ?)"
     return Change("publish", lambda db: db.exec_driver_sql(insert, row))
 
 
-def logged(entry: LogEntry) -> Change:
-    """An entry that changes nothing else."""
+def entry_logged(entry: LogEntry) -> Change:
+    """Store an entry of the run log that changes nothing else."""
     return Change("log", lambda db: put_entry(db, entry))
 
 
-def remembered(key: str, value: str | None) -> Change:
-    """A fact of the run; None forgets it."""
+def meta_set(key: str, value: str | None) -> Change:
+    """Store a fact of the run; None deletes it."""
     return Change("meta", lambda db: put_meta(db, key, value))
 
 
-# The SQL that changes are made of, one function for each kind of row.
+# --- the SQL of the changes, one function for each kind of row
 
 
 def put_meta(db: Connection, key: str, value: str | None) -> None:
@@ -281,7 +296,7 @@ def put_sample(db: Connection, sample: ScoredSample, group_id: str | None) -> No
 
 
 def put_group(db: Connection, group: PooledGroup) -> None:
-    """An id has one row: where it is there, it is the state that changes."""
+    """Insert a group, or change the state of the row with this id."""
     put = (
         "INSERT INTO groups (group_id, state, reason, advantage) VALUES (?, ?, ?, ?) "
         "ON CONFLICT (group_id) DO UPDATE SET state = excluded.state, reason = excluded.reason"
@@ -289,16 +304,16 @@ def put_group(db: Connection, group: PooledGroup) -> None:
     db.exec_driver_sql(put, (group.group_id, group.state, group.reason, group.advantage))
 
 
-def complete(db: Connection, group: PooledGroup, members: Sequence[ScoredSample]) -> None:
+def complete_group(db: Connection, group: PooledGroup, members: Sequence[ScoredSample]) -> None:
     put_group(db, group)
-    for one in members:
-        row = (group.group_id, one.index, one.owner)
+    for sample in members:
+        row = (group.group_id, sample.index, sample.owner)
         db.exec_driver_sql('UPDATE samples SET group_id = ?, "index" = ? WHERE owner = ?', row)
     if group.state is not GroupState.POOLED:
-        forget_calls(db, [group.group_id])
+        delete_calls(db, [group.group_id])
 
 
-def forget_calls(db: Connection, group_ids: Iterable[str]) -> None:
+def delete_calls(db: Connection, group_ids: Iterable[str]) -> None:
     for group_id in group_ids:
         db.exec_driver_sql(
             "DELETE FROM calls WHERE group_id = ? OR owner IN "
@@ -307,8 +322,8 @@ def forget_calls(db: Connection, group_ids: Iterable[str]) -> None:
         )
 
 
-def forget_unscored(db: Connection, group_id: str) -> None:
-    """Calls of siblings beyond those that have ended with their group."""
+def delete_unscored(db: Connection, group_id: str) -> None:
+    """Delete the calls of siblings that are not among the group's samples."""
     db.exec_driver_sql(
         "DELETE FROM calls WHERE group_id = ? AND owner NOT IN "
         "(SELECT owner FROM samples WHERE group_id = ?)",

@@ -1,4 +1,4 @@
-"""The journal's schema, step by step. A released migration is never edited: append one."""
+"""The migrations of the journal's schema. Never edit a released migration: append a new one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 
 class NewerJournal(Exception):
-    """The file was written by a newer version."""
+    """The file was written by a newer version of the server."""
 
 
 def m001_tables(db: Connection) -> None:
@@ -47,7 +47,7 @@ MIGRATIONS: list[Callable[[Connection], None]] = [
 
 
 def migrate(db: Connection) -> None:
-    """Applies what is missing. Raises NewerJournal."""
+    """Apply the missing migrations. Raises NewerJournal."""
     db.exec_driver_sql(
         "CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at REAL NOT NULL)"
     )

@@ -1,5 +1,7 @@
-"""Reads a journal beside the server that writes it, or without one. Changes nothing and takes no
-lock that the server could wait for."""
+"""Read a journal file from outside, whether or not a server is writing it.
+
+The file is not changed, and no lock is taken that the server could wait for.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ def read_journal_file(
     *arguments: P.args,
     **named: P.kwargs,
 ) -> T:
-    """What a function of reads.py, or one like it, finds. Raises ConfigError."""
+    """Return the result of a query, such as a function of reads.py.
+
+    Raises ConfigError if the file cannot be read.
+    """
     uri = f"file:{quote(str(journal))}?mode=ro"
     engine = create_engine(
         "sqlite://",

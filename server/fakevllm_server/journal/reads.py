@@ -1,4 +1,4 @@
-"""What is read from the journal: all a next life begins with, and single facts by their key."""
+"""Queries of the journal: the pending work after a restart, and single rows by their key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from fakevllm_adapters.protocol.swarm import LogEntry, SiblingRef, parse_sibling
-from fakevllm_server.episodes.registry import Episode, Idempotency
+from fakevllm_server.episodes.registry import ID_CHARS, Episode, Idempotency
 from fakevllm_server.journal.rows import (
     CALL_COLUMNS,
     PRUNED,
@@ -18,8 +18,8 @@ from fakevllm_server.journal.rows import (
     SavedCheckpoint,
     ScoredSample,
     Submission,
-    call_of,
     groups_hash,
+    parse_call_row,
 )
 from fakevllm_server.journal.tables import BatchState, EpisodeState, GroupState
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
@@ -27,112 +27,132 @@ from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpiso
 log = logging.getLogger("fakevllm.server")
 
 CORRUPT = "corrupt"
-"""Why a group is dropped of which a call is not what was written."""
+"""Reason for dropping a group when the digest of one of its calls does not match."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """What a step trains: its groups in order, and the version of the weights before it."""
+    """The groups that a step trains, in order, and the version of the weights before the step."""
 
     step: int
     version: int
     groups: Sequence[FinishedGroup]
     is_whole: bool = True
-    """Whether those are all that were planned."""
+    """Whether these are all groups that were planned."""
 
 
 @dataclass(slots=True)
 class PendingWork:
-    """Acknowledged or captured, and not trained yet."""
+    """Everything that was acknowledged or captured and is not trained yet."""
 
     claimed: list[Episode] = field(default_factory=list[Episode])
     open_episodes: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    """Ids and last epochs of episodes that nobody has claimed."""
+    """Ids and last epochs of episodes that no client has claimed."""
     open_groups: dict[str, dict[int, list[RecordedCall]]] = field(
         default_factory=dict[str, dict[int, list[RecordedCall]]]
     )
+    """Calls by group id and sibling index."""
     samples: list[tuple[ScoredSample, list[RecordedCall]]] = field(
         default_factory=list[tuple[ScoredSample, list[RecordedCall]]]
     )
-    """Of active clients, whose tasks are not complete."""
+    """Samples of active clients whose tasks are incomplete, with their calls."""
     groups: list[FinishedGroup] = field(default_factory=list[FinishedGroup])
-    """Pooled, in the order they came."""
+    """Pooled groups, in order of arrival."""
     corrupt: list[str] = field(default_factory=list[str])
-    """Groups of which something is not what was written."""
+    """Ids of groups with a corrupt call."""
     corrupt_claims: list[Episode] = field(default_factory=list[Episode])
     corrupt_samples: list[ScoredSample] = field(default_factory=list[ScoredSample])
 
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """Where the run's log ends."""
+    """The end of the run log."""
 
     last_seq: int
     version: int
-    """Highest ever published or promised."""
+    """Highest version that was ever published or announced."""
     last_step: int
 
 
 @dataclass(frozen=True, slots=True)
 class ServedWeights:
-    """Weights that apps are answered with."""
+    """The weights that answer apps."""
 
     version: int = 0
     step: int = 0
-    """At whose end they came about."""
+    """Step that made these weights."""
 
 
-def waiting(db: Connection, now: float) -> PendingWork:
-    """Clients of earlier lives are given their whole time again, from `now` on."""
-    found = PendingWork()
+def pending_work(db: Connection, now: float) -> PendingWork:
+    """Read everything that is not trained yet.
+
+    Claims from before a restart get their full idle limit again, from `now` on.
+    """
+    pending = PendingWork()
     claimed = (
         'SELECT episode_id, epoch, "key", client_uuid, kind, idle_limit_s, owner, '
         "idempotency_key, body_hash FROM episodes WHERE state = ?"
     )
     for *row, owner, key, body_hash in _rows(db, claimed, EpisodeState.CLAIMED):
-        again = Idempotency(key, body_hash) if key else None
-        episode = Episode(*row, last_activity=now, owner=owner, idempotency=again)
+        idempotency = Idempotency(key, body_hash) if key else None
+        episode = Episode(*row, last_activity=now, owner=owner, idempotency=idempotency)
         try:
             episode.calls.extend(_calls(db, episode.uuid))
         except CorruptCall:
-            found.corrupt_claims.append(episode)
+            pending.corrupt_claims.append(episode)
         else:
-            found.claimed.append(episode)
+            pending.claimed.append(episode)
     opened = "SELECT episode_id, epoch FROM episodes WHERE state = ? ORDER BY rowid"
-    found.open_episodes = [(row[0], row[1]) for row in _rows(db, opened, EpisodeState.OPEN)]
-    _read_open_groups(db, found)
+    pending.open_episodes = [(row[0], row[1]) for row in _rows(db, opened, EpisodeState.OPEN)]
+    _read_open_groups(db, pending)
     for row in _rows(
         db,
         'SELECT owner, "index", reward, task_id FROM samples WHERE group_id IS NULL ORDER BY rowid',
     ):
         sample = ScoredSample(*row)
         try:
-            found.samples.append((sample, _calls(db, sample.owner)))
+            pending.samples.append((sample, _calls(db, sample.owner)))
         except CorruptCall:
-            found.corrupt_samples.append(sample)
+            pending.corrupt_samples.append(sample)
     pooled = "SELECT group_id FROM groups WHERE state = ? ORDER BY seq"
     ids = [row[0] for row in _rows(db, pooled, GroupState.POOLED)]
-    found.groups = list(_groups(db, ids, found.corrupt))
-    return found
+    pending.groups = list(_groups(db, ids, pending.corrupt))
+    return pending
 
 
-def planned(db: Connection, corrupt: list[str]) -> list[PlannedBatch]:
-    """Batches that were planned and are not trained, oldest first. Groups of which something is not
-    what was written are left out, and added to `corrupt`."""
+def waiting_clients(db: Connection) -> list[str]:
+    """Return the uuids of clients whose episodes wait to be trained.
+
+    Unknown are clients that only aborted episodes, and those whose groups were all dropped.
+    """
+    ended_by = f"JOIN episodes e ON e.episode_id = substr(s.owner, 1, {ID_CHARS})"
+    query = (
+        f"SELECT e.client_uuid FROM samples s {ended_by} WHERE s.group_id IS NULL "
+        "UNION SELECT e.client_uuid FROM groups g JOIN samples s ON s.group_id = g.group_id "
+        f"{ended_by} WHERE g.state = ?"
+    )
+    return [row[0] for row in db.exec_driver_sql(query, (GroupState.POOLED,))]
+
+
+def planned_batches(db: Connection, corrupt: list[str]) -> list[PlannedBatch]:
+    """Return the batches that were planned and are not trained, oldest first.
+
+    Corrupt groups are left out, and their ids are added to `corrupt`.
+    """
     found: list[PlannedBatch] = []
-    batches = "SELECT step, version, groups_hash FROM batches WHERE state = ? ORDER BY step"
-    for step, version, expected in _rows(db, batches, BatchState.PLANNED):
+    query = "SELECT step, version, groups_hash FROM batches WHERE state = ? ORDER BY step"
+    for step, version, expected in _rows(db, query, BatchState.PLANNED):
         members = "SELECT group_id FROM groups WHERE step = ? AND state = ? ORDER BY position"
         ids = [row[0] for row in _rows(db, members, step, GroupState.PLANNED)]
         groups = list(_groups(db, ids, corrupt))
         is_whole = groups_hash([group.group_id for group in groups]) == expected
         if not is_whole:
-            log.error("step %d is trained again without some of its groups", step)
+            log.error("step %d is trained again without its corrupt groups", step)
         found.append(PlannedBatch(step, version, groups, is_whole))
     return found
 
 
-def standing(db: Connection) -> LogPosition:
+def log_position(db: Connection) -> LogPosition:
     seq, version = db.exec_driver_sql(
         "SELECT COALESCE(MAX(seq), 0), COALESCE(MAX(version), 0) FROM entries"
     ).one()
@@ -142,31 +162,37 @@ def standing(db: Connection) -> LogPosition:
     return LogPosition(seq, max(version, served or 0), last_step or 0)
 
 
-def served(db: Connection) -> ServedWeights | None:
-    """None where they were given up, and no others have been served since."""
+def served_weights(db: Connection) -> ServedWeights | None:
+    """Return the weights served last.
+
+    Returns None if their steps were abandoned and no other weights have been served since.
+    """
     newest = "SELECT version, step FROM publications ORDER BY version DESC LIMIT 1"
-    found = ServedWeights(*(db.exec_driver_sql(newest).one_or_none() or ()))
+    served = ServedWeights(*(db.exec_driver_sql(newest).one_or_none() or ()))
     later = "SELECT entry_json FROM entries WHERE kind = 'restored' AND step < ? AND version > ?"
-    restored = _rows(db, later, found.step, found.version)
-    # Without a reason it is trained again, as it was.
-    is_given_up = any(LogEntry.model_validate_json(row[0]).reason for row in restored)
-    return None if is_given_up else found
+    restored = _rows(db, later, served.step, served.version)
+    # A `restored` entry without a reason means that the steps are trained again as they were.
+    is_abandoned = any(LogEntry.model_validate_json(row[0]).reason for row in restored)
+    return None if is_abandoned else served
 
 
 def entries(db: Connection, after: int, limit: int) -> list[LogEntry]:
+    """Return up to `limit` entries of the run log with a number above `after`."""
     query = "SELECT entry_json FROM entries WHERE seq > ? ORDER BY seq LIMIT ?"
     return [LogEntry.model_validate_json(row[0]) for row in _rows(db, query, after, limit)]
 
 
-def drops(db: Connection) -> dict[str, int]:
-    """Groups that were ever dropped, by the first word of the reason; the most frequent first."""
+def drop_counts(db: Connection) -> dict[str, int]:
+    """Count the groups that were ever dropped, by the reason's first word; most frequent first."""
     query = "SELECT reason, num FROM drops ORDER BY num DESC, reason"
     return {reason: num for reason, num in _rows(db, query)}
 
 
 def steps_since_stop(db: Connection, last: int) -> list[LogEntry]:
-    """The steps up to `last` that were made since training last stopped for good, each as it was
-    trained last, oldest first."""
+    """Return the steps up to `last` that were made since training last stopped for good.
+
+    They are ordered by step. Of a step that was trained again, the latest entry is returned.
+    """
     query = (
         "SELECT entry_json FROM entries WHERE seq IN "
         "(SELECT MAX(seq) FROM entries WHERE kind = 'step' AND step <= ? AND seq > "
@@ -177,7 +203,7 @@ def steps_since_stop(db: Connection, last: int) -> list[LogEntry]:
 
 
 def step_metrics(db: Connection, last: int) -> list[dict[str, float]]:
-    """Of the steps up to `last`, each as it was trained last."""
+    """Return the metrics of the steps up to `last`, each from its latest entry."""
     query = (
         "SELECT entry_json FROM entries WHERE seq IN "
         "(SELECT MAX(seq) FROM entries WHERE kind = 'step' AND step <= ? GROUP BY step)"
@@ -187,7 +213,7 @@ def step_metrics(db: Connection, last: int) -> list[dict[str, float]]:
 
 
 def checkpoints(db: Connection) -> list[SavedCheckpoint]:
-    """Newest first."""
+    """Return all checkpoints, newest first."""
     query = "SELECT step, folder, version, digest, reward_mean FROM checkpoints ORDER BY step DESC"
     return [SavedCheckpoint(*row) for row in _rows(db, query)]
 
@@ -198,8 +224,8 @@ def submission(db: Connection, key: str) -> Submission | None:
     return None if row is None else Submission(*row)
 
 
-def why_ended(db: Connection, group_id: str) -> str | None:
-    """Why a group of this id may not come again; None where there has been none."""
+def ended_reason(db: Connection, group_id: str) -> str | None:
+    """Return why a group with this id may not come again; None if the id is new."""
     query = "SELECT state, reason FROM groups WHERE group_id = ?"
     row = db.exec_driver_sql(query, (group_id,)).one_or_none()
     if row is None:
@@ -209,15 +235,18 @@ def why_ended(db: Connection, group_id: str) -> str | None:
 
 
 def calls_by_sibling(db: Connection, group_id: str, num: int) -> list[list[RecordedCall]]:
-    """As far as they are kept."""
+    """Return the calls of each sibling of a group, as far as they are kept."""
     try:
         return [_calls(db, SiblingRef(group_id, index).episode_id) for index in range(num)]
     except CorruptCall:
         return []
 
 
-def trained_after(db: Connection, step: int) -> list[str]:
-    """Of the trained ones as the log tells it: the rows of groups are not kept for ever."""
+def groups_trained_after(db: Connection, step: int) -> list[str]:
+    """Return the ids of groups that were trained or planned after a step.
+
+    The trained ones are read from the run log, because the rows of groups are not kept forever.
+    """
     trained: dict[int, LogEntry] = {}
     query = (
         "SELECT entry_json FROM entries WHERE kind = 'restored' OR (kind = 'step' AND step > ?) "
@@ -226,24 +255,25 @@ def trained_after(db: Connection, step: int) -> list[str]:
     for (entry_json,) in _rows(db, query, step):
         entry = LogEntry.model_validate_json(entry_json)
         if entry.kind == "restored":
-            trained = {at: made for at, made in trained.items() if at <= entry.step}
+            trained = {at: earlier for at, earlier in trained.items() if at <= entry.step}
         else:
             trained[entry.step] = entry
     planned = "SELECT group_id FROM groups WHERE step > ? AND state = ? ORDER BY seq"
-    ids = [one.group_id for made in trained.values() for one in made.groups]
+    ids = [group.group_id for entry in trained.values() for group in entry.groups]
     return ids + [row[0] for row in _rows(db, planned, step, GroupState.PLANNED)]
 
 
 def last_pruned(db: Connection) -> int:
-    """The last step whose calls are not kept any more."""
+    """Return the last step whose calls were deleted."""
     return int(meta(db, PRUNED) or 0)
 
 
 def meta(db: Connection, key: str) -> str | None:
+    """Return a fact of the run; None if it is not set."""
     return db.exec_driver_sql('SELECT value FROM meta WHERE "key" = ?', (key,)).scalar()
 
 
-def _read_open_groups(db: Connection, found: PendingWork) -> None:
+def _read_open_groups(db: Connection, pending: PendingWork) -> None:
     query = (
         f"SELECT c.group_id, c.owner, {CALL_COLUMNS} FROM calls c "
         "LEFT JOIN groups g ON g.group_id = c.group_id "
@@ -251,14 +281,14 @@ def _read_open_groups(db: Connection, found: PendingWork) -> None:
     )
     for group_id, owner, *row in _rows(db, query):
         try:
-            call = call_of(tuple(row))
+            call = parse_call_row(tuple(row))
         except CorruptCall:
-            found.corrupt.append(group_id)
+            pending.corrupt.append(group_id)
             continue
         index = parse_sibling(owner).index
-        found.open_groups.setdefault(group_id, {}).setdefault(index, []).append(call)
-    for group_id in found.corrupt:
-        found.open_groups.pop(group_id, None)
+        pending.open_groups.setdefault(group_id, {}).setdefault(index, []).append(call)
+    for group_id in pending.corrupt:
+        pending.open_groups.pop(group_id, None)
 
 
 def _groups(db: Connection, ids: Sequence[str], corrupt: list[str]) -> Iterator[FinishedGroup]:
@@ -276,8 +306,8 @@ def _group(db: Connection, group_id: str) -> FinishedGroup:
     )
     samples = [ScoredSample(*row) for row in _rows(db, members, group_id)]
     episodes = [
-        ScoredEpisode(one.index, one.reward, tuple(_calls(db, one.owner)), one.owner)
-        for one in samples
+        ScoredEpisode(sample.index, sample.reward, tuple(_calls(db, sample.owner)), sample.owner)
+        for sample in samples
     ]
     query = "SELECT advantage FROM groups WHERE group_id = ?"
     return FinishedGroup(
@@ -288,7 +318,7 @@ def _group(db: Connection, group_id: str) -> FinishedGroup:
 def _calls(db: Connection, owner: str) -> list[RecordedCall]:
     """Raises CorruptCall."""
     query = f"SELECT {CALL_COLUMNS} FROM calls WHERE owner = ? ORDER BY seq"
-    return [call_of(row) for row in _rows(db, query, owner)]
+    return [parse_call_row(row) for row in _rows(db, query, owner)]
 
 
 def _rows(db: Connection, query: str, *values: Any) -> list[Any]:

@@ -1,4 +1,7 @@
-"""A captured call as a row, and back. Exact: what is read is what was written, bit by bit."""
+"""The values that the journal stores, and the conversion of captured calls to rows and back.
+
+The conversion is exact: what is read equals what was written, bit by bit.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection
 
-from fakevllm_server.episodes.registry import ID_CHARS
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
 from fakevllm_server.types.token_masks import TokenMasks
@@ -21,11 +22,11 @@ CallRow = tuple[bytes, bytes, bytes | None, str, bytes]
 
 
 class CorruptCall(Exception):
-    """A row is not what was written."""
+    """A row differs from what was written, by its digest."""
 
 
 def call_row(call: RecordedCall) -> CallRow:
-    """The values of CALL_COLUMNS."""
+    """Return the values of CALL_COLUMNS for a call."""
     logprobs = None if call.logprobs is None else array("d", call.logprobs).tobytes()
     facts = orjson.dumps(
         {
@@ -45,8 +46,8 @@ def call_row(call: RecordedCall) -> CallRow:
     return (*parts, _digest(*parts))
 
 
-def call_of(row: CallRow) -> RecordedCall:
-    """Raises CorruptCall."""
+def parse_call_row(row: CallRow) -> RecordedCall:
+    """Return the call of a row with CALL_COLUMNS. Raises CorruptCall."""
     prompt_ids, response_ids, logprobs, facts_json, digest = row
     if _digest(prompt_ids, response_ids, logprobs, facts_json) != digest:
         raise CorruptCall
@@ -73,15 +74,13 @@ def _digest(*parts: bytes | str | None) -> bytes:
     return hashed.digest()
 
 
-# What the journal holds, as values: what changes are made of, and what reading finds.
-
 PRUNED = "pruned_to_step"
-"""Key of the last step whose calls are not kept any more."""
+"""Key in the table `meta` of the last step whose calls were deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request that takes effect once, and what it was answered."""
+    """A request that takes effect once, and its reply."""
 
     key: str
     body_hash: bytes
@@ -90,6 +89,8 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
+    """A sibling or an episode with its reward; `owner` names it in the table of calls."""
+
     owner: str
     index: int
     reward: float | None
@@ -98,7 +99,7 @@ class ScoredSample:
 
 @dataclass(frozen=True, slots=True)
 class PooledGroup:
-    """A group that has ended: its state, and why it is not pooled where it is not."""
+    """A group that has ended, with its state and, if it is not pooled, the reason."""
 
     group_id: str
     state: GroupState
@@ -109,13 +110,15 @@ class PooledGroup:
 def pooled_or_dropped(
     group_id: str, reason: str | None, advantage: float | None = None
 ) -> PooledGroup:
-    """Pooled, unless there is a reason why not."""
+    """Return a pooled group, or a dropped one if there is a reason."""
     state = GroupState.DROPPED if reason else GroupState.POOLED
     return PooledGroup(group_id, state, reason or None, advantage)
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
+    """A row of the table of checkpoints."""
+
     step: int
     folder: str
     version: int
@@ -124,19 +127,5 @@ class SavedCheckpoint:
 
 
 def groups_hash(group_ids: Sequence[str]) -> str:
-    """Of a batch's groups, in order."""
+    """Hash the ids of a batch's groups, in order."""
     return hashlib.sha256("\n".join(group_ids).encode()).hexdigest()
-
-
-# Whose episodes wait to be trained: with them a next life asks who agrees to its step.
-
-
-def clients_that_wait(db: Connection) -> list[str]:
-    """Their uuids. Those that only aborted, and whose groups were all dropped, are not known."""
-    ended_by = f"JOIN episodes e ON e.episode_id = substr(s.owner, 1, {ID_CHARS})"
-    query = (
-        f"SELECT e.client_uuid FROM samples s {ended_by} WHERE s.group_id IS NULL "
-        "UNION SELECT e.client_uuid FROM groups g JOIN samples s ON s.group_id = g.group_id "
-        f"{ended_by} WHERE g.state = ?"
-    )
-    return [row[0] for row in db.exec_driver_sql(query, (GroupState.POOLED,))]

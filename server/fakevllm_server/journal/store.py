@@ -1,7 +1,7 @@
-"""The journal: one SQLite file with all that was acknowledged, and what has become of it.
+"""The journal file: put changes, wait until they are on disk, and read.
 
-Writing never waits: a change gets a place in the queue, and whoever acknowledges it waits until
-that place is on disk. Reading sees what is on disk.
+Putting never blocks: a change gets a position in the writer's queue. Whoever acknowledges a change
+waits until its position is on disk. A read sees only what is on disk.
 """
 
 from __future__ import annotations
@@ -31,86 +31,96 @@ T = TypeVar("T")
 
 BUSY_TIMEOUT_S = 5.0
 ACK_LIMIT_S = 8.0
-"""How long an acknowledgement waits for the disk; less than clients wait for theirs."""
+"""Seconds that an acknowledgement waits for the disk; less than clients wait for their reply."""
 CLOSE_LIMIT_S = 10.0
 
 
 class Journal:
-    """Owns the file's writer thread and connections; close() last."""
+    """One run's journal, with its writer thread and connections. Call close() last."""
 
     def __init__(self, path: Path) -> None:
-        """Creates or updates the file. Raises ConfigError."""
+        """Open the file, create it if needed, and apply migrations. Raises ConfigError."""
         self._path = path
-        self._engine = _engine(path, "BEGIN IMMEDIATE")
-        self._reading = _engine(path, "BEGIN")
+        self._write_engine = _open_engine(path, "BEGIN IMMEDIATE")
+        self._read_engine = _open_engine(path, "BEGIN")
         try:
             # SQLite gives its -wal and -shm files the mode of the file.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            with self._engine.begin() as db:
+            with self._write_engine.begin() as db:
                 migrate(db)
-            self._db = self._engine.connect()
+            self._db = self._write_engine.connect()
         except NewerJournal as error:
             raise self._refused(f"was written by a newer version ({error})") from None
         except (OSError, DatabaseError, sqlite3.Error, ValueError) as error:
             cause = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
             raise self._refused(f"cannot be opened ({cause})") from error
-        self._forgetting = Retention()
+        self._retention = Retention()
         self._read_lock = threading.Lock()
         self._writer = JournalWriter(self._transact, _end_process)
 
     def put(self, *changes: Change) -> int:
-        """Their place in the queue; several are written in this order, and may be in transactions
-        of their own. Of none, the place of the last that was put."""
-        place = self._writer.last_place
+        """Queue changes for the writer; return the position of the last one.
+
+        They are written in this order, but perhaps in separate transactions. Without changes, the
+        position of the last change that anyone put is returned.
+        """
+        position = self._writer.last_position
         for change in changes:
-            place = self._writer.put(change)
-        return place
+            position = self._writer.put(change)
+        return position
 
     @property
-    def reached(self) -> int:
-        """The place up to which all is on disk."""
-        return self._writer.reached
+    def written_position(self) -> int:
+        """The position up to which everything is on disk."""
+        return self._writer.written_position
 
-    async def reach(self, place: int, limit_s: float | None = ACK_LIMIT_S) -> None:
-        """Until all up to that place is on disk. Raises JournalError."""
-        await self._writer.reach(place, limit_s)
+    async def wait_written(self, position: int, limit_s: float | None = ACK_LIMIT_S) -> None:
+        """Wait until everything up to a position is on disk. Raises JournalError."""
+        await self._writer.wait_written(position, limit_s)
 
     async def write(self, *changes: Change) -> None:
-        """Until they are on disk, however long that takes. Raises JournalError where they never
-        will be."""
-        await self.reach(self.put(*changes), None)
+        """Put changes and wait until they are on disk, without a time limit.
 
-    async def settle(self) -> None:
-        """Until nothing waits to be written: what is read right after is all there is. Raises
-        JournalError."""
-        while not self._writer.is_settled:
-            await self.reach(self._writer.last_place)
+        Raises JournalError if they never will be.
+        """
+        await self.wait_written(self.put(*changes), None)
+
+    async def flush(self) -> None:
+        """Wait until nothing is queued, so that the next read sees everything.
+
+        Raises JournalError.
+        """
+        while not self._writer.is_flushed:
+            await self.wait_written(self._writer.last_position)
 
     @property
-    def trouble(self) -> str | None:
-        """Why nothing is written now; None while all goes well."""
-        return self._writer.trouble
+    def error(self) -> str | None:
+        """Why nothing can be written at present; None if writing works."""
+        return self._writer.error
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing new may be taken: the disk is too far behind."""
+        """Whether no new change may be put, because the disk is too far behind."""
         return self._writer.is_full
 
-    def check_room(self) -> None:
-        """Raises JournalError where nothing new may be taken."""
+    def check_capacity(self) -> None:
+        """Raise JournalError if no new change may be put."""
         if self.is_full:
-            raise JournalError(self.trouble or "too much waits to be written")
+            raise JournalError(self.error or "too many changes wait to be written")
 
     def read(
         self, query: Callable[Concatenate[Connection, P], T], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """What a function of reads.py finds; blocks for microseconds where it reads by a key."""
-        with self._read_lock, self._reading.begin() as db:
+        """Return the result of a function of reads.py.
+
+        This blocks; a read by key takes microseconds.
+        """
+        with self._read_lock, self._read_engine.begin() as db:
             return query(db, *arguments, **named)
 
     @contextmanager
     def opening(self) -> Generator[None]:
-        """Around the first reads of a life. Raises ConfigError where the file is damaged."""
+        """Check the file, and wrap the first reads. Raises ConfigError if the file is damaged."""
         try:
             damage = self.read(lambda db: db.exec_driver_sql("PRAGMA quick_check").scalar())
             if damage != "ok":
@@ -122,43 +132,48 @@ class Journal:
             raise self._refused(f"is damaged ({cause})") from error
 
     def drain(self) -> bool:
-        """Whether all that was put before is on disk; blocks."""
+        """Block until everything put so far is on disk; return whether it is."""
         return self._writer.drain(CLOSE_LIMIT_S)
 
     def close(self) -> None:
-        """Writes what waits first."""
+        """Write what is queued, then close the file."""
         self._writer.close(CLOSE_LIMIT_S)
         self._db.close()
-        self._reading.dispose()
-        self._engine.dispose()
+        self._read_engine.dispose()
+        self._write_engine.dispose()
 
     def _transact(self, changes: Sequence[Change]) -> None:
         with self._db.begin():
             for change in changes:
                 change.make(self._db)
-            self._forgetting.after(self._db, len(changes), time.time())
+            self._retention.run_after(self._db, len(changes), time.time())
             for change in changes:
                 crash_point(f"{change.label}.before_commit")
         for change in changes:
             crash_point(f"{change.label}.after_commit")
 
-    def _refused(self, why: str) -> ConfigError:
-        self._engine.dispose()
-        self._reading.dispose()
-        return ConfigError(f"the journal {self._path} {why}: mend it, or choose another --run-dir.")
+    def _refused(self, problem: str) -> ConfigError:
+        self._write_engine.dispose()
+        self._read_engine.dispose()
+        return ConfigError(
+            f"the journal {self._path} {problem}: repair it, or choose another --run-dir."
+        )
 
 
 def _end_process() -> None:
-    """What is in memory may be ahead of the file for good: a new life knows where it stands."""
+    """End the server, because its memory may be ahead of the file for good.
+
+    A restarted server has only what the file has.
+    """
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _engine(path: Path, begin_with: str) -> Engine:
+def _open_engine(path: Path, begin_with: str) -> Engine:
     url = URL.create("sqlite", database=str(path))
     engine = create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
 
     def connect(connection: Any, _: object) -> None:
-        # sqlite3 itself begins no transaction, so DDL is inside ours.
+        # Keep sqlite3 from beginning transactions itself, so that DDL is part of ours.
         connection.isolation_level = None
         for pragma in (
             f"busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}",

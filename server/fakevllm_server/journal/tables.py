@@ -1,9 +1,9 @@
-"""The journal's tables, named as their classes. migrations.py makes them; tests compare the two.
+"""The journal's tables, named after their classes. migrations.py creates them; tests compare both.
 
-episode   claimed -> ended, or open again under its next epoch
-sample    waits under its task (no group yet) -> in a group
-group     pooled -> planned -> consumed, or dropped with its reason; eval: never pooled
-batch     planned -> done; done after the last checkpoint is provisional
+episode   claimed -> ended, or open again for the next epoch
+sample    waits with its task (no group yet) -> in a group
+group     pooled -> planned -> consumed, or dropped with a reason; eval is never pooled
+batch     planned -> done; what is done after the last checkpoint is provisional
 """
 
 from __future__ import annotations
@@ -38,86 +38,86 @@ class _Row(SQLModel):
 
 
 class Episodes(_Row, table=True):
-    """An episode of active clients."""
+    """An episode of an active client."""
 
     episode_id: str = Field(primary_key=True)
     epoch: int
-    """Of its latest claim; the first is 1."""
+    """Number of the latest claim; the first is 1."""
     state: str = Field(index=True)
     kind: str
     client_uuid: str
     key: str
     idle_limit_s: float
     owner: str = Field(default="", sa_column_kwargs={"server_default": ""})
-    """Whose key claimed it; "": no key was asked for."""
+    """Name of the API key that claimed the episode; "" if the server asks for no key."""
     idempotency_key: str = Field(default="", sa_column_kwargs={"server_default": ""})
-    """With which its client would ask for this claim again; "": it would not."""
+    """Key with which the client may repeat this claim; "" if it does not."""
     body_hash: bytes = Field(default=b"", sa_column_kwargs={"server_default": text("x''")})
-    """Of the request that has this key."""
+    """Hash of the request with this key."""
 
 
 class Calls(_Row, table=True):
-    """One captured call, until no checkpoint that is kept can need it again."""
+    """A captured call, kept until no kept checkpoint can need it again."""
 
     __table_args__ = (UniqueConstraint("owner", "seq"),)
 
     id: int | None = Field(default=None, primary_key=True)
     owner: str
-    """`<group>/<index>` of a sibling, the uuid of an episode."""
+    """`<group>/<index>` for a sibling, the claim's uuid for an episode."""
     group_id: str | None = Field(default=None, index=True)
-    """Of a sibling."""
+    """Group of the sibling; NULL for an episode."""
     seq: int
-    """Its place among its owner's, from 0."""
+    """Index among its owner's calls, from 0."""
     prompt_ids: bytes
     """Little-endian int32."""
     response_ids: bytes
     logprobs: bytes | None = None
     """Little-endian float64, as the engine printed them."""
     facts_json: str
-    """Versions, temperature, finish reason, why it does not train, what tokens were chosen from."""
+    """Versions, temperature, finish reason, reason why it does not train, allowed token sets."""
     digest: bytes
-    """Of all of that: what a disk has changed is not trained on."""
+    """Digest of all these columns, so that data changed by a disk is not trained on."""
 
 
 class Samples(_Row, table=True):
-    """One scored episode or sibling."""
+    """A scored episode or sibling."""
 
     owner: str = Field(primary_key=True)
     group_id: str | None = Field(default=None, index=True)
-    """NULL while it waits for the others of its task."""
+    """NULL while the sample waits for others of its task."""
     task_id: str | None = None
     index: int
-    """Its place in its group."""
+    """Index in its group."""
     reward: float | None = None
 
 
 class Groups(_Row, table=True):
-    """Samples that are compared with each other."""
+    """A group of samples that are compared with each other."""
 
     seq: int | None = Field(default=None, primary_key=True)
-    """The order in which they were pooled."""
+    """Number in the order of pooling."""
     group_id: str = Field(unique=True)
     state: str = Field(index=True)
     reason: str | None = None
-    """Why it was dropped."""
+    """Reason why the group was dropped."""
     step: int | None = Field(default=None, index=True)
-    """Of the batch it was planned for."""
+    """Step that the group was planned for."""
     position: int | None = None
-    """In that batch."""
+    """Index in the batch of that step."""
     advantage: float | None = None
-    """Of a feedback sample."""
+    """Advantage of a feedback sample; NULL for a group that is compared."""
 
 
 class Drops(_Row, table=True):
-    """How many groups were ever dropped; a trigger counts them."""
+    """Number of groups that were ever dropped, by reason; triggers count them."""
 
     reason: str = Field(primary_key=True)
-    """Its first word."""
+    """First word of the reason."""
     num: int
 
 
 class Submissions(_Row, table=True):
-    """What was acknowledged, and with which words: the same again gets them again."""
+    """An acknowledged request and its reply, which a repeated request gets again."""
 
     key: str = Field(primary_key=True)
     body_hash: bytes
@@ -127,32 +127,32 @@ class Submissions(_Row, table=True):
 
 
 class Batches(_Row, table=True):
-    """What one step trains, decided before it is trained."""
+    """The batch of one step, decided before the step is trained."""
 
     step: int = Field(primary_key=True)
     version: int
-    """Of the weights before it."""
+    """Version of the weights before the step."""
     groups_hash: str
-    """Of the ids of its groups in order."""
+    """Hash of the ids of its groups, in order."""
     state: str = Field(index=True)
 
 
 class Checkpoints(_Row, table=True):
-    """A folder that is whole: one without a row was never finished."""
+    """A complete checkpoint folder. A folder without a row was never finished."""
 
     step: int = Field(primary_key=True)
     folder: str
-    """Below the run directory's `checkpoints`."""
+    """Name below the run directory's `checkpoints`."""
     version: int
     digest: str
-    """Of its files."""
+    """Digest of the folder's files."""
     reward_mean: float | None = None
-    """Of the steps since the one before it."""
+    """Mean reward of the steps since the checkpoint before."""
     at: float
 
 
 class Publications(_Row, table=True):
-    """Weights that have been served."""
+    """Weights that were served."""
 
     version: int = Field(primary_key=True)
     step: int
@@ -160,7 +160,7 @@ class Publications(_Row, table=True):
 
 
 class Entries(_Row, table=True):
-    """The run's log, as it is told."""
+    """An entry of the run log, as proxies read it."""
 
     seq: int = Field(primary_key=True)
     kind: str
@@ -170,5 +170,7 @@ class Entries(_Row, table=True):
 
 
 class Meta(_Row, table=True):
+    """A fact of the run, such as its latest job."""
+
     key: str = Field(primary_key=True)
     value: str

@@ -1,9 +1,11 @@
-"""The one thread that writes the journal. What waits while a transaction is flushed to disk goes
-into the next, so a thousand writers cost about as many flushes as ten.
+"""The one thread that writes the journal, in group commits.
 
-A transaction that the disk does not take is tried again until it does: memory is ahead of the file
-by what waits here, and nothing of that has been acknowledged. Anything else that goes wrong is a
-defect of ours or a damaged file, and ends the writing for good.
+Changes that arrive while a transaction is flushed to disk are written together in the next one, so
+that a thousand writers cost about as many flushes as ten.
+
+If the disk refuses a transaction, it is tried again until the disk takes it. Meanwhile memory is
+ahead of the file by the changes in the queue, and none of them has been acknowledged. Any other
+error is a defect of the server or a damaged file, and ends the writing for good.
 """
 
 from __future__ import annotations
@@ -23,50 +25,57 @@ from sqlalchemy.exc import OperationalError
 log = logging.getLogger("fakevllm.server")
 
 MAX_BATCH = 1_000
+"""Changes in one transaction."""
 MAX_WAITING = 10_000
-"""Changes beyond which nothing new is taken."""
+"""Number of queued changes beyond which no new request is accepted."""
 RETRY_S = 0.5
-_DISK = (OperationalError, sqlite3.OperationalError)
+"""Seconds between two attempts at a transaction that the disk refused."""
+_DISK_ERRORS = (OperationalError, sqlite3.OperationalError)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Part of a transaction."""
+    """A unit of writing, which is never split over two transactions."""
 
     label: str
-    """What it is, for crash points."""
+    """Kind of the change, for crash points."""
     make: Callable[[Connection], object]
 
 
 class JournalError(Exception):
-    """Something is not in the journal, or not yet."""
+    """Something is not in the journal, or not in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiter:
-    place: int
+    position: int
     written: asyncio.Future[None]
 
 
 class JournalWriter:
+    """Queue and thread of the journal's writer."""
+
     def __init__(
         self,
         transact: Callable[[Sequence[Change]], None],
         on_broken: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_broken` is called, on the writer's thread, when it will never write again."""
+        """`transact` writes changes in one transaction.
+
+        `on_broken` is called on the writer's thread when it will never write again.
+        """
         self._transact = transact
         self._on_broken = on_broken
         self._wake = threading.Condition()
-        self._waiting: deque[Change] = deque()
+        self._queue: deque[Change] = deque()
         self._num_put = 0
         self._num_written = 0
         self._is_closing = False
         self._waiters: list[_Waiter] = []
-        self.trouble: str | None = None
-        """Why nothing is written now; None while all goes well."""
+        self.error: str | None = None
+        """Why nothing can be written at present; None if writing works."""
         self._is_over = False
-        """Nothing will ever be written again."""
+        """Whether nothing will ever be written again."""
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._thread.start()
 
@@ -75,51 +84,53 @@ class JournalWriter:
         return self._num_put - self._num_written > MAX_WAITING
 
     @property
-    def last_place(self) -> int:
-        """Of what has been put by now."""
+    def last_position(self) -> int:
+        """Position of the last change that was put."""
         return self._num_put
 
     @property
-    def reached(self) -> int:
-        """The place up to which all is on disk."""
+    def written_position(self) -> int:
+        """The position up to which everything is on disk."""
         return self._num_written
 
     @property
-    def is_settled(self) -> bool:
+    def is_flushed(self) -> bool:
         return self._num_written == self._num_put
 
     def put(self, change: Change) -> int:
-        """Its place in the queue, for `reach`."""
+        """Queue a change; return its position for `wait_written`."""
         with self._wake:
-            self._waiting.append(change)
+            self._queue.append(change)
             self._num_put += 1
             self._wake.notify()
             return self._num_put
 
-    async def reach(self, place: int, limit_s: float | None = None) -> None:
-        """Until all up to `place` is on disk. Raises JournalError where that is not so after
-        `limit_s`, or never will be."""
+    async def wait_written(self, position: int, limit_s: float | None = None) -> None:
+        """Wait until everything up to `position` is on disk.
+
+        Raises JournalError if it is not after `limit_s` seconds, or never will be.
+        """
         with self._wake:
-            if self._num_written >= place:
+            if self._num_written >= position:
                 return
             if self._is_over:
-                raise JournalError(self.trouble)
+                raise JournalError(self.error)
             written = asyncio.get_running_loop().create_future()
-            self._waiters.append(_Waiter(place, written))
+            self._waiters.append(_Waiter(position, written))
         try:
             async with asyncio.timeout(limit_s):  # wait_for may lose a cancellation
                 await written
         except TimeoutError:
-            raise JournalError(self.trouble or "the disk is slow") from None
+            raise JournalError(self.error or "the disk is slow") from None
 
     def drain(self, limit_s: float) -> bool:
-        """Whether all that was put before is on disk; blocks."""
+        """Block until everything put so far is on disk; return whether it is."""
         with self._wake:
-            place = self._num_put
-            return self._wake.wait_for(lambda: self._num_written >= place, limit_s)
+            position = self._num_put
+            return self._wake.wait_for(lambda: self._num_written >= position, limit_s)
 
     def close(self, limit_s: float) -> bool:
-        """Writes what waits; whether it could."""
+        """Write what is queued and end the thread; return whether everything was written."""
         with self._wake:
             self._is_closing = True
             self._wake.notify_all()
@@ -129,10 +140,10 @@ class JournalWriter:
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._waiting or self._is_closing)
-                if not self._waiting:
+                self._wake.wait_for(lambda: self._queue or self._is_closing)
+                if not self._queue:
                     break
-                batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
+                batch = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
             if not self._write(batch):
                 return
         self._end("the journal is closed")
@@ -142,49 +153,52 @@ class JournalWriter:
             is_last_try = self._is_closing
             try:
                 self._transact(batch)
-            except _DISK as error:  # retried: the disk may have room again
-                self._tell(str(getattr(error, "orig", None) or error))
+            except _DISK_ERRORS as error:  # retried: the disk may have room again
+                self._report(str(getattr(error, "orig", None) or error))
                 if is_last_try:
                     num_lost = self._num_put - self._num_written
-                    log.error("closed without %d changes that the disk did not take", num_lost)
-                    self._end(f"the journal is closed: {self.trouble}")
+                    log.error(
+                        "the journal is closed; %d changes are lost because the disk refused them",
+                        num_lost,
+                    )
+                    self._end(f"the journal is closed: {self.error}")
                     return False
                 with self._wake:
                     self._wake.wait_for(lambda: self._is_closing, RETRY_S)
-            except Exception as error:  # isolates: what is not written must not be acknowledged
+            except Exception as error:  # isolated: what is not written must not be acknowledged
                 log.critical("the journal is broken", exc_info=error)
                 self._end(f"the journal is broken: {error}")
                 self._on_broken()
                 return False
             else:
-                self._written(len(batch))
+                self._mark_written(len(batch))
                 return True
 
-    def _tell(self, trouble: str) -> None:
-        if trouble != self.trouble:
-            log.error("the journal cannot be written, trying on: %s", trouble)
-        self.trouble = trouble
+    def _report(self, error: str) -> None:
+        if error != self.error:
+            log.error("the journal cannot be written, trying again: %s", error)
+        self.error = error
 
-    def _written(self, count: int) -> None:
-        if self.trouble is not None:
-            log.warning("the journal is written again")
-            self.trouble = None
+    def _mark_written(self, count: int) -> None:
+        if self.error is not None:
+            log.warning("the journal can be written again")
+            self.error = None
         with self._wake:
             self._num_written += count
-            reached = [one for one in self._waiters if one.place <= self._num_written]
-            self._waiters = [one for one in self._waiters if one.place > self._num_written]
+            done = [one for one in self._waiters if one.position <= self._num_written]
+            self._waiters = [one for one in self._waiters if one.position > self._num_written]
             self._wake.notify_all()
-        _resolve(reached)
+        _resolve(done)
 
-    def _end(self, trouble: str) -> None:
+    def _end(self, error: str) -> None:
         with self._wake:
-            self.trouble, self._is_over = trouble, True
+            self.error, self._is_over = error, True
             waiters, self._waiters = self._waiters, []
-        _resolve(waiters, JournalError(trouble))
+        _resolve(waiters, JournalError(error))
 
 
 def _resolve(waiters: Sequence[_Waiter], failure: Exception | None = None) -> None:
-    """One call into each loop, however many wait there."""
+    """Wake the waiters with one call into each event loop, however many wait there."""
     for loop in {one.written.get_loop() for one in waiters}:
         own = [one.written for one in waiters if one.written.get_loop() is loop]
         with contextlib.suppress(RuntimeError):  # that loop is closed
@@ -193,7 +207,7 @@ def _resolve(waiters: Sequence[_Waiter], failure: Exception | None = None) -> No
 
 def _finish(waiters: Sequence[asyncio.Future[None]], failure: Exception | None) -> None:
     for written in waiters:
-        if written.done():  # whoever waited has given up
+        if written.done():  # the waiter was cancelled
             continue
         if failure is None:
             written.set_result(None)

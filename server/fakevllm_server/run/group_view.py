@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from fakevllm_adapters.protocol.swarm import LogEntry
 from fakevllm_adapters.protocol.token_view import CallView, GroupView, SiblingView
-from fakevllm_server.journal.rows import CALL_COLUMNS, call_of
+from fakevllm_server.journal.rows import CALL_COLUMNS, parse_call_row
 from fakevllm_server.types.calls import RecordedCall
 
 OPEN = "open"
@@ -60,7 +60,7 @@ def _tell_outcome(db: Connection, found: GroupView) -> None:
 
 def _calls(db: Connection, owner: str) -> list[CallView]:
     query = f"SELECT {CALL_COLUMNS} FROM calls WHERE owner = ? ORDER BY seq"
-    return [_shown(call_of(tuple(row))) for row in db.exec_driver_sql(query, (owner,))]
+    return [_shown(parse_call_row(tuple(row))) for row in db.exec_driver_sql(query, (owner,))]
 
 
 def _shown(call: RecordedCall) -> CallView:

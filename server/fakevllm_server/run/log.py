@@ -29,13 +29,13 @@ MAX_ENTRIES = 1_000
 class RunLog:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        found = journal.read(reads.standing)
+        found = journal.read(reads.log_position)
         self._seq = found.last_seq
         self.version = found.version
         """Highest ever published or promised."""
         self.last_step = found.last_step
         """The last step that is trained, as the weights stand."""
-        self._served = journal.read(reads.served)
+        self._served = journal.read(reads.served_weights)
         """None while what is served was given up."""
         self.totals: defaultdict[str, float] = defaultdict(float)
         """Counts of those steps by their metric's name."""
@@ -100,7 +100,7 @@ class RunLog:
         if self._served is not None and self._served.step > step:
             self._served = None
         entry = LogEntry(seq=0, kind="restored", step=step, version=version, reason=reason)
-        entry.lost = self._journal.read(reads.trained_after, step)
+        entry.lost = self._journal.read(reads.groups_trained_after, step)
         self._put(changes.abandoned, entry)
 
     async def record_untrainable_batch(self, batch: PlannedBatch, reason: str) -> None:
@@ -125,7 +125,7 @@ class RunLog:
 
     def record_stop(self, step: int, reason: str) -> None:
         """No more steps are taken until the engine is started again."""
-        self._put(changes.logged, LogEntry(seq=0, kind="stopped", step=step, reason=reason))
+        self._put(changes.entry_logged, LogEntry(seq=0, kind="stopped", step=step, reason=reason))
 
     def steps_since_stop(self) -> list[LogEntry]:
         """The steps since training last stopped, as the weights stand."""
@@ -135,9 +135,9 @@ class RunLog:
     def drops(self) -> dict[str, int]:
         """Groups of the run that were dropped and are on disk as such, by the first word of the
         reason. Every client asks several times a second: read again once something was written."""
-        reached = self._journal.reached
+        reached = self._journal.written_position
         if self._drops is None or self._drops[0] != reached:
-            self._drops = reached, self._journal.read(reads.drops)
+            self._drops = reached, self._journal.read(reads.drop_counts)
         return self._drops[1]
 
     def after(self, seq: int) -> list[LogEntry]:
@@ -146,7 +146,7 @@ class RunLog:
 
     def _batches(self, step: int) -> list[PlannedBatch]:
         corrupt: list[str] = []
-        batches = self._journal.read(reads.planned, corrupt)
+        batches = self._journal.read(reads.planned_batches, corrupt)
         self.record_drops(step, dict.fromkeys(corrupt, reads.CORRUPT))
         for batch in batches:
             if not batch.is_whole:

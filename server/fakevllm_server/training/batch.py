@@ -1,4 +1,7 @@
-"""From finished groups to the calls a step trains on. Pure; the seed decides what is shuffled."""
+"""Turn finished groups into the calls that a step trains on, each with advantage and weight.
+
+The functions are pure. For control `shuffled`, the job's seed decides how rewards are shuffled.
+"""
 
 from __future__ import annotations
 
@@ -13,39 +16,40 @@ from fakevllm_server.algorithms import ESTIMATORS
 from fakevllm_server.algorithms.loss_units import token_weight, unit_labels
 from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
 from fakevllm_server.algorithms.shaping import is_tied, overlong_penalties, shaped_rewards
-from fakevllm_server.forest.drift import Cause, SessionCall, causes, drift_metrics
-from fakevllm_server.forest.history import Vocabulary
 from fakevllm_server.run.coverage import untrainable_reason
 from fakevllm_server.types.backend import Batch, Call
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
 TEACHES_TIES = frozenset({"reinforce_plus_plus", "reinforce_plus_plus_baseline"})
-"""Algorithms whose advantages are not 0 where a group's rewards are equal."""
+"""Algorithms whose advantages are not 0 for a group with equal rewards."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A batch and what went into it."""
+    """The batch of a step, with the groups and metrics that it came from."""
 
     batch: Batch
     trained: list[TrainedGroup]
-    """Every group of the step; `siblings` are those in its loss: none for a tied group where only
-    rewards teach, none for control `frozen`."""
+    """Every group of the step. `siblings` lists those in the loss: none for control `frozen`, and
+    none for a tied group if only rewards produce a gradient."""
     metrics: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A scored episode of a step."""
+    """A scored episode of a step, whose advantage is not known yet."""
 
     index: int
     outcome: Outcome
     calls: Sequence[Call]
-    """Those that may train; their advantage is not known yet."""
+    """The calls that may train."""
 
 
 def trainable_calls(groups: Sequence[FinishedGroup], job: TrainJob) -> list[Call]:
-    """All that a step of these groups may train on, in the order of `penalties` in `plan_step`."""
+    """Return the calls that a step of these groups may train on.
+
+    `plan_step` expects its `penalties` in the order of these calls.
+    """
     return [
         call
         for group in groups
@@ -60,28 +64,32 @@ def plan_step(
     job: TrainJob,
     penalties: Sequence[Sequence[float]] | None = None,
 ) -> PlannedStep:
-    """`penalties`: what is taken from the reward of each trained token of each of
-    `trainable_calls`, if anything is. Raises ValueError where an algorithm lacks what it needs."""
+    """Compute advantages and weights, and return the step.
+
+    `penalties` has one row for each of `trainable_calls`, with what is subtracted from the reward
+    of each trained token; None subtracts nothing. Raises ValueError if the job's algorithm lacks
+    something, such as a greedy answer.
+    """
     rows = None if penalties is None else iter(penalties)
     entries = [
         list(_entries(f"{job.seed} {step} {place}", group, job, rows))
         for place, group in enumerate(groups)
     ]
-    compared = zip(groups, entries, strict=True)
-    outcomes = [one.outcome for group, own in compared if not group.is_sample for one in own]
+    pairs = zip(groups, entries, strict=True)
+    outcomes = [entry.outcome for group, own in pairs if not group.is_sample for entry in own]
     spec = AdvantageSpec(job.norm_adv_by_std_in_grpo, job.std_floor, job.gamma)
     advantages = iter(ESTIMATORS[job.algorithm](outcomes, spec))
     calls: list[Call] = []
     trained: list[TrainedGroup] = []
-    for group, of_group in zip(groups, entries, strict=True):
-        own = {
-            entry.index: list(_with(entry.calls, _advantages(group, entry, advantages)))
-            for entry in of_group
+    for group, group_entries in zip(groups, entries, strict=True):
+        by_sibling = {
+            entry.index: list(_with_advantages(entry.calls, _advantages(group, entry, advantages)))
+            for entry in group_entries
         }
-        if not _teaches(group, [entry.outcome.score for entry in of_group], job):
-            own = {}
-        trained.append(_trained_group(group.group_id, own))
-        calls.extend(call for given in own.values() for call in given)
+        if not _has_gradient(group, [entry.outcome.score for entry in group_entries], job):
+            by_sibling = {}
+        trained.append(_trained_group(group.group_id, by_sibling))
+        calls.extend(call for own in by_sibling.values() for call in own)
     metrics = _metrics(groups, calls, job)
     if penalties is not None:
         means = [_mean(row) for row in penalties if row]
@@ -89,35 +97,44 @@ def plan_step(
     return PlannedStep(Batch(step, calls), trained, metrics)
 
 
-def _trained_group(group_id: str, given: Mapping[int, Sequence[Call]]) -> TrainedGroup:
-    """`given`: of each sibling, the calls that train."""
-    siblings = sorted(index for index, calls in given.items() if calls)
-    advantages = [_mean([one for call in given[i] for one in call.advantages]) for i in siblings]
+def _trained_group(group_id: str, by_sibling: Mapping[int, Sequence[Call]]) -> TrainedGroup:
+    siblings = sorted(index for index, calls in by_sibling.items() if calls)
+    advantages = [
+        _mean([value for call in by_sibling[index] for value in call.advantages])
+        for index in siblings
+    ]
     return TrainedGroup(group_id=group_id, siblings=siblings, advantages=advantages)
 
 
-def with_left_out(metrics: Mapping[str, float], left_out: Mapping[str, int]) -> dict[str, float]:
-    """A step's metrics with what the pool kept from it; the groups it left out as tied were ties
-    too."""
-    tied_before = left_out.get("tied_groups", 0)
+def with_excluded_counts(
+    metrics: Mapping[str, float], excluded: Mapping[str, int]
+) -> dict[str, float]:
+    """Add the pool's counts of what it kept out of the step.
+
+    Groups that the pool dropped as tied count in the rate of ties.
+    """
+    tied_before = excluded.get("tied_groups", 0)
     num_groups = metrics["groups"] + tied_before
     tied = num_groups - metrics["groups_with_signal"]
-    told = {name: float(number) for name, number in left_out.items()}
-    return {**metrics, **told} | ({"tie_rate": tied / num_groups} if num_groups else {})
+    counts = {name: float(number) for name, number in excluded.items()}
+    return {**metrics, **counts} | ({"tie_rate": tied / num_groups} if num_groups else {})
 
 
 def _advantages(
-    group: FinishedGroup, entry: _Entry, compared: Iterator[Sequence[float]]
+    group: FinishedGroup, entry: _Entry, estimated: Iterator[Sequence[float]]
 ) -> Sequence[float]:
-    """Of each trained token of an episode."""
+    """Return the advantage of each trained token of an episode."""
     if group.advantage is None:
-        return next(compared)
+        return next(estimated)
     return [group.advantage] * sum(call.num_trained for call in entry.calls)
 
 
-def _teaches(group: FinishedGroup, scores: Sequence[float], job: TrainJob) -> bool:
-    """KL and entropy pull on every call, a tied group's too; some advantages of ties are not 0. A
-    sample has nothing to be shuffled with: an experiment that must not learn leaves it out."""
+def _has_gradient(group: FinishedGroup, scores: Sequence[float], job: TrainJob) -> bool:
+    """Return whether the group belongs in the loss.
+
+    KL and entropy pull on every call, also of a tied group, and some algorithms give tied groups an
+    advantage. A feedback sample has nothing to be shuffled with, so a control run leaves it out.
+    """
     if group.is_sample:
         return job.control == "none"
     pulls = job.kl_loss_coef > 0 or job.entropy_coeff > 0 or job.algorithm in TEACHES_TIES
@@ -130,18 +147,21 @@ def _entries(
     job: TrainJob,
     penalties: Iterator[Sequence[float]] | None,
 ) -> Iterator[_Entry]:
-    """Masked calls still count in their group's baseline, through their episode's reward."""
+    """Yield the scored episodes of a group.
+
+    Calls that do not train still count in the group's baseline, through their episode's reward.
+    """
     rewards = shaped_rewards(group, job)
     if job.control == "shuffled":
         random.Random(seed).shuffle(rewards)
     for episode, reward in zip(group.scored, rewards, strict=True):
         calls = list(_calls_of(group, episode, job))
-        taken = () if penalties is None else [next(penalties) for _ in calls]
+        token_penalties = () if penalties is None else [next(penalties) for _ in calls]
         outcome = Outcome(
             group.group_id,
             reward,
             sum(call.num_trained for call in calls),
-            list(chain.from_iterable(taken)),
+            list(chain.from_iterable(token_penalties)),
             is_greedy=episode.is_greedy,
         )
         yield _Entry(episode.index, outcome, calls)
@@ -149,10 +169,10 @@ def _entries(
 
 def _calls_of(group: FinishedGroup, episode: ScoredEpisode, job: TrainJob) -> Iterator[Call]:
     labels = unit_labels(episode.calls, job.loss_unit)
-    # Calls that are in no loss have no vote: the others have all of their episode's.
-    weight = token_weight(job.loss_unit, sum(map(_trained, episode.calls)))
+    # Calls outside the loss get no share; the other calls share the episode's whole weight.
+    weight = token_weight(job.loss_unit, sum(map(_is_trainable, episode.calls)))
     for label, call in zip(labels, episode.calls, strict=True):
-        if _trained(call) and call.logprobs is not None:
+        if _is_trainable(call) and call.logprobs is not None:
             yield Call(
                 group_id=group.group_id,
                 prompt_ids=call.prompt_ids,
@@ -167,22 +187,24 @@ def _calls_of(group: FinishedGroup, episode: ScoredEpisode, job: TrainJob) -> It
             )
 
 
-def _trained(call: RecordedCall) -> bool:
+def _is_trainable(call: RecordedCall) -> bool:
     return untrainable_reason(call) is None
 
 
-def _with(calls: Sequence[Call], advantages: Sequence[float]) -> Iterator[Call]:
-    """Each with its own part of its episode's. A call of advantage 0 stays: it is one of those the
-    loss is the mean of."""
+def _with_advantages(calls: Sequence[Call], advantages: Sequence[float]) -> Iterator[Call]:
+    """Yield each call with its part of its episode's advantages.
+
+    A call with advantage 0 stays, because it counts in the mean of the loss.
+    """
     at = 0
     for call in calls:
         own = advantages[at : at + call.num_trained]
         at += len(own)
-        yield replace(call, advantage=_one_or_each(own))
+        yield replace(call, advantage=_compact(own))
 
 
-def _one_or_each(advantages: Sequence[float]) -> float | Sequence[float]:
-    """Most algorithms give all tokens of an episode the same."""
+def _compact(advantages: Sequence[float]) -> float | Sequence[float]:
+    """Return a single number if all are equal, as with most algorithms."""
     if not advantages:
         return 0.0
     are_equal = advantages.count(advantages[0]) == len(advantages)
@@ -204,7 +226,7 @@ def _metrics(
         "tokens_forced": float(sum(len(call.response_ids) - call.num_trained for call in calls)),
     }
     metrics |= _spread("reward", rewards) | _lengths(groups)
-    metrics |= _spread("advantage", [one for call in calls for one in call.advantages])
+    metrics |= _spread("advantage", [value for call in calls for value in call.advantages])
     if num_samples:
         metrics["feedback_samples"] = float(num_samples)
     if job.overlong_buffer_len is not None:
@@ -215,7 +237,7 @@ def _metrics(
 
 
 def _lengths(groups: Sequence[FinishedGroup]) -> dict[str, float]:
-    """Of all calls, trained or not; a turn of a conversation is one."""
+    """Return the lengths of all calls, trained or not; each turn of a conversation is one call."""
     calls = [call for group in groups for episode in group.episodes for call in episode.calls]
     if not calls:
         return {}
@@ -228,60 +250,12 @@ def _lengths(groups: Sequence[FinishedGroup]) -> dict[str, float]:
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Nothing of nothing."""
+    """Return mean, max and min of the values; {} for no values."""
     if not values:
         return {}
-    found = {"mean": _mean(values), "max": max(values), "min": min(values)}
-    return {f"{name}_{kind}": float(value) for kind, value in found.items()}
+    spread = {"mean": _mean(values), "max": max(values), "min": min(values)}
+    return {f"{name}_{kind}": float(value) for kind, value in spread.items()}
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
-
-
-# Why sessions branch: calls that do not go on where an earlier one ended. Pure.
-#
-# An active episode is one session, its calls in the order they were made. A passive group's
-# siblings have one prompt, the next turn of a conversation; what came before it, the proxy tells
-# (`FinishedGroup.follows`). Where that is not known, a group is not looked at.
-
-MAX_TOKENS = 1_000_000
-"""Of a step's calls that are read as text: a step is told when they all are."""
-
-
-def branches(
-    groups: Sequence[FinishedGroup], vocabulary: Vocabulary | None = None
-) -> dict[str, float]:
-    """`branch_<cause>` for every cause that occurred, `drift_rate`, and `branch_rate`: the share of
-    later calls that do not extend an earlier one; no rate where none is later. Without a vocabulary
-    whatever needs text is `unknown`; what is beyond MAX_TOKENS is `not_read`."""
-    found = causes(_of_episodes(groups), vocabulary, MAX_TOKENS)
-    # The first of each pair was counted with its own group, or was never captured.
-    found += causes(_of_turns(groups), vocabulary, MAX_TOKENS)[1::2]
-    later = [cause for cause in found if cause is not Cause.FIRST]
-    branched = sum(cause is not Cause.EXTENDS for cause in later)
-    rate = {"branch_rate": branched / len(later)} if later else {}
-    return {**drift_metrics(found), **rate}
-
-
-def _of_episodes(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
-    return [
-        SessionCall((group.group_id, episode.index), number, call.prompt_ids, call.response_ids)
-        for group in groups
-        for episode in group.episodes
-        if len(episode.calls) > 1
-        for number, call in enumerate(episode.calls)
-    ]
-
-
-def _of_turns(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
-    """Pairs: the served call before, and the group's own prompt."""
-    pairs: list[SessionCall] = []
-    for group in groups:
-        own = [call for episode in group.episodes for call in episode.calls]
-        if group.follows is not None and own:
-            pairs += [
-                SessionCall(group.group_id, number, call.prompt_ids, call.response_ids)
-                for number, call in enumerate((group.follows, own[0]))
-            ]
-    return pairs

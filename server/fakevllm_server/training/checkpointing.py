@@ -1,5 +1,8 @@
-"""When a run is saved, and what it goes on from: between the trainer, the folders it writes, and
-the journal that knows them."""
+"""Save a run's checkpoints, restore the newest readable one, and delete those no longer needed.
+
+The trainer writes the files, `run.checkpoints` owns the folders, and the journal records which
+folders are complete.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,12 @@ from fakevllm_server.types.backend import ActionFailed, BackendRefused, Trainer
 log = logging.getLogger("fakevllm.server")
 
 KEEP = 3
-"""The newest; the best one is kept beside them."""
+"""Number of newest checkpoints to keep; the one with the best reward is kept in addition."""
 
 
 class Checkpointer:
+    """Decides when the trainer saves, and which checkpoints of the run are kept."""
+
     def __init__(
         self, trainer: Trainer, folders: CheckpointFolders, journal: Journal, save_freq: int
     ) -> None:
@@ -30,16 +35,19 @@ class Checkpointer:
         self._save_freq = save_freq
         self._is_overdue = False
         self._rewards: list[float] = []
-        """Of the steps since the last that is saved."""
+        """Mean rewards of the steps since the last checkpoint."""
 
     @property
     def last_step(self) -> int:
-        """The last step that is saved."""
+        """The step of the newest checkpoint, or 0."""
         return max((saved.step for saved in self._journal.read(reads.checkpoints)), default=0)
 
     async def restore(self) -> SavedCheckpoint | None:
-        """The newest checkpoint that is whole and that the engine can read. Raises BackendRefused
-        where that is none of those there are: to begin anew would be to throw a run away."""
+        """Load the newest checkpoint that is complete and that the trainer can read.
+
+        Returns None if the run has no checkpoint. Raises BackendRefused if it has some and none is
+        readable: starting from scratch would discard the run.
+        """
         self._rewards = []
         known = self._journal.read(reads.checkpoints)
         self._folders.sweep([saved.folder for saved in known])
@@ -55,15 +63,18 @@ class Checkpointer:
         if known:
             raise BackendRefused(
                 "no checkpoint of this run can be restored (the server's log says why): "
-                "mend them, or choose another --run-dir"
+                "repair them, or choose another --run-dir"
             )
         return None
 
     async def save_if_due(
         self, step: int, version: int, metrics: Mapping[str, float], *, is_last: bool
     ) -> SavedCheckpoint | None:
-        """A full disk costs a checkpoint, not the run: it is tried again after the next step.
-        Raises what the trainer raises when it is lost."""
+        """Save after every `save_freq` steps, after the last step, and after a save that failed.
+
+        A full disk costs a checkpoint, not the run: the save is tried again after the next step.
+        Raises what the trainer raises when it is lost.
+        """
         if "reward_mean" in metrics:
             self._rewards.append(metrics["reward_mean"])
         if not (self._is_overdue or is_last or step % self._save_freq == 0):
@@ -73,7 +84,7 @@ class Checkpointer:
         except (OSError, ActionFailed) as failure:
             self._is_overdue = True
             log.error(
-                "step %d could not be saved, trying again after the next: %s",
+                "step %d could not be saved; trying again after the next step: %s",
                 step,
                 failure,
                 extra={"step": step},
@@ -81,27 +92,30 @@ class Checkpointer:
             return None
 
     async def save(self, step: int, version: int) -> SavedCheckpoint:
-        """A folder that counts once the journal knows it. Raises OSError or BackendError."""
+        """Write a checkpoint folder, which counts only once the journal has its row.
+
+        Raises OSError or BackendError.
+        """
         folder, digest = await self._folders.write(step, self._trainer.save)
         mean = sum(self._rewards) / len(self._rewards) if self._rewards else None
         return SavedCheckpoint(step, folder, version, digest, mean)
 
-    async def kept(self, saved: SavedCheckpoint) -> None:
-        """The journal knows it: older ones may go, and what was kept for them."""
+    async def prune(self) -> None:
+        """Delete old checkpoints, and the calls only they needed, after a new one was recorded."""
         self._is_overdue, self._rewards = False, []
         known = self._journal.read(reads.checkpoints)
-        kept = best(known)
-        gone = [one for one in known[KEEP:] if one is not kept]
-        oldest = known[:KEEP][-1].step
-        await self._journal.write(changes.pruned([one.step for one in gone], oldest))
-        for one in gone:
-            await asyncio.to_thread(self._folders.remove, one.folder)
+        best = best_checkpoint(known)
+        old = [saved for saved in known[KEEP:] if saved is not best]
+        oldest_kept = known[:KEEP][-1].step
+        await self._journal.write(changes.pruned([saved.step for saved in old], oldest_kept))
+        for saved in old:
+            await asyncio.to_thread(self._folders.remove, saved.folder)
 
 
-def best(known: Sequence[SavedCheckpoint]) -> SavedCheckpoint | None:
-    """That of the highest mean reward; of several, the newest."""
+def best_checkpoint(known: Sequence[SavedCheckpoint]) -> SavedCheckpoint | None:
+    """Return the checkpoint with the highest mean reward; among equals, the newest."""
 
-    def worth(one: SavedCheckpoint) -> tuple[float, int]:
-        return (-math.inf if one.reward_mean is None else one.reward_mean, one.step)
+    def rank(saved: SavedCheckpoint) -> tuple[float, int]:
+        return (-math.inf if saved.reward_mean is None else saved.reward_mean, saved.step)
 
-    return max(known, key=worth, default=None)
+    return max(known, key=rank, default=None)

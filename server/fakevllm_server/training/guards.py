@@ -1,29 +1,37 @@
-"""When training stops for good: after its last step, or where steps in a row made no update.
-Pure."""
+"""Decide when training stops for good, and how long to wait before an engine is restarted.
+
+Both decisions are pure: they keep counts, and the caller passes in metrics or the clock.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.training.step_log import shown
+from fakevllm_server.training.step_log import formatted
 
 MAX_TOO_FAR = 3
-"""Steps in a row. One may be a batch of odd calls and groups are gone with each; the cause of three
-(other weights, another tokenizer, another temperature) does not go away by itself."""
+"""Consecutive steps without an update, because of `max_mismatch_k3`, after which training stops.
+One such step may be a batch of unusual calls, and each costs its groups. The cause of three (other
+weights, another tokenizer, another temperature) does not go away by itself."""
 
 
 class MismatchStop:
+    """Stops training when trainer and engine disagree in MAX_TOO_FAR consecutive steps."""
+
     def __init__(self) -> None:
         self._too_far: list[int] = []
-        """Steps in a row."""
+        """Consecutive steps that exceeded the limit."""
         self.reason: str | None = None
-        """Why no more steps are taken; None while they are."""
+        """Why no more steps are taken; None while training goes on."""
 
-    def saw(self, step: int, metrics: Mapping[str, float], limit: float | None) -> None:
-        """After each step. `limit` is the job's `max_mismatch_k3`. A step that measured nothing
-        says nothing, and nor does one of feedback alone, which is older than the weights; one that
-        is made again counts once."""
+    def observe(self, step: int, metrics: Mapping[str, float], limit: float | None) -> None:
+        """Count a step by its metrics; `limit` is the job's `max_mismatch_k3`.
+
+        A step without a measurement neither counts nor resets the count. The same holds for a step
+        of feedback samples alone, because their tokens are older than the weights. A step that is
+        trained again counts once.
+        """
         self._too_far = [earlier for earlier in self._too_far if earlier < step]
         is_feedback = bool(metrics.get("feedback_samples")) and not metrics.get("groups")
         if limit is None or is_feedback:
@@ -35,34 +43,35 @@ class MismatchStop:
         self._too_far.append(step)
         if len(self._too_far) < MAX_TOO_FAR:
             return
+        mismatch = formatted(metrics, "mismatch_k3", ".3g")
         self.reason = (
             f"training stopped at step {step}: trainer and engine were too far apart in "
-            f"{MAX_TOO_FAR} steps in a row (mismatch_k3 {shown(metrics, 'mismatch_k3', '.3g')}, "
-            f"max_mismatch_k3 {limit:g}); serving goes on. Mend it (docs/engines.md), then end the "
-            "server and the proxy, and run `fakevllm-server start` and `fakevllm serve` with the "
-            "same flags again"
+            f"{MAX_TOO_FAR} steps in a row (mismatch_k3 {mismatch}, max_mismatch_k3 {limit:g}); "
+            "serving goes on. Fix the cause (docs/engines.md), then stop the server and the proxy, "
+            "and run `fakevllm-server start` and `fakevllm serve` with the same flags again"
         )
 
 
-def finished(job: TrainJob, last_step: int) -> str | None:
-    """Why no more steps will be taken once this one is made; None while they will."""
+def finish_reason(job: TrainJob, last_step: int) -> str | None:
+    """Return the slug `training_finished` if `last_step` is the job's last step, else None."""
     limit = job.total_training_steps
     return "training_finished" if limit is not None and last_step >= limit else None
 
 
-# How long to wait before a dead engine is started again. Pure; the clock is passed in.
-
 FIRST_S = 1.0
+"""Seconds before the first restart."""
 MAX_S = 30.0
+"""Longest pause between restarts, in seconds."""
 PROVEN_AFTER_S = 180.0
-"""An engine that lived so long was well: its death is a new trouble, not the old one again."""
+"""Seconds of uptime after which an engine counts as healthy: its death is then a new problem, and
+the pauses begin at FIRST_S again."""
 
 
 class RestartBackoff:
-    """Pauses double while engines die young.
+    """Pauses between engine restarts, which double while engines die soon after their start.
 
-    >>> back_off = RestartBackoff()
-    >>> [back_off.failed(now) for now in (0.0, 1.0, 2.0)]
+    >>> backoff = RestartBackoff()
+    >>> [backoff.next_pause(now) for now in (0.0, 1.0, 2.0)]
     [1.0, 2.0, 4.0]
     """
 
@@ -70,18 +79,18 @@ class RestartBackoff:
         self._next_s = FIRST_S
         self._up_since: float | None = None
 
-    def booted(self, now: float) -> None:
-        """Proves nothing yet: what kills it may come with the first step."""
+    def engine_started(self, now: float) -> None:
+        """Record the start. It does not reset the pause: the first step may kill the engine."""
         self._up_since = now
 
-    def proved(self) -> None:
-        """The engine did its work."""
+    def reset(self) -> None:
+        """Begin at FIRST_S again, because the engine has done its work."""
         self._next_s = FIRST_S
 
-    def failed(self, now: float) -> float:
-        """The pause before the next start."""
+    def next_pause(self, now: float) -> float:
+        """Return the seconds to wait before the next start of an engine that has failed."""
         if self._up_since is not None and now - self._up_since >= PROVEN_AFTER_S:
-            self.proved()
+            self.reset()
         self._up_since = None
         pause_s, self._next_s = self._next_s, min(2 * self._next_s, MAX_S)
         return pause_s

@@ -1,19 +1,17 @@
-"""What clients hand in: decided in memory, written to the journal, and acknowledged only then.
+"""Accept what clients hand in: calls, groups, episodes and feedback samples.
 
-Accepted in every state of the engine: the age of its weights decides what is used, not the moment.
+Each request is decided in memory, then written to the journal, and only then acknowledged. Clients
+may send in every state of the engine: whether something trains depends on the age of the weights
+that sampled it, not on when it arrives.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
 
-from pydantic import BaseModel
-
-from fakevllm_adapters.formats.base import Json
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.closed_run import describe_closed_run
 from fakevllm_adapters.protocol.pool import ThrottlePolicy
@@ -25,68 +23,55 @@ from fakevllm_adapters.protocol.swarm import (
     EndGroupRequest,
     SiblingRef,
 )
-from fakevllm_adapters.vllm_compat.context import bounded
 from fakevllm_server.episodes.participation import Participation
 from fakevllm_server.episodes.pool import Pool
 from fakevllm_server.episodes.registry import Episode, EpisodeRegistry, Idempotency
 from fakevllm_server.episodes.states import EngineLifecycle
-from fakevllm_server.episodes.submissions import (
-    CachedReply,
-    IdempotencyConflict,
-    SubmissionCache,
-    hash_of,
-)
 from fakevllm_server.episodes.waiting_tasks import CompletedTask
 from fakevllm_server.journal import changes, reads
-from fakevllm_server.journal.rows import (
-    PooledGroup,
-    ScoredSample,
-    Submission,
-    clients_that_wait,
-    pooled_or_dropped,
-)
+from fakevllm_server.journal.rows import PooledGroup, ScoredSample, pooled_or_dropped
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.journal.writer import Change, JournalError
 from fakevllm_server.run.log import RunLog
+from fakevllm_server.training.acknowledger import Acknowledger, Decision
 from fakevllm_server.types.calls import RecordedCall
 
 CALL_LIMIT_S = 2.0
-"""How long the end of an answer waits for its record: no longer than an app would notice."""
-
-
-def _warning(episode: Episode, closed: str | None) -> str:
-    if closed is None or episode.kind == "eval":
-        return episode.warning
-    return describe_closed_run(closed)
+"""Seconds that the end of an answer waits for its call to be on disk; short enough that no app
+notices."""
 
 
 class Intake:
+    """Owns the episodes and the pool of one run, and writes each of their changes."""
+
     def __init__(self, journal: Journal, runlog: RunLog, engine: EngineLifecycle) -> None:
         self._journal = journal
         self._log = runlog
         self._engine = engine
-        self._acknowledging = Acknowledger(journal)
+        self._acknowledger = Acknowledger(journal)
         self.episodes = EpisodeRegistry()
         self.pool = self._new_pool(None)
         self.participation = Participation(self.pool, engine)
 
     def resume(self, job: TrainJob | None, now: float) -> None:
-        """What the journal holds, for this job. Once at the start of a life, and at that of an
-        engine, when nothing is on its way."""
-        found = self._journal.read(reads.waiting, now)
+        """Restore episodes and pool from the journal, for this job.
+
+        Called when the server starts and when an engine starts, while no request is in progress.
+        """
+        pending = self._journal.read(reads.pending_work, now)
         self.episodes = EpisodeRegistry()
-        self.episodes.reopen(found.open_episodes)
-        for episode in found.claimed:
+        self.episodes.reopen(pending.open_episodes)
+        for episode in pending.claimed:
             self.episodes.restore(episode)
         self.pool = self._new_pool(job)
-        self.pool.clients.restore(self._journal.read(clients_that_wait))
+        self.pool.clients.restore(self._journal.read(reads.waiting_clients))
         self.participation = Participation(self.pool, self._engine)
-        dropped = self.pool.restore(found.groups, found.open_groups, now)
-        dropped |= dict.fromkeys(found.corrupt, reads.CORRUPT)
-        dropped |= self._give_up_corrupt(found)
-        for sample, calls in found.samples:
-            self._join_task(sample, calls)
+        dropped = self.pool.restore(pending.groups, pending.open_groups, now)
+        dropped |= dict.fromkeys(pending.corrupt, reads.CORRUPT)
+        dropped |= self._give_up_corrupt(pending)
+        for sample, calls in pending.samples:
+            self._rejoin_task(sample, calls)
         self._log.record_drops(self._engine.global_step, dropped)
 
     # --- episodes
@@ -100,12 +85,12 @@ class Intake:
         policy: ThrottlePolicy | None = None,
         idempotency: Idempotency | None = None,
     ) -> Episode:
-        """Raises JournalError."""
-        self._journal.check_room()
+        """Claim an episode for a client. `kind` is train or eval. Raises JournalError."""
+        self._journal.check_capacity()
         now = time.monotonic()
         episode = self.episodes.claim(client_uuid, kind, idle_limit_s, now, owner, idempotency)
         self.participation.claimed(episode, policy, now)
-        await self._written(changes.claimed(episode))
+        await self._write(changes.claimed(episode))
         return episode
 
     async def renew_claim(
@@ -115,66 +100,72 @@ class Intake:
         idempotency: Idempotency,
         policy: ThrottlePolicy | None = None,
     ) -> Episode | None:
-        """What the same request has claimed before, as long as it stands. Raises
-        IdempotencyConflict, JournalError."""
+        """Return what an equal earlier request has claimed, if that claim is still valid.
+
+        Raises IdempotencyConflict, JournalError.
+        """
         episode = self.episodes.find_claim(client_uuid, owner, idempotency)
         if episode is None:
             return None
         now = time.monotonic()
         self.episodes.renew(episode, now)
-        self.participation.clients.seen(client_uuid, now)
-        if not episode.task_id:  # of an earlier life, which the journal does not tell
+        self.participation.clients.touch(client_uuid, now)
+        if not episode.task_id:  # from an earlier process: the journal does not record the policy
             self.participation.claimed(episode, policy, now)
-        await self._written()
+        await self._write()
         return episode
 
     async def end_episode(
-        self, request: EndEpisodeRequest, reward: float, closed: str | None
+        self, request: EndEpisodeRequest, reward: float, closed_reason: str | None
     ) -> EndEpisodeReply:
-        """Raises EpisodeRefused, IdempotencyConflict, JournalError."""
+        """End an episode with its reward, which may complete its task.
 
-        def decide() -> Decided[EndEpisodeReply]:
+        `closed_reason` says why nothing is trained any more; None while training goes on. Raises
+        EpisodeRefused, IdempotencyConflict, JournalError.
+        """
+
+        def decide() -> Decision[EndEpisodeReply]:
             episode = self.episodes.end(request.episode_uuid, request.client_uuid)
-            waits = request.task_id if closed is None else None
+            task_id = request.task_id if closed_reason is None else None
             is_active = request.declare_client_active
-            self.participation.over(episode, waits, is_active, time.monotonic())
+            self.participation.ended(episode, task_id, is_active, time.monotonic())
             sample = ScoredSample(episode.uuid, 0, reward, request.task_id)
-            group, members = self._group_of(episode, sample, closed)
+            group, members = self._group_of(episode, sample, closed_reason)
             is_eval = episode.kind == "eval"
-            told = self._log.record_evaluation(reward, time.time()) if is_eval else None
+            entry = self._log.record_evaluation(reward, time.time()) if is_eval else None
             if not is_eval:
                 self._log.record_client_metrics(request.workflow_output.log_metrics)
             ended = partial(changes.episode_ended, episode.episode_id, sample, group, members)
-            reply = EndEpisodeReply(success=True, warning=_warning(episode, closed))
-            return reply, partial(ended, evaluated=told)
+            reply = EndEpisodeReply(success=True, warning=_warning(episode, closed_reason))
+            return reply, partial(ended, evaluated=entry)
 
         is_new = self.episodes.find(request.episode_uuid) is not None
         key = f"episode:{request.episode_uuid}"
-        return await self._acknowledging.once(key, request, EndEpisodeReply, decide, is_new=is_new)
+        return await self._acknowledger.once(key, request, EndEpisodeReply, decide, is_new=is_new)
 
     async def abort_episode(self, uuid: str, client_uuid: str, is_active: bool = True) -> None:
-        """Raises JournalError."""
+        """Give a claim up, so that another client may claim the episode. Raises JournalError."""
         episode = self.episodes.abort(uuid, client_uuid)
         if episode is not None:
-            self.participation.over(episode, None, is_active, time.monotonic())
-        await self._written(*([] if episode is None else [changes.reopened([episode])]))
+            self.participation.ended(episode, None, is_active, time.monotonic())
+        await self._write(*([] if episode is None else [changes.reopened([episode])]))
 
     def sweep(self, now: float) -> None:
-        """Claims that ran out are open again; tasks whose other episodes stay away are over."""
+        """Reopen episodes whose claims expired, and complete tasks that waited too long."""
         idle = self.episodes.sweep(now)
         if idle:
             self._journal.put(changes.reopened(idle))
-        self.participation.lapsed(idle, now)
-        for left in self.pool.complete_left(now):
-            self._journal.put(changes.task_completed(*self._told(left)))
+        self.participation.expired(idle, now)
+        for completed in self.pool.complete_expired(now):
+            self._journal.put(changes.task_completed(*_rows_of(completed)))
 
-    def complete_all(self) -> None:
-        """Before a step that takes what there is."""
-        for one in self.pool.complete_all():
-            self._journal.put(changes.task_completed(*self._told(one)))
+    def complete_all_tasks(self) -> None:
+        """Complete every waiting task before a step, if the job's steps take all there is."""
+        for completed in self.pool.complete_all():
+            self._journal.put(changes.task_completed(*_rows_of(completed)))
 
-    def give_up_episodes(self) -> None:
-        """The engine has been stopped."""
+    def reopen_episodes(self) -> None:
+        """Reopen every claimed episode, because the engine was stopped."""
         claimed = self.episodes.give_up()
         if claimed:
             self._journal.put(changes.reopened(claimed))
@@ -182,30 +173,35 @@ class Intake:
     # --- calls
 
     async def add_call(self, sibling: SiblingRef, call: RecordedCall) -> None:
-        """One that is not in the journal in time is told to nobody: the app is served."""
+        """Record a sibling's call.
+
+        If the journal is full or late, the call may not be trained; the app gets its answer anyway.
+        """
         if self._journal.is_full:
             return
         seq = self.pool.add_call(sibling, call, time.monotonic())
         if seq is not None:
-            await self._kept(changes.call_ended(sibling.episode_id, seq, call, sibling.group_id))
+            change = changes.call_recorded(sibling.episode_id, seq, call, sibling.group_id)
+            await self._write_call(change)
 
     async def add_episode_call(self, episode: Episode, call: RecordedCall) -> None:
+        """Record a call of an episode, unless its claim has ended or the journal is full."""
         if self.episodes.find(episode.uuid) is not episode or self._journal.is_full:
             return
         episode.calls.append(call)
-        await self._kept(changes.call_ended(episode.uuid, len(episode.calls) - 1, call))
+        await self._write_call(changes.call_recorded(episode.uuid, len(episode.calls) - 1, call))
 
     # --- groups
 
-    async def end_group(self, request: EndGroupRequest, closed: str | None) -> EndGroupReply:
-        """Raises IdempotencyConflict, JournalError."""
+    async def end_group(self, request: EndGroupRequest, closed_reason: str | None) -> EndGroupReply:
+        """End a passive group with its rewards. Raises IdempotencyConflict, JournalError."""
 
-        def decide() -> Decided[EndGroupReply]:
+        def decide() -> Decision[EndGroupReply]:
             reply = self.pool.end_group(
                 request.group_id,
                 request.rewards,
                 self._engine.collecting_step,
-                closed=closed,
+                closed_reason=closed_reason,
                 served=request.served,
                 parent_id=request.parent_id,
             )
@@ -216,81 +212,90 @@ class Intake:
             group = pooled_or_dropped(request.group_id, reply.failure_reason)
             return reply, partial(changes.group_ended, group, samples) if reply.success else None
 
-        reply = await self._acknowledging.once(
+        reply = await self._acknowledger.once(
             f"group:{request.group_id}", request, EndGroupReply, decide
         )
         return self._with_calls(reply, request)
 
     async def add_sample(
-        self, request: AddSampleRequest, calls: Sequence[RecordedCall], closed: str | None
+        self,
+        request: AddSampleRequest,
+        calls: Sequence[RecordedCall],
+        closed_reason: str | None,
     ) -> EndGroupReply:
-        """Raises IdempotencyConflict, JournalError."""
+        """Pool a feedback sample, which brings its own calls and advantage.
+
+        Raises IdempotencyConflict, JournalError.
+        """
         name, advantage = request.sample_id, request.advantage
 
-        def decide() -> Decided[EndGroupReply]:
+        def decide() -> Decision[EndGroupReply]:
             step = self._engine.collecting_step
-            reply = self.pool.add_sample(name, calls, advantage, step, closed=closed)
+            reply = self.pool.add_sample(name, calls, advantage, step, closed_reason=closed_reason)
             sample = ScoredSample(SiblingRef(name, 0).episode_id, 0, advantage)
             group = pooled_or_dropped(name, reply.failure_reason, advantage)
-            added = partial(changes.group_ended, group, [sample], calls=calls)
-            return reply, added if reply.success else None
+            change = partial(changes.group_ended, group, [sample], calls=calls)
+            return reply, change if reply.success else None
 
-        return await self._acknowledging.once(f"sample:{name}", request, EndGroupReply, decide)
+        return await self._acknowledger.once(f"sample:{name}", request, EndGroupReply, decide)
 
     async def abort_group(self, group_id: str) -> None:
-        """Raises JournalError."""
+        """Drop an open group. Raises JournalError."""
         is_new = self.pool.abort_group(group_id)
-        await self._written(*([changes.group_aborted(group_id)] if is_new else []))
+        await self._write(*([changes.group_aborted(group_id)] if is_new else []))
 
     # --- the journal
 
     def _new_pool(self, job: TrainJob | None) -> Pool:
-        return Pool(job, lambda group_id: self._journal.read(reads.why_ended, group_id))
+        return Pool(job, lambda group_id: self._journal.read(reads.ended_reason, group_id))
 
-    def _give_up_corrupt(self, found: reads.PendingWork) -> dict[str, str]:
-        """Claims are open again, as if they had run out; samples that wait are dropped alone."""
-        claims, samples = found.corrupt_claims, found.corrupt_samples
+    def _give_up_corrupt(self, pending: reads.PendingWork) -> dict[str, str]:
+        """Reopen corrupt claims as if they had expired, and drop corrupt samples that wait.
+
+        Returns the reason of each dropped sample, by its owner.
+        """
+        claims, samples = pending.corrupt_claims, pending.corrupt_samples
         if claims:
-            self.episodes.reopen([(one.episode_id, one.epoch) for one in claims])
+            self.episodes.reopen([(claim.episode_id, claim.epoch) for claim in claims])
             self._journal.put(changes.reopened(claims))
-        for one in samples:
-            group = PooledGroup(one.owner, GroupState.DROPPED, reads.CORRUPT)
-            self._journal.put(changes.task_completed(group, [one]))
-        return {one.owner: reads.CORRUPT for one in samples}
+        for sample in samples:
+            group = PooledGroup(sample.owner, GroupState.DROPPED, reads.CORRUPT)
+            self._journal.put(changes.task_completed(group, [sample]))
+        return {sample.owner: reads.CORRUPT for sample in samples}
 
     def _group_of(
-        self, episode: Episode, sample: ScoredSample, closed: str | None
+        self, episode: Episode, sample: ScoredSample, closed_reason: str | None
     ) -> tuple[PooledGroup | None, list[ScoredSample]]:
-        """What an ended episode completes, and all that is in it: its task, or, where it is not
-        pooled, itself."""
+        """Return the group that an ended episode completes, with all its samples.
+
+        This is the group of its task. An episode that is not pooled is a group by itself.
+        """
         if episode.kind == "eval":
             return PooledGroup(episode.uuid, GroupState.EVAL), [sample]
-        if closed is not None:
-            self._log.record_drops(self._engine.global_step, {episode.uuid: closed})
-            return pooled_or_dropped(episode.uuid, closed), [sample]
-        return self._completed(sample, episode.calls)
+        if closed_reason is not None:
+            self._log.record_drops(self._engine.global_step, {episode.uuid: closed_reason})
+            return pooled_or_dropped(episode.uuid, closed_reason), [sample]
+        return self._add_to_task(sample, episode.calls)
 
-    def _join_task(self, sample: ScoredSample, calls: Sequence[RecordedCall]) -> None:
-        """An episode of an earlier life, whose task this job may complete with fewer."""
-        group, members = self._completed(sample, calls)
+    def _rejoin_task(self, sample: ScoredSample, calls: Sequence[RecordedCall]) -> None:
+        """Add an episode of an earlier process to its task.
+
+        This may complete the task, if the new job needs fewer episodes per task.
+        """
+        group, members = self._add_to_task(sample, calls)
         if group is not None:
             self._journal.put(changes.task_completed(group, members))
 
-    def _completed(
+    def _add_to_task(
         self, sample: ScoredSample, calls: Sequence[RecordedCall]
     ) -> tuple[PooledGroup | None, list[ScoredSample]]:
-        """The group that its task has come to with it, if it has."""
+        """Return the group of the task and its samples, if this sample completes the task."""
         assert sample.reward is not None and sample.task_id is not None
         completed = self.pool.add_episode(sample.task_id, sample.reward, calls, owner=sample.owner)
-        return (None, []) if completed is None else self._told(completed)
-
-    def _told(self, completed: CompletedTask) -> tuple[PooledGroup, list[ScoredSample]]:
-        group = completed.group
-        members = [ScoredSample(one.owner, one.index, one.reward) for one in group.episodes]
-        return pooled_or_dropped(group.group_id, completed.reason), members
+        return (None, []) if completed is None else _rows_of(completed)
 
     def _with_calls(self, reply: EndGroupReply, request: EndGroupRequest) -> EndGroupReply:
-        """The calls of a reply that comes from the journal, as far as they are kept."""
+        """Add the calls that are still kept to a reply that was read from the journal."""
         if reply.calls or not reply.success:
             return reply
         kept = self._journal.read(reads.calls_by_sibling, request.group_id, len(request.rewards))
@@ -298,88 +303,30 @@ class Intake:
             update={"calls": [[call.to_wire() for call in calls] for calls in kept]}
         )
 
-    async def _written(self, *change: Change) -> None:
-        """Where there is none, it may have been put before and not be written yet."""
-        await self._journal.reach(self._journal.put(*change))
+    async def _write(self, *change: Change) -> None:
+        """Write a change and wait for the disk.
 
-    async def _kept(self, change: Change) -> None:
-        place = self._journal.put(change)
-        if self._journal.trouble is None:
+        Without a change, wait for what was put before: an earlier request may have put its change
+        and not have seen it written.
+        """
+        await self._journal.wait_written(self._journal.put(*change))
+
+    async def _write_call(self, change: Change) -> None:
+        position = self._journal.put(change)
+        if self._journal.error is None:
             with contextlib.suppress(JournalError):
-                await self._journal.reach(place, CALL_LIMIT_S)
+                await self._journal.wait_written(position, CALL_LIMIT_S)
 
 
-# What is decided once, written to the journal, and acknowledged only then.
-
-Reply = TypeVar("Reply", bound=BaseModel)
-
-Decided = tuple[Reply, Callable[[Submission], Change] | None]
-"""A reply, and the change it acknowledges; None where there is none."""
+def _warning(episode: Episode, closed_reason: str | None) -> str:
+    if closed_reason is None or episode.kind == "eval":
+        return episode.warning
+    return describe_closed_run(closed_reason)
 
 
-class Acknowledger:
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._submissions = SubmissionCache()
-
-    async def once(
-        self,
-        key: str,
-        request: BaseModel,
-        kind: type[Reply],
-        decide: Callable[[], Decided[Reply]],
-        *,
-        is_new: bool = False,
-    ) -> Reply:
-        """What was answered to the same before; else what is decided now, once it is on disk.
-        `is_new`: what it ends is open here, so nothing was ever answered. Raises
-        IdempotencyConflict, JournalError."""
-        body_hash = hash_of(request)
-        known = None if is_new else await self._known(key, body_hash, kind)
-        if known is not None:
-            return known
-        self._journal.check_room()
-        reply, change = decide()
-        if change is None:
-            return reply
-        submission = Submission(key, body_hash, reply.model_dump_json(exclude={"calls"}))
-        place = self._journal.put(change(submission))
-        latest = CachedReply(body_hash, reply, place)
-        self._submissions.remember(key, latest, self._journal.reached)
-        await self._journal.reach(place)
-        return reply
-
-    async def _known(self, key: str, body_hash: bytes, kind: type[Reply]) -> Reply | None:
-        """What was answered to the same before. Raises IdempotencyConflict, JournalError."""
-        latest = self._submissions.find(key)
-        if latest is not None:
-            if latest.body_hash != body_hash:
-                raise IdempotencyConflict
-            await self._journal.reach(latest.place)
-            assert isinstance(latest.reply, kind)
-            return latest.reply
-        kept = self._journal.read(reads.submission, key)
-        if kept is None:
-            return None
-        if kept.body_hash != body_hash:
-            raise IdempotencyConflict
-        return kind.model_validate_json(kept.reply_json)
-
-
-# What the job adds to a call of an active client's episode. Pure.
-
-_UNTOLD = TrainJob().temperature
-
-
-def with_job(body: Json, job: TrainJob) -> Json:
-    """The same object where the job adds nothing. What a client asks for counts, but for the
-    length; a job of temperature 1 leaves it to the engine's own default.
-
-    >>> with_job({"prompt": "Hi"}, TrainJob(temperature=0.9))
-    {'prompt': 'Hi', 'temperature': 0.9}
-    """
-    most = job.max_response_length_in_one_turn
-    body = body if most is None else bounded(body, most)
-    if job.temperature == _UNTOLD or body.get("temperature") is not None:
-        return body
-    return {**body, "temperature": job.temperature}
+def _rows_of(completed: CompletedTask) -> tuple[PooledGroup, list[ScoredSample]]:
+    group = completed.group
+    members = [
+        ScoredSample(episode.owner, episode.index, episode.reward) for episode in group.episodes
+    ]
+    return pooled_or_dropped(group.group_id, completed.reason), members

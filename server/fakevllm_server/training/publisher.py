@@ -1,6 +1,6 @@
-"""The weights a run has come to: brought into an engine that was started, served after each step.
+"""Serve the run's latest weights: load them into a new engine, and publish them after each step.
 
-Where a trainer refuses, the engine serves the last weights it can be given, and nothing is trained.
+If a trainer refuses, the engine serves the last weights that it can get, and nothing is trained.
 """
 
 from __future__ import annotations
@@ -20,95 +20,101 @@ log = logging.getLogger("fakevllm.server")
 
 
 class Publisher:
+    """Brings the engine of one run to the weights that the run log ends with."""
+
     def __init__(
         self,
         job: TrainJob,
         engine: EngineLifecycle,
         backend: Backend,
         runlog: RunLog,
-        saves: Checkpointer,
+        checkpointer: Checkpointer,
         steps: StepRunner,
     ) -> None:
         self._job = job
         self._engine = engine
         self._backend = backend
         self._log = runlog
-        self._saves = saves
+        self._checkpointer = checkpointer
         self._steps = steps
         self.refusal: str | None = None
-        """Why there is no trainer, or none that takes this job; None where there is."""
+        """Why no trainer takes this job; None if one does."""
 
-    async def bring(self, started: BackendStart) -> None:
-        """What was trained is served, and the next step goes on from there."""
+    async def catch_up(self, started: BackendStart) -> None:
+        """Serve what was trained so far, and prepare the trainer for the next step."""
         if started.trainer_is_new:
-            self._steps.is_whole = False
+            self._steps.is_in_sync = False
         self.refusal = started.refusal
         if started.endpoint.refusal is not None:
-            await self._bring_to_untrainable(started.endpoint.refusal)
+            await self._catch_up_untrainable(started.endpoint.refusal)
         elif self.refusal is None:
-            await self._bring()
+            await self._catch_up()
         if self.refusal is not None:
-            log.error("%s", self.detail)
+            log.error("%s", self.refusal_message)
 
     @property
-    def detail(self) -> str | None:
-        """What is told of a refusal."""
+    def refusal_message(self) -> str | None:
+        """The refusal as users read it, with what they can do."""
         if self.refusal is None:
             return None
         return (
-            f"training is off, serving goes on: {self.refusal}. Mend it, then end the server and "
-            "the proxy, and start both again"
+            f"training is off, serving goes on: {self.refusal}. Fix the cause, then stop the "
+            "server and the proxy, and start both again"
         )
 
     async def publish(self, version: int) -> None:
+        """Make the trainer's weights those that sample, and record them as `version`."""
         crash_point("publish.before")
         await self._backend.publish(version)
         self._engine.version = version
         if version:
             await self._log.record_publication(version, self._log.last_step)
 
-    async def _bring_to_untrainable(self, refusal: str) -> None:
+    async def _catch_up_untrainable(self, refusal: str) -> None:
         log.error("nothing is trained: %s", refusal)
         if self._log.version == 0:
             return
         try:
-            await self._bring()
+            await self._catch_up()
         except BackendError as failure:
-            log.error("it serves the model as it was before training: %s", failure)
+            log.error("the engine serves the model as it was before training: %s", failure)
 
-    async def _bring(self) -> None:
+    async def _catch_up(self) -> None:
         try:
-            await (self._catch_up() if self._steps.is_whole else self._restore())
-        # No checkpoint can be read: to begin anew would be to throw a run away.
+            await (self._publish_latest() if self._steps.is_in_sync else self._restore())
+        # No checkpoint can be read. Starting from scratch would discard the run.
         except BackendRefused as refused:
             self.refusal = str(refused)
 
-    async def _catch_up(self) -> None:
-        """The trainer has gone on to where the log ends; its weights have not arrived."""
+    async def _publish_latest(self) -> None:
+        """Publish weights that the trainer has and that the engine did not receive yet."""
         self._engine.global_step = self._log.last_step + 1
         await self.publish(max(self._log.version, self._engine.version))
 
     async def _restore(self) -> None:
-        """A new trainer takes the newest checkpoint; what was trained since it will train again.
-        The job comes after the checkpoint, whose weights are served also where it is refused."""
-        checkpoint = await self._saves.restore()
+        """Give a new trainer the newest checkpoint; later steps are trained again.
+
+        The trainer gets the job after the checkpoint, because the checkpoint's weights are served
+        even if the job is refused.
+        """
+        checkpoint = await self._checkpointer.restore()
         try:
             await self._backend.trainer.boot(self._job)
         except BackendRefused as refused:
             self.refusal = str(refused)
         step = 0 if checkpoint is None else checkpoint.step
-        # Weights move only by training and publishing: a first start has neither, and stays 0.
+        # Weights change only by training and publishing. A first start has neither and stays at 0.
         known = max(self._log.version, self._engine.version)
         version = known + 1 if known or step else 0
         batches = await self._log.record_rollback(step, version)
         if batches:
-            log.warning("restored step %d; to be trained again: steps %s", step, _span(batches))
+            log.warning("restored step %d; training steps %s again", step, _range(batches))
         await self.publish(version)
         self._engine.global_step = step + 1
         if self.refusal is None:
             self._steps.resume(batches)
 
 
-def _span(batches: list[PlannedBatch]) -> str:
+def _range(batches: list[PlannedBatch]) -> str:
     first, last = batches[0].step, batches[-1].step
     return f"{first}" if first == last else f"{first} to {last}"

@@ -1,4 +1,4 @@
-"""KL in the reward: what a trainer is asked before a step can be planned."""
+"""KL in the reward: ask the trainer for the log-probabilities that the penalties need."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from fakevllm_server.types.calls import FinishedGroup
 async def reward_penalties(
     trainer: Trainer, groups: Sequence[FinishedGroup], job: TrainJob
 ) -> list[list[float]] | None:
-    """For each trained token of each of `trainable_calls`; None where the job takes nothing from
-    rewards, or trains nothing. Raises what the trainer raises."""
+    """Return one penalty for each trained token of each of `trainable_calls`.
+
+    Returns None if the job has no KL in its reward, or trains nothing (control `frozen`). Raises
+    what the trainer raises.
+    """
     if not job.use_kl_in_reward or job.control == "frozen":
         return None
     calls = trainable_calls(groups, job)
@@ -24,4 +27,6 @@ async def reward_penalties(
     if not job.bypass_mode:
         old = await trainer.log_probs(calls, "trained")
     reference = await trainer.log_probs(calls, "reference")
-    return [kl_penalties(*pair, job.kl_coef) for pair in zip(old, reference, strict=True)]
+    return [
+        kl_penalties(own, other, job.kl_coef) for own, other in zip(old, reference, strict=True)
+    ]

@@ -1,4 +1,7 @@
-"""A step in one line of the server's log. All it measured is in the run's log. Pure."""
+"""Summarise a training step in one line of the server's log.
+
+The line shows a selection; all metrics of the step are in the run log. The functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,32 @@ from collections.abc import Mapping
 
 UNMEASURED = "-"
 DROPPED = "dropped_"
-"""How the metric begins that counts groups dropped for a reason."""
+"""Prefix of the metrics that count dropped groups; the reason follows."""
 
 
-def shown(metrics: Mapping[str, float], name: str, how: str) -> str:
-    """As `how` formats it, or a dash where it was not measured.
+def formatted(metrics: Mapping[str, float], name: str, spec: str) -> str:
+    """Format a metric by a format spec, or return a dash if the step did not measure it.
 
-    >>> shown({"x": 0.25}, "x", ".3f"), shown({}, "x", ".3f"), shown({"x": math.nan}, "x", "g")
+    >>> metrics = {"x": 0.25, "y": math.nan}
+    >>> formatted(metrics, "x", ".3f"), formatted(metrics, "z", ".3f"), formatted(metrics, "y", "g")
     ('0.250', '-', 'nan')
     """
-    return format(metrics[name], how) if name in metrics else UNMEASURED
+    return format(metrics[name], spec) if name in metrics else UNMEASURED
 
 
 def not_finite(metrics: Mapping[str, float]) -> str:
-    """Which numbers are none, with what they are.
+    """List the metrics that are not finite, with their values.
 
     >>> not_finite({"loss": math.nan, "grad_norm": math.inf, "ess": 1.0})
     'loss nan, grad_norm inf'
     """
-    odd = (f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value))
-    return ", ".join(odd)
+    parts = (f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value))
+    return ", ".join(parts)
 
 
 def step_line(step: int, version: int, metrics: Mapping[str, float]) -> str:
-    """
+    """Return the log line of a step whose weights are served as `version`.
+
     >>> step_line(3, 4, {"reward_mean": 0.5, "groups": 8, "tokens_trained": 96, "seconds": 0.25})
     'step 3 → version 4: reward 0.500 of 8 groups, 96 tokens trained, 0.2 s'
     """
@@ -40,7 +45,7 @@ def step_line(step: int, version: int, metrics: Mapping[str, float]) -> str:
         *_dropped(metrics),
         *_coverage(metrics),
         *_forest(metrics),
-        *_truth(metrics),
+        *_mismatch(metrics),
         *_time(metrics),
     ]
     return f"step {step} → version {version}: " + ", ".join(parts)
@@ -51,25 +56,24 @@ def _groups(metrics: Mapping[str, float]) -> list[str]:
     if not num and metrics.get("feedback_samples"):
         return []
     return [
-        f"reward {shown(metrics, 'reward_mean', '.3f')} of {num:.0f} groups",
+        f"reward {formatted(metrics, 'reward_mean', '.3f')} of {num:.0f} groups",
         f"{metrics.get('tokens_trained', 0):.0f} tokens trained",
     ]
 
 
 def _feedback(metrics: Mapping[str, float]) -> list[str]:
     num, tokens = metrics.get("feedback_samples", 0), metrics.get("feedback_tokens", 0)
-    told = f"feedback on {num:.0f} answers, {tokens:.0f} tokens trained"
-    return [told] if num else []
+    return [f"feedback on {num:.0f} answers, {tokens:.0f} tokens trained"] if num else []
 
 
 def _dropped(metrics: Mapping[str, float]) -> list[str]:
-    """Groups, since the step before."""
-    told = [
+    """Return the groups dropped since the previous step, by reason."""
+    counts = [
         f"{num:.0f} {name.removeprefix(DROPPED)}"
         for name, num in metrics.items()
         if name.startswith(DROPPED)
     ]
-    return [f"dropped {' '.join(told)}"] if told else []
+    return [f"dropped {' '.join(counts)}"] if counts else []
 
 
 def _coverage(metrics: Mapping[str, float]) -> list[str]:
@@ -78,7 +82,7 @@ def _coverage(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _forest(metrics: Mapping[str, float]) -> list[str]:
-    """Tokens are counted, the speed-up is measured now and then."""
+    """Return the sharing of prefixes. Tokens are counted; the speed-up is measured occasionally."""
     if "rho" not in metrics:
         return []
     saved = metrics.get("tokens_saved", 0)
@@ -87,19 +91,20 @@ def _forest(metrics: Mapping[str, float]) -> list[str]:
     return [f"rho {metrics['rho']:.2f} ({saved:.0f} tokens saved{measured})"]
 
 
-def _truth(metrics: Mapping[str, float]) -> list[str]:
-    told: list[str] = []
+def _mismatch(metrics: Mapping[str, float]) -> list[str]:
+    """Return how well trainer and engine agree, and whether the update was made."""
+    parts: list[str] = []
     if "token_fidelity" in metrics:
-        told.append(f"fidelity {metrics['token_fidelity']:.6g}")
+        parts.append(f"fidelity {metrics['token_fidelity']:.6g}")
     if {"token_fidelity", "mismatch_k3", "ess"} & metrics.keys():
-        # Without a token of the trained weights themselves, older ones' drift is in it.
+        # If no token was sampled by the trained weights themselves, k3 includes their drift.
         age = " with age" if metrics.get("equal_version") == 0 else ""
-        k3, ess = shown(metrics, "mismatch_k3", ".2g"), shown(metrics, "ess", ".3f")
-        told.append(f"mismatch k3 {k3}{age}, ess {ess}")
+        k3, ess = formatted(metrics, "mismatch_k3", ".2g"), formatted(metrics, "ess", ".3f")
+        parts.append(f"mismatch k3 {k3}{age}, ess {ess}")
     if metrics.get("skipped"):
-        told.append("NO UPDATE" if metrics.get("no_update") else "NOT ALL UPDATES")
+        parts.append("NO UPDATE" if metrics.get("no_update") else "NOT ALL UPDATES")
     odd = not_finite(metrics)
-    return [*told, odd] if odd else told
+    return [*parts, odd] if odd else parts
 
 
 def _time(metrics: Mapping[str, float]) -> list[str]:

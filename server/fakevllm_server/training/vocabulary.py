@@ -1,7 +1,7 @@
-"""What the model's own folder says of its tokens, for naming why sessions branch.
+"""Read a model folder's tokenizer, so that the causes of session branches can be named.
 
-Read with the package `tokenizers`, which comes with every engine that samples or trains here. Where
-it or the folder's file is missing, nothing is known but ids.
+It is read with the package `tokenizers`, which every engine that samples or trains here depends on.
+Without the package or the folder's tokenizer file, only token ids are compared.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from fakevllm_server.forest.history import Vocabulary
 log = logging.getLogger("fakevllm.server")
 
 TEXT = ("think", "tool_call", "tool_response")
-"""Tags that are text to a history, whether or not a tokenizer calls them special."""
+"""Tags that count as text in a conversation, whether or not a tokenizer calls them special."""
 MESSAGE_STARTS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start|>", "<|turn|>")
+"""Special tokens with which chat templates begin a message."""
 
 
-def vocabulary_of(model: str | None) -> Vocabulary:
-    """Of a model folder. Reading one takes some tenths of a second; decoding is quick."""
+def load_vocabulary(model: str | None) -> Vocabulary:
+    """Load the vocabulary of a model folder; return an empty one if it cannot be read.
+
+    Loading takes some tenths of a second. Decoding is quick.
+    """
     file = None if model is None else Path(model) / "tokenizer.json"
     if file is None or not file.is_file():
         return Vocabulary()
@@ -32,7 +36,7 @@ def vocabulary_of(model: str | None) -> Vocabulary:
         tokenizer: Any = tokenizers.Tokenizer.from_file(str(file))
         return _vocabulary(tokenizer)
     except Exception as error:
-        log.info("why sessions branch is told from ids alone: %r", error)
+        log.info("causes of session branches are found from token ids alone: %r", error)
         return Vocabulary()
 
 

@@ -24,7 +24,7 @@ def pool_information(state: ServerState) -> PoolInformation:
     by_tasks = not method_of(job).takes_all
     return PoolInformation(
         sample_collection_method=job.swarm_mode_sample_collection_method,
-        completed_episodes=pool.collected.num_episodes,
+        completed_episodes=pool.counts.num_episodes,
         completed_episode_target=job.batch_size * job.num_repeat,
         completed_tasks=pool.num_finished,
         completed_task_target=job.batch_size if by_tasks else 0,

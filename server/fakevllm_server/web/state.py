@@ -33,10 +33,10 @@ from fakevllm_server.run.folder import RunFolder, fingerprint
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.run.metadata import engine_start
 from fakevllm_server.training.checkpointing import Checkpointer
-from fakevllm_server.training.guards import finished
+from fakevllm_server.training.guards import finish_reason
 from fakevllm_server.training.intake import Intake
 from fakevllm_server.training.loop import TrainLoop
-from fakevllm_server.training.vocabulary import vocabulary_of
+from fakevllm_server.training.vocabulary import load_vocabulary
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
 
@@ -134,10 +134,8 @@ class ServerState:
         assert self.job is not None, "sync a job first"
         rollout, trainer = self._specs(self.job)
         backend = open_backend(rollout, trainer, self.config.weights_dir)
-        self.journal.put(
-            changes.remembered(_JOB, self.job.as_yaml()), changes.remembered(_RUNS, "yes")
-        )
-        await self.journal.settle()
+        self.journal.put(changes.meta_set(_JOB, self.job.as_yaml()), changes.meta_set(_RUNS, "yes"))
+        await self.journal.flush()
         life = engine_start(self.config, self.job, self.model, fingerprint(self.model))
         await asyncio.to_thread(self._folder.record_engine_start, life)
         self.intake.resume(self.job, time.monotonic())
@@ -151,7 +149,7 @@ class ServerState:
             self.runlog,
             saves,
             self.connect,
-            cache(lambda: vocabulary_of(self.model)),
+            cache(lambda: load_vocabulary(self.model)),
         )
         self._running = asyncio.create_task(self._loop.run())
         self._running.add_done_callback(_report)
@@ -168,9 +166,9 @@ class ServerState:
         before, self.upstream = self.upstream, None
         if before is not None:
             await _leave(before)
-        self.intake.give_up_episodes()
+        self.intake.reopen_episodes()
         self.participation.is_paused = False
-        self.journal.put(changes.remembered(_RUNS, None))
+        self.journal.put(changes.meta_set(_RUNS, None))
         if self.engine.status is not EngineStatus.OFFLINE:
             self.engine.move(EngineStatus.OFFLINE, time.monotonic())
 
@@ -183,8 +181,8 @@ class ServerState:
     def closed(self) -> str | None:
         """Why nothing is trained any more; None while it is."""
         if self._loop is not None:
-            return self._loop.closed
-        return None if self.job is None else finished(self.job, self.runlog.last_step)
+            return self._loop.closed_reason
+        return None if self.job is None else finish_reason(self.job, self.runlog.last_step)
 
     @property
     def backlog(self) -> float:
@@ -194,12 +192,12 @@ class ServerState:
             return 0.0
         is_rolling = self.engine.status is EngineStatus.ROLLING
         is_retried = is_rolling and self._loop is not None and self._loop.has_planned
-        return max(batches_waiting(self.pool.collected, self.job), float(is_retried))
+        return max(batches_waiting(self.pool.counts, self.job), float(is_retried))
 
     @property
     def detail(self) -> str | None:
         """What is wrong, where anything is."""
-        trouble = self.journal.trouble
+        trouble = self.journal.error
         return self.engine.detail or (trouble and f"the journal cannot be written: {trouble}")
 
     def changed(self) -> None:

@@ -15,7 +15,7 @@ from swarm_server.cli.saved_runs import GROUPS, ask, contents, life, listed, ope
 from fakevllm_server.cli import checkpoints
 from fakevllm_server.cli.run_archive import Integrity, RunArchive
 from fakevllm_server.journal.rows import SavedCheckpoint
-from fakevllm_server.training.checkpointing import best
+from fakevllm_server.training.checkpointing import best_checkpoint
 
 # --- list
 
@@ -62,7 +62,7 @@ def test_the_best_is_of_the_highest_reward_and_never_of_none(
     known = [
         SavedCheckpoint(step, "", step, "", mean) for step, mean in enumerate(rewards, start=1)
     ]
-    found = best(known)
+    found = best_checkpoint(known)
     assert found is not None and found.step == expected
 
 

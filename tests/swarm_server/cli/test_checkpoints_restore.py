@@ -90,7 +90,7 @@ async def test_a_run_restored_to_before_what_is_pruned_can_train_again_what_it_t
         await one.until(lambda: one.state.runlog.last_step == 3)
         lost = [entry.lost for entry in one.state.runlog.after(0) if entry.kind == "restored"]
         assert lost == [["c", "d", "e"], [], []]
-        assert one.state.journal.read(reads.why_ended, "f") == "already_trained"
+        assert one.state.journal.read(reads.ended_reason, "f") == "already_trained"
 
 
 async def test_a_run_that_a_server_uses_is_not_changed(tmp_path: Path) -> None:

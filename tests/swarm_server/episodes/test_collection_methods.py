@@ -74,7 +74,7 @@ def test_episodes_however_grouped_are_all_taken_and_a_single_one_compares_with_n
 def test_clients_that_agree_make_a_step_of_what_there_is(method: str, by_one: bool) -> None:
     pool = pool_by(method, batch_size=100)
     for client in ("me", "you"):
-        pool.clients.entered(client, 0.0)
+        pool.clients.add(client, 0.0)
     assert not pool.is_due
     played(pool, "a", "b")
     pool.clients.agree("me", 0.0)
@@ -90,7 +90,7 @@ def test_clients_that_agree_make_a_step_of_what_there_is(method: str, by_one: bo
 def test_an_agreement_is_acted_on_also_where_nothing_is_left_to_train(method: str) -> None:
     pool = pool_of(swarm_mode_sample_collection_method=method, filter_groups="drop", num_repeat=2)
     played(pool, "tied", rewards=(1.0, 1.0))
-    pool.clients.entered("me", 0.0)
+    pool.clients.add("me", 0.0)
     pool.clients.agree("me", 0.0)
     assert pool.is_due
     assert taken(pool) == []

@@ -26,7 +26,7 @@ def waiting(*rewards: float, num_repeat: int = 4, **settings: Any) -> Pool:
     pool = pool_of(num_repeat=num_repeat, **settings)
     for reward in rewards:
         episode_of(pool, "t", reward, 0)
-    assert pool.complete_left(now=0.0) == []
+    assert pool.complete_expired(now=0.0) == []
     return pool
 
 
@@ -37,21 +37,21 @@ def only(found: list[CompletedTask]) -> CompletedTask:
 
 def test_a_partial_task_trains_with_what_it_has_once_its_time_is_over() -> None:
     pool = waiting(1.0, 0.0, 1.0)
-    assert pool.complete_left(now=HOUR_S) == [] and not pool.is_due
-    left = only(pool.complete_left(now=HOUR_S + 1))
+    assert pool.complete_expired(now=HOUR_S) == [] and not pool.is_due
+    left = only(pool.complete_expired(now=HOUR_S + 1))
     assert (left.reason, left.group.rewards) == (None, [1.0, 0.0, 1.0])
-    assert pool.take_left_out()["partial_groups"] == 1
+    assert pool.take_excluded_counts()["partial_groups"] == 1
     assert pool.take(version=0).groups == [left.group]
-    assert pool.complete_left(now=9 * HOUR_S) == []
+    assert pool.complete_expired(now=9 * HOUR_S) == []
 
 
 def test_each_episode_gives_its_task_the_whole_time_again() -> None:
     pool = waiting(1.0)
-    pool.complete_left(now=HOUR_S - 1)
+    pool.complete_expired(now=HOUR_S - 1)
     episode_of(pool, "t", 0.0, 0)
-    assert pool.complete_left(now=HOUR_S + 1) == []
-    assert pool.complete_left(now=2 * HOUR_S + 1) == []
-    assert only(pool.complete_left(now=2 * HOUR_S + 2)).reason is None
+    assert pool.complete_expired(now=HOUR_S + 1) == []
+    assert pool.complete_expired(now=2 * HOUR_S + 1) == []
+    assert only(pool.complete_expired(now=2 * HOUR_S + 2)).reason is None
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_partial_task_that_is_not_to_train_is_dropped_by_name(
     rewards: tuple[float, ...], settings: dict[str, Any], reason: str
 ) -> None:
     pool = waiting(*rewards, **settings)
-    left = only(pool.complete_left(now=HOUR_S + 1))
+    left = only(pool.complete_expired(now=HOUR_S + 1))
     assert left.reason == reason
     assert pool.take_dropped() == {left.group.group_id: reason}
     assert pool.waiting == {
@@ -86,9 +86,9 @@ def test_what_waits_for_its_task_is_bounded_and_what_falls_out_is_told(
     pool = pool_of(num_repeat=4)
     for task in ("a", "b"):
         episode_of(pool, task, 1.0, 0)
-    assert pool.complete_left(now=0.0) == []
+    assert pool.complete_expired(now=0.0) == []
     episode_of(pool, "c", 1.0, 0)
-    left = only(pool.complete_left(now=1.0))
+    left = only(pool.complete_expired(now=1.0))
     assert (left.group.group_id.partition("#")[0], left.reason) == ("task:a", "pool_full")
     assert (pool.waiting["partial_tasks"], pool.waiting["tokens"]) == (2, 10)
 
@@ -140,7 +140,7 @@ async def test_a_loop_trains_what_there_is_of_a_task(tmp_path: Path) -> None:
             client_uuid="me", episode_uuid=episode.uuid, task_id="t", workflow_output=output
         )
         await run.intake.add_episode_call(episode, call())
-        await run.intake.end_episode(end, reward, run.loop.closed)
+        await run.intake.end_episode(end, reward, run.loop.closed_reason)
     run.intake.sweep(time.monotonic())
     run.intake.sweep(time.monotonic() + HOUR_S + 1)
     run.loop.notify()

@@ -9,8 +9,7 @@ from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef
-from fakevllm_server.episodes import finished_groups, open_groups
-from fakevllm_server.episodes import finished_groups as ended_ids
+from fakevllm_server.episodes import ended_group_ids, finished_groups, open_groups
 from fakevllm_server.episodes.pool import Pool
 from fakevllm_server.episodes.waiting_tasks import CompletedTask
 
@@ -80,7 +79,7 @@ def test_a_group_without_a_greedy_answer_is_not_pooled_where_one_is_needed() -> 
 def test_after_the_last_step_groups_are_answered_and_not_pooled() -> None:
     pool = pool_of()
     captured(pool, "g")
-    reply = pool.end_group("g", [1.0, 0.0], step=9, closed="training_finished")
+    reply = pool.end_group("g", [1.0, 0.0], step=9, closed_reason="training_finished")
     assert reply.success and not reply.pooled and reply.failure_reason == "training_finished"
     assert len(reply.calls) == 2 and pool.num_finished == 0
 
@@ -193,7 +192,7 @@ def test_open_groups_that_nobody_ends_age_out_after_an_hour_without_a_call() -> 
 
 
 def test_an_id_that_is_forgotten_here_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ended_ids, "MAX_REMEMBERED", 1)
+    monkeypatch.setattr(ended_group_ids, "MAX_REMEMBERED", 1)
     pool = Pool(TrainJob(batch_size=1), {"a": "already_trained"}.get)
     for name in "ab":
         captured(pool, name)

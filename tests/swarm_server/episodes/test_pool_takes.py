@@ -45,8 +45,8 @@ def test_of_a_group_of_several_versions_only_the_old_calls_are_dropped() -> None
         [4, 5],
     ]
     assert (group.rewards, taken.dropped) == ([0.0, 1.0], {})
-    assert pool.take_left_out() == {"stale_calls": 3}
-    assert pool.take_left_out() == {"stale_calls": 0}
+    assert pool.take_excluded_counts() == {"stale_calls": 3}
+    assert pool.take_excluded_counts() == {"stale_calls": 0}
 
 
 GREEDY = replace(call(), temperature=0.0, logprobs=None, untrainable="greedy")
@@ -76,7 +76,7 @@ def test_a_group_of_which_too_little_is_fresh_is_stale(
     taken = pool.take(version=5)
 
     assert (taken.groups, taken.dropped) == ([], {f"task:t#{len(fresh)}": "stale"})
-    assert pool.take_left_out() == {"stale_calls": 1}
+    assert pool.take_excluded_counts() == {"stale_calls": 1}
 
 
 def test_what_is_left_of_a_batch_after_old_groups_are_dropped_waits_for_more() -> None:
@@ -94,7 +94,7 @@ def test_a_tied_group_counts_unless_groups_are_filtered() -> None:
     plain, filtering = pool_of(), pool_of(filter_groups=True)
     assert (ended(plain, "g", 1.0, 1.0), plain.is_due) == ("", True)
     assert (ended(filtering, "g", 1.0, 1.0), filtering.is_due) == ("tied", False)
-    assert filtering.take_left_out() == {"stale_calls": 0, "tied_groups": 1}
+    assert filtering.take_excluded_counts() == {"stale_calls": 0, "tied_groups": 1}
 
 
 @pytest.mark.parametrize(("settings", "num_seen"), [({}, 4), ({"max_num_gen_batches": 1}, 2)])
@@ -122,7 +122,7 @@ def test_ties_count_to_the_step_they_came_before_however_long_it_takes() -> None
     ended(pool, "b", 1.0, 0.0)
     pool.take(version=0)
     ended(pool, "tied meanwhile", 1.0, 1.0)
-    pool.take_left_out()  # the step is told of
+    pool.take_excluded_counts()  # the step is told of
     ended(pool, "c", 1.0, 0.0)
     assert pool.is_due
 
@@ -160,5 +160,5 @@ def test_ties_do_not_hold_a_step_up_for_ever() -> None:
     assert not pool.is_due, "there is nothing to train on"
     assert ended(pool, "e", 1.0, 0.0) == ""
     assert [group.group_id for group in pool.take(version=0).groups] == ["e"]
-    pool.take_left_out()
+    pool.take_excluded_counts()
     assert ended(pool, "f", 1.0, 0.0) == "" and not pool.is_due, "the count begins anew"

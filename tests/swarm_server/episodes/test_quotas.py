@@ -228,7 +228,7 @@ def test_a_mix_whose_episodes_run_is_waited_for_however_long_they_take() -> None
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
     mixes.claimed("math", "m", 0.0)
     assert filled(mixes, "code", 0.5, 10 * ASKING_S) < 20
-    mixes.gave_up("m", 10 * ASKING_S)
+    mixes.abandoned("m", 10 * ASKING_S)
     assert filled(mixes, "code", 0.5, 20 * ASKING_S) == 1000
 
 
@@ -247,7 +247,7 @@ def gives_up(mixes: MixQuotas, name: str, num: int, now: float) -> None:
         task = f"{name}-{now}-vain-{number}"
         assert mixes.may_begin(name, 0.5, LEAD, task, now)
         mixes.claimed(name, task, now)
-        mixes.gave_up(task, now)
+        mixes.abandoned(task, now)
 
 
 def drops(mixes: MixQuotas, name: str, num: int, now: float) -> None:
@@ -329,7 +329,7 @@ def test_episodes_that_are_given_up_leave_nothing_under_way() -> None:
     for number in range(100):
         assert mixes.may_begin("code", 0.5, LEAD, f"c{number}", 0.0)
         mixes.claimed("code", f"c{number}", 0.0)
-        mixes.gave_up(f"c{number}", 0.0)
+        mixes.abandoned(f"c{number}", 0.0)
 
 
 def test_another_share_holds_from_then_on_and_not_for_what_is_past() -> None:

@@ -7,7 +7,7 @@ from fakevllm_server.episodes.registry import (
     EpisodeRefused,
     EpisodeRegistry,
     Idempotency,
-    slots,
+    max_claims,
 )
 from fakevllm_server.episodes.submissions import IdempotencyConflict
 
@@ -15,12 +15,12 @@ from fakevllm_server.episodes.submissions import IdempotencyConflict
 def test_a_claimed_episode_is_found_by_its_key_and_keeps_its_calls() -> None:
     episodes = EpisodeRegistry()
     episode = episodes.claim("me", "train", 60.0, now=0.0)
-    assert episodes.of_key(episode.key) is episode
+    assert episodes.find_by_key(episode.key) is episode
     episodes.call_begins(episode, now=1.0)
     episode.calls.append(call())
     episodes.call_ends(episode, now=2.0)
     assert len(episodes.end(episode.uuid, "me").calls) == 1
-    assert episodes.of_key(episode.key) is None
+    assert episodes.find_by_key(episode.key) is None
 
 
 def test_a_claim_that_ran_out_is_told_so_and_its_episode_goes_to_the_next() -> None:
@@ -34,7 +34,7 @@ def test_a_claim_that_ran_out_is_told_so_and_its_episode_goes_to_the_next() -> N
     second = episodes.claim("me", "train", 10.0, now=12.0)
     assert (second.episode_id, second.epoch) == (first.episode_id, 2)
     assert second.uuid != first.uuid and second.key != first.key
-    assert episodes.of_key(first.key) is None
+    assert episodes.find_by_key(first.key) is None
     with pytest.raises(EpisodeRefused, match=late):
         episodes.end(first.uuid, "me")
     assert episodes.find(second.uuid) is second
@@ -140,4 +140,4 @@ def test_there_are_slots_for_a_batch_of_whole_tasks(
     batch_size: int, num_repeat: int, workers: int | None, expected: int
 ) -> None:
     job = TrainJob(batch_size=batch_size, num_repeat=num_repeat, max_env_worker=workers)
-    assert slots(job) == expected
+    assert max_claims(job) == expected

@@ -18,14 +18,14 @@ def test_the_oldest_goes_where_all_would_be_too_long() -> None:
     served = ServedCalls(max_tokens=25)
     for name in ("a", "b", "c"):
         served.remember(name, [TEN])
-    assert [served.of(name) for name in ("a", "b", "c")] == [None, TEN, TEN]
+    assert [served.find(name) for name in ("a", "b", "c")] == [None, TEN, TEN]
 
 
 def test_one_that_is_told_twice_counts_once() -> None:
     served = ServedCalls(max_tokens=25)
     for name in ("a", "a", "b"):
         served.remember(name, [TEN])
-    assert served.of("a") == served.of("b") == TEN
+    assert served.find("a") == served.find("b") == TEN
 
 
 def test_a_group_follows_the_call_that_was_served_in_its_parent() -> None:

@@ -10,7 +10,7 @@ REPLY = SuccessReply(success=True)
 def test_the_latest_are_found_with_their_words() -> None:
     known = SubmissionCache()
     acknowledged = CachedReply(b"x", REPLY, 1)
-    known.remember("a", acknowledged, reached=0)
+    known.remember("a", acknowledged, written_position=0)
     assert known.find("a") is acknowledged
     assert known.find("b") is None
 
@@ -19,10 +19,10 @@ def test_only_what_the_journal_can_be_asked_for_is_forgotten() -> None:
     known = SubmissionCache()
     most = submissions.MAX_REMEMBERED
     for place in range(1, most + 11):
-        known.remember(str(place), CachedReply(b"x", REPLY, place), reached=3)
+        known.remember(str(place), CachedReply(b"x", REPLY, place), written_position=3)
     found = [place for place in range(1, most + 11) if known.find(str(place))]
     assert found == list(range(4, most + 11))
-    known.remember("last", CachedReply(b"x", REPLY, most + 11), reached=most)
+    known.remember("last", CachedReply(b"x", REPLY, most + 11), written_position=most)
     assert sum(known.find(str(place)) is not None for place in range(1, most + 11)) == most - 1
 
 
@@ -54,7 +54,7 @@ def test_only_the_newest_replies_keep_their_calls() -> None:
     most = submissions.MAX_WITH_CALLS
     reply = EndGroupReply(success=True, pooled=True, calls=[[]])
     for place in range(most + 10):
-        known.remember(str(place), CachedReply(b"x", reply, place), reached=0)
+        known.remember(str(place), CachedReply(b"x", reply, place), written_position=0)
     found = [known.find(str(place)) for place in range(most + 10)]
     assert [one is not None and one.reply == reply for one in found] == [False] * 10 + [True] * most
     slim = reply.model_copy(update={"calls": []})

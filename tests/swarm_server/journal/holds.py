@@ -89,7 +89,7 @@ class Holds:
             assert len({one.task_id for one in ended}) <= 1
 
     def _what_waits_is_whole(self, found: reads.PendingWork) -> None:
-        batches = self._life.journal.read(reads.planned, [])
+        batches = self._life.journal.read(reads.planned_batches, [])
         for group in [*found.groups, *(one for batch in batches for one in batch.groups)]:
             assert group.episodes
             for episode in group.episodes:

@@ -61,7 +61,7 @@ async def killed_at(
 
     async def all_written() -> None:
         await task
-        await life.journal.settle()
+        await life.journal.flush()
 
     killer = _Killer(label, lambda: shutil.copytree(life.folder, into))
     crash_points.on_pass = killer.pass_by

@@ -80,7 +80,7 @@ class Life:
             self.intake = Intake(self.journal, self.log, self.engine)
             self.intake.resume(job, time.monotonic())
         self.trainer = Remembers()
-        self.saves = Checkpointer(
+        self.checkpointer = Checkpointer(
             self.trainer, CheckpointFolders(folder / "checkpoints"), self.journal, job.save_freq
         )
         self.steps = self._new_steps()
@@ -89,7 +89,7 @@ class Life:
         """As a loop does with a trainer that is new."""
         await self.trainer.boot(self.job)
         self.steps = self._new_steps()
-        saved = await self.saves.restore()
+        saved = await self.checkpointer.restore()
         step = 0 if saved is None else saved.step
         known = max(self.log.version, self.engine.version)
         version = known + 1 if known or step else 0
@@ -102,7 +102,7 @@ class Life:
         """As a loop does where a step is due; whether one was made."""
         if not self.steps.is_due(time.monotonic()):
             return False
-        version = await self.steps.make()
+        version = await self.steps.run()
         if version is not None:
             await self._publish(version)
             self.engine.global_step = self.log.last_step + 1
@@ -115,7 +115,7 @@ class Life:
     def waiting(self) -> reads.PendingWork:
         """As the next life would find it now."""
         assert self.journal.drain()
-        return self.journal.read(reads.waiting, 0.0)
+        return self.journal.read(reads.pending_work, 0.0)
 
     def content(self) -> list[str]:
         """All of the file."""
@@ -139,7 +139,7 @@ class Life:
 
     def _new_steps(self) -> StepRunner:
         return StepRunner(
-            self.job, self.engine, self.intake.pool, self.trainer, self.log, self.saves
+            self.job, self.engine, self.intake.pool, self.trainer, self.log, self.checkpointer
         )
 
     async def _publish(self, version: int) -> None:

@@ -108,7 +108,7 @@ class AnyOrder(RuleBasedStateMachine):
         async def whole() -> Outcome[T]:
             if fate is None:
                 result = await act()
-                await self.life.journal.settle()
+                await self.life.journal.flush()
                 return Outcome(result, None, was_told=True)
             return await killed_at(self.life, fate, self._folder(), act)
 
@@ -144,8 +144,8 @@ class AnyOrder(RuleBasedStateMachine):
         return claims[pick % len(claims)]
 
     def episode(self, claim: Claim) -> Episode:
-        episode = self.life.intake.episodes.owned(claim.uuid, CLIENT)
-        assert self.life.intake.episodes.of_key(claim.key) is episode
+        episode = self.life.intake.episodes.find_owned(claim.uuid, CLIENT)
+        assert self.life.intake.episodes.find_by_key(claim.key) is episode
         return episode
 
     def _folder(self) -> Path:
@@ -279,7 +279,7 @@ class AnyOrder(RuleBasedStateMachine):
         late = Episode(claim.episode_id, 1, claim.key, CLIENT, claim.kind, SHORT_S, 0.0)
 
         async def comes_late() -> None:
-            assert self.life.intake.episodes.of_key(claim.key) is None
+            assert self.life.intake.episodes.find_by_key(claim.key) is None
             assert self.life.intake.episodes.find(claim.uuid) is None
             await self.life.intake.add_episode_call(late, self.new_call())
             await self.life.intake.abort_episode(claim.uuid, CLIENT)

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine
 
 from fakevllm_server.config.model import ConfigError
 from fakevllm_server.journal import reads, tables
-from fakevllm_server.journal.changes import remembered
+from fakevllm_server.journal.changes import meta_set
 from fakevllm_server.journal.migrations import MIGRATIONS
 from fakevllm_server.journal.store import Journal
 from tests.swarm_server.journal.disks import rows
@@ -64,7 +64,7 @@ def test_migrations_are_in_the_order_of_their_names() -> None:
 
 async def test_opening_again_migrates_nothing_and_keeps_what_is_there(path: Path) -> None:
     journal = Journal(path)
-    await journal.write(remembered("a", "1"))
+    await journal.write(meta_set("a", "1"))
     journal.close()
     before = path.read_bytes()
     again = Journal(path)
@@ -118,7 +118,7 @@ def test_claims_from_before_there_were_owners_are_nobodys(
         db.execute("INSERT INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?)", values)
     db.close()
     journal = Journal(path)
-    (episode,) = journal.read(reads.waiting, 5.0).claimed
+    (episode,) = journal.read(reads.pending_work, 5.0).claimed
     assert (episode.client_uuid, episode.key, episode.owner) == ("me", "sk-ajet-1-x", "")
     journal.close()
 
@@ -126,7 +126,7 @@ def test_claims_from_before_there_were_owners_are_nobodys(
 def test_an_empty_file_becomes_a_journal(path: Path) -> None:
     path.touch()
     journal = Journal(path)
-    assert journal.read(reads.standing) == reads.LogPosition(0, 0, 0)
+    assert journal.read(reads.log_position) == reads.LogPosition(0, 0, 0)
     journal.close()
 
 
@@ -134,20 +134,20 @@ def test_a_file_that_is_no_journal_is_refused_with_what_to_do(tmp_path: Path) ->
     (tmp_path / "text").write_text("this is not a database, it is a text of some length" * 50)
     (tmp_path / "folder").mkdir()
     for bad in (tmp_path / "text", tmp_path / "folder", tmp_path / "text" / "journal"):
-        with pytest.raises(ConfigError, match="mend it, or choose another --run-dir"):
+        with pytest.raises(ConfigError, match="repair it, or choose another --run-dir"):
             Journal(bad)
 
 
 async def test_a_damaged_journal_is_refused_at_the_first_reads(path: Path) -> None:
     journal = Journal(path)
-    await journal.write(*(remembered(str(number), "x" * 1000) for number in range(100)))
+    await journal.write(*(meta_set(str(number), "x" * 1000) for number in range(100)))
     journal.close()
     (page_size,) = rows(path, "PRAGMA page_size")[0]
     raw = bytearray(path.read_bytes())
     raw[-5 * page_size :] = b"\xa5" * (5 * page_size)
     path.write_bytes(raw)
     again = Journal(path)
-    with pytest.raises(ConfigError, match=r"is damaged .*mend it"), again.opening():
+    with pytest.raises(ConfigError, match=r"is damaged .*repair it"), again.opening():
         pass
 
 

@@ -166,7 +166,7 @@ async def test_what_waits_is_not_forgotten(lives: Lives) -> None:
     assert [one.uuid for one in found.claimed] == [claimed.uuid]
     assert [calls for _, calls in found.samples] == [[call(2)]]
     assert list(found.open_groups) == ["open"]
-    assert lives.now.intake.episodes.owned(claimed.uuid, CLIENT).calls == [call(1)]
+    assert lives.now.intake.episodes.find_owned(claimed.uuid, CLIENT).calls == [call(1)]
     await lives.now.intake.end_episode(end_of(claimed.uuid, 0.0, "half"), 0.0, None)
     assert lives.now.intake.pool.num_finished == 1
 

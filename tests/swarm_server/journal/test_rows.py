@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from swarm_server.samples import call
 
 from fakevllm_server.journal import changes, reads
-from fakevllm_server.journal.rows import CorruptCall, call_of, call_row
+from fakevllm_server.journal.rows import CorruptCall, call_row, parse_call_row
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
 from fakevllm_server.types.token_masks import TokenMasks, packed
@@ -56,7 +56,7 @@ def bits(call: RecordedCall) -> tuple[RecordedCall, bytes]:
 @given(call=calls())
 @example(call=replace(call(), temperature=5e-324, logprobs=[-5e-324, -0.0]))
 def test_a_call_comes_back_bit_by_bit(call: RecordedCall) -> None:
-    assert bits(call_of(call_row(call))) == bits(call)
+    assert bits(parse_call_row(call_row(call))) == bits(call)
 
 
 @given(call=calls(), data=st.data())
@@ -80,29 +80,29 @@ def test_what_is_longer_or_shorter_is_no_call(call: RecordedCall, column: int, m
 def test_bytes_that_move_from_one_column_to_the_next_are_no_call() -> None:
     prompt, response, logprobs, facts, digest = call_row(call())
     with pytest.raises(CorruptCall):
-        call_of((prompt + response[:4], response[4:], logprobs, facts, digest))
+        parse_call_row((prompt + response[:4], response[4:], logprobs, facts, digest))
 
 
 def test_a_call_without_log_probabilities_is_not_one_with_none_of_them() -> None:
     without, empty = replace(call(ids=()), logprobs=None), call(ids=())
-    assert call_of(call_row(without)).logprobs is None
-    assert call_of(call_row(empty)).logprobs == []
+    assert parse_call_row(call_row(without)).logprobs is None
+    assert parse_call_row(call_row(empty)).logprobs == []
     prompt, response, _, facts, digest = call_row(empty)
     with pytest.raises(CorruptCall):
-        call_of((prompt, response, None, facts, digest))
+        parse_call_row((prompt, response, None, facts, digest))
 
 
 async def test_a_file_holds_it_as_a_row_does(journal: Journal, path: Path) -> None:
     one = replace(call(), allowed=TokenMasks.of([None, packed(b"\x81")]), logprobs=[-5e-324, -0.1])
-    await journal.write(changes.call_ended("g/0", 0, one, "g"))
+    await journal.write(changes.call_recorded("g/0", 0, one, "g"))
     ((found,),) = journal.read(reads.calls_by_sibling, "g", 1)
     assert bits(found) == bits(one)
     assert rows(path, "SELECT COUNT(*) FROM calls") == [(1,)]
 
 
 async def test_of_the_same_call_written_twice_one_is_kept(journal: Journal) -> None:
-    put = changes.call_ended("g/0", 0, call(), "g")
-    again = changes.call_ended("g/0", 0, call(version=9), "g")
+    put = changes.call_recorded("g/0", 0, call(), "g")
+    again = changes.call_recorded("g/0", 0, call(version=9), "g")
     await journal.write(put, put, again)
     assert journal.read(reads.calls_by_sibling, "g", 1) == [[call()]]
 
@@ -117,4 +117,4 @@ def _refused(row: list[bytes | None]) -> None:
     except UnicodeDecodeError:
         return
     with pytest.raises(CorruptCall):
-        call_of((prompt_ids, response_ids, logprobs, text, digest))
+        parse_call_row((prompt_ids, response_ids, logprobs, text, digest))

@@ -15,7 +15,7 @@ from sqlalchemy import event
 
 from fakevllm_server.journal import store
 from fakevllm_server.journal import writer as writing
-from fakevllm_server.journal.changes import remembered
+from fakevllm_server.journal.changes import meta_set
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.writer import Change, JournalError, JournalWriter
 from tests.swarm_server.journal.disks import LIMIT_S, Disk, Held, rows
@@ -29,35 +29,35 @@ def facts(path: Path) -> list[str]:
 
 
 async def test_what_is_acknowledged_is_on_disk(journal: Journal, path: Path) -> None:
-    await journal.write(remembered("a", "1"), remembered("b", None))
+    await journal.write(meta_set("a", "1"), meta_set("b", None))
     assert rows(path, "SELECT * FROM meta") == [("a", "1")]
 
 
 async def test_nothing_is_acknowledged_before_it_is_on_disk(journal: Journal, path: Path) -> None:
     held = Held(journal)
-    place = journal.put(remembered("a", "1"))
+    place = journal.put(meta_set("a", "1"))
     with pytest.raises(JournalError, match="the disk is slow"):
-        await journal.reach(place, 0.02)
+        await journal.wait_written(place, 0.02)
     assert facts(path) == []
     held.let_go()
-    await journal.reach(place)
+    await journal.wait_written(place)
     assert facts(path) == ["a"]
 
 
 async def test_a_full_disk_is_tried_again_until_it_has_room(journal: Journal, path: Path) -> None:
     disk = Disk(journal)
     disk.fill()
-    patient = asyncio.ensure_future(journal.reach(journal.put(remembered("big", BIG)), None))
-    behind = journal.put(remembered("small", "1"))
+    patient = asyncio.ensure_future(journal.wait_written(journal.put(meta_set("big", BIG)), None))
+    behind = journal.put(meta_set("small", "1"))
     with pytest.raises(JournalError, match="full"):
-        await journal.reach(behind, 0.1)
-    assert journal.trouble is not None and not patient.done()
+        await journal.wait_written(behind, 0.1)
+    assert journal.error is not None and not patient.done()
     assert facts(path) == []
     disk.make_room()
-    await journal.reach(behind, LIMIT_S)
+    await journal.wait_written(behind, LIMIT_S)
     await patient
     assert facts(path) == ["big", "small"]
-    assert journal.trouble is None
+    assert journal.error is None
 
 
 async def test_a_file_that_somebody_locks_is_tried_again(
@@ -68,11 +68,11 @@ async def test_a_file_that_somebody_locks_is_tried_again(
     journal = Journal(path)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    place = journal.put(remembered("a", "1"))
+    place = journal.put(meta_set("a", "1"))
     with pytest.raises(JournalError, match="locked"):
-        await journal.reach(place, 0.1)
+        await journal.wait_written(place, 0.1)
     other.execute("ROLLBACK")
-    await journal.reach(place, LIMIT_S)
+    await journal.wait_written(place, LIMIT_S)
     other.close()
     journal.close()
     assert facts(path) == ["a"]
@@ -90,7 +90,7 @@ async def test_what_waits_goes_into_few_transactions_in_its_order(
     assert journal.drain()
     held = Held(journal)
     many = [str(number) for number in range(500)]
-    waits = [asyncio.ensure_future(journal.write(remembered(name, ""))) for name in many]
+    waits = [asyncio.ensure_future(journal.write(meta_set(name, ""))) for name in many]
     await asyncio.sleep(0)
     commits.clear()
     held.let_go()
@@ -100,20 +100,20 @@ async def test_what_waits_goes_into_few_transactions_in_its_order(
 
 
 async def test_a_place_is_reached_in_any_order_and_again(journal: Journal) -> None:
-    older = journal.put(remembered("a", "1"))
-    newer = journal.put(remembered("b", "1"))
-    await journal.reach(newer)
-    await journal.reach(older, 0)
-    await journal.reach(newer, 0)
-    await journal.settle()
+    older = journal.put(meta_set("a", "1"))
+    newer = journal.put(meta_set("b", "1"))
+    await journal.wait_written(newer)
+    await journal.wait_written(older, 0)
+    await journal.wait_written(newer, 0)
+    await journal.flush()
 
 
 async def test_settled_is_not_said_while_something_waits(journal: Journal, path: Path) -> None:
     held = Held(journal)
-    journal.put(remembered("a", "1"))
-    settled = asyncio.ensure_future(journal.settle())
+    journal.put(meta_set("a", "1"))
+    settled = asyncio.ensure_future(journal.flush())
     await asyncio.sleep(0)
-    journal.put(remembered("b", "1"))
+    journal.put(meta_set("b", "1"))
     assert not settled.done()
     held.let_go()
     await settled
@@ -122,7 +122,7 @@ async def test_settled_is_not_said_while_something_waits(journal: Journal, path:
 
 async def test_one_who_waits_no_more_takes_nobody_along(journal: Journal, path: Path) -> None:
     held = Held(journal)
-    gone, stays = (asyncio.ensure_future(journal.write(remembered(name, ""))) for name in "ab")
+    gone, stays = (asyncio.ensure_future(journal.write(meta_set(name, ""))) for name in "ab")
     await asyncio.sleep(0)
     gone.cancel()
     held.let_go()
@@ -136,13 +136,13 @@ def test_a_loop_that_is_closed_meanwhile_takes_nobody_along(journal: Journal, pa
     waits: list[asyncio.Future[None]] = []
 
     async def wait() -> None:
-        waits.append(asyncio.ensure_future(journal.write(remembered("a", ""))))
+        waits.append(asyncio.ensure_future(journal.write(meta_set("a", ""))))
         await asyncio.sleep(0)
 
     asyncio.run(wait())
     assert waits[0].cancelled()
     held.let_go()
-    asyncio.run(journal.write(remembered("b", "")))
+    asyncio.run(journal.write(meta_set("b", "")))
     assert facts(path) == ["a", "b"]
 
 
@@ -150,7 +150,7 @@ def test_closing_writes_what_waits(path: Path) -> None:
     journal = Journal(path)
     held = Held(journal)
     for number in range(50):
-        journal.put(remembered(str(number), ""))
+        journal.put(meta_set(str(number), ""))
     threading.Timer(0.02, held.let_go).start()
     journal.close()
     assert len(facts(path)) == 50
@@ -164,7 +164,7 @@ async def test_closing_tries_once_more_what_the_disk_refused(
     disk = Disk(journal)
     disk.refuse()
     with pytest.raises(JournalError, match="readonly"):
-        await journal.reach(journal.put(remembered("a", "1")), 0.1)
+        await journal.wait_written(journal.put(meta_set("a", "1")), 0.1)
     disk.accept()
     await asyncio.to_thread(journal.close)
     assert facts(path) == ["a"]
@@ -174,21 +174,21 @@ async def test_a_close_that_cannot_write_tells_all_who_wait(
     journal: Journal, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Disk(journal).refuse()
-    waits = asyncio.ensure_future(journal.write(remembered("a", "1")))
+    waits = asyncio.ensure_future(journal.write(meta_set("a", "1")))
     await asyncio.sleep(0)
     await asyncio.to_thread(journal.close)
     with pytest.raises(JournalError):
         await asyncio.wait_for(waits, LIMIT_S)
     assert facts(path) == []
-    assert "without 1 changes" in caplog.text
+    assert "1 changes are lost" in caplog.text
 
 
 async def test_after_the_close_nothing_is_acknowledged(journal: Journal, path: Path) -> None:
-    before = journal.put(remembered("a", "1"))
+    before = journal.put(meta_set("a", "1"))
     await asyncio.to_thread(journal.close)
-    await journal.reach(before)
+    await journal.wait_written(before)
     with pytest.raises(JournalError, match="closed"):
-        await asyncio.wait_for(journal.write(remembered("b", "1")), LIMIT_S)
+        await asyncio.wait_for(journal.write(meta_set("b", "1")), LIMIT_S)
     assert facts(path) == ["a"]
 
 
@@ -204,8 +204,8 @@ async def test_an_unexpected_error_ends_the_writing_for_good() -> None:
 
     writer = JournalWriter(transact, broken.set)
     change = Change("any", lambda db: None)
-    first = asyncio.ensure_future(writer.reach(writer.put(change)))
-    second = asyncio.ensure_future(writer.reach(writer.put(change), LIMIT_S))
+    first = asyncio.ensure_future(writer.wait_written(writer.put(change)))
+    second = asyncio.ensure_future(writer.wait_written(writer.put(change), LIMIT_S))
     await asyncio.to_thread(started.wait, LIMIT_S)
     await asyncio.sleep(0)
     may_go.set()
@@ -213,7 +213,7 @@ async def test_an_unexpected_error_ends_the_writing_for_good() -> None:
         with pytest.raises(JournalError, match="is broken: a defect"):
             await waits
     with pytest.raises(JournalError, match="is broken: a defect"):
-        await writer.reach(writer.put(change))
+        await writer.wait_written(writer.put(change))
     assert broken.wait(LIMIT_S)
     assert len(tried) == 1
     assert not writer.drain(0.01)
@@ -225,12 +225,12 @@ async def test_a_broken_journal_ends_the_server(journal: Journal, path: Path) ->
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     try:
         held = Held(journal)
-        good = journal.put(remembered("a", "1"))
+        good = journal.put(meta_set("a", "1"))
         bad = journal.put(Change("bad", lambda db: db.exec_driver_sql("SELECT ?", (object(),))))
         held.let_go()
         for place in (good, bad):  # one transaction: all or nothing
             with pytest.raises(JournalError, match="is broken"):
-                await journal.reach(place)
+                await journal.wait_written(place)
         await asyncio.wait_for(ended.wait(), LIMIT_S)
     finally:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
@@ -243,11 +243,11 @@ async def test_a_journal_too_far_behind_takes_nothing_new(
     monkeypatch.setattr(writing, "MAX_WAITING", 3)
     held = Held(journal)
     for number in range(3):
-        journal.check_room()
-        journal.put(remembered(str(number), ""))
+        journal.check_capacity()
+        journal.put(meta_set(str(number), ""))
     assert journal.is_full
-    with pytest.raises(JournalError, match="too much waits"):
-        journal.check_room()
+    with pytest.raises(JournalError, match="too many changes wait"):
+        journal.check_capacity()
     held.let_go()
-    await journal.settle()
-    journal.check_room()
+    await journal.flush()
+    journal.check_capacity()

@@ -8,7 +8,12 @@ from swarm_server.samples import call
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
 from fakevllm_server.algorithms.whitened import reinforce_plus_plus
-from fakevllm_server.training.batch import PlannedStep, plan_step, trainable_calls, with_left_out
+from fakevllm_server.training.batch import (
+    PlannedStep,
+    plan_step,
+    trainable_calls,
+    with_excluded_counts,
+)
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
 
@@ -169,7 +174,7 @@ def test_where_rewards_are_shuffled_an_answers_length_teaches_nothing_either() -
 
 def test_ties_are_told_whether_they_were_in_the_step_or_kept_from_it() -> None:
     metrics = {"groups": 3.0, "groups_with_signal": 2.0}
-    assert with_left_out(metrics, {"stale_calls": 2})["tie_rate"] == pytest.approx(1 / 3)
-    told = with_left_out(metrics, {"stale_calls": 0, "tied_groups": 5})
+    assert with_excluded_counts(metrics, {"stale_calls": 2})["tie_rate"] == pytest.approx(1 / 3)
+    told = with_excluded_counts(metrics, {"stale_calls": 0, "tied_groups": 5})
     assert told["tie_rate"] == pytest.approx(6 / 8)
     assert told["tied_groups"] == 5

@@ -15,9 +15,9 @@ from swarm_server.samples import call
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.forest.history import Vocabulary
 from fakevllm_server.run.coverage import additive_metrics
-from fakevllm_server.training import batch as branches_module
-from fakevllm_server.training.batch import branches
-from fakevllm_server.training.vocabulary import vocabulary_of
+from fakevllm_server.training import branches as branches_module
+from fakevllm_server.training.branches import branch_metrics
+from fakevllm_server.training.vocabulary import load_vocabulary
 from fakevllm_server.types.backend import Batch, LossSpec, StepMetrics
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
@@ -40,7 +40,7 @@ STRIPPED = made(asked("system: s", "user: hi", "assistant: hello", "user: more")
 
 
 def test_each_episode_is_a_session_of_its_own() -> None:
-    assert branches(episodes([FIRST, NEXT], [FIRST, STRIPPED]), FULL) == {
+    assert branch_metrics(episodes([FIRST, NEXT], [FIRST, STRIPPED]), FULL) == {
         "branch_first": 2,
         "branch_extends": 1,
         "branch_thinking_stripped": 1,
@@ -50,17 +50,17 @@ def test_each_episode_is_a_session_of_its_own() -> None:
 
 
 def test_without_a_tokenizer_a_cause_that_needs_text_is_unknown() -> None:
-    told = branches(episodes([FIRST, NEXT, STRIPPED]))
+    told = branch_metrics(episodes([FIRST, NEXT, STRIPPED]))
     assert (told["branch_extends"], told["branch_unknown"]) == (1, 1)
 
 
 def test_one_call_asked_again_branches_and_is_no_drift() -> None:
-    told = branches(episodes([FIRST, FIRST]), FULL)
+    told = branch_metrics(episodes([FIRST, FIRST]), FULL)
     assert (told["branch_regenerated"], told["branch_rate"], told["drift_rate"]) == (1, 1, 0)
 
 
 def test_siblings_of_one_call_are_no_sessions() -> None:
-    assert branches(episodes([FIRST], [STRIPPED])) == {}
+    assert branch_metrics(episodes([FIRST], [STRIPPED])) == {}
 
 
 def test_the_next_turn_of_passive_traffic_is_held_against_the_answer_that_was_served() -> None:
@@ -68,15 +68,15 @@ def test_the_next_turn_of_passive_traffic_is_held_against_the_answer_that_was_se
         siblings = [ScoredEpisode(at, 1.0, [one]) for at, one in enumerate(prompts)]
         return FinishedGroup("g", siblings, follows)
 
-    told = branches([turn(FIRST, FIRST, follows=None), turn(NEXT, NEXT, follows=FIRST)], FULL)
+    told = branch_metrics([turn(FIRST, FIRST, follows=None), turn(NEXT, NEXT, follows=FIRST)], FULL)
     assert told == {"branch_extends": 1, "drift_rate": 0, "branch_rate": 0}
-    told = branches([turn(STRIPPED, STRIPPED, follows=FIRST)], FULL)
+    told = branch_metrics([turn(STRIPPED, STRIPPED, follows=FIRST)], FULL)
     assert told == {"branch_thinking_stripped": 1, "drift_rate": 1, "branch_rate": 1}
 
 
 def test_the_models_own_folder_tells_causes_by_text() -> None:
     pytest.importorskip("tokenizers")
-    vocabulary = vocabulary_of(str(DEMO_MODEL_DIR))
+    vocabulary = load_vocabulary(str(DEMO_MODEL_DIR))
     assert vocabulary.decode is not None and vocabulary.message_start is not None
     assert vocabulary.decode([vocabulary.message_start]) == "<|im_start|>"
     assert {vocabulary.decode([id]) for id in vocabulary.special_ids} >= {"<|im_start|>", END}
@@ -86,7 +86,7 @@ def test_the_models_own_folder_tells_causes_by_text() -> None:
 def test_a_model_without_a_readable_tokenizer_leaves_ids(tmp_path: Path, model: str | None) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "tokenizer.json").write_text("{")
-    assert vocabulary_of(model and str(tmp_path / model)) == Vocabulary()
+    assert load_vocabulary(model and str(tmp_path / model)) == Vocabulary()
 
 
 class TellsWhenItTrains(LocalBackend):
@@ -121,7 +121,7 @@ def test_calls_beyond_what_a_step_has_time_to_read_are_counted_and_ids_are_alway
 ) -> None:
     given = episodes([FIRST, STRIPPED, NEXT])
     monkeypatch.setattr(branches_module, "MAX_TOKENS", 1)
-    told = branches(given, FULL)
+    told = branch_metrics(given, FULL)
     assert told == {
         "branch_first": 1,
         "branch_extends": 1,
@@ -130,6 +130,6 @@ def test_calls_beyond_what_a_step_has_time_to_read_are_counted_and_ids_are_alway
         "branch_rate": 0.5,
     }
     assert "branch_not_read" in additive_metrics(told)
-    assert branches(given)["branch_unknown"] == 1  # without a tokenizer nothing is read
+    assert branch_metrics(given)["branch_unknown"] == 1  # without a tokenizer nothing is read
     monkeypatch.undo()
-    assert branches(given, FULL)["branch_thinking_stripped"] == 1
+    assert branch_metrics(given, FULL)["branch_thinking_stripped"] == 1

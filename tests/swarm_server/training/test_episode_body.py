@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.training.intake import with_job
+from fakevllm_server.training.episode_body import with_job_sampling
 from tests.swarm_server.web.odd_engine import AppCall, OddEngine, serving, whole
 
 Json = dict[str, Any]
@@ -42,25 +42,25 @@ CHAT: Json = {"messages": [{"role": "user", "content": "hi"}]}
     ],
 )
 def test_an_answer_is_no_longer_than_a_turn_may_be(asked: Json, becomes: Json) -> None:
-    assert with_job(CHAT | asked, TrainJob(**LENGTHS)) == CHAT | becomes
+    assert with_job_sampling(CHAT | asked, TrainJob(**LENGTHS)) == CHAT | becomes
 
 
 @pytest.mark.parametrize(("turn", "limit"), [(30, 16), (8, 8)])
 def test_a_completion_that_names_no_limit_has_that_of_its_format(turn: int, limit: int) -> None:
     job = TrainJob.model_validate(LENGTHS | {"max_response_length_in_one_turn": turn})
-    assert with_job({"prompt": "hi"}, job) == {"prompt": "hi", "max_tokens": limit}
+    assert with_job_sampling({"prompt": "hi"}, job) == {"prompt": "hi", "max_tokens": limit}
 
 
 def test_a_job_that_says_nothing_leaves_the_body_as_it_is() -> None:
     body = CHAT | {"max_tokens": 5000}
-    assert with_job(body, TrainJob()) is body
+    assert with_job_sampling(body, TrainJob()) is body
     bounded = CHAT | {"max_tokens": 3, "temperature": 0.2}
-    assert with_job(bounded, TrainJob(**LENGTHS, temperature=0.9)) is bounded
+    assert with_job_sampling(bounded, TrainJob(**LENGTHS, temperature=0.9)) is bounded
 
 
 @pytest.mark.parametrize(("asked", "used"), [(None, 0.9), (0.0, 0.0), (1.0, 1.0)])
 def test_the_jobs_temperature_is_for_calls_that_name_none(asked: float | None, used: float) -> None:
-    sent = with_job(CHAT | {"temperature": asked}, TrainJob(temperature=0.9))
+    sent = with_job_sampling(CHAT | {"temperature": asked}, TrainJob(temperature=0.9))
     assert sent["temperature"] == used
 
 

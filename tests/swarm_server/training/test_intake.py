@@ -87,7 +87,7 @@ async def test_late_calls_change_nothing(lives: Lives, is_next_life: bool) -> No
     before, num_open = lives.now.content(), lives.now.intake.pool.num_open
     for episode in (ended, aborted):
         await lives.now.intake.add_episode_call(episode, call(7))
-        assert lives.now.intake.episodes.of_key(episode.key) is None
+        assert lives.now.intake.episodes.find_by_key(episode.key) is None
     for name in ("ended", "aborted"):
         await lives.captured(name, call(7), call(7), call(7))
     assert lives.now.content() == before
@@ -109,7 +109,7 @@ async def test_an_older_epoch_changes_nothing(lives: Lives, is_next_life: bool) 
     await lives.now.intake.abort_episode(old.uuid, CLIENT)
     await lives.now.intake.add_episode_call(old, call())
     with pytest.raises(EpisodeRefused):
-        lives.now.intake.episodes.owned(old.uuid, CLIENT)
+        lives.now.intake.episodes.find_owned(old.uuid, CLIENT)
     assert lives.now.content() == before
     await lives.end(new.uuid)
 

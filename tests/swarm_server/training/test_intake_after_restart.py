@@ -36,8 +36,8 @@ async def test_a_group_that_was_trained_and_let_go_answers_as_before_but_for_its
 async def test_an_episode_goes_on_in_the_next_life_with_the_same_key(lives: Lives) -> None:
     episode = await lives.played(call(1))
     lives.kill()
-    again = lives.now.intake.episodes.of_key(episode.key)
-    assert again is not None and again is lives.now.intake.episodes.owned(episode.uuid, CLIENT)
+    again = lives.now.intake.episodes.find_by_key(episode.key)
+    assert again is not None and again is lives.now.intake.episodes.find_owned(episode.uuid, CLIENT)
     assert (again.calls, again.idle_limit_s, again.in_flight) == ([call(1)], LIMIT_S, 0)
     await lives.now.intake.add_episode_call(again, call(2))
     await lives.end(episode.uuid)
@@ -59,7 +59,7 @@ async def test_episodes_nobody_holds_are_open_in_the_next_life(lives: Lives) -> 
     await lives.now.intake.abort_episode(given_up.uuid, CLIENT)
     lives.now.intake.sweep(time.monotonic() + 10.0)
     lives.next()
-    lives.now.intake.give_up_episodes()
+    lives.now.intake.reopen_episodes()
     again = {(await lives.claimed()).uuid for _ in range(2)}
     assert again == {f"{one.episode_id}0002" for one in (given_up, ran_out)}
     assert not any(episode.calls for episode in lives.now.waiting().claimed)
@@ -202,14 +202,14 @@ async def test_an_engine_that_is_started_again_finds_what_waits_once(lives: Live
     await lives.captured("ended")
     await lives.end_group("ended")
     await lives.end((await lives.played()).uuid, task="half")
-    await lives.now.journal.settle()
+    await lives.now.journal.flush()
     before = lives.now.content()
     for _ in range(2):
         lives.now.intake.resume(JOB, time.monotonic())
     pool = lives.now.intake.pool
     assert (pool.num_finished, pool.num_open) == (1, 1)
     assert lives.now.intake.episodes.num_claimed == 1
-    assert lives.now.intake.episodes.of_key(episode.key) is not None
+    assert lives.now.intake.episodes.find_by_key(episode.key) is not None
     assert lives.now.content() == before
 
 

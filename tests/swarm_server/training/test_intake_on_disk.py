@@ -118,11 +118,11 @@ async def test_an_app_does_not_wait_for_a_disk_that_is_slow_or_in_trouble(
     await lives.captured("g")
     await lives.now.intake.add_episode_call(episode, call())
     held.let_go()
-    await lives.now.journal.settle()
+    await lives.now.journal.flush()
     disk = Disk(lives.now.journal)
     disk.refuse()
     await lives.captured("g")
-    await asyncio.to_thread(_until, lambda: lives.now.journal.trouble is not None)
+    await asyncio.to_thread(_until, lambda: lives.now.journal.error is not None)
     monkeypatch.setattr(intake, "CALL_LIMIT_S", 1e6)
     await lives.now.intake.add_episode_call(episode, call())
     disk.accept()
@@ -139,7 +139,7 @@ async def test_a_full_journal_refuses_and_takes_it_later(
     before = lives.now.content()
     monkeypatch.setattr(writer, "MAX_WAITING", 0)
     held = Held(lives.now.journal)
-    with pytest.raises(JournalError, match="too much waits"):
+    with pytest.raises(JournalError, match="too many changes wait"):
         await ask()
     held.let_go()
     assert lives.now.content() == before
@@ -158,7 +158,7 @@ async def test_calls_that_a_full_journal_has_no_room_for_are_left_out_everywhere
         await lives.now.intake.add_episode_call(episode, call(2))
         await lives.captured("g", call(2), call(2))
         held.let_go()
-        await lives.now.journal.settle()
+        await lives.now.journal.flush()
     await lives.now.intake.add_episode_call(episode, call(3))
     await lives.captured("g", call(3), call(3))
     found = lives.now.waiting()

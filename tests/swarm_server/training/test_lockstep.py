@@ -88,7 +88,7 @@ async def test_what_waits_for_an_agreement_is_no_backlog(tmp_path: Path) -> None
     for name in "ab":
         assert ended(swarm.pool, name, 1.0, 0.0) == ""
     assert swarm.backlog == 0
-    swarm.pool.clients.entered("me", 0.0)
+    swarm.pool.clients.add("me", 0.0)
     swarm.pool.clients.agree("me", 0.0)
     assert swarm.backlog == 1
     await swarm.close()

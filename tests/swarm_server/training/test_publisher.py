@@ -43,8 +43,8 @@ async def test_an_engine_serves_untrained_where_its_trainer_refuses_the_job(
     run.backend.plan("boot", BackendRefused(WHY))
     await run.rolling()
     told = (
-        f"training is off, serving goes on: {WHY}. Mend it, then end the server and the proxy, and "
-        "start both again"
+        f"training is off, serving goes on: {WHY}. Fix the cause, then stop the "
+        "server and the proxy, and start both again"
     )
     assert run.engine.detail == told and told in caplog.messages
     assert (len(run.endpoints), run.backend.num_launched) == (1, 1)

@@ -138,7 +138,7 @@ async def play(fates: list[str], folder: Path) -> None:
     rollout.check = check
     for name in ("a", "b", "c", "d"):
         await run.rolling()
-        if run.loop.closed is None:
+        if run.loop.closed_reason is None:
             await run.pool_group(name)
             await run.until(lambda name=name: name in {*run.trained_groups, *run.dropped_groups})
     await run.rolling()

@@ -65,7 +65,7 @@ async def test_three_steps_in_a_row_that_are_too_far_end_training_and_not_servin
         await run.trained(name)
     (stop,) = entries(run, "stopped")
 
-    assert run.loop.closed is not None
+    assert run.loop.closed_reason is not None
     assert run.engine.status is EngineStatus.ROLLING and run.engine.is_serving
     assert run.engine.detail == stop.reason
     assert "training stopped at step 4" in stop.reason and "mismatch_k3 6" in stop.reason
@@ -104,7 +104,7 @@ async def test_a_stopped_run_stays_so_when_its_engine_is_started_again(tmp_path:
     await run.rolling()
 
     assert reason is not None and run.engine.detail == reason
-    assert run.loop.closed is not None
+    assert run.loop.closed_reason is not None
     await run.stop()
 
 
@@ -132,7 +132,7 @@ async def test_a_step_without_an_update_trained_no_sibling_and_no_token(tmp_path
     assert far.metrics["too_far"] == 1 and "too_far" not in near.metrics
     assert (far.metrics["tokens_trained"], far.metrics["sample_coverage"]) == (0, 0)
     assert far.metrics["untrained_tokens_too_far"] == near.metrics["tokens_trained"] == 4
-    assert run.loop.closed is None and run.engine.detail is None
+    assert run.loop.closed_reason is None and run.engine.detail is None
     await run.stop()
 
 
@@ -180,7 +180,7 @@ async def test_the_engines_status_tells_why_and_what_the_run_adds_up_to(tmp_path
 def test_the_reason_says_what_was_no_number() -> None:
     limit = MismatchStop()
     for step in range(MAX_TOO_FAR):
-        limit.saw(step, {"too_far": 1.0, "mismatch_k3": math.nan}, 1.0)
+        limit.observe(step, {"too_far": 1.0, "mismatch_k3": math.nan}, 1.0)
     assert limit.reason is not None and "mismatch_k3 nan" in limit.reason
     assert "run `fakevllm-server start` and `fakevllm serve` with" in limit.reason
 
@@ -190,18 +190,18 @@ def test_only_steps_in_a_row_stop_a_run() -> None:
     far = {"too_far": 1.0, "mismatch_k3": 2.0}
     well = {"tokens_trained": 1.0}
     for step, metrics in enumerate([*[far] * (MAX_TOO_FAR - 1), well, *[far] * (MAX_TOO_FAR - 1)]):
-        limit.saw(step, metrics, 1.0)
+        limit.observe(step, metrics, 1.0)
     assert limit.reason is None
-    limit.saw(9, far, 1.0)
+    limit.observe(9, far, 1.0)
     assert limit.reason is not None and "step 9" in limit.reason
 
 
 def test_a_step_that_is_made_again_counts_once() -> None:
     limit = MismatchStop()
     for step in (1, 2, 1, 2):
-        limit.saw(step, {"too_far": 1.0, "mismatch_k3": 2.0}, 1.0)
+        limit.observe(step, {"too_far": 1.0, "mismatch_k3": 2.0}, 1.0)
     assert limit.reason is None
-    limit.saw(3, {"too_far": 1.0, "mismatch_k3": 2.0}, 1.0)
+    limit.observe(3, {"too_far": 1.0, "mismatch_k3": 2.0}, 1.0)
     assert limit.reason is not None
 
 
@@ -211,8 +211,8 @@ def test_a_step_that_measured_nothing_does_not_begin_the_count_anew(
 ) -> None:
     limit = MismatchStop()
     for step in range(MAX_TOO_FAR):
-        limit.saw(2 * step, {"too_far": 1.0, "mismatch_k3": 2.0}, 1.0)
-        limit.saw(2 * step + 1, silent, 1.0)
+        limit.observe(2 * step, {"too_far": 1.0, "mismatch_k3": 2.0}, 1.0)
+        limit.observe(2 * step + 1, silent, 1.0)
     assert limit.reason is not None
 
 
@@ -222,13 +222,13 @@ def test_a_step_of_feedback_alone_neither_counts_nor_begins_the_count_anew() -> 
     far = {"too_far": 1.0, "mismatch_k3": 2.0}
     alone = {"feedback_samples": 2.0, "groups": 0.0}
     for step in range(9):
-        limit.saw(step, alone | far, 1.0)
+        limit.observe(step, alone | far, 1.0)
     assert limit.reason is None
-    limit.saw(10, far, 1.0)
-    limit.saw(11, {"feedback_samples": 2.0, "groups": 3.0} | far, 1.0)
-    limit.saw(12, alone | {"tokens_trained": 4.0}, 1.0)
+    limit.observe(10, far, 1.0)
+    limit.observe(11, {"feedback_samples": 2.0, "groups": 3.0} | far, 1.0)
+    limit.observe(12, alone | {"tokens_trained": 4.0}, 1.0)
     assert limit.reason is None
-    limit.saw(13, far, 1.0)
+    limit.observe(13, far, 1.0)
     assert limit.reason is not None
 
 
@@ -245,7 +245,7 @@ async def test_the_count_goes_on_where_the_server_was_killed(tmp_path: Path) -> 
     again = Run(tmp_path / "next", DriftingBackend(7.0))
     await again.finish_group("d")
     await again.trained("d")
-    assert again.loop.closed == "training_stopped"
+    assert again.loop.closed_reason == "training_stopped"
     assert again.engine.detail is not None
     assert "training stopped at step 4" in again.engine.detail
     await run.stop()
@@ -257,13 +257,13 @@ async def test_a_run_that_was_stopped_tries_again_when_it_is_started_again(tmp_p
     for name in "abc":
         await run.finish_group(name)
         await run.trained(name)
-    assert run.loop.closed == "training_stopped"
+    assert run.loop.closed_reason == "training_stopped"
     await run.stop()
     again = Run(tmp_path, DriftingBackend(5.0, 0.01), JOB.model_copy(update={"max_staleness": 9}))
     for name in "de":
         await again.finish_group(name)
         await again.trained(name)
-    assert again.loop.closed is None
+    assert again.loop.closed_reason is None
     await again.stop()
 
 
@@ -276,7 +276,7 @@ async def test_a_server_killed_right_at_the_limit_says_so_in_its_next_life(tmp_p
     journal.close()
     run = Run(tmp_path, DriftingBackend())
     await run.until(lambda: bool(entries(run, "stopped")))
-    assert run.loop.closed == "training_stopped"
+    assert run.loop.closed_reason == "training_stopped"
     assert "training stopped at step 3" in entries(run, "stopped")[0].reason
     await run.stop()
 

@@ -20,7 +20,7 @@ from fakevllm_server.algorithms import ESTIMATORS
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.episodes.pool import Pool
 from fakevllm_server.run.coverage import coverage
-from fakevllm_server.training.batch import PlannedStep, plan_step, with_left_out
+from fakevllm_server.training.batch import PlannedStep, plan_step, with_excluded_counts
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 from fakevllm_server.types.token_masks import TokenMasks, packed
 from fakevllm_server.web.app import create_app
@@ -64,7 +64,7 @@ def test_a_sample_is_in_no_count_of_groups_and_tokens() -> None:
 
 
 def test_a_step_of_samples_alone_tells_no_reward_and_no_ties() -> None:
-    metrics = with_left_out(planned(sample()).metrics, {"stale_calls": 0})
+    metrics = with_excluded_counts(planned(sample()).metrics, {"stale_calls": 0})
     assert "reward_mean" not in metrics and "tie_rate" not in metrics
 
 
@@ -106,7 +106,7 @@ def test_a_sample_that_bears_the_name_of_an_open_group_is_refused() -> None:
 def test_a_sample_that_cannot_be_trained_says_why(closed: str | None) -> None:
     pool = Pool(TrainJob(batch_size=1))
     calls = [call(untrainable="missing_logprob")] if closed is None else [call()]
-    reply = pool.add_sample("feedback:g/a", calls, 0.5, 3, closed=closed)
+    reply = pool.add_sample("feedback:g/a", calls, 0.5, 3, closed_reason=closed)
     assert (reply.success, reply.pooled) == (True, False)
     assert reply.failure_reason == closed or "missing_logprob" in reply.failure_reason
     assert pool.add_sample("feedback:g/a", [call()], 0.5, 3).success is False

@@ -142,7 +142,7 @@ async def test_an_end_that_makes_no_sense_leaves_its_episode_as_it_was(
         code, detail = await rig.refused("/end_episode", json=ended(uuid, **changes))
         assert code in (400, 404, 422) and detail.startswith(told.replace("UUID", uuid))
         assert [one.uuid for one in rig.state.episodes.claimed] == [uuid]
-        assert rig.state.pool.collected.num_episodes == 0
+        assert rig.state.pool.counts.num_episodes == 0
         assert (await rig.http.post("/end_episode", json=ended(uuid))).json()["success"]
 
 
@@ -226,7 +226,7 @@ async def test_a_live_claim_is_ended_in_every_state_once_and_never_otherwise(
         assert (first.status_code, again.status_code) == (200, 200)
         code, detail = await rig.refused("/end_episode", json=ended(uuid, 0.0))
         assert code == 409 and "send again only what was sent before" in detail
-        assert rig.state.pool.collected.num_episodes == 1
+        assert rig.state.pool.counts.num_episodes == 1
 
 
 async def test_an_aborted_claim_and_its_next_one_are_not_mixed_up(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def is_admin(state: ServerState, scope: Scope) -> bool:
 def opens_episode(state: ServerState, key: str | None, path: str) -> bool:
     """Whether it is a claimed episode's key where calls to the model are taken. With the key of who
     claimed it, it ends too."""
-    episode = state.episodes.of_key(key)
+    episode = state.episodes.find_by_key(key)
     return (
         episode is not None
         and path.startswith(_CALLED)
@@ -52,7 +52,9 @@ def opens_episode(state: ServerState, key: str | None, path: str) -> bool:
 def stranger(state: ServerState, key: str | None, path: str) -> WireError:
     """An episode's key that comes late is told so, as it is where no key is asked for."""
     is_late = key is not None and key.startswith(EPISODE_KEY_PREFIX) and path.startswith(_CALLED)
-    return unclaimed_key() if is_late and state.episodes.of_key(key) is None else unauthorized()
+    return (
+        unclaimed_key() if is_late and state.episodes.find_by_key(key) is None else unauthorized()
+    )
 
 
 def unclaimed_key() -> WireError:

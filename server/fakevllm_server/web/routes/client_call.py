@@ -22,7 +22,7 @@ from fakevllm_adapters.protocol.errors import WireError, not_served
 from fakevllm_adapters.vllm_compat.context import is_over_context, unlimited, within_context
 from fakevllm_server.rollout.capture.table import CAPTURES
 from fakevllm_server.rollout.engine_client import EngineClient, Refused, Refuses
-from fakevllm_server.training.intake import with_job
+from fakevllm_server.training.episode_body import with_job_sampling
 from fakevllm_server.types.calls import RecordedCall
 from fakevllm_server.types.weight_gate import CallStamp
 
@@ -132,7 +132,7 @@ class ClientCall:
         except Untranslated as why:
             return why.error or not_served(str(why))
         if self.job is not None and self.adapter.upstream_path in CAPTURES:
-            exchange.body = with_job(exchange.body, self.job)
+            exchange.body = with_job_sampling(exchange.body, self.job)
         exchange.body = within_context(exchange.body, upstream.endpoint.max_model_len)
         try:
             orjson.dumps(exchange.body)

@@ -16,7 +16,7 @@ from fakevllm_adapters.protocol.swarm import (
     EndEpisodeRequest,
     EngineStatus,
 )
-from fakevllm_server.episodes.registry import EpisodeRefused, Idempotency, slots
+from fakevllm_server.episodes.registry import EpisodeRefused, Idempotency, max_claims
 from fakevllm_server.episodes.submissions import hash_of
 from fakevllm_server.web.routes.access import caller_of
 from fakevllm_server.web.routes.refusals import StrictRoute
@@ -86,12 +86,12 @@ def router(state: ServerState) -> APIRouter:
         """A heartbeat, for agents that are long silent between their calls."""
         try:
             state.episodes.check_owner(request.episode_uuid, caller_of(state, http.scope))
-            episode = state.episodes.owned(request.episode_uuid, request.client_uuid)
+            episode = state.episodes.find_owned(request.episode_uuid, request.client_uuid)
         except EpisodeRefused as refused:
             raise HTTPException(410, refused.detail) from None
         now = time.monotonic()
         state.episodes.renew(episode, now)
-        state.participation.clients.seen(episode.client_uuid, now)
+        state.participation.clients.touch(episode.client_uuid, now)
         return RenewReply(success=True, idle_limit_s=episode.idle_limit_s)
 
     @routes.post("/can_continue_episode")
@@ -147,8 +147,8 @@ def _cannot_claim(state: ServerState, request: ClaimEpisodeRequest) -> str | Non
     policy = request.throttle_policy if request.episode_type == "train" else None
     if policy is not None and policy.has_share and not policy.current_task_id:
         raise HTTPException(400, _NO_TASK)
-    held_back = state.participation.why_not(request, time.monotonic())  # who asks is heard, always
-    num_slots = slots(job)
+    held_back = state.participation.refusal(request, time.monotonic())  # who asks is heard, always
+    num_slots = max_claims(job)
     if not state.episodes.can_claim(num_slots):
         return f"{_NONE_FREE} {num_slots:,} are claimed, and no more are at once."
     return None if held_back is None else f"{_NONE_FREE} {held_back}"

@@ -117,7 +117,7 @@ async def _answer(
     assert episode is not None
     now = time.monotonic()
     state.episodes.call_begins(episode, now)
-    state.participation.clients.seen(episode.client_uuid, now)
+    state.participation.clients.touch(episode.client_uuid, now)
     try:
         # Kept before the last byte goes out: the client may end the episode at it.
         await _twice(state, call.captured(partial(state.intake.add_episode_call, episode)))
@@ -197,7 +197,7 @@ def _episode(state: ServerState, scope: Scope, headers: dict[bytes, bytes]) -> E
     key = api_key_of(headers)
     uuid = scope.get("path_params", {}).get("episode_uuid")
     is_of_one = key is not None and key.startswith(EPISODE_KEY_PREFIX)
-    by_key = state.episodes.of_key(key)
+    by_key = state.episodes.find_by_key(key)
     if uuid is None:
         if is_of_one and by_key is None:
             raise unclaimed_key()
