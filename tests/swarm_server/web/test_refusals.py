@@ -249,7 +249,7 @@ async def test_who_ends_an_episode_without_a_call_is_told_that_nothing_of_it_tra
         uuid = await rig.claim()
         reply = (await rig.http.post("/end_episode", json=ended(uuid))).json()
         assert (await rig.http.post("/end_episode", json=ended(uuid))).json() == reply
-        assert reply["success"] and "base URL and the key" in reply["warning"]
+        assert reply["success"] and "base URL with the key" in reply["warning"]
         assert uuid in caplog.text and reply["warning"] in caplog.text
 
 
