@@ -1,17 +1,18 @@
 """Policy losses by verl's names, as pure functions of log-probabilities.
 
-    step_loss.py   what a trainer calls: one micro-batch's part of a step's loss
-    tokens.py      the trained tokens of some calls, flat
+    step_loss.py   the function that a trainer calls: one micro-batch's part of a step's loss
+    tokens.py      the trained tokens of some calls as flat tensors
     vanilla.py     PPO clip with dual clip
     gspo.py cispo.py sapo.py geo_mean.py gpg.py
-    policy_loss.py what they share
+    policy_loss.py arithmetic that the losses share
     kl.py          distance to a reference policy
-    correction.py  trainer and engine that differ: weights, rejection
+    correction.py  importance weights and rejection where trainer and engine differ
+    mismatch.py    metrics of that difference
     aggregate.py   from a number per token to one number
 
-A new loss is a new file, one entry in LOSSES and one in `loss_spec.LOSS_DEFAULTS`. All take
-[tokens] tensors and are nothing but a loss per token; what it is the mean of,
-`algorithms.loss_units` says.
+A loss takes [tokens] tensors and returns a loss per token. It never averages:
+`algorithms.loss_units` decides the mean. A new loss is a new file, one entry in LOSSES and one in
+`loss_spec.LOSS_DEFAULTS`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fakevllm_server.backends.torch_losses.sapo import sapo
 from fakevllm_server.backends.torch_losses.vanilla import vanilla
 
 PolicyLossFn = Callable[[Tensor, Tensor, Tensor, Tensor, Any], PolicyLoss]
-"""(log_prob, old_log_prob, advantages, units, spec), each tensor [tokens]."""
+"""(log_prob, old_log_prob, advantages, units, spec) -> PolicyLoss; each tensor is [tokens]."""
 
 LOSSES: dict[str, PolicyLossFn] = {
     "vanilla": vanilla,

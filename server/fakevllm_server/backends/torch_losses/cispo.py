@@ -1,8 +1,9 @@
-"""Clipped importance weights instead of a clipped update: no token loses its gradient.
+"""CISPO: clip the importance weight instead of the update, so that no token loses its gradient.
 
     L = -sg(clip(r, 1 - low, 1 + high)) A log_prob
 
-MiniMax-M1, arXiv 2506.13585, eq. 4; verl's `cispo`. With low 10 there is no lower bound.
+where sg stops the gradient. Source: MiniMax-M1, arXiv 2506.13585, eq. 4; equal to verl's `cispo`.
+A `clip_ratio_low` of 10 means no lower bound.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, ratio_
 def cispo(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
-    """[tokens] each. `clipped` tells where the weight is at a bound."""
+    """Return the loss per token. Each tensor is [tokens]; `clipped` marks weights at a bound."""
     ratio = ratio_of(log_prob, old_log_prob).detach()
     weight = torch.clamp(ratio, 1 - spec.clip_ratio_low, 1 + spec.clip_ratio_high)
     return PolicyLoss(

@@ -1,9 +1,9 @@
-"""Where trainer and engine do not see the same probability: weights, and what is left out.
+"""Correct for the difference between trainer and engine: importance weights and rejection.
 
-Both read log_ratio = trainer's log-probability - engine's, and neither has a gradient. Sequences
-are units of the loss. Formulas and names are verl's (`rollout_correction`); truncated importance
-sampling: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training"
-(2025); weights of 0 outside both bounds: IcePop.
+Both use log_ratio = the trainer's log-probability - the engine's, and have no gradient. A sequence
+is a unit of the loss. Formulas and names are verl's (`rollout_correction`). Sources: truncated
+importance sampling from Yao et al., "Your efficient RL framework secretly brings you off-policy RL
+training" (2025); weights of 0 outside both bounds from IcePop.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from fakevllm_server.backends.torch_losses.policy_loss import (
 )
 
 LEAST_MEAN = 1e-8
-"""verl's value: a mean that is not above it is none to divide by."""
+"""Mean weight up to which weights are not normalized, since the division would be by almost 0. The
+value is verl's."""
 
 
 def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
-    """[tokens]: min(exp(log_ratio), high), or exp of its sum over the sequence; all 1 where
-    `rollout_is` is not set."""
+    """Return the importance weight of each token, [tokens]: min(ratio, high), or 0 outside both
+    bounds if there is a lower bound. The ratio is exp(log_ratio), or exp of the sum over the
+    sequence. All weights are 1 if `rollout_is` is not set."""
     log_ratio = log_ratio.detach()
     if spec.rollout_is is None:
         return torch.ones_like(log_ratio)
@@ -42,21 +44,22 @@ def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tens
 
 
 def mean_weight(weights: Tensor, units: Tensor, token_share: Tensor, spec: LossSpec) -> Tensor:
-    """A scalar: what `rollout_is_batch_normalize` divides by. The mean over the step's tokens, or
-    over its sequences, each of which has one weight; 1 where all weights are 0.
+    """Return the scalar by which `rollout_is_batch_normalize` divides. It is the mean weight over
+    the step's tokens, or over its sequences, each of which has one weight. It is 1 if all weights
+    are 0.
 
-    All tokens of the step that count, [tokens] each.
+    The tensors, [tokens] each, must hold all counted tokens of the step.
     """
     if spec.rollout_is == "sequence":
-        of_unit = 1 / unit_sum(torch.ones_like(weights), units)
-        mean = (weights * of_unit).sum() / of_unit.sum()
+        share_of_unit = 1 / unit_sum(torch.ones_like(weights), units)
+        mean = (weights * share_of_unit).sum() / share_of_unit.sum()
     else:
         mean = (weights * token_share).sum()
     return torch.where(mean > LEAST_MEAN, mean, torch.ones_like(mean))
 
 
 def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
-    """[tokens] of bool: what passes all of `rollout_rs`."""
+    """Return for each token whether it passes all criteria of `rollout_rs`, [tokens] of bool."""
     log_ratio = torch.clamp(log_ratio.detach(), -MAX_LOG_RATIO, MAX_LOG_RATIO)
     kept = torch.ones_like(log_ratio, dtype=torch.bool)
     for name, bounds in spec.rejection_bounds.items():
@@ -66,7 +69,8 @@ def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
 
 
 def _divergence(log_ratio: Tensor, estimator: str) -> Tensor:
-    """Of the engine's policy from the trainer's, seen from the engine's samples."""
+    """Estimate the divergence of the engine's policy from the trainer's, from the engine's
+    samples."""
     match estimator:
         case "k1":
             return -log_ratio
@@ -77,7 +81,8 @@ def _divergence(log_ratio: Tensor, estimator: str) -> Tensor:
 
 
 def _is_within(divergence: Tensor, bounds: Bounds) -> Tensor:
-    """k1 is bounded as a ratio, from both sides; k2 and k3 by a number."""
+    """Compare with the bounds. For k1 both bounds are ratios; for k2 and k3 the upper bound is a
+    divergence."""
     if bounds.low is None:
         return divergence <= bounds.high
     return (divergence >= math.log(bounds.low)) & (divergence <= math.log(bounds.high))

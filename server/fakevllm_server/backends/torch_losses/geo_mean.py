@@ -3,8 +3,8 @@
     d = log_prob - old_log_prob, bounded by high where A > 0 and by -low where A < 0
     L = -A exp(mean over the unit of d)              for each token of the unit
 
-Zhao et al., arXiv 2507.20673; verl's `geo_mean`. Bounds are of the log-ratio and of tokens. Meant
-for seq-mean-token-mean, which verl has built in.
+Source: Zhao et al., arXiv 2507.20673; equal to verl's `geo_mean`. The bounds apply to each token's
+log-ratio. The loss is meant for seq-mean-token-mean, which verl has built in.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fakevllm_server.backends.torch_losses.policy_loss import (
 def geo_mean(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
-    """[tokens] each; every unit has to be whole."""
-    # verl leaves this unbounded: one impossible token of a stale call then makes it infinite.
+    """Return the loss per token. Each tensor is [tokens], and must hold all tokens of each unit."""
+    # verl leaves this log-ratio unbounded: one impossible token of a stale call makes it infinite.
     log_ratio = torch.clamp(log_prob - old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     bounded = torch.clamp(log_ratio, -spec.clip_ratio_low, spec.clip_ratio_high)
     sign = torch.sign(advantages)

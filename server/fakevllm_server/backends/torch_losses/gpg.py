@@ -2,8 +2,8 @@
 
     L = -A log_prob
 
-REINFORCE, Williams 1992; GPG, arXiv 2504.02546; verl's `gpg`. It has no ratio: for samples of
-other weights set `rollout_is`, whose truncated weight is then π / π_engine.
+Sources: REINFORCE, Williams 1992; GPG, arXiv 2504.02546; equal to verl's `gpg`. The loss has no
+ratio. For samples of other weights set `rollout_is`: its truncated weight is then π / π_engine.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, unclip
 def gpg(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
-    """[tokens] each."""
+    """Return the loss per token. Each tensor is [tokens]."""
     return unclipped(-advantages * log_prob)

@@ -1,11 +1,12 @@
-"""Sequence-level clip.
+"""GSPO: clip the ratio of a whole sequence.
 
     s = exp(mean over the unit of (log_prob - old_log_prob))
     L = max(-A s, -A clip(s, 1 - low, 1 + high))     for each token of the unit
 
-with the gradient of the token form: s_t = sg(s) · π_t / sg(π_t), so that each token of a unit that
-is not clipped gets -A s. GSPO, arXiv 2507.18071, eq. 7 and 14; verl's `gspo`. The clip is narrow
-(3e-4, 4e-4), since s is a geometric mean. Meant for seq-mean-token-mean.
+The gradient is that of the token form, s_t = sg(s) · π_t / sg(π_t), where sg stops the gradient.
+Each token of a unit that is not clipped therefore gets -A s. Source: GSPO, arXiv 2507.18071, eq. 7
+and 14; equal to verl's `gspo`. The clip is narrow (3e-4, 4e-4) because s is a geometric mean. The
+loss is meant for seq-mean-token-mean.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, unit_mean
 
 MAX_LOG_UNIT_RATIO = 10.0
-"""verl's value."""
+"""Bound that keeps exp finite; verl uses the same value."""
 
 
 def gspo(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
-    """[tokens] each; every unit has to be whole."""
+    """Return the loss per token. Each tensor is [tokens], and must hold all tokens of each unit."""
     log_unit_ratio = unit_mean((log_prob - old_log_prob).detach(), units)
     log_ratio = log_prob - log_prob.detach() + log_unit_ratio
     ratio = torch.exp(torch.clamp(log_ratio, max=MAX_LOG_UNIT_RATIO))

@@ -1,13 +1,13 @@
 """Estimators of KL(policy || reference) from samples of the policy.
 
-Schulman, "Approximating KL divergence" (2020), with d = log_prob - reference:
+Source: Schulman, "Approximating KL divergence" (2020). With d = log_prob - reference:
 
-    k1  d                    its gradient is not that of the KL: 0 on average
-    k2  d² / 2               biased, its gradient is right on average
-    k3  exp(-d) + d - 1      never negative, low variance; its gradient is not that of the KL
-    +   `k1+`, `k3+`: that value with k2's gradient
+    k1  d                    the gradient is 0 on average, and not that of the KL
+    k2  d² / 2               the value is biased, the gradient is right on average
+    k3  exp(-d) + d - 1      never negative, low variance; the gradient is not that of the KL
+    +   `k1+` and `k3+` have that value with k2's gradient
 
-verl also spells them kl, mse and low_var_kl.
+verl also calls them kl, mse and low_var_kl.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
 MAX_K3 = 10.0
-"""Both bounds are verl's (`low_var_kl`): one impossible token must not own the batch."""
+"""Bounds of k3, so that one impossible token does not dominate the batch. Both values are verl's
+(`low_var_kl`)."""
 
 
 def k1(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
@@ -31,7 +32,7 @@ def k2(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
 
 
 def k3(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    """Its gradient with respect to `log_prob` is 1 - exp(reference - log_prob)."""
+    """Return k3. The gradient with respect to `log_prob` is 1 - exp(reference - log_prob)."""
     difference = torch.clamp(reference_log_prob - log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.clamp(torch.exp(difference) - difference - 1, -MAX_K3, MAX_K3)
 
@@ -47,10 +48,11 @@ ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def kl_loss(log_prob: Tensor, reference_log_prob: Tensor, name: str) -> Tensor:
-    """[tokens], by `kl_loss_type`; the reference gets no gradient."""
+    """Return the KL estimate per token, [tokens], where `name` is a `kl_loss_type`. The reference
+    gets no gradient."""
     reference = reference_log_prob.detach()
     value = ESTIMATORS[name.removesuffix("+")](log_prob, reference)
     if not name.endswith("+"):
         return value
-    straight = k2(log_prob, reference)
-    return straight - straight.detach() + value.detach()
+    k2_value = k2(log_prob, reference)
+    return k2_value - k2_value.detach() + value.detach()

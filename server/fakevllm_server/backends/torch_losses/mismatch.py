@@ -1,18 +1,20 @@
-"""How far the trainer's log-probabilities are from the engine's, before a step's first update.
+"""Metrics of the difference between the trainer's and the engine's log-probabilities, before a
+step's first update.
 
-With d = trainer - engine of a token the engine sampled, and w = exp(d):
+For a token that the engine sampled, let d = trainer - engine and w = exp(d):
 
     mismatch        mean |d|
     mismatch_k3     mean w - d - 1, an estimate of KL(engine || trainer)
     mismatch_large  share of tokens with |d| > 0.5
     ess             (Σ w)² / (n Σ w²), the effective sample size as a share of n
 
-All are kept as sums, so they are the same however a step is cut. A token counts by its part in the
-step's means (`token_share`); where all parts are equal these are the formulas above.
+All are kept as sums, so they do not depend on how a step is cut. A token's weight is its part in
+the step's means (`token_share`); if all parts are equal, these are the formulas above.
 
-Numerics and age both move them. So they are taken over the tokens whose calls were sampled wholly
-by the weights that are trained now, and `equal_version` says which share of the step that is. Where
-it is 0 they are taken over all tokens and hold the drift of older weights too.
+Both numerics and the age of a sample increase the metrics. They are therefore taken over the tokens
+whose calls were sampled wholly by the current weights, and `equal_version` is the share of the step
+that these tokens are. If that share is 0, the metrics are taken over all tokens, and include the
+drift of older weights.
 """
 
 from __future__ import annotations
@@ -26,11 +28,12 @@ from torch import Tensor
 from fakevllm_server.backends.torch_losses.kl import MAX_LOG_RATIO, k3
 
 LARGE = 0.5
+"""Absolute difference in nats above which a token counts in `mismatch_large`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MismatchSums:
-    """Over some tokens, each by its share."""
+    """Sums over some tokens, each weighted by its share."""
 
     share: float = 0.0
     absolute: float = 0.0
@@ -41,21 +44,21 @@ class MismatchSums:
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor) -> MismatchSums:
-        """[tokens] each."""
+        """Sum over the given tokens. Each tensor is [tokens]."""
         if not len(share):
             return MismatchSums()
-        now, then, part = log_prob.double(), sampled.double(), share.double()
-        weights = (now - then).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-        distance = (now - then).abs()
+        trainer, engine, share = log_prob.double(), sampled.double(), share.double()
+        weights = (trainer - engine).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+        distance = (trainer - engine).abs()
         columns = (
-            torch.ones_like(part),
+            torch.ones_like(share),
             distance,
-            k3(then, now),
+            k3(engine, trainer),
             (distance > LARGE).double(),
             weights,
             weights.square(),
         )
-        return MismatchSums(*(torch.stack(columns) @ part).tolist())
+        return MismatchSums(*(torch.stack(columns) @ share).tolist())
 
     def __add__(self, other: MismatchSums) -> MismatchSums:
         pairs = zip(astuple(self), astuple(other), strict=True)
@@ -63,7 +66,7 @@ class MismatchSums:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Of at least one token."""
+        """Metrics by name. There must be at least one token."""
         return {
             "mismatch": self.absolute / self.share,
             "mismatch_k3": self.k3 / self.share,
@@ -74,30 +77,36 @@ class MismatchSums:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Of some of a step's tokens; those that do not count must not be among them."""
+    """Mismatch sums of some of a step's counted tokens."""
 
-    every: MismatchSums
-    equal: MismatchSums
-    """Of those sampled by the weights that are trained."""
+    all_tokens: MismatchSums
+    equal_version: MismatchSums
+    """Sums of the tokens that the current weights sampled."""
 
     @staticmethod
-    def of(log_prob: Tensor, sampled: Tensor, share: Tensor, is_equal: Tensor) -> Mismatch:
-        """[tokens] each."""
-        chosen = (log_prob[is_equal], sampled[is_equal], share[is_equal])
-        return Mismatch(MismatchSums.of(log_prob, sampled, share), MismatchSums.of(*chosen))
+    def of(log_prob: Tensor, sampled: Tensor, share: Tensor, is_equal_version: Tensor) -> Mismatch:
+        """Sum over counted tokens; tokens that do not count must not be among them. Each tensor is
+        [tokens]."""
+        return Mismatch(
+            MismatchSums.of(log_prob, sampled, share),
+            MismatchSums.of(
+                log_prob[is_equal_version], sampled[is_equal_version], share[is_equal_version]
+            ),
+        )
 
     @staticmethod
     def joined(parts: Iterable[Mismatch]) -> Mismatch:
+        """Add up the sums of parts of a step."""
         parts = list(parts)
         return Mismatch(
-            sum((part.every for part in parts), MismatchSums()),
-            sum((part.equal for part in parts), MismatchSums()),
+            sum((part.all_tokens for part in parts), MismatchSums()),
+            sum((part.equal_version for part in parts), MismatchSums()),
         )
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Nothing, of no tokens."""
-        if not self.every.share:
+        """Metrics by name; empty if there are no tokens."""
+        if not self.all_tokens.share:
             return {}
-        told = self.equal if self.equal.share else self.every
-        return told.metrics | {"equal_version": self.equal.share / self.every.share}
+        sums = self.equal_version if self.equal_version.share else self.all_tokens
+        return sums.metrics | {"equal_version": self.equal_version.share / self.all_tokens.share}

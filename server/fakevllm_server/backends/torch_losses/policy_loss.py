@@ -1,4 +1,4 @@
-"""What policy losses give, and the arithmetic they share."""
+"""The result of a policy loss, and the arithmetic that the losses share."""
 
 from __future__ import annotations
 
@@ -8,41 +8,44 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""Keeps exp finite when a stale call's tokens have become impossible; verl's value."""
+"""Bound that keeps exp finite when a stale call's tokens have become impossible. The value is
+verl's."""
 
 
 class PolicyLoss(NamedTuple):
-    """[tokens] each."""
+    """Loss of each token, and which tokens were clipped. Each tensor is [tokens]."""
 
     per_token: Tensor
     clipped: Tensor
-    """1 where the clip decided, so that the token has no gradient."""
+    """1 where the clip is active, so that the token has no gradient; else 0."""
     clipped_lower: Tensor
-    """1 where a bound for negative advantages decided."""
+    """1 where a bound for negative advantages is active; else 0."""
 
 
 def unclipped(per_token: Tensor) -> PolicyLoss:
-    """Of a loss that has no clip."""
+    """Return the result of a loss without a clip."""
     return PolicyLoss(per_token, torch.zeros_like(per_token), torch.zeros_like(per_token))
 
 
 def ratio_of(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
-    """r = π / π_old, of each token."""
+    """Return π / π_old for each token."""
     return torch.exp(torch.clamp(log_prob - old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def unit_sum(values: Tensor, units: Tensor) -> Tensor:
-    """For each token the sum over all tokens of its unit; `units` numbers them from 0."""
+    """Return for each token the sum over all tokens of its unit. `units` [tokens] numbers the units
+    from 0."""
     return _sums(values, units)[units]
 
 
 def unit_mean(values: Tensor, units: Tensor) -> Tensor:
+    """Return for each token the mean over all tokens of its unit."""
     lengths = _sums(torch.ones_like(values), units).clamp(min=1)
     return (_sums(values, units) / lengths)[units]
 
 
 def unit_max(values: Tensor, units: Tensor) -> Tensor:
-    """No gradient."""
+    """Return for each token the maximum over all tokens of its unit, without a gradient."""
     lowest = values.new_full((_num(units),), float("-inf"))
     return lowest.scatter_reduce(0, units, values.detach(), "amax")[units]
 
@@ -52,5 +55,6 @@ def _sums(values: Tensor, units: Tensor) -> Tensor:
 
 
 def _num(units: Tensor) -> int:
-    """Room for every unit. As many as tokens are enough, and asking for more would be a sync."""
+    """Return a size with room for every unit. There are at most as many units as tokens, and
+    computing the exact number would force a device synchronization."""
     return units.numel()

@@ -1,10 +1,10 @@
-"""A micro-batch's part of a step's loss: the one function a trainer calls.
+"""The loss that a trainer computes: one micro-batch's part of a step's loss.
 
     L = Σ_t scale_t · kept_t · (weight_t · policy_t + kl_loss_coef · kl_t - entropy_coeff · H_t)
 
-`scale` comes from the whole step (`call_shares`), so the parts and their gradients sum to the
-step's. A rejected token (`rollout_rs`) has no part in any term; it stays in the denominators, for
-they are known before any forward pass.
+`scale` is computed from the whole step (`call_shares`), so the losses and gradients of the
+micro-batches add up to those of the step. A rejected token (`rollout_rs`) is in no term, but stays
+in the denominators, because they are known before any forward pass.
 """
 
 from __future__ import annotations
@@ -25,27 +25,29 @@ from fakevllm_server.backends.torch_losses.tokens import TrainedTokens
 
 
 class SplitUnit(ValueError):
-    """A sequence-level loss was given part of a sequence."""
+    """A loss that couples tokens received only part of a sequence or step."""
 
 
 class StepLoss(NamedTuple):
     loss: Tensor
-    """A scalar, this micro-batch's part of the step's loss."""
-    shown: dict[str, Tensor]
-    """Scalars, parts of means over the step's tokens; no gradient."""
+    """Scalar: this micro-batch's part of the step's loss."""
+    metrics: dict[str, Tensor]
+    """Scalars without a gradient: this micro-batch's parts of means over the step's tokens."""
 
 
 def step_loss(
     log_prob: Tensor, tokens: TrainedTokens, spec: LossSpec, entropy: Tensor | None = None
 ) -> StepLoss:
-    """`log_prob` and `entropy` [tokens], of the weights that are trained, with their gradient; the
-    entropy is needed where `entropy_coeff` is not 0.
+    """Return this micro-batch's part of the step's loss.
 
-    Raises SplitUnit where the loss couples the tokens of a unit, or of the step, that is not whole
-    here.
+    `log_prob` and `entropy` are [tokens], computed with the trained weights, with a gradient. The
+    entropy is required if `entropy_coeff` is not 0.
+
+    Raises SplitUnit if the loss couples the tokens of a unit, or of the step, and some of them are
+    not in `tokens`.
     """
     _check_whole(tokens, spec)
-    # What does not count may be anything, and no arithmetic makes 0 of an infinity.
+    # Tokens that do not count may be infinite or NaN, and no arithmetic makes 0 of an infinity.
     counted = tokens.counted
     tokens, log_prob = tokens.only(counted), log_prob[counted]
     old = log_prob.detach() if tokens.old_log_prob is None else tokens.old_log_prob
@@ -58,18 +60,18 @@ def step_loss(
     per_token = policy.per_token * weights
     if spec.couples_step:
         per_token = per_token / mean_weight(weights, tokens.units, tokens.token_share, spec)
-    shown = {"clip_fraction": policy.clipped, "clip_fraction_lower": policy.clipped_lower}
+    measured = {"clip_fraction": policy.clipped, "clip_fraction_lower": policy.clipped_lower}
     if spec.rollout_is is not None:
-        shown["rollout_is_weight"] = weights
+        measured["rollout_is_weight"] = weights
     if spec.rollout_rs is not None:
-        shown["rollout_rs_rejected"] = 1 - kept
+        measured["rollout_rs_rejected"] = 1 - kept
     if tokens.reference_log_prob is not None:
-        shown["kl"] = kl_loss(log_prob, tokens.reference_log_prob, spec.kl_loss_type)
-        per_token = per_token + spec.kl_loss_coef * shown["kl"]
+        measured["kl"] = kl_loss(log_prob, tokens.reference_log_prob, spec.kl_loss_type)
+        per_token = per_token + spec.kl_loss_coef * measured["kl"]
     if spec.entropy_coeff != 0:
         assert entropy is not None, "entropy_coeff needs the entropy"
         per_token = per_token - spec.entropy_coeff * entropy[counted]
-    return StepLoss((tokens.scale * kept * per_token).sum(), token_means(shown, tokens))
+    return StepLoss((tokens.scale * kept * per_token).sum(), token_means(measured, tokens))
 
 
 def _check_whole(tokens: TrainedTokens, spec: LossSpec) -> None:
@@ -83,8 +85,8 @@ def _check_whole(tokens: TrainedTokens, spec: LossSpec) -> None:
 
 
 def token_means(per_token: dict[str, Tensor], tokens: TrainedTokens) -> dict[str, Tensor]:
-    """This micro-batch's parts of means over the step's tokens, of those that count. A name with
-    [tokens] each; no gradient."""
+    """Return this micro-batch's parts of means over the step's counted tokens, without a gradient.
+    `per_token` has [tokens] for each name."""
     counted = tokens.counted
     return {
         name: (value.detach()[counted] * tokens.token_share[counted]).sum()

@@ -4,9 +4,9 @@
     L = max(-A r, -A clip(r, 1 - low, 1 + high))         and where A < 0
     L = min(L, -A c)
 
-Schulman et al. 2017 (arXiv 1707.06347); dual clip: Ye et al. 2019 (arXiv 1912.09729); apart upper
-bound: DAPO (arXiv 2503.14476), whose loss this is with high .28 and token-mean. Equal to verl's
-`vanilla` (verl/trainer/ppo/core_algos.py), whose numbers the tests hold.
+Sources: Schulman et al. 2017 (arXiv 1707.06347); dual clip: Ye et al. 2019 (arXiv 1912.09729);
+separate upper bound: DAPO (arXiv 2503.14476), which is this loss with high 0.28 and token-mean.
+Equal to verl's `vanilla` (verl/trainer/ppo/core_algos.py); the tests compare the numbers.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class ClipSettings(Protocol):
 def vanilla(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: ClipSettings
 ) -> PolicyLoss:
-    """The gradient flows through `log_prob` only. Token by token: `units` does not matter, and any
-    shape will do (advantages may broadcast).
+    """Return the loss per token. The gradient flows through `log_prob` only. `units` is unused, so
+    the tensors may have any shape (advantages may broadcast).
     """
     ratio = ratio_of(log_prob, old_log_prob)
     plain = -advantages * ratio

@@ -1,4 +1,4 @@
-"""A step's numbers from those of its passes over the batch."""
+"""Combine the metrics of a step's epochs (passes over the batch) to those of the step."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 
 def mean_of_epochs(epochs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Over the epochs that measured a name: what is about the policy that sampled is measured in
-    the first alone, before any update.
+    """Return the mean of each metric over the epochs that measured it. Metrics about the policy
+    that sampled are measured only in the first epoch, before any update.
 
     >>> mean_of_epochs([{"loss": 1.0, "ess": 0.9}, {"loss": 2.0}])
     {'loss': 1.5, 'ess': 0.9}
     """
-    names = dict.fromkeys(name for shown in epochs for name in shown)
-    found = {name: [shown[name] for shown in epochs if name in shown] for name in names}
-    return {name: sum(values) / len(values) for name, values in found.items()}
+    names = dict.fromkeys(name for metrics in epochs for name in metrics)
+    columns = {name: [metrics[name] for metrics in epochs if name in metrics] for name in names}
+    return {name: sum(values) / len(values) for name, values in columns.items()}

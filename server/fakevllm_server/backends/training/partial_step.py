@@ -1,4 +1,4 @@
-"""Tells a training step that changed nothing from one that failed with the weights half way."""
+"""Distinguish a failed training step that changed no weights from one that changed some."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from fakevllm_server.types.backend import BackendError
 
 
 class PartialStep(BackendError):
-    """A step failed after it began to change weights: they are now those of no step."""
+    """A step failed after it had begun to change weights, which now belong to no step."""
 
 
 class UpdateTracker:
-    """Of one step."""
+    """Records whether a step has begun to change weights."""
 
     def __init__(self) -> None:
         self.has_begun = False
 
     def begin(self) -> None:
-        """Call it before an update, not after: one that fails may have moved some weights."""
+        """Record that an update begins. Call it before the update, because an update that fails may
+        have changed some weights."""
         self.has_begun = True
 
 
 @contextmanager
 def partial_step_guard() -> Generator[UpdateTracker]:
-    """Around a step. Whatever fails after its first update is raised as PartialStep."""
+    """Guard a step: an exception after the step's first update is raised as PartialStep."""
     updates = UpdateTracker()
     try:
         yield updates
