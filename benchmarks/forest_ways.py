@@ -102,7 +102,7 @@ def merged(attention: str) -> Pass:
         for piece in pack(sharing.unshare_small_prefixes(case.calls), case.budget):
             plan = plans.Plan.of(piece.forest, model.device)
             way = (
-                attentions.quickest_attention(plan, "chains")
+                attentions.fastest_attention(plan, "chains")
                 if attention == "quickest"
                 else attention
             )

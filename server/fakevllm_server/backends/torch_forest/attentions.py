@@ -1,4 +1,7 @@
-"""The ways through a model, by name. A new one is a file and an entry."""
+"""The table of attention methods, and the choice of the fastest one for a piece.
+
+A new method is a file and an entry in ATTENTIONS.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ from fakevllm_server.backends.torch_forest.rows import rows
 from fakevllm_server.backends.torch_forest.segments import segments
 
 ROWS = "rows"
-"""Calls one by one: nothing is shared."""
+"""Name of the method that computes calls one by one and shares nothing."""
 
 HeadStates = Callable[[Any, Plan], Tensor]
-"""(model, plan) -> [heads, hidden], the states the LM head runs on."""
+"""(model, plan) -> [heads, hidden], the hidden states on which the LM head runs."""
 
 ATTENTIONS: dict[str, HeadStates] = {
     "chains": chains,
@@ -38,15 +41,18 @@ def default_attention(device: torch.device) -> str:
 
 
 def sharing_attentions(device: torch.device) -> list[str]:
-    """The fastest first; then the one that needs nothing of a device or of torch."""
+    """Return the methods that share prefixes, in order of preference: the fastest on `device`, then
+    the one that needs no special kernel."""
     return list(dict.fromkeys([default_attention(device), "segments"]))
 
 
 MIN_RHO = 1.08
-"""Below it a CPU computes plain rows as quickly, or quicker where calls are short: measured."""
+"""Ratio of tokens to nodes below which `rows` is used. Below this measured value a CPU computes
+plain rows as fast as a forest, or faster if calls are short."""
 
 
-def quickest_attention(plan: Plan, merging: str) -> str:
-    """The way for this piece, where `merging` is what the device and the self-check allow. Rows
-    take `rho` times the piece's memory, so at most that little more than its budget."""
-    return merging if plan.forest.rho >= MIN_RHO else ROWS
+def fastest_attention(plan: Plan, sharing_attention: str) -> str:
+    """Return the fastest method for this piece. `sharing_attention` is the method that the device
+    and the self-check allow. `rows` needs `rho` times the piece's memory, which exceeds the budget
+    by at most MIN_RHO."""
+    return sharing_attention if plan.forest.rho >= MIN_RHO else ROWS

@@ -1,19 +1,20 @@
-"""Attention along heavy chains: the quickest_attention on a CPU.
+"""Attention along the heavy chains of a forest: the fastest method on a CPU.
 
-The heaviest child lies next to its parent, so from every node that is no heaviest child a run of
-nodes goes down to a leaf: a chain. Chains cut the forest into stretches that are plain causal
-sequences, and what branches off one sees its upper part whole:
+The heaviest child is stored next to its parent. From every node that is not a heaviest child, a run
+of consecutive nodes therefore leads down to a leaf. This run is a chain. Each node is in exactly
+one chain, and a chain is a plain causal sequence. A node's ancestors outside its chain are upper
+parts of other chains, and the node attends to each of these parts completely:
 
-    in a chain          causal attention of the stretch to itself
-    at a branching      all nodes below the lighter children, to the chain down to the branching
+    within a chain    causal attention of the chain to itself
+    at a branch       all nodes below the lighter children attend to the chain down to the branch
 
-So there is no mask, no copy of keys, and no pair that is not wanted. A node at most log2(nodes)
-chains away from its root gets so many partial results, which are put together by their softmax
-denominators (as flash attention does with its tiles). A forest without branches is one causal
-pass.
+So there is no mask, no copy of keys, and no computed pair that is unused. A node is at most
+log2(nodes) chains away from its root, and has one partial result per chain. The partial results are
+combined by their softmax denominators, as flash attention combines its tiles. A forest without
+branches is one causal pass.
 
-The kernels are those `scaled_dot_product_attention` itself takes on a CPU, called by name, for
-only so do they tell the denominators.
+The kernels are those that `scaled_dot_product_attention` uses on a CPU. They are called by name,
+because only then do they return the denominators.
 """
 
 from __future__ import annotations
@@ -32,27 +33,30 @@ from fakevllm_server.backends.torch_forest.transformers_attention import head_st
 from fakevllm_server.forest import Forest
 
 MAX_PADDING = 1.05
-"""Chains of one launch are at most so many times as long as each other; the longer ones gain
-nothing from going together, and padding costs its square."""
+"""Largest ratio of lengths within one kernel launch. Long chains gain nothing from a common launch,
+and the cost of padding is quadratic."""
 SHORT = 32
-"""Tokens; chains up to this length go together whatever their lengths are."""
+"""Length in tokens up to which chains share a launch whatever their lengths are."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainBatch:
-    """Chains of one launch."""
+    """The chains of one kernel launch."""
 
     nodes: Tensor
-    """[chains, longest] Padded on the right by nodes of others, which causal queries do not see."""
-    is_own: Tensor | None
-    """[chains, longest] of bool; None where nothing is padding."""
-    first: int | None
-    """The first node, where `nodes` is a run of nodes: then views will do."""
+    """[chains, longest] Nodes of each chain, padded on the right by repeating the last one. Causal
+    queries of real nodes do not attend to the padding."""
+    is_real: Tensor | None
+    """[chains, longest] False for padding; None if there is no padding."""
+    first_node: int | None
+    """The first node if `nodes` is one run of consecutive nodes, so that views suffice; else
+    None."""
 
 
 @dataclass(frozen=True, slots=True)
 class CrossBlock:
-    """The nodes [first_query, last_query) see all of [first_key, last_key)."""
+    """A block of full attention: nodes [first_query, last_query) attend to all nodes
+    [first_key, last_key)."""
 
     first_query: int
     last_query: int
@@ -61,13 +65,15 @@ class CrossBlock:
 
 
 def is_available(device: torch.device) -> bool:
+    """Return whether torch has the kernels that this method needs on `device`."""
     return device.type == "cpu" and _forward is not None and _backward is not None
 
 
 def chains_of(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]]:
-    """Chains [first, last), and what lies below the lighter children of each branching."""
+    """Return the chains as [first, last), and for each branch the block in which the nodes below
+    the lighter children attend to the chain."""
     chains: list[tuple[int, int]] = []
-    crossings: list[CrossBlock] = []
+    cross_blocks: list[CrossBlock] = []
     starts: dict[int, int] = {}
     for index, segment in enumerate(forest.segments):
         start = starts.pop(index, segment.start)
@@ -77,14 +83,17 @@ def chains_of(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]]:
         heaviest, *lighter = segment.children
         starts[heaviest] = start
         first = forest.segments[lighter[0]].start
-        crossings.append(CrossBlock(first, segment.tout, start, segment.end))
-    return chains, crossings
+        cross_blocks.append(CrossBlock(first, segment.tout, start, segment.end))
+    return chains, cross_blocks
 
 
 class ChainLayout:
+    """A Layout that computes chains. Layers with a window that is shorter than a call use the
+    segment layout."""
+
     def __init__(self, plan: Plan) -> None:
-        chains, self.crossings = chains_of(plan.forest)
-        self.stretches = list(_stretches(chains))
+        chains, self.cross_blocks = chains_of(plan.forest)
+        self.chain_batches = list(_chain_batches(chains))
         self._plan = plan
         self._longest = int(plan.pos.max()) + 1 if len(plan.pos) else 0
         self._segments: SegmentLayout | None = None
@@ -101,20 +110,20 @@ class ChainLayout:
         return attended[None]  # pyright: ignore[reportOptionalSubscript]
 
 
-def _stretches(chains: Sequence[tuple[int, int]]) -> Iterator[ChainBatch]:
+def _chain_batches(chains: Sequence[tuple[int, int]]) -> Iterator[ChainBatch]:
     by_length = sorted(chains, key=lambda chain: (chain[0] - chain[1], chain[0]))
     together: list[tuple[int, int]] = []
     for chain in by_length:
         longest = together[0][1] - together[0][0] if together else 0
         if together and longest > max(SHORT, MAX_PADDING * (chain[1] - chain[0])):
-            yield _stretch(together)
+            yield _chain_batch(together)
             together = []
         together.append(chain)
     if together:
-        yield _stretch(together)
+        yield _chain_batch(together)
 
 
-def _stretch(chains: Sequence[tuple[int, int]]) -> ChainBatch:
+def _chain_batch(chains: Sequence[tuple[int, int]]) -> ChainBatch:
     ordered = sorted(chains)
     longest = max(end - start for start, end in ordered)
     starts = torch.tensor([start for start, _ in ordered])[:, None]
@@ -133,33 +142,34 @@ _backward: Any = getattr(torch.ops.aten, f"{_OP}_backward", None)
 
 
 class _ChainAttention(torch.autograd.Function):
-    """Each launch's share of a softmax over all ancestors. The backward kernel takes the output and
-    the denominator of the whole softmax, so every launch gives its exact share of the gradients.
+    """Attention over all ancestors, from one partial softmax per launch. The backward kernel takes
+    the output and the denominator of the whole softmax, so every launch returns its exact share of
+    the gradients.
     """
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, layout: ChainLayout
     ) -> Tensor:
-        """[heads, nodes, size] each"""
+        """Return the attention output. All tensors are [heads, nodes, size]."""
         heads, nodes, size = value.shape
-        # Node by node in memory, as the layers around want it.
+        # Node-major in memory, as the layers before and after need it.
         out = query.new_empty(nodes, heads, size, dtype=_wide(query.dtype)).transpose(0, 1)
         total = out.new_empty(heads, nodes)
-        for stretch in layout.stretches:
-            inputs = [_picked(values, stretch) for values in (query, key, value)]
+        for batch in layout.chain_batches:
+            inputs = [_picked(values, batch) for values in (query, key, value)]
             part, part_total = _forward(*inputs, 0.0, True, scale=scale)
-            _put(out, part, stretch)
-            _put(total, part_total, stretch)
-        for cross in layout.crossings:
-            own = slice(cross.first_query, cross.last_query)
-            seen = slice(cross.first_key, cross.last_key)
+            _put(out, part, batch)
+            _put(total, part_total, batch)
+        for cross in layout.cross_blocks:
+            queries = slice(cross.first_query, cross.last_query)
+            keys = slice(cross.first_key, cross.last_key)
             part, part_total = _forward(
-                query[None, :, own], key[None, :, seen], value[None, :, seen], scale=scale
+                query[None, :, queries], key[None, :, keys], value[None, :, keys], scale=scale
             )
-            share = torch.sigmoid(part_total[0] - total[:, own])
-            out[:, own].lerp_(part[0].to(out.dtype), share[:, :, None])
-            total[:, own] = torch.logaddexp(total[:, own], part_total[0])
+            share = torch.sigmoid(part_total[0] - total[:, queries])
+            out[:, queries].lerp_(part[0].to(out.dtype), share[:, :, None])
+            total[:, queries] = torch.logaddexp(total[:, queries], part_total[0])
         out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, total)
         ctx.scale, ctx.layout = scale, layout
@@ -170,62 +180,64 @@ class _ChainAttention(torch.autograd.Function):
         query, key, value, out, total = ctx.saved_tensors
         grad = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
         layout: ChainLayout = ctx.layout
-        found = [torch.empty_like(values) for values in (query, key, value)]
-        for stretch in layout.stretches:
-            inputs = [_picked(values, stretch) for values in (query, key, value, out, total)]
-            above = _picked(grad, stretch)
-            if stretch.is_own is not None:
-                above = above * stretch.is_own[:, None, :, None]
-            parts = _backward(above, *inputs, 0.0, True, scale=ctx.scale)
-            for into, part in zip(found, parts, strict=True):
-                _put(into, part, stretch)
-        for cross in layout.crossings:
-            own = slice(cross.first_query, cross.last_query)
-            seen = slice(cross.first_key, cross.last_key)
+        gradients = [torch.empty_like(values) for values in (query, key, value)]
+        for batch in layout.chain_batches:
+            inputs = [_picked(values, batch) for values in (query, key, value, out, total)]
+            grad_out = _picked(grad, batch)
+            if batch.is_real is not None:
+                grad_out = grad_out * batch.is_real[:, None, :, None]
+            parts = _backward(grad_out, *inputs, 0.0, True, scale=ctx.scale)
+            for target, part in zip(gradients, parts, strict=True):
+                _put(target, part, batch)
+        for cross in layout.cross_blocks:
+            queries = slice(cross.first_query, cross.last_query)
+            keys = slice(cross.first_key, cross.last_key)
             to_query, to_key, to_value = _backward(
-                grad[None, :, own],
-                query[None, :, own],
-                key[None, :, seen],
-                value[None, :, seen],
-                out[None, :, own],
-                total[None, :, own],
+                grad[None, :, queries],
+                query[None, :, queries],
+                key[None, :, keys],
+                value[None, :, keys],
+                out[None, :, queries],
+                total[None, :, queries],
                 0.0,
                 False,
                 scale=ctx.scale,
             )
-            found[0][:, own] += to_query[0]
-            found[1][:, seen] += to_key[0]
-            found[2][:, seen] += to_value[0]
-        return (*found, None, None)
+            gradients[0][:, queries] += to_query[0]
+            gradients[1][:, keys] += to_key[0]
+            gradients[2][:, keys] += to_value[0]
+        return (*gradients, None, None)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Partial results are added up in this."""
+    """Return the type in which partial results are added up."""
     return torch.promote_types(dtype, torch.float32)
 
 
-def _picked(values: Tensor, stretch: ChainBatch) -> Tensor:
-    """[heads, nodes, …] -> [chains, heads, longest, …], a view where `first` is known"""
-    num_chains, longest = stretch.nodes.shape
-    if stretch.first is not None:
-        rows = values[:, stretch.first : stretch.first + num_chains * longest]
+def _picked(values: Tensor, batch: ChainBatch) -> Tensor:
+    """Select the batch's nodes: [heads, nodes, …] -> [chains, heads, longest, …]. The result is a
+    view if `first_node` is set."""
+    num_chains, longest = batch.nodes.shape
+    if batch.first_node is not None:
+        rows = values[:, batch.first_node : batch.first_node + num_chains * longest]
     else:
-        rows = values.index_select(1, stretch.nodes.flatten())
+        rows = values.index_select(1, batch.nodes.flatten())
     return rows.unflatten(1, (num_chains, longest)).transpose(0, 1)
 
 
-def _put(into: Tensor, values: Tensor, stretch: ChainBatch) -> None:
-    """[chains, heads, longest, …] into [heads, nodes, …]; each node is in one chain."""
-    if stretch.first is not None:
-        _picked(into, stretch).copy_(values)
+def _put(target: Tensor, values: Tensor, batch: ChainBatch) -> None:
+    """Write the batch's `values` [chains, heads, longest, …] into `target` [heads, nodes, …]. Each
+    node is in one chain, so nothing is written twice."""
+    if batch.first_node is not None:
+        _picked(target, batch).copy_(values)
         return
-    rows = values.transpose(0, 1).flatten(1, 2).to(into.dtype)
-    if stretch.is_own is None:
-        into[:, stretch.nodes.flatten()] = rows
+    rows = values.transpose(0, 1).flatten(1, 2).to(target.dtype)
+    if batch.is_real is None:
+        target[:, batch.nodes.flatten()] = rows
     else:
-        into[:, stretch.nodes[stretch.is_own]] = rows[:, stretch.is_own.flatten()]
+        target[:, batch.nodes[batch.is_real]] = rows[:, batch.is_real.flatten()]
 
 
 def chains(model: Any, plan: Plan) -> Tensor:
-    """[heads, hidden]"""
+    """Return the hidden states on which the LM head runs, [heads, hidden]."""
     return head_states(model, plan, ChainLayout(plan))

@@ -1,6 +1,6 @@
-"""Attention under one mask of nodes times nodes: the oracle of the tests, and quick for tiny trees.
+"""Attention under one mask of nodes times nodes: the reference of the tests, fast for tiny trees.
 
-It pays for every masked pair, in time and memory.
+It computes every masked pair, at full cost in time and memory.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from fakevllm_server.backends.torch_forest.transformers_attention import head_st
 
 
 class DenseLayout:
+    """A Layout with one boolean mask."""
+
     def __init__(self, plan: Plan) -> None:
         self._pos = plan.pos
         node = torch.arange(len(plan.ids), device=plan.device)
@@ -29,18 +31,18 @@ class DenseLayout:
             query,
             repeat_kv(key, query),
             repeat_kv(value, query),
-            # One mask for the whole model would lose the windows of single layers.
+            # One mask for the whole model would lose the windows of individual layers.
             attn_mask=self.visible(window)[None, None],
             scale=scale,
         )
 
     def visible(self, window: int | None) -> Tensor:
-        """[nodes, nodes] of bool: may the first see the second?"""
+        """Return [nodes, nodes] of bool: whether the query (row) attends to the key (column)."""
         if window is None:
             return self._visible
         return self._visible & (self._pos[:, None] - self._pos[None, :] < window)
 
 
 def dense(model: Any, plan: Plan) -> Tensor:
-    """[heads, hidden]"""
+    """Return the hidden states on which the LM head runs, [heads, hidden]."""
     return head_states(model, plan, DenseLayout(plan))

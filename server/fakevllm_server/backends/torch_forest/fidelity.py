@@ -1,15 +1,17 @@
-"""Is what a plan feeds and gathers what the calls recorded? Asked of every step, before it trains.
+"""Check before every step that a plan feeds and gathers what the calls recorded.
 
-For each trained token, three things must hold:
+Three invariants must hold for each trained token:
 
-    I1  its edge asks for the id that was sampled there, from the node before it, at the call's
-        temperature and out of the set it was chosen from
-    I2  that node sees the call's own tokens up to there, in order, at their own positions, and
-        nothing else
-    I3  the log-probability it is compared with is the recorded one
+    I1  its edge has the id that was sampled there, the node before it, the call's temperature, and
+        the set that the token was chosen from
+    I2  that node attends to the call's own tokens up to there, in order, at their own positions,
+    and
+        to nothing else
+    I3  the log-probability that it is compared with is the recorded one
 
-Read off the tensors a forward pass takes, and the parents, subtree ends and segments its layouts
-are made of, against the calls alone. What a kernel makes of them is for `self_check`.
+The check reads the tensors that a forward pass takes, and the parents, subtree ends and segments
+from which the layouts are built. It compares them with the calls alone. Whether a kernel computes
+correctly from them is checked by `self_check`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from fakevllm_server.types.token_masks import WHOLE, TokenMasks
 
 
 class Recorded(Protocol):
-    """A call of a batch."""
+    """What the check reads of a batch's call."""
 
     @property
     def group_id(self) -> str: ...
@@ -49,15 +51,18 @@ class Recorded(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
+    """Result of the check of one plan."""
+
     num_tokens: int
     num_true: int
+    """Number of tokens for which all three invariants hold."""
     fault: str | None = None
-    """The first token that is not what was recorded, as one clause; None if all are."""
+    """The first token that differs from the record, as one clause; None if all agree."""
 
 
-def fidelity(plan: Plan, calls: Sequence[Recorded], sampled_log_prob: Tensor) -> Fidelity:
-    """`calls` are those the plan was made of, in its order; `sampled_log_prob` is [tokens], as the
-    loss will take it, beside `plan.flat`."""
+def check_fidelity(plan: Plan, calls: Sequence[Recorded], sampled_log_prob: Tensor) -> Fidelity:
+    """Check a plan. `calls` are the calls of the plan, in its order. `sampled_log_prob` is [tokens]
+    in the order of `plan.flat`, as the loss will take it."""
     total = sum(plan.num_trained)
     for number, call in enumerate(calls):
         if len(call.logprobs) != len(call.response_ids):
@@ -66,79 +71,81 @@ def fidelity(plan: Plan, calls: Sequence[Recorded], sampled_log_prob: Tensor) ->
     chosen = _chosen(plan, calls)
     if chosen is None or not total == len(plan.gather) == len(sampled_log_prob):
         return Fidelity(total, 0, "the gather has another number of tokens than the calls")
-    laid = _Laid.of(plan, calls)
-    if laid is None:
+    rows = _CallRows.of(plan, calls)
+    if rows is None:
         return Fidelity(total, 0, "a path is not as long as its call")
-    wrong = (~_is_true(plan, calls, laid, chosen, sampled_log_prob)).nonzero()
+    wrong = (~_is_true(plan, calls, rows, chosen, sampled_log_prob)).nonzero()
     if not len(wrong):
         return Fidelity(total, total)
     at = int(chosen.nonzero()[int(wrong[0])])
-    return Fidelity(total, total - len(wrong), _named(calls, at))
+    return Fidelity(total, total - len(wrong), _token_fault(calls, at))
 
 
 def _chosen(plan: Plan, calls: Sequence[Recorded]) -> Tensor | None:
-    """[response tokens] Those that train; None where the plan has another number of them."""
+    """Return a mask [response tokens] of the trained tokens, or None if the plan has another number
+    of them."""
     if len(calls) != len(plan.num_trained):
         return None
-    found = [list(call.is_trained) for call in calls]
-    if [sum(row) for row in found] != list(plan.num_trained):
+    is_trained = [list(call.is_trained) for call in calls]
+    if [sum(row) for row in is_trained] != list(plan.num_trained):
         return None
-    return torch.tensor(list(chain.from_iterable(found)), dtype=torch.bool)
+    return torch.tensor(list(chain.from_iterable(is_trained)), dtype=torch.bool)
 
 
 def _is_true(
-    plan: Plan, calls: Sequence[Recorded], laid: _Laid, chosen: Tensor, sampled_log_prob: Tensor
+    plan: Plan, calls: Sequence[Recorded], rows: _CallRows, chosen: Tensor, sampled_log_prob: Tensor
 ) -> Tensor:
-    """[tokens]"""
-    place = laid.responses[chosen]
-    gather, is_edge = _inside(plan.gather.cpu(), plan.num_edges)
+    """Return for each trained token whether all invariants hold, [tokens] of bool."""
+    place = rows.responses[chosen]
+    gather, is_edge = _clipped_indices(plan.gather.cpu(), plan.num_edges)
     if not plan.num_edges:
         return is_edge
-    head, is_head = _inside(plan.edge_head.cpu()[gather], len(plan.head_node))
-    of_calls = torch.tensor([call.temperature for call in calls], dtype=torch.float64)
-    number = torch.tensor([len(call.response_ids) for call in calls])
-    temperature = of_calls.repeat_interleave(number)[chosen]
+    head, is_head = _clipped_indices(plan.edge_head.cpu()[gather], len(plan.head_node))
+    temperatures = torch.tensor([call.temperature for call in calls], dtype=torch.float64)
+    lengths = torch.tensor([len(call.response_ids) for call in calls])
+    temperature = temperatures.repeat_interleave(lengths)[chosen]
     recorded = _floats(call.logprobs for call in calls)[chosen].to(sampled_log_prob.dtype)
     return (
         is_edge
         & is_head
-        & (plan.edge_token.cpu()[gather] == laid.recorded[place])
-        & (plan.head_node.cpu()[head] == laid.row[place - 1])
+        & (plan.edge_token.cpu()[gather] == rows.recorded_ids[place])
+        & (plan.head_node.cpu()[head] == rows.nodes[place - 1])
         & (plan.head_temperature[head] == temperature)
         & (as_tensor(plan.forest.edges.head_set, "cpu")[head] == _sets(plan, calls)[chosen])
-        & laid.is_true_up_to[place - 1]
+        & rows.is_true_up_to[place - 1]
         & torch.isclose(sampled_log_prob.cpu(), recorded, rtol=0, atol=0, equal_nan=True)
     )
 
 
 def _sets(plan: Plan, calls: Sequence[Recorded]) -> Tensor:
-    """[response tokens] The plan's number of the set each was chosen from."""
-    numbers = {one: number for number, one in enumerate(plan.forest.edges.sets)}
+    """Return for each response token the plan's number of the set that it was chosen from,
+    [response tokens]."""
+    numbers = {packed: number for number, packed in enumerate(plan.forest.edges.sets)}
     flat = array("q")
     for call in calls:
         if call.allowed is None:
             flat.extend(array("q", [WHOLE]) * len(call.response_ids))
         else:
-            own = [numbers.get(one, WHOLE - 1) for one in call.allowed.sets]
+            own = [numbers.get(packed, WHOLE - 1) for packed in call.allowed.sets]
             flat.extend(WHOLE if at == WHOLE else own[at] for at in call.allowed.of_token)
     return as_tensor(flat, "cpu")
 
 
-class _Laid(NamedTuple):
-    """All calls, one after another, [their tokens] each."""
+class _CallRows(NamedTuple):
+    """The tokens of all calls, one call after another. Tensors are [tokens of all calls], unless
+    noted otherwise."""
 
-    recorded: Tensor
-    """Ids."""
-    row: Tensor
-    """Nodes."""
+    recorded_ids: Tensor
+    nodes: Tensor
+    """The plan's node of each token."""
     is_true_up_to: Tensor
-    """Whether this and all positions before it are what the call says."""
+    """Whether this token and all tokens of the call before it are those recorded."""
     responses: Tensor
-    """[response tokens] Where they stand."""
+    """[response tokens] Indices of the response tokens."""
 
     @staticmethod
-    def of(plan: Plan, calls: Sequence[Recorded]) -> _Laid | None:
-        """None where a path has another length than its call."""
+    def of(plan: Plan, calls: Sequence[Recorded]) -> _CallRows | None:
+        """Follow the plan's paths. Return None if a path has another length than its call."""
         paths = plan.forest.paths
         prompts = torch.tensor([len(call.prompt_ids) for call in calls], dtype=torch.long)
         answers = torch.tensor([len(call.response_ids) for call in calls], dtype=torch.long)
@@ -148,37 +155,40 @@ class _Laid(NamedTuple):
         firsts = lengths.cumsum(0) - lengths
         recorded = _ints(chain.from_iterable((one.prompt_ids, one.response_ids) for one in calls))
         position = torch.arange(len(recorded)) - firsts.repeat_interleave(lengths)
-        row, is_node = _inside(_run_by_run(list(chain.from_iterable(paths))), plan.forest.num_nodes)
-        is_true = is_node & _follows(plan, row, position) & (plan.ids.cpu()[row] == recorded)
+        path_nodes = _expanded(list(chain.from_iterable(paths)))
+        nodes, is_node = _clipped_indices(path_nodes, plan.forest.num_nodes)
+        is_true = is_node & _follows(plan, nodes, position) & (plan.ids.cpu()[nodes] == recorded)
         num_wrong = torch.nn.functional.pad((~is_true).cumsum(0), (1, 0))
         before = num_wrong[firsts].repeat_interleave(lengths)
         responses = (position >= prompts.repeat_interleave(lengths)).nonzero()[:, 0]
-        return _Laid(recorded, row, num_wrong[1:] == before, responses)
+        return _CallRows(recorded, nodes, num_wrong[1:] == before, responses)
 
 
-def _follows(plan: Plan, row: Tensor, position: Tensor) -> Tensor:
-    """Whether each token of each call lies below the one before it, and sees what that sees and
-    itself."""
-    parent = as_tensor(plan.forest.parent, "cpu")[row]
-    before = torch.nn.functional.pad(row[:-1], (1, 0), value=-1)
+def _follows(plan: Plan, nodes: Tensor, position: Tensor) -> Tensor:
+    """Return for each token whether its node is a child of the previous token's node, and attends
+    to what that node attends to and itself."""
+    parent = as_tensor(plan.forest.parent, "cpu")[nodes]
+    before = torch.nn.functional.pad(nodes[:-1], (1, 0), value=-1)
     before = torch.where(position == 0, -1, before)
-    return (parent == before) & _sound(plan)[row]
+    return (parent == before) & _has_consistent_ancestors(plan)[nodes]
 
 
-def _sound(plan: Plan) -> Tensor:
-    """[nodes] Whether all its ancestors see it, as its segment's path has them, and no other node:
-    it is in as many subtrees as its position says."""
+def _has_consistent_ancestors(plan: Plan) -> Tensor:
+    """Return for each node whether it attends to its ancestors, as its segment's path lists them,
+    and to no other node, [nodes] of bool. A node is in as many subtrees as its position says."""
     forest = plan.forest
     num = forest.num_nodes
     parent, tout = as_tensor(forest.parent, "cpu"), as_tensor(forest.tout, "cpu")
     ends = torch.bincount(tout.clamp(0, num), minlength=num + 1)[:num]
     num_seen = torch.arange(num) + 1 - ends.cumsum(0)
-    return (num_seen == plan.pos.cpu() + 1) & _sound_segments(forest, parent, tout)
+    return (num_seen == plan.pos.cpu() + 1) & _has_consistent_segment(forest, parent, tout)
 
 
-def _sound_segments(forest: Forest, parent: Tensor, tout: Tensor) -> Tensor:
-    """[nodes] Whether its segment ends subtrees where the nodes do (so that it is a run without a
-    branch), and the segment's path is all its ancestors, each once, and its own end."""
+def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Tensor:
+    """Return for each node whether its segment is consistent, [nodes] of bool.
+
+    The segment must have the subtree end of its nodes, so that it is a run without a branch. Its
+    path must be all its ancestors, each once, and end with its own nodes."""
     num = forest.num_nodes
     segments = forest.segments
     covers = [0, *(one.end for one in segments)] == [*(one.start for one in segments), num]
@@ -188,7 +198,7 @@ def _sound_segments(forest: Forest, parent: Tensor, tout: Tensor) -> Tensor:
     count = torch.tensor([len(one.path) for one in segments])
     last = torch.tensor([one.end - 1 for one in segments])
     start, end = torch.tensor(slices).unbind(1)
-    # A slice is a run of first children: a break is a node whose parent is not the one before it.
+    # A slice is a run of first children. A break is a node whose parent is not the node before it.
     breaks = torch.nn.functional.pad((parent != torch.arange(num) - 1).cumsum(0), (1, 0))
     is_run = breaks[end] == breaks[start + 1]
     query = last.repeat_interleave(count)
@@ -202,20 +212,20 @@ def _sound_segments(forest: Forest, parent: Tensor, tout: Tensor) -> Tensor:
     depth = torch.tensor([one.depth + one.end - one.start for one in segments])
     touts = torch.tensor([one.tout for one in segments])
     firsts = torch.tensor([one.start for one in segments])
-    is_sound = (num_bad == 0) & (length == depth)
+    is_consistent = (num_bad == 0) & (length == depth)
     size = last - firsts + 1
-    is_sound &= torch.tensor([one.path[-1][1] - 1 for one in segments]) == last
-    return is_sound.repeat_interleave(size) & (tout == touts.repeat_interleave(size))
+    is_consistent &= torch.tensor([one.path[-1][1] - 1 for one in segments]) == last
+    return is_consistent.repeat_interleave(size) & (tout == touts.repeat_interleave(size))
 
 
-def _inside(numbers: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """As indices that may be used, and whether they are what was asked for."""
+def _clipped_indices(numbers: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    """Replace indices outside [0, limit) by 0, and return which were inside."""
     is_inside = (numbers >= 0) & (numbers < limit)
     return torch.where(is_inside, numbers, 0), is_inside
 
 
-def _run_by_run(runs: Sequence[tuple[int, int]]) -> Tensor:
-    """[(0, 2), (5, 7)] -> [0, 1, 5, 6]"""
+def _expanded(runs: Sequence[tuple[int, int]]) -> Tensor:
+    """Expand runs to their members: [(0, 2), (5, 7)] -> [0, 1, 5, 6]."""
     if not runs:
         return torch.empty(0, dtype=torch.long)
     starts, ends = torch.tensor(runs).unbind(1)
@@ -238,7 +248,7 @@ def _floats(rows: Iterable[Sequence[float]]) -> Tensor:
     return torch.frombuffer(flat, dtype=torch.float64) if flat else torch.empty(0)
 
 
-def _named(calls: Sequence[Recorded], at: int) -> str:
+def _token_fault(calls: Sequence[Recorded], at: int) -> str:
     for number, call in enumerate(calls):
         if at < len(call.response_ids):
             return f"{_name(calls, number)}, response token {at}, is not what was recorded"

@@ -1,8 +1,8 @@
-"""FlexAttention over the intervals of the forest: the GPU's way.
+"""FlexAttention over the depth-first intervals of the forest: the method for GPUs.
 
-The block mask is reckoned from the subtree ends of whole blocks, so that a hundred thousand nodes
-take some ten milliseconds and no memory; torch would ask about every pair. Compiled once for all
-lengths: a compilation per length takes longer than a step.
+The block mask is computed from the subtree ends of whole blocks. That takes some ten milliseconds
+and no memory for a hundred thousand nodes, whereas torch would evaluate every pair. The kernel is
+compiled once for all lengths, because a compilation per length takes longer than a step.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fakevllm_server.backends.torch_forest.plan import Plan, as_tensor
 from fakevllm_server.backends.torch_forest.transformers_attention import node_states
 
 BLOCK = 128
-"""Nodes; the kernels' own block size, and the number of nodes is padded to it."""
+"""Block size of the kernels, in nodes. The number of nodes is padded to a multiple of it."""
 
 
 class FlexLayout:
-    """Of nodes padded to whole blocks; the added ones are trees of one node each."""
+    """A Layout of nodes padded to whole blocks. Each padding node is a tree of its own."""
 
     def __init__(self, plan: Plan) -> None:
         num_nodes = len(plan.ids)
@@ -53,14 +53,15 @@ class FlexLayout:
 
 
 def block_mask(tout: Tensor, pos: Tensor, window: int | None, size: int = BLOCK) -> BlockMask:
-    """Of [nodes], a multiple of `size`. With a window, a block may be visited of which nothing is
-    seen."""
+    """Return the block mask of a forest. `tout` (subtree ends) and `pos` are [nodes], a multiple of
+    `size`. With a window, the mask may list a block of which every pair is masked."""
     num_blocks = len(tout) // size
     ends, places = tout.view(num_blocks, size), pos.view(num_blocks, size)
     first = torch.arange(num_blocks, device=tout.device) * size
     last = first + size - 1
     below = first[:, None] > first[None, :]
-    # All of a block lies in the subtrees of all of the other; or some of it in some of them.
+    # `whole`: all nodes of the query block are in the subtrees of all nodes of the key block.
+    # `some`: some nodes of the query block are in the subtree of some node of the key block.
     whole = below & (last[:, None] < ends.amin(1)[None, :])
     some = below & (first[:, None] < ends.amax(1)[None, :])
     some |= torch.eye(num_blocks, dtype=torch.bool, device=tout.device)
@@ -89,19 +90,20 @@ def _mask_mod(tout: Tensor, pos: Tensor, window: int | None) -> Any:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """[queries, keys] of bool -> for each query block how many, and which key blocks first."""
-    number = blocks.sum(1, dtype=torch.int32)
-    which = torch.argsort(blocks.int(), dim=1, descending=True, stable=True).int()
-    return number[None, None], which[None, None]
+    """Return for each query block the number of its key blocks, and all key blocks in an order in
+    which its own come first. `blocks` is [query blocks, key blocks] of bool."""
+    counts = blocks.sum(1, dtype=torch.int32)
+    order = torch.argsort(blocks.int(), dim=1, descending=True, stable=True).int()
+    return counts[None, None], order[None, None]
 
 
 @cache
 def _compiled(device_type: str) -> Any:
-    # Compiled for a CPU it has no backward, and as it is it serves the tests.
+    # Compiled for a CPU, FlexAttention has no backward pass. Uncompiled it serves the tests.
     return flex_attention if device_type == "cpu" else torch.compile(flex_attention, dynamic=True)
 
 
 def flex(model: Any, plan: Plan) -> Tensor:
-    """[heads, hidden]"""
+    """Return the hidden states on which the LM head runs, [heads, hidden]."""
     layout = FlexLayout(plan)
     return node_states(model, layout.ids, layout.pos, layout).index_select(0, plan.head_node)

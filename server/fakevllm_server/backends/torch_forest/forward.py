@@ -1,31 +1,34 @@
-"""From a model and a planned piece to the log-probability of every edge.
+"""Compute the log-probability of every edge of a planned piece.
 
     log_prob[e] = log_softmax(logits[head of e] / temperature of e)[token of e]
 
-where a head's logits outside the set its token was chosen from are -inf.
-Each edge once; `plan.flat` and `plan.per_call` give the calls theirs back, with multiplicity.
+where a head's logits outside the set that its token was chosen from are -inf. Each edge is computed
+once. `plan.flat` and `plan.per_call` map the edges back to the calls, including duplicates.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fakevllm_server.backends.torch_forest.allowed_sets import Allowed
+from fakevllm_server.backends.torch_forest.allowed_sets import HeadTokenSets
 from fakevllm_server.backends.torch_forest.attentions import ATTENTIONS
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.backends.torch_forest.transformers_attention import causal_model
 
 
 class EdgeValues(NamedTuple):
+    """Values of each edge of a piece."""
+
     log_prob: Tensor
-    """[edges], at least float32"""
+    """[edges], at least float32."""
     entropy: Tensor | None
-    """[edges] In nats, of the distribution an edge's token was chosen from; None if not asked
-    for."""
+    """[edges] Entropy in nats of the distribution that the edge's token was chosen from; None if it
+    was not requested."""
 
 
 def edge_values(
@@ -37,23 +40,24 @@ def edge_values(
     entropy_trains: bool = True,
     max_logits: int | None = None,
 ) -> EdgeValues:
-    """One forward pass; `attention` is a name in ATTENTIONS. Where no gradient goes through the
-    entropy, say so: it would hold logits that nothing frees. At most `max_logits` logits (heads
-    times vocabulary) are held at a time, for which each is computed once more in the backward.
+    """Run one forward pass with the named method of ATTENTIONS.
 
-    A piece that trains nothing costs nothing, and its empty tensors have no gradient.
+    Set `entropy_trains` to False if no gradient goes through the entropy: its graph would keep
+    logits that nothing frees. At most `max_logits` logits (heads times vocabulary) are held at a
+    time; in exchange, each is computed again in the backward pass. A piece without trained tokens
+    costs nothing, and its empty tensors have no gradient.
     """
     if not plan.num_edges:
         empty = torch.zeros(0, device=plan.device)
         return EdgeValues(empty, empty if with_entropy else None)
     hidden = ATTENTIONS[attention](model, plan)
-    asked = (with_entropy, entropy_trains)
     chunks = _chunks(model, len(hidden), max_logits)
-    given = [_given(model, plan, hidden, chunk, asked) for chunk in chunks]
-    if len(given) == 1:
-        values: list[Any] = [_of_heads(*given[0])]
+    of_heads = partial(_head_values, with_entropy=with_entropy, entropy_trains=entropy_trains)
+    inputs = [_chunk_inputs(model, plan, hidden, first, last) for first, last in chunks]
+    if len(inputs) == 1:
+        values: list[Any] = [of_heads(*inputs[0])]
     else:
-        values = [checkpoint(_of_heads, *one, use_reentrant=False) for one in given]
+        values = [checkpoint(of_heads, *chunk, use_reentrant=False) for chunk in inputs]
     log_probs, entropies = zip(*values, strict=True)
     return EdgeValues(torch.cat(log_probs), torch.cat(entropies) if with_entropy else None)
 
@@ -61,23 +65,21 @@ def edge_values(
 def edge_log_probs(
     model: Any, plan: Plan, attention: str, *, max_logits: int | None = None
 ) -> Tensor:
-    """[edges]"""
+    """Return the log-probability of every edge, [edges]; see `edge_values`."""
     return edge_values(model, plan, attention, max_logits=max_logits).log_prob
 
 
 def _chunks(model: Any, num_heads: int, max_logits: int | None) -> list[tuple[int, int]]:
-    """Runs of heads [first, last)."""
+    """Return runs of heads as [first, last)."""
     size = num_heads
     if max_logits is not None:
         size = max(1, max_logits // causal_model(model).config.get_text_config().vocab_size)
     return [(first, min(first + size, num_heads)) for first in range(0, num_heads, size)]
 
 
-def _given(
-    model: Any, plan: Plan, hidden: Tensor, chunk: tuple[int, int], asked: tuple[bool, bool]
-) -> tuple[Any, ...]:
-    """What `_of_heads` takes: a run of heads, and their edges."""
-    first, last = chunk
+def _chunk_inputs(model: Any, plan: Plan, hidden: Tensor, first: int, last: int) -> tuple[Any, ...]:
+    """Return the positional arguments of `_head_values` for the heads [first, last) and their
+    edges."""
     edges = plan.forest.edges
     begin, end = edges.head_start[first], edges.head_start[last]
     return (
@@ -85,48 +87,50 @@ def _given(
         causal_model(model).config.get_text_config(),
         hidden[first:last],
         plan.head_temperature[first:last],
-        Allowed(edges.sets, edges.head_set[first:last]),
+        HeadTokenSets(edges.sets, edges.head_set[first:last]),
         plan.edge_head[begin:end] - first,
         plan.edge_token[begin:end],
-        *asked,
     )
 
 
-def _of_heads(
+def _head_values(
     lm_head: Any,
     config: Any,
     hidden: Tensor,
     temperature: Tensor,
-    allowed: Allowed,
+    token_sets: HeadTokenSets,
     edge_head: Tensor,
     edge_token: Tensor,
+    *,
     with_entropy: bool,
     entropy_trains: bool,
 ) -> tuple[Tensor, Tensor]:
-    """[edges] log-probabilities and entropies, these empty if not asked for."""
-    logits = _finished(config, lm_head(hidden))
+    """Return log-probabilities and entropies of the edges, [edges] each. Without `with_entropy` the
+    entropies are empty."""
+    logits = _transformed(config, lm_head(hidden))
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if (temperature != 1).any():
         logits = logits / temperature.to(logits)[:, None]
-    outside = allowed.outside(logits)
-    if outside is not None:
-        logits = logits.masked_fill(outside, float("-inf"))
+    disallowed = token_sets.disallowed(logits)
+    if disallowed is not None:
+        logits = logits.masked_fill(disallowed, float("-inf"))
     total = logits.logsumexp(-1)
     log_prob = logits[edge_head, edge_token] - total.index_select(0, edge_head)
     if not with_entropy:
         return log_prob, log_prob.new_zeros(0)
     with torch.set_grad_enabled(entropy_trains and torch.is_grad_enabled()):
-        share = (logits - total[:, None]).exp()
-        if outside is not None:
-            logits = logits.masked_fill(outside, 0.0)  # their share is 0, and 0 times -inf is not
-        entropy = total - (share * logits).sum(-1)
+        probability = (logits - total[:, None]).exp()
+        if disallowed is not None:
+            # Their probability is 0, and 0 times -inf is not 0.
+            logits = logits.masked_fill(disallowed, 0.0)
+        entropy = total - (probability * logits).sum(-1)
         entropy = entropy.index_select(0, edge_head)
     return log_prob, entropy
 
 
-def _finished(config: Any, logits: Tensor) -> Tensor:
-    """What models do to logits behind their LM head, by their configs' own names. Others are found
-    out by the self-check."""
+def _transformed(config: Any, logits: Tensor) -> Tensor:
+    """Apply what models do to logits after their LM head, by the names of their configs' settings.
+    The self-check detects models that do anything else."""
     if divisor := getattr(config, "logits_scaling", None):
         logits = logits / divisor
     if (factor := getattr(config, "logit_scale", None)) is not None:

@@ -1,4 +1,4 @@
-"""A forest as tensors on a device: what a forward pass needs, and the way back to the calls."""
+"""A forest as tensors on a device: the inputs of a forward pass, and the mapping back to calls."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from fakevllm_server.forest import Forest
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Of one piece. It holds no tensor that is quadratic in anything, so all pieces of a step may
-    be planned at once and used for every pass over them (old, reference, each epoch).
+    """The tensors of one piece. None of them is quadratic in size, so all pieces of a step can be
+    planned at once and used for every pass over them (old policy, reference, each epoch).
     """
 
     forest: Forest
     ids: Tensor
-    """[nodes]"""
+    """[nodes] Token ids."""
     pos: Tensor
-    """[nodes] Position ids. A model must always be given them: the order of nodes is no
-    sequence."""
+    """[nodes] Position ids. Always pass them to the model, because the nodes are not in the order
+    of a sequence."""
     head_node: Tensor
-    """[heads] The nodes whose hidden states the LM head turns into logits."""
+    """[heads] Nodes whose hidden states the LM head turns into logits."""
     head_temperature: Tensor
-    """[heads], float64, on the CPU, for not every device has that."""
+    """[heads] Sampling temperatures, as float64 on the CPU, since not every device has float64."""
     edge_head: Tensor
-    """[edges]"""
+    """[edges] The head of each edge."""
     edge_token: Tensor
-    """[edges]"""
+    """[edges] The token id of each edge."""
     gather: Tensor
     """[trained tokens] The edge of every trained token of every call, one call after another. An
-    edge is in it as often as calls train on it, and the gather's gradient adds them up."""
+    edge occurs once for each call that trains on it, and the gradient of the gather adds these
+    up."""
     num_trained: Sequence[int]
-    """For each call how many of those are its own."""
+    """Number of trained tokens of each call."""
 
     @staticmethod
     def of(forest: Forest, device: torch.device | str = "cpu") -> Plan:
+        """Copy the forest's arrays to `device`."""
         edges = forest.edges
         return Plan(
             forest=forest,
@@ -61,16 +63,18 @@ class Plan:
     def num_edges(self) -> int:
         return len(self.edge_head)
 
-    def flat(self, of_edges: Tensor) -> Tensor:
-        """[edges] -> [trained tokens], one call after another: what a loss takes."""
-        return of_edges.index_select(0, self.gather)
+    def flat(self, edge_values: Tensor) -> Tensor:
+        """Map values per edge, [edges], to values per trained token, [trained tokens], one call
+        after another, as a loss takes them."""
+        return edge_values.index_select(0, self.gather)
 
-    def per_call(self, of_edges: Tensor) -> Sequence[Tensor]:
-        """[edges] -> for each call [its trained tokens]."""
-        return self.flat(of_edges).split(list(self.num_trained))
+    def per_call(self, edge_values: Tensor) -> Sequence[Tensor]:
+        """Map values per edge, [edges], to one tensor [its trained tokens] for each call."""
+        return self.flat(edge_values).split(list(self.num_trained))
 
 
 def as_tensor(numbers: array[int], device: torch.device | str) -> Tensor:
+    """Copy an array of 64-bit integers to a tensor on `device`."""
     if not numbers:
         return torch.empty(0, dtype=torch.long, device=device)
     return torch.frombuffer(numbers, dtype=torch.long).to(device, copy=True)

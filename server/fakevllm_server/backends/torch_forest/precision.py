@@ -1,7 +1,7 @@
-"""A type to compute in that is not the weights' own.
+"""Compute in another type than that of the weights.
 
 The weights stay in float32, which small updates need. Matrix products and attention run in bfloat16
-by autocast; norms, the residual stream and all behind the LM head stay in float32.
+by autocast. Norms, the residual stream and everything after the LM head stay in float32.
 """
 
 from __future__ import annotations
@@ -12,22 +12,25 @@ import torch
 
 from fakevllm_server.backends.torch_forest.transformers_attention import body_of, causal_model
 
-MARK = "fakevllm_computes_in"
-"""On a module whose forward pass was wrapped: in which type."""
+MARK = "fakevllm_compute_dtype"
+"""Attribute of a module whose forward pass is wrapped in autocast; its value is the type."""
 
 
 def set_compute_dtype(model: Any, dtype: torch.dtype) -> None:
-    """From now on `model` computes in `dtype`; nothing changes where that is its weights' type. To
-    be called again where layers were put in the place of others."""
+    """Make `model` compute in `dtype`. If that is the type of the weights, nothing changes.
+
+    Call it again after layers have been replaced."""
     causal = causal_model(model)
     if dtype == causal.dtype:
         return
     for module in (body_of(model), causal.get_output_embeddings()):
         if getattr(module, MARK, None) != dtype:
-            # Not around a whole step: sampling goes on in its pauses, on the same thread.
+            # Autocast must not wrap a whole step: sampling runs on the same thread while the step
+            # is paused.
             module.forward = torch.autocast(causal.device.type, dtype)(module.forward)
             setattr(module, MARK, dtype)
 
 
 def compute_dtype(model: Any) -> torch.dtype:
+    """Return the type in which `model` computes."""
     return getattr(body_of(model), MARK, causal_model(model).dtype)

@@ -1,7 +1,7 @@
-"""Calls laid out one by one, padded on the right: the fallback, for every causal model.
+"""Calls one by one, padded on the right: the fallback, for every causal model.
 
-Nothing is shared, and nothing is asked of transformers but a plain forward pass. The LM head still
-runs on each predicting node once.
+Calls share nothing, and transformers only runs plain forward passes. The LM head still runs once
+for each node that predicts a token.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from fakevllm_server.backends.torch_forest.plan import Plan, as_tensor
 from fakevllm_server.backends.torch_forest.transformers_attention import body_of
 
 MAX_PADDING = 1.1
-"""Rows of one forward pass are at most so many times as long as each other."""
+"""Largest ratio of the lengths of two rows in one forward pass."""
 
 
 def rows(model: Any, plan: Plan) -> Tensor:
-    """[heads, hidden]"""
+    """Return the hidden states on which the LM head runs, [heads, hidden]."""
     body = body_of(model)
     flat: list[Tensor] = []
     place = torch.zeros(len(plan.ids), dtype=torch.long, device=plan.device)
     num_before = 0
-    for calls in _together(plan):
+    for calls in _batches(plan):
         nodes = [as_tensor(plan.forest.row(call), plan.device) for call in calls]
         longest = max(map(len, nodes))
         ids = torch.zeros(len(nodes), longest, dtype=torch.long, device=plan.device)
@@ -33,15 +33,15 @@ def rows(model: Any, plan: Plan) -> Tensor:
             ids[index, : len(own)] = plan.ids[own]
             first = num_before + index * longest
             place[own] = torch.arange(first, first + len(own), device=plan.device)
-        # Under the causal mask nothing real ever sees the padding.
+        # Under the causal mask no real token attends to the padding.
         states = body(input_ids=ids, use_cache=False).last_hidden_state
         flat.append(states.flatten(0, 1))
         num_before += len(nodes) * longest
     return torch.cat(flat).index_select(0, place[plan.head_node])
 
 
-def _together(plan: Plan) -> Sequence[Sequence[int]]:
-    """The calls that train, those of like lengths together."""
+def _batches(plan: Plan) -> Sequence[Sequence[int]]:
+    """Group the calls that have trained tokens into batches of similar lengths."""
     trained = [call for call, number in enumerate(plan.num_trained) if number]
     lengths = {call: sum(end - start for start, end in plan.forest.paths[call]) for call in trained}
     batches: list[list[int]] = []

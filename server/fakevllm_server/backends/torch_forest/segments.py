@@ -1,7 +1,8 @@
-"""Attention per trie segment: its tokens ask, the keys are the nodes of its path.
+"""Attention per trie segment: its nodes are the queries, the nodes of its path are the keys.
 
-Runs on every device and in layers with a window. Equal siblings go in one launch. Keys and values
-of a path are copied for every launch, which `chains` spares a CPU.
+This method runs on every device and in layers with a window. Siblings of equal length share a
+kernel launch. Keys and values of a path are copied for every launch; `chains` avoids that copy on a
+CPU.
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ from fakevllm_server.forest.slices import Slices
 
 @dataclass(frozen=True, slots=True)
 class SegmentBatch:
-    """Segments of one length behind one parent."""
+    """Segments of one length with the same parent: one kernel launch."""
 
-    above: Slices
-    """Their common ancestors, from the root."""
+    ancestors: Slices
+    """Common ancestors, from the root."""
     nodes: Tensor
     """[segments, length]"""
 
 
 class SegmentLayout:
+    """A Layout that computes one batch of segments after another."""
+
     def __init__(self, plan: Plan) -> None:
-        self._launches = list(segment_batches(plan.forest, plan.device))
-        order = torch.cat([launch.nodes.flatten() for launch in self._launches])
+        self._batches = list(segment_batches(plan.forest, plan.device))
+        order = torch.cat([batch.nodes.flatten() for batch in self._batches])
         self._place = torch.empty_like(order)
         self._place[order] = torch.arange(len(order), device=order.device)
 
@@ -43,16 +46,17 @@ class SegmentLayout:
     ) -> Tensor:
         key, value = repeat_kv(key, query), repeat_kv(value, query)
         parts = [
-            _attend(launch, query[0], key[0], value[0], scale, window) for launch in self._launches
+            _attend(batch, query[0], key[0], value[0], scale, window) for batch in self._batches
         ]
         return torch.cat(parts, 1).index_select(1, self._place)[None]
 
 
 def segment_batches(forest: Forest, device: torch.device) -> Iterator[SegmentBatch]:
-    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    """Yield the segments in batches of equal parent and equal length."""
+    batches: dict[tuple[int, int], list[int]] = defaultdict(list)
     for segment in forest.segments:
-        alike[segment.parent, segment.end - segment.start].append(segment.start)
-    for (parent, length), starts in alike.items():
+        batches[segment.parent, segment.end - segment.start].append(segment.start)
+    for (parent, length), starts in batches.items():
         first = torch.tensor(starts, device=device)[:, None]
         yield SegmentBatch(
             forest.segments[parent].path if parent >= 0 else (),
@@ -61,35 +65,37 @@ def segment_batches(forest: Forest, device: torch.device) -> Iterator[SegmentBat
 
 
 def _attend(
-    launch: SegmentBatch,
+    batch: SegmentBatch,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     scale: float,
     window: int | None,
 ) -> Tensor:
-    """[heads, nodes, size] each -> [heads, segments * length, size]"""
-    num_segments, length = launch.nodes.shape
-    # What even the first token of a segment is too far from, none of it sees.
-    above = launch.above if window is None else _last(launch.above, window - 1)
-    num_above = sum(end - start for start, end in above)
+    """Return the attention output of the batch, [heads, segments * length, size]. Query, key and
+    value are [heads, nodes, size]."""
+    num_segments, length = batch.nodes.shape
+    # Ancestors that are outside the window of the segment's first token are outside the window of
+    # all its tokens.
+    ancestors = batch.ancestors if window is None else _last(batch.ancestors, window - 1)
+    num_ancestors = sum(end - start for start, end in ancestors)
 
     def own(values: Tensor) -> Tensor:
-        flat = values.index_select(1, launch.nodes.flatten())
+        flat = values.index_select(1, batch.nodes.flatten())
         return flat.unflatten(1, (num_segments, length)).transpose(0, 1)
 
-    def with_above(values: Tensor) -> Tensor:
-        if not above:
+    def with_ancestors(values: Tensor) -> Tensor:
+        if not ancestors:
             return own(values)
-        shared = torch.cat([values[:, start:end] for start, end in above], 1)
+        shared = torch.cat([values[:, start:end] for start, end in ancestors], 1)
         return torch.cat([shared[None].expand(num_segments, -1, -1, -1), own(values)], 2)
 
-    plain = num_above == 0 and (window is None or length <= window)
+    plain = num_ancestors == 0 and (window is None or length <= window)
     attended = F.scaled_dot_product_attention(
         own(query),
-        with_above(key),
-        with_above(value),
-        attn_mask=None if plain else _mask(length, num_above, window, query.device),
+        with_ancestors(key),
+        with_ancestors(value),
+        attn_mask=None if plain else _mask(length, num_ancestors, window, query.device),
         is_causal=plain,
         scale=scale,
     )
@@ -97,6 +103,7 @@ def _attend(
 
 
 def _last(path: Slices, number: int) -> Slices:
+    """Return the last `number` nodes of a path."""
     kept: list[tuple[int, int]] = []
     for start, end in reversed(path):
         if number <= 0:
@@ -106,12 +113,14 @@ def _last(path: Slices, number: int) -> Slices:
     return tuple(reversed(kept))
 
 
-def _mask(length: int, num_above: int, window: int | None, device: torch.device) -> Tensor:
-    """[length, num_above + length] of bool: causal to the lower right."""
-    mask = torch.ones(length, num_above + length, dtype=torch.bool, device=device).tril(num_above)
-    return mask if window is None else mask.triu(num_above - window + 1)
+def _mask(length: int, num_ancestors: int, window: int | None, device: torch.device) -> Tensor:
+    """Return [length, num_ancestors + length] of bool: causal, aligned to the lower right corner,
+    and within the window."""
+    num_keys = num_ancestors + length
+    mask = torch.ones(length, num_keys, dtype=torch.bool, device=device).tril(num_ancestors)
+    return mask if window is None else mask.triu(num_ancestors - window + 1)
 
 
 def segments(model: Any, plan: Plan) -> Tensor:
-    """[heads, hidden]"""
+    """Return the hidden states on which the LM head runs, [heads, hidden]."""
     return head_states(model, plan, SegmentLayout(plan))

@@ -1,13 +1,13 @@
-"""Does sharing prefixes give what the model itself gives? Asked at start-up, so that no step trains
-on something else.
+"""Check at start-up that an attention method gives the results of the model itself.
 
-A few random calls with siblings, a duplicate and a next turn go through the forest, and one by one
-through the model as it is. Log-probabilities and a gradient through all layers must agree.
+A few random calls go through the forest, and one by one through the unchanged model. The calls
+include siblings, a duplicate, and a next turn of a conversation. Log-probabilities, and a gradient
+through all layers, must agree.
 
-A way costs seven short passes and their backwards: 0.05 s on the demo model, and on a GPU what a
-step of a thousand tokens does. Calls for FlexAttention are longer, and its kernels are compiled
-then, which the first step would do otherwise. A large model on a CPU reads its weights some twenty
-times, which is still less than its first step.
+Checking a method costs seven short passes with their backward passes: 0.05 s on the demo's model,
+and on a GPU as much as a step of a thousand tokens. The calls for FlexAttention are longer. Its
+kernels are compiled during the check; otherwise the first step would compile them. A large model on
+a CPU reads its weights some twenty times, which still takes less time than its first step.
 """
 
 from __future__ import annotations
@@ -35,115 +35,127 @@ TOLERANCE = {
     torch.bfloat16: 5e-2,
     torch.float16: 1e-2,
 }
-"""Of the largest log-probability, and of the gradient's norm: above the rounding of a deep model,
-below a wrong position or mask. Layers norm in float32 even where the model is float64."""
-WATCHED = 4
-"""Weights whose gradients are compared, the first that train: with all layers above them. One would
-not do, for the gradient of half of a fresh adapter is 0."""
+"""Largest accepted difference by type, relative to the largest log-probability and to the norm of
+the gradient. It is above the rounding of a deep model, and below the effect of a wrong position or
+mask. Norm layers compute in float32 even in a float64 model."""
+NUM_CHECKED_WEIGHTS = 4
+"""Number of weights whose gradients are compared. They are the first that train, so their gradients
+go through all layers above them. One weight would not do, because half of the weights of a new
+adapter have a gradient of 0."""
 MAX_WINDOW = 64
-"""Tokens. A longer window is not outgrown here, for that would take a step's memory."""
+"""Tokens. The check's calls do not exceed a longer window: that would need the memory of a step."""
 SHORT = 9
-"""Tokens of a prompt that outgrows nothing."""
+"""Prompt length, in tokens, that exceeds no limit."""
 WHOLE_BLOCKS = 3
-"""Of a prompt for a kernel that goes by blocks: those below see them unmasked."""
+"""Number of whole blocks in a prompt for a block-wise kernel. Later blocks attend to them without a
+mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCheck:
+    """Result of the check of one method."""
+
     log_prob: float = 0.0
-    """The largest difference, relative to the largest log-probability."""
+    """Largest difference, relative to the largest log-probability."""
     gradient: float = 0.0
-    """The norm of the difference, relative to the gradient's; 0 where nothing is trained."""
+    """Norm of the difference, relative to the norm of the gradient; 0 if nothing is trained."""
     fault: str | None = None
-    """Why prefixes must not be shared, as one clause; None if they may."""
+    """Why the method must not be used, as one clause; None if it may be used."""
 
 
-def check(model: Any, attention: str) -> AttentionCheck:
-    """Of a way that merges."""
+def check_sharing_attention(model: Any, attention: str) -> AttentionCheck:
+    """Check a method that shares prefixes: whether the model supports sharing, then the results."""
     reason = sharing_refusal(model)
     return check_attention(model, attention) if reason is None else AttentionCheck(fault=reason)
 
 
 def check_attention(model: Any, attention: str) -> AttentionCheck:
-    """Also for a way that shares nothing."""
+    """Compare the results of any method, including `rows`, with those of the model itself."""
     try:
-        log_prob, gradient = differences(model, attention)
+        log_prob, gradient = relative_differences(model, attention)
     # A model or kernel that does not fit fails in its own code, with any exception.
     except Exception as error:
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
-        return AttentionCheck(fault=f"attention {attention} fails on this model ({told})")
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return AttentionCheck(fault=f"attention {attention} fails on this model ({reason})")
     limit = TOLERANCE[compute_dtype(model)]
-    for what, found in (("log-probabilities", log_prob), ("gradients", gradient)):
-        # Written so that what is not a number fails too.
-        if not found <= limit:
-            fault = f"attention {attention} gives wrong {what} (off by {found:.1e}, limit {limit})"
+    for name, difference in (("log-probabilities", log_prob), ("gradients", gradient)):
+        # Negated, so that NaN fails too.
+        if not difference <= limit:
+            fault = (
+                f"attention {attention} gives wrong {name} (off by {difference:.1e}, limit {limit})"
+            )
             return AttentionCheck(log_prob, gradient, fault)
     return AttentionCheck(log_prob, gradient)
 
 
-def differences(model: Any, attention: str) -> tuple[float, float]:
-    """Of the log-probabilities and of a gradient, relative."""
+def relative_differences(model: Any, attention: str) -> tuple[float, float]:
+    """Return the relative differences of the log-probabilities and of a gradient."""
     causal = causal_model(model)
     calls = self_check_calls(causal.config.get_text_config(), attention)
     trained = (parameter for parameter in causal.parameters() if parameter.requires_grad)
-    watched = list(islice(trained, WATCHED))
+    weights = list(islice(trained, NUM_CHECKED_WEIGHTS))
     with torch.enable_grad():
-        # First, while the model still has the attention it came with.
-        plain, of_plain = _one_by_one(causal, calls, watched)
+        # The plain model comes first, while it still has its original attention.
+        expected, expected_gradients = _one_by_one(causal, calls, weights)
         plan = Plan.of(build_forest(calls), causal.device)
-        ours = plan.flat(edge_log_probs(model, plan, attention))
-        of_ours = _gradients(ours, _weights(len(ours)), watched)
-    log_prob = (ours - plain).abs().max() / plain.abs().max()
-    return log_prob.item(), _relative(of_ours, of_plain)
+        actual = plan.flat(edge_log_probs(model, plan, attention))
+        actual_gradients = _gradients(actual, _coefficients(len(actual)), weights)
+    log_prob = (actual - expected).abs().max() / expected.abs().max()
+    return log_prob.item(), _relative_difference(actual_gradients, expected_gradients)
 
 
 def _one_by_one(
-    causal: Any, calls: Sequence[CallTokens], watched: Sequence[Tensor]
+    causal: Any, calls: Sequence[CallTokens], weights: Sequence[Tensor]
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Log-probabilities and gradients; no more than one call is in memory at a time."""
-    found: list[Tensor] = []
-    gradients = [torch.zeros_like(weight) for weight in watched]
-    weights = _weights(sum(end - start for call in calls for start, end in call.trained))
+    """Return log-probabilities and gradients of the plain model, with at most one call in memory at
+    a time."""
+    log_probs: list[Tensor] = []
+    gradients = [torch.zeros_like(weight) for weight in weights]
+    coefficients = _coefficients(sum(end - start for call in calls for start, end in call.trained))
     for call in calls:
-        log_prob = _plain(causal, call)
-        own, weights = weights[: len(log_prob)], weights[len(log_prob) :]
-        for total, one in zip(gradients, _gradients(log_prob, own, watched), strict=True):
-            total += one
-        found.append(log_prob.detach())
-    return torch.cat(found), gradients
+        log_prob = _plain_log_probs(causal, call)
+        own, coefficients = coefficients[: len(log_prob)], coefficients[len(log_prob) :]
+        for total, gradient in zip(gradients, _gradients(log_prob, own, weights), strict=True):
+            total += gradient
+        log_probs.append(log_prob.detach())
+    return torch.cat(log_probs), gradients
 
 
-def _weights(number: int) -> Tensor:
-    """Of the tokens in a sum whose gradient is taken: random, so that nothing cancels."""
+def _coefficients(number: int) -> Tensor:
+    """Return the tokens' coefficients in the sum whose gradient is taken. They are random, so that
+    nothing cancels."""
     return torch.randn(number, generator=torch.Generator().manual_seed(0))
 
 
-def _relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+def _relative_difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     if not expected:
         return 0.0
-    pairs = zip(found, expected, strict=True)
-    difference = _norm([one - other for one, other in pairs])
-    # Where none reaches them either way, nothing differs; 0 by 0 would say that all does.
+    difference = _norm([one - other for one, other in zip(actual, expected, strict=True)])
+    # If no gradient reaches the weights in either case, both norms are 0, and 0 / 0 would fail.
     return 0.0 if difference == 0 else (difference / _norm(expected)).item()
 
 
-def _gradients(log_prob: Tensor, weights: Tensor, watched: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Of their weighted sum; zeros where none reaches a watched weight."""
-    if not (log_prob.requires_grad and watched):
-        return [torch.zeros_like(weight) for weight in watched]
-    total = (log_prob * weights.to(log_prob)).sum()
-    return torch.autograd.grad(total, watched, allow_unused=True, materialize_grads=True)
+def _gradients(
+    log_prob: Tensor, coefficients: Tensor, weights: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """Return the gradients of the weighted sum of `log_prob`, with zeros for weights that it does
+    not depend on."""
+    if not (log_prob.requires_grad and weights):
+        return [torch.zeros_like(weight) for weight in weights]
+    total = (log_prob * coefficients.to(log_prob)).sum()
+    return torch.autograd.grad(total, weights, allow_unused=True, materialize_grads=True)
 
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Of all of them as one. Not by a copy in float64: an embedding's would take gigabytes, and not
-    every device has that."""
+    """Return the norm of all tensors together. It is not computed by a float64 copy: that of an
+    embedding would need gigabytes, and not every device has float64."""
     wide = torch.promote_types(tensors[0].dtype, torch.float32)
     return torch.stack([torch.linalg.vector_norm(one, dtype=wide) for one in tensors]).norm()
 
 
 def self_check_calls(config: Any, attention: str) -> list[CallTokens]:
-    """Long enough for what the way does: blocks that are seen whole, and several that ask."""
+    """Return random calls that are long enough for the method. For flex, some key blocks are seen
+    whole, and there are several query blocks."""
     rng = random.Random(0)
     window = getattr(config, "sliding_window", None) or 0
     length = window + 3 if window <= MAX_WINDOW else SHORT
@@ -151,26 +163,29 @@ def self_check_calls(config: Any, attention: str) -> list[CallTokens]:
     if attention == "flex":
         length, branch = WHOLE_BLOCKS * BLOCK + SHORT, BLOCK
 
-    def some(number: int) -> list[int]:
+    def random_ids(number: int) -> list[int]:
         return [rng.randrange(config.vocab_size) for _ in range(number)]
 
-    prompt, answer = some(length), some(5 + branch)
-    second_prompt = [*prompt, *answer, *some(3)]
-    other, drifted = [*answer[:2], *some(4 + branch)], [*prompt, *answer[:3], *some(4)]
+    prompt, answer = random_ids(length), random_ids(5 + branch)
+    second_prompt = [*prompt, *answer, *random_ids(3)]
+    other, drifted = (
+        [*answer[:2], *random_ids(4 + branch)],
+        [*prompt, *answer[:3], *random_ids(4)],
+    )
     return [
         CallTokens.of(prompt, answer),
         CallTokens.of(prompt, other),
         CallTokens.of(prompt, answer),
-        CallTokens.of(second_prompt, some(4)),
-        CallTokens.of(second_prompt, some(6 + branch)),
-        CallTokens.of(drifted, some(2)),
+        CallTokens.of(second_prompt, random_ids(4)),
+        CallTokens.of(second_prompt, random_ids(6 + branch)),
+        CallTokens.of(drifted, random_ids(2)),
     ]
 
 
-def _plain(causal: Any, call: CallTokens) -> Tensor:
-    """The log-probabilities of its trained tokens."""
+def _plain_log_probs(causal: Any, call: CallTokens) -> Tensor:
+    """Return the plain model's log-probabilities of the call's trained tokens."""
     ids = torch.tensor([list(call.ids)], device=causal.device)
     logits = causal(input_ids=ids, use_cache=False).logits[0, :-1]
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / call.temperature
-    found = wide.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-    return torch.cat([found[start - 1 : end - 1] for start, end in call.trained])
+    log_probs = wide.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    return torch.cat([log_probs[start - 1 : end - 1] for start, end in call.trained])

@@ -1,10 +1,10 @@
-"""Which trees are worth their sharing. Pure.
+"""Split trees whose common prefix saves less than it costs. Pure.
 
-A token shared by all calls, such as the one that begins every prompt, saves next to nothing, while
-every node below all but its heaviest child pays for another partial attention, and pieces cannot be
-cut there for free.
-Trees whose top saves less than that come apart: their calls get root keys of their own. Any choice
-trains the same.
+A token shared by all calls, such as the one that begins every prompt, saves almost nothing. It
+costs another partial attention for every node below all but the heaviest child, and pieces cannot
+be cut there for free. If the top of a tree saves less than it costs, the calls below it get
+different root keys, so that they no longer share the top. The training result is the same either
+way.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from fakevllm_server.forest import CallTokens, Forest, Segment, build_forest
 from fakevllm_server.forest.slices import Slices
 
 SHARE_OF_A_TOKEN = 0.1
-"""What another partial attention costs a node, as a part of all it costs, at most: on a CPU and
-small models, where it is dearest."""
+"""Upper bound of the cost of another partial attention, as a share of a node's total cost. It is
+measured on a CPU with small models, where the share is largest."""
 
 MAX_PEELS = 8
-"""Each plants all calls again; what is left shared costs a little, and trains the same."""
+"""Maximum number of passes. Each pass builds the forest again. Prefixes that stay shared after the
+last one cost a little time, but the training result is the same."""
 
 
 def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
-    """The same calls, with other root keys where that is cheaper. Call it before `pack`."""
+    """Return the same calls, with different root keys where that is cheaper. Call it before
+    `pack`."""
     kept = list(calls)
     for _ in range(MAX_PEELS):
         forest = build_forest(kept)
-        tops = _not_worth(forest)
+        tops = _unprofitable_tops(forest)
         if not tops:
             break
         kept = [
@@ -40,8 +42,9 @@ def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
     return kept
 
 
-def _not_worth(forest: Forest) -> dict[int, Segment]:
-    """By their first node. A tree without branches has nothing to part."""
+def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
+    """Return the top segments that save less than they cost, by their first node. A tree without
+    branches is never among them."""
     return {
         top.start: top
         for top in forest.segments
@@ -53,7 +56,8 @@ def _not_worth(forest: Forest) -> dict[int, Segment]:
 
 
 def _branch(path: Slices, tops: Mapping[int, Segment]) -> int:
-    """The node a call goes on with behind its tree's top; that top's own for one that does not."""
+    """Return the first node of a call's path after the top of its tree, or the top's first node if
+    the path ends there."""
     start, end = path[0]
     top = tops[start]
     if end > top.end:

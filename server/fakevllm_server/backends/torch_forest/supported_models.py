@@ -1,9 +1,9 @@
-"""Which models may share prefixes: those whose state at a token depends on the ids before it and
-its position alone, through attention that takes any set of keys.
+"""Allow-list of models whose calls may share prefixes.
 
-An allow-list, because the others go wrong in silence: layers that scan (linear attention, Mamba,
-short convolutions) read nodes in their row's order, dynamic RoPE depends on the longest call, ALiBi
-on the place in a row.
+In such a model the state at a token depends only on the preceding ids and the position, through
+attention that takes any set of keys. Other models would give wrong results silently: layers that
+scan (linear attention, Mamba, short convolutions) read nodes in the order of the row, dynamic RoPE
+depends on the longest call, and ALiBi depends on the place in the row.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from __future__ import annotations
 from typing import Any
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Read and tested. They run no code on logits after the LM head either, which `forward` would
-miss."""
+"""Model types whose code has been reviewed and tested. After the LM head they run no code that
+`forward` would miss."""
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Their frequencies come from the config alone."""
+"""RoPE types whose frequencies depend only on the config."""
 PROMPT_ADAPTERS = frozenset(
     {"PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "MULTITASK_PROMPT_TUNING"}
 )
-"""Of peft: they put keys before the first token."""
+"""Peft's adapter types that put keys before the first token."""
 
 
 def sharing_refusal(model: Any) -> str | None:
-    """Why calls cannot share prefixes in this model, or None if they can."""
+    """Return why calls cannot share prefixes in this model, or None if they can."""
     config = model.config.get_text_config()
     if config.model_type not in MODEL_TYPES:
         return f"models of type {config.model_type} are not known to share prefixes"

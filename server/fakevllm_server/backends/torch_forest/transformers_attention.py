@@ -1,8 +1,9 @@
-"""The seam with transformers: an attention implementation that takes a layout as an argument.
+"""The hook into transformers: an attention implementation that takes a layout as an argument.
 
-A model set to it computes as with `sdpa`, but for calls with `forest=LAYOUT`, whose nodes attend as
-the layout says. The layout comes as an argument of the forward pass, so that a pass that is
-computed again for gradient checkpointing, in the middle of a backward, is the same pass.
+A model set to this implementation computes as with `sdpa`. Only in a forward pass with
+`forest=LAYOUT` the layout decides which nodes a node attends to. The layout is an argument of the
+forward pass, so a layer that gradient checkpointing computes again during the backward pass gets
+the same layout.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ IMPLEMENTATION = "fakevllm_forest"
 
 
 class Layout(Protocol):
-    """How nodes attend: each to its ancestors and itself, and in layers with a window only to those
-    less than `window` positions back."""
+    """An attention over the nodes of a forest. A node attends to its ancestors and itself; in
+    layers with a window, only to those less than `window` positions back."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
     ) -> Tensor:
-        """[1, heads, nodes, size], keys and values with fewer heads if they are shared ->
-        [1, heads, nodes, size]"""
+        """Return the attention output, [1, heads, nodes, size]. The arguments have the same shape;
+        keys and values have fewer heads under grouped-query attention."""
         ...
 
 
@@ -43,63 +44,65 @@ def forest_attention(
     forest: Layout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """As transformers calls it, [batch, heads, tokens, size] -> [batch, tokens, heads, size]."""
+    """Attention function with the signature that transformers calls. Inputs are
+    [batch, heads, tokens, size]; the output is [batch, tokens, heads, size]."""
     if forest is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
     assert dropout == 0, "with dropout a shared prefix is no longer the same for all"
-    # Under autocast rotated queries and keys come in float32, and their values do not.
+    # Under autocast, rotated queries and keys arrive in float32, but values do not.
     query, key = query.to(value.dtype), key.to(value.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     attended = forest.attend(query, key, value, scale, kwargs.get("sliding_window"))
     return attended.transpose(1, 2).contiguous(), None
 
 
-# Without a mask function of its own an implementation gets no mask at all, so padding would be
-# seen in passes without a forest.
+# An implementation without a mask function of its own gets no mask at all: passes without a forest
+# would then attend to padding.
 AttentionInterface.register(IMPLEMENTATION, forest_attention)
 AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
 
 
 def causal_model(model: Any) -> Any:
-    """The model with body and LM head; adapters that peft has put into its layers stay in."""
+    """Return the model with body and LM head. Adapters that peft put into its layers stay in."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def body_of(model: Any) -> Any:
-    """The model without its LM head."""
+    """Return the model without its LM head."""
     return causal_model(model).base_model
 
 
-def enable(model: Any) -> None:
-    """From now on `model` takes layouts, and computes as with sdpa where there is none."""
+def install_attention(model: Any) -> None:
+    """Make `model` accept a layout. Without a layout it computes as with `sdpa`."""
     causal = causal_model(model)
     if causal.config._attn_implementation != IMPLEMENTATION:
         causal.set_attn_implementation(IMPLEMENTATION)
 
 
 def head_states(model: Any, plan: Plan, layout: Layout) -> Tensor:
-    """[heads, hidden]: the states the LM head runs on."""
+    """Return the hidden states on which the LM head runs, [heads, hidden]."""
     return node_states(model, plan.ids, plan.pos, layout).index_select(0, plan.head_node)
 
 
 def node_states(model: Any, ids: Tensor, pos: Tensor, layout: Layout) -> Tensor:
-    """[nodes, hidden]"""
-    enable(model)
-    # A mask of four dimensions is handed on as it is. Without one, transformers takes jumps of the
-    # positions for packed sequences and makes a mask of nodes times nodes; nobody reads either.
-    unread = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
+    """Return the last hidden state of every node, [nodes, hidden]. `ids` and `pos` are [nodes]."""
+    install_attention(model)
+    # transformers passes a mask of four dimensions on unchanged. Without one, it would take jumps
+    # of the positions for packed sequences and build a mask of nodes times nodes. The layouts read
+    # neither mask.
+    unused_mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
     output = body_of(model)(
         input_ids=ids[None],
         position_ids=pos[None],
-        attention_mask=unread,
+        attention_mask=unused_mask,
         use_cache=False,
         forest=layout,
     )
     return output.last_hidden_state[0]
 
 
-def repeat_kv(of_keys: Tensor, query: Tensor) -> Tensor:
-    """Keys or values for every head of the query."""
-    return of_keys.repeat_interleave(query.shape[1] // of_keys.shape[1], 1)
+def repeat_kv(states: Tensor, query: Tensor) -> Tensor:
+    """Repeat keys or values [1, key heads, nodes, size] for every head of the query."""
+    return states.repeat_interleave(query.shape[1] // states.shape[1], 1)

@@ -11,7 +11,7 @@ from swarm_server.backends.torch_forest.tiny_models import gradient_of, llama, m
 from swarm_server.forest.call_sets import packed_set
 from torch import Tensor
 
-from fakevllm_server.backends.torch_forest.allowed_sets import Allowed
+from fakevllm_server.backends.torch_forest.allowed_sets import HeadTokenSets
 from fakevllm_server.backends.torch_forest.forward import edge_values
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.forest import CallTokens, build_forest
@@ -76,7 +76,9 @@ def test_a_token_that_could_be_no_other_is_certain_and_pulls_at_nothing() -> Non
 
 def test_a_set_is_read_to_the_end_of_the_models_own_vocabulary() -> None:
     """A tokenizer's may be shorter or, padded to bytes, longer."""
-    outside = Allowed([packed_set(1, 15), packed_set(0)], [1, -1, 0]).outside(torch.zeros(3, 11))
+    outside = HeadTokenSets([packed_set(1, 15), packed_set(0)], [1, -1, 0]).disallowed(
+        torch.zeros(3, 11)
+    )
     assert outside is not None
     assert [[id for id in range(11) if not row[id]] for row in outside] == [
         [0],
@@ -86,4 +88,4 @@ def test_a_set_is_read_to_the_end_of_the_models_own_vocabulary() -> None:
 
 
 def test_heads_of_the_whole_vocabulary_alone_cost_no_mask() -> None:
-    assert Allowed([packed_set(1)], [-1, -1]).outside(torch.zeros(2, 11)) is None
+    assert HeadTokenSets([packed_set(1)], [-1, -1]).disallowed(torch.zeros(2, 11)) is None

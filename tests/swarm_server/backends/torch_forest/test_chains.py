@@ -14,9 +14,9 @@ from fakevllm_server.forest import CallTokens, build_forest
 
 
 def test_the_golden_trie_is_a_chain_and_two_leaves() -> None:
-    chains, crossings = chains_of(build_forest(GOLDEN))
+    chains, cross_blocks = chains_of(build_forest(GOLDEN))
     assert sorted(chains) == [(0, 7), (7, 8), (8, 9)]
-    assert sorted(crossings, key=lambda cross: cross.first_query) == [
+    assert sorted(cross_blocks, key=lambda cross: cross.first_query) == [
         CrossBlock(7, 8, 0, 4),
         CrossBlock(8, 9, 0, 3),
     ]
@@ -25,26 +25,26 @@ def test_the_golden_trie_is_a_chain_and_two_leaves() -> None:
 @given(calls=call_sets(max_calls=8))
 def test_every_visible_pair_is_in_exactly_one_launch(calls: list[CallTokens]) -> None:
     plan = Plan.of(build_forest(calls))
-    chains, crossings = chains_of(plan.forest)
+    chains, cross_blocks = chains_of(plan.forest)
     num_nodes = len(plan.ids)
     count = torch.zeros(num_nodes, num_nodes, dtype=torch.long)
     for start, end in chains:
         count[start:end, start:end] += torch.ones(end - start, end - start).tril().long()
-    for cross in crossings:
+    for cross in cross_blocks:
         count[cross.first_query : cross.last_query, cross.first_key : cross.last_key] += 1
     assert torch.equal(count, DenseLayout(plan).visible(None).long())
 
 
 @given(calls=call_sets(max_calls=8))
-def test_every_node_is_in_one_stretch(calls: list[CallTokens]) -> None:
+def test_every_node_is_in_one_batch(calls: list[CallTokens]) -> None:
     plan = Plan.of(build_forest(calls))
     found: list[int] = []
-    for stretch in ChainLayout(plan).stretches:
-        own = stretch.nodes if stretch.is_own is None else stretch.nodes[stretch.is_own]
+    for batch in ChainLayout(plan).chain_batches:
+        own = batch.nodes if batch.is_real is None else batch.nodes[batch.is_real]
         found += own.flatten().tolist()
-        if stretch.first is not None:
-            assert stretch.nodes.flatten().tolist() == list(
-                range(stretch.first, stretch.first + stretch.nodes.numel())
+        if batch.first_node is not None:
+            assert batch.nodes.flatten().tolist() == list(
+                range(batch.first_node, batch.first_node + batch.nodes.numel())
             )
     assert sorted(found) == list(range(len(plan.ids)))
 
@@ -52,8 +52,8 @@ def test_every_node_is_in_one_stretch(calls: list[CallTokens]) -> None:
 def test_a_forest_without_branches_is_causal_passes_alone() -> None:
     calls = [CallTokens.of([1] * number, [2]) for number in range(40, 44)]
     ones = [CallTokens(call.ids, call.trained, root) for root, call in enumerate(calls)]
-    chains, crossings = chains_of(build_forest(ones))
-    assert len(chains) == 4 and not crossings
+    chains, cross_blocks = chains_of(build_forest(ones))
+    assert len(chains) == 4 and not cross_blocks
 
 
 @pytest.mark.parametrize("num_turns", [1, 8, 3000])
@@ -64,9 +64,9 @@ def test_a_long_conversation_is_one_chain_however_many_siblings_lose(num_turns: 
         calls.append(CallTokens.of(history, [turn % 7, 7]))
         history = [*history, turn % 7, 8]
     calls.append(CallTokens.of(history, [7]))
-    chains, crossings = chains_of(build_forest(calls[-200:]))
+    chains, cross_blocks = chains_of(build_forest(calls[-200:]))
     most_met = max(
-        sum(cross.first_query <= node < cross.last_query for cross in crossings)
+        sum(cross.first_query <= node < cross.last_query for cross in cross_blocks)
         for node, _ in chains
     )
     assert max(end - start for start, end in chains) == len(history) + 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from swarm_server.backends.embedded.engine_helpers import SPEC, pieces, random_calls
 
 from fakevllm_server.backends.embedded.train.step_pieces import StepPiece, cut_into_pieces
-from fakevllm_server.backends.torch_forest.fidelity import Fidelity, fidelity
+from fakevllm_server.backends.torch_forest.fidelity import Fidelity, check_fidelity
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.types.backend import Call
 
@@ -30,7 +30,7 @@ NUM_TOKENS = 6
 def asked(piece: StepPiece, calls: Sequence[Call] = SIBLINGS, **changed: Any) -> Fidelity:
     plan = replace(piece.plan, **changed) if changed else piece.plan
     own = [calls[index] for index in piece.calls]
-    return fidelity(plan, own, piece.tokens.sampled_log_prob)
+    return check_fidelity(plan, own, piece.tokens.sampled_log_prob)
 
 
 def piece_of(calls: list[Call] = SIBLINGS) -> StepPiece:
@@ -225,7 +225,7 @@ def test_the_plan_these_are_made_from_is_true() -> None:
 def test_a_plan_in_which(name: str) -> None:
     spoil, num_wrong, where = PLANS[name]
     piece = piece_of()
-    found = fidelity(spoil(piece), SIBLINGS, piece.tokens.sampled_log_prob)
+    found = check_fidelity(spoil(piece), SIBLINGS, piece.tokens.sampled_log_prob)
 
     assert found.num_tokens - found.num_true == num_wrong
     assert found.fault is not None and found.fault.startswith(where)
@@ -239,13 +239,13 @@ def test_a_path_through_another_tree_is_seen_though_its_ids_are_the_same() -> No
     assert asked(piece, twins) == Fidelity(4, 4, None)
 
     crossing = in_forest(piece, paths=[((0, 5),), ((0, 2), (7, 10))])
-    found = fidelity(crossing, twins, piece.tokens.sampled_log_prob)
+    found = check_fidelity(crossing, twins, piece.tokens.sampled_log_prob)
     assert (found.num_true, found.fault and found.fault[:6]) == (2, "call 1")
 
 
 def test_log_probabilities_one_token_off_are_seen() -> None:
     piece = piece_of()
-    found = fidelity(piece.plan, SIBLINGS, piece.tokens.sampled_log_prob.roll(1))
+    found = check_fidelity(piece.plan, SIBLINGS, piece.tokens.sampled_log_prob.roll(1))
     # The first two calls begin with the same number, and so does what moves there.
     assert found.num_true < NUM_TOKENS and found.fault is not None
     assert found.fault.startswith(f"{FIRST}, response token 0")
@@ -263,7 +263,7 @@ def test_log_probabilities_one_token_off_are_seen() -> None:
 )
 def test_a_call_that_recorded_something_else_is_named(spoiled: Call, where: str) -> None:
     recorded = [SIBLINGS[0], spoiled, SIBLINGS[2]]
-    found = fidelity(piece_of().plan, recorded, piece_of().tokens.sampled_log_prob)
+    found = check_fidelity(piece_of().plan, recorded, piece_of().tokens.sampled_log_prob)
 
     assert found.num_true < NUM_TOKENS
     assert found.fault is not None and found.fault.startswith(where)

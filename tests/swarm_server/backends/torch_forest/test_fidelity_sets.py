@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from swarm_server.backends.torch_forest.test_fidelity import SIBLINGS, asked, piece_of
 
-from fakevllm_server.backends.torch_forest.fidelity import Fidelity, fidelity
+from fakevllm_server.backends.torch_forest.fidelity import Fidelity, check_fidelity
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.forest import CallTokens, build_forest
 from fakevllm_server.types.token_masks import TokenMasks, packed
@@ -36,7 +36,7 @@ def test_a_plan_that_trains_a_token_nobody_chose_is_told() -> None:
     sets = [*[None] * num_prompt, one, None, few]
     whole = CallTokens(ids, [(num_prompt, len(ids))], temperature=1.0, chosen_from=sets)
 
-    found = fidelity(Plan.of(build_forest([whole])), [call], torch.tensor(call.logprobs))
+    found = check_fidelity(Plan.of(build_forest([whole])), [call], torch.tensor(call.logprobs))
 
     assert found.num_true == 0 and found.fault is not None
     assert "another number of tokens than the calls" in found.fault

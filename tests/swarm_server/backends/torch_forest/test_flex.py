@@ -20,7 +20,10 @@ from fakevllm_server.backends.torch_forest.flex import BLOCK, FlexLayout, block_
 from fakevllm_server.backends.torch_forest.forward import edge_log_probs
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.backends.torch_forest.precision import set_compute_dtype
-from fakevllm_server.backends.torch_forest.self_check import check, self_check_calls
+from fakevllm_server.backends.torch_forest.self_check import (
+    check_sharing_attention,
+    self_check_calls,
+)
 from fakevllm_server.forest import CallTokens, build_forest
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -137,7 +140,7 @@ def test_the_self_check_finds_a_kernel_that_loses_blocks(
     kernel: Any, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flex, "_compiled", lambda device_type: kernel)
-    fault = check(model_of("llama"), "flex").fault
+    fault = check_sharing_attention(model_of("llama"), "flex").fault
     assert fault is None if told is None else told in (fault or "")
 
 
@@ -147,8 +150,8 @@ def test_a_right_kernel_passes_in_bfloat16(name: str, monkeypatch: pytest.Monkey
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     set_compute_dtype(model, torch.bfloat16)
-    verdict = check(model, "flex")
-    assert verdict.fault is None and verdict.gradient > 1e-4, "its rounding shows"
+    check = check_sharing_attention(model, "flex")
+    assert check.fault is None and check.gradient > 1e-4, "its rounding shows"
 
 
 HEAD_DIM = 16

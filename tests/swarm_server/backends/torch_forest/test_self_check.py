@@ -12,14 +12,18 @@ from fakevllm_server.backends.embedded.lora import LoraSettings, insert_adapters
 from fakevllm_server.backends.torch_forest.attentions import (
     ATTENTIONS,
     default_attention,
-    quickest_attention,
+    fastest_attention,
 )
 from fakevllm_server.backends.torch_forest.chains import ChainLayout
 from fakevllm_server.backends.torch_forest.dense import DenseLayout
 from fakevllm_server.backends.torch_forest.forward import edge_values
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.backends.torch_forest.precision import set_compute_dtype
-from fakevllm_server.backends.torch_forest.self_check import TOLERANCE, check, check_attention
+from fakevllm_server.backends.torch_forest.self_check import (
+    TOLERANCE,
+    check_attention,
+    check_sharing_attention,
+)
 from fakevllm_server.backends.torch_forest.supported_models import sharing_refusal
 from fakevllm_server.backends.torch_forest.transformers_attention import head_states
 from fakevllm_server.forest import CallTokens, build_forest
@@ -31,9 +35,9 @@ from fakevllm_server.forest import CallTokens, build_forest
 def test_a_model_passes(name: str, attention: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = MODELS[name]().to(dtype).eval()
-    verdict = check(model, attention)
-    assert verdict.fault is None
-    assert 0 < verdict.gradient < TOLERANCE[dtype]
+    check = check_sharing_attention(model, attention)
+    assert check.fault is None
+    assert 0 < check.gradient < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("attention", ["chains", "segments", "dense", "rows"])
@@ -42,9 +46,9 @@ def test_a_model_passes_in_bfloat16_over_weights_in_float32(name: str, attention
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     set_compute_dtype(model, torch.bfloat16)
-    verdict = check(model, attention)
-    assert verdict.fault is None
-    assert 1e-4 < verdict.gradient < TOLERANCE[torch.bfloat16], "its rounding shows"
+    check = check_sharing_attention(model, attention)
+    assert check.fault is None
+    assert 1e-4 < check.gradient < TOLERANCE[torch.bfloat16], "its rounding shows"
 
 
 def too_much(model: Any, plan: Plan) -> Tensor:
@@ -88,14 +92,14 @@ def test_a_way_that_is_wrong_is_named(
 ) -> None:
     torch.manual_seed(0)
     monkeypatch.setitem(ATTENTIONS, "wrong", way)
-    fault = check(llama().to(dtype).eval(), "wrong").fault
+    fault = check_sharing_attention(llama().to(dtype).eval(), "wrong").fault
     assert fault is not None and f"attention wrong {told}" in fault
 
 
 def test_a_model_that_is_not_trained_is_checked_by_its_log_probs() -> None:
     model = llama().eval().requires_grad_(False)
-    verdict = check(model, "chains")
-    assert verdict.fault is None and verdict.gradient == 0
+    check = check_sharing_attention(model, "chains")
+    assert check.fault is None and check.gradient == 0
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_a_wrong_way_is_named_in_bfloat16_over_float32_too(
     model = llama().eval()
     set_compute_dtype(model, torch.bfloat16)
     monkeypatch.setitem(ATTENTIONS, "wrong", way)
-    assert told in (check(model, "wrong").fault or "")
+    assert told in (check_sharing_attention(model, "wrong").fault or "")
 
 
 def with_fresh_adapters() -> Any:
@@ -123,8 +127,8 @@ def with_fresh_adapters() -> Any:
 def test_a_fresh_adapter_passes_by_the_gradients_it_has(attention: str) -> None:
     model = with_fresh_adapters()
     first = next(one for one in model.parameters() if one.requires_grad)
-    verdict = check(model, attention)
-    assert verdict.fault is None and 0 < verdict.gradient < TOLERANCE[torch.float32]
+    check = check_sharing_attention(model, attention)
+    assert check.fault is None and 0 < check.gradient < TOLERANCE[torch.float32]
     plan = Plan.of(build_forest([CallTokens.of([1, 2], [3, 4])]))
     edge_values(model, plan, "rows").log_prob.sum().backward()
     assert first.grad.count_nonzero() == 0, "it alone would tell nothing"
@@ -132,7 +136,9 @@ def test_a_fresh_adapter_passes_by_the_gradients_it_has(attention: str) -> None:
 
 def test_a_gradient_that_an_adapter_loses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ATTENTIONS, "wrong", no_gradient)
-    assert "wrong gradients" in (check(with_fresh_adapters(), "wrong").fault or "")
+    assert "wrong gradients" in (
+        check_sharing_attention(with_fresh_adapters(), "wrong").fault or ""
+    )
 
 
 def test_weights_no_gradient_reaches_are_no_fault_unless_a_way_gives_them_one(
@@ -149,9 +155,9 @@ def test_weights_no_gradient_reaches_are_no_fault_unless_a_way_gives_them_one(
 
     for way, is_right in ((zero, True), (reaching, False)):
         monkeypatch.setitem(ATTENTIONS, "odd", way)
-        verdict = check(model, "odd")
-        assert (verdict.fault is None) is is_right
-        assert verdict.gradient == (0 if is_right else float("inf"))
+        check = check_sharing_attention(model, "odd")
+        assert (check.fault is None) is is_right
+        assert check.gradient == (0 if is_right else float("inf"))
 
 
 def test_a_lost_window_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +169,9 @@ def test_a_lost_window_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return head_states(model, plan, Windowless(plan))
 
     monkeypatch.setitem(ATTENTIONS, "wrong", way)
-    assert "wrong log-probabilities" in (check(mistral().eval(), "wrong").fault or "")
+    assert "wrong log-probabilities" in (
+        check_sharing_attention(mistral().eval(), "wrong").fault or ""
+    )
 
 
 def test_the_default_on_a_cpu_is_the_quickest() -> None:
@@ -173,8 +181,8 @@ def test_the_default_on_a_cpu_is_the_quickest() -> None:
 def test_a_piece_that_shares_next_to_nothing_is_laid_out_in_rows() -> None:
     apart = [CallTokens.of([0, *[first] * 20], [1]) for first in range(1, 9)]
     together = [CallTokens.of([0] * 20, [last]) for last in range(1, 9)]
-    assert quickest_attention(Plan.of(build_forest(apart)), "chains") == "rows"
-    assert quickest_attention(Plan.of(build_forest(together)), "chains") == "chains"
+    assert fastest_attention(Plan.of(build_forest(apart)), "chains") == "rows"
+    assert fastest_attention(Plan.of(build_forest(together)), "chains") == "chains"
 
 
 def test_dropout_and_unknown_layers_are_refused() -> None:
@@ -213,7 +221,7 @@ BEHIND_THE_HEAD: list[Any] = [
 def test_what_a_model_does_to_its_logits_is_done_without_sharing_too(config: Any) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).float().eval()
-    assert check(model, "chains").fault is not None
+    assert check_sharing_attention(model, "chains").fault is not None
     assert check_attention(model, "rows").fault is None
 
 

@@ -22,7 +22,10 @@ from fakevllm_server.backends.torch_forest.dense import DenseLayout
 from fakevllm_server.backends.torch_forest.forward import edge_log_probs
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.backends.torch_forest.supported_models import sharing_refusal
-from fakevllm_server.backends.torch_forest.transformers_attention import enable, forest_attention
+from fakevllm_server.backends.torch_forest.transformers_attention import (
+    forest_attention,
+    install_attention,
+)
 from fakevllm_server.forest import CallTokens, build_forest
 
 LONGER = [CallTokens.of([1, 2, 3, 4, 5, 6, 7, 8], [9, 10]), *GOLDEN]
@@ -106,7 +109,7 @@ def test_an_attention_without_a_mask_function_sees_padding() -> None:
     AttentionInterface.register("no_mask_function", forest_attention)
     model.set_attn_implementation("no_mask_function")
     wrong = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-    enable(model)
+    install_attention(model)
     found = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     assert off(wrong[:, 2:], expected[:, 2:]) > 1e-2
     assert off(found[:, 2:], expected[:, 2:]) < 1e-12

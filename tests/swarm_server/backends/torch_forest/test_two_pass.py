@@ -1,3 +1,8 @@
+"""The two passes of a loss that couples pieces, with the functions that the trainer calls.
+
+The trainer's own loop over them is tested in backends/embedded/train/test_passes.py.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,17 +24,39 @@ from torch import Tensor
 
 from fakevllm_server.backends.torch_forest.forward import EdgeValues, edge_values
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.backends.torch_forest.two_pass import backward_in_two_passes
+from fakevllm_server.backends.torch_forest.two_pass import (
+    LossOfEdges,
+    backward_piece,
+    loss_coefficients,
+)
 from fakevllm_server.forest import CallTokens, Piece, build_forest, pack
 
 
 @cache
-def model_of_all() -> Any:
+def shared_model() -> Any:
     return made(llama)
 
 
-def loss_over(pieces: Sequence[Piece], num_calls: int, *, with_entropy: bool) -> Any:
-    """Of all calls in their own order, whatever piece they are in."""
+def backward(
+    model: Any,
+    plans: Sequence[Plan],
+    loss_of: LossOfEdges,
+    *,
+    with_entropy: bool = False,
+    max_logits: int | None = None,
+) -> Tensor:
+    """Add the gradient of `loss_of` to the model's, piece by piece, and return the loss."""
+    options: dict[str, Any] = {"with_entropy": with_entropy, "max_logits": max_logits}
+    with torch.no_grad():
+        first_pass = [edge_values(model, plan, "chains", **options) for plan in plans]
+    loss, coefficients = loss_coefficients(loss_of, first_pass)
+    for plan, coefficient in zip(plans, coefficients, strict=True):
+        backward_piece(model, plan, "chains", coefficient, max_logits=max_logits)
+    return loss
+
+
+def loss_over(pieces: Sequence[Piece], num_calls: int, *, with_entropy: bool) -> LossOfEdges:
+    """A loss of all calls in their own order, whichever piece they are in."""
 
     def loss_of(values: Sequence[EdgeValues]) -> Tensor:
         log_probs = [torch.zeros(0)] * num_calls
@@ -40,10 +67,10 @@ def loss_over(pieces: Sequence[Piece], num_calls: int, *, with_entropy: bool) ->
                 log_probs[call] = log_prob
             if with_entropy and own.entropy is not None:
                 bonus = bonus + plan.flat(own.entropy).sum()
-        # Couples the tokens of a call, and calls with each other.
-        lengths = sum(log_prob.sum() for log_prob in log_probs)
+        # The loss couples the tokens of a call, and calls with each other.
+        total = sum(log_prob.sum() for log_prob in log_probs)
         return coupled_loss([log_prob.double() for log_prob in log_probs]) + (
-            0.01 * lengths**2 - 0.1 * bonus
+            0.01 * total**2 - 0.1 * bonus
         )
 
     return loss_of
@@ -52,7 +79,8 @@ def loss_over(pieces: Sequence[Piece], num_calls: int, *, with_entropy: bool) ->
 def gradients(
     calls: Sequence[CallTokens], budget: int, *, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    model = model_of_all()
+    """Return the gradient from pieces in two passes, and the gradient from one forest."""
+    model = shared_model()
     whole = [Piece(list(range(len(calls))), build_forest(calls))]
     values = edge_values(model, Plan.of(whole[0].forest), "chains", with_entropy=with_entropy)
     direct = loss_over(whole, len(calls), with_entropy=with_entropy)([values])
@@ -60,10 +88,9 @@ def gradients(
         direct.backward()
     expected = gathered_gradient(model)
     pieces = pack(calls, budget)
-    loss = backward_in_two_passes(
+    loss = backward(
         model,
         [Plan.of(piece.forest) for piece in pieces],
-        "chains",
         loss_over(pieces, len(calls), with_entropy=with_entropy),
         with_entropy=with_entropy,
         max_logits=50,
@@ -75,19 +102,19 @@ def gradients(
 @pytest.mark.parametrize("with_entropy", [False, True])
 @settings(max_examples=12)
 @given(calls=call_sets(), budget=st.integers(1, 30))
-def test_pieces_in_two_passes_train_as_one_forest_does(
+def test_pieces_in_two_passes_have_the_gradient_of_one_forest(
     with_entropy: bool, calls: list[CallTokens], budget: int
 ) -> None:
     if not any(call.trained for call in calls):
         calls = [*calls, *GOLDEN]
-    found, expected = gradients(calls, budget, with_entropy=with_entropy)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    actual, expected = gradients(calls, budget, with_entropy=with_entropy)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)
 
 
-def test_a_loss_that_leaves_pieces_out_gives_them_no_gradient() -> None:
-    model = model_of_all()
+def test_pieces_that_the_loss_does_not_use_get_no_gradient() -> None:
+    model = shared_model()
     plans = [Plan.of(build_forest([call])) for call in GOLDEN[:2]]
-    backward_in_two_passes(model, plans, "chains", lambda values: values[0].log_prob.sum())
-    found = gathered_gradient(model)
+    backward(model, plans, lambda values: values[0].log_prob.sum())
+    actual = gathered_gradient(model)
     edge_values(model, plans[0], "chains").log_prob.sum().backward()
-    torch.testing.assert_close(found, gathered_gradient(model), rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual, gathered_gradient(model), rtol=0, atol=1e-12)

@@ -10,7 +10,11 @@ import logging
 from typing import Any
 
 from fakevllm_server.backends.torch_forest.attentions import ROWS, sharing_attentions
-from fakevllm_server.backends.torch_forest.self_check import AttentionCheck, check, check_attention
+from fakevllm_server.backends.torch_forest.self_check import (
+    AttentionCheck,
+    check_attention,
+    check_sharing_attention,
+)
 from fakevllm_server.types.backend import BackendRefused
 
 log = logging.getLogger("fakevllm.trainer")
@@ -58,5 +62,7 @@ class AttentionChoice:
 
     def _fault(self, model: Any, way: str) -> str | None:
         if way not in self._verdicts:
-            self._verdicts[way] = (check_attention if way == ROWS else check)(model, way)
+            self._verdicts[way] = (check_attention if way == ROWS else check_sharing_attention)(
+                model, way
+            )
         return self._verdicts[way].fault

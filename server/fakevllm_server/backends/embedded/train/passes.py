@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fakevllm_server.backends.embedded.train.step_pieces import StepPiece, StepPieces
-from fakevllm_server.backends.torch_forest.attentions import quickest_attention
+from fakevllm_server.backends.torch_forest.attentions import fastest_attention
 from fakevllm_server.backends.torch_forest.forward import EdgeValues, edge_log_probs, edge_values
-from fakevllm_server.backends.torch_forest.two_pass import coefficients_of, second_pass
+from fakevllm_server.backends.torch_forest.two_pass import backward_piece, loss_coefficients
 from fakevllm_server.backends.torch_losses.kl import k3
 from fakevllm_server.backends.torch_losses.mismatch import Mismatch
 from fakevllm_server.backends.torch_losses.step_loss import step_loss, token_means
@@ -45,7 +45,7 @@ class Passes:
     """A name in `torch_forest.ATTENTIONS`."""
 
     def way(self, piece: StepPiece) -> str:
-        return quickest_attention(piece.plan, self.attention)
+        return fastest_attention(piece.plan, self.attention)
 
     def _values(self, piece: StepPiece, spec: LossSpec, *, is_first: bool) -> EdgeValues:
         return edge_values(
@@ -103,11 +103,13 @@ class Passes:
             shown.append(told)
             return loss
 
-        _, coefficients = coefficients_of(loss_of, first)
+        _, coefficients = loss_coefficients(loss_of, first)
         if spec.entropy_coeff == 0:
             coefficients = [one._replace(entropy=None) for one in coefficients]
         for piece, coefficient in zip(step.pieces, coefficients, strict=True):
-            second_pass(self.model, piece.plan, self.way(piece), coefficient, max_logits=MAX_LOGITS)
+            backward_piece(
+                self.model, piece.plan, self.way(piece), coefficient, max_logits=MAX_LOGITS
+            )
             yield
         return _joined(shown)
 

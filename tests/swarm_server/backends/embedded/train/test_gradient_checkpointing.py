@@ -17,7 +17,7 @@ from fakevllm_server.backends.embedded.train.gradient_checkpointing import (
     set_gradient_checkpointing,
 )
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
-from fakevllm_server.backends.torch_forest.self_check import check
+from fakevllm_server.backends.torch_forest.self_check import check_sharing_attention
 from fakevllm_server.types.backend import BackendError, Batch, Call, LossSpec
 
 SPEC = LossSpec("gspo", 3e-4, 4e-4, kl_loss_coef=0.1, entropy_coeff=0.01, bypass_mode=False)
@@ -108,8 +108,8 @@ def test_layers_keep_only_what_goes_into_them() -> None:
 def test_a_model_passes_the_self_check_with_it(attention: str) -> None:
     model = deep()
     set_gradient_checkpointing(model, True)
-    verdict = check(model, attention)
-    assert verdict.fault is None and verdict.gradient > 0
+    check = check_sharing_attention(model, attention)
+    assert check.fault is None and check.gradient > 0
 
 
 def test_no_layer_believes_that_it_trains() -> None:
