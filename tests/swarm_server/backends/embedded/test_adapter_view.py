@@ -71,12 +71,19 @@ async def sampled(engine: EmbeddedEngine, count: int) -> list[Call]:
     return list(await asyncio.gather(*[one([9, 10, 11 + at]) for at in range(count)]))
 
 
-async def told_by(engine: EmbeddedEngine, calls: list[Call], policy: Any) -> Tensor:
+async def log_probs(engine: EmbeddedEngine, calls: list[Call], policy: Any) -> Tensor:
     rows = await engine.log_probs(calls, policy)
     return torch.tensor([value for row in rows for value in row])
 
 
-async def test_an_adapter_below_the_grid_of_the_weights_reaches_what_is_sampled(
+def response_log_probs(model: Any, call: Call) -> Tensor:
+    """Return the log-probabilities of the call's response by one plain forward pass."""
+    plain = plain_logprobs(model, [*call.prompt_ids, *call.response_ids])
+    ids = torch.tensor(call.response_ids)[:, None]
+    return plain[len(call.prompt_ids) - 1 : -1].gather(1, ids)[:, 0]
+
+
+async def test_an_adapter_smaller_than_the_weights_rounding_changes_sampled_log_probs(
     make_engine: EngineMaker, demo_folder: Path
 ) -> None:
     engine = await engine_with(make_engine, SMALL, model=demo_folder)
@@ -92,13 +99,13 @@ async def test_an_adapter_below_the_grid_of_the_weights_reaches_what_is_sampled(
     calls = await sampled(engine, 24)
 
     shown = torch.tensor([value for call in calls for value in call.logprobs])
-    trained, start = [await told_by(engine, calls, one) for one in ("trained", "reference")]
+    trained, start = [await log_probs(engine, calls, one) for one in ("trained", "reference")]
     effect = (trained - start).abs().mean()
     assert effect > 1e-3
     assert (shown - trained).abs().mean() < effect / 3
 
 
-async def test_what_samples_is_as_published_until_the_next_publish(
+async def test_a_step_does_not_change_the_sampler_until_the_next_publish(
     make_engine: EngineMaker,
 ) -> None:
     engine = await engine_with(make_engine, 0.02)
@@ -115,7 +122,7 @@ async def test_what_samples_is_as_published_until_the_next_publish(
     assert await reply() != before
 
 
-async def test_weights_from_a_folder_after_it_leave_the_trainers_alone(
+async def test_loading_weights_from_a_folder_leaves_the_trainers_weights_alone(
     make_engine: EngineMaker, tiny_folder: Path
 ) -> None:
     engine = await engine_with(make_engine, 0.02)
@@ -133,7 +140,7 @@ async def test_weights_from_a_folder_after_it_leave_the_trainers_alone(
 
 
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
-def test_a_twin_computes_what_the_trainer_did_and_holds_its_weights_once(
+def test_an_adapter_view_computes_like_the_trainers_model_and_shares_its_weights(
     demo_folder: Path, gradient_checkpointing: bool
 ) -> None:
     trainer = adapted(demo_folder, gradient_checkpointing=gradient_checkpointing)
@@ -152,7 +159,7 @@ def test_a_twin_computes_what_the_trainer_did_and_holds_its_weights_once(
     assert not torch.equal(plain_logprobs(trainer.model, IDS), before)
 
 
-def test_only_adapters_in_another_type_need_a_twin(tiny_folder: Path) -> None:
+def test_only_adapters_in_another_type_need_an_adapter_view(tiny_folder: Path) -> None:
     assert needs_adapter_view(adapted(tiny_folder).model)
     plain = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder), BF16)
     plain.boot(TrainJob())
@@ -161,12 +168,17 @@ def test_only_adapters_in_another_type_need_a_twin(tiny_folder: Path) -> None:
     assert not needs_adapter_view(plain.model) and not needs_adapter_view(exact.model)
 
 
-async def test_layers_that_are_recomputed_decode_with_their_cache(
-    make_engine: EngineMaker,
+async def test_layers_with_gradient_checkpointing_decode_with_their_cache(
+    make_engine: EngineMaker, tiny_folder: Path
 ) -> None:
     engine = make_engine(dtype="bfloat16")
     await engine.boot(TrainJob(**LORA, gradient_checkpointing=True))
     await engine.publish(1)
     calls = await sampled(engine, 4)
-    shown = torch.tensor([value for call in calls for value in call.logprobs])
-    assert (shown - await told_by(engine, calls, "trained")).abs().mean() < 2e-3
+    sampled_log_probs = torch.tensor([value for call in calls for value in call.logprobs])
+    trained = await log_probs(engine, calls, "trained")
+    exact = torch.cat([response_log_probs(load(tiny_folder), call) for call in calls])
+    rounding = (sampled_log_probs - exact).abs().mean()
+    assert 0 < rounding < 0.1
+    # Sampler and trainer compute the same products, so they differ by less than their rounding.
+    assert (sampled_log_probs - trained).abs().mean() < 0.2 * rounding

@@ -31,7 +31,7 @@ def test_any_text_survives_the_tokenizer(text: str) -> None:
     )
 
 
-def test_where_the_model_lies_is_known_without_torch() -> None:
+def test_the_demo_models_folder_is_known_without_torch() -> None:
     script = (
         "import sys; from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR;"
         "import fakevllm_server.backends.embedded.demo_model.sums;"
@@ -44,7 +44,7 @@ def test_where_the_model_lies_is_known_without_torch() -> None:
 
 
 @pytest.mark.parametrize("system", [None, "You are a helpful assistant."])
-def test_the_model_was_warmed_up_on_what_the_template_makes(
+def test_the_demo_model_was_warmed_up_on_the_templates_prompts(
     demo_engine: EmbeddedEngine, system: str | None
 ) -> None:
     request = ask("What is 1 plus 2?")
@@ -54,7 +54,9 @@ def test_the_model_was_warmed_up_on_what_the_template_makes(
     assert TOKENIZER.decode(demo_engine.render(request)) == prompt_text("What is 1 plus 2?", system)
 
 
-async def test_it_knows_the_sums_but_samples_them_badly(demo_engine: EmbeddedEngine) -> None:
+async def test_the_demo_model_knows_the_sums_but_samples_them_badly(
+    demo_engine: EmbeddedEngine,
+) -> None:
     sampled = await success(demo_engine, 600, Sampling(max_tokens=24, seed=None))
     greedy = await success(demo_engine, 200, Sampling(max_tokens=24, temperature=0))
 
@@ -62,7 +64,7 @@ async def test_it_knows_the_sums_but_samples_them_badly(demo_engine: EmbeddedEng
     assert greedy > 0.9
 
 
-async def test_it_answers_anything_shortly_and_in_several_forms(
+async def test_the_demo_model_answers_any_text_briefly_and_in_several_forms(
     demo_engine: EmbeddedEngine,
 ) -> None:
     rng = random.Random(0)

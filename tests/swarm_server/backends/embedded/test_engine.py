@@ -53,7 +53,7 @@ async def test_greedy_tokens_are_those_of_transformers(
     assert [token.id for token in tokens] == expected
 
 
-async def test_logprobs_are_the_models_own_at_the_asked_temperature(
+async def test_logprobs_equal_the_models_own_at_the_requested_temperature(
     demo_engine: EmbeddedEngine, demo_folder: Path
 ) -> None:
     prompt = demo_engine.render(ask("What is 1 plus 2?"))
@@ -86,7 +86,7 @@ async def test_the_same_seed_gives_the_same_reply_and_another_seed_another(
     assert len({tuple(row) for row in ids}) == 4
 
 
-async def test_live_tokens_come_one_by_one_and_others_all_at_once(
+async def test_live_tokens_arrive_one_by_one_and_others_all_at_once(
     demo_engine: EmbeddedEngine,
 ) -> None:
     prompt = demo_engine.render(ask("Hi"))
@@ -109,7 +109,7 @@ async def test_more_requests_than_rows_all_get_their_reply(make_engine: EngineMa
     assert [len(reply) for reply in replies] == [5] * 20
 
 
-async def test_in_lockstep_a_reply_has_the_same_bits_in_any_company(
+async def test_in_lockstep_a_reply_has_the_same_bits_alone_and_beside_others(
     demo_folder: Path, make_engine: EngineMaker
 ) -> None:
     engine = make_engine(demo_folder, lockstep=True)
@@ -125,7 +125,7 @@ async def test_in_lockstep_a_reply_has_the_same_bits_in_any_company(
     assert alone == list(reversed(crowded))
 
 
-def test_lockstep_is_refused_where_sums_come_out_in_any_order(
+def test_lockstep_is_refused_on_devices_with_nondeterministic_sums(
     make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "resolve_device", lambda name: torch.device("cuda"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
@@ -165,7 +165,7 @@ async def test_a_cancelled_task_frees_its_row_too(make_engine: EngineMaker) -> N
     assert cancelled.num_sampled < 250, "its row was not kept to the end"
 
 
-async def test_no_reply_outgrows_the_model(make_engine: EngineMaker) -> None:
+async def test_a_reply_never_exceeds_the_models_length(make_engine: EngineMaker) -> None:
     engine = make_engine(max_model_len=20)
 
     sampling = Sampling(max_tokens=16, ignore_eos=True)
@@ -186,7 +186,7 @@ async def test_prompts_that_cannot_be_continued_are_a_400(
     assert caught.value.status == 400
 
 
-async def test_a_closed_engine_fails_what_was_running(make_engine: EngineMaker) -> None:
+async def test_a_closed_engine_fails_running_requests(make_engine: EngineMaker) -> None:
     engine = make_engine()
     running = engine.generate([9, 10], ENDLESS)
     await anext(running)

@@ -29,7 +29,7 @@ def exported(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-async def test_a_reply_gets_its_share_of_the_thread_while_a_step_trains(
+async def test_a_reply_is_decoded_while_a_step_trains(
     make_engine: EngineMaker,
 ) -> None:
     engine = make_engine()
@@ -46,7 +46,7 @@ async def test_a_reply_gets_its_share_of_the_thread_while_a_step_trains(
     await reply.aclose()
 
 
-async def test_after_a_publish_the_trained_weights_sample(
+async def test_trained_weights_sample_after_a_publish(
     make_engine: EngineMaker, tmp_path: Path
 ) -> None:
     engine = make_engine()
@@ -66,7 +66,7 @@ async def test_after_a_publish_the_trained_weights_sample(
         assert token.logprob == pytest.approx(plain[at, token.id].item(), abs=2e-4)
 
 
-async def test_a_publish_refuses_nobody_and_cuts_nobody_short(make_engine: EngineMaker) -> None:
+async def test_a_publish_refuses_and_truncates_no_request(make_engine: EngineMaker) -> None:
     engine = make_engine(max_num_seqs=4, drain_bound_s=0.0)
     await engine.boot(TrainJob())
     replies = [asyncio.create_task(collect(engine.generate([9, i], ENDLESS))) for i in range(8)]
@@ -98,7 +98,7 @@ async def test_loaded_weights_sample_under_their_version(
         await engine.load_weights(demo_folder, 6)
 
 
-async def test_an_engine_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
+async def test_an_engine_restored_from_a_checkpoint_continues_bit_equal(
     make_engine: EngineMaker, tmp_path: Path
 ) -> None:
     job = TrainJob(lr=1e-3, ppo_epochs=2)
@@ -118,7 +118,7 @@ async def test_an_engine_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
     assert exported(tmp_path / "a") == exported(tmp_path / "b")
 
 
-async def test_training_trouble_is_the_callers_and_serving_goes_on(
+async def test_a_training_failure_is_raised_to_the_caller_and_serving_continues(
     make_engine: EngineMaker, capfd: pytest.CaptureFixture[str]
 ) -> None:
     engine = make_engine()

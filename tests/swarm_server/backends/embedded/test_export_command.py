@@ -90,7 +90,7 @@ def test_an_exported_checkpoint_is_the_trained_model(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
 
 
-def test_the_best_is_exported_and_in_the_type_that_was_asked_for(
+def test_the_best_checkpoint_is_exported_in_the_requested_type(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     better, newer = trained(tiny_folder, 1, **LORA), trained(tiny_folder, 2, **LORA)
@@ -117,7 +117,7 @@ def test_a_damaged_checkpoint_is_not_exported(tiny_folder: Path, tmp_path: Path)
     assert not (tmp_path / "model").exists()
 
 
-def test_a_model_that_has_moved_is_asked_for_and_another_is_refused(
+def test_an_export_needs_the_new_path_of_a_moved_model_and_refuses_another_model(
     tiny_folder: Path, demo_folder: Path, tmp_path: Path
 ) -> None:
     model = tmp_path / "before"
@@ -134,7 +134,7 @@ def test_a_model_that_has_moved_is_asked_for_and_another_is_refused(
     assert export(run_dir, 1, tmp_path / "model", "--model", moved).exit_code == 0
 
 
-def test_what_the_trainer_refuses_is_told_and_leaves_nothing_behind(
+def test_a_checkpoint_that_the_trainer_refuses_leaves_no_folder_behind(
     tiny_folder: Path, demo_folder: Path, tmp_path: Path
 ) -> None:
     """The folder has the names and sizes of the run's model, and other weights."""

@@ -36,7 +36,7 @@ def logprob(trainer: PolicyTrainer, call: Call) -> float:
     return sum(plain[start + at, token].item() for at, token in enumerate(call.response_ids))
 
 
-def test_praise_makes_an_answer_likelier_and_blame_less(
+def test_positive_feedback_makes_an_answer_likelier_and_negative_less(
     trainer: PolicyTrainer, tiny_folder: Path
 ) -> None:
     calls = sampled_calls(tiny_folder, 1.0)[:4]
@@ -50,7 +50,7 @@ def test_praise_makes_an_answer_likelier_and_blame_less(
         assert (logprob(trainer, call) - earlier) * advantage > 0
 
 
-def test_an_answer_may_be_in_one_step_with_its_group_and_with_what_was_said_of_it(
+def test_a_step_may_hold_an_answer_both_in_its_group_and_with_its_feedback(
     trainer: PolicyTrainer, tiny_folder: Path
 ) -> None:
     """Twice the same tokens: the forest shares them, the loss has both."""

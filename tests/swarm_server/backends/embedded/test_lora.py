@@ -46,7 +46,7 @@ def test_only_adapters_train_and_only_they_are_in_the_optimiser(tiny_folder: Pat
     assert {id(one) for one in group["params"]} == {id(after[name]) for name in adapters}
 
 
-def test_adapters_begin_as_the_jobs_seed_has_them(tiny_folder: Path) -> None:
+def test_the_jobs_seed_decides_the_initial_adapters(tiny_folder: Path) -> None:
     def begun(seed: int) -> torch.Tensor:
         trainer = new_trainer(tiny_folder)
         trainer.boot(TrainJob(**LORA, seed=seed))
@@ -55,13 +55,13 @@ def test_adapters_begin_as_the_jobs_seed_has_them(tiny_folder: Path) -> None:
     assert torch.equal(begun(1), begun(1)) and not torch.equal(begun(1), begun(2))
 
 
-def test_a_fresh_adapter_changes_nothing(tiny_folder: Path) -> None:
+def test_a_new_adapter_changes_no_log_probability(tiny_folder: Path) -> None:
     trainer = new_trainer(tiny_folder)
     trainer.boot(TrainJob(**LORA))
     assert torch.equal(plain_logprobs(trainer.model, IDS), plain_logprobs(load(tiny_folder), IDS))
 
 
-def test_merged_weights_are_the_models_own_names_and_what_the_adapters_add(
+def test_merged_weights_have_the_models_names_and_include_the_adapters(
     tiny_folder: Path,
 ) -> None:
     trainer = trained(tiny_folder)
@@ -84,7 +84,7 @@ def test_merged_weights_are_the_models_own_names_and_what_the_adapters_add(
     assert (now - plain_logprobs(load(tiny_folder), IDS)).abs().max() > 0.1
 
 
-async def test_what_samples_after_a_publish_is_what_the_trainer_computes(
+async def test_sampled_log_probs_after_a_publish_equal_the_trainers(
     make_engine: EngineMaker, tiny_folder: Path
 ) -> None:
     engine = make_engine()
@@ -130,7 +130,7 @@ def finish_log_probs(running: Any) -> list[list[float]]:
     return finish(running)  # pyright: ignore[reportReturnType]
 
 
-def test_a_step_that_is_abandoned_in_its_reference_leaves_the_adapters_on(
+def test_a_step_abandoned_in_the_reference_pass_leaves_the_adapters_enabled(
     tiny_folder: Path,
 ) -> None:
     trainer = trained(tiny_folder)
@@ -163,7 +163,9 @@ def test_a_restored_adapter_continues_bit_equal(
     assert torch.equal(weights(second), weights(straight))
 
 
-def test_its_checkpoint_is_small_and_holds_the_moments(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_lora_checkpoint_holds_only_adapters_and_their_moments(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
     trainer = trained(tiny_folder)
     checkpoint.save(tmp_path / "c", trainer, random.Random(0))
 
@@ -189,7 +191,7 @@ def test_its_checkpoint_is_small_and_holds_the_moments(tiny_folder: Path, tmp_pa
         ({"lora_rank": 4}, {"lora_rank": 4, "target_modules": "q_proj"}),
     ],
 )
-def test_a_run_keeps_to_what_it_began_with(
+def test_a_run_cannot_change_its_lora_settings(
     tiny_folder: Path, tmp_path: Path, saved: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
     first = new_trainer(tiny_folder)
@@ -222,7 +224,9 @@ def test_an_adapter_of_other_weights_of_the_same_shape_is_refused(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_export_has_them_merged(demo_folder: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+def test_an_export_contains_merged_adapters(
+    demo_folder: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
     """The demo's LM head is its embedding too."""
     trainer = trained(demo_folder)
     checkpoint.export(tmp_path / "e", trainer.model, dtype, demo_folder)

@@ -54,7 +54,7 @@ def test_adapters_go_where_the_job_says(tiny_folder: Path, wanted: Any, adapted:
         ("q_proj,lm_head", "the LM head, which is this model's embedding too"),
     ],
 )
-def test_what_cannot_be_adapted_is_told_before_anything_changes(
+def test_unknown_target_modules_are_refused_before_anything_changes(
     demo_folder: Path, wanted: str, told: str
 ) -> None:
     trainer = new_trainer(demo_folder)
@@ -78,7 +78,7 @@ def test_without_peft_one_line_says_what_to_install(
 
 
 @pytest.mark.parametrize("setting", [{"lora_alpha": 8}, {"target_modules": "q_proj"}])
-def test_settings_of_adapters_without_a_rank_are_refused(setting: dict[str, Any]) -> None:
+def test_adapter_settings_without_a_rank_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="would change nothing, it is for lora_rank"):
         LossSpec.of(TrainJob(**setting))
     LossSpec.of(TrainJob(lora_rank=1, **setting))
@@ -94,7 +94,7 @@ class Asked(MetaPathFinder):
         self.names.append(name)
 
 
-def test_a_trainer_of_all_weights_never_imports_peft(
+def test_training_all_weights_never_imports_peft(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "peft"]:

@@ -41,7 +41,7 @@ def test_help_loads_no_torch() -> None:
     assert "--max-num-seqs" in done.stdout
 
 
-def test_a_model_that_cannot_be_served_is_one_line_and_exit_2(tmp_path: Path) -> None:
+def test_an_unusable_model_prints_one_line_and_exits_with_2(tmp_path: Path) -> None:
     command = arguments(tmp_path / "missing", tmp_path)
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, env=ENVIRONMENT)
 
@@ -52,7 +52,7 @@ def test_a_model_that_cannot_be_served_is_one_line_and_exit_2(tmp_path: Path) ->
     )
 
 
-def test_several_answers_at_a_time_are_refused_in_lockstep(tmp_path: Path) -> None:
+def test_lockstep_refuses_several_sequences_at_a_time(tmp_path: Path) -> None:
     command = [*arguments(tmp_path, tmp_path), "--max-num-seqs=8", "--lockstep"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, env=ENVIRONMENT)
 
@@ -60,7 +60,9 @@ def test_several_answers_at_a_time_are_refused_in_lockstep(tmp_path: Path) -> No
     assert done.stderr.endswith("decodes one answer at a time: not with --max-num-seqs\n")
 
 
-async def test_the_server_can_start_ask_and_stop_it(demo_folder: Path, tmp_path: Path) -> None:
+async def test_the_server_starts_uses_and_stops_the_process(
+    demo_folder: Path, tmp_path: Path
+) -> None:
     backend = ChildEngine(EngineSpec("embedded", tmp_path, str(demo_folder), "demo"))
     try:
         endpoint = await backend.launch()
@@ -84,7 +86,7 @@ async def test_the_server_can_start_ask_and_stop_it(demo_folder: Path, tmp_path:
     assert [span["version"] for span in choice["weight_versions"]] == [1]
 
 
-async def test_a_job_it_will_never_take_is_refused_and_another_one_is_told_by_what_it_trains(
+async def test_an_impossible_job_is_refused_and_a_possible_one_logs_what_it_trains(
     demo_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "fakevllm.server")

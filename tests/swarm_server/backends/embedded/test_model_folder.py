@@ -77,7 +77,7 @@ def test_attention_that_cannot_be_batched_is_refused(
         open_model_folder(folder)
 
 
-def test_a_sliding_window_is_an_obstacle_unless_it_is_never_left(folder: Path) -> None:
+def test_a_sliding_window_is_refused_unless_no_completion_exceeds_it(folder: Path) -> None:
     MistralConfig(sliding_window=64).save_pretrained(folder)
 
     with pytest.raises(BackendError, match="start with --max-model-len 64"):
@@ -85,7 +85,7 @@ def test_a_sliding_window_is_an_obstacle_unless_it_is_never_left(folder: Path) -
     assert open_model_folder(folder, max_model_len=64).max_model_len == 64
 
 
-def test_windows_in_some_layers_count_as_well(folder: Path) -> None:
+def test_a_window_in_some_layers_counts_too(folder: Path) -> None:
     layer_types = ["full_attention", "sliding_attention", "full_attention"]
     change(
         folder / "config.json", layer_types=layer_types, use_sliding_window=True, sliding_window=64
@@ -100,7 +100,7 @@ def test_more_positions_than_the_model_has_are_refused(folder: Path) -> None:
         open_model_folder(folder, max_model_len=513)
 
 
-def test_default_sampling_is_what_the_generation_config_says_whatever_do_sample(
+def test_default_sampling_follows_the_generation_config_whatever_do_sample(
     folder: Path,
 ) -> None:
     change(folder / "generation_config.json", temperature=0.7, top_p=0.8, top_k=20, do_sample=False)
@@ -112,7 +112,7 @@ def test_default_sampling_is_what_the_generation_config_says_whatever_do_sample(
     }
 
 
-def test_every_end_of_sequence_that_is_named_somewhere_counts(folder: Path) -> None:
+def test_every_configured_end_of_sequence_token_counts(folder: Path) -> None:
     change(folder / "generation_config.json", eos_token_id=[0, 5])
 
     assert open_model_folder(folder).eos_ids == {0, 2, 5}

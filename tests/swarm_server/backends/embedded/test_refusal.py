@@ -13,7 +13,7 @@ import httpx
 from tests.e2e.processes import Processes, wait_until
 
 
-def test_a_model_of_no_known_kind_leaves_the_engine_offline_with_the_reason(
+def test_a_model_of_unknown_type_leaves_the_engine_offline_with_the_reason(
     tmp_path: Path,
 ) -> None:
     model = tmp_path / "model"
@@ -38,7 +38,7 @@ def test_a_model_of_no_known_kind_leaves_the_engine_offline_with_the_reason(
     assert "cannot read the config" in answer.json()["error"]["message"]
 
 
-def test_a_job_that_the_trainer_refuses_costs_the_app_nothing(tmp_path: Path) -> None:
+def test_a_job_that_the_trainer_refuses_leaves_the_engine_serving(tmp_path: Path) -> None:
     """Sampler and trainer are one process: it serves without training."""
     job = tmp_path / "job.toml"
     job.write_text('[job]\nlr = 1e-4\nlora_rank = 4\ntarget_modules = "nope"\n')

@@ -34,7 +34,7 @@ def model_of_all() -> Any:
     return made(llama)
 
 
-def test_calls_that_differ_in_their_grammars_share_their_states_and_no_heads() -> None:
+def test_calls_with_different_grammars_share_states_but_no_heads() -> None:
     forest = build_forest(CALLS)
     assert forest.num_nodes == 5
     by_node = [forest.edges.head_node.count(node) for node in (2, 3)]
@@ -51,7 +51,9 @@ def entropies(model: Any, call: CallTokens) -> Tensor:
 
 
 @pytest.mark.parametrize("max_logits", [None, 1, 25])
-def test_entropies_and_their_gradients_are_of_what_was_left(max_logits: int | None) -> None:
+def test_entropies_and_their_gradients_are_those_over_the_allowed_sets(
+    max_logits: int | None,
+) -> None:
     model = model_of_all()
     plan = Plan.of(build_forest(CALLS))
     values = edge_values(model, plan, "chains", with_entropy=True, max_logits=max_logits)
@@ -64,7 +66,7 @@ def test_entropies_and_their_gradients_are_of_what_was_left(max_logits: int | No
     torch.testing.assert_close(of_found, of_expected, **CLOSE)
 
 
-def test_a_token_that_could_be_no_other_is_certain_and_pulls_at_nothing() -> None:
+def test_a_forced_token_has_probability_one_and_no_gradient() -> None:
     model = model_of_all()
     call = CallTokens([1, 2, 3, 4], [(3, 4)], chosen_from=[None, None, None, ONE])
     values = edge_values(model, Plan.of(build_forest([call])), "chains", with_entropy=True)
@@ -74,7 +76,7 @@ def test_a_token_that_could_be_no_other_is_certain_and_pulls_at_nothing() -> Non
     assert gradient_of(model, both).norm() == 0
 
 
-def test_a_set_is_read_to_the_end_of_the_models_own_vocabulary() -> None:
+def test_a_set_shorter_or_longer_than_the_vocabulary_is_read() -> None:
     """A tokenizer's may be shorter or, padded to bytes, longer."""
     outside = HeadTokenSets([packed_set(1, 15), packed_set(0)], [1, -1, 0]).disallowed(
         torch.zeros(3, 11)
@@ -87,5 +89,5 @@ def test_a_set_is_read_to_the_end_of_the_models_own_vocabulary() -> None:
     ]
 
 
-def test_heads_of_the_whole_vocabulary_alone_cost_no_mask() -> None:
+def test_heads_without_a_set_need_no_mask() -> None:
     assert HeadTokenSets([packed_set(1)], [-1, -1]).disallowed(torch.zeros(2, 11)) is None

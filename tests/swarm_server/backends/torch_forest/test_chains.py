@@ -23,7 +23,7 @@ def test_the_golden_trie_is_a_chain_and_two_leaves() -> None:
 
 
 @given(calls=call_sets(max_calls=8))
-def test_every_visible_pair_is_in_exactly_one_launch(calls: list[CallTokens]) -> None:
+def test_every_visible_pair_is_computed_exactly_once(calls: list[CallTokens]) -> None:
     plan = Plan.of(build_forest(calls))
     chains, cross_blocks = chains_of(plan.forest)
     num_nodes = len(plan.ids)
@@ -49,7 +49,7 @@ def test_every_node_is_in_one_batch(calls: list[CallTokens]) -> None:
     assert sorted(found) == list(range(len(plan.ids)))
 
 
-def test_a_forest_without_branches_is_causal_passes_alone() -> None:
+def test_a_forest_without_branches_has_only_causal_chains() -> None:
     calls = [CallTokens.of([1] * number, [2]) for number in range(40, 44)]
     ones = [CallTokens(call.ids, call.trained, root) for root, call in enumerate(calls)]
     chains, cross_blocks = chains_of(build_forest(ones))
@@ -57,7 +57,7 @@ def test_a_forest_without_branches_is_causal_passes_alone() -> None:
 
 
 @pytest.mark.parametrize("num_turns", [1, 8, 3000])
-def test_a_long_conversation_is_one_chain_however_many_siblings_lose(num_turns: int) -> None:
+def test_a_long_conversation_is_one_chain_whatever_its_siblings(num_turns: int) -> None:
     calls: list[CallTokens] = []
     history = [9]
     for turn in range(num_turns):

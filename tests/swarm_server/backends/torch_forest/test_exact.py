@@ -53,14 +53,14 @@ def check_equal(model: Any, calls: Sequence[CallTokens], attention: str) -> None
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=8)
 @given(calls=call_sets())
-def test_any_set_of_calls_gets_the_log_probs_and_gradients_of_its_calls_alone(
+def test_a_forest_has_the_log_probs_and_gradients_of_its_calls_alone(
     name: str, attention: str, calls: list[CallTokens]
 ) -> None:
     check_equal(model_of(name), calls, attention)
 
 
 @pytest.mark.parametrize("attention", DIFFERENTIABLE)
-def test_twins_empty_responses_and_prompts_of_one_token_are_calls_like_others(
+def test_duplicates_empty_responses_and_prompts_of_one_token_are_exact(
     attention: str,
 ) -> None:
     calls = [
@@ -90,7 +90,7 @@ def test_a_session_whose_siblings_differ_in_length_is_exact(attention: str) -> N
     check_equal(model_of("qwen3" if attention == "segments" else "llama"), calls, attention)
 
 
-def test_keeping_only_the_first_call_of_a_shared_token_trains_otherwise() -> None:
+def test_training_only_the_first_call_of_a_shared_token_is_detected() -> None:
     """The comparison above can see the mistake it is for."""
     model = model_of("llama")
     plan = Plan.of(build_forest(GOLDEN))
@@ -132,7 +132,7 @@ def test_a_bound_on_the_logits_changes_nothing(max_logits: int) -> None:
     torch.testing.assert_close(found, expected, **CLOSE)
 
 
-def test_a_chunk_of_logits_is_all_that_the_lm_head_ever_makes() -> None:
+def test_the_lm_head_computes_at_most_a_chunk_of_logits_at_a_time() -> None:
     model = model_of("llama")
     sizes: list[int] = []
     handle = model.lm_head.register_forward_hook(
@@ -146,7 +146,7 @@ def test_a_chunk_of_logits_is_all_that_the_lm_head_ever_makes() -> None:
 
 
 @pytest.mark.parametrize("attention", DIFFERENTIABLE)
-def test_checkpointed_layers_are_computed_again_with_the_same_attention(attention: str) -> None:
+def test_checkpointed_layers_are_recomputed_with_the_same_attention(attention: str) -> None:
     model = made(MODELS["qwen3"])
     plan = Plan.of(build_forest(GOLDEN))
     expected = gradient_of(model, edge_log_probs(model, plan, attention).exp().sum())
@@ -157,7 +157,7 @@ def test_checkpointed_layers_are_computed_again_with_the_same_attention(attentio
 
 
 @pytest.mark.parametrize("attention", DIFFERENTIABLE)
-def test_a_piece_that_trains_nothing_costs_no_pass(attention: str) -> None:
+def test_a_piece_without_trained_tokens_costs_no_pass(attention: str) -> None:
     for calls in ([], [CallTokens.of([1, 2], [])]):
         plan = Plan.of(build_forest(calls))
         values = edge_values(None, plan, attention, with_entropy=True)

@@ -113,7 +113,7 @@ def test_a_forest_gives_every_loss_the_value_and_gradient_of_its_calls_alone(
 
 @pytest.mark.parametrize("loss", sorted(LOSSES))
 @pytest.mark.parametrize("model", MODELS)
-def test_keeping_only_the_first_call_of_a_shared_token_fails_the_same_test(
+def test_training_only_the_first_call_of_a_shared_token_fails_the_same_test(
     model: str, loss: str
 ) -> None:
     with pytest.raises(AssertionError, match="Tensor-likes are not close"):

@@ -50,7 +50,7 @@ def in_edges(piece: StepPiece, **changed: Any) -> Plan:
 
 @settings(max_examples=20)
 @given(seed=st.integers(0, 10_000), max_tokens=st.sampled_from([1, 60, 10_000]))
-def test_every_token_of_every_plan_is_true(seed: int, max_tokens: int) -> None:
+def test_every_token_of_a_correct_plan_passes(seed: int, max_tokens: int) -> None:
     calls = random_calls(12, seed)
     turns = [
         Call("g", [*one.prompt_ids, *one.response_ids, 9], [7, 8], [-1.0, -2.0], 0, 1.0, 1.0, 1.0)
@@ -217,12 +217,12 @@ PLANS: dict[str, tuple[Callable[[StepPiece], Plan], int, str]] = {
 }
 
 
-def test_the_plan_these_are_made_from_is_true() -> None:
+def test_the_original_plan_passes() -> None:
     assert asked(piece_of()) == Fidelity(NUM_TOKENS, NUM_TOKENS, None)
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_plan_in_which(name: str) -> None:
+def test_a_wrong_plan_is_detected_and_located(name: str) -> None:
     spoil, num_wrong, where = PLANS[name]
     piece = piece_of()
     found = check_fidelity(spoil(piece), SIBLINGS, piece.tokens.sampled_log_prob)
@@ -231,7 +231,7 @@ def test_a_plan_in_which(name: str) -> None:
     assert found.fault is not None and found.fault.startswith(where)
 
 
-def test_a_path_through_another_tree_is_seen_though_its_ids_are_the_same() -> None:
+def test_a_path_through_another_tree_is_detected_although_its_ids_are_equal() -> None:
     """Calls that share nothing, as those of other adapters."""
     twins = [SIBLINGS[0], SIBLINGS[0]]
     cpu = torch.device("cpu")
@@ -243,7 +243,7 @@ def test_a_path_through_another_tree_is_seen_though_its_ids_are_the_same() -> No
     assert (found.num_true, found.fault and found.fault[:6]) == (2, "call 1")
 
 
-def test_log_probabilities_one_token_off_are_seen() -> None:
+def test_log_probabilities_shifted_by_one_token_are_detected() -> None:
     piece = piece_of()
     found = check_fidelity(piece.plan, SIBLINGS, piece.tokens.sampled_log_prob.roll(1))
     # The first two calls begin with the same number, and so does what moves there.
@@ -261,7 +261,7 @@ def test_log_probabilities_one_token_off_are_seen() -> None:
         (replace(SIBLINGS[1], response_ids=[4, 6], logprobs=[-0.5, -0.75]), "the gather has"),
     ],
 )
-def test_a_call_that_recorded_something_else_is_named(spoiled: Call, where: str) -> None:
+def test_a_call_with_a_different_record_is_named(spoiled: Call, where: str) -> None:
     recorded = [SIBLINGS[0], spoiled, SIBLINGS[2]]
     found = check_fidelity(piece_of().plan, recorded, piece_of().tokens.sampled_log_prob)
 
@@ -269,13 +269,13 @@ def test_a_call_that_recorded_something_else_is_named(spoiled: Call, where: str)
     assert found.fault is not None and found.fault.startswith(where)
 
 
-def test_a_log_probability_that_is_no_number_is_what_was_recorded() -> None:
+def test_a_recorded_nan_log_probability_passes_the_check() -> None:
     """What it does to a loss is the loss's to find out."""
     call = replace(SIBLINGS[0], logprobs=[float("nan"), -1.0])
     assert asked(piece_of([call]), [call]).fault is None
 
 
-def test_a_piece_without_a_token_is_true() -> None:
+def test_a_piece_without_tokens_passes_the_check() -> None:
     nothing = Call("g", [], [], [], 0, 1.0, 1.0, 1.0)
     prompt_only = Call("g", [1, 2], [], [], 0, 1.0, 1.0, 1.0)
     for calls in ([nothing], [prompt_only], [*SIBLINGS, nothing, prompt_only]):

@@ -13,7 +13,7 @@ from fakevllm_server.forest import CallTokens, build_forest
 from fakevllm_server.types.token_masks import TokenMasks, packed
 
 
-def test_a_set_is_the_one_its_token_was_chosen_from() -> None:
+def test_a_token_must_have_its_recorded_set() -> None:
     few, fewer, one = (packed(bytes([bits])) for bits in (0b1110000, 0b1010000, 0b10000))
     held = replace(SIBLINGS[1], allowed=TokenMasks.of([few, None, few]))
     assert asked(piece_of([held]), [held]) == Fidelity(3, 3, None)
@@ -28,7 +28,7 @@ def test_a_set_is_the_one_its_token_was_chosen_from() -> None:
     assert asked(piece_of([forced]), [forced]) == Fidelity(2, 2, None)
 
 
-def test_a_plan_that_trains_a_token_nobody_chose_is_told() -> None:
+def test_a_plan_that_trains_a_forced_token_is_detected() -> None:
     """Right in every tensor, and in denominators it does not belong to."""
     few, one = packed(bytes([0b1110000])), packed(bytes([0b10000]))
     call = replace(SIBLINGS[1], allowed=TokenMasks.of([one, None, few]))

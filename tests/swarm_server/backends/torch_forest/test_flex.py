@@ -70,7 +70,7 @@ def test_a_block_mask_is_the_mask_of_all_pairs(window: int | None, calls: list[C
     assert not found[:num_nodes, num_nodes:].any() and not found[num_nodes:, :num_nodes].any()
 
 
-def test_blocks_nobody_sees_are_not_visited() -> None:
+def test_blocks_without_visible_pairs_are_skipped() -> None:
     calls = [CallTokens.of([1, 2, 3, 4], [first, *[0] * 7]) for first in range(5, 11)]
     plan = Plan.of(build_forest(calls))
     mask = block_mask(torch.tensor(list(plan.forest.tout)), plan.pos, None, SIZE)
@@ -82,7 +82,9 @@ def test_blocks_nobody_sees_are_not_visited() -> None:
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=4)
 @given(calls=call_sets())
-def test_its_log_probs_are_those_of_the_dense_mask(name: str, calls: list[CallTokens]) -> None:
+def test_log_probs_of_flex_equal_those_of_the_dense_mask(
+    name: str, calls: list[CallTokens]
+) -> None:
     model = model_of(name)
     plan = Plan.of(build_forest(calls))
     with torch.no_grad():
@@ -119,7 +121,7 @@ def without_later_queries(query: Tensor, *given: Tensor, **named: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_calls_of_its_self_check_have_blocks_that_are_seen_whole(name: str) -> None:
+def test_the_self_check_calls_for_flex_have_whole_and_partial_blocks(name: str) -> None:
     calls = self_check_calls(model_of(name).config, "flex")
     mask = FlexLayout(Plan.of(build_forest(calls))).block_mask(None)
     assert mask.full_kv_num_blocks is not None
@@ -145,7 +147,7 @@ def test_the_self_check_finds_a_kernel_that_loses_blocks(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_right_kernel_passes_in_bfloat16(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_correct_kernel_passes_in_bfloat16(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "_compiled", lambda device_type: by_blocks)
     torch.manual_seed(0)
     model = MODELS[name]().eval()
@@ -221,7 +223,7 @@ CUDA = pytest.param("flex", "cuda", None, marks=pytest.mark.gpu)
     ("way", "device", "kernel"),
     [("segments", "cpu", None), ("flex", "cpu", None), ("flex", "cpu", by_blocks), CUDA],
 )
-def test_of_long_calls_it_is_as_near_to_float64_as_the_model_itself_is(
+def test_log_probs_of_long_calls_are_as_close_to_float64_as_the_model_itself(
     way: str,
     device: str,
     kernel: Any,

@@ -32,7 +32,9 @@ from fakevllm_server.forest import CallTokens, build_forest
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("attention", ["chains", "segments", "dense"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_passes(name: str, attention: str, dtype: torch.dtype) -> None:
+def test_supported_models_pass_the_self_check(
+    name: str, attention: str, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     model = MODELS[name]().to(dtype).eval()
     check = check_sharing_attention(model, attention)
@@ -42,7 +44,7 @@ def test_a_model_passes(name: str, attention: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("attention", ["chains", "segments", "dense", "rows"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_passes_in_bfloat16_over_weights_in_float32(name: str, attention: str) -> None:
+def test_supported_models_pass_in_bfloat16_over_float32_weights(name: str, attention: str) -> None:
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     set_compute_dtype(model, torch.bfloat16)
@@ -87,7 +89,7 @@ def not_a_number(model: Any, plan: Plan) -> Tensor:
         (raising, "fails on this model (RuntimeError: no such kernel)"),
     ],
 )
-def test_a_way_that_is_wrong_is_named(
+def test_the_self_check_names_a_wrong_attention(
     way: Any, told: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
@@ -105,7 +107,7 @@ def test_a_model_that_is_not_trained_is_checked_by_its_log_probs() -> None:
 @pytest.mark.parametrize(
     ("way", "told"), [(too_much, "wrong log-probabilities"), (no_gradient, "wrong gradients")]
 )
-def test_a_wrong_way_is_named_in_bfloat16_over_float32_too(
+def test_the_self_check_names_a_wrong_attention_in_bfloat16_over_float32(
     way: Any, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
@@ -124,7 +126,7 @@ def with_fresh_adapters() -> Any:
 
 
 @pytest.mark.parametrize("attention", ["chains", "segments", "dense", "rows"])
-def test_a_fresh_adapter_passes_by_the_gradients_it_has(attention: str) -> None:
+def test_a_new_adapter_passes_the_self_check_by_its_nonzero_gradients(attention: str) -> None:
     model = with_fresh_adapters()
     first = next(one for one in model.parameters() if one.requires_grad)
     check = check_sharing_attention(model, attention)
@@ -134,14 +136,16 @@ def test_a_fresh_adapter_passes_by_the_gradients_it_has(attention: str) -> None:
     assert first.grad.count_nonzero() == 0, "it alone would tell nothing"
 
 
-def test_a_gradient_that_an_adapter_loses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_check_detects_a_lost_gradient_of_an_adapter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(ATTENTIONS, "wrong", no_gradient)
     assert "wrong gradients" in (
         check_sharing_attention(with_fresh_adapters(), "wrong").fault or ""
     )
 
 
-def test_weights_no_gradient_reaches_are_no_fault_unless_a_way_gives_them_one(
+def test_weights_without_a_gradient_pass_unless_an_attention_gives_them_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = llama().eval().requires_grad_(False)
@@ -160,7 +164,7 @@ def test_weights_no_gradient_reaches_are_no_fault_unless_a_way_gives_them_one(
         assert check.gradient == (0 if is_right else float("inf"))
 
 
-def test_a_lost_window_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_check_detects_a_lost_window(monkeypatch: pytest.MonkeyPatch) -> None:
     class Windowless(DenseLayout):
         def visible(self, window: int | None) -> Tensor:
             return super().visible(None)
@@ -174,11 +178,11 @@ def test_a_lost_window_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_the_default_on_a_cpu_is_the_quickest() -> None:
+def test_the_default_attention_on_a_cpu_is_chains() -> None:
     assert default_attention(torch.device("cpu")) == "chains"
 
 
-def test_a_piece_that_shares_next_to_nothing_is_laid_out_in_rows() -> None:
+def test_a_piece_that_shares_almost_nothing_uses_rows() -> None:
     apart = [CallTokens.of([0, *[first] * 20], [1]) for first in range(1, 9)]
     together = [CallTokens.of([0] * 20, [last]) for last in range(1, 9)]
     assert fastest_attention(Plan.of(build_forest(apart)), "chains") == "rows"
@@ -218,14 +222,14 @@ BEHIND_THE_HEAD: list[Any] = [
 
 
 @pytest.mark.parametrize("config", BEHIND_THE_HEAD, ids=lambda config: config.model_type)
-def test_what_a_model_does_to_its_logits_is_done_without_sharing_too(config: Any) -> None:
+def test_rows_apply_a_models_own_transformation_of_logits(config: Any) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).float().eval()
     assert check_sharing_attention(model, "chains").fault is not None
     assert check_attention(model, "rows").fault is None
 
 
-def test_a_head_nobody_knows_is_found_out() -> None:
+def test_an_unknown_transformation_of_logits_is_detected() -> None:
     model = llama().float().eval()
     model.forward = lambda *given, **named: _doubled(type(model).forward(model, *given, **named))
     found = check_attention(model, "rows").fault
@@ -237,7 +241,7 @@ def _doubled(output: Any) -> Any:
     return output
 
 
-def test_an_entropy_that_does_not_train_holds_no_graph() -> None:
+def test_an_entropy_that_does_not_train_has_no_graph() -> None:
     plan = Plan.of(build_forest([CallTokens.of([1, 2], [3, 4])]))
     model = llama()
     told = edge_values(model, plan, "rows", with_entropy=True, entropy_trains=False)

@@ -23,7 +23,7 @@ def test_a_long_prompt_stays_shared() -> None:
     assert unshare_small_prefixes(calls) == calls
 
 
-def test_a_session_whose_thoughts_are_stripped_keeps_its_trunk() -> None:
+def test_a_session_with_stripped_reasoning_stays_shared() -> None:
     """Each turn ends in a branch of its own: the thought, which later prompts do not have."""
     trunk, calls = [1] * 100, list[CallTokens]()
     for turn in range(30):
@@ -34,7 +34,7 @@ def test_a_session_whose_thoughts_are_stripped_keeps_its_trunk() -> None:
 
 
 @given(calls=call_sets(max_calls=8))
-def test_calls_stay_what_they_are_and_roots_that_differed_still_do(
+def test_calls_stay_the_same_and_different_roots_stay_different(
     calls: list[CallTokens],
 ) -> None:
     kept = unshare_small_prefixes(calls)

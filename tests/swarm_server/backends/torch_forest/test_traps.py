@@ -79,7 +79,7 @@ def test_a_mask_without_positions_counts_the_nodes() -> None:
     assert ours_are_right(model)
 
 
-def test_eager_attention_adds_a_mask_of_bool() -> None:
+def test_eager_attention_adds_a_boolean_mask() -> None:
     model = made(llama)
     model.set_attn_implementation("eager")
     plan = Plan.of(build_forest(LONGER))
@@ -100,7 +100,7 @@ def test_one_mask_for_all_layers_loses_their_windows(name: str) -> None:
     assert ours_are_right(model)
 
 
-def test_an_attention_without_a_mask_function_sees_padding() -> None:
+def test_an_attention_without_a_mask_function_attends_to_padding() -> None:
     """Of passes without a forest, such as those of a batch padded on the left."""
     model = made(llama)
     ids = torch.tensor([[0, 0, 1, 2, 3]])
@@ -145,12 +145,12 @@ def alibi() -> Any:
         (alibi, "models of type bloom"),
     ],
 )
-def test_what_cannot_be_merged_is_refused(make: Callable[[], Any], told: str) -> None:
+def test_models_that_cannot_share_prefixes_are_refused(make: Callable[[], Any], told: str) -> None:
     assert told in (sharing_refusal(make().eval()) or "")
 
 
 @pytest.mark.parametrize("make", [linear_attention, dynamic_positions])
-def test_what_is_refused_would_be_wrong_in_silence(make: Callable[[], Any]) -> None:
+def test_refused_models_would_be_silently_wrong(make: Callable[[], Any]) -> None:
     torch.manual_seed(0)
     model = make().eval()
     plan = Plan.of(build_forest(LONGER))

@@ -1,4 +1,4 @@
-"""Calls with numbers of their own for tests of the losses: no model, no tokens."""
+"""Calls with made-up numbers, for tests of the losses. They have no model and no tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from fakevllm_server.backends.torch_losses.tokens import TrainedTokens
 
 @dataclass(frozen=True)
 class ScoredCall:
-    """What the engine, the trainer before the step and the trained policy think of one call."""
+    """One call's log-probabilities from the engine (`logprobs`), the trained policy (`new`), the
+    trainer before the step (`old`) and the reference, with its advantage and unit."""
 
     logprobs: Sequence[float]
     new: Sequence[float]
@@ -37,7 +38,7 @@ GOLDEN = [
 
 
 def spec_of(name: str, **settings: Any) -> LossSpec:
-    """With the loss's own settings where none are given."""
+    """Return a loss spec; settings that are not given are the loss's own defaults."""
     return LossSpec(**({"name": name, **loss_defaults(name)._asdict()} | settings))
 
 
@@ -47,7 +48,7 @@ def shares_of(calls: Sequence[ScoredCall], spec: LossSpec) -> list[CallShare]:
 
 
 def flat(rows: Sequence[Sequence[float] | None]) -> Tensor | None:
-    """None where calls have none."""
+    """Join the rows, or return None if a call has none."""
     if any(row is None for row in rows):
         return None
     return torch.tensor([value for row in rows for value in row or ()], dtype=torch.float64)
@@ -73,7 +74,7 @@ def part(
 
 
 def whole(calls: Sequence[ScoredCall], spec: LossSpec) -> tuple[StepLoss, list[float]]:
-    """A step in one piece, and the gradient of each token."""
+    """Return the loss of a step in one piece, and the gradient of each token."""
     new = new_of(calls)
     found = part(calls, shares_of(calls, spec), spec, new)
     found.loss.backward()

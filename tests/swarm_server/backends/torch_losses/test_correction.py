@@ -1,4 +1,5 @@
-"""Golden numbers made by verl 0.9.1's own functions in float64."""
+"""Importance weights and rejection, compared with golden numbers from verl 0.9.1's own functions in
+float64."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def correcting(**settings: Any) -> LossSpec:
         ("sequence", "0.5_2", [1, 1, 1.822119, 1.822119, 1.822119, 0]),
     ],
 )
-def test_golden_weights(level: str, threshold: str, expected: list[float]) -> None:
+def test_importance_weights_equal_golden_numbers(
+    level: str, threshold: str, expected: list[float]
+) -> None:
     spec = correcting(rollout_is=level, rollout_is_threshold=threshold)
     found = importance_weights(LOG_RATIO, UNITS, spec)
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
@@ -40,13 +43,13 @@ def test_golden_weights(level: str, threshold: str, expected: list[float]) -> No
 @pytest.mark.parametrize(
     ("level", "expected"),
     [
-        # The mean over six tokens.
+        # The weights are divided by the mean over six tokens.
         ("token", [1.105171, 0.904837, 0.606531, 2, 1, 2]),
-        # The mean over three sequences.
+        # The weights are divided by the mean over three sequences.
         ("sequence", [1, 1, 1.822119, 1.822119, 1.822119, 2]),
     ],
 )
-def test_weights_of_a_step_may_be_divided_by_their_mean(level: str, expected: list[float]) -> None:
+def test_importance_weights_may_be_divided_by_their_mean(level: str, expected: list[float]) -> None:
     calls = [
         ScoredCall(ENGINE[:2], TRAINER[:2], -1.0, "a", old=TRAINER[:2]),
         ScoredCall(ENGINE[2:5], TRAINER[2:5], -1.0, "b", old=TRAINER[2:5]),
@@ -56,12 +59,12 @@ def test_weights_of_a_step_may_be_divided_by_their_mean(level: str, expected: li
     settings = {"loss_agg_mode": "token-sum", "bypass_mode": False, "rollout_is": level}
     mean = sum(expected) / 6 if level == "token" else (1 + 1.822119 + 2) / 3
     found, gradient = whole(calls, spec_of("gpg", rollout_is_batch_normalize=True, **settings))
-    assert gradient == pytest.approx([one / mean for one in expected] + [0], abs=1e-5)
-    shown = found.shown["rollout_is_weight"].item()
-    assert shown == pytest.approx(sum(expected) / 6, abs=1e-5), "the mean before"
+    assert gradient == pytest.approx([weight / mean for weight in expected] + [0], abs=1e-5)
+    metric = found.metrics["rollout_is_weight"].item()
+    assert metric == pytest.approx(sum(expected) / 6, abs=1e-5), "the mean before the division"
 
 
-def test_weights_that_are_all_zero_stay_zero() -> None:
+def test_importance_weights_that_are_all_zero_stay_zero() -> None:
     calls = [ScoredCall([-1.0], [-9.0], 1.0, "a", old=[-9.0])]
     spec = spec_of(
         "gpg",
@@ -85,7 +88,7 @@ def test_weights_that_are_all_zero_stay_zero() -> None:
         ("token_k1,seq_mean_k3", "0.5_2,0.4", [1, 1, 1, 0, 1, 0]),
     ],
 )
-def test_golden_rejection(options: str, threshold: str, expected: list[int]) -> None:
+def test_rejection_equals_golden_numbers(options: str, threshold: str, expected: list[int]) -> None:
     spec = correcting(rollout_rs=options, rollout_rs_threshold=threshold)
     assert is_kept(LOG_RATIO, UNITS, spec).tolist() == [bool(kept) for kept in expected]
 
@@ -98,23 +101,23 @@ CALLS = [
 PLAIN = [-1 / 6, -1 / 6, 0.5 / 6, 0.5 / 6, 0.5 / 6, 2 / 6]
 
 
-def test_weights_of_a_loss_without_ratio_are_of_the_trained_policy_and_have_no_gradient() -> None:
+def test_a_loss_without_a_ratio_is_weighted_by_the_trained_policy_without_a_gradient() -> None:
     found, gradient = whole(CALLS, spec_of("gpg", rollout_is="token"))
     weights = [1.105171, 0.904837, 0.606531, 2, 1, 2]
     expected = [weight * plain for weight, plain in zip(weights, PLAIN, strict=True)]
     assert gradient == pytest.approx(expected, abs=1e-5)
-    assert found.shown["rollout_is_weight"].item() == pytest.approx(sum(weights) / 6, abs=1e-5)
+    assert found.metrics["rollout_is_weight"].item() == pytest.approx(sum(weights) / 6, abs=1e-5)
 
 
-def test_weights_beside_a_ratio_are_of_the_old_policy() -> None:
-    onwards = [replace(call, old=call.new, new=[p - 0.1 for p in call.new]) for call in CALLS]
-    plain = whole(onwards, spec_of("vanilla", bypass_mode=False))[1]
-    weighed = whole(onwards, spec_of("vanilla", bypass_mode=False, rollout_is="token"))[1]
-    shares = [w / p for w, p in zip(weighed, plain, strict=True)]
-    assert shares == pytest.approx([1.105171, 0.904837, 0.606531, 2, 1, 2], abs=1e-5)
+def test_a_loss_with_a_ratio_is_weighted_by_the_old_policy() -> None:
+    moved = [replace(call, old=call.new, new=[p - 0.1 for p in call.new]) for call in CALLS]
+    plain = whole(moved, spec_of("vanilla", bypass_mode=False))[1]
+    weighted = whole(moved, spec_of("vanilla", bypass_mode=False, rollout_is="token"))[1]
+    weights = [w / p for w, p in zip(weighted, plain, strict=True)]
+    assert weights == pytest.approx([1.105171, 0.904837, 0.606531, 2, 1, 2], abs=1e-5)
 
 
-def test_a_rejected_token_has_no_part_in_any_term_and_stays_in_the_mean() -> None:
+def test_a_rejected_token_is_in_no_term_but_stays_in_the_mean() -> None:
     calls = [replace(call, reference=[-0.3] * len(call.new), entropy=call.new) for call in CALLS]
     spec = spec_of(
         "gpg",
@@ -127,4 +130,4 @@ def test_a_rejected_token_has_no_part_in_any_term_and_stays_in_the_mean() -> Non
     everything = whole(calls, replace(spec, rollout_rs=None))[1]
     assert gradient[:5] == pytest.approx(everything[:5])
     assert gradient[5] == 0 != everything[5]
-    assert found.shown["rollout_rs_rejected"].item() == pytest.approx(1 / 6)
+    assert found.metrics["rollout_rs_rejected"].item() == pytest.approx(1 / 6)

@@ -1,4 +1,5 @@
-"""Golden numbers made by verl 0.9.1's own functions in float64."""
+"""Losses and KL estimates, compared with golden numbers from verl 0.9.1's own functions in
+float64."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def vanilla(**settings: Any) -> dict[str, Any]:
         ("geo_mean", {}, 1.944444),
     ],
 )
-def test_losses_are_verls(name: str, settings: dict[str, Any], loss: float) -> None:
+def test_losses_equal_those_of_verl(name: str, settings: dict[str, Any], loss: float) -> None:
     assert whole(GOLDEN, spec_of(name, **settings))[0].loss.item() == pytest.approx(loss, abs=CLOSE)
 
 
@@ -49,16 +50,16 @@ def test_losses_are_verls(name: str, settings: dict[str, Any], loss: float) -> N
         ("geo_mean", {}, [-0.166667, -0.166667, 0.057439, 0.057439, 0.057439, 2.105462]),
     ],
 )
-def test_gradients_are_verls_and_none_where_a_token_is_clipped(
+def test_gradients_equal_those_of_verl_and_clipped_tokens_have_none(
     name: str, settings: dict[str, Any], gradient: list[float]
 ) -> None:
     assert whole(GOLDEN, spec_of(name, **settings))[1] == pytest.approx(gradient, abs=CLOSE)
 
 
 def test_clipped_tokens_are_counted_as_verl_does() -> None:
-    shown = whole(GOLDEN, spec_of("vanilla", **vanilla()))[0].shown
-    assert shown["clip_fraction"].item() == pytest.approx(0.3333, abs=1e-4)
-    assert shown["clip_fraction_lower"].item() == pytest.approx(0.1667, abs=1e-4)
+    metrics = whole(GOLDEN, spec_of("vanilla", **vanilla()))[0].metrics
+    assert metrics["clip_fraction"].item() == pytest.approx(0.3333, abs=1e-4)
+    assert metrics["clip_fraction_lower"].item() == pytest.approx(0.1667, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_clipped_tokens_are_counted_as_verl_does() -> None:
         ("k3+", [0.018731, 0.070320, 0.148721], [0.2, 0.4, -0.5]),
     ],
 )
-def test_kl_and_its_gradient_are_verls(
+def test_kl_and_its_gradient_equal_those_of_verl(
     name: str, value: list[float], gradient: list[float]
 ) -> None:
     log_prob = torch.tensor([-1, -0.5, -2], dtype=torch.float64, requires_grad=True)
@@ -92,12 +93,12 @@ TRIE = [
     ScoredCall([-1], [-1], -0.5, "c"),
     ScoredCall([-1], [-1], 0.25, "d"),
 ]
-"""Of the calls [1,2,3|4,5], [1,2,3|4,6], [1,2,3|7], [1,2,3,4,5,9|8]; the rows are nodes of their
-trie of nine."""
+"""The calls [1,2,3|4,5], [1,2,3|4,6], [1,2,3|7], [1,2,3,4,5,9|8]. ROWS lists for each call its
+nodes in their trie of nine nodes."""
 
 
 def on_nodes(calls: list[ScoredCall], **settings: Any) -> list[float]:
-    """The gradient of each node's log-probability: the sum over the calls that go through it."""
+    """Return the gradient of each node's log-probability: the sum over the calls through it."""
     gradient = iter(whole(calls, spec_of("vanilla", **settings))[1])
     nodes = [0.0] * 9
     for call, row in zip(calls, ROWS, strict=True):
@@ -106,7 +107,7 @@ def on_nodes(calls: list[ScoredCall], **settings: Any) -> list[float]:
     return nodes
 
 
-def test_golden_trie_on_policy() -> None:
+def test_the_golden_trie_on_policy_equals_golden_numbers() -> None:
     assert on_nodes(TRIE, loss_agg_mode="token-mean") == pytest.approx(
         [0, 0, 0, -0.083333, -0.166667, 0, -0.041667, 0.083333, 0.083333], abs=CLOSE
     )
@@ -115,6 +116,6 @@ def test_golden_trie_on_policy() -> None:
     )
 
 
-def test_golden_trie_where_the_clip_decides_call_by_call() -> None:
+def test_the_golden_trie_off_policy_is_clipped_call_by_call() -> None:
     far = [replace(call, logprobs=[-1.0 - 0.4054651] * len(call.logprobs)) for call in TRIE]
     assert on_nodes(far) == pytest.approx([0, 0, 0, 0.125, 0, 0, 0, 0.125, 0.125], abs=CLOSE)

@@ -1,4 +1,4 @@
-"""The loss of a step is one function of its calls, however they are packed."""
+"""The loss of a step depends on its calls, and not on how they are packed."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from fakevllm_server.backends.torch_losses import LOSSES
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.step_loss import SplitUnit, StepLoss
 
-pytestmark = pytest.mark.timeout(600)  # many small examples, on however slow a machine
+pytestmark = pytest.mark.timeout(600)  # many small examples, also on a slow machine
 few = settings(max_examples=50)
 
 
 @st.composite
 def steps(draw: st.DrawFn) -> list[ScoredCall]:
-    """Some of the calls are there twice, some have no tokens, some do not count."""
+    """Draw calls of which some are duplicates, some have no tokens and some do not count."""
     shapes = st.tuples(
         st.integers(0, 4), st.sampled_from("abcde"), st.sampled_from([0.0, 0.5, 1.0])
     )
@@ -69,9 +69,9 @@ def specs(draw: st.DrawFn) -> LossSpec:
 def in_pieces(
     calls: Sequence[ScoredCall], piece_of: Sequence[int], spec: LossSpec
 ) -> tuple[float, list[list[float]], dict[str, float]]:
-    """The step's loss, each call's gradient and what is shown, summed over micro-batches."""
+    """Return the step's loss, each call's gradient and the metrics, summed over micro-batches."""
     shares = shares_of(calls, spec)
-    loss, shown = 0.0, defaultdict[str, float](float)
+    loss, metrics = 0.0, defaultdict[str, float](float)
     gradients: list[list[float]] = [[] for _ in calls]
     for piece in set(piece_of):
         places = [at for at, own in enumerate(piece_of) if own == piece]
@@ -80,13 +80,13 @@ def in_pieces(
         found = part(own, [shares[at] for at in places], spec, new)
         found.loss.backward()
         loss += found.loss.item()
-        for name, value in found.shown.items():
-            shown[name] += value.item()
+        for name, value in found.metrics.items():
+            metrics[name] += value.item()
         assert new.grad is not None
         rows = new.grad.split([len(call.new) for call in own])
         for at, row in zip(places, rows, strict=True):
             gradients[at] = row.tolist()
-    return loss, gradients, dict(shown)
+    return loss, gradients, dict(metrics)
 
 
 @few
@@ -94,7 +94,7 @@ def in_pieces(
 def test_any_packing_gives_the_same_loss_and_gradient(
     calls: list[ScoredCall], spec: LossSpec, data: st.DataObject
 ) -> None:
-    """Calls of one unit stay together where the loss looks at units, and nowhere else."""
+    """Only a loss that couples the tokens of a unit keeps its calls together."""
     pieces = st.integers(0, 3)
     if spec.couples_tokens:
         of_unit = {unit: data.draw(pieces) for unit in "abcde"}
@@ -102,11 +102,11 @@ def test_any_packing_gives_the_same_loss_and_gradient(
     else:
         piece_of = [data.draw(pieces) for _ in calls]
     at_once, gradient = whole(calls, spec)
-    loss, gradients, shown = in_pieces(calls, piece_of, spec)
+    loss, gradients, metrics = in_pieces(calls, piece_of, spec)
     assert loss == pytest.approx(at_once.loss.item(), rel=1e-9, abs=1e-9)
     assert list(chain(*gradients)) == pytest.approx(gradient, rel=1e-9, abs=1e-9)
-    assert shown == pytest.approx(
-        {name: value.item() for name, value in at_once.shown.items()}, abs=1e-9
+    assert metrics == pytest.approx(
+        {name: value.item() for name, value in at_once.metrics.items()}, abs=1e-9
     )
     assert math.isfinite(loss)
 
@@ -126,7 +126,7 @@ def test_the_order_of_calls_does_not_matter(
 
 
 def joined(calls: Sequence[ScoredCall]) -> list[ScoredCall]:
-    """One call for each unit, with the tokens of all of its calls."""
+    """Return one call per unit, with the tokens of all its calls."""
     units = defaultdict[str, list[ScoredCall]](list)
     for call in calls:
         units[call.unit].append(call)
@@ -144,7 +144,7 @@ def joined(calls: Sequence[ScoredCall]) -> list[ScoredCall]:
 
 @few
 @given(steps(), specs())
-def test_a_timeline_is_worth_the_same_in_one_call_or_in_several(
+def test_a_timeline_has_the_same_loss_in_one_call_or_in_several(
     calls: list[ScoredCall], spec: LossSpec
 ) -> None:
     advantages = {call.unit: call.advantage for call in calls}
@@ -157,13 +157,13 @@ def test_a_timeline_is_worth_the_same_in_one_call_or_in_several(
 
 
 @pytest.mark.parametrize("name", ["gspo", "geo_mean"])
-def test_what_is_a_unit_decides_a_sequence_level_loss(name: str) -> None:
+def test_a_sequence_level_loss_depends_on_the_units(name: str) -> None:
     apart = whole(GOLDEN, spec_of(name))[0].loss.item()
     together = [replace(call, unit="a") for call in GOLDEN]
     assert whole(together, spec_of(name))[0].loss.item() != pytest.approx(apart, abs=1e-3)
 
 
-def test_part_of_a_sequence_is_refused_where_the_loss_is_of_sequences() -> None:
+def test_a_sequence_level_loss_refuses_part_of_a_sequence() -> None:
     calls = [replace(call, unit="a") for call in GOLDEN]
     spec = spec_of("gspo", loss_unit="timeline")
     shares = shares_of(calls, spec)
@@ -171,19 +171,19 @@ def test_part_of_a_sequence_is_refused_where_the_loss_is_of_sequences() -> None:
         part(calls[:1], shares[:1], spec, new_of(calls[:1]))
 
 
-def test_part_of_a_step_is_refused_where_weights_are_divided_by_the_steps_mean() -> None:
+def test_batch_normalized_weights_refuse_part_of_a_step() -> None:
     spec = spec_of("gpg", rollout_is="token", rollout_is_batch_normalize=True)
     calls = [replace(GOLDEN[0], weight=0.0), *GOLDEN]
     shares = shares_of(calls, spec)
     with pytest.raises(SplitUnit, match="rollout_is_batch_normalize needs all calls of a step"):
         part(calls[:3], shares[:3], spec, new_of(calls[:3]))
-    part(calls[1:], shares[1:], spec, new_of(calls[1:]))  # the one left out does not count
+    part(calls[1:], shares[1:], spec, new_of(calls[1:]))  # the omitted call does not count
     nothing = part(calls[:1], shares[:1], spec, new_of(calls[:1]))
     assert nothing.loss.item() == 0
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
-def test_what_does_not_count_may_be_anything(name: str) -> None:
+def test_tokens_that_do_not_count_may_be_nan_or_infinite(name: str) -> None:
     wild = ScoredCall([-1.0, -1.0], [float("nan"), float("inf")], 1.0, "b", weight=0.0)
     found, gradient = whole([GOLDEN[0], wild, GOLDEN[1]], spec_of(name))
     alone, expected = whole(GOLDEN[:2], spec_of(name))
@@ -192,7 +192,7 @@ def test_what_does_not_count_may_be_anything(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
-def test_nothing_to_train_on_is_a_loss_of_zero(name: str) -> None:
+def test_a_batch_without_counted_tokens_has_a_loss_of_zero(name: str) -> None:
     for calls in ([], [ScoredCall([], [], 1.0, "a")], [replace(GOLDEN[0], weight=0.0)]):
         found, gradient = whole(calls, spec_of(name))
         assert found.loss.item() == 0.0
@@ -218,7 +218,7 @@ def test_on_policy_every_loss_pushes_as_the_plain_policy_gradient(name: str) -> 
 
 
 def test_advantages_may_differ_from_token_to_token() -> None:
-    """In some calls and not in others."""
+    """Some calls have an advantage per token, others a single one."""
     advantages = ([1.0, 2.0], 3.0, [6.0])
     calls = [
         replace(call, advantage=advantage)
@@ -228,13 +228,13 @@ def test_advantages_may_differ_from_token_to_token() -> None:
     assert [value * -6 for value in gradient] == pytest.approx([1, 2, 3, 3, 3, 6])
 
 
-def test_an_advantage_that_is_missing_is_not_taken_from_another_token() -> None:
+def test_a_wrong_number_of_advantages_is_refused() -> None:
     calls = [replace(GOLDEN[0], advantage=[1.0]), replace(GOLDEN[2], advantage=[1.0, 2.0])]
     with pytest.raises(AssertionError, match="an advantage for each token"):
         whole(calls, spec_of("gpg"))
 
 
-def test_without_an_old_policy_of_its_own_the_trainer_is_its_own_old_policy() -> None:
+def test_without_old_log_probs_the_current_policy_is_the_old_policy() -> None:
     spec = spec_of("vanilla", bypass_mode=False)
     assert whole(GOLDEN, spec)[1] == pytest.approx(
         whole([replace(call, old=call.new) for call in GOLDEN], spec)[1]
@@ -248,7 +248,7 @@ def test_the_entropy_bonus_pulls_entropy_up() -> None:
     assert with_bonus.loss.item() == pytest.approx(plain.loss.item() - 0.5)
 
 
-def test_shares_of_the_token_mean_add_up_to_the_whole() -> None:
+def test_token_means_of_micro_batches_add_up_to_that_of_the_batch() -> None:
     values = torch.arange(12, dtype=torch.float64).view(4, 3)
     weights = torch.tensor([[1, 1, 0], [0.5, 0.5, 0.5], [1, 0, 0], [1, 1, 1]], dtype=torch.float64)
     total = weights.sum()
@@ -260,7 +260,7 @@ def test_shares_of_the_token_mean_add_up_to_the_whole() -> None:
     )
 
 
-def test_what_lies_outside_the_mask_cannot_spoil_the_mean() -> None:
+def test_nan_and_infinity_outside_the_mask_do_not_change_the_mean() -> None:
     values = torch.tensor([[1.0, float("inf")], [float("nan"), 3.0]])
 
     assert token_mean(values, torch.tensor([[1.0, 0.0], [0.0, 1.0]])).item() == 2.0

@@ -1,4 +1,4 @@
-"""Every estimator against verl's own function, in float64."""
+"""Every advantage estimator, compared with verl's own function in float64."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpiso
 pytestmark = pytest.mark.real
 
 FLOOR = 1e-9
-"""verl has none, and adds 1e-6 to the deviation."""
+"""Standard deviation floor. verl has none; it adds 1e-6 to the deviation."""
 
 
 def sampled_outcomes(seed: int, with_penalties: bool) -> list[Outcome]:
-    """Groups of more than one, whose rewards differ."""
+    """Return groups of several episodes with different rewards."""
     random = Random(seed)
     outcomes: list[Outcome] = []
     for group, size in enumerate([2, 4, 5]):
@@ -65,7 +65,8 @@ def verls(
     rewards: Tensor | None = None,
     **more: Any,
 ) -> list[float]:
-    """`rewards` [episodes, tokens]: those of the outcomes where none are given."""
+    """Return verl's advantages. `rewards` is [episodes, tokens]; by default it is made from the
+    outcomes."""
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
     mask = pad_sequence([torch.ones(outcome.num_tokens).double() for outcome in outcomes], True)
@@ -104,7 +105,7 @@ def ours(name: str, outcomes: list[Outcome], spec: AdvantageSpec) -> list[float]
         ("reinforce_plus_plus_baseline", AdvantageSpec(std_floor=FLOOR)),
     ],
 )
-def test_advantages_are_verls(
+def test_advantages_equal_those_of_verl(
     name: str, spec: AdvantageSpec, seed: int, with_penalties: bool
 ) -> None:
     outcomes = sampled_outcomes(seed, with_penalties)
@@ -114,7 +115,7 @@ def test_advantages_are_verls(
 
 @pytest.mark.parametrize("with_penalties", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_remax_is_verls(seed: int, with_penalties: bool) -> None:
+def test_remax_equals_that_of_verl(seed: int, with_penalties: bool) -> None:
     spec = AdvantageSpec()
     outcomes = sampled_outcomes(seed, with_penalties)
     baselines = {"g0": 0.5, "g1": -1.0, "g2": 2.0}
@@ -128,7 +129,7 @@ def test_remax_is_verls(seed: int, with_penalties: bool) -> None:
     assert ours("remax", greedy + outcomes, spec) == pytest.approx(expected, abs=1e-9)
 
 
-def test_kl_in_reward_is_verls() -> None:
+def test_kl_in_the_reward_equals_that_of_verl() -> None:
     from verl.trainer.ppo.core_algos import compute_rewards
 
     log_probs, reference = [-1.0, -0.5, -2.0], [-1.2, -0.9, -1.5]
@@ -143,8 +144,9 @@ def test_kl_in_reward_is_verls() -> None:
     [(name, 1.0) for name in sorted(set(ESTIMATORS) - {"remax"})]
     + [(name, 0.9) for name in sorted(DISCOUNTS)],
 )
-def test_a_step_with_kl_in_the_reward_is_verls(name: str, gamma: float) -> None:
-    """From verl's own penalty on, which it takes from token-level scores."""
+def test_a_step_with_kl_in_the_reward_equals_that_of_verl(name: str, gamma: float) -> None:
+    """The expected advantages start from verl's own penalty, which verl subtracts from token-level
+    scores."""
     random = Random(f"{name} {gamma}")
     rows, groups = kl_rows(random), list[FinishedGroup]()
     for group in range(3):
@@ -163,11 +165,11 @@ def test_a_step_with_kl_in_the_reward_is_verls(name: str, gamma: float) -> None:
     plan = plan_step(1, groups, job, penalties)
 
     found = list(chain.from_iterable(call.advantages for call in plan.batch.calls))
-    rewards, told = verls_penalised(rows, 0.1)
+    rewards, metrics = verls_penalised(rows, 0.1)
     outcomes = [Outcome(f"g{at // 3}", 0.0, len(row.reference)) for at, row in enumerate(rows)]
     expected = verls(name, outcomes, AdvantageSpec(gamma=gamma), rewards)
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    assert plan.metrics["reward_kl_penalty"] == pytest.approx(told["actor/reward_kl_penalty"])
+    assert plan.metrics["reward_kl_penalty"] == pytest.approx(metrics["actor/reward_kl_penalty"])
 
 
 class KlRow(NamedTuple):
@@ -188,7 +190,7 @@ def kl_rows(random: Random) -> list[KlRow]:
 
 def verls_penalised(rows: list[KlRow], coef: float) -> tuple[Tensor, dict[str, float]]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl's own: of engines that are not here
+        warnings.simplefilter("ignore")  # verl warns about engines that are not installed
         from verl.protocol import DataProto
         from verl.trainer.ppo.core_algos import FixedKLController
         from verl.trainer.ppo.ray_trainer import apply_kl_penalty
@@ -205,5 +207,5 @@ def verls_penalised(rows: list[KlRow], coef: float) -> tuple[Tensor, dict[str, f
         "old_log_probs": padded([list(row.call.logprobs or ()) for row in rows]),
         "ref_log_prob": padded([row.reference for row in rows]),
     }
-    data, told = apply_kl_penalty(DataProto.from_dict(tensors), FixedKLController(coef))
-    return data.batch["token_level_rewards"], told
+    data, metrics = apply_kl_penalty(DataProto.from_dict(tensors), FixedKLController(coef))
+    return data.batch["token_level_rewards"], metrics

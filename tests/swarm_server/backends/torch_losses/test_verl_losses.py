@@ -1,4 +1,4 @@
-"""Every loss, aggregation, KL and correction against verl's own function, in float64."""
+"""Every loss, aggregation, KL and correction, compared with verl's own function in float64."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.real
 
 
 def close(expected: Any) -> Any:
-    """verl adds 1e-8 to denominators."""
+    """Return an approximate comparison, because verl adds 1e-8 to denominators."""
     return pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
@@ -56,7 +56,7 @@ def mask_of(calls: list[ScoredCall]) -> Tensor:
 def verls(
     calls: list[ScoredCall], spec: LossSpec, old: Tensor, weights: Tensor | None = None
 ) -> Any:
-    """verl's loss and the gradient of each token."""
+    """Return verl's loss and the gradient of each token."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.workers.config import FSDPActorConfig
 
@@ -89,7 +89,9 @@ def verls(
 @pytest.mark.parametrize("calls", STEPS)
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("name", sorted(LOSS_DEFAULTS))
-def test_loss_and_gradient_are_verls(name: str, mode: str, calls: list[ScoredCall]) -> None:
+def test_loss_and_gradient_equal_those_of_verl(
+    name: str, mode: str, calls: list[ScoredCall]
+) -> None:
     if name in ("sapo", "geo_mean"):  # verl has it built in
         mode = "seq-mean-token-mean"
     spec = spec_of(name, loss_agg_mode=mode)
@@ -104,7 +106,7 @@ def test_loss_and_gradient_are_verls(name: str, mode: str, calls: list[ScoredCal
 @pytest.mark.parametrize("threshold", ["2.0", "0.5_2.0"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("name", sorted(LOSS_DEFAULTS))
-def test_a_corrected_loss_is_verls(
+def test_a_corrected_loss_equals_that_of_verl(
     name: str, level: str, threshold: str, is_normalised: bool, calls: list[ScoredCall]
 ) -> None:
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
@@ -132,7 +134,7 @@ def test_a_corrected_loss_is_verls(
 @pytest.mark.parametrize("calls", STEPS)
 @pytest.mark.parametrize("threshold", [0.05, 0.3, 1.5])
 @pytest.mark.parametrize("option", REJECTIONS)
-def test_what_is_rejected_is_what_verl_rejects(
+def test_rejected_tokens_equal_those_of_verl(
     option: str, threshold: float, calls: list[ScoredCall]
 ) -> None:
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
@@ -151,7 +153,9 @@ def test_what_is_rejected_is_what_verl_rejects(
 @pytest.mark.parametrize("calls", STEPS)
 @pytest.mark.parametrize("threshold", ["1.1", "0.9_1.5"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_weights_are_verls(level: str, threshold: str, calls: list[ScoredCall]) -> None:
+def test_importance_weights_equal_those_of_verl(
+    level: str, threshold: str, calls: list[ScoredCall]
+) -> None:
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
     mask = mask_of(calls)
@@ -164,7 +168,7 @@ def test_weights_are_verls(level: str, threshold: str, calls: list[ScoredCall]) 
 
 
 @pytest.mark.parametrize("name", ["k1", "kl", "k2", "mse", "k3", "low_var_kl", "k1+", "k3+"])
-def test_kl_is_verls(name: str) -> None:
+def test_kl_equals_that_of_verl(name: str) -> None:
     from verl.trainer.ppo.core_algos import kl_penalty
 
     reference = torch.linspace(-4, 0, 9, dtype=torch.float64)
@@ -178,7 +182,7 @@ def test_kl_is_verls(name: str) -> None:
     torch.testing.assert_close(found.grad, expected.grad)
 
 
-def test_the_whole_loss_is_verls() -> None:
+def test_the_whole_loss_equals_that_of_verl() -> None:
     """Policy, KL and entropy as verl's workers add them."""
     from verl.trainer.ppo.core_algos import agg_loss, kl_penalty
 

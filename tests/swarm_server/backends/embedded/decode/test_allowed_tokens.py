@@ -105,7 +105,7 @@ def mismatches(call: RecordedCall, trainers: Sequence[float]) -> list[float]:
 
 
 @pytest.mark.parametrize("asked", CUTS.values(), ids=CUTS)
-async def test_the_trainer_computes_what_a_cut_call_was_sampled_with(
+async def test_the_trainer_computes_the_sampled_log_probs_of_a_constrained_call(
     make_engine: EngineMaker, asked: Json
 ) -> None:
     engine = make_engine(DEMO_MODEL_DIR, seed=3)
@@ -125,7 +125,7 @@ async def test_the_trainer_computes_what_a_cut_call_was_sampled_with(
     assert metrics["mismatch"] < 1e-4 and metrics["tokens"] == len(apart)
 
 
-async def test_a_completion_says_what_its_tokens_were_chosen_from(
+async def test_a_completion_reports_the_allowed_set_of_each_token(
     make_engine: EngineMaker,
 ) -> None:
     engine = make_engine()
@@ -139,7 +139,7 @@ async def test_a_completion_says_what_its_tokens_were_chosen_from(
     assert (await trained(engine, calls))["mismatch"] < 1e-4
 
 
-async def test_logprobs_are_of_the_masked_and_renormalised_distribution(
+async def test_logprobs_are_those_of_the_masked_and_renormalised_distribution(
     make_engine: EngineMaker,
 ) -> None:
     """The likeliest tokens the engine names are all that may come, and sum to 1."""
@@ -169,7 +169,7 @@ async def test_logprobs_are_of_the_masked_and_renormalised_distribution(
 
 
 @pytest.mark.parametrize("asked", [{}, {"return_allowed_tokens": "yes"}])
-async def test_who_does_not_ask_is_told_nothing_of_it(
+async def test_allowed_sets_are_reported_only_on_request(
     make_engine: EngineMaker, asked: Json
 ) -> None:
     engine = make_engine()
@@ -184,7 +184,7 @@ async def test_who_does_not_ask_is_told_nothing_of_it(
             assert told.status_code == 200 and b"allowed" not in told.content
 
 
-async def test_tokens_that_could_be_no_other_are_in_no_loss_and_no_denominator(
+async def test_forced_tokens_are_in_no_loss_and_no_denominator(
     make_engine: EngineMaker,
 ) -> None:
     """Of how "yes" and "no no no no" may be spelled, most is settled by what came before."""
@@ -219,7 +219,7 @@ async def test_calls_with_and_without_a_grammar_train_together(make_engine: Engi
     assert metrics["mismatch"] < 1e-4 and metrics["grad_norm"] > 0
 
 
-async def test_a_greedy_or_plain_call_is_not_asked_what_it_was_chosen_from(
+async def test_greedy_and_plain_calls_have_no_allowed_sets(
     make_engine: EngineMaker,
 ) -> None:
     engine = make_engine()

@@ -65,7 +65,7 @@ def test_any_text_content_is_rendered(
         ({"content": "x"}, "Each message must have a `role`."),
     ],
 )
-def test_what_is_no_text_is_a_400(
+def test_content_that_is_not_text_is_a_400(
     renderer: ChatRenderer, message: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(WireError) as caught:
@@ -74,14 +74,14 @@ def test_what_is_no_text_is_a_400(
     assert (caught.value.status, caught.value.message) == (400, reason)
 
 
-def test_what_a_template_refuses_is_a_400_with_its_reason(tokenizer: Any) -> None:
+def test_a_conversation_that_the_template_refuses_is_a_400_with_the_reason(tokenizer: Any) -> None:
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
 
     with pytest.raises(WireError, match=r"400.*roles must alternate"):
         ChatRenderer(tokenizer, "demo").render(ChatRequest(messages=[user("x")]))
 
 
-def test_a_template_may_not_be_smuggled_in(renderer: ChatRenderer) -> None:
+def test_a_request_cannot_set_the_template(renderer: ChatRenderer) -> None:
     body: dict[str, Any] = {
         "messages": [user("x")],
         "chat_template_kwargs": {"chat_template": "{{ 1 }}"},
@@ -91,7 +91,7 @@ def test_a_template_may_not_be_smuggled_in(renderer: ChatRenderer) -> None:
         renderer.render(ChatRequest(**body))
 
 
-def test_template_kwargs_reach_the_template_and_tell_prompts_apart(tokenizer: Any) -> None:
+def test_template_kwargs_reach_the_template_and_distinguish_prompts(tokenizer: Any) -> None:
     tokenizer.chat_template = "{{ 'think' if enable_thinking else 'answer' }}"
     renderer = ChatRenderer(tokenizer, "demo")
 
@@ -133,7 +133,7 @@ def test_tools_and_their_calls_are_rendered_with_arguments_as_json(
     )
 
 
-def test_arguments_that_are_no_json_stay_as_they_were_said(
+def test_arguments_that_are_not_json_are_rendered_unchanged(
     renderer: ChatRenderer, tokenizer: Any
 ) -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": '{"a": '}}

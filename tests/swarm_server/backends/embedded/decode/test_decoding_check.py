@@ -24,12 +24,12 @@ def without(model: PreTrainedModel, argument: str) -> PreTrainedModel:
     return model
 
 
-def test_models_that_decode_rightly_pass(tiny_folder: Path, demo_folder: Path) -> None:
+def test_models_that_decode_correctly_pass(tiny_folder: Path, demo_folder: Path) -> None:
     check_decoding(load(tiny_folder), 256)
     check_decoding(load(demo_folder), 512)
 
 
-def test_a_model_with_learned_positions_passes() -> None:
+def test_a_model_with_learned_positions_passes_the_decoding_check() -> None:
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.5
@@ -39,7 +39,7 @@ def test_a_model_with_learned_positions_passes() -> None:
 
 
 @pytest.mark.parametrize("argument", ["position_ids", "attention_mask"])
-def test_a_model_that_ignores_what_batching_needs_is_refused(
+def test_a_model_that_ignores_positions_or_masks_is_refused(
     tiny_folder: Path, argument: str
 ) -> None:
     with pytest.raises(BackendError, match=r"decodes this model wrongly.*choose another --model"):

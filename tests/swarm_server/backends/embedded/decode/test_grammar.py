@@ -69,7 +69,7 @@ def keeps(value: Any) -> bool:
 
 
 @pytest.mark.parametrize("temperature", [0, 1, 2])
-async def test_a_json_schema_is_kept_at_any_temperature(
+async def test_an_answer_follows_its_json_schema_at_any_temperature(
     demo_engine: EmbeddedEngine, temperature: float
 ) -> None:
     for seed in range(3):
@@ -87,7 +87,7 @@ async def test_a_json_schema_is_kept_at_any_temperature(
         ({"json": {"type": "boolean"}}, "true|false"),
     ],
 )
-async def test_other_grammars_are_kept(
+async def test_answers_follow_other_grammars(
     demo_engine: EmbeddedEngine, constraint: Json, pattern: str
 ) -> None:
     told = await choice(demo_engine, structured_outputs=constraint, temperature=1.5, seed=3)
@@ -96,15 +96,13 @@ async def test_other_grammars_are_kept(
     assert told["finish_reason"] == "stop" or set(text) == {"a"}
 
 
-async def test_a_json_object_begins_as_one(demo_engine: EmbeddedEngine) -> None:
+async def test_a_json_object_begins_with_a_brace(demo_engine: EmbeddedEngine) -> None:
     told = await choice(demo_engine, response_format={"type": "json_object"}, seed=1)
     assert told["message"]["content"].startswith("{")
 
 
 @pytest.mark.parametrize("format", [SCHEMA, {"type": "json_object"}], ids=["schema", "any object"])
-async def test_a_model_that_likes_white_space_is_kept_from_writing_nothing_else(
-    demo_engine: EmbeddedEngine, format: Json
-) -> None:
+async def test_white_space_in_json_is_bounded(demo_engine: EmbeddedEngine, format: Json) -> None:
     (newline,) = demo_engine.encode("\n", False)
     likes = {"logit_bias": {str(newline): 100}, "max_tokens": 40, "temperature": 0}
     told = await choice(demo_engine, response_format=format, **likes)
@@ -116,7 +114,7 @@ async def test_a_model_that_likes_white_space_is_kept_from_writing_nothing_else(
 
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("schema", [{"type": "object"}, {}], ids=["any object", "any value"])
-async def test_json_is_let_through_compact_and_on_indented_lines(
+async def test_compact_and_indented_json_is_allowed(
     demo_engine: EmbeddedEngine, schema: Json, indent: int | None
 ) -> None:
     nested: Json = {"a": [{"b": {"c": [1, -2.5e3]}, "d": None}, "e\n", True], "f": {}, "g": []}
@@ -129,7 +127,7 @@ async def test_json_is_let_through_compact_and_on_indented_lines(
     assert end is None or all(end[id] for id in demo_engine.eos_ids)
 
 
-async def test_a_required_tool_is_called_in_vllms_shape(demo_engine: EmbeddedEngine) -> None:
+async def test_a_required_tool_call_has_the_shape_of_vllm(demo_engine: EmbeddedEngine) -> None:
     told = await choice(demo_engine, **REQUIRED, seed=1)
 
     (call,) = told["message"]["tool_calls"]
@@ -138,7 +136,7 @@ async def test_a_required_tool_is_called_in_vllms_shape(demo_engine: EmbeddedEng
     assert (told["message"]["content"], told["finish_reason"]) == ("", "tool_calls")
 
 
-async def test_a_named_tool_is_called_and_ends_in_stop(demo_engine: EmbeddedEngine) -> None:
+async def test_a_named_tool_is_called_with_finish_reason_stop(demo_engine: EmbeddedEngine) -> None:
     told = await choice(demo_engine, tools=[TOOL], tool_choice=NAMED, seed=1)
 
     (call,) = told["message"]["tool_calls"]
@@ -164,7 +162,7 @@ async def test_a_forced_call_streams_its_name_and_then_its_arguments(
     assert chunks[-1]["choices"][0]["finish_reason"] == whole["finish_reason"]
 
 
-async def test_a_streamed_answer_under_a_grammar_is_the_whole_one(
+async def test_a_streamed_answer_under_a_grammar_equals_the_whole_answer(
     demo_engine: EmbeddedEngine,
 ) -> None:
     fields: Json = {"response_format": SCHEMA, "seed": 5, "return_token_ids": True}
@@ -177,7 +175,9 @@ async def test_a_streamed_answer_under_a_grammar_is_the_whole_one(
     assert (text, ids) == (whole["message"]["content"], whole["token_ids"])
 
 
-async def test_logprobs_are_of_what_the_grammar_leaves(demo_engine: EmbeddedEngine) -> None:
+async def test_logprobs_are_those_over_the_tokens_that_the_grammar_allows(
+    demo_engine: EmbeddedEngine,
+) -> None:
     prompt = demo_engine.render(ask("Yes?"))
     allowed = [demo_engine.encode(letter, False)[0] for letter in "abc"]
     sampling = Sampling(
@@ -193,7 +193,7 @@ async def test_logprobs_are_of_what_the_grammar_leaves(demo_engine: EmbeddedEngi
     assert end.id in demo_engine.eos_ids and end.logprob == 0
 
 
-async def test_free_rows_beside_held_ones_are_sampled_as_if_alone(
+async def test_rows_without_a_grammar_are_sampled_as_if_alone(
     demo_engine: EmbeddedEngine,
 ) -> None:
     prompt = demo_engine.render(ask("Count."))
@@ -233,7 +233,7 @@ REFUSED: list[tuple[Json, str]] = [
 
 
 @pytest.mark.parametrize(("constraint", "message"), REFUSED)
-def test_an_unsound_grammar_is_refused_before_the_first_byte(
+def test_an_invalid_grammar_is_refused_before_the_first_byte(
     demo_engine: EmbeddedEngine, constraint: Json, message: str
 ) -> None:
     with pytest.raises(WireError) as refusal:
@@ -241,7 +241,7 @@ def test_an_unsound_grammar_is_refused_before_the_first_byte(
     assert refusal.value.status == 400 and message in refusal.value.message
 
 
-def test_a_schema_nested_without_end_is_refused(demo_engine: EmbeddedEngine) -> None:
+def test_a_deeply_nested_schema_is_refused(demo_engine: EmbeddedEngine) -> None:
     schema: Json = {"type": "integer"}
     for _ in range(200):
         schema = {"type": "array", "items": schema}
@@ -265,7 +265,7 @@ def test_ids_outside_of_the_vocabulary_are_refused(
         completion(demo_engine, **fields)
 
 
-async def test_min_tokens_stop_ids_and_bad_words_are_kept(demo_engine: EmbeddedEngine) -> None:
+async def test_min_tokens_stop_ids_and_bad_words_are_obeyed(demo_engine: EmbeddedEngine) -> None:
     long = await choice(demo_engine, min_tokens=60, max_tokens=60, return_token_ids=True)
     assert len(long["token_ids"]) == 60 and not demo_engine.eos_ids & set(long["token_ids"])
 
@@ -292,7 +292,7 @@ async def test_greedy_takes_the_likeliest_that_the_bias_leaves(
     assert told["message"]["content"] == "QQQ"
 
 
-def test_xgrammar_is_loaded_only_when_a_grammar_is_asked_for() -> None:
+def test_xgrammar_is_imported_only_for_a_request_with_a_grammar() -> None:
     check = (
         "import sys, fakevllm_server.backends.embedded.engine; assert 'xgrammar' not in sys.modules"
     )

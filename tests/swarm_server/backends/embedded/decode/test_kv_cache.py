@@ -66,7 +66,7 @@ def test_rows_keep_their_tokens_while_others_join_grow_and_leave() -> None:
             torch.testing.assert_close(cache.values[:, row, :, :length], expected.values)
 
 
-def test_a_row_sees_its_own_tokens_and_nothing_beyond() -> None:
+def test_a_row_attends_only_to_its_own_tokens() -> None:
     cache = make_cache()
     for _ in range(2):
         cache.add_row(None)
@@ -78,7 +78,7 @@ def test_a_row_sees_its_own_tokens_and_nothing_beyond() -> None:
     assert visible[1, :6].all()
 
 
-def test_unused_positions_hold_no_nan_that_a_mask_could_not_hide() -> None:
+def test_unused_cache_positions_hold_no_nan() -> None:
     cache = make_cache()
     cache.add_row(None)
     cache.begin([300])
@@ -95,7 +95,7 @@ def test_many_long_rows_do_not_fit_but_one_always_does() -> None:
     assert cache.fits(1, 4096)
 
 
-def test_the_memory_of_a_long_row_is_given_back_when_it_leaves() -> None:
+def test_the_memory_of_a_long_row_is_freed_when_it_leaves() -> None:
     cache = make_cache()
     cache.add_row(prefix_of(1.0, 3000))
     assert cache.keys.shape[3] >= 3000

@@ -50,7 +50,7 @@ def plain(logits: list[float], prompt: list[int], answer: list[int], how: Sampli
     st.dictionaries(st.integers(0, VOCABULARY - 1), st.floats(-100, 100), max_size=3),
     st.integers(0, 4),
 )
-def test_every_rule_together_gives_what_the_plain_computation_gives(
+def test_all_rules_together_equal_the_plain_computation(
     logits: list[float],
     prompt: list[int],
     answer: list[int],
@@ -83,7 +83,7 @@ def test_every_rule_together_gives_what_the_plain_computation_gives(
     assert row.tolist() == pytest.approx(plain(logits, prompt, answer, how), abs=1e-3)
 
 
-def test_rows_without_a_bend_keep_their_logits_bit_by_bit() -> None:
+def test_rows_without_a_logits_processor_keep_their_logits_bit_by_bit() -> None:
     logits = torch.randn(3, VOCABULARY)
     bend = LogitsProcessor(Sampling(logit_bias={1: 5.0}), [0], EOS)
 
@@ -105,7 +105,7 @@ def test_a_bad_word_is_never_finished() -> None:
     assert banned == [{4, 7}, {4}, {4, 7}]
 
 
-def test_where_nothing_may_come_the_end_comes() -> None:
+def test_the_end_of_sequence_is_sampled_if_no_token_is_allowed() -> None:
     row = torch.randn(VOCABULARY)
     LogitsProcessor(Sampling(allowed_ids=(5,), bad_words=("x",)), [], EOS, bad_words=[[5]]).apply(
         row
@@ -114,7 +114,7 @@ def test_where_nothing_may_come_the_end_comes() -> None:
     assert row.argmax().item() == 2 and torch.softmax(row, -1)[2] == 1
 
 
-def test_only_what_changes_the_distribution_bends_it() -> None:
+def test_only_settings_that_change_logits_need_a_logits_processor() -> None:
     rng = random.Random(0)
     cuts = Sampling(temperature=rng.random(), top_p=0.5, top_k=3, stop_ids=frozenset({1}), seed=1)
     assert not needs_logits_processor(cuts) and not needs_logits_processor(

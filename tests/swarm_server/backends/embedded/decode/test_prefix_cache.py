@@ -10,7 +10,7 @@ def prefix(num_tokens: int) -> CachedPrefix:
     return CachedPrefix(torch.zeros(1, 1, num_tokens, 1), torch.zeros(1, 1, num_tokens, 1))
 
 
-def test_the_least_recently_used_prefix_goes_when_the_tokens_run_out() -> None:
+def test_the_least_recently_used_prefix_is_evicted_above_the_token_limit() -> None:
     cache = PrefixCache(max_tokens=10)
     cache.put(b"a", prefix(4))
     cache.put(b"b", prefix(4))
@@ -31,7 +31,7 @@ def test_a_prefix_larger_than_the_cache_evicts_nobody() -> None:
     assert b"a" in cache and b"huge" not in cache
 
 
-def test_nothing_outlives_a_clear() -> None:
+def test_a_cleared_prefix_cache_is_empty() -> None:
     cache = PrefixCache(max_tokens=10)
     cache.put(b"a", prefix(4))
 

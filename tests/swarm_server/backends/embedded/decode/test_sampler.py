@@ -39,7 +39,7 @@ def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
         (Sampling(top_k=3, top_p=0.6), [0, 1]),
     ],
 )
-def test_what_is_cut_off_is_never_drawn_and_the_rest_shares_its_mass(
+def test_excluded_tokens_are_never_drawn_and_the_rest_is_renormalized(
     sampling: Sampling, kept: list[int]
 ) -> None:
     sampled = drawn(sampling, [0.0, *GRID, 1 - 2**-53])
@@ -87,7 +87,7 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
     assert set(sample(logits.expand(4, -1), rows, extremes).ids) <= {1, 3}
 
 
-def test_each_row_gets_as_many_top_logprobs_as_it_asked_for() -> None:
+def test_each_row_gets_the_requested_number_of_top_logprobs() -> None:
     settings = [Sampling(), Sampling(top_logprobs=2), Sampling(top_logprobs=9, top_k=1)]
     rows = SamplingRows.of(settings, torch.device("cpu"))
 
@@ -111,7 +111,7 @@ def test_each_row_gets_as_many_top_logprobs_as_it_asked_for() -> None:
         Sampling(top_logprobs=-1),
     ],
 )
-def test_no_setting_can_end_the_engine(sampling: Sampling) -> None:
+def test_no_sampling_setting_raises(sampling: Sampling) -> None:
     sampled = drawn(sampling, [0.0, 1 - 2**-53])
 
     assert set(sampled.ids) <= {0, 1, 2, 3}
@@ -119,7 +119,7 @@ def test_no_setting_can_end_the_engine(sampling: Sampling) -> None:
     assert sampled.tops == [[], []]
 
 
-def test_logits_that_are_no_numbers_still_give_a_token() -> None:
+def test_nan_logits_still_give_a_token() -> None:
     logits = torch.tensor([[torch.nan] * 3, [0.0, torch.inf, torch.nan]])
     rows = SamplingRows.of([Sampling()] * 2, torch.device("cpu"))
 

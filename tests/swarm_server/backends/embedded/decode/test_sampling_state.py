@@ -56,7 +56,9 @@ def finish_joining_over_time(state: SamplingState, requests: list[DecodeRequest]
     run_dry(state)
 
 
-def test_logprobs_are_the_models_own_whoever_else_is_in_the_batch(model: PreTrainedModel) -> None:
+def test_logprobs_equal_the_models_own_whatever_else_is_in_the_batch(
+    model: PreTrainedModel,
+) -> None:
     state = sampling_state(model, max_rows=6)
     requests = random_requests(30)
 
@@ -67,7 +69,9 @@ def test_logprobs_are_the_models_own_whoever_else_is_in_the_batch(model: PreTrai
         check_logprobs(model, one)
 
 
-def test_a_seeded_draft_is_the_same_alone_and_in_a_crowd(model: PreTrainedModel) -> None:
+def test_a_seeded_request_gives_the_same_tokens_alone_and_in_a_batch(
+    model: PreTrainedModel,
+) -> None:
     crowd = sampling_state(model, max_rows=6)
     together = random_requests(20)
     finish_joining_over_time(crowd, together)
@@ -79,7 +83,7 @@ def test_a_seeded_draft_is_the_same_alone_and_in_a_crowd(model: PreTrainedModel)
         assert alone.ids == one.ids
 
 
-def test_a_long_prompt_is_prefilled_in_pieces_while_others_go_on(
+def test_a_long_prompt_is_prefilled_in_pieces_while_other_requests_decode(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -101,7 +105,7 @@ def test_a_long_prompt_is_prefilled_in_pieces_while_others_go_on(
     check_logprobs(model, long)
 
 
-def test_when_memory_is_short_rows_wait_and_nothing_changes_for_them(
+def test_requests_wait_if_memory_is_short_and_give_the_same_tokens(
     model: PreTrainedModel,
 ) -> None:
     rows = [decode_request([10 + i], 150, Sampling(ignore_eos=True), seed=i) for i in range(6)]
@@ -122,7 +126,7 @@ def test_when_memory_is_short_rows_wait_and_nothing_changes_for_them(
         check_logprobs(model, one)
 
 
-def test_the_end_of_sequence_ends_a_draft_unless_it_is_ignored(model: PreTrainedModel) -> None:
+def test_the_end_of_sequence_ends_a_request_unless_it_is_ignored(model: PreTrainedModel) -> None:
     state = sampling_state(model)
     # Every token counts as an end here.
     state.decoder._eos_ids = frozenset(range(512))  # pyright: ignore[reportPrivateUsage]
@@ -139,7 +143,7 @@ def test_the_end_of_sequence_ends_a_draft_unless_it_is_ignored(model: PreTrained
     assert ignoring.num_sampled == 5
 
 
-def test_a_cancelled_row_is_free_in_the_next_turn(model: PreTrainedModel) -> None:
+def test_a_cancelled_row_is_free_in_the_next_iteration(model: PreTrainedModel) -> None:
     state = sampling_state(model, max_rows=1)
     first, second = (
         decode_request([9], 100, Sampling(ignore_eos=True)),
@@ -155,7 +159,7 @@ def test_a_cancelled_row_is_free_in_the_next_turn(model: PreTrainedModel) -> Non
     assert state.decoder.rows == [second] and first.num_sampled == 1
 
 
-def test_siblings_prefill_once_even_when_some_come_later(
+def test_siblings_prefill_once_even_if_some_arrive_later(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
@@ -204,7 +208,7 @@ def perturbed(folder: Path) -> PreTrainedModel:
     return model
 
 
-def test_a_publish_lets_running_drafts_finish_and_the_others_wait(
+def test_a_publish_lets_running_requests_finish_while_others_wait(
     model: PreTrainedModel, tiny_folder: Path
 ) -> None:
     state = sampling_state(model)
@@ -227,7 +231,7 @@ def test_a_publish_lets_running_drafts_finish_and_the_others_wait(
     check_logprobs(new, waiting)
 
 
-def test_past_the_bound_a_draft_goes_on_with_the_new_weights(
+def test_a_request_running_past_the_drain_bound_continues_with_the_new_weights(
     model: PreTrainedModel, tiny_folder: Path
 ) -> None:
     state = sampling_state(model)
@@ -249,9 +253,7 @@ def test_past_the_bound_a_draft_goes_on_with_the_new_weights(
                 assert token.logprob == pytest.approx(plain[at - 1, token.id].item(), abs=2e-4)
 
 
-def test_no_prefix_outlives_the_weights_it_was_computed_with(
-    model: PreTrainedModel, tiny_folder: Path
-) -> None:
+def test_a_publish_clears_the_prefix_cache(model: PreTrainedModel, tiny_folder: Path) -> None:
     state = sampling_state(model)
     new = perturbed(tiny_folder)
     for version in range(2):

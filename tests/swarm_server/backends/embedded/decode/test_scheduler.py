@@ -56,7 +56,7 @@ def test_a_known_prefix_and_a_prompt_of_one_token_join_at_once() -> None:
     assert decided.prefill == {}
 
 
-def test_no_more_rows_than_allowed_counting_those_in_prefill() -> None:
+def test_the_row_limit_counts_requests_in_prefill() -> None:
     scheduler = Scheduler(max_rows=4, max_prefill_tokens=100)
     add(scheduler, *(decode_request(i, 2, 3) for i in range(6)))
 
@@ -65,7 +65,7 @@ def test_no_more_rows_than_allowed_counting_those_in_prefill() -> None:
     assert len(scheduler.waiting) == 4
 
 
-def test_a_prefill_is_bounded_in_padded_tokens_but_one_prompt_always_goes() -> None:
+def test_a_prefill_has_a_bounded_number_of_padded_tokens_but_takes_at_least_one_prompt() -> None:
     scheduler = Scheduler(max_rows=8, max_prefill_tokens=10)
     add(scheduler, decode_request(*range(6)), decode_request(*range(7)), decode_request(*range(50)))
 
@@ -76,7 +76,7 @@ def test_a_prefill_is_bounded_in_padded_tokens_but_one_prompt_always_goes() -> N
     assert [len(ids) for ids in plan(scheduler).prefill.values()] == [49]
 
 
-def test_the_cancelled_are_passed_over() -> None:
+def test_cancelled_requests_are_skipped() -> None:
     scheduler = Scheduler(max_rows=1, max_prefill_tokens=10)
     gone, staying = add(scheduler, decode_request(1), decode_request(2))
     gone.cancelled = True
@@ -84,7 +84,7 @@ def test_the_cancelled_are_passed_over() -> None:
     assert [one for one, _ in plan(scheduler).joining] == [staying]
 
 
-def test_when_memory_is_short_the_first_in_line_is_not_overtaken() -> None:
+def test_the_first_waiting_request_is_not_overtaken_if_memory_is_short() -> None:
     scheduler = Scheduler(max_rows=8, max_prefill_tokens=100)
     add(scheduler, decode_request(1, 2, 3, 4), decode_request(5))
 
@@ -93,7 +93,7 @@ def test_when_memory_is_short_the_first_in_line_is_not_overtaken() -> None:
     assert decided == SchedulerOutput() and len(scheduler.waiting) == 2
 
 
-def test_the_preempted_go_first_in_their_old_order() -> None:
+def test_preempted_requests_are_first_in_their_old_order() -> None:
     scheduler = Scheduler(max_rows=8, max_prefill_tokens=100)
     waiting = add(scheduler, decode_request(9))
     back = [decode_request(1), decode_request(2)]
@@ -105,7 +105,7 @@ def test_the_preempted_go_first_in_their_old_order() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(prompts=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), max_size=30))
-def test_every_draft_is_decoded_exactly_once_and_its_prefix_computed_first(
+def test_every_request_is_decoded_exactly_once_after_its_prefix_is_computed(
     prompts: list[list[int]],
 ) -> None:
     scheduler = Scheduler(max_rows=5, max_prefill_tokens=8)

@@ -42,7 +42,7 @@ def size_of(calls: list[Call]) -> int:
 
 @pytest.mark.parametrize("room", [0, 1, 40, 150])
 @pytest.mark.parametrize("loss", ["vanilla", "gspo"])
-def test_no_group_that_fits_is_in_two_pieces(room: int, loss: str) -> None:
+def test_a_group_that_fits_is_in_one_piece(room: int, loss: str) -> None:
     calls = groups()
     if loss == "gspo":
         calls = [replace(one, unit=one.group_id) for one in calls]
@@ -61,7 +61,7 @@ def test_no_group_that_fits_is_in_two_pieces(room: int, loss: str) -> None:
 
 
 @pytest.mark.parametrize("loss", ["vanilla", "gspo"])
-def test_a_group_of_two_prompts_stays_whole_where_a_cut_elsewhere_costs_the_same(loss: str) -> None:
+def test_a_group_of_two_prompts_is_not_cut_if_another_cut_costs_the_same(loss: str) -> None:
     """Its prompts share nothing, so only the group says that they belong together."""
     calls = [
         Call(group, [10 * at, 10 * at + 1], [10 * at + 2], [-1.0], 0, 1.0, 1.0, 1.0, unit=group)
@@ -74,7 +74,7 @@ def test_a_group_of_two_prompts_stays_whole_where_a_cut_elsewhere_costs_the_same
 
 @pytest.mark.parametrize("lora", [{}, {"lora_rank": 4}])
 @pytest.mark.parametrize("loss", ["vanilla", "gspo"])
-def test_the_gradient_is_that_of_the_whole_and_makes_one_update(
+def test_the_accumulated_gradient_is_that_of_the_whole_and_makes_one_update(
     tiny_folder: Path, loss: str, lora: dict[str, Any]
 ) -> None:
     spec = LossSpec(loss, 0.2, 0.28, kl_loss_coef=0.1, entropy_coeff=0.01)

@@ -50,14 +50,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return found
 
 
-def test_a_boot_checks_the_way_it_wants_and_rows_in_any_case(
-    trainer: PolicyTrainer, seen: Seen
-) -> None:
+def test_a_boot_checks_rows_and_the_preferred_attention(trainer: PolicyTrainer, seen: Seen) -> None:
     trainer.boot(TrainJob())
     assert seen == [("rows", 0), (CPU_WAYS[0], 0)]
 
 
-def test_a_boot_without_sharing_checks_rows_alone_until_a_job_shares(
+def test_a_boot_without_sharing_checks_only_rows_until_a_job_shares(
     trainer: PolicyTrainer, seen: Seen
 ) -> None:
     trainer.boot(TrainJob(forest=False))
@@ -66,7 +64,7 @@ def test_a_boot_without_sharing_checks_rows_alone_until_a_job_shares(
     assert seen == [("rows", 0), (CPU_WAYS[0], 0)]
 
 
-def test_a_boot_checks_again_only_what_computes_otherwise(
+def test_a_boot_checks_again_only_if_the_model_computes_differently(
     trainer: PolicyTrainer, seen: Seen
 ) -> None:
     trainer.boot(TrainJob())
@@ -77,12 +75,12 @@ def test_a_boot_checks_again_only_what_computes_otherwise(
     assert len(seen) == 2 * checked
 
 
-def test_what_is_checked_has_the_adapters_of_the_job(trainer: PolicyTrainer, seen: Seen) -> None:
+def test_the_checked_model_has_the_adapters_of_the_job(trainer: PolicyTrainer, seen: Seen) -> None:
     trainer.boot(TrainJob(lora_rank=2, target_modules="q_proj"))
     assert seen == [("rows", 2), (CPU_WAYS[0], 2)]
 
 
-def test_what_was_said_of_a_model_without_adapters_says_nothing_of_them(
+def test_new_adapters_are_checked_although_the_model_without_them_passed(
     trainer: PolicyTrainer, seen: Seen
 ) -> None:
     finish(trainer.log_probs([], "trained"))
@@ -105,7 +103,7 @@ def doubles_its_logits(model: Any) -> None:
 
 
 @pytest.mark.parametrize("forest", [True, False])
-def test_a_model_whose_log_probabilities_come_out_wrong_is_refused_when_it_boots(
+def test_a_model_with_wrong_log_probabilities_is_refused_at_boot(
     trainer: PolicyTrainer, forest: bool
 ) -> None:
     doubles_its_logits(trainer.model)
@@ -118,7 +116,7 @@ def test_a_model_whose_log_probabilities_come_out_wrong_is_refused_when_it_boots
     assert torch.equal(weights(trainer), before)
 
 
-async def test_an_engine_refuses_it_too_and_goes_on_sampling(
+async def test_an_engine_refuses_a_model_with_wrong_rows_and_keeps_sampling(
     make_engine: EngineMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(model: Any, plan: Plan) -> Tensor:
@@ -135,7 +133,7 @@ def failing(model: Any, plan: Plan) -> Tensor:
     raise NotImplementedError("no such kernel")
 
 
-def test_where_the_quickest_way_fails_the_next_one_shares_and_says_so(
+def test_the_next_attention_is_used_and_logged_if_the_fastest_fails(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seen: Seen
 ) -> None:
     assert CPU_WAYS == ["chains", "segments"]
@@ -151,7 +149,7 @@ def test_where_the_quickest_way_fails_the_next_one_shares_and_says_so(
     assert len(caplog.messages) == 1
 
 
-def test_where_no_way_shares_calls_go_one_by_one_and_each_reason_is_told(
+def test_calls_are_computed_one_by_one_if_no_attention_shares_and_each_reason_is_logged(
     trainer: PolicyTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for way in CPU_WAYS:

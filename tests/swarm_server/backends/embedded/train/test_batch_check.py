@@ -47,7 +47,7 @@ def step(trainer: PolicyTrainer, calls: list[Call], version: int, **job: Any) ->
     return finish(trainer.step(Batch(1, calls, version), SPEC))
 
 
-def test_what_the_model_sampled_itself_is_true_and_on_policy(
+def test_calls_sampled_by_the_model_itself_are_exact_and_on_policy(
     trainer: PolicyTrainer, tiny_folder: Path
 ) -> None:
     told = step(trainer, sampled(tiny_folder), version=0)
@@ -58,7 +58,9 @@ def test_what_the_model_sampled_itself_is_true_and_on_policy(
     assert "too_far" not in told and told["grad_norm"] > 0
 
 
-def test_age_is_told_apart_from_mismatch(trainer: PolicyTrainer, tiny_folder: Path) -> None:
+def test_samples_of_older_weights_do_not_count_in_the_mismatch(
+    trainer: PolicyTrainer, tiny_folder: Path
+) -> None:
     """Calls of older weights differ more, and are not what the mismatch is of."""
     fresh = [replace(call, version=3) for call in sampled(tiny_folder)]
     old = [replace(off(call, 0.6), version=2) for call in fresh[:4]]
@@ -70,7 +72,7 @@ def test_age_is_told_apart_from_mismatch(trainer: PolicyTrainer, tiny_folder: Pa
     assert told["approx_kl"] == pytest.approx(k3 / 2, rel=1e-3)
 
 
-def test_where_all_are_older_the_mismatch_is_of_all(
+def test_the_mismatch_is_of_all_tokens_if_all_are_older(
     trainer: PolicyTrainer, tiny_folder: Path
 ) -> None:
     told = step(trainer, [off(call, 0.6) for call in sampled(tiny_folder)], version=1)
@@ -82,7 +84,7 @@ def test_where_all_are_older_the_mismatch_is_of_all(
 
 @pytest.mark.parametrize("spec", [SPEC, LossSpec("gspo", 3e-4, 4e-4, entropy_coeff=0.01)])
 @pytest.mark.parametrize("max_tokens", [30, 60])
-def test_pieces_tell_what_the_whole_does(
+def test_the_mismatch_of_pieces_equals_that_of_the_whole(
     tiny_folder: Path, spec: LossSpec, max_tokens: int
 ) -> None:
     calls = [
@@ -100,7 +102,7 @@ def test_pieces_tell_what_the_whole_does(
 
 
 @pytest.mark.parametrize("max_mismatch_k3", [0.1, 0.4, None])
-def test_a_step_too_far_from_its_engine_makes_no_update(
+def test_a_step_above_the_mismatch_limit_makes_no_update(
     trainer: PolicyTrainer, tiny_folder: Path, max_mismatch_k3: float | None
 ) -> None:
     """The k3 of calls that are all off by 0.6 is 0.22."""
@@ -115,7 +117,7 @@ def test_a_step_too_far_from_its_engine_makes_no_update(
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
 
 
-def test_the_default_limit_passes_what_a_model_sampled_and_stops_what_none_did(
+def test_the_default_mismatch_limit_passes_sampled_calls_and_stops_made_up_calls(
     trainer: PolicyTrainer, tiny_folder: Path
 ) -> None:
     assert "too_far" not in step(trainer, sampled(tiny_folder), version=0)
@@ -155,7 +157,7 @@ def a_piece_twice(step: StepPieces) -> StepPieces:
         (another_order, "not those of its pieces"),
     ],
 )
-def test_tokens_that_are_not_the_engines_are_not_trained(
+def test_tokens_that_differ_from_the_record_are_not_trained(
     trainer: PolicyTrainer,
     tiny_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -178,7 +180,7 @@ def test_tokens_that_are_not_the_engines_are_not_trained(
     assert train(trainer, calls, lr=1e-3, micro_batch_tokens=40)["token_fidelity"] == 1
 
 
-def test_saved_tokens_are_counted(trainer: PolicyTrainer, tiny_folder: Path) -> None:
+def test_tokens_saved_by_sharing_are_counted(trainer: PolicyTrainer, tiny_folder: Path) -> None:
     calls = sampled(tiny_folder)
     told = train(trainer, calls, micro_batch_tokens=10_000)
     naive = sum(len(call.prompt_ids) + len(call.response_ids) for call in calls)
@@ -198,7 +200,7 @@ def counted(made: Generator[None, None, StepMetrics]) -> tuple[int, float]:
         num_pauses += 1
 
 
-def test_the_speed_up_is_measured_at_the_first_step_that_shares_and_seldom_after(
+def test_the_speedup_is_measured_at_the_first_sharing_step_and_rarely_afterwards(
     trainer: PolicyTrainer, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharing_speedup, "EVERY", 3)
@@ -217,7 +219,9 @@ def never(*given: Any) -> Generator[None, None, None]:
     yield from ()
 
 
-def test_measuring_trains_nothing(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_the_speedup_changes_no_weight(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained: list[torch.Tensor] = []
     for is_measured in (True, False):
         if not is_measured:
@@ -230,7 +234,7 @@ def test_measuring_trains_nothing(tiny_folder: Path, monkeypatch: pytest.MonkeyP
     assert torch.equal(*trained)
 
 
-def test_a_measurement_that_fails_costs_no_step(
+def test_a_failed_speedup_measurement_does_not_fail_the_step(
     trainer: PolicyTrainer,
     tiny_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -248,7 +252,7 @@ def test_a_measurement_that_fails_costs_no_step(
     assert "could not be measured" in caplog.text
 
 
-def test_pieces_know_which_tokens_are_of_the_trained_weights() -> None:
+def test_pieces_mark_the_tokens_of_the_current_version() -> None:
     calls = [replace(call, version=at % 2) for at, call in enumerate(random_calls(6))]
     (piece,) = pieces(calls, 10_000, version=1).pieces
     expected = [calls[at].version == 1 for at in piece.calls for _ in calls[at].response_ids]

@@ -38,7 +38,9 @@ def test_a_restored_trainer_continues_bit_equal(tiny_folder: Path, tmp_path: Pat
     assert torch.equal(weights(second), weights(straight))
 
 
-def test_without_its_optimiser_state_it_would_not(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_trainer_restored_without_optimizer_state_does_not_continue_bit_equal(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
     """Guards the test above: were the moments of no effect, it would pass with nothing saved."""
     first, second, third = (new_trainer(tiny_folder) for _ in range(3))
     step(first, 0)
@@ -52,7 +54,7 @@ def test_without_its_optimiser_state_it_would_not(tiny_folder: Path, tmp_path: P
     assert not torch.equal(weights(second), weights(third))
 
 
-def test_random_streams_go_on_where_they_were(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_restore_continues_the_random_streams(tiny_folder: Path, tmp_path: Path) -> None:
     trainer, rng = new_trainer(tiny_folder), random.Random(5)
     rng.random()
     checkpoint.save(tmp_path / "c", trainer, rng)
@@ -134,9 +136,7 @@ def test_an_export_is_a_model_folder_with_the_trained_weights(
     assert json.loads((tmp_path / "e" / "config.json").read_text())["dtype"] == str(dtype)[6:]
 
 
-def test_an_export_keeps_the_models_own_sampling_settings(
-    demo_folder: Path, tmp_path: Path
-) -> None:
+def test_an_export_keeps_the_models_generation_config(demo_folder: Path, tmp_path: Path) -> None:
     """What transformers calls inconsistent is common, and the model maker's choice."""
     source = tmp_path / "source"
     checkpoint.export(source, load(demo_folder), torch.float32, demo_folder)
@@ -150,7 +150,7 @@ def test_an_export_keeps_the_models_own_sampling_settings(
     assert folder.eos_ids == {0, 2}
 
 
-def test_weights_that_a_config_asks_for_must_be_there(tiny_folder: Path, tmp_path: Path) -> None:
+def test_missing_weights_of_the_config_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
     checkpoint.export(tmp_path / "e", load(tiny_folder), torch.float32, tiny_folder)
     file = tmp_path / "e" / "model.safetensors"
     tensors = load_file(file)

@@ -62,7 +62,9 @@ def gradient(trainer: PolicyTrainer, **job: Any) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lora", [{}, LORA])
 @pytest.mark.parametrize("forest", [True, False])
-def test_the_gradient_is_the_same(forest: bool, lora: dict[str, Any], dtype: torch.dtype) -> None:
+def test_gradient_checkpointing_does_not_change_the_gradient(
+    forest: bool, lora: dict[str, Any], dtype: torch.dtype
+) -> None:
     job: dict[str, Any] = {"forest": forest, "micro_batch_tokens": 60, **lora}
     plain, recomputed = (
         gradient(
@@ -90,7 +92,7 @@ def held(model: Any, loss_of: Callable[[], Tensor]) -> int:
     return sum(kept.values())
 
 
-def test_layers_keep_only_what_goes_into_them() -> None:
+def test_checkpointed_layers_keep_only_their_inputs() -> None:
     model = deep()
     ids = torch.arange(100)[None]
 
@@ -105,14 +107,14 @@ def test_layers_keep_only_what_goes_into_them() -> None:
 
 
 @pytest.mark.parametrize("attention", ["chains", "segments", "dense", "rows"])
-def test_a_model_passes_the_self_check_with_it(attention: str) -> None:
+def test_a_model_with_gradient_checkpointing_passes_the_self_check(attention: str) -> None:
     model = deep()
     set_gradient_checkpointing(model, True)
     check = check_sharing_attention(model, attention)
     assert check.fault is None and check.gradient > 0
 
 
-def test_no_layer_believes_that_it_trains() -> None:
+def test_no_layer_is_in_training_mode() -> None:
     model = deep()
     before = plain_logprobs(model, range(30))
     set_gradient_checkpointing(model, True)
@@ -120,7 +122,7 @@ def test_no_layer_believes_that_it_trains() -> None:
     assert torch.equal(plain_logprobs(model, range(30)), before)
 
 
-def test_it_is_switched_with_every_boot_and_checked_again(tiny_folder: Path) -> None:
+def test_every_boot_sets_gradient_checkpointing(tiny_folder: Path) -> None:
     trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
     own = type(trainer.model.get_submodule("model.layers.0")).forward
     for wanted in (True, True, False, True):

@@ -51,7 +51,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch) -> Plant:
     return plant
 
 
-def test_a_failure_in_the_second_epoch_is_told_apart_from_one_in_the_first(
+def test_a_failure_after_the_first_update_raises_partial_step(
     tiny_folder: Path, fail_at: Plant
 ) -> None:
     trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
@@ -68,7 +68,7 @@ def test_a_failure_in_the_second_epoch_is_told_apart_from_one_in_the_first(
     assert not torch.equal(weights(trainer), before)
 
 
-def test_an_update_that_fails_may_have_moved_weights(
+def test_a_failing_update_raises_partial_step(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
@@ -104,7 +104,7 @@ async def served(folder: Path, model: Path) -> AsyncGenerator[ChildEngine]:
         await serving
 
 
-async def test_the_server_is_told_whether_a_failed_step_can_be_tried_again(
+async def test_the_server_learns_whether_a_failed_step_can_be_retried(
     tmp_path: Path, tiny_folder: Path, fail_at: Plant
 ) -> None:
     async with served(tmp_path, tiny_folder) as engine:

@@ -74,7 +74,7 @@ def test_the_gradient_is_that_of_the_plain_sum_over_calls(trainer: PolicyTrainer
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
 
 
-def test_how_a_batch_is_cut_changes_nothing(tiny_folder: Path) -> None:
+def test_the_result_does_not_depend_on_how_a_batch_is_cut(tiny_folder: Path) -> None:
     calls = random_calls(20)
     results: list[StepMetrics] = []
     for micro_batch_tokens in (1, 70, 100_000):
@@ -101,7 +101,7 @@ def test_engine_and_trainer_agree_on_what_was_sampled(
     assert metrics["clip_fraction"] == 0
 
 
-def test_mismatch_is_seen_when_the_engine_sampled_from_other_weights(
+def test_a_mismatch_is_reported_if_the_engine_sampled_from_other_weights(
     trainer: PolicyTrainer,
 ) -> None:
     metrics = train(trainer, random_calls(8))
@@ -123,7 +123,7 @@ def test_good_replies_become_likelier_and_bad_ones_less(
         assert (now - sum(call.logprobs)) * call.advantages[0] > 0
 
 
-def test_an_empty_batch_changes_nothing_and_tells_nothing_it_did_not_measure(
+def test_an_empty_batch_changes_nothing_and_reports_only_what_it_measured(
     trainer: PolicyTrainer,
 ) -> None:
     before = weights(trainer)
@@ -135,7 +135,7 @@ def test_an_empty_batch_changes_nothing_and_tells_nothing_it_did_not_measure(
     assert not {"loss", "grad_norm", "mismatch_k3", "ess", "forest_speedup"} & metrics.keys()
 
 
-def test_a_step_tells_no_kl_where_it_computes_none(trainer: PolicyTrainer) -> None:
+def test_a_step_without_a_reference_reports_no_kl(trainer: PolicyTrainer) -> None:
     metrics = train(trainer, random_calls(4))
     assert "kl" not in metrics and metrics["loss"] != 0
 
@@ -160,9 +160,7 @@ def test_a_loss_that_is_not_finite_is_skipped_and_the_next_step_trains(
 
 
 @pytest.mark.parametrize("at", [0, 3])
-def test_what_is_no_number_in_one_piece_is_none_in_the_step(
-    trainer: PolicyTrainer, at: int
-) -> None:
+def test_a_nan_in_one_piece_is_a_nan_in_the_step(trainer: PolicyTrainer, at: int) -> None:
     calls = random_calls(4)
     calls[at] = replace(calls[at], logprobs=[float("nan")] * len(calls[at].logprobs))
     told = train(trainer, calls, micro_batch_tokens=1)
@@ -193,7 +191,7 @@ def test_the_kl_term_pulls_back_to_the_starting_weights(tiny_folder: Path) -> No
     assert distances[1] < distances[0] / 2
 
 
-def test_calls_of_a_group_without_signal_are_pulled_by_the_kl_term_and_by_nothing_else(
+def test_calls_with_advantage_zero_are_moved_only_by_the_kl_term(
     tiny_folder: Path,
 ) -> None:
     """As `filter_groups = "keep"` hands them over: with advantage 0."""
@@ -223,7 +221,7 @@ def call_kl(trainer: PolicyTrainer, call: Call) -> float:
     return sum(abs(plain[at, token].item() - old) for at, token, old in pairs)
 
 
-def test_the_pause_after_each_micro_batch_comes_once_per_epoch_and_piece(
+def test_a_step_pauses_once_per_epoch_and_piece(
     trainer: PolicyTrainer,
 ) -> None:
     calls = random_calls(6)
@@ -234,7 +232,7 @@ def test_the_pause_after_each_micro_batch_comes_once_per_epoch_and_piece(
     assert sum(1 for _ in trainer.step(Batch(1, calls), SPEC)) == 3 * len(cut.pieces)
 
 
-def test_siblings_of_a_prompt_beyond_the_budget_share_it_all_the_same(
+def test_siblings_share_a_prompt_that_exceeds_the_budget(
     trainer: PolicyTrainer,
 ) -> None:
     prompt = list(range(7, 107))

@@ -47,7 +47,7 @@ def test_every_piece_fits_and_every_token_is_in_one_piece() -> None:
     )
 
 
-def test_tokens_stand_in_the_order_their_log_probabilities_come_in() -> None:
+def test_tokens_are_in_the_order_of_their_log_probabilities() -> None:
     call = Call("g", [11, 12, 13], [21, 22], [-0.5, -0.25], 0, 1.0, 2.0, 0.5)
     shorter_prompt = Call("g", [31], [41, 42, 43], [-1.0, -2.0, -3.0], 0, 1.0, -1.0, 1.0)
 
@@ -120,7 +120,7 @@ def _said(tokenizer: Any, ids: list[int]) -> str:
 
 
 @pytest.mark.parametrize("spec", [SPEC, LossSpec("gspo", 3e-4, 4e-4, kl_loss_coef=0.1)])
-def test_ten_steps_of_the_demo_give_the_same_weights_with_and_without_the_forest(
+def test_ten_demo_steps_train_the_same_weights_with_and_without_the_forest(
     demo_folder: Path, spec: LossSpec
 ) -> None:
     """Both train on what the weights of the first sampled, new answers at every step."""
@@ -188,7 +188,7 @@ def test_a_coupled_loss_in_several_pieces_trains_as_in_one(
     assert results[0]["grad_norm"] > 0 and results[0]["kl"] != 0
 
 
-def test_a_model_that_cannot_share_prefixes_trains_without_and_says_so(
+def test_a_model_that_cannot_share_prefixes_trains_without_sharing_and_logs_it(
     tiny_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
@@ -200,7 +200,9 @@ def test_a_model_that_cannot_share_prefixes_trains_without_and_says_so(
     assert "dynamic" in told
 
 
-def test_an_update_before_a_skipped_one_is_told(trainer: PolicyTrainer, tiny_folder: Path) -> None:
+def test_a_step_whose_second_update_is_skipped_reports_the_first(
+    trainer: PolicyTrainer, tiny_folder: Path
+) -> None:
     """At this rate the second epoch's ratios overflow."""
     calls = siblings(tiny_folder)
     before = weights(trainer)
