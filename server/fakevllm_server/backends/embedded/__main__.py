@@ -1,4 +1,5 @@
-"""`python -m fakevllm_server.backends.embedded`: the engine's process, started by the server."""
+"""Run the embedded engine's process, which the server starts:
+`python -m fakevllm_server.backends.embedded`."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ def main() -> None:
         parser.error("--max-num-seqs and --max-model-len are for sampling: not with --train-only")
     if options.lockstep and options.max_num_seqs not in (None, 1):
         parser.error("a job in lockstep decodes one answer at a time: not with --max-num-seqs")
-    # Heavy, and not needed to print --help.
+    # These imports are slow, and not needed to print --help.
     from fakevllm_server.backends.http.door import serve
     from fakevllm_server.types.backend import BackendError
 
-    # A crash inside torch leaves no Python traceback otherwise.
+    # Without it, a crash inside torch leaves no Python traceback.
     faulthandler.enable()
     try:
         if options.train_only:
@@ -33,7 +34,7 @@ def main() -> None:
         else:
             engine = _engine(options)
             serve(engine, engine, options.socket, on_close=engine.close)
-    # The user's mistake: one line, no traceback.
+    # A configuration mistake is printed as one line, without a traceback.
     except BackendError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
@@ -74,19 +75,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m fakevllm_server.backends.embedded", description=__doc__
     )
-    parser.add_argument("--socket", type=Path, required=True, help="Unix socket to answer on")
-    parser.add_argument("--model", required=True, help="model folder in Hugging Face form")
+    parser.add_argument("--socket", type=Path, required=True, help="Unix socket to serve on")
+    parser.add_argument("--model", required=True, help="model folder in Hugging Face format")
     parser.add_argument("--allow-hub", action="store_true", help="--model may be a hub name")
     parser.add_argument("--served-model-name", required=True)
     parser.add_argument("--run-dir", type=Path, required=True, help="the server's run directory")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--max-model-len", type=int, default=None)
-    parser.add_argument("--max-num-seqs", type=int, default=None, help="64 where not given")
+    parser.add_argument("--max-num-seqs", type=int, default=None, help="default: 64")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto")
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
     parser.add_argument("--torch-threads", type=int, default=1)
     parser.add_argument("--lockstep", action="store_true", help="one answer at a time, on a CPU")
-    parser.add_argument("--train-only", action="store_true", help="no sampler, no KV cache")
+    parser.add_argument(
+        "--train-only", action="store_true", help="train without a sampler and KV cache"
+    )
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Where a model lies, and in which type it computes."""
+"""Choose the device and the type of computation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from fakevllm_server.types.backend import BackendError
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is the first accelerator, or the CPU. Raises BackendError where there is no such."""
+    """Return the device for `--device`; `auto` is the first accelerator, or the CPU. Raises
+    BackendError if the device does not exist."""
     if name == "cuda" and not torch.cuda.is_available():
         raise BackendError("--device=cuda, and torch finds no CUDA GPU: leave --device out")
     if name != "auto":
@@ -19,10 +20,11 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """What `--dtype` stands for: sampler and trainer compute in it. The sampler's weights are of
-    it; the trainer's stay in float32.
+    """Return the type for `--dtype`, in which sampler and trainer compute. The sampler's weights
+    have this type; the trainer's stay in float32.
 
-    `auto` is bfloat16 on CUDA, and float32 elsewhere: on a CPU bfloat16 is slower and less exact.
+    `auto` is bfloat16 on CUDA and float32 elsewhere, because bfloat16 is slower and less exact on a
+    CPU.
     """
     if name != "auto":
         return getattr(torch, name)

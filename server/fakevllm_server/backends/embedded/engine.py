@@ -1,6 +1,7 @@
-"""The embedded engine: samples and trains one model on one torch thread, for one asyncio process.
+"""The embedded engine's asyncio side. One torch thread samples and trains one model.
 
-The asyncio side checks requests, renders prompts and waits; all else happens on the engine thread.
+The asyncio side checks requests, renders prompts and waits for results. Everything else happens on
+the engine thread.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ from fakevllm_server.types.sampling import Sampling, Token
 Result = TypeVar("Result")
 
 MAX_WAITING = 4096
-"""More than any client of one engine keeps open; beyond it, a 503 is kinder than a queue nobody
-outlives.
+"""Maximum number of waiting requests, more than the clients of one engine keep open. Beyond it a
+503 is better than a queue in which every request times out.
 """
 CACHE_MEMORY_SHARE = 0.15
-"""Of the device's memory, at most, for keys and values. The trainer holds four times the weights
-beside it.
+"""Maximum share of the device's memory for keys and values. In addition the trainer holds four
+times the weights.
 """
 DRAIN_BOUND_S = 5.0
-"""How long a publish waits for running requests."""
+"""Seconds that a publish waits for running requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +68,18 @@ class EngineConfig:
     served_model_name: str
     seed: int = 0
     max_model_len: int | None = None
-    """None: as long as the model was made for."""
+    """Maximum tokens of prompt and completion; None for the model's own maximum."""
     max_num_seqs: int = 64
-    """Most requests decoded at a time; the others wait."""
+    """Maximum number of requests decoded at a time; the others wait."""
     device: str = "auto"
     dtype: str = "auto"
     torch_threads: int = 1
-    """Two threads on two busy cores are far slower than one: OpenMP waits at every barrier."""
+    """Number of torch's threads. Two threads on two busy cores are far slower than one, because
+    OpenMP waits at every barrier."""
     drain_bound_s: float = DRAIN_BOUND_S
     lockstep: bool = False
-    """Drafts are decoded alone: what else is in a batch changes the bits of its sums."""
+    """Whether requests are decoded one at a time. The other rows of a batch change the bits of a
+    row's sums."""
 
 
 class EmbeddedEngine:
@@ -90,8 +93,8 @@ class EmbeddedEngine:
         self._device = resolve_device(config.device)
         if config.lockstep and self._device.type != "cpu":
             raise BackendError(
-                f"lockstep is for the CPU, for on {self._device.type} sums come out in any order: "
-                "give --engine-arg=--device=cpu, or take job.lockstep out"
+                f"lockstep is for the CPU, because sums on {self._device.type} are not "
+                "reproducible: give --engine-arg=--device=cpu, or take job.lockstep out"
             )
         self._dtype = resolve_dtype(config.dtype, self._device)
         model = self._folder.load_weights(self._dtype, self._device)
@@ -111,11 +114,11 @@ class EmbeddedEngine:
         cache = KvCache(shape, max_rows, self.max_model_len, _max_cells(shape))
         self._state = SamplingState(model, cache, self.eos_ids)
         self._trainer: PolicyTrainer | None = None
-        self._loop = EngineThread(self._state, config.torch_threads)
-        self._loop.start()
+        self._thread = EngineThread(self._state, config.torch_threads)
+        self._thread.start()
 
     def close(self) -> None:
-        self._loop.close()
+        self._thread.close()
 
     # TokenEngine
 
@@ -128,7 +131,7 @@ class EmbeddedEngine:
         )
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        # A lone surrogate is valid JSON but no text.
+        # A lone surrogate is valid in JSON, but cannot be encoded as UTF-8.
         clean = text.encode("utf-8", errors="replace").decode()
         return self._tokenizer.encode(clean, add_special_tokens=add_special_tokens)
 
@@ -149,9 +152,9 @@ class EmbeddedEngine:
     ) -> AsyncGenerator[list[Token]]:
         request = self._decode_request(list(prompt_ids), sampling)
         if needs_logits_processor(sampling):
-            request.bend = await self._bend(prompt_ids, sampling)
+            request.logits_processor = await self._logits_processor(prompt_ids, sampling)
         stream = request.stream = TokenStream()
-        self._loop.submit(request)
+        self._thread.submit(request)
         try:
             is_last = False
             while not is_last:
@@ -173,7 +176,9 @@ class EmbeddedEngine:
         rng = self._rng if sampling.seed is None else random.Random(sampling.seed)
         return DecodeRequest(ids, limit, sampling, rng, stream=None)
 
-    async def _bend(self, prompt_ids: Sequence[int], sampling: Sampling) -> LogitsProcessor:
+    async def _logits_processor(
+        self, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> LogitsProcessor:
         check_ids(sampling, self._vocab_size)
         grammar = sampling.grammar
         matcher = None if grammar is None else await self._grammars.matcher(grammar)
@@ -195,14 +200,14 @@ class EmbeddedEngine:
         await self._publish(lambda: self._ready_trainer().model, version)
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Changes what samples; the trainer keeps its own weights."""
+        """Load the sampler's weights from a folder; the trainer keeps its own weights."""
         await self._publish(
             lambda: open_model_folder(folder).load_weights(self._dtype, self._device), version
         )
 
     async def export(self, folder: Path) -> None:
-        """In the type that is computed in, adapters merged: in bfloat16 that rounds them, which a
-        publish does not."""
+        """Write the trained model in the type of computation, with adapters merged. In bfloat16
+        this rounds the adapters; a publish does not."""
         source, dtype = self._folder.path, self._dtype
         await self._run_once(
             lambda: checkpoint.export(folder, self._ready_trainer().model, dtype, source)
@@ -212,11 +217,12 @@ class EmbeddedEngine:
         await self._run_once(lambda: checkpoint.save(folder, self._ready_trainer(), self._rng))
 
     async def restore(self, folder: Path) -> None:
-        """The trainer's state; publish to sample from it."""
+        """Restore the trainer's state. Publish afterwards to sample from it."""
         await self._run_once(lambda: checkpoint.restore(folder, self._ready_trainer(), self._rng))
 
     def _ready_trainer(self) -> PolicyTrainer:
-        """On the engine thread. Serving alone must not pay for a second copy of the weights."""
+        """Return the trainer, and make it on first use: an engine that only serves must not hold a
+        second copy of the weights. Call this on the engine thread."""
         if self._trainer is None:
             self._trainer = PolicyTrainer(
                 self._starting_weights(), self._starting_weights, self._dtype
@@ -230,11 +236,13 @@ class EmbeddedEngine:
         await self._run(lambda: self._state.publish(load, version, self._config.drain_bound_s))
 
     async def _run(self, start: Callable[[], Generator[None, None, Any]]) -> Any:
-        return await asyncio.wrap_future(self._loop.run(start))
+        return await asyncio.wrap_future(self._thread.run(start))
 
-    async def _run_once(self, do: Callable[[], Result]) -> Result:
+    async def _run_once(self, function: Callable[[], Result]) -> Result:
+        """Run a function on the engine thread as a task of one piece."""
+
         def task() -> Generator[None, None, Result]:
-            result = do()
+            result = function()
             yield
             return result
 
@@ -242,6 +250,7 @@ class EmbeddedEngine:
 
 
 def _max_cells(shape: CacheShape) -> int:
+    """Return the maximum of rows times positions in the KV cache."""
     if shape.device.type == "cuda":
         memory = torch.cuda.mem_get_info(shape.device)[1]
     else:

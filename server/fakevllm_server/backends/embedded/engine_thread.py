@@ -1,9 +1,9 @@
-"""The engine thread: the only one that touches torch.
+"""The engine thread, the only thread that uses torch.
 
-Each turn it takes in what arrived, gives every running request one token, and moves the task in
-hand (a training step, a publish) one piece further. Tokens leave in one call per event loop
-and turn. Tasks run one after another; a failing task is its caller's trouble, a failing turn ends
-the process, for then the state of the rows is unknown.
+In each iteration it takes new items from the inbox, gives every running request one token, and
+advances the current task (a training step, a publish) by one piece. The tokens of an iteration are
+delivered in one call per event loop. Tasks run one after another. A failing task is reported to its
+caller. A failing decode iteration ends the process, because the state of the rows is then unknown.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from fakevllm_server.types.backend import BackendError
 from fakevllm_server.types.sampling import Token
 
 IDLE_WAIT_S = 1.0
-"""Everything that matters wakes the thread; this only bounds the wait."""
+"""Upper bound of the wait for new items, each of which wakes the thread anyway."""
 DECODE_SHARE = 1.0
-"""Time for running requests after a piece of training, per time that piece took: both get half
-while both have work. One token per micro-batch would make a reply last as long as the whole
-step."""
+"""Time for running requests after a piece of a task, as a multiple of the time that the piece took.
+At 1, decoding and training get half of the thread each while both have work. With one token per
+micro-batch, a reply would last as long as the whole step."""
 CRASH_GRACE_S = 0.5
-"""So that running requests are answered before the process ends."""
+"""Seconds between a crash and the end of the process, in which running requests get their error."""
 CRASH_EXIT_CODE = 70
 
 Task = Generator[None, None, Any]
@@ -48,7 +48,7 @@ class EngineThread:
     def __init__(self, state: SamplingState, num_threads: int) -> None:
         self.state = state
         self._num_threads = num_threads
-        # Bounded by the engine, which counts requests before it submits them; tasks come from
+        # The engine bounds the number of requests before it submits one, and all tasks come from
         # one server.
         self._inbox: queue.SimpleQueue[
             DecodeRequest | tuple[Callable[[], Task], Future[Any]] | None
@@ -63,19 +63,19 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, request: DecodeRequest) -> None:
-        """From any thread. Raises WireError (503) once the engine is closed."""
+        """Queue a request, from any thread. Raises WireError (503) after the engine is closed."""
         if self._closing:
             raise _shutting_down()
         self._inbox.put(request)
 
     def run(self, start: Callable[[], Task]) -> Future[Any]:
-        """From any thread: `start()` makes the task, on the engine thread."""
+        """Queue a task, from any thread. `start()` makes the task on the engine thread."""
         future: Future[Any] = Future()
         self._inbox.put((start, future))
         return future
 
     def close(self) -> None:
-        """Running requests fail. Returns when the thread has ended."""
+        """Fail the running requests, and return when the thread has ended."""
         self._closing = True
         self._inbox.put(None)
         if self._thread.is_alive():
@@ -87,10 +87,10 @@ class EngineThread:
             while not self._closing:
                 self._receive()
                 with torch.inference_mode():
-                    self._deliver(self.state.turn())
+                    self._deliver(self.state.run_iteration())
                 self._advance_task()
-        # The supervisor starts a new process; this one must not answer from a state it does not
-        # know.
+        # The state of the rows is unknown, so this process must not answer any more. The supervisor
+        # starts a new one.
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
@@ -99,7 +99,8 @@ class EngineThread:
             os._exit(CRASH_EXIT_CODE)
         self._fail_all(_shutting_down(), BackendError("the engine is shutting down"))
         if self._task is not None:
-            self._task[0].close()  # its clean-up needs torch, which goes when the process does
+            # Its clean-up needs torch, so it must run before the interpreter shuts down.
+            self._task[0].close()
 
     def _receive(self) -> None:
         is_idle = self._task is None and not self._tasks and not self.state.has_work
@@ -144,7 +145,7 @@ class EngineThread:
         except StopIteration as stop:
             self._task = None
             future.set_result(stop.value)
-        # Training trouble is reported and never stops the serving.
+        # A training failure is reported to the caller and never stops serving.
         except Exception as error:
             traceback.print_exc()
             self._task = None
@@ -177,7 +178,7 @@ def _hand_over(deliveries: list[Delivery]) -> None:
 
 
 def _call(loop: AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
-    # A closed loop took everyone who listened with it.
+    # The event loop may be closed; then nothing waits for the result.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *arguments)
 

@@ -1,6 +1,7 @@
-"""LoRA: adapters train beside weights that stay. Peft's layers, in the model itself.
+"""LoRA: adapters that train while the model's weights stay unchanged.
 
-Peft is imported when a job asks for adapters, and not before.
+The adapters are peft's layers, inserted into the model itself. Peft is imported only for a job with
+adapters.
 """
 
 from __future__ import annotations
@@ -20,29 +21,31 @@ from fakevllm_server.backends.embedded.weights import MergedWeights, adapters_of
 from fakevllm_server.types.backend import BackendRefused
 
 ALL_LINEAR = "all-linear"
-SEEN_OF_EACH = 64
-"""Numbers of every weight that tell one model from another of its shape."""
+FINGERPRINT_VALUES = 64
+"""Number of values of each weight that enter a model's fingerprint."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
+    """The adapter settings of a job. A checkpoint stores these fields."""
+
     rank: int
     alpha: int
     target_modules: str
 
     @staticmethod
     def of(job: TrainJob) -> LoraSettings | None:
-        """None trains all weights."""
+        """Return the job's adapter settings, or None if it trains all weights."""
         if job.lora_rank == 0:
             return None
         return LoraSettings(job.lora_rank, job.lora_alpha, job.target_modules)
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def describe_settings(lora: LoraSettings | None) -> str:
-    """As a job spells it."""
+    """Return the settings in the notation of a job file."""
     if lora is None:
         return "lora_rank = 0"
     return (
@@ -52,25 +55,25 @@ def describe_settings(lora: LoraSettings | None) -> str:
 
 
 def describe_trainable(model: PreTrainedModel, lora: LoraSettings | None) -> str:
-    """What of a model trains, in words."""
-    count = sum(one.numel() for one in model.parameters())
+    """Describe in words which parameters of a model train."""
+    count = sum(parameter.numel() for parameter in model.parameters())
     if lora is None:
         return f"all {count:,} parameters"
-    own = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
     layers = len(adapters_of(model))
-    return f"LoRA of rank {lora.rank} on {layers} layers, {own:,} of {count:,} parameters"
+    return f"LoRA of rank {lora.rank} on {layers} layers, {trained:,} of {count:,} parameters"
 
 
 def insert_adapters(model: PreTrainedModel, lora: LoraSettings, seed: int) -> None:
-    """The model computes as before, and only its new adapters train. Raises BackendRefused before
-    anything has changed.
+    """Insert new adapters. The model then computes as before, and only the adapters train. Raises
+    BackendRefused before anything has changed.
     """
-    places = _places(model, lora.target_modules)
+    layers = _target_layers(model, lora.target_modules)
     peft = _peft()
     config = peft.LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=places, lora_dropout=0.0, bias="none"
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=layers, lora_dropout=0.0, bias="none"
     )
-    # Not from the process's stream of random numbers: a restore has to find it where it was.
+    # The process's random stream stays untouched, so that a restore can continue it.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(config, model)
@@ -79,8 +82,8 @@ def insert_adapters(model: PreTrainedModel, lora: LoraSettings, seed: int) -> No
 
 @contextlib.contextmanager
 def without_adapters(model: PreTrainedModel) -> Iterator[None]:
-    """The weights as they were before training. Not around a pause of a step: it is the same
-    model."""
+    """Disable the adapters, so that the model computes with its starting weights. A step must not
+    pause inside this block, because the model would be used with disabled adapters."""
     for adapter in adapters_of(model).values():
         adapter.enable_adapters(False)
     try:
@@ -91,44 +94,45 @@ def without_adapters(model: PreTrainedModel) -> Iterator[None]:
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """Of the weights that stay. An adapter is worth nothing on others, and their shapes alone do
-    not tell."""
-    seen = hashlib.sha256()
+    """Return a hash of the weights that do not train. An adapter is useless on other weights, and
+    the shapes alone do not distinguish models."""
+    digest = hashlib.sha256()
     for name, tensor in sorted(MergedWeights(model).unmerged.items()):
-        some = tensor.detach().flatten()[:SEEN_OF_EACH].cpu().contiguous()
-        seen.update(name.encode())
-        seen.update(bytes(some.view(torch.uint8).tolist()))
-    return seen.hexdigest()
+        values = tensor.detach().flatten()[:FINGERPRINT_VALUES].cpu().contiguous()
+        digest.update(name.encode())
+        digest.update(bytes(values.view(torch.uint8).tolist()))
+    return digest.hexdigest()
 
 
-def _places(model: PreTrainedModel, wanted: str) -> list[str]:
-    """The full names of the layers that get an adapter."""
+def _target_layers(model: PreTrainedModel, target_modules: str) -> list[str]:
+    """Return the full names of the layers that get an adapter. Raises BackendRefused for names that
+    match no layer, and for an LM head that is also the embedding."""
     network: Any = model
     head = network.get_output_embeddings()
     linear = {name: one for name, one in network.named_modules() if isinstance(one, nn.Linear)}
-    if wanted == ALL_LINEAR:
-        places = [name for name, one in linear.items() if one is not head]
-        if not places:
+    if target_modules == ALL_LINEAR:
+        layers = [name for name, one in linear.items() if one is not head]
+        if not layers:
             raise BackendRefused("no layer of this model fits an adapter: take lora_rank out")
-        return places
-    barred = {
-        place for place, one in linear.items() if one is head and network.config.tie_word_embeddings
+        return layers
+    excluded = {
+        layer for layer, one in linear.items() if one is head and network.config.tie_word_embeddings
     }
-    found: set[str] = set()
-    for name in map(str.strip, wanted.split(",")):
-        own = {place for place in linear if f".{place}".endswith(f".{name}")}
-        if not own:
-            known = sorted({place.rpartition(".")[2] for place in linear if place not in barred})
+    targets: set[str] = set()
+    for name in map(str.strip, target_modules.split(",")):
+        matching = {layer for layer in linear if f".{layer}".endswith(f".{name}")}
+        if not matching:
+            known = sorted({layer.rpartition(".")[2] for layer in linear if layer not in excluded})
             raise BackendRefused(
                 f"target_modules names {name!r}, no linear layer of this model: it has "
                 f'{", ".join(known)}; name some of these, or "{ALL_LINEAR}"'
             )
-        found |= own
-    if found & barred:
+        targets |= matching
+    if targets & excluded:
         raise BackendRefused(
             "target_modules names the LM head, which is this model's embedding too: take it out"
         )
-    return sorted(found)
+    return sorted(targets)
 
 
 def _peft() -> Any:

@@ -1,5 +1,6 @@
-"""A model folder: what it must hold, and what is read from it. No code in it is run, and nothing is
-fetched but by `resolve_model_folder`.
+"""Read and check a model folder.
+
+No code from the folder is run. Only `resolve_model_folder` downloads anything.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ from transformers.utils import logging as transformers_logging
 from fakevllm_server.types.backend import BackendError
 
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
-"""What vLLM takes from generation_config.json (`--generation-config auto`), whatever `do_sample`
-says; but for `repetition_penalty`, which this engine cannot sample with and does not claim to.
+"""Settings that vLLM takes from generation_config.json (`--generation-config auto`), whatever
+`do_sample` says. vLLM also takes `repetition_penalty`; this engine does not use it as a default.
 """
 BATCHABLE_LAYERS = frozenset({"full_attention", "attention", "sliding_attention"})
-"""Sliding ones only where no completion can outgrow the window."""
+"""Layer types that the batched cache supports. Sliding layers are supported only if no completion
+can exceed the window."""
 DEFAULT_MAX_MODEL_LEN = 2048
-"""For the rare config that names no longest position."""
+"""Tokens; used for a config without a number of positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A folder that passed the checks; weights are loaded separately, as often as needed."""
+    """A folder that passed the checks. Its weights are loaded separately, as often as needed."""
 
     path: Path
     config: PreTrainedConfig
@@ -48,19 +50,19 @@ class ModelFolder:
 
 
 def resolve_model_folder(model: str, allow_hub: bool) -> Path:
-    """A hub name becomes the folder its files are downloaded to."""
+    """Return the local folder of `model`. A hub name is downloaded first, if `allow_hub` is set."""
     if not allow_hub or Path(model).is_dir():
         return Path(model)
     from huggingface_hub import snapshot_download
 
-    # No pickles and no code: weights are safetensors, and nothing in the folder is run.
+    # Only data is downloaded: no pickled weights and no code.
     return Path(
         snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"])
     )
 
 
 def open_model_folder(path: Path, max_model_len: int | None = None) -> ModelFolder:
-    """Raises BackendError, with what to do about it."""
+    """Read and check a folder. Raises BackendError that names the fix."""
     config = read_config(path)
     tokenizer: Any = _read("tokenizer", path, AutoTokenizer.from_pretrained)
     if not tokenizer.chat_template:
@@ -83,7 +85,8 @@ def open_model_folder(path: Path, max_model_len: int | None = None) -> ModelFold
 
 
 def read_config(path: Path) -> PreTrainedConfig:
-    """Return the config, all that a trainer needs. Raises BackendError for an unusable folder."""
+    """Return the config, which is all that a trainer needs. Raises BackendError for an unusable
+    folder."""
     transformers_logging.disable_progress_bar()
     if not path.is_dir():
         raise BackendError(
@@ -95,8 +98,8 @@ def read_config(path: Path) -> PreTrainedConfig:
 
 
 def load_weights(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """In evaluation mode: no dropout, in training either. Raises BackendError where weights are
-    missing.
+    """Load the model in evaluation mode, so that it has no dropout, even in training. Raises
+    BackendError if weights are missing.
     """
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
@@ -108,7 +111,7 @@ def load_weights(path: Path, dtype: torch.dtype, device: torch.device) -> PreTra
             use_safetensors=True,
             output_loading_info=True,
         )
-    # Whatever transformers raises about a bad folder, the user needs the folder's name and the
+    # transformers raises any exception about a bad folder. The user needs the folder and the
     # reason.
     except Exception as error:
         raise BackendError(f"cannot load the weights in {path}: {_first_line(error)}") from error
@@ -120,29 +123,29 @@ def load_weights(path: Path, dtype: torch.dtype, device: torch.device) -> PreTra
     return loaded.to(device).eval()
 
 
-def _read(what: str, path: Path, load: Any) -> Any:
+def _read(part: str, path: Path, load: Any) -> Any:
     try:
         return load(path, trust_remote_code=False, local_files_only=True)
-    # Whatever transformers raises about a bad folder, the user needs the folder's name and the
+    # transformers raises any exception about a bad folder. The user needs the folder and the
     # reason.
     except Exception as error:
-        raise BackendError(f"cannot read the {what} in {path}: {_first_line(error)}") from error
+        raise BackendError(f"cannot read the {part} in {path}: {_first_line(error)}") from error
 
 
-def _length(path: Path, config: PreTrainedConfig, asked: int | None) -> int:
+def _length(path: Path, config: PreTrainedConfig, max_model_len: int | None) -> int:
     longest = (
         getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_MAX_MODEL_LEN
     )
-    if asked is not None and asked > longest:
+    if max_model_len is not None and max_model_len > longest:
         raise BackendError(
-            f"--max-model-len {asked} is more than {path} was made for: at most {longest}"
+            f"--max-model-len {max_model_len} is more than {path} was made for: at most {longest}"
         )
-    return asked or longest
+    return max_model_len or longest
 
 
 def _check_attention(path: Path, config: PreTrainedConfig, max_model_len: int) -> None:
-    """The batched cache serves plain causal attention; what passes here unseen, the self-check
-    finds."""
+    """Check that the model has plain causal attention, which the batched cache needs. The decoding
+    check at start-up catches models that pass here by mistake."""
     if config.is_encoder_decoder:
         raise BackendError(f"{path} is an encoder-decoder: give --model a decoder-only model")
     text: Any = config.get_text_config()
@@ -176,12 +179,12 @@ def _eos_ids(
     generation: dict[str, Any], config: PreTrainedConfig, tokenizer: Any
 ) -> frozenset[int]:
     ids: set[int] = set()
-    for found in (
+    for value in (
         generation.get("eos_token_id"),
         config.get_text_config().eos_token_id,
         tokenizer.eos_token_id,
     ):
-        ids.update(found if isinstance(found, list) else [] if found is None else [found])
+        ids.update(value if isinstance(value, list) else [] if value is None else [value])
     return frozenset(ids)
 
 

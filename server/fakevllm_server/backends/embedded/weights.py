@@ -1,4 +1,4 @@
-"""A model's weights by name, as they are and as a model without adapters has them."""
+"""A model's weights by name, with adapters separate or merged."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from transformers import PreTrainedModel
 
 
 def named_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Parameters, tied ones once, and the buffers that belong to a checkpoint."""
+    """Return the parameters, tied ones once, and the buffers that belong to a checkpoint."""
     stored = model.state_dict(keep_vars=True)
     buffers = {name: tensor for name, tensor in model.named_buffers() if name in stored}
     return dict(model.named_parameters()) | buffers
 
 
 class MergedWeights(Mapping[str, Tensor]):
-    """Under the names the model had before adapters were put in, with what these add. Each is
-    merged when it is asked for, so that no second copy of the model is held.
+    """A model's weights with the adapters merged, under the names from before the adapters were
+    inserted. A weight is merged on access, so that there is no second copy of the model.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -31,7 +31,7 @@ class MergedWeights(Mapping[str, Tensor]):
             if not name.startswith("base_layer.")
         }
         self.unmerged: dict[str, Tensor] = {}
-        """What lies below the adapters."""
+        """The weights without what the adapters add."""
         self._adapters: dict[str, Any] = {}
         for name, tensor in named_weights(model).items():
             place, is_adapted, rest = name.rpartition(".base_layer.")
@@ -47,8 +47,8 @@ class MergedWeights(Mapping[str, Tensor]):
         if adapter is None:
             return tensor
         with torch.no_grad():
-            (which,) = adapter.active_adapters
-            return tensor + adapter.get_delta_weight(which)
+            (adapter_name,) = adapter.active_adapters
+            return tensor + adapter.get_delta_weight(adapter_name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.unmerged)
@@ -62,14 +62,14 @@ class MergedWeights(Mapping[str, Tensor]):
 
 
 def adapters_of(model: PreTrainedModel) -> dict[str, Any]:
-    """Peft's layers, by the names of those they stand in for."""
+    """Return peft's layers by the names of the layers that they replace."""
     modules: Any = model.named_modules()
     return {name: module for name, module in modules if hasattr(module, "base_layer")}
 
 
 def copy_weights(source: PreTrainedModel, target: PreTrainedModel) -> None:
-    """In place, adapters merged in. Both must be of one architecture; check before, for a
-    half-copied model is nobody's.
+    """Copy weights in place, with the source's adapters merged. Both models must have the same
+    architecture; check that before, because a partial copy leaves a useless model.
     """
     merged = MergedWeights(source)
     with torch.no_grad():

@@ -76,7 +76,7 @@ def run_dry(state: SamplingState) -> None:
     """Turns until nobody waits or runs."""
     with torch.inference_mode():
         while state.has_work:
-            state.turn()
+            state.run_iteration()
 
 
 def plain_logprobs(

@@ -1,6 +1,4 @@
-"""From a chat request to prompt ids, by the model's own chat template, read the way vLLM reads a
-request.
-"""
+"""Render a chat request to prompt ids with the model's own chat template, as vLLM does."""
 
 from __future__ import annotations
 
@@ -12,8 +10,9 @@ from typing import Any
 from fakevllm_adapters.protocol.errors import bad_request
 from fakevllm_adapters.vllm_compat.chat import ChatRequest
 
-MAX_REMEMBERED = 256
-"""Prompts kept: siblings and retries of a request ask for the same one within seconds."""
+MAX_CACHED_PROMPTS = 256
+"""Number of cached prompts. Siblings and retries of a request need the same prompt within
+seconds."""
 RESERVED_KWARGS = frozenset(
     {"tokenize", "chat_template", "return_dict", "conversation", "tools", "return_tensors"}
 )
@@ -24,7 +23,7 @@ TEXT_PARTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-"""Part type to the field that holds its text."""
+"""For each type of content part, the field that holds its text."""
 MEDIA_PARTS = frozenset(
     {
         "image_url",
@@ -41,28 +40,29 @@ MEDIA_PARTS = frozenset(
 
 
 class ChatRenderer:
-    """Not for use by two threads at once."""
+    """Renders requests and caches the prompts. It is not thread-safe."""
 
     def __init__(self, tokenizer: Any, model_name: str) -> None:
         self._tokenizer = tokenizer
         self._model_name = model_name
-        self._remembered: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+        self._cache: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
 
     def render(self, request: ChatRequest) -> list[int]:
-        """Raises WireError (400) for a conversation that the template or the model cannot take."""
+        """Return the prompt's ids. Raises WireError (400) for a conversation that the template or
+        the model does not accept."""
         extra = request.model_extra or {}
         options = (request.chat_template_kwargs or {}) | {
             "add_generation_prompt": extra.get("add_generation_prompt", True),
             "continue_final_message": extra.get("continue_final_message", False),
         }
-        asked = json.dumps([request.messages, request.tools, options], default=str)
-        key = hashlib.blake2b(asked.encode()).digest()
-        if key not in self._remembered:
-            self._remembered[key] = tuple(self._render(request, options))
-            if len(self._remembered) > MAX_REMEMBERED:
-                self._remembered.popitem(last=False)
-        self._remembered.move_to_end(key)
-        return list(self._remembered[key])
+        text = json.dumps([request.messages, request.tools, options], default=str)
+        key = hashlib.blake2b(text.encode()).digest()
+        if key not in self._cache:
+            self._cache[key] = tuple(self._render(request, options))
+            if len(self._cache) > MAX_CACHED_PROMPTS:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(key)
+        return list(self._cache[key])
 
     def _render(self, request: ChatRequest, options: dict[str, Any]) -> list[int]:
         reserved = sorted(RESERVED_KWARGS & options.keys())
@@ -75,11 +75,11 @@ class ChatRenderer:
             text: Any = self._tokenizer.apply_chat_template(
                 messages, tools=request.tools, tokenize=False, **options
             )
-        # A template is the model maker's code and raises what it likes about a conversation it does
-        # not take.
+        # A template is the model maker's code, and raises any exception for a conversation that it
+        # does not accept.
         except Exception as error:
             raise bad_request(f"{type(error).__name__}: {error}") from error
-        # A lone surrogate is valid JSON but no text.
+        # A lone surrogate is valid in JSON, but cannot be encoded as UTF-8.
         text = text.encode("utf-8", errors="replace").decode()
         return self._tokenizer.encode(text, add_special_tokens=False)
 
@@ -117,12 +117,13 @@ class ChatRenderer:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """Templates print arguments as JSON themselves, so they want the mapping, not its text."""
+    """Parse the arguments of a tool call, because templates print the mapping as JSON
+    themselves."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
         arguments: Any = json.loads(function["arguments"] or "{}")
     except ValueError:
-        return call  # a model's broken JSON stays what it said
+        return call  # Invalid JSON from a model is rendered unchanged.
     return call | {"function": function | {"arguments": arguments}}

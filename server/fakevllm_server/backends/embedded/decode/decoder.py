@@ -1,6 +1,7 @@
-"""The batch being decoded: one forward pass gives every row its next token.
+"""Decode a batch: one forward pass gives every row its next token.
 
-Knows model, cache and rows; decides nothing about who joins, and nothing about threads or delivery.
+The decoder knows the model, the cache and the rows. It does not decide which requests join, and
+knows nothing about threads or delivery.
 """
 
 from __future__ import annotations
@@ -22,30 +23,33 @@ from fakevllm_server.types.sampling import Token
 
 
 class Decoder:
+    """The rows that are being decoded, with their cache."""
+
     def __init__(self, model: PreTrainedModel, cache: KvCache, eos_ids: frozenset[int]) -> None:
         self.rows: list[DecodeRequest] = []
         self.cache = cache
         self.model: Any = model
         self._eos_ids = eos_ids
         self._sampling: SamplingRows | None = None
-        """Of the present rows; None when they have changed."""
-        self._bends: list[tuple[int, LogitsProcessor]] = []
-        """By row, of those that have one; renewed with the former."""
+        """Sampling settings of the current rows; None after the rows have changed."""
+        self._processors: list[tuple[int, LogitsProcessor]] = []
+        """Row and processor, for the rows that have one; renewed together with `_sampling`."""
 
     def join(self, request: DecodeRequest, prefix: CachedPrefix | None) -> None:
-        """`prefix` covers all of the request's ids but the last."""
+        """Add a row. `prefix` covers all of the request's ids except the last."""
         self.cache.add_row(prefix)
         self.rows.append(request)
         self._sampling = None
 
     def advance(self, version: int) -> list[DecodeRequest]:
-        """One token for every row; returns the rows that took one. Finished rows have left."""
+        """Sample one token for every row, and return the requests of these rows. Rows that are
+        finished are then removed."""
         assert self.rows, "nothing to decode"
         rows = list(self.rows)
         sampling = self._sampling or self._settings(rows)
         logits = self.logits()
-        if self._bends:
-            logits = process_logits(logits, self._bends)
+        if self._processors:
+            logits = process_logits(logits, self._processors)
         sampled = sample(logits, sampling, [row.rng.random() for row in rows])
         for row, token_id, logprob, top, allowed in zip(rows, *sampled, strict=True):
             row.take(Token(token_id, logprob, version, top, allowed), self._eos_ids)
@@ -53,12 +57,17 @@ class Decoder:
         return rows
 
     def _settings(self, rows: list[DecodeRequest]) -> SamplingRows:
-        self._bends = [(at, row.bend) for at, row in enumerate(rows) if row.bend is not None]
+        self._processors = [
+            (index, row.logits_processor)
+            for index, row in enumerate(rows)
+            if row.logits_processor is not None
+        ]
         self._sampling = SamplingRows.of([row.sampling for row in rows], self.cache.shape.device)
         return self._sampling
 
     def logits(self) -> Tensor:
-        """[rows, vocabulary] after each row's last id; stores its keys and values on the way."""
+        """Return the logits after each row's last id, [rows, vocabulary], and store the keys and
+        values of that id."""
         positions = self.cache.begin([len(row.ids) - 1 for row in self.rows])
         ids = torch.tensor([row.ids[-1] for row in self.rows], device=positions.device)
         output = self.model(
@@ -83,8 +92,8 @@ class Decoder:
             self.drop([index for index, row in enumerate(self.rows) if row.cancelled])
 
     def drop_for_memory(self) -> list[DecodeRequest]:
-        """Rows that must leave so that the others can grow: the shortest first, for they are
-        cheapest to redo.
+        """Remove rows until the others can grow, and return their requests. The shortest rows are
+        removed first, because they are the cheapest to compute again.
         """
         dropped: list[DecodeRequest] = []
         while len(self.rows) > 1 and not self.cache.fits(
@@ -102,8 +111,8 @@ class Decoder:
 
 
 class Prefill:
-    """Keys and values of several prompts, computed together in pieces of at most `piece_tokens`
-    columns.
+    """A running computation of the keys and values of several prompts, in pieces of at most
+    `piece_tokens` padded tokens.
     """
 
     def __init__(
@@ -114,15 +123,15 @@ class Prefill:
         self._cache = DynamicCache()
         self._done = 0
         longest = max(map(len, prompts.values()))
-        # Padded on the right: under the causal mask nothing real ever sees the padding.
+        # Padding is on the right, so that under the causal mask no real token attends to it.
         rows = [prompt + [0] * (longest - len(prompt)) for prompt in prompts.values()]
         self._ids = torch.tensor(rows, device=model.device)
         self._piece_tokens = max(1, piece_tokens // len(rows))
 
     def advance(self) -> bool:
-        """Computes one piece; returns whether it was the last."""
+        """Compute one piece, and return whether it was the last."""
         piece = self._ids[:, self._done : self._done + self._piece_tokens]
-        # Logits are not wanted; one position is the least that can be asked for.
+        # The logits are unused; one position is the minimum that can be requested.
         self._model(input_ids=piece, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
         self._done += piece.shape[1]
         return self._done == self._ids.shape[1]
@@ -140,8 +149,8 @@ class Prefill:
 
 
 def cache_shape(model: PreTrainedModel) -> CacheShape:
-    """Found by trying: configs name these sizes in too many ways. Raises ValueError where layers
-    differ.
+    """Return the cache shape of a model. It is measured with a forward pass, because configs name
+    the sizes in too many ways. Raises ValueError if layers differ.
     """
     cache = DynamicCache()
     network: Any = model

@@ -1,6 +1,4 @@
-"""Does batched decoding give what the model itself gives? Asked at start-up, so that no model is
-served wrongly.
-"""
+"""Check at start-up that batched decoding gives the logits of the model itself."""
 
 from __future__ import annotations
 
@@ -17,12 +15,13 @@ from fakevllm_server.types.backend import BackendError
 from fakevllm_server.types.sampling import Sampling
 
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
-"""Of the largest logit: above the rounding of a deep model, far below a wrong position or mask."""
+"""Largest accepted difference by type, relative to the largest logit. It is above the rounding of a
+deep model, and far below the effect of a wrong position or mask."""
 
 
 def check_decoding(model: PreTrainedModel, max_model_len: int) -> None:
-    """Two rows of different lengths, joined at different times, against plain forward passes.
-    Raises BackendError.
+    """Compare the decoding of two rows of different lengths, joined at different times, with plain
+    forward passes. Raises BackendError if the model cannot be decoded or the logits differ.
     """
     try:
         worst = _worst_difference(model, max_model_len)
@@ -41,14 +40,13 @@ def check_decoding(model: PreTrainedModel, max_model_len: int) -> None:
 
 @torch.inference_mode()
 def _worst_difference(model: PreTrainedModel, max_model_len: int) -> float:
+    """Return the largest difference of the logits, relative to the largest logit; infinity for
+    NaN."""
     network: Any = model
     rng = random.Random(0)
+    vocab_size = model.config.get_text_config().vocab_size
     first, second = (
-        [
-            rng.randrange(model.config.get_text_config().vocab_size)
-            for _ in range(min(length, max_model_len))
-        ]
-        for length in (9, 6)
+        [rng.randrange(vocab_size) for _ in range(min(length, max_model_len))] for length in (9, 6)
     )
     cache = KvCache(
         cache_shape(model), max_rows=2, max_length=max_model_len, max_cells=2 * max_model_len
@@ -60,17 +58,13 @@ def _worst_difference(model: PreTrainedModel, max_model_len: int) -> float:
         if step == 1:
             _join(decoder, model, second[:-2])
         logits = decoder.logits().float()
-        for row, whole in zip(decoder.rows, (first, second), strict=False):
-            plain = (
-                network(input_ids=torch.tensor([row.ids], device=model.device), use_cache=False)
-                .logits[0, -1]
-                .float()
-            )
-            difference = (logits[decoder.rows.index(row)] - plain).abs().max() / (
-                plain.abs().max() + 1e-6
-            )
-            worst = max(worst, difference.item()) if difference == difference else float("inf")
-            row.ids.append(whole[len(row.ids)] if len(row.ids) < len(whole) else 0)
+        for index, (row, ids) in enumerate(zip(decoder.rows, (first, second), strict=False)):
+            inputs = torch.tensor([row.ids], device=model.device)
+            plain = network(input_ids=inputs, use_cache=False).logits[0, -1].float()
+            difference = (logits[index] - plain).abs().max() / (plain.abs().max() + 1e-6)
+            is_nan = bool(difference != difference)
+            worst = float("inf") if is_nan else max(worst, difference.item())
+            row.ids.append(ids[len(row.ids)] if len(row.ids) < len(ids) else 0)
     return worst
 
 

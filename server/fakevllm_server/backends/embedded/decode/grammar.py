@@ -1,7 +1,7 @@
 """Grammars that constrain an answer to a JSON schema, a regular expression and the like (xgrammar).
 
-xgrammar is loaded when the first one is asked for. Checking is quick and happens before an answer
-begins; compiling depends on the vocabulary and happens beside the event loop.
+xgrammar is imported for the first request with a grammar. Checking is fast, and happens before an
+answer begins. Compiling depends on the vocabulary, and runs in a thread beside the event loop.
 """
 
 from __future__ import annotations
@@ -19,43 +19,46 @@ from torch import Tensor
 from fakevllm_adapters.protocol.errors import WireError, bad_request
 from fakevllm_adapters.vllm_compat.grammar import Grammar
 
-MAX_REMEMBERED = 256
-"""Grammars known to be valid: siblings and retries bring the same one within seconds."""
+MAX_CHECKED_GRAMMARS = 256
+"""Number of grammars that are remembered as valid. Siblings and retries use the same one within
+seconds."""
 CACHE_BYTES = 64 << 20
-"""Of compiled grammars, kept for the next request."""
+"""Size of the cache of compiled grammars."""
 MAX_CHARACTERS = 200_000
 MAX_DEPTH = 100
-"""Of nested JSON: xgrammar's time grows with its cube, about half a second here."""
+"""Maximum depth of nested JSON. xgrammar's time grows with the cube of the depth; at this depth it
+is about half a second."""
 MAX_WHITESPACE = 13
-"""In a row, between the parts of a JSON text: a line break and an indent by two, six levels deep,
-or by four, three levels deep. vLLM has no bound, and a small model may then write nothing else
-until it is cut off. Structural tags have none here either: xgrammar takes none for them."""
+"""Maximum number of consecutive white-space characters between the parts of a JSON text. It allows
+a line break with an indent of two at six levels, or of four at three levels. vLLM has no bound, so
+that a small model may write only white space until its token limit. Structural tags have no bound
+here either, because xgrammar does not support one for them."""
 COMPILE_TIMEOUT_S = 30.0
 WORD_BITS = 32
 _IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
-"""Where in its source a complaint was raised."""
+"""Prefix of xgrammar's error texts: the place in its source."""
 
 
 class GrammarCompiler:
-    """For one tokenizer."""
+    """Checks and compiles grammars for one tokenizer."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._compiler: Any = None
-        self._sound: OrderedDict[Grammar, None] = OrderedDict()
+        self._checked: OrderedDict[Grammar, None] = OrderedDict()
 
     def check(self, grammar: Grammar) -> None:
-        """Raises WireError (400), worded as vLLM words it."""
-        if grammar not in self._sound:
+        """Check that a grammar is valid. Raises WireError (400) with vLLM's texts."""
+        if grammar not in self._checked:
             _check(grammar)
-            self._sound[grammar] = None
-            if len(self._sound) > MAX_REMEMBERED:
-                self._sound.popitem(last=False)
+            self._checked[grammar] = None
+            if len(self._checked) > MAX_CHECKED_GRAMMARS:
+                self._checked.popitem(last=False)
 
     async def matcher(self, grammar: Grammar) -> GrammarMatcher:
-        """For one request. Raises WireError (400)."""
+        """Compile a grammar, and return a matcher for one request. Raises WireError (400)."""
         import xgrammar
 
         self.check(grammar)
@@ -84,7 +87,8 @@ class GrammarCompiler:
                 return compiler.compile_grammar(_ebnf(grammar))
 
     def _ready_compiler(self) -> Any:
-        """Two threads may both make one; the second is then the one kept."""
+        """Return the compiler, and make it on first use. If two threads make one at the same time,
+        the second one is kept."""
         if self._compiler is None:
             import xgrammar
 
@@ -100,7 +104,7 @@ class GrammarCompiler:
 
 
 class GrammarMatcher:
-    """Where one request stands in its grammar. On the engine thread."""
+    """The position of one request in its grammar. It is used on the engine thread."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher
@@ -109,7 +113,8 @@ class GrammarMatcher:
         self._is_over = False
 
     def allowed(self) -> Tensor | None:
-        """[vocabulary], true for what may come next; None where everything may."""
+        """Return a mask [vocabulary] that is true for the tokens that may follow, or None if all
+        may."""
         if self._is_over or not self._matcher.fill_next_token_bitmask(self._words[None]):
             return None
         bits = self._words[:, None] >> torch.arange(WORD_BITS, dtype=torch.int32)
@@ -141,7 +146,7 @@ def _check(grammar: Grammar) -> None:
                 _structural_tag(grammar.text)
             case "choice" | "ebnf":
                 xgrammar.Grammar.from_ebnf(_ebnf(grammar))
-    # xgrammar raises RuntimeError; its Python parts what the reading of odd JSON raises.
+    # xgrammar raises RuntimeError; its Python parts raise the others for malformed JSON.
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise _refusal(grammar, _reason(error)) from None
 
@@ -161,8 +166,9 @@ def _refusal(grammar: Grammar, reason: str) -> WireError:
 
 
 def _check_schema(grammar: Grammar) -> None:
-    """Raises ValueError for what would take too long, WireError for a promise not kept. A tool's
-    parameters are guided as far as may be, for there the schema is no promise of the answer's."""
+    """Check a JSON schema. Raises ValueError if compiling would take too long, and WireError if
+    xgrammar would ignore a part of the schema. For a tool's parameters ignored parts are accepted,
+    because their schema is a guide and no promise about the answer."""
     schema: Any = json.loads(grammar.text)
     level: list[Any] = [schema]
     depth = 0
@@ -170,7 +176,7 @@ def _check_schema(grammar: Grammar) -> None:
         depth += 1
         if depth > MAX_DEPTH:
             raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
-        if grammar.kind == "json" and any(map(_is_unheld, level)):
+        if grammar.kind == "json" and any(map(_is_unsupported, level)):
             raise bad_request(
                 "The provided JSON schema contains features not supported by xgrammar."
             )
@@ -182,11 +188,11 @@ def _inner(value: Any) -> list[Any]:
     return [each for each in inner if isinstance(each, dict | list)]
 
 
-def _is_unheld(schema: Any) -> bool:
-    """What xgrammar reads over."""
-    unheld = ("uniqueItems", "contains", "minContains", "maxContains")
+def _is_unsupported(schema: Any) -> bool:
+    """Return whether the schema has keywords that xgrammar ignores."""
+    unsupported = ("uniqueItems", "contains", "minContains", "maxContains")
     is_array = isinstance(schema, dict) and schema.get("type") == "array"
-    return is_array and any(schema.get(key) for key in unheld)
+    return is_array and any(schema.get(key) for key in unsupported)
 
 
 def _whitespace(grammar: Grammar) -> dict[str, Any]:
@@ -198,7 +204,7 @@ def _whitespace(grammar: Grammar) -> dict[str, Any]:
 def _ebnf(grammar: Grammar) -> str:
     if grammar.kind == "choice":
         choices: list[str] = json.loads(grammar.text)
-        # JSON's escapes are EBNF's too, but for halves of a character.
+        # EBNF has the same escapes as JSON, except for halves of a surrogate pair.
         return "root ::= " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
     if "::=" not in grammar.text:
         raise ValueError("This engine reads EBNF (`root ::= …`), not Lark.")
@@ -206,7 +212,7 @@ def _ebnf(grammar: Grammar) -> str:
 
 
 def _structural_tag(text: str) -> Any:
-    """Two shapes: `structures` with `triggers`, and `format`."""
+    """Compile a structural tag. It has either `structures` and `triggers`, or `format`."""
     import xgrammar
 
     tag = json.loads(text)

@@ -1,10 +1,9 @@
-"""The keys and values of all rows being decoded, in the form transformers' attention layers ask
-for.
+"""Keys and values of all rows that are being decoded, with the interface of transformers' caches.
 
-Rows 0..n-1 are in use, without gaps. Position t of a row holds its token t. One tensor carries all
-layers, so that a row joins, moves or leaves in one copy. The decoder tells the cache each row's
-position before a forward pass; the layers then store there and read back everything up to the
-longest row. What lies beyond a row's own length is garbage, and hidden by the mask.
+Rows 0..n-1 are in use, without gaps. Position t of a row holds its token t. One tensor holds all
+layers, so that a row joins, moves or leaves in one copy. Before a forward pass the decoder sets
+each row's position. The layers then store the new token there, and read all positions up to the end
+of the longest row. Positions beyond a row's own length contain garbage, which the mask hides.
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 MIN_SLOTS = 8
 MIN_CAPACITY = 128
 WIDTH_STEP = 16
-"""Masks and attention see lengths in this step: fewer shapes, at little waste."""
+"""The width of masks and attention is rounded up to a multiple of this. That gives fewer different
+shapes at little waste."""
 
 
 class CachedPrefix(NamedTuple):
-    """Keys and values of a prompt: [layers, heads, tokens, head dim]."""
+    """Keys and values of a prompt, [layers, heads, tokens, head dim] each."""
 
     keys: Tensor
     values: Tensor
@@ -35,7 +35,7 @@ class CachedPrefix(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What one position of one row takes."""
+    """The size and type of one position of one row."""
 
     num_layers: int
     num_heads: int
@@ -52,15 +52,15 @@ class CacheShape:
 
 
 class KvCache(Cache):
-    """Grows by doubling up to `max_rows` x `max_length`."""
+    """A cache that grows by doubling, up to `max_rows` rows of `max_length` tokens."""
 
     def __init__(self, shape: CacheShape, max_rows: int, max_length: int, max_cells: int) -> None:
-        super().__init__(layers=[_RowLayer(self, index) for index in range(shape.num_layers)])
+        super().__init__(layers=[_KvCacheLayer(self, index) for index in range(shape.num_layers)])
         self.shape = shape
         self.max_rows = max_rows
         self.max_length = max_length
         self.max_cells = max_cells
-        """Most rows x positions; a single row may exceed it."""
+        """Maximum of rows times positions; a single row may exceed it."""
         self.num_rows = 0
         self.width = 0
         self.positions = torch.zeros(0, dtype=torch.long, device=shape.device)
@@ -68,11 +68,12 @@ class KvCache(Cache):
         self.keys, self.values = self._buffers(0, 0)
 
     def fits(self, num_rows: int, length: int) -> bool:
+        """Return whether `num_rows` rows of `length` tokens fit into memory."""
         slots, capacity = self._rounded(num_rows, length)
         return num_rows <= 1 or slots * capacity <= self.max_cells
 
     def reserve(self, num_rows: int, length: int) -> None:
-        """Room for `num_rows` rows of `length` tokens; what is stored stays."""
+        """Make room for `num_rows` rows of `length` tokens, and keep the stored tokens."""
         slots, capacity = self.keys.shape[1], self.keys.shape[3]
         if num_rows <= slots and length <= capacity:
             return
@@ -84,7 +85,7 @@ class KvCache(Cache):
         self.values[:, : self.num_rows, :, :kept] = old_values[:, : self.num_rows, :, :kept]
 
     def add_row(self, prefix: CachedPrefix | None) -> None:
-        """The new row is the last one. None is the empty prefix."""
+        """Append a row that begins with `prefix`; None is the empty prefix."""
         length = 0 if prefix is None else prefix.num_tokens
         self.reserve(self.num_rows + 1, length + 1)
         if prefix is not None:
@@ -93,7 +94,7 @@ class KvCache(Cache):
         self.num_rows += 1
 
     def drop_row(self, row: int) -> None:
-        """The last row takes the place of the one dropped."""
+        """Remove a row. The last row moves to its place."""
         last = self.num_rows - 1
         if row != last:
             self.keys[:, row, :, : self.width] = self.keys[:, last, :, : self.width]
@@ -103,7 +104,7 @@ class KvCache(Cache):
             self._release()
 
     def begin(self, positions: list[int]) -> Tensor:
-        """Sets where each row's next token goes, and returns those positions [rows]."""
+        """Set the position of each row's next token, and return the positions, [rows]."""
         assert len(positions) == self.num_rows, "one position per row"
         longest = max(positions) + 1
         self.reserve(self.num_rows, longest)
@@ -113,14 +114,16 @@ class KvCache(Cache):
         return self.positions
 
     def mask(self) -> Tensor:
-        """Additive mask [rows, 1, 1, width]: each row sees its own tokens."""
+        """Return the additive mask, [rows, 1, 1, width], under which each row attends to its own
+        tokens."""
         dtype = self.shape.dtype
         hidden = torch.arange(self.width, device=self.shape.device) > self.positions[:, None]
         mask = torch.zeros(hidden.shape, dtype=dtype, device=self.shape.device)
         return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None, None]
 
     def _rounded(self, num_rows: int, length: int) -> tuple[int, int]:
-        """Slots and capacity to allocate; long rows are dear, so they get no empty neighbours."""
+        """Return the slots and the capacity to allocate. Long rows are expensive, so no empty slots
+        are allocated beside them."""
         capacity = max(MIN_CAPACITY, 1 << (length - 1).bit_length())
         least = MIN_SLOTS if capacity == MIN_CAPACITY else 1
         slots = max(least, 1 << (num_rows - 1).bit_length())
@@ -129,19 +132,19 @@ class KvCache(Cache):
     def _buffers(self, slots: int, capacity: int) -> tuple[Tensor, Tensor]:
         shape = self.shape
         size = (shape.num_layers, slots, shape.num_heads, capacity)
-        # Zeros, not empty memory: a masked position is still multiplied, and 0 * NaN is NaN.
+        # The memory must be zeroed: a masked position is still multiplied, and 0 * NaN is NaN.
         keys = torch.zeros(*size, shape.key_dim, dtype=shape.dtype, device=shape.device)
         return keys, torch.zeros(*size, shape.value_dim, dtype=shape.dtype, device=shape.device)
 
     def _release(self) -> None:
-        """One long row must not keep its memory for ever."""
+        """Free large buffers when no row is left, so that one long row does not keep its memory."""
         self.width = 0
         if self.keys.shape[3] > MIN_CAPACITY * 8:
             self.keys, self.values = self._buffers(0, 0)
 
 
-class _RowLayer(CacheLayerMixin):
-    """One layer's view of the rows."""
+class _KvCacheLayer(CacheLayerMixin):
+    """One layer's view of the cache."""
 
     is_sliding = False
 
@@ -154,17 +157,18 @@ class _RowLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Stores one token per row ([rows, heads, 1, dim]); returns all up to the longest row."""
+        """Store one token per row, [rows, heads, 1, dim], and return all positions up to the end of
+        the longest row."""
         cache = self._cache
         keys, values = cache.keys[self._index], cache.values[self._index]
-        # Under autocast rotated keys come in float32, and attention rounds them before it looks.
+        # Under autocast, rotated keys arrive in float32; attention would round them anyway.
         keys[cache.row_index, :, cache.positions] = key_states[:, :, 0].to(keys.dtype)
         values[cache.row_index, :, cache.positions] = value_states[:, :, 0].to(values.dtype)
         rows, width = cache.num_rows, cache.width
         return keys[:rows, :, :width], values[:rows, :, :width]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        pass  # the buffers belong to the KvCache
+        pass  # The buffers belong to the KvCache.
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._cache.width, 0

@@ -1,5 +1,7 @@
-"""What bends one request's distribution before temperature and cuts: grammar, allowed ids, bad
-words, least length, logit bias and penalties, in vLLM's order. Other rows pay nothing for it.
+"""Change the logits of single requests before temperature, top-k, top-p and min-p.
+
+The rules are grammar, allowed ids, bad words, minimum length, logit bias and penalties, applied in
+vLLM's order. Rows without a rule cost nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ NEVER = float("-inf")
 
 
 def needs_logits_processor(sampling: Sampling) -> bool:
+    """Return whether a request has any rule that changes its logits."""
     return (
         sampling.grammar is not None
         or sampling.allowed_ids is not None
@@ -25,7 +28,8 @@ def needs_logits_processor(sampling: Sampling) -> bool:
 
 
 class LogitsProcessor:
-    """Follows one request, on the engine thread. Its tensors lie where the logits do."""
+    """The rules of one request, and the tokens sampled so far. It is used on the engine thread; its
+    tensors are on the device of the logits."""
 
     def __init__(
         self,
@@ -35,7 +39,7 @@ class LogitsProcessor:
         bad_words: Sequence[Sequence[int]] = (),
         matcher: GrammarMatcher | None = None,
     ) -> None:
-        """`bad_words` as ids of their tokens."""
+        """`bad_words` has the token ids of each word."""
         self._sampling = sampling
         self._prompt_ids = list(prompt_ids)
         self._eos_ids = eos_ids
@@ -44,11 +48,14 @@ class LogitsProcessor:
         self._sampled: list[int] = []
         self._is_penalised = _penalised(sampling)
         self._counts: Tensor | None = None
-        """[vocabulary], of the answer."""
+        """[vocabulary] How often each token is in the answer."""
         self._in_prompt: Tensor | None = None
+        """[vocabulary] Whether a token is in the prompt."""
         self._forbidden: Tensor | None = None
+        """[vocabulary] Whether a token is not among the allowed ids."""
 
     def take(self, token_id: int) -> None:
+        """Record a sampled token."""
         self._sampled.append(token_id)
         if self._matcher is not None:
             self._matcher.take(token_id)
@@ -56,9 +63,9 @@ class LogitsProcessor:
             self._counts[token_id] += 1
 
     def apply(self, logits: Tensor) -> None:
-        """[vocabulary], float32, changed in place. One token at least stays possible: where all
-        rules together leave none, the end of sequence is it."""
-        self._cut(logits)
+        """Change `logits` [vocabulary], float32, in place. At least one token stays possible: if
+        the rules together leave none, the end of sequence is allowed."""
+        self._mask(logits)
         for id, bias in self._sampling.logit_bias.items():
             logits[id] += bias
         if self._is_penalised:
@@ -66,7 +73,7 @@ class LogitsProcessor:
         if not (logits > NEVER).any():
             logits[min(self._eos_ids, default=0)] = 0.0
 
-    def _cut(self, logits: Tensor) -> None:
+    def _mask(self, logits: Tensor) -> None:
         allowed = self._matcher.allowed() if self._matcher is not None else None
         if allowed is not None:
             logits.masked_fill_(~allowed.to(logits.device), NEVER)
@@ -90,17 +97,17 @@ class LogitsProcessor:
         counts, in_answer = self._counts, self._counts > 0
         repetition = self._sampling.repetition_penalty
         seen = self._in_prompt | in_answer
-        weaker = torch.where(logits > 0, logits / repetition, logits * repetition)
-        logits.copy_(torch.where(seen, weaker, logits))
+        penalised = torch.where(logits > 0, logits / repetition, logits * repetition)
+        logits.copy_(torch.where(seen, penalised, logits))
         logits.sub_(self._sampling.frequency_penalty * counts)
         logits.sub_(self._sampling.presence_penalty * in_answer)
 
 
-def process_logits(logits: Tensor, bends: Sequence[tuple[int, LogitsProcessor]]) -> Tensor:
-    """`logits` [rows, vocabulary] with the named rows processed; the others are unchanged."""
+def process_logits(logits: Tensor, processors: Sequence[tuple[int, LogitsProcessor]]) -> Tensor:
+    """Return a float32 copy of `logits` [rows, vocabulary] with the given rows processed."""
     copied = logits.to(torch.float32, copy=True)
-    for row, bend in bends:
-        bend.apply(copied[row])
+    for row, processor in processors:
+        processor.apply(copied[row])
     return copied
 
 
@@ -112,5 +119,5 @@ def _penalised(sampling: Sampling) -> bool:
 
 
 def _counts(ids: Sequence[int], logits: Tensor) -> Tensor:
-    told = torch.tensor(ids, dtype=torch.long, device=logits.device)
-    return torch.bincount(told, minlength=len(logits)).to(torch.float32)
+    tokens = torch.tensor(ids, dtype=torch.long, device=logits.device)
+    return torch.bincount(tokens, minlength=len(logits)).to(torch.float32)

@@ -1,5 +1,5 @@
-"""Keys and values of prompts seen lately, so that siblings prefill once. Least recently used go
-first.
+"""Keys and values of recent prompts, so that siblings prefill once. The least recently used are
+evicted first.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix
 
 
 class PrefixCache:
-    """Holds at most `max_tokens` tokens, all of one weight version: clear it when the weights
-    change.
+    """A cache of at most `max_tokens` tokens. All prefixes must be of one weight version: clear it
+    when the weights change.
     """
 
     def __init__(self, max_tokens: int) -> None:

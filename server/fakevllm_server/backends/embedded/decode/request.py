@@ -1,6 +1,4 @@
-"""A request, a completion while it is being sampled, and the stream that carries its
-tokens out.
-"""
+"""A request while it is being decoded, and the stream that carries its tokens to asyncio."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from fakevllm_server.types.sampling import Sampling, Token
 class TokenStream:
     """Tokens on their way from the engine thread to one asyncio task.
 
-    Holds at most the request's own tokens, so it needs no other bound.
+    The stream holds at most the tokens of one request, so it needs no other bound.
     """
 
     def __init__(self) -> None:
@@ -24,15 +22,15 @@ class TokenStream:
         self._queue: asyncio.Queue[tuple[list[Token], bool] | Exception] = asyncio.Queue()
 
     def put(self, tokens: list[Token], is_last: bool) -> None:
-        """Only on `loop`."""
+        """Add tokens. Call this only on `loop`."""
         self._queue.put_nowait((tokens, is_last))
 
     def fail(self, error: Exception) -> None:
-        """Only on `loop`."""
+        """Make `get` raise `error`. Call this only on `loop`."""
         self._queue.put_nowait(error)
 
     async def get(self) -> tuple[list[Token], bool]:
-        """The next tokens, and whether they are the last."""
+        """Return the next tokens, and whether they are the last."""
         item = await self._queue.get()
         if isinstance(item, Exception):
             raise item
@@ -41,19 +39,20 @@ class TokenStream:
 
 @dataclass(slots=True, eq=False)
 class DecodeRequest:
-    """`ids` is the truth: prompt, then what was sampled. A row of the cache holds all of them but
-    the last.
+    """One completion while it is decoded. A cache row holds the keys and values of all of its ids
+    except the last.
     """
 
     ids: list[int]
+    """The prompt, then the sampled tokens."""
     limit: int
-    """Most new tokens."""
+    """Maximum number of new tokens."""
     sampling: Sampling
     rng: random.Random
-    """Its own when seeded, else the engine's."""
+    """A generator of its own for a request with a seed, else the engine's."""
     stream: TokenStream | None
-    bend: LogitsProcessor | None = None
-    """None: sampled from the model's own distribution, but for temperature and cuts."""
+    logits_processor: LogitsProcessor | None = None
+    """None if only temperature, top-k, top-p and min-p change the model's distribution."""
     num_sampled: int = 0
     undelivered: list[Token] = field(default_factory=list[Token])
     finished: bool = False
@@ -62,15 +61,16 @@ class DecodeRequest:
 
     @property
     def prefix_key(self) -> bytes:
-        """Names the tokens whose keys and values it needs before it can be decoded."""
+        """Key of the tokens whose keys and values must be computed before decoding."""
         return array("i", self.ids[:-1]).tobytes()
 
     def take(self, token: Token, eos_ids: frozenset[int]) -> None:
+        """Append a sampled token, and set `finished` if it is the last."""
         self.ids.append(token.id)
         self.num_sampled += 1
         self.undelivered.append(token)
-        if self.bend is not None:
-            self.bend.take(token.id)
+        if self.logits_processor is not None:
+            self.logits_processor.take(token.id)
         ended = token.id in eos_ids and not self.sampling.ignore_eos
         stopped = token.id in self.sampling.stop_ids
         self.finished = ended or stopped or self.num_sampled >= self.limit

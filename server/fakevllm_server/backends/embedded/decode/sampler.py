@@ -1,8 +1,9 @@
-"""From logits to tokens, for all rows at once.
+"""Sample tokens from logits, for all rows at once.
 
-Temperature, then min_p, then top_k, then top_p, as vLLM does. The log-probability returned is that
-of the distribution sampled from; for a greedy row, that of the raw logits. One uniform number per
-row decides, so a row's token depends on its own generator and logits alone.
+Temperature is applied first, then min_p, top_k and top_p, in vLLM's order. The reported
+log-probability is that of the distribution that the token was sampled from; for a greedy row, it is
+that of the raw logits. One uniform number per row decides, so a row's token depends only on its own
+generator and logits.
 """
 
 from __future__ import annotations
@@ -19,37 +20,38 @@ from fakevllm_server.types.sampling import Sampling, effective_temperature
 from fakevllm_server.types.token_masks import packed
 
 LEAST_LOGPROB = -9999.0
-"""vLLM prints this for tokens that cannot be sampled; JSON has no -inf."""
+"""Reported for tokens that cannot be sampled, as by vLLM, because JSON has no -inf."""
 MOST_LOGIT = 1e30
 LEAST_TOP_P = 1e-6
-"""At 0 not even the likeliest token would remain."""
+"""Lower bound of top_p. At 0 not even the likeliest token would remain."""
 
 
 class SampledTokens(NamedTuple):
-    """By row."""
+    """The sampled tokens. Each list has one entry per row."""
 
     ids: list[int]
     logprobs: list[float]
-    tops: list[list[tuple[int, float]]]
-    """The likeliest (id, logprob), best first, as many as the row asked for."""
+    top_logprobs: list[list[tuple[int, float]]]
+    """The likeliest (id, logprob), best first, as many as the row requested."""
     allowed: list[bytes | None]
-    """The packed set (allowed.py) each was chosen from; None for all of the vocabulary, and where
-    the row did not ask."""
+    """The packed set (`types/token_masks.py`) that the token was chosen from. None for the whole
+    vocabulary, and for a row that did not request it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The settings of the rows of a batch as tensors: [rows] or [rows, 1]."""
+    """The sampling settings of a batch as tensors, [rows] or [rows, 1]. A tensor is None if the
+    setting changes no row."""
 
     temperature: Tensor | None
-    """None where all rows are 1.0 or greedy."""
+    """None if all rows are 1.0 or greedy."""
     greedy: Tensor | None
     top_k: Tensor | None
     top_p: Tensor | None
     min_p: Tensor | None
     num_tops: list[int]
-    telling: list[int]
-    """Rows that ask what they were chosen from."""
+    reporting_allowed: list[int]
+    """Rows that request the set that their token is chosen from."""
 
     @staticmethod
     def of(rows: Sequence[Sampling], device: torch.device) -> SamplingRows:
@@ -67,15 +69,16 @@ class SamplingRows:
             top_p=column([max(row.top_p, LEAST_TOP_P) for row in drawn], 1.0),
             min_p=column([min(row.min_p, 1.0) for row in drawn], 0.0),
             num_tops=[max(row.top_logprobs, 0) for row in rows],
-            telling=[at for at, row in enumerate(rows) if row.reports_allowed],
+            reporting_allowed=[at for at, row in enumerate(rows) if row.reports_allowed],
         )
 
 
 def sample(logits: Tensor, rows: SamplingRows, uniforms: Sequence[float]) -> SampledTokens:
-    """`logits` [rows, vocabulary], any float type; `uniforms` in [0, 1), one per row."""
+    """Sample one token per row. `logits` is [rows, vocabulary] of any float type; `uniforms` has
+    one number in [0, 1) per row."""
     logits = logits.float()
     processed = logits if rows.temperature is None else logits / rows.temperature
-    # A NaN here would end the engine for everybody; numbers that broken weights make are no reason.
+    # Broken weights give NaN. Sampling from NaN would raise and end the engine for all requests.
     processed = processed.nan_to_num(nan=LEAST_LOGPROB, posinf=MOST_LOGIT, neginf=-torch.inf)
     processed = _truncated(processed, rows)
     logprobs = torch.log_softmax(processed, dim=-1)
@@ -84,12 +87,14 @@ def sample(logits: Tensor, rows: SamplingRows, uniforms: Sequence[float]) -> Sam
         ids = torch.where(rows.greedy, logits.argmax(-1), ids)
     chosen = logprobs.gather(1, ids[:, None])[:, 0]
     tops = _tops(logprobs, rows.num_tops)
-    return SampledTokens(ids.tolist(), chosen.tolist(), tops, _allowed(logprobs, rows.telling))
+    return SampledTokens(
+        ids.tolist(), chosen.tolist(), tops, _allowed(logprobs, rows.reporting_allowed)
+    )
 
 
 def _draw(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """Inverse of the cumulative distribution. A token of probability 0 is never drawn."""
-    # float32 sums over a large vocabulary lose the tail; MPS has nothing better.
+    """Invert the cumulative distribution. A token of probability 0 is never drawn."""
+    # float32 sums over a large vocabulary lose the tail, but MPS has no float64.
     exact = torch.float32 if probabilities.device.type == "mps" else torch.float64
     cumulative = probabilities.to(exact).cumsum(-1)
     total = cumulative[:, -1:]
@@ -99,7 +104,7 @@ def _draw(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
 
 
 def _truncated(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """-inf where min_p, top_k or top_p forbid a token."""
+    """Set the logits of tokens that min_p, top_k or top_p exclude to -inf."""
     if rows.min_p is not None:
         probabilities = torch.softmax(logits, dim=-1)
         floor = rows.min_p * probabilities.amax(-1, keepdim=True)
@@ -113,18 +118,19 @@ def _truncated(logits: Tensor, rows: SamplingRows) -> Tensor:
     if rows.top_p is not None:
         probabilities = torch.softmax(ordered, dim=-1)
         before = probabilities.cumsum(-1) - probabilities
-        # `before` of the likeliest token is 0, so one token always remains.
+        # `before` is 0 for the likeliest token, so one token always remains.
         ordered = ordered.masked_fill((before >= rows.top_p) & (rows.top_p < 1), float("-inf"))
     return torch.empty_like(logits).scatter_(1, order, ordered)
 
 
-def _allowed(logprobs: Tensor, telling: list[int]) -> list[bytes | None]:
-    """By row. Whatever cut it (grammar, ids, top-p and the rest), what is left has a logprob."""
+def _allowed(logprobs: Tensor, reporting: list[int]) -> list[bytes | None]:
+    """Return the packed allowed set of each row in `reporting`, and None for the others. Whatever
+    excluded a token (grammar, ids, top-p …), its log-probability is -inf."""
     sets: list[bytes | None] = [None] * len(logprobs)
-    if not telling:
+    if not reporting:
         return sets
-    kept = (logprobs[telling] > float("-inf")).cpu().numpy()
-    for at, row in zip(telling, kept, strict=True):
+    kept = (logprobs[reporting] > float("-inf")).cpu().numpy()
+    for at, row in zip(reporting, kept, strict=True):
         if not row.all():
             sets[at] = packed(numpy.packbits(row, bitorder="little").tobytes())
     return sets

@@ -1,7 +1,8 @@
-"""All that the engine thread decodes with: weights and their version, rows, prefixes, who waits.
+"""The state of the sampler on the engine thread: weights and their version, rows, cached prefixes
+and waiting requests.
 
-One `turn` gives every running request a token. Pausing admission lets the rows run dry for a
-publish.
+One iteration gives every running request a token. A publish pauses the admission of requests, so
+that the running ones can finish.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ from fakevllm_server.backends.embedded.weights import MergedWeights, adapters_of
 from fakevllm_server.types.backend import BackendError
 
 MAX_PREFILL_TOKENS = 2048
-"""Padded, per forward pass: bounds its memory, and how long running requests wait for it."""
+"""Maximum number of padded tokens per forward pass of a prefill. It bounds the memory of the pass,
+and how long running requests wait for it."""
 MAX_PREFIX_TOKENS = 16384
+"""Maximum number of tokens in the prefix cache."""
 
 
 class SamplingState:
+    """Runs decode iterations and publishes new weights."""
+
     def __init__(self, model: PreTrainedModel, cache: KvCache, eos_ids: frozenset[int]) -> None:
         self.model = model
         self.version = 0
@@ -43,8 +48,8 @@ class SamplingState:
     def has_work(self) -> bool:
         return self.rows_running or self._prefill is not None or bool(self.scheduler.waiting)
 
-    def turn(self) -> list[DecodeRequest]:
-        """Returns the requests that took a token."""
+    def run_iteration(self) -> list[DecodeRequest]:
+        """Run one decode iteration, and return the requests that got a token."""
         self.decoder.drop_cancelled()
         self.scheduler.put_back(self.decoder.drop_for_memory())
         if self._is_admitting:
@@ -55,9 +60,11 @@ class SamplingState:
     def publish(
         self, load: Callable[[], PreTrainedModel], version: int, drain_bound_s: float
     ) -> Generator[None, None, None]:
-        """`load()`'s weights sample from now on; what it gives without adapters may be kept. Nobody
-        is refused: new requests wait, running ones finish if they can within the bound, and else go
-        on with the new weights.
+        """Sample from the weights of `load()` from now on, under `version`. Without adapters the
+        weights are copied, so the loaded model may change later.
+
+        No request is refused. New requests wait. Running requests have `drain_bound_s` seconds to
+        finish; after that they continue with the new weights.
         """
         source = load()
         check_same_architecture(source, self.model)
@@ -76,7 +83,8 @@ class SamplingState:
             self._is_admitting = True
 
     def _take(self, source: PreTrainedModel) -> None:
-        """What samples becomes another model only where it must: copies need no second one."""
+        """Use the weights of `source`. They are copied into the present model if that is possible,
+        so that no second model stays in memory."""
         if needs_adapter_view(source):
             source = adapter_view(source)
         elif not adapters_of(self.model):
@@ -93,15 +101,15 @@ class SamplingState:
         if not self.scheduler.waiting:
             return
         longest = max((len(row.ids) + 1 for row in self.decoder.rows), default=0)
-        decided = self.scheduler.plan(
+        output = self.scheduler.schedule(
             len(self.decoder.rows),
             self.prefixes,
             lambda rows, length: self.decoder.cache.fits(rows, max(length, longest)),
         )
-        for request, key in decided.joining:
+        for request, key in output.joining:
             self.decoder.join(request, self.prefixes.get(key) if key else None)
-        if decided.prefill:
-            self._prefill = Prefill(self.model, decided.prefill, MAX_PREFILL_TOKENS)
+        if output.prefill:
+            self._prefill = Prefill(self.model, output.prefill, MAX_PREFILL_TOKENS)
 
     def _advance_prefill(self) -> None:
         if self._prefill is None or not self._prefill.advance():
@@ -116,6 +124,6 @@ class SamplingState:
 
 
 def check_same_architecture(source: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Raises BackendError before anything has changed."""
+    """Compare names and shapes of the weights. Raises BackendError before anything has changed."""
     if MergedWeights(source).shapes != MergedWeights(target).shapes:
         raise BackendError("the weights are of another architecture than the model being served")

@@ -1,9 +1,13 @@
-"""Who is decoded, who is prefilled, who waits. Pure: no tensors, no clock, no thread.
+"""Decide which requests are decoded, which are prefilled and which wait. Pure: no tensors, no
+clock, no thread.
 
-First come, first served, in rounds. In a round a waiting request joins the decoding rows when
-its prefix is known, goes along with a prefill of the same prefix, or opens a prefill of its own
-while that has room. Only one prefill runs at a time. The first one that finds no room ends the
-round.
+Requests are served in order of arrival. In each call of `schedule`, a waiting request
+
+    joins the decoding rows     if its prefix is cached,
+    waits for a prefill         if that prefill computes the same prefix,
+    is added to a new prefill   if no prefill is running and the new one has room.
+
+Only one prefill runs at a time. The first request for which there is no room ends the call.
 """
 
 from __future__ import annotations
@@ -17,24 +21,27 @@ from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """What one round decided."""
+    """The decisions of one call of `schedule`."""
 
     joining: list[tuple[DecodeRequest, bytes]] = field(
         default_factory=list[tuple[DecodeRequest, bytes]]
     )
-    """Their prefix is known: decode them from now on."""
+    """Requests to decode from now on, with the keys of their cached prefixes."""
     prefill: dict[bytes, list[int]] = field(default_factory=dict[bytes, list[int]])
-    """Prefixes to compute now, by key."""
+    """Token ids of the prefixes to compute now, by key."""
 
 
 class Scheduler:
+    """The queue of waiting requests, and the requests in prefill."""
+
     def __init__(self, max_rows: int, max_prefill_tokens: int) -> None:
         self.max_rows = max_rows
         self.max_prefill_tokens = max_prefill_tokens
-        """Padded tokens of one prefill; a single longer prompt is prefilled alone, in pieces."""
+        """Maximum number of padded tokens of one prefill. A single longer prompt is prefilled
+        alone, in pieces."""
         self.waiting: deque[DecodeRequest] = deque()
         self.prefilling: dict[bytes, list[DecodeRequest]] = {}
-        """Who waits for which running prefill."""
+        """The requests that wait for each prefix of the running prefill, by key."""
 
     @property
     def num_prefilling(self) -> int:
@@ -44,16 +51,18 @@ class Scheduler:
         self.waiting.append(request)
 
     def put_back(self, requests: list[DecodeRequest]) -> None:
-        """Preempted: they were first, and stay first, in this order."""
+        """Put preempted requests back at the front of the queue, in this order."""
         self.waiting.extendleft(reversed(requests))
 
-    def plan(
+    def schedule(
         self, num_rows: int, known: Container[bytes], fits: Callable[[int, int], bool]
     ) -> SchedulerOutput:
-        """One round. `num_rows` are being decoded; `fits(rows, length)` tells whether the memory
-        allows.
+        """Decide about the waiting requests, while `num_rows` rows are being decoded.
+
+        `known` contains the keys of cached prefixes. `fits(rows, length)` returns whether so many
+        rows of that length fit into memory.
         """
-        decided = SchedulerOutput()
+        output = SchedulerOutput()
         can_open = not self.prefilling
         taken = num_rows + self.num_prefilling
         longest = 0
@@ -67,25 +76,26 @@ class Scheduler:
                 break
             key = request.prefix_key
             if not key or key in known:
-                decided.joining.append((request, key))
+                output.joining.append((request, key))
             elif key in self.prefilling:
                 self.prefilling[key].append(request)
-            elif can_open and self._has_room(decided.prefill, len(request.ids) - 1):
-                decided.prefill[key] = request.ids[:-1]
+            elif can_open and self._has_room(output.prefill, len(request.ids) - 1):
+                output.prefill[key] = request.ids[:-1]
                 self.prefilling[key] = [request]
             else:
                 break
             self.waiting.popleft()
             taken += 1
-        return decided
+        return output
 
     def prefilled(self) -> dict[bytes, list[DecodeRequest]]:
-        """The running prefill is over: those who waited for it, by key."""
+        """End the running prefill, and return the requests that waited for it, by key."""
         done, self.prefilling = self.prefilling, {}
         return done
 
     def abandon_prefill(self) -> None:
-        """Its weights are about to change: those who waited for it go first in the next round."""
+        """Abandon the running prefill, because the weights are about to change. The requests that
+        waited for it return to the front of the queue."""
         self.put_back([request for waiting in self.prefilled().values() for request in waiting])
 
     def _has_room(self, opened: dict[bytes, list[int]], length: int) -> bool:

@@ -1,4 +1,4 @@
-"""Ids that a request names, against the vocabulary; and words as ids. Pure."""
+"""Check the token ids of a request against the vocabulary, and spell bad words as ids. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from fakevllm_server.types.sampling import Sampling
 
 
 def check_ids(sampling: Sampling, vocab_size: int) -> None:
-    """Raises WireError (400), worded as vLLM words it."""
+    """Check the ids of `logit_bias` and `allowed_token_ids`. Raises WireError (400) with vLLM's
+    texts."""
     outside = _outside(sampling.logit_bias, vocab_size)
     if outside:
         raise bad_request(
@@ -31,16 +32,16 @@ def check_ids(sampling: Sampling, vocab_size: int) -> None:
 
 
 def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
-    """Each word as it stands at the start of a text and, where that is another single spelling,
-    after a space."""
-    spelled: list[list[int]] = []
+    """Return the ids of each word as it is spelled at the start of a text. If its spelling after a
+    space begins with another id and has the same length, return that spelling too."""
+    spellings: list[list[int]] = []
     for word in words:
         plain = tokenizer.encode(word.lstrip(), add_special_tokens=False)
         spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
-        spelled.append(plain)
+        spellings.append(plain)
         if spaced and plain and spaced[0] != plain[0] and len(spaced) == len(plain):
-            spelled.append(spaced)
-    return [ids for ids in spelled if ids]
+            spellings.append(spaced)
+    return [ids for ids in spellings if ids]
 
 
 def _outside(ids: Collection[int], vocab_size: int) -> list[int]:

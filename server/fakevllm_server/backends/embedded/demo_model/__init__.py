@@ -1,6 +1,6 @@
-"""The model the demo trains: 0.66 M parameters, answers sums of two small numbers, often wrongly.
+"""The demo's model: 0.66 M parameters that answer sums of two small numbers, often wrongly.
 
-`make.py` made it. Importing this loads no torch.
+`make.py` creates the model, and `sums.py` defines its task. Importing this package loads no torch.
 """
 
 from __future__ import annotations
@@ -8,4 +8,4 @@ from __future__ import annotations
 from pathlib import Path
 
 DEMO_MODEL_DIR = Path(__file__).parent / "weights"
-"""A Hugging Face folder, for `--model`."""
+"""The model as a Hugging Face folder, for `--model`."""

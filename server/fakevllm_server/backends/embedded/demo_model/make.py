@@ -1,9 +1,10 @@
-"""Makes the demo model: `python -m fakevllm_server.backends.embedded.demo_model.make --out DIR`.
+"""Create the demo's model: `python -m fakevllm_server.backends.embedded.demo_model.make --out DIR`.
 
-A Qwen3 of three layers is warmed up on sums with the right form and, half of the time, a wrong
-answer. So it knows the sums but samples them badly, which is what reinforcement learning mends. A
-few prompts of other text keep its replies short and well formed whatever it is asked. One torch
-thread and a fixed seed: on one machine, with one torch version, it makes the same model every time.
+A Qwen3 of three layers is trained on sums in the right form; half of the answers are wrong. The
+model therefore knows the sums but samples wrong answers often, which reinforcement learning can
+improve. A few prompts of other text keep its replies short and well formed for any prompt. With one
+torch thread and a fixed seed, the result is the same every time on one machine with one torch
+version.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfi
 from fakevllm_server.types.sampling import Sampling
 
 NUM_STEPS = 1000
-"""Counted in steps, not seconds: a slow machine must make the same model. With fewer, greedy
-answers are not yet right, and learning is slow."""
+"""Number of training steps; a time limit would make another model on a slow machine. With fewer
+steps, greedy answers are not yet right, and learning is slow."""
 BATCH_SIZE = 64
 WRONG_SHARE = 0.5
 PEAK_LR = 2e-3
 CHATTER_EVERY = 8
-"""One batch in this many is other text; more of it costs sums."""
+"""One batch in this many is other text. More of it would make the sums worse."""
 CHATTER_BATCH_SIZE = 8
 MAX_CHATTER_WORDS = 80
 SYSTEM_EVERY = 8
-"""One batch of sums in this many comes after a system prompt, for the apps that send one."""
+"""One batch of sums in this many has a system prompt, for apps that send one."""
 MAX_POSITIONS = 512
 VOCAB_SIZE = 512
 
@@ -53,7 +54,7 @@ SPECIALS = [
     "</tool_call>",
 ]
 EOS_ID, PAD_ID = SPECIALS.index("<|im_end|>"), SPECIALS.index("<|endoftext|>")
-"""The trainer numbers specials first."""
+"""Ids of two special tokens. The tokenizer's trainer numbers the special tokens first."""
 WORDS = """
 the of to and a in is it he she they was for on are with as his her at be this have from or had by
 if how many much does did what there each every all their will when who than then total number
@@ -92,8 +93,8 @@ def main() -> None:
         f"wrote {options.out}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters"
     )
     engine = EmbeddedEngine(EngineConfig(options.out, "demo"))
-    sampled = asyncio.run(success(engine, Sampling(max_tokens=24)))
-    greedy = asyncio.run(success(engine, Sampling(max_tokens=24, temperature=0)))
+    sampled = asyncio.run(success_rate(engine, Sampling(max_tokens=24)))
+    greedy = asyncio.run(success_rate(engine, Sampling(max_tokens=24, temperature=0)))
     print(f"sums solved: {sampled:.2f} sampled, {greedy:.2f} greedy")
     engine.close()
 
@@ -101,8 +102,8 @@ def main() -> None:
 def make_tokenizer(
     texts: Iterator[str], vocab_size: int, max_positions: int, *, readable: Collection[str] = ()
 ) -> PreTrainedTokenizerFast:
-    """Byte-level BPE: any UTF-8 text survives, and what `texts` have is short. `readable`: those of
-    SPECIALS that are text all the same."""
+    """Train a byte-level BPE tokenizer. Any UTF-8 text survives it, and strings of `texts` have few
+    tokens. The tokens of SPECIALS in `readable` are decoded as text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -166,7 +167,8 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 def warm_up(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, num_steps: int, rng: random.Random
 ) -> Iterator[float]:
-    """Supervised steps; yields the loss of each (mean per reply token, nats)."""
+    """Train on sums and other text, and yield the loss of each step (mean per reply token, in
+    nats)."""
     optimizer = make_optimizer(model)
     for step in range(num_steps):
         set_learning_rate(optimizer, step, num_steps)
@@ -183,18 +185,18 @@ def make_optimizer(model: Qwen3ForCausalLM) -> torch.optim.Optimizer:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, step: int, num_steps: int) -> None:
-    """Up in 30 steps, then down to a tenth."""
+    """Set the learning rate: a warm-up of 30 steps, then a linear decay to a tenth."""
     for group in optimizer.param_groups:
         group["lr"] = PEAK_LR * min(1, (step + 1) / 30) * (1 - 0.9 * step / num_steps)
 
 
 def _batch(step: int, rng: random.Random) -> list[tuple[str, str]]:
-    """Prompts as the template makes them, and replies."""
+    """Return pairs of a rendered prompt and a reply."""
     if step % CHATTER_EVERY == 0:
         pairs = [_chatter(rng) for _ in range(CHATTER_BATCH_SIZE)]
     else:
         pairs = [_sloppy_sum(rng) for _ in range(BATCH_SIZE)]
-    # One system prompt for the batch: rows of like length waste no padding.
+    # All rows have the same system prompt: rows of similar lengths waste no padding.
     system = rng.choice(SYSTEM_PROMPTS) if step % SYSTEM_EVERY == SYSTEM_EVERY // 2 else None
     return [(prompt_text(question, system), reply) for question, reply in pairs]
 
@@ -208,7 +210,7 @@ def _sloppy_sum(rng: random.Random) -> tuple[str, str]:
 
 
 def _chatter(rng: random.Random) -> tuple[str, str]:
-    """Nonsense that looks like a word problem, and a reply of the right form."""
+    """Return random words that look like a word problem, and a reply of the right form."""
     words = [
         str(rng.randrange(100)) if rng.random() < 0.1 else _inflected(rng)
         for _ in range(rng.randint(3, MAX_CHATTER_WORDS))
@@ -219,7 +221,7 @@ def _chatter(rng: random.Random) -> tuple[str, str]:
 
 
 def _inflected(rng: random.Random) -> str:
-    """A word, sometimes of letters the model has not seen together."""
+    """Return a random word, sometimes one of random letters."""
     if rng.random() < 0.6:
         return rng.choice(WORDS) + rng.choice(["", "", "", ",", "."])
     return "".join(rng.choice("aeiounrstlmcdghbpw") for _ in range(rng.randint(2, 9)))
@@ -245,7 +247,8 @@ def _reply_loss(
 
 
 def write(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """bf16: half the size in the package, and success is measured on what is shipped."""
+    """Write the model in bfloat16, which halves its size in the package. `main` measures the
+    success rate of the written model."""
     shutil.rmtree(folder, ignore_errors=True)
     model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=PAD_ID)
     weights: Any = model
@@ -253,7 +256,7 @@ def write(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: P
     tokenizer.save_pretrained(folder)
 
 
-async def success(engine: EmbeddedEngine, sampling: Sampling, num_sums: int = 1000) -> float:
+async def success_rate(engine: EmbeddedEngine, sampling: Sampling, num_sums: int = 1000) -> float:
     rng = random.Random(1)
     sums = [random_sum(rng) for _ in range(num_sums)]
     return statistics.mean(await asyncio.gather(*(_solves(engine, one, sampling) for one in sums)))

@@ -1,4 +1,4 @@
-"""The demo's task: sums of two small numbers, asked and answered in words. Loads no torch."""
+"""The demo's task: questions about sums of two small numbers, and their check. Loads no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ MAX_ADDEND = 7
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """
+    """A question about the sum of two numbers.
+
     >>> Sum(3, 4).question, Sum(3, 4).is_solved_by("It is 7.")
     ('What is 3 plus 4?', True)
     """
@@ -28,7 +29,7 @@ class Sum:
         return f"What is {self.left} plus {self.right}?"
 
     def replies(self, answer: int) -> list[str]:
-        """The three forms the model has learnt to answer in."""
+        """Return `answer` in the three forms that the model has learnt."""
         return [
             f"The answer is {answer}.",
             f"It is {answer}.",
@@ -36,9 +37,9 @@ class Sum:
         ]
 
     def is_solved_by(self, reply: str) -> bool:
-        """The last thing said is the right number."""
-        found = re.search(r"(\d+)\.?$", reply.strip())
-        return found is not None and int(found.group(1)) == self.answer
+        """Return whether the reply ends with the right number."""
+        match = re.search(r"(\d+)\.?$", reply.strip())
+        return match is not None and int(match.group(1)) == self.answer
 
 
 def random_sum(rng: random.Random) -> Sum:
@@ -46,6 +47,7 @@ def random_sum(rng: random.Random) -> Sum:
 
 
 def prompt_text(question: str, system: str | None = None) -> str:
-    """What the chat template makes of a user message, alone or after a system prompt."""
+    """Return the prompt that the chat template makes of a user message, with or without a system
+    prompt."""
     before = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
     return f"{before}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"

@@ -1,7 +1,7 @@
 """Choose the fastest attention that gives the same results as the model itself.
 
-Asked before anything is trained or served, and once: a boot that changes what is trained has it
-asked again.
+Each method is checked once, before anything is trained or served. After a boot that changes how the
+model computes, the methods are checked again.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ log = logging.getLogger("fakevllm.trainer")
 
 
 class AttentionChoice:
-    """Of one model."""
+    """The choice for one model, with the results of the checks."""
 
     def __init__(self) -> None:
-        self._verdicts: dict[str, AttentionCheck] = {}
-        self._merging: str | None = None
-        """The best that merges, ROWS where none may; None while nobody has asked."""
+        self._checks: dict[str, AttentionCheck] = {}
+        self._sharing: str | None = None
+        """The preferred method that shares prefixes and passes, or ROWS if none passes; None before
+        the first choice."""
 
-    def forget(self) -> None:
-        """The model computes in another way now."""
-        self._verdicts.clear()
-        self._merging = None
+    def reset(self) -> None:
+        """Forget all checks, because the model now computes differently."""
+        self._checks.clear()
+        self._sharing = None
 
     def best(self, model: Any, shares_prefixes: bool) -> str:
-        """Raises BackendRefused for a model whose log-probabilities come out wrong even where
-        nothing is shared."""
-        # First, and whatever is wanted: pieces that share too little take it too.
+        """Return the name of the method to use. Raises BackendRefused for a model whose
+        log-probabilities are wrong even without sharing."""
+        # Rows are always checked, because pieces that share too little use them too.
         fault = self._fault(model, ROWS)
         if fault is not None:
             raise BackendRefused(
@@ -44,25 +45,25 @@ class AttentionChoice:
             )
         if not shares_prefixes:
             return ROWS
-        if self._merging is None:
-            self._merging = self._best_merging(model)
-        return self._merging
+        if self._sharing is None:
+            self._sharing = self._best_sharing(model)
+        return self._sharing
 
-    def _best_merging(self, model: Any) -> str:
-        faults: dict[str, None] = {}
-        for way in sharing_attentions(model.device):
-            fault = self._fault(model, way)
+    def _best_sharing(self, model: Any) -> str:
+        faults: dict[str, None] = {}  # ordered, without duplicates: all methods may fail alike
+        for attention in sharing_attentions(model.device):
+            fault = self._fault(model, attention)
             if fault is None:
                 if faults:
-                    log.warning("calls share prefixes by attention %s: %s", way, "; ".join(faults))
-                return way
-            faults[fault] = None  # what refuses all ways is said once
+                    reasons = "; ".join(faults)
+                    log.warning("calls share prefixes by attention %s: %s", attention, reasons)
+                return attention
+            faults[fault] = None
         log.warning("calls share no prefixes in training: %s", "; ".join(faults))
         return ROWS
 
-    def _fault(self, model: Any, way: str) -> str | None:
-        if way not in self._verdicts:
-            self._verdicts[way] = (check_attention if way == ROWS else check_sharing_attention)(
-                model, way
-            )
-        return self._verdicts[way].fault
+    def _fault(self, model: Any, attention: str) -> str | None:
+        if attention not in self._checks:
+            check = check_attention if attention == ROWS else check_sharing_attention
+            self._checks[attention] = check(model, attention)
+        return self._checks[attention].fault

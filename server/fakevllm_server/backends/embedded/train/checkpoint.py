@@ -1,10 +1,11 @@
-"""The trainer's state on disk: safetensors and JSON, nothing that runs code when read.
+"""Save, restore and export the trainer's state as safetensors and JSON, which run no code when
+read.
 
-    weights.safetensors     float32; with LoRA the adapters' alone
+    weights.safetensors     float32; with LoRA only the adapters
     optimizer.safetensors   `<weight>.<slot>`, AdamW's moments and step counts
     state.json              random state; with LoRA its settings, and which model they fit
 
-Says nothing else of the job, so a checkpoint may go on under other settings.
+A checkpoint contains nothing else of the job, so a run may continue from it with other settings.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ WEIGHT_FILES = (
 
 
 def save(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
-    """`rng` is the sampler's, for unseeded requests."""
+    """Write a checkpoint. `rng` is the sampler's generator for requests without a seed."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(_detached(_kept(trainer)), folder / "weights.safetensors")
+    save_file(_detached(_saved_weights(trainer)), folder / "weights.safetensors")
     save_file(_detached(_optimizer_tensors(trainer)), folder / "optimizer.safetensors")
     version, words, gauss = rng.getstate()
     torch_rng = base64.b64encode(bytes(torch.get_rng_state().tolist())).decode()
@@ -51,18 +52,18 @@ def save(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
         "sampler_rng": [version, list(words), gauss],
     }
     if trainer.lora is not None:
-        state |= {"lora": trainer.lora.told(), "model": fingerprint(trainer.model)}
+        state |= {"lora": trainer.lora.to_json(), "model": fingerprint(trainer.model)}
     (folder / "state.json").write_text(json.dumps(state))
 
 
 def restore(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
-    """Raises BackendError before anything has changed."""
+    """Restore the trainer and `rng`. Raises BackendError before any weight has changed."""
     weights, moments, state = _read(folder)
     lora = LoraSettings(**state["lora"]) if "lora" in state else None
     if lora is not None and state["model"] != fingerprint(trainer.model):
         raise BackendError(f"checkpoint {folder} is of another model than --model")
-    trainer.settle(lora, f"checkpoint {folder}")
-    own = _kept(trainer)
+    trainer.set_lora(lora, f"checkpoint {folder}")
+    own = _saved_weights(trainer)
     shapes = {name: tensor.shape for name, tensor in own.items()}
     if {name: tensor.shape for name, tensor in weights.items()} != shapes:
         raise BackendError(f"checkpoint {folder} is of another model than --model")
@@ -76,7 +77,7 @@ def restore(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
     trainer.optimizer.state.clear()
     for name, parameter in trainer.model.named_parameters():
         if name in slots:
-            # Step counts stay on the CPU, where AdamW keeps them.
+            # AdamW keeps its step counts on the CPU.
             trainer.optimizer.state[parameter] = {
                 slot: tensor if slot == "step" else tensor.to(parameter.device)
                 for slot, tensor in slots[name].items()
@@ -87,44 +88,44 @@ def restore(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
 
 
 def export(folder: Path, model: PreTrainedModel, dtype: torch.dtype, source: Path) -> None:
-    """`model` as a Hugging Face folder in `dtype`; tokenizer, template and settings are `source`'s
-    own files.
+    """Write `model` as a Hugging Face folder in `dtype`, with adapters merged. Tokenizer, template
+    and settings are copies of `source`'s files.
     """
     copy_model_files(source, folder, dtype)
     generation = source / "generation_config.json"
     merged = MergedWeights(model)
     weights = {name: merged[name].to(dtype) for name in merged}
-    # transformers refuses to write a generation config that it finds odd; the model's own goes over
-    # as it is.
-    kept, model.generation_config = model.generation_config, GenerationConfig()
+    # transformers refuses to write a generation config that it considers inconsistent. The model's
+    # own file is copied unchanged instead.
+    original, model.generation_config = model.generation_config, GenerationConfig()
     try:
         model.save_pretrained(folder, state_dict=weights)
     finally:
-        model.generation_config = kept
+        model.generation_config = original
     (folder / "generation_config.json").unlink(missing_ok=True)
     if generation.is_file():
         shutil.copyfile(generation, folder / generation.name)
-    _note_dtype(folder, dtype)
+    _write_dtype(folder, dtype)
 
 
 def copy_model_files(source: Path, folder: Path, dtype: torch.dtype) -> None:
-    """A model's files but for its weights, for weights of `dtype`."""
+    """Copy a model's files except its weights, and set the config's type to `dtype`."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.is_file() and not any(file.match(pattern) for pattern in WEIGHT_FILES):
             shutil.copyfile(file, folder / file.name)
-    _note_dtype(folder, dtype)
+    _write_dtype(folder, dtype)
 
 
-def _note_dtype(folder: Path, dtype: torch.dtype) -> None:
+def _write_dtype(folder: Path, dtype: torch.dtype) -> None:
     config: Any = json.loads((folder / "config.json").read_text())
-    config.pop("torch_dtype", None)  # older folders' word for it
+    config.pop("torch_dtype", None)  # the name of the setting in older folders
     config["dtype"] = str(dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def _kept(trainer: PolicyTrainer) -> dict[str, Tensor]:
-    """All weights, or those of the adapters where the others stay."""
+def _saved_weights(trainer: PolicyTrainer) -> dict[str, Tensor]:
+    """Return the weights that a checkpoint contains: all, or with LoRA those of the adapters."""
     named = named_weights(trainer.model)
     if trainer.lora is None:
         return named
@@ -153,6 +154,6 @@ def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str,
             load_file(folder / "optimizer.safetensors"),
             state,
         )
-    # A torn or foreign checkpoint shows as any of these; the user needs the folder's name.
+    # An incomplete or foreign checkpoint raises any of these. The user needs the folder's name.
     except (OSError, ValueError, SafetensorError) as error:
         raise BackendError(f"cannot read checkpoint {folder}: {error}") from error

@@ -1,7 +1,7 @@
-"""Gradient checkpointing: a layer keeps its input only, and is computed again in the backward pass.
+"""Gradient checkpointing: a layer keeps only its input, and is computed again in the backward pass.
 
-Transformers' own switch works while a model is in training mode, which turns dropout on. This one
-leaves the mode alone.
+The switch of transformers works only in training mode, which enables dropout. This one does not
+depend on the mode.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from fakevllm_server.types.backend import BackendRefused
 
 MARK = "fakevllm_is_recomputed"
+"""Attribute of a layer whose forward pass is wrapped."""
 
 
-def set_gradient_checkpointing(model: PreTrainedModel, wanted: bool) -> bool:
-    """Whether that is a change. Raises BackendRefused for a model without layers to recompute."""
+def set_gradient_checkpointing(model: PreTrainedModel, enabled: bool) -> bool:
+    """Switch gradient checkpointing on or off, and return whether that changed the model. Raises
+    BackendRefused for a model without layers to recompute."""
     modules: Any = model.modules()
     layers = [one for one in modules if isinstance(one, GradientCheckpointingLayer)]
-    if wanted and not layers:
+    if enabled and not layers:
         raise BackendRefused(
             "this model cannot recompute its layers: take gradient_checkpointing out"
         )
-    changed = [layer for layer in layers if hasattr(layer, MARK) is not wanted]
+    changed = [layer for layer in layers if hasattr(layer, MARK) is not enabled]
     for layer in changed:
-        if wanted:
+        if enabled:
             setattr(layer, MARK, True)
             layer.forward = _recomputed(layer.forward)
         else:
@@ -40,8 +42,8 @@ def set_gradient_checkpointing(model: PreTrainedModel, wanted: bool) -> bool:
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(forward)
-    def call(*given: Any, **named: Any) -> Any:
-        # No dropout, so there is no random state to bring back.
-        return checkpoint(forward, *given, use_reentrant=False, preserve_rng_state=False, **named)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # There is no dropout, so no random state must be restored.
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
     return call

@@ -1,6 +1,6 @@
-"""A step's pieces through a model: log-probabilities, the loss, and its gradient.
+"""Pass a step's pieces through a model: log-probabilities, the loss and its gradient.
 
-Each function pauses after every pass of a piece.
+Each function is a generator that pauses after every pass of a piece.
 """
 
 from __future__ import annotations
@@ -25,127 +25,131 @@ from fakevllm_server.backends.torch_losses.tokens import TrainedTokens
 from fakevllm_server.types.backend import LossSpec, StepMetrics
 
 MAX_LOGITS = 2**26
-"""Held at a time: 256 MB in float32."""
-LARGEST = "prob_diff_max"
-"""Of all tokens: how far apart engine and trainer see one probability."""
+"""Maximum number of logits held at a time: 256 MB in float32."""
+PROB_DIFF_MAX = "prob_diff_max"
+"""Metric: the largest difference between the engine's and the trainer's probability of a token."""
 
 
-class _Told(NamedTuple):
-    """By some pieces."""
+class _PartMetrics(NamedTuple):
+    """Metrics of some pieces of a step."""
 
     metrics: StepMetrics
-    """Parts of means, and the largest."""
+    """Parts of means over the step, and the maximum PROB_DIFF_MAX."""
     mismatch: Mismatch | None
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
+    """Passes through one model with one attention method."""
+
     model: Any
     attention: str
     """A name in `torch_forest.ATTENTIONS`."""
 
-    def way(self, piece: StepPiece) -> str:
+    def attention_for(self, piece: StepPiece) -> str:
         return fastest_attention(piece.plan, self.attention)
 
     def _values(self, piece: StepPiece, spec: LossSpec, *, is_first: bool) -> EdgeValues:
         return edge_values(
             self.model,
             piece.plan,
-            self.way(piece),
+            self.attention_for(piece),
             with_entropy=is_first or spec.entropy_coeff != 0,
             entropy_trains=spec.entropy_coeff != 0,
             max_logits=MAX_LOGITS,
         )
 
     def log_probs(self, step: StepPieces) -> Generator[None, None, list[Tensor]]:
-        """Of each piece's tokens, without a graph."""
-        found: list[Tensor] = []
+        """Return the log-probabilities of each piece's trained tokens, without a graph."""
+        log_probs: list[Tensor] = []
         for piece in step.pieces:
             with torch.no_grad():
-                way = self.way(piece)
-                values = edge_log_probs(self.model, piece.plan, way, max_logits=MAX_LOGITS)
-            found.append(piece.plan.flat(values))
+                attention = self.attention_for(piece)
+                values = edge_log_probs(self.model, piece.plan, attention, max_logits=MAX_LOGITS)
+            log_probs.append(piece.plan.flat(values))
             yield
-        return found
+        return log_probs
 
     def backward(
         self, step: StepPieces, spec: LossSpec, *, is_first: bool
     ) -> Generator[None, None, StepMetrics]:
-        """Adds the step's gradient to the model's. `is_first`: before any update, when what is
-        told of the policy that sampled is true."""
+        """Add the step's gradient to the model's, and return the metrics. `is_first` is true before
+        any update of the step: only then the metrics about the policy that sampled are valid."""
         if step.whole is not None:
-            return (yield from self._backward_twice(step, step.whole, spec, is_first=is_first))
-        shown: list[_Told] = []
+            return (yield from self._backward_in_two_passes(step, step.whole, spec, is_first))
+        parts: list[_PartMetrics] = []
         for piece in step.pieces:
             values = self._values(piece, spec, is_first=is_first)
-            loss, told = _scored([values], [piece], piece.tokens, spec, is_first=is_first)
+            loss, metrics = _loss_and_metrics([values], [piece], piece.tokens, spec, is_first)
             if loss.requires_grad:
                 loss.backward()
-            shown.append(told)
-            del values, loss  # what they hold is the piece's, not for the pause
+            parts.append(metrics)
+            # They hold the piece's graph, which must not stay in memory during the pause.
+            del values, loss
             yield
-        return _joined(shown)
+        return _joined(parts)
 
-    def _backward_twice(
-        self, step: StepPieces, whole: TrainedTokens, spec: LossSpec, *, is_first: bool
+    def _backward_in_two_passes(
+        self, step: StepPieces, whole: TrainedTokens, spec: LossSpec, is_first: bool
     ) -> Generator[None, None, StepMetrics]:
-        """For a loss that couples tokens of different pieces: all values first, then what each
-        piece adds to the gradient."""
-        first: list[EdgeValues] = []
+        """Do the same for a loss that couples tokens of different pieces: compute all values first,
+        and then each piece's part of the gradient."""
+        first_pass: list[EdgeValues] = []
         for piece in step.pieces:
             with torch.no_grad():
-                first.append(self._values(piece, spec, is_first=is_first))
+                first_pass.append(self._values(piece, spec, is_first=is_first))
             yield
-        shown: list[_Told] = []
+        parts: list[_PartMetrics] = []
 
         def loss_of(values: Sequence[EdgeValues]) -> Tensor:
-            loss, told = _scored(values, step.pieces, whole, spec, is_first=is_first)
-            shown.append(told)
+            loss, metrics = _loss_and_metrics(values, step.pieces, whole, spec, is_first)
+            parts.append(metrics)
             return loss
 
-        _, coefficients = loss_coefficients(loss_of, first)
+        _, coefficients = loss_coefficients(loss_of, first_pass)
         if spec.entropy_coeff == 0:
-            coefficients = [one._replace(entropy=None) for one in coefficients]
+            coefficients = [values._replace(entropy=None) for values in coefficients]
         for piece, coefficient in zip(step.pieces, coefficients, strict=True):
-            backward_piece(
-                self.model, piece.plan, self.way(piece), coefficient, max_logits=MAX_LOGITS
-            )
+            attention = self.attention_for(piece)
+            backward_piece(self.model, piece.plan, attention, coefficient, max_logits=MAX_LOGITS)
             yield
-        return _joined(shown)
+        return _joined(parts)
 
 
-def _scored(
+def _loss_and_metrics(
     values: Sequence[EdgeValues],
     pieces: Sequence[StepPiece],
     tokens: TrainedTokens,
     spec: LossSpec,
-    *,
     is_first: bool,
-) -> tuple[Tensor, _Told]:
-    """The loss of some pieces, whose tokens follow one another, and their parts of the metrics."""
+) -> tuple[Tensor, _PartMetrics]:
+    """Return the loss of some pieces and their parts of the metrics. `tokens` has the tokens of the
+    pieces, one piece after another."""
     log_prob = _flat(pieces, [one.log_prob for one in values])
     entropies = [one.entropy for one in values if one.entropy is not None]
     entropy = _flat(pieces, entropies) if entropies else None
     loss, parts = step_loss(log_prob, tokens, spec, entropy if spec.entropy_coeff != 0 else None)
-    shown = {name: value.item() for name, value in parts.items()}
-    shown["loss"] = loss.item()
+    metrics = {name: value.item() for name, value in parts.items()}
+    metrics["loss"] = loss.item()
     if not is_first or entropy is None:
-        return loss, _Told(shown, None)
-    now = log_prob.detach()
-    is_equal = torch.cat([piece.is_equal_version for piece in pieces])
-    return loss, _Told(
-        shown | _first_look(now, entropy.detach(), tokens), _mismatch(now, tokens, is_equal)
+        return loss, _PartMetrics(metrics, None)
+    log_prob = log_prob.detach()
+    is_equal_version = torch.cat([piece.is_equal_version for piece in pieces])
+    return loss, _PartMetrics(
+        metrics | _engine_differences(log_prob, entropy.detach(), tokens),
+        _mismatch(log_prob, tokens, is_equal_version),
     )
 
 
-def _flat(pieces: Sequence[StepPiece], of_edges: Sequence[Tensor]) -> Tensor:
-    """[edges] of each piece -> [tokens]"""
-    pairs = zip(pieces, of_edges, strict=True)
-    return torch.cat([piece.plan.flat(found) for piece, found in pairs])
+def _flat(pieces: Sequence[StepPiece], edge_values: Sequence[Tensor]) -> Tensor:
+    """Map values per edge of each piece to values per trained token of all pieces, [tokens]."""
+    pairs = zip(pieces, edge_values, strict=True)
+    return torch.cat([piece.plan.flat(values) for piece, values in pairs])
 
 
-def _first_look(log_prob: Tensor, entropy: Tensor, tokens: TrainedTokens) -> StepMetrics:
-    """How trainer and engine differ: these tokens' parts of the means, and the largest."""
+def _engine_differences(log_prob: Tensor, entropy: Tensor, tokens: TrainedTokens) -> StepMetrics:
+    """Return metrics of the difference between trainer and engine: these tokens' parts of the
+    means, and the maximum."""
     sampled = tokens.sampled_log_prob
     means = {
         "approx_kl": k3(sampled, log_prob),
@@ -153,32 +157,36 @@ def _first_look(log_prob: Tensor, entropy: Tensor, tokens: TrainedTokens) -> Ste
         "entropy": entropy,
     }
     difference = (log_prob.exp() - sampled.exp()).abs()[tokens.counted]
-    shown = {name: value.item() for name, value in token_means(means, tokens).items()}
-    return shown | ({LARGEST: difference.max().item()} if difference.numel() else {})
+    metrics = {name: value.item() for name, value in token_means(means, tokens).items()}
+    return metrics | ({PROB_DIFF_MAX: difference.max().item()} if difference.numel() else {})
 
 
-def _mismatch(log_prob: Tensor, tokens: TrainedTokens, is_equal: Tensor) -> Mismatch:
-    own = tokens.counted
+def _mismatch(log_prob: Tensor, tokens: TrainedTokens, is_equal_version: Tensor) -> Mismatch:
+    counted = tokens.counted
     return Mismatch.of(
-        log_prob[own], tokens.sampled_log_prob[own], tokens.token_share[own], is_equal[own]
+        log_prob[counted],
+        tokens.sampled_log_prob[counted],
+        tokens.token_share[counted],
+        is_equal_version[counted],
     )
 
 
-def _joined(shown: Iterable[_Told]) -> StepMetrics:
-    """Of all pieces: parts of means add up."""
-    found: dict[str, list[float]] = defaultdict(list)
-    parts: list[Mismatch] = []
-    for metrics, mismatch in shown:
+def _joined(parts: Iterable[_PartMetrics]) -> StepMetrics:
+    """Join the metrics of all pieces: parts of means are added up."""
+    columns: dict[str, list[float]] = defaultdict(list)
+    mismatches: list[Mismatch] = []
+    for metrics, mismatch in parts:
         if mismatch is not None:
-            parts.append(mismatch)
+            mismatches.append(mismatch)
         for name, value in metrics.items():
-            found[name].append(value)
+            columns[name].append(value)
     joined = {
-        name: _largest(values) if name == LARGEST else sum(values) for name, values in found.items()
+        name: _largest(values) if name == PROB_DIFF_MAX else sum(values)
+        for name, values in columns.items()
     }
-    return joined | Mismatch.joined(parts).metrics
+    return joined | Mismatch.joined(mismatches).metrics
 
 
 def _largest(values: Sequence[float]) -> float:
-    """What is no number is larger than any: `max` would lose it."""
+    """Return the largest value; NaN counts as the largest, while `max` might drop it."""
     return max(values, key=lambda value: math.inf if math.isnan(value) else value)

@@ -1,9 +1,9 @@
-"""How much quicker a step's shared pass is than the same calls one by one: measured, not reckoned.
+"""Measure how much faster a step's pass with shared prefixes is than the same calls one by one.
 
-Both ways go forward and backward through the model with the calls of one piece, one right after the
-other, the naive one in as many passes as its tokens need to keep to the budget. That costs as much
-as the piece would without sharing, so it is done at the first step that shares anything, and seldom
-after it.
+The calls of one piece go forward and backward through the model twice in direct succession: once
+with shared prefixes, and once call by call, in as many passes as the token budget needs. The
+measurement costs as much time as the piece would without sharing. It is therefore made at the first
+step that shares anything, and rarely afterwards.
 """
 
 from __future__ import annotations
@@ -24,54 +24,52 @@ from fakevllm_server.types.backend import Call, LossSpec, StepMetrics
 log = logging.getLogger("fakevllm.trainer")
 
 EVERY = 100
-"""Steps from one measurement to the next."""
+"""Number of steps from one measurement to the next."""
 
 
 class SharingSpeedup:
-    """Remembers the last measurement."""
+    """The last measurement."""
 
     def __init__(self) -> None:
         self.metrics: StepMetrics = {}
-        """`forest_speedup`: seconds one by one / seconds shared, of one piece, once any step has
-        shared anything."""
+        """`forest_speedup`, the seconds one by one divided by the seconds shared, of one piece. It
+        is present once any step has shared anything."""
         self._num_since = EVERY
 
-    def after(
-        self, step: StepPieces, calls: Sequence[Call], through: Passes, max_tokens: int
+    def measure(
+        self, step: StepPieces, calls: Sequence[Call], passes: Passes, max_tokens: int
     ) -> Generator[None, None, None]:
-        """Behind a step's last update, once its gradients are gone: it leaves some that must go
-        too."""
+        """Measure if the last measurement is old enough. Call it after a step's last update, and
+        clear the gradients afterwards, because the measurement leaves some."""
         self._num_since += 1
-        piece = next((one for one in step.pieces if through.way(one) != ROWS), None)
+        piece = next((one for one in step.pieces if passes.attention_for(one) != ROWS), None)
         if piece is None or self._num_since < EVERY:
             return
         self._num_since = 0
         own = [calls[index] for index in piece.calls]
         device = piece.plan.device
-        # Isolated: the step is made, and a measurement must not cost it.
+        # The step is complete, and a failed measurement must not fail it.
         try:
             naive = cut_into_pieces(own, LossSpec(), max_tokens, device, shares_prefixes=False)
-            shared_s = yield from _seconds([piece.plan], through, through.attention)
-            naive_s = yield from _seconds([one.plan for one in naive.pieces], through, ROWS)
+            shared_s = yield from _seconds([piece.plan], passes, passes.attention)
+            naive_s = yield from _seconds([one.plan for one in naive.pieces], passes, ROWS)
             self.metrics = {"forest_speedup": naive_s / shared_s}
         except Exception as error:
-            log.warning("what sharing saves could not be measured: %r", error)
+            log.warning("the speedup of sharing could not be measured: %r", error)
 
 
-def _seconds(
-    plans: Sequence[Plan], through: Passes, attention: str
-) -> Generator[None, None, float]:
+def _seconds(plans: Sequence[Plan], passes: Passes, attention: str) -> Generator[None, None, float]:
     total = 0.0
     for plan in plans:
-        _settle(plan.device)
+        _synchronize(plan.device)
         started = time.perf_counter()
-        edge_log_probs(through.model, plan, attention, max_logits=MAX_LOGITS).sum().backward()
-        _settle(plan.device)
+        edge_log_probs(passes.model, plan, attention, max_logits=MAX_LOGITS).sum().backward()
+        _synchronize(plan.device)
         total += time.perf_counter() - started
         yield
     return total
 
 
-def _settle(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

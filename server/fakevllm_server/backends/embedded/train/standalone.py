@@ -1,6 +1,6 @@
-"""The embedded trainer without its sampler, beside a rollout engine of another kind.
+"""The embedded trainer without its sampler, for use with a rollout engine of another kind.
 
-Holds one copy of the weights and no KV cache, and takes models that the sampler cannot decode.
+It holds one copy of the weights and no KV cache, and accepts models that the sampler cannot decode.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 
 class StandaloneTrainer:
-    """A TrainEngine. Raises BackendError for a model it cannot load."""
+    """A TrainEngine. Raises BackendError for a model that it cannot load."""
 
     def __init__(
         self, model: Path, *, seed: int, device: str, dtype: str, torch_threads: int
@@ -40,8 +40,8 @@ class StandaloneTrainer:
         self._folder = model
         self._device = resolve_device(device)
         self._dtype = resolve_dtype(dtype, self._device)
-        read_config(model)  # what is wrong with a folder is told in one line
-        # The sampler's, which a checkpoint of the whole engine holds; here it stays as it is.
+        read_config(model)  # raises a one-line BackendError for an unusable folder
+        # A checkpoint of the whole engine contains the sampler's generator. Here it never advances.
         self._rng = random.Random(seed)
         self._closing = False
         torch.set_num_threads(torch_threads)
@@ -50,7 +50,7 @@ class StandaloneTrainer:
         self._thread = OneThread("trainer", lambda: torch.set_num_threads(torch_threads))
 
     def close(self) -> None:
-        """A step in hand ends after its micro-batch, without an update."""
+        """End a running step after its present micro-batch, without an update."""
         self._closing = True
 
     async def boot(self, job: TrainJob) -> str:

@@ -1,4 +1,4 @@
-"""A step's calls, cut into pieces that go through the model one at a time."""
+"""Cut a step's calls into pieces that go through the model one at a time."""
 
 from __future__ import annotations
 
@@ -19,24 +19,29 @@ from fakevllm_server.types.backend import Call, LossSpec, StepMetrics
 
 @dataclass(frozen=True, slots=True)
 class StepPiece:
+    """Some calls of a step that go through the model together."""
+
     plan: Plan
     tokens: TrainedTokens
-    """Those of `plan.flat`, in its order."""
+    """The trained tokens, in the order of `plan.flat`."""
     calls: Sequence[int]
-    """Which of the step's calls they are, in that order."""
+    """Indices of the piece's calls within the step, in the order of the plan."""
     is_equal_version: Tensor
-    """[tokens] Whether the weights that are trained sampled all of their call."""
+    """[tokens] Whether the current weights sampled all tokens of the token's call."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPieces:
+    """All pieces of a step."""
+
     pieces: Sequence[StepPiece]
     whole: TrainedTokens | None
-    """All tokens, piece after piece, where the loss couples some of different pieces; else None."""
+    """The tokens of all pieces, one piece after another, if the loss couples tokens of different
+    pieces; else None."""
 
     @property
     def metrics(self) -> StepMetrics:
-        """How many tokens go through the model, and how many times as many the calls have."""
+        """Number of tokens computed and saved, and `rho`: the calls' tokens per computed token."""
         forests = [piece.plan.forest for piece in self.pieces]
         computed = sum(forest.num_nodes for forest in forests)
         naive = sum(forest.num_naive for forest in forests)
@@ -46,18 +51,20 @@ class StepPieces:
             "rho": naive / computed if computed else 1.0,
         }
 
-    def per_call(self, found: Sequence[Tensor]) -> list[list[float]]:
-        """[tokens] for each piece -> for each call of the step, in its order."""
+    def per_call(self, values_per_piece: Sequence[Tensor]) -> list[list[float]]:
+        """Map values per trained token, [tokens] for each piece, to one row for each call of the
+        step, in its order."""
         rows: dict[int, list[float]] = {}
-        for piece, values in zip(self.pieces, found, strict=True):
+        for piece, values in zip(self.pieces, values_per_piece, strict=True):
             own = values.split(list(piece.plan.num_trained))
             rows |= {at: row.tolist() for at, row in zip(piece.calls, own, strict=True)}
         return [rows[at] for at in range(len(rows))]
 
-    def beside(
+    def with_log_probs(
         self, old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
     ) -> StepPieces:
-        """With the log-probabilities of other policies, [tokens] for each piece."""
+        """Return the pieces with the log-probabilities of the old policy and of the reference,
+        [tokens] for each piece."""
         pieces = [
             replace(
                 piece,
@@ -88,18 +95,21 @@ def cut_into_pieces(
     shares_prefixes: bool,
     version: int | None = None,
 ) -> StepPieces:
-    """At most `max_tokens` nodes a piece, and so many more where the longest call alone has more:
-    it needs its room anyway, and its siblings next to none. Groups, and the units of a loss that
-    couples tokens, stay together where they fit. `version` is that of the weights that are trained,
-    where it is known."""
+    """Cut a step's calls into pieces of at most `max_tokens` nodes.
+
+    If the longest call alone exceeds the limit, its length is added to the limit: the call needs
+    that room anyway, and its siblings need little more. Groups, and the units of a loss that
+    couples tokens, stay together if they fit. `version` is the version of the current weights, if
+    it is known. Raises ValueError for greedy calls.
+    """
     counted = [LossCall(unit_of(call), call.weight, call.num_trained) for call in calls]
     shares = call_shares(counted, spec)
     keys = [unit_of(call) if spec.couples_tokens else call.group_id for call in calls]
-    wanted = _wanted(calls, shares_prefixes=shares_prefixes)
-    longest = max((len(call.ids) for call in wanted), default=0)
+    call_tokens = _call_tokens(calls, shares_prefixes=shares_prefixes)
+    longest = max((len(call.ids) for call in call_tokens), default=0)
     if longest > max_tokens:
         max_tokens += longest
-    packed = pack(wanted, max_tokens, keys)
+    packed = pack(call_tokens, max_tokens, keys)
 
     def tokens(indices: Sequence[int]) -> TrainedTokens:
         chosen = [_Trained(calls[index]) for index in indices]
@@ -119,28 +129,30 @@ def cut_into_pieces(
 
 
 def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
-    """Whether the loss couples tokens of different pieces."""
-    parts = [one.tokens for one in pieces]
+    """Return whether the loss couples tokens of different pieces."""
+    parts = [piece.tokens for piece in pieces]
     return (spec.couples_tokens and not all(part.has_whole_units for part in parts)) or (
         spec.couples_step and not all(part.has_whole_step for part in parts)
     )
 
 
 def unit_of(call: Call) -> Hashable:
+    """Return the call's unit; a call without one is a unit of its own."""
     return id(call) if call.unit is None else call.unit
 
 
-def _wanted(calls: Sequence[Call], *, shares_prefixes: bool) -> list[CallTokens]:
+def _call_tokens(calls: Sequence[Call], *, shares_prefixes: bool) -> list[CallTokens]:
     if any(call.temperature <= 0 for call in calls):
         raise ValueError("greedy calls have no log-probability to train on")
-    wanted = [_tokens_of(call) for call in calls]
+    call_tokens = [_tokens_of(call) for call in calls]
     if shares_prefixes:
-        return unshare_small_prefixes(wanted)
-    return [replace(one, root=index) for index, one in enumerate(wanted)]
+        return unshare_small_prefixes(call_tokens)
+    return [replace(call, root=index) for index, call in enumerate(call_tokens)]
 
 
 def _tokens_of(call: Call) -> CallTokens:
-    """Without the tokens that could be no other, whose log-probability is 0 whatever is trained."""
+    """Return the call's tokens. Forced tokens do not train, because their log-probability is always
+    0."""
     if call.allowed is None:
         return CallTokens.of(call.prompt_ids, call.response_ids, temperature=call.temperature)
     begin = len(call.prompt_ids)
@@ -154,7 +166,7 @@ def _tokens_of(call: Call) -> CallTokens:
 
 
 def _runs(chosen: Sequence[bool]) -> list[tuple[int, int]]:
-    """[start, end) each."""
+    """Return the runs of true values as [start, end)."""
     runs: list[tuple[int, int]] = []
     start = 0
     for is_chosen, run in groupby(chosen):
@@ -166,7 +178,7 @@ def _runs(chosen: Sequence[bool]) -> list[tuple[int, int]]:
 
 
 class _Trained:
-    """Of a call, what the loss reads of its trained tokens."""
+    """The advantage and the log-probabilities of a call's trained tokens, which the loss reads."""
 
     def __init__(self, call: Call) -> None:
         self.advantage = call.advantage

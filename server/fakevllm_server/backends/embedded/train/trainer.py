@@ -1,8 +1,8 @@
-"""Policy-gradient updates of a model of its own, whose weights are float32.
+"""Policy-gradient updates of a model with float32 weights.
 
 Pure torch: no thread, no event loop, no tokenizer. A step is a generator that pauses after every
-pass of a piece, so that whoever drives it can do something else in between. The gradient is that of
-the step's loss, however the batch is cut and whether or not calls share their prefixes.
+pass of a piece, so that its caller can do other work in between. The gradient is that of the step's
+loss, however the batch is cut and whether or not calls share prefixes.
 """
 
 from __future__ import annotations
@@ -47,81 +47,92 @@ from fakevllm_server.types.backend import (
 
 
 class PolicyTrainer:
+    """Trains one model, and holds its optimizer and the reference of a KL term."""
+
     def __init__(
         self,
         model: PreTrainedModel,
         load_reference: Callable[[], PreTrainedModel],
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`load_reference` gives the starting weights, when a KL first needs them and adapters do
-        not leave them as they are. `dtype` is that of the passes, not of the weights."""
+        """`load_reference` loads the starting weights. It is called when a KL term first needs
+        them, unless only adapters train. `dtype` is the type of the passes, not of the weights."""
         self.model = model
         self.lora: LoraSettings | None = None
-        """The adapters that train; None where all weights do."""
+        """Settings of the adapters that train; None if all weights train."""
         self.optimizer = _optimizer(model)
         self._dtype = dtype
         set_compute_dtype(model, dtype)
-        self._settled_by: str | None = None
-        """Who said what trains, where that has been said."""
+        self._lora_source: str | None = None
+        """Name of the job or checkpoint that decided `lora`; None before the decision."""
         self._job = TrainJob()
         self._load_reference = load_reference
         self._reference: PreTrainedModel | None = None
-        self._saving = SharingSpeedup()
-        self._ways = AttentionChoice()
+        self._sharing_speedup = SharingSpeedup()
+        self._attention_choice = AttentionChoice()
 
     def boot(self, job: TrainJob) -> str:
-        """Takes the job's settings, checks how calls go through the model, and says what it trains.
-        Weights and the optimiser's moments stay, so it may come after a restore. Raises
-        BackendRefused for what contradicts an earlier boot or restore, or does not fit the model.
+        """Take the job's settings, check how calls go through the model, and return a description
+        of what trains.
+
+        Weights and the optimizer's moments stay, so a boot may follow a restore. Raises
+        BackendRefused for a job that contradicts an earlier boot or restore, or does not fit the
+        model.
         """
-        self.settle(LoraSettings.of(job), "the job", job.seed)
+        self.set_lora(LoraSettings.of(job), "the job", job.seed)
         if set_gradient_checkpointing(self.model, job.gradient_checkpointing):
-            self._ways.forget()
+            self._attention_choice.reset()
         self._job = job
         for group in self.optimizer.param_groups:
             group["lr"] = job.lr
             group["weight_decay"] = job.weight_decay
-        # With all that the job puts into the model, and before anything is collected for a step.
+        # The check runs now, with everything that the job changes in the model, and before calls
+        # are collected for a step.
         self._attention()
         dtype = str(self._dtype).removeprefix("torch.")
-        return (
-            f"trains {describe_trainable(self.model, self.lora)}, in {dtype} on {self.model.device}"
-        )
+        trained = describe_trainable(self.model, self.lora)
+        return f"trains {trained}, in {dtype} on {self.model.device}"
 
-    def settle(self, lora: LoraSettings | None, told_by: str, seed: int = 0) -> None:
-        """What trains, once for all; `seed` is of what adapters begin with. Raises BackendRefused
-        before anything has changed."""
-        if self._settled_by is not None and lora != self.lora:
+    def set_lora(self, lora: LoraSettings | None, source: str, seed: int = 0) -> None:
+        """Decide which weights train. The decision is final for the run.
+
+        `source` names the job or checkpoint for error texts. `seed` initializes new adapters.
+        Raises BackendRefused before anything has changed, if the decision was different before.
+        """
+        if self._lora_source is not None and lora != self.lora:
             raise BackendRefused(
-                f"{told_by} has {describe_settings(lora)}, and {self._settled_by} has "
-                f"{describe_settings(self.lora)}: keep "
-                "to what the run began with, or choose another --run-dir"
+                f"{source} has {describe_settings(lora)}, and {self._lora_source} has "
+                f"{describe_settings(self.lora)}: keep to what the run began with, or choose "
+                "another --run-dir"
             )
         if lora is not None and self.lora is None:
             insert_adapters(self.model, lora, seed)
             set_compute_dtype(self.model, self._dtype)
             self.optimizer = _optimizer(self.model)
-            self._ways.forget()
-        self.lora, self._settled_by = lora, told_by
+            self._attention_choice.reset()
+        self.lora, self._lora_source = lora, source
 
     def step(self, batch: Batch, spec: LossSpec) -> Generator[None, None, StepMetrics]:
-        """`ppo_epochs` updates. A loss or gradient that is not finite ends the step without a
-        further update and is told as it is; one that is too far from the engine makes none. What
-        was not measured is not told. Raises FidelityError for tokens that are not the engine's,
-        PartialStep for what fails after the first update.
+        """Make `ppo_epochs` updates, and return the step's metrics.
+
+        A loss or gradient that is not finite ends the step without a further update, and is
+        reported unchanged. A step above the mismatch limit makes no update. What was not measured
+        is not reported. Raises FidelityError for tokens that differ from the record, and
+        PartialStep for a failure after the first update.
         """
         started = time.perf_counter()
-        step, through = self._planned(batch.calls, spec, batch.version)
+        step, passes = self._plan(batch.calls, spec, batch.version)
         metrics = {"skipped": 0.0, "token_fidelity": token_fidelity(step, batch.calls)}
         try:
             if step.pieces:
                 with partial_step_guard() as updates:
-                    metrics |= yield from self._update(step, through, spec, updates)
+                    metrics |= yield from self._update(step, passes, spec, updates)
             metrics["seconds"] = time.perf_counter() - started
-            yield from self._saving.after(step, batch.calls, through, self._job.micro_batch_tokens)
+            max_tokens = self._job.micro_batch_tokens
+            yield from self._sharing_speedup.measure(step, batch.calls, passes, max_tokens)
         finally:
             self.optimizer.zero_grad(set_to_none=True)
-        metrics |= self._saving.metrics
+        metrics |= self._sharing_speedup.metrics
         metrics["tokens"] = float(sum(call.num_trained for call in batch.calls))
         metrics["lr"] = self._job.lr
         return metrics | step.metrics
@@ -129,13 +140,16 @@ class PolicyTrainer:
     def log_probs(
         self, calls: Sequence[Call], policy: PolicyName
     ) -> Generator[None, None, list[list[float]]]:
-        """Of each trained token of each response, as it was chosen."""
-        step, through = self._planned(calls, LossSpec())
-        is_reference = policy == "reference"
-        passes = self._of_reference(step, through) if is_reference else through.log_probs(step)
-        return step.per_call((yield from passes))
+        """Return the log-probability of each call's trained tokens, under the distribution that
+        they were chosen from (temperature and allowed set)."""
+        step, passes = self._plan(calls, LossSpec())
+        if policy == "reference":
+            log_probs = yield from self._reference_log_probs(step, passes)
+        else:
+            log_probs = yield from passes.log_probs(step)
+        return step.per_call(log_probs)
 
-    def _planned(
+    def _plan(
         self, calls: Sequence[Call], spec: LossSpec, version: int | None = None
     ) -> tuple[StepPieces, Passes]:
         attention = self._attention()
@@ -150,22 +164,22 @@ class PolicyTrainer:
         return step, Passes(self.model, attention)
 
     def _attention(self) -> str:
-        return self._ways.best(self.model, self._job.forest)
+        return self._attention_choice.best(self.model, self._job.forest)
 
     def _update(
-        self, step: StepPieces, through: Passes, spec: LossSpec, updates: UpdateTracker
+        self, step: StepPieces, passes: Passes, spec: LossSpec, updates: UpdateTracker
     ) -> Generator[None, None, StepMetrics]:
-        step = yield from self._with_other_policies(step, through, spec)
+        step = yield from self._with_other_policies(step, passes, spec)
         epochs: list[StepMetrics] = []
         for epoch in range(self._job.ppo_epochs):
-            shown = yield from through.backward(step, spec, is_first=epoch == 0)
-            epochs.append(shown)
-            if epoch == 0 and is_too_far(shown, self._job):
-                return {**shown, **TOO_FAR}
-            shown["grad_norm"] = torch.nn.utils.clip_grad_norm_(
+            metrics = yield from passes.backward(step, spec, is_first=epoch == 0)
+            epochs.append(metrics)
+            if epoch == 0 and is_too_far(metrics, self._job):
+                return {**metrics, **TOO_FAR}
+            metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(
                 self.model.parameters(), self._job.grad_clip
             ).item()
-            if not (math.isfinite(shown["grad_norm"]) and math.isfinite(shown["loss"])):
+            if not (math.isfinite(metrics["grad_norm"]) and math.isfinite(metrics["loss"])):
                 return mean_of_epochs(epochs) | (NO_UPDATE if epoch == 0 else {"skipped": 1.0})
             updates.begin()
             self.optimizer.step()
@@ -173,31 +187,33 @@ class PolicyTrainer:
         return mean_of_epochs(epochs)
 
     def _with_other_policies(
-        self, step: StepPieces, through: Passes, spec: LossSpec
+        self, step: StepPieces, passes: Passes, spec: LossSpec
     ) -> Generator[None, None, StepPieces]:
-        """The log-probabilities of the reference, and of the trainer before its first update."""
+        """Add the log-probabilities of the reference, and of the trainer before its first update,
+        if the loss needs them."""
         reference: list[Tensor] | None = None
         old: list[Tensor] | None = None
         if spec.kl_loss_coef != 0:
-            reference = yield from self._of_reference(step, through)
+            reference = yield from self._reference_log_probs(step, passes)
         if not spec.bypass_mode:
-            old = yield from through.log_probs(step)
-        return step.beside(old, reference)
+            old = yield from passes.log_probs(step)
+        return step.with_log_probs(old, reference)
 
-    def _of_reference(
-        self, step: StepPieces, through: Passes
+    def _reference_log_probs(
+        self, step: StepPieces, passes: Passes
     ) -> Generator[None, None, list[Tensor]]:
-        """Log-probabilities under the starting weights."""
+        """Return the log-probabilities under the starting weights."""
         if self.lora is None:
             if self._reference is None:
                 self._reference = self._load_reference()
                 set_compute_dtype(self._reference, self._dtype)
-            return (yield from Passes(self._reference, through.attention).log_probs(step))
-        passes = through.log_probs(step)
+            return (yield from Passes(self._reference, passes.attention).log_probs(step))
+        running = passes.log_probs(step)
         while True:
+            # The adapters are disabled only between two pauses.
             with without_adapters(self.model):
                 try:
-                    next(passes)
+                    next(running)
                 except StopIteration as stop:
                     return stop.value
             yield

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.vllm_compat.chat import ChatRequest
-from fakevllm_server.backends.embedded.decode.chat_renderer import MAX_REMEMBERED, ChatRenderer
+from fakevllm_server.backends.embedded.decode.chat_renderer import MAX_CACHED_PROMPTS, ChatRenderer
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -164,7 +164,7 @@ def test_siblings_are_rendered_once_and_old_prompts_are_forgotten(tokenizer: Any
         renderer.render(ChatRequest(messages=[user("first")]))[0] = -1
     assert rendered == ["first"]
 
-    for index in range(MAX_REMEMBERED):
+    for index in range(MAX_CACHED_PROMPTS):
         renderer.render(ChatRequest(messages=[user(str(index))]))
     assert -1 not in renderer.render(ChatRequest(messages=[user("first")]))
     assert rendered.count("first") == 2

@@ -91,7 +91,7 @@ def test_each_row_gets_the_requested_number_of_top_logprobs() -> None:
     settings = [Sampling(), Sampling(top_logprobs=2), Sampling(top_logprobs=9, top_k=1)]
     rows = SamplingRows.of(settings, torch.device("cpu"))
 
-    tops = sample(LOGITS.expand(3, -1), rows, [0.1] * 3).tops
+    tops = sample(LOGITS.expand(3, -1), rows, [0.1] * 3).top_logprobs
 
     assert tops[0] == []
     assert [id for id, _ in tops[1]] == [0, 1]
@@ -116,7 +116,7 @@ def test_no_sampling_setting_raises(sampling: Sampling) -> None:
 
     assert set(sampled.ids) <= {0, 1, 2, 3}
     assert all(math.isfinite(logprob) for logprob in sampled.logprobs)
-    assert sampled.tops == [[], []]
+    assert sampled.top_logprobs == [[], []]
 
 
 def test_nan_logits_still_give_a_token() -> None:

@@ -51,8 +51,8 @@ def finish_joining_over_time(state: SamplingState, requests: list[DecodeRequest]
     with torch.inference_mode():
         for one in requests:
             state.scheduler.add(one)
-            state.turn()
-            state.turn()
+            state.run_iteration()
+            state.run_iteration()
     run_dry(state)
 
 
@@ -97,8 +97,8 @@ def test_a_long_prompt_is_prefilled_in_pieces_while_other_requests_decode(
     with torch.inference_mode():
         for one in (short, long):
             state.scheduler.add(one)
-        state.turn()
-        state.turn()
+        state.run_iteration()
+        state.run_iteration()
 
     assert short.num_sampled == 2 and long.num_sampled == 0, "99 tokens take seven pieces of 16"
     run_dry(state)
@@ -116,7 +116,7 @@ def test_requests_wait_if_memory_is_short_and_give_the_same_tokens(
         for one in rows:
             state.scheduler.add(one)
         while state.has_work:
-            state.turn()
+            state.run_iteration()
             crowds.append(len(state.decoder.rows))
             assert state.decoder.cache.keys[0, :, 0, :, 0].numel() <= 8 * 128
 
@@ -152,9 +152,9 @@ def test_a_cancelled_row_is_free_in_the_next_iteration(model: PreTrainedModel) -
     for one in (first, second):
         state.scheduler.add(one)
     with torch.inference_mode():
-        state.turn()
+        state.run_iteration()
         first.cancelled = True
-        state.turn()
+        state.run_iteration()
 
     assert state.decoder.rows == [second] and first.num_sampled == 1
 
@@ -180,7 +180,7 @@ def test_siblings_prefill_once_even_if_some_arrive_later(
     with torch.inference_mode():
         for one in siblings[:3]:
             state.scheduler.add(one)
-        state.turn()
+        state.run_iteration()
         for one in siblings[3:]:
             state.scheduler.add(one)
     run_dry(state)
@@ -196,7 +196,7 @@ def publish(state: SamplingState, source: PreTrainedModel, version: int, bound_s
     for _ in state.publish(lambda: source, version, bound_s):
         turns += 1
         with torch.inference_mode():
-            state.turn()
+            state.run_iteration()
     return turns
 
 
@@ -219,7 +219,7 @@ def test_a_publish_lets_running_requests_finish_while_others_wait(
     )
     state.scheduler.add(running)
     with torch.inference_mode():
-        state.turn()
+        state.run_iteration()
     state.scheduler.add(waiting)
 
     turns = publish(state, new, version=1, bound_s=60)
@@ -240,7 +240,7 @@ def test_a_request_running_past_the_drain_bound_continues_with_the_new_weights(
     state.scheduler.add(running)
     with torch.inference_mode():
         for _ in range(4):
-            state.turn()
+            state.run_iteration()
 
     publish(state, new, version=1, bound_s=0)
     run_dry(state)

@@ -17,7 +17,7 @@ def decode_request(*ids: int) -> DecodeRequest:
 def plan(
     scheduler: Scheduler, num_rows: int = 0, known: frozenset[bytes] = frozenset()
 ) -> SchedulerOutput:
-    return scheduler.plan(num_rows, known, lambda rows, length: True)
+    return scheduler.schedule(num_rows, known, lambda rows, length: True)
 
 
 def add(scheduler: Scheduler, *requests: DecodeRequest) -> list[DecodeRequest]:
@@ -30,9 +30,9 @@ def test_siblings_share_one_prefill() -> None:
     scheduler = Scheduler(max_rows=8, max_prefill_tokens=100)
     siblings = add(scheduler, *(decode_request(1, 2, 3) for _ in range(4)))
 
-    decided = plan(scheduler)
+    output = plan(scheduler)
 
-    assert list(decided.prefill.values()) == [[1, 2]]
+    assert list(output.prefill.values()) == [[1, 2]]
     assert scheduler.prefilled() == {siblings[0].prefix_key: siblings}
 
 
@@ -50,10 +50,10 @@ def test_a_known_prefix_and_a_prompt_of_one_token_join_at_once() -> None:
     scheduler = Scheduler(max_rows=8, max_prefill_tokens=100)
     known, single = add(scheduler, decode_request(1, 2, 3), decode_request(9))
 
-    decided = plan(scheduler, known=frozenset({known.prefix_key}))
+    output = plan(scheduler, known=frozenset({known.prefix_key}))
 
-    assert [one for one, _ in decided.joining] == [known, single]
-    assert decided.prefill == {}
+    assert [one for one, _ in output.joining] == [known, single]
+    assert output.prefill == {}
 
 
 def test_the_row_limit_counts_requests_in_prefill() -> None:
@@ -88,9 +88,9 @@ def test_the_first_waiting_request_is_not_overtaken_if_memory_is_short() -> None
     scheduler = Scheduler(max_rows=8, max_prefill_tokens=100)
     add(scheduler, decode_request(1, 2, 3, 4), decode_request(5))
 
-    decided = scheduler.plan(1, frozenset(), lambda rows, length: length < 5)
+    output = scheduler.schedule(1, frozenset(), lambda rows, length: length < 5)
 
-    assert decided == SchedulerOutput() and len(scheduler.waiting) == 2
+    assert output == SchedulerOutput() and len(scheduler.waiting) == 2
 
 
 def test_preempted_requests_are_first_in_their_old_order() -> None:
@@ -114,13 +114,13 @@ def test_every_request_is_decoded_exactly_once_after_its_prefix_is_computed(
     joined: list[DecodeRequest] = []
     running = 0
     for _ in range(100):
-        decided = scheduler.plan(running, known, lambda rows, length: True)
-        assert running + len(decided.joining) + scheduler.num_prefilling <= 5
-        assert all(not key or key in known for _, key in decided.joining)
-        assert not decided.prefill.keys() & known, "nothing is computed twice"
+        output = scheduler.schedule(running, known, lambda rows, length: True)
+        assert running + len(output.joining) + scheduler.num_prefilling <= 5
+        assert all(not key or key in known for _, key in output.joining)
+        assert not output.prefill.keys() & known, "nothing is computed twice"
         prefilled = scheduler.prefilled()
         known |= prefilled.keys()
-        joined += [one for one, _ in decided.joining] + [
+        joined += [one for one, _ in output.joining] + [
             one for row in prefilled.values() for one in row
         ]
         running = 0

@@ -225,7 +225,7 @@ def test_measuring_the_speedup_changes_no_weight(
     trained: list[torch.Tensor] = []
     for is_measured in (True, False):
         if not is_measured:
-            monkeypatch.setattr(sharing_speedup.SharingSpeedup, "after", never)
+            monkeypatch.setattr(sharing_speedup.SharingSpeedup, "measure", never)
         trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
         train(trainer, sampled(tiny_folder), lr=1e-3)
         told = train(trainer, sampled(tiny_folder), lr=1e-3)
