@@ -29,7 +29,7 @@ from fakevllm_server.backends.embedded.demo_model import make
 from fakevllm_server.backends.torch_forest.attentions import default_attention
 from fakevllm_server.backends.torch_forest.forward import edge_log_probs
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.forest import CallTokens, plant
+from fakevllm_server.forest import CallTokens, build_forest
 
 Json = dict[str, Any]
 
@@ -163,7 +163,7 @@ def warm_up(model: Any, tokenizer: Any, sessions: Sessions) -> Iterator[float]:
     stages = [stage for stage in STAGES for _ in range(stage.num_steps)]
     for step, stage in enumerate(stages):
         make.set_learning_rate(optimizer, step, len(stages))
-        plan = Plan.of(plant(batch(tokenizer, sessions, stage)), model.device)
+        plan = Plan.of(build_forest(batch(tokenizer, sessions, stage)), model.device)
         loss = -plan.flat(edge_log_probs(model, plan, attention)).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
