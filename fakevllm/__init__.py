@@ -1,5 +1,5 @@
-"""The proxy: serves the app, fans requests out, scores the answers, keeps the ledger; and the SDK
-for agents that claim their episodes themselves."""
+"""The proxy, which serves apps and trains on their traffic, and the SDK for active clients, which
+claim their episodes themselves."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from fakevllm.sdk.executors import (
         PeriodicDrainThreadPoolExecutor,
         auto_train_with_dataset,
-        episodes_together,
         run_episodes_until_all_complete,
-        start_engines,
     )
     from fakevllm.sdk.job import TrainJob
+    from fakevllm.sdk.multi_server import episodes_together, start_engines
     from fakevllm.sdk.readers import (
         CsvReader,
         HfReader,
@@ -86,9 +85,9 @@ _HOMES = {
     "TrainJob": "fakevllm.sdk.job",
     "WorkflowOutput": "fakevllm.sdk.types",
     "auto_train_with_dataset": "fakevllm.sdk.executors",
-    "episodes_together": "fakevllm.sdk.executors",
+    "episodes_together": "fakevllm.sdk.multi_server",
     "run_episodes_until_all_complete": "fakevllm.sdk.executors",
-    "start_engines": "fakevllm.sdk.executors",
+    "start_engines": "fakevllm.sdk.multi_server",
 }
 """The module that defines each exported name."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fakevllm.sdk import batch_calls, engine_calls
-from fakevllm.sdk.protocol import ENGINE_TIMEOUT_S, Ask, Patience, Talk, asked
+from fakevllm.sdk.protocol import ENGINE_TIMEOUT_S, Backoff, ServerCall, ServerRequest, fetch
 from fakevllm.sdk.types import ServerUnreachable, SwarmError
 from fakevllm_adapters.protocol.swarm import EngineStatus, SuccessReply
 
@@ -20,13 +20,15 @@ class Act:
     name: str
     key: str
     question: str
-    talk: Callable[[], Talk[str]]
+    talk: Callable[[], ServerCall[str]]
     """Returns what to tell. Raises SwarmError."""
 
 
-def _start() -> Talk[str]:
+def _start() -> ServerCall[str]:
     """Does not wait: the picture shows how it boots."""
-    done = yield from asked(Ask("/start_engine", {}, ENGINE_TIMEOUT_S), engine_calls.Done)
+    done = yield from fetch(
+        ServerRequest("/start_engine", {}, ENGINE_TIMEOUT_S), engine_calls.ControlReply
+    )
     if not done.success:
         raise SwarmError(
             f"The engine was not started: {done.error}. Its job comes from `fakevllm serve` or "
@@ -35,26 +37,26 @@ def _start() -> Talk[str]:
     return "The engine is being started."
 
 
-def _stop() -> Talk[str]:
+def _stop() -> ServerCall[str]:
     yield from engine_calls.stop()
     return "The engine is off."
 
 
-def _pause() -> Talk[str]:
+def _pause() -> ServerCall[str]:
     yield from _said("/pause_claims")
     return "No new episode begins; r lets them begin again."
 
 
-def _resume() -> Talk[str]:
+def _resume() -> ServerCall[str]:
     yield from _said("/resume_claims")
     return "Episodes begin again."
 
 
-def _drain() -> Talk[str]:
+def _drain() -> ServerCall[str]:
     """Called off by a resume, from anywhere; a stop is its end too. A server that does not answer
-    is asked again: what it was told to pause stays paused."""
+    is fetch again: what it was told to pause stays paused."""
     yield from _said("/pause_claims")
-    patience = Patience(None, LOOK_EVERY_S)
+    patience = Backoff(None, LOOK_EVERY_S)
     while True:
         why = "a drain waits for the last episodes and their step"
         try:
@@ -65,21 +67,21 @@ def _drain() -> Talk[str]:
         yield from patience.pause(why)
 
 
-def _drained() -> Talk[str | None]:
+def _drained() -> ServerCall[str | None]:
     """What to tell once nothing is played and no step is due, and the engine is off."""
     known = yield from engine_calls.status()
     if known.engine_status is EngineStatus.OFFLINE:
         return "The engine is off."
     if not known.claims_paused:
         raise SwarmError("The drain was called off: episodes begin again.")
-    playing = (yield from batch_calls.information()).running_episode_details
+    playing = (yield from batch_calls.pool_information()).running_episode_details
     is_stepping = known.engine_status is not EngineStatus.ROLLING or known.backlog >= 1
     return None if playing or is_stepping else (yield from _stop())
 
 
-def _said(path: str) -> Talk[None]:
+def _said(path: str) -> ServerCall[None]:
     try:
-        done = yield from asked(Ask(path, {}), SuccessReply)
+        done = yield from fetch(ServerRequest(path, {}), SuccessReply)
     except SwarmError as error:
         if error.status != NOT_FOUND:
             raise

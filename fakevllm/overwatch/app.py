@@ -80,7 +80,7 @@ class Overwatch(App[None]):
         self._draw()
 
     def _begin_look(self) -> None:
-        """One at a time: a server that is slow to answer is not asked more for it."""
+        """One at a time: a server that is slow to answer is not fetch more for it."""
         if not any(worker.group == "look" and worker.is_running for worker in self.workers):
             self.run_worker(self._look, group="look")
 

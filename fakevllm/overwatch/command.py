@@ -25,7 +25,7 @@ class OverwatchSettings:
 
 
 def run_overwatch(settings: OverwatchSettings, console: Console) -> bool:
-    """Whether the server answered, the last time it was asked. Raises UserError."""
+    """Whether the server answered, the last time it was fetch. Raises UserError."""
     if settings.is_json and not settings.is_once:
         raise UserError("--json goes with --once: the screen is not for programs.")
     try:

@@ -11,8 +11,8 @@ from fakevllm.overwatch.acts import NOT_FOUND, Act
 from fakevllm.overwatch.history import History
 from fakevllm.overwatch.snapshot import Notice, Snapshot, away, taken
 from fakevllm.sdk import batch_calls, engine_calls
-from fakevllm.sdk.http_driver import AsyncDriver, bare_url
-from fakevllm.sdk.protocol import QUICK_TIMEOUT_S, Ask, Talk, asked
+from fakevllm.sdk.http_driver import AsyncHttpDriver, bare_url
+from fakevllm.sdk.protocol import QUICK_TIMEOUT_S, ServerCall, ServerRequest, fetch
 from fakevllm.sdk.types import SwarmError
 from fakevllm_adapters.protocol.swarm import LogReply
 
@@ -44,7 +44,7 @@ class Watched(Protocol):
 class Poll:
     def __init__(self, url: str, key: str | None) -> None:
         self._url = bare_url(url)
-        self._driver = AsyncDriver(url, key)
+        self._driver = AsyncHttpDriver(url, key)
         self._history = History()
         self._last: Snapshot | None = None
 
@@ -71,23 +71,23 @@ class Poll:
     async def __aexit__(self, *_: object) -> None:
         await self._driver.close()
 
-    def _seen(self) -> Talk[Snapshot]:
+    def _seen(self) -> ServerCall[Snapshot]:
         status = yield from engine_calls.status()
-        batch = yield from _if_told(batch_calls.information())
+        batch = yield from _if_told(batch_calls.pool_information())
         yield from self._follow(status.run_id)
-        quick = Ask("/get_verbose_logs", timeout_s=QUICK_TIMEOUT_S)
-        told = yield from _if_told(asked(quick, NoticesReply))
+        quick = ServerRequest("/get_verbose_logs", timeout_s=QUICK_TIMEOUT_S)
+        told = yield from _if_told(fetch(quick, NoticesReply))
         notices = [
             Notice(one.timestamp, one.tag, one.message) for one in (told.entries if told else [])
         ]
         return taken(self._url, time.time(), status, batch, self._history, notices)
 
-    def _follow(self, run_id: str) -> Talk[None]:
+    def _follow(self, run_id: str) -> ServerCall[None]:
         """To the end of the log, page by page; a long run's first look takes a while."""
         self._history = self._history.of_run(run_id)
         while True:
-            ask = Ask(f"/get_run_log?after={self._history.last_seq}")
-            reply = yield from _if_told(asked(ask, LogReply))
+            ask = ServerRequest(f"/get_run_log?after={self._history.last_seq}")
+            reply = yield from _if_told(fetch(ask, LogReply))
             if reply is None or not reply.entries:
                 return
             before = self._history.last_seq
@@ -96,7 +96,7 @@ class Poll:
                 return
 
 
-def _if_told(talk: Talk[T]) -> Talk[T | None]:
+def _if_told(talk: ServerCall[T]) -> ServerCall[T | None]:
     """None where the server has no such route: not every server has all of ours."""
     try:
         return (yield from talk)

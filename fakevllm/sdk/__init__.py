@@ -1,2 +1,11 @@
-"""Active clients of a swarm server: agents that claim episodes, run them and say what they were
-worth. `from fakevllm import SwarmClient`."""
+"""The SDK: active clients of a swarm server. Import it as `from fakevllm import SwarmClient`.
+
+An active client claims an episode, runs its agent with the episode's model, and ends the episode
+with a reward. `client` is for threads, `async_client` for one event loop.
+
+* `protocol`, `engine_calls`, `episode_calls` and `batch_calls` decide what is sent, and when it is
+  sent again. They do no I/O. `http_driver` sends it.
+* `executors` and `multi_server` run many episodes, and one agent with several servers.
+
+Methods raise SwarmError if the server refuses, and ServerUnreachable if no server answers.
+"""

@@ -1,4 +1,4 @@
-"""What an agent needs to reach the model it is trained with."""
+"""The base URL and API key by which an agent reaches the model of its episode."""
 
 from __future__ import annotations
 
@@ -15,46 +15,51 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeAccess:
-    """Base URL and key of one episode: any OpenAI client will do."""
+    """Base URL and API key of one episode, for any OpenAI client."""
 
     base_url: str
-    """Ends in /v1."""
+    """URL that ends in /v1."""
     api_key: str
     episode_uuid: str
     model: str = "reserved_field"
-    """The server serves one model, whatever a request calls it."""
+    """A placeholder: the server serves one model, and ignores the name in a request."""
 
     def openai(self) -> OpenAI:
-        """To be closed, or used in a `with`; one that is just let go closes its sockets too."""
+        """Return an OpenAI client. Close it or use it in a `with`; a client that is just dropped
+        closes its sockets as well."""
         from openai import OpenAI
 
-        http = _http_client()(verify=trusted())
+        http = _self_closing_client()(verify=ssl_context())
         return OpenAI(base_url=self.base_url, api_key=self.api_key, http_client=http)
 
     def async_openai(self) -> AsyncOpenAI:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        http = DefaultAsyncHttpxClient(verify=trusted())
+        http = DefaultAsyncHttpxClient(verify=ssl_context())
         return AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, http_client=http)
 
     as_raw_openai_sdk_client = async_openai
-    """AgentJet's name for it."""
+    """AgentJet's name for `async_openai`."""
 
 
 @functools.cache
-def _http_client() -> Any:
-    """With openai's own defaults; a class is made when one is first asked for."""
+def _self_closing_client() -> Any:
+    """Return openai's default HTTP client class, extended to close itself when it is dropped.
+
+    The class is created on first use, because importing openai takes time.
+    """
     from openai import DefaultHttpxClient
 
-    class LetGo(DefaultHttpxClient):
+    class SelfClosingClient(DefaultHttpxClient):
         def __del__(self) -> None:
             if not self.is_closed:
                 self.close()
 
-    return LetGo
+    return SelfClosingClient
 
 
 @functools.cache
-def trusted() -> ssl.SSLContext:
-    """Read once: the certificates are most of what an HTTP client costs, 20 ms of CPU."""
+def ssl_context() -> ssl.SSLContext:
+    """Return the shared TLS context. Reading its certificates takes 20 ms of CPU time, most of the
+    cost of creating an HTTP client."""
     return httpx.create_ssl_context()

@@ -1,4 +1,4 @@
-"""`SwarmClient` for one event loop: the same talks, the same names."""
+"""The client of a swarm server for one event loop; its methods are those of `SwarmClient`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from fakevllm.sdk import batch_calls, engine_calls, episode_calls
 from fakevllm.sdk.access import EpisodeAccess
-from fakevllm.sdk.callbacks import tell_progress
+from fakevllm.sdk.console import log_to_stderr
 from fakevllm.sdk.episode import AsyncEpisode
-from fakevllm.sdk.http_driver import AsyncDriver, access_of
-from fakevllm.sdk.open_claims import GIVE_UP_S
+from fakevllm.sdk.http_driver import AsyncHttpDriver, episode_access
+from fakevllm.sdk.open_claims import ABORT_LIMIT_S
+from fakevllm.sdk.protocol import ServerCall
 from fakevllm.sdk.types import ServerUnreachable, SwarmError
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.keys import new_id
@@ -21,27 +22,36 @@ from fakevllm_adapters.protocol.pool import EpisodeStatus, PoolInformation, Thro
 from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task, WorkflowOutput
 
 log = logging.getLogger("fakevllm.sdk")
+T = TypeVar("T")
 
 
 class AsyncSwarmClient:
-    """Any number of tasks may use one at once; see `SwarmClient` for what each method does."""
+    """The client of a swarm server for one event loop. Any number of tasks may share one.
+
+    `SwarmClient` documents the methods.
+    """
 
     def __init__(
         self, server_url: str, verbose: bool = True, *, api_key: str | None = None
     ) -> None:
         if verbose:
-            tell_progress()
+            log_to_stderr()
         self.server_url = server_url.rstrip("/")
         self.client_uuid = new_id()
-        self._run = (driver := AsyncDriver(self.server_url, api_key)).run
-        self.close = driver.close
-        self._was_on = False
+        self._driver = AsyncHttpDriver(self.server_url, api_key)
+        self._has_seen_engine = False
+
+    async def close(self) -> None:
+        await self._driver.close()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    async def _run(self, call: ServerCall[T]) -> T:
+        return await self._driver.run(call)
 
     # --- the engine
 
@@ -50,14 +60,14 @@ class AsyncSwarmClient:
 
     async def get_engine_status(self) -> tuple[str, dict[str, Any]]:
         try:
-            known = await self.status()
+            reply = await self.status()
         except ServerUnreachable:
             return engine_calls.CANNOT_CONNECT, {}
-        return known.engine_status, known.model_dump(mode="json")
+        return reply.engine_status, reply.model_dump(mode="json")
 
     async def get_global_step(self) -> int:
-        _, told = await self.get_engine_status()
-        return int(told.get("global_step") or 0)
+        _, status = await self.get_engine_status()
+        return int(status.get("global_step") or 0)
 
     async def sync_train_config(self, job: TrainJob) -> None:
         await self._run(engine_calls.sync_job(job))
@@ -67,7 +77,7 @@ class AsyncSwarmClient:
 
     async def start_engine(self, timeout_s: float | None = None) -> None:
         await self._run(engine_calls.start(timeout_s))
-        self._was_on = True
+        self._has_seen_engine = True
 
     async def stop_engine(self) -> None:
         await self._run(engine_calls.stop())
@@ -76,7 +86,7 @@ class AsyncSwarmClient:
         self, job: TrainJob, force_restart: bool = False, timeout_s: float | None = None
     ) -> None:
         await self._run(engine_calls.ensure_running(job, force_restart, timeout_s))
-        self._was_on = True
+        self._has_seen_engine = True
 
     # --- episodes
 
@@ -86,22 +96,26 @@ class AsyncSwarmClient:
         episode_type: episode_calls.EpisodeType = "train",
         throttle_policy: ThrottlePolicy | None = None,
     ) -> tuple[str, EpisodeAccess]:
-        talk = episode_calls.begin(
-            self.client_uuid, episode_type, discard_episode_timeout, throttle_policy, self._was_on
+        call = episode_calls.begin(
+            self.client_uuid,
+            episode_type,
+            discard_episode_timeout,
+            throttle_policy,
+            self._has_seen_engine,
         )
-        is_over = asyncio.Event()
-        begun = asyncio.create_task(self._run(talk, is_over))
+        is_cancelled = asyncio.Event()
+        claiming = asyncio.create_task(self._driver.run(call, is_cancelled))
         try:
-            claim = await asyncio.shield(begun)
+            claim = await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            # A claim that is just being granted would stay for as long as it may be idle.
-            is_over.set()
+            # A claim that the server grants at this moment would otherwise stand until it expires.
+            is_cancelled.set()
             with contextlib.suppress(SwarmError, TimeoutError):
-                async with asyncio.timeout(GIVE_UP_S):
-                    await self.abort_episode((await begun).episode_uuid)
+                async with asyncio.timeout(ABORT_LIMIT_S):
+                    await self.abort_episode((await claiming).episode_uuid)
             raise
-        self._was_on = True
-        return claim.episode_uuid, access_of(self.server_url, claim)
+        self._has_seen_engine = True
+        return claim.episode_uuid, episode_access(self.server_url, claim)
 
     async def end_episode(
         self,
@@ -110,10 +124,10 @@ class AsyncSwarmClient:
         workflow_output: WorkflowOutput,
         declare_client_active: bool = True,
     ) -> None:
-        talk = episode_calls.end(
+        call = episode_calls.end(
             self.client_uuid, task, episode_uuid, workflow_output, declare_client_active
         )
-        await self._run(talk)
+        await self._run(call)
 
     async def abort_episode(self, episode_uuid: str, declare_client_active: bool = True) -> None:
         try:
@@ -140,21 +154,21 @@ class AsyncSwarmClient:
         episode_type: episode_calls.EpisodeType = "train",
         throttle_policy: ThrottlePolicy | None = None,
     ) -> AsyncGenerator[AsyncEpisode]:
-        policy = episode_calls.of_task(throttle_policy, task)
+        policy = episode_calls.with_task_id(throttle_policy, task)
         uuid, access = await self.begin_episode(discard_episode_timeout, episode_type, policy)
         episode = AsyncEpisode(task, access, lambda output: self.end_episode(task, uuid, output))
         try:
             yield episode
         finally:
             if not episode.is_ended:
-                # Also where the agent is being cancelled: the next claim need not wait for it.
+                # The shield lets a cancelled agent abort too, so that the next claim need not wait.
                 await asyncio.shield(self.abort_episode(uuid))
 
     # --- the batch that is being collected
 
     async def get_rollout_stat(self) -> PoolInformation:
         try:
-            return await self._run(batch_calls.information())
+            return await self._run(batch_calls.pool_information())
         except SwarmError:
             return PoolInformation()
 

@@ -1,4 +1,4 @@
-"""What only one thread uses at a time: taken, used, put back."""
+"""A pool of idle HTTP clients, each of which only one thread or task uses at a time."""
 
 from __future__ import annotations
 
@@ -10,46 +10,55 @@ from fakevllm.sdk.types import ClientClosed
 
 T = TypeVar("T")
 
-KEPT_S = 5.0
-"""How long what nobody takes is kept, as httpx keeps an idle connection."""
+MAX_IDLE_S = 5.0
+"""Seconds an idle client is kept, as long as httpx keeps an idle connection."""
 
 
-class Spare(Generic[T]):
-    """Thread-safe. What was put back last is taken first, so what is too many grows old. A process
-    that is forked begins without: two of them would talk over one connection."""
+class ConnectionPool(Generic[T]):
+    """Idle clients to take, use and put back. Safe to use from any thread.
+
+    The client that was put back last is taken first, so that surplus clients age and are closed. A
+    forked process starts with an empty pool, because two processes cannot share a connection.
+    """
 
     def __init__(self) -> None:
         self._is_closed = False
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._pid = os.getpid()
-        self._kept: list[tuple[T, float]] = []
-        """With when it was put back, oldest first."""
+        self._idle: list[tuple[T, float]] = []
+        """Clients and the times when they were put back, oldest first."""
         self._lock = threading.Lock()
 
     def take(self) -> T | None:
-        """None where there is none, and one must be made. Raises ClientClosed after `close`."""
+        """Return an idle client, or None if the caller must create one.
+
+        Raises ClientClosed after `close`.
+        """
         if os.getpid() != self._pid:
-            self._begin()
+            self._reset()
         with self._lock:
             if self._is_closed:
                 raise ClientClosed("The client is closed.")
-            return self._kept.pop()[0] if self._kept else None
+            return self._idle.pop()[0] if self._idle else None
 
-    def put_back(self, one: T, now: float) -> list[T]:
-        """Those that are to be closed: too old, or after `close` this one too."""
+    def put_back(self, client: T, now: float) -> list[T]:
+        """Put a client back, and return the clients that the caller must close.
+
+        These are the clients that were idle for too long; after `close`, it is `client` itself.
+        """
         with self._lock:
             if self._is_closed:
-                return [one]
-            self._kept.append((one, now))
-            num_old = sum(now - since > KEPT_S for _, since in self._kept)
-            old, self._kept = self._kept[:num_old], self._kept[num_old:]
-            return [kept for kept, _ in old]
+                return [client]
+            self._idle.append((client, now))
+            num_old = sum(now - since > MAX_IDLE_S for _, since in self._idle)
+            old, self._idle = self._idle[:num_old], self._idle[num_old:]
+            return [idle for idle, _ in old]
 
     def close(self) -> list[T]:
-        """Those that are to be closed."""
+        """Close the pool, and return the clients that the caller must close."""
         with self._lock:
             self._is_closed = True
-            kept, self._kept = self._kept, []
-            return [one for one, _ in kept]
+            idle, self._idle = self._idle, []
+            return [client for client, _ in idle]

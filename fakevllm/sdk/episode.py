@@ -1,4 +1,4 @@
-"""One claimed episode, as its agent sees it."""
+"""One claimed episode, as an agent uses it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
 
-class _Claimed:
+class _ClaimedEpisode:
     def __init__(self, task: Task, access: EpisodeAccess) -> None:
         self.task = task
         self.access = access
@@ -32,8 +32,9 @@ class _Claimed:
         return self.access.api_key
 
 
-class Episode(_Claimed):
-    """Ended once, by `end`; given up where its block is left without."""
+class Episode(_ClaimedEpisode):
+    """A claimed episode for threads. Call `end` once; an episode without an end is aborted when its
+    block is left."""
 
     def __init__(
         self, task: Task, access: EpisodeAccess, send: Callable[[WorkflowOutput], None]
@@ -51,17 +52,20 @@ class Episode(_Claimed):
         metadata: dict[str, Any] | None = None,
         log_metrics: dict[str, float | list[float]] | None = None,
     ) -> None:
-        """Returns once the server has it on disk. Raises EpisodeLost, ValueError."""
+        """End the episode, and return once the server has the output on disk.
+
+        Raises EpisodeLost, and ValueError for an output that cannot be trained.
+        """
         self.end_with(_output(reward, is_success, metadata, log_metrics))
 
     def end_with(self, output: WorkflowOutput) -> None:
-        """`end`, of a whole output."""
+        """End the episode with a complete WorkflowOutput; otherwise like `end`."""
         self._send(output)
         self.is_ended = True
 
 
-class AsyncEpisode(_Claimed):
-    """`Episode`, for an event loop."""
+class AsyncEpisode(_ClaimedEpisode):
+    """A claimed episode for an event loop; otherwise like `Episode`."""
 
     def __init__(
         self, task: Task, access: EpisodeAccess, send: Callable[[WorkflowOutput], Awaitable[None]]
@@ -79,11 +83,14 @@ class AsyncEpisode(_Claimed):
         metadata: dict[str, Any] | None = None,
         log_metrics: dict[str, float | list[float]] | None = None,
     ) -> None:
-        """Returns once the server has it on disk. Raises EpisodeLost, ValueError."""
+        """End the episode, and return once the server has the output on disk.
+
+        Raises EpisodeLost, and ValueError for an output that cannot be trained.
+        """
         await self.end_with(_output(reward, is_success, metadata, log_metrics))
 
     async def end_with(self, output: WorkflowOutput) -> None:
-        """`end`, of a whole output."""
+        """End the episode with a complete WorkflowOutput; otherwise like `end`."""
         await self._send(output)
         self.is_ended = True
 
@@ -94,7 +101,7 @@ def _output(
     metadata: dict[str, Any] | None,
     log_metrics: dict[str, float | list[float]] | None,
 ) -> WorkflowOutput:
-    """Raises ValueError, in one line."""
+    """Return the output. Raises ValueError in one line."""
     return types.WorkflowOutput(
         reward=reward,
         is_success=is_success,

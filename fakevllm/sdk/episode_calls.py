@@ -1,4 +1,4 @@
-"""Talks about episodes: claim, end, abort, and whether one is still there."""
+"""Server calls about episodes: claim, end, abort, renew."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from fakevllm.sdk.protocol import QUICK_TIMEOUT_S, Ask, Patience, Remark, Talk, asked, insisted
+from fakevllm.sdk.protocol import (
+    QUICK_TIMEOUT_S,
+    Backoff,
+    ServerCall,
+    ServerRequest,
+    ThrottledWarning,
+    fetch,
+    fetch_with_retries,
+)
 from fakevllm.sdk.types import EpisodeLost, SwarmError, SwarmServerOfflineError
 from fakevllm_adapters.http.validation_messages import validated
 from fakevllm_adapters.protocol.keys import new_id
@@ -27,27 +35,30 @@ from fakevllm_adapters.protocol.swarm import (
 
 EpisodeType = Literal["train", "eval"]
 
-END_PATIENCE_S = 600.0
-"""How long an end is sent again: a server restarts, and takes up its engine, well within it."""
-ABORT_PATIENCE_S = 60.0
-"""Where an agent failed because the server died, its claim outlives the crash; a step would wait
-for it, a minute each, until it runs out."""
-RENEW_PATIENCE_S = 10.0
-"""A lost connection is no reason to give up what several servers have begun together."""
-_GONE = (400, 404, 409, 410)
+END_RETRY_S = 600.0
+"""Seconds an end is retried. A server restarts, and connects to its engine, well within this
+time."""
+ABORT_RETRY_S = 60.0
+"""Seconds an abort is retried. If an agent fails because the server died, its claim survives the
+crash, and training steps would wait for it, up to a minute each, until it expires."""
+RENEW_RETRY_S = 10.0
+"""Seconds a renewal is retried, so that a lost connection does not end an episode that spans
+several servers."""
+_LOST_STATUSES = (400, 404, 409, 410)
+"""Statuses of a server for which the claim is no longer this client's."""
 
 
-class _CanContinue(BaseModel):
+class _CanContinueReply(BaseModel):
     can_continue: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One claimed episode, in the server's words."""
+    """The server's reply to a successful claim."""
 
     episode_uuid: str
     path: str
-    """Of its OpenAI routes on the server."""
+    """Path of the episode's OpenAI routes on the server."""
     api_key: str
 
 
@@ -56,13 +67,17 @@ def begin(
     kind: EpisodeType,
     discard_episode_timeout: float,
     throttle_policy: ThrottlePolicy | None,
-    was_on: bool = False,
-) -> Talk[Claim]:
-    """Waits as long as it takes for an engine, a free episode and, with a policy, this task's
-    turn. A claim whose answer is lost on its way is had by asking again. Raises
-    SwarmServerOfflineError where the engine is off and `was_on` before, for a server
-    that is started again takes up its engine before it answers; SwarmError where the server does
-    not take the request."""
+    has_seen_engine: bool = False,
+) -> ServerCall[Claim]:
+    """Claim an episode, and wait without a time limit until the server grants one.
+
+    The wait is for the engine, for a free episode and, with a policy, for this task's turn. An
+    idempotency key makes it safe to send the claim again when its reply was lost.
+
+    Raises SwarmServerOfflineError if the engine is off and was on before (`has_seen_engine`, or
+    seen during the wait): a restarted server connects to its engine before it answers, so an engine
+    that is off then was stopped. Raises SwarmError if the server refuses the request.
+    """
     request = validated(
         ClaimEpisodeRequest,
         client_uuid=client_uuid,
@@ -71,22 +86,22 @@ def begin(
         throttle_policy=throttle_policy,
         idempotency_key=new_id(),
     )
-    ask = Ask("/claim_episode", request.model_dump(exclude_none=True))
-    patience = Patience(None)
+    call = ServerRequest("/claim_episode", request.model_dump(exclude_none=True))
+    backoff = Backoff(None)
     while True:
-        reply = yield from insisted(ask, ClaimEpisodeReply, Patience(None))
+        reply = yield from fetch_with_retries(call, ClaimEpisodeReply, Backoff(None))
         if reply.success:
             path = "/" + reply.openai_base_url.split("://", 1)[-1].partition("/")[2]
             return Claim(reply.episode_uuid, path, reply.openai_api_key)
         is_off = EngineStatus.OFFLINE in reply.fail_cause
-        if is_off and was_on:
+        if is_off and has_seen_engine:
             raise SwarmServerOfflineError(reply.fail_cause)
-        was_on = was_on or not is_off
-        yield from patience.pause(reply.fail_cause)
+        has_seen_engine = has_seen_engine or not is_off
+        yield from backoff.pause(reply.fail_cause)
 
 
-def of_task(policy: ThrottlePolicy | None, task: Task) -> ThrottlePolicy | None:
-    """It names this task, where it names none."""
+def with_task_id(policy: ThrottlePolicy | None, task: Task) -> ThrottlePolicy | None:
+    """Return the policy with this task's id, unless it has an id already."""
     if policy is None or policy.current_task_id:
         return policy
     return policy.model_copy(update={"current_task_id": task.task_id})
@@ -98,87 +113,96 @@ def end(
     episode_uuid: str,
     output: WorkflowOutput,
     declare_client_active: bool = True,
-) -> Talk[None]:
-    """Returns once the server has it on disk; sent again, in the same words, until it has. Raises
-    ValueError for an output that cannot be trained, EpisodeLost, SwarmError."""
-    check(task, output)
-    told = output.model_copy(update={"metadata": output.metadata | {"task_id": task.task_id}})
+) -> ServerCall[None]:
+    """End the episode, and return once the server has its output on disk.
+
+    The same request is sent until then, for END_RETRY_S. Raises ValueError for an output that
+    cannot be trained, EpisodeLost, SwarmError.
+    """
+    check_output(task, output)
+    sent_output = output.model_copy(
+        update={"metadata": output.metadata | {"task_id": task.task_id}}
+    )
     request = validated(
         EndEpisodeRequest,
         client_uuid=client_uuid,
         episode_uuid=episode_uuid,
         task_id=task.task_id,
-        workflow_output=told,
+        workflow_output=sent_output,
         declare_client_active=declare_client_active,
     )
-    ask = Ask("/end_episode", request.model_dump())
+    call = ServerRequest("/end_episode", request.model_dump())
     try:
-        ended = yield from insisted(ask, EndEpisodeReply, Patience(END_PATIENCE_S))
-        if ended.warning:
-            told = f"episode {episode_uuid} of task {task.task_id}: {ended.warning}"
-            yield Remark(ended.warning, told)
+        reply = yield from fetch_with_retries(call, EndEpisodeReply, Backoff(END_RETRY_S))
+        if reply.warning:
+            text = f"episode {episode_uuid} of task {task.task_id}: {reply.warning}"
+            yield ThrottledWarning(reply.warning, text)
     except SwarmError as error:
-        if error.status in _GONE:
+        if error.status in _LOST_STATUSES:
             raise EpisodeLost(error.detail, error.status) from None
         raise
 
 
-def check(task: Task, output: WorkflowOutput) -> None:
-    """Raises ValueError, before anything is sent, for what the server would refuse."""
+def check_output(task: Task, output: WorkflowOutput) -> None:
+    """Raise ValueError for an output that the server would refuse."""
     if not task.task_id:
         raise ValueError(
-            "task.task_id is empty: episodes of one task are compared with each other by it."
+            "task.task_id is empty: it tells which episodes are compared with each other."
         )
     reward = output.reward
     if not isinstance(reward, int | float) or not abs(reward) <= MAX_REWARD:
         raise ValueError(
             f"WorkflowOutput.reward must be one finite number, at most {MAX_REWARD:g} either way, "
-            f"got {reward!r}; "
-            "abort_episode() gives an episode up that has none."
+            f"got {reward!r}; use abort_episode() for an episode without a reward."
         )
 
 
-def abort(client_uuid: str, episode_uuid: str, declare_client_active: bool = True) -> Talk[None]:
-    """Raises SwarmError; the server gives up by itself what nobody ends."""
-    ask = _abort(client_uuid, episode_uuid, declare_client_active, QUICK_TIMEOUT_S)
-    yield from insisted(ask, SuccessReply, Patience(ABORT_PATIENCE_S))
+def abort(
+    client_uuid: str, episode_uuid: str, declare_client_active: bool = True
+) -> ServerCall[None]:
+    """Abort the episode. Raises SwarmError; the server then aborts the episode when it expires."""
+    request = _abort_request(client_uuid, episode_uuid, declare_client_active, QUICK_TIMEOUT_S)
+    yield from fetch_with_retries(request, SuccessReply, Backoff(ABORT_RETRY_S))
 
 
-def give_up(client_uuid: str, episode_uuid: str, timeout_s: float) -> Talk[None]:
-    """An abort that is said once. Raises SwarmError."""
-    yield from asked(_abort(client_uuid, episode_uuid, False, timeout_s), SuccessReply)
+def abort_once(client_uuid: str, episode_uuid: str, timeout_s: float) -> ServerCall[None]:
+    """Abort the episode without retries. Raises SwarmError."""
+    yield from fetch(_abort_request(client_uuid, episode_uuid, False, timeout_s), SuccessReply)
 
 
-def can_continue(client_uuid: str, episode_uuid: str) -> Talk[bool]:
-    """Raises SwarmError."""
-    reply = yield from asked(
-        _about(client_uuid, episode_uuid, "/can_continue_episode"), _CanContinue
-    )
+def can_continue(client_uuid: str, episode_uuid: str) -> ServerCall[bool]:
+    """Return whether the claim still stands. Raises SwarmError."""
+    request = _episode_request(client_uuid, episode_uuid, "/can_continue_episode")
+    reply = yield from fetch(request, _CanContinueReply)
     return reply.can_continue
 
 
-def renew(client_uuid: str, episode_uuid: str) -> Talk[None]:
-    """A sign of life, for agents that are long silent between their calls. Raises EpisodeLost,
-    SwarmError."""
+def renew(client_uuid: str, episode_uuid: str) -> ServerCall[None]:
+    """Reset the claim's idle time, for an agent that is silent for long between its LLM calls.
+
+    Raises EpisodeLost, SwarmError.
+    """
     try:
-        ask = _about(client_uuid, episode_uuid, "/renew_episode")
-        yield from insisted(ask, SuccessReply, Patience(RENEW_PATIENCE_S))
+        request = _episode_request(client_uuid, episode_uuid, "/renew_episode")
+        yield from fetch_with_retries(request, SuccessReply, Backoff(RENEW_RETRY_S))
     except SwarmError as error:
-        if error.status in _GONE:
+        if error.status in _LOST_STATUSES:
             raise EpisodeLost(error.detail, error.status) from None
         raise
 
 
-def _abort(client_uuid: str, episode_uuid: str, is_active: bool, timeout_s: float) -> Ask:
+def _abort_request(
+    client_uuid: str, episode_uuid: str, is_active: bool, timeout_s: float
+) -> ServerRequest:
     request = EndEpisodeRequest(
         client_uuid=client_uuid,
         episode_uuid=episode_uuid,
         workflow_output=WorkflowOutput(reward=0.0),
         declare_client_active=is_active,
     )
-    return Ask("/abort_episode", request.model_dump(), timeout_s)
+    return ServerRequest("/abort_episode", request.model_dump(), timeout_s)
 
 
-def _about(client_uuid: str, episode_uuid: str, path: str) -> Ask:
+def _episode_request(client_uuid: str, episode_uuid: str, path: str) -> ServerRequest:
     request = CanContinueRequest(client_uuid=client_uuid, episode_uuid=episode_uuid)
-    return Ask(path, request.model_dump(), QUICK_TIMEOUT_S)
+    return ServerRequest(path, request.model_dump(), QUICK_TIMEOUT_S)

@@ -1,24 +1,20 @@
-"""Many episodes at once, in threads."""
+"""Run many episodes at once in threads, with retries."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future
 from concurrent.futures import wait as wait_for
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fakevllm.runtime.log_throttle import LogThrottle
-from fakevllm.sdk.episode import Episode
-from fakevllm.sdk.http_driver import bare_url
-from fakevllm.sdk.types import ClientClosed, SwarmError, SwarmServerOfflineError
-from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.protocol.swarm import Task, WorkflowOutput
+from fakevllm.sdk.types import ClientClosed, SwarmServerOfflineError
+from fakevllm_adapters.protocol.swarm import Task
 
 if TYPE_CHECKING:
     from fakevllm.sdk.client import SwarmClient
@@ -28,11 +24,11 @@ log = logging.getLogger("fakevllm.sdk")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-FIRST_RETRY_S, LONGEST_RETRY_S = 0.5, 30.0
-TELL_EVERY_S = 5.0
-"""Between lines about the same mistake."""
-ENDS = (SwarmServerOfflineError, ClientClosed)
-"""After these no further episode would come to anything else."""
+FIRST_RETRY_S, MAX_RETRY_S = 0.5, 30.0
+LOG_INTERVAL_S = 5.0
+"""Seconds between log lines about the same error."""
+FINAL_ERRORS = (SwarmServerOfflineError, ClientClosed)
+"""Errors after which every further episode would fail as well."""
 
 
 def run_episodes_until_all_complete(
@@ -41,28 +37,30 @@ def run_episodes_until_all_complete(
     max_workers: int | None = None,
     auto_retry: bool = True,
 ) -> list[R]:
-    """`func` once for each task, all at once or `max_workers` at a time; the results in the tasks'
-    order. With `auto_retry` what fails is run again until it does not; what fails without ends it
-    all: nothing further begins, and it is raised."""
+    """Call `func` once for each task, and return the results in the order of the tasks.
+
+    All tasks run at once, or `max_workers` at a time. With `auto_retry`, a call that fails is
+    retried until it succeeds. Without it, the first error is raised and no further task begins.
+    """
     if not tasks:
         return []
-    retries = Retries()
-    run = retries.of(func) if auto_retry else func
-    pool = DaemonPool(max_workers or len(tasks), ends=(BaseException,))
+    retrier = Retrier()
+    run = retrier.wrap(func) if auto_retry else func
+    pool = DaemonThreadPool(max_workers or len(tasks), final_errors=(BaseException,))
     try:
         futures = [pool.submit(run, task) for task in tasks]
         wait_for(futures, return_when=FIRST_EXCEPTION)
         pool.check()
         return [future.result() for future in futures]
     finally:
-        retries.end()
+        retrier.stop()
         pool.cancel()
         pool.shutdown()
 
 
 class PeriodicDrainThreadPoolExecutor:
-    """Episodes in windows: after each `workers` of them all must be over before the next begin, so
-    that a window is a batch.
+    """Runs episodes in windows of `workers` episodes. A window begins when the one before it is
+    over, so that a window is a batch.
 
         executor = PeriodicDrainThreadPoolExecutor(workers=8 * 4, max_parallel=16)
         for task in tasks:
@@ -70,8 +68,8 @@ class PeriodicDrainThreadPoolExecutor:
                 executor.submit_with_periodic_drain(fn=rollout, task=task)
         executor.shutdown()
 
-    Where the engine was stopped, or the client closed, nothing further begins, and whatever is
-    called next raises that.
+    When the engine is stopped or the client is closed, no further episode begins, and the next
+    method that is called raises the error.
     """
 
     def __init__(
@@ -81,40 +79,46 @@ class PeriodicDrainThreadPoolExecutor:
         auto_retry: bool = True,
         block_first_run: bool = False,
     ) -> None:
-        """`workers` is the size of a window, `max_parallel` how many run at once. With
-        `block_first_run` the first one runs alone, so that a mistake is seen once and at once."""
-        self._window = workers
-        self._pool = DaemonPool(max_parallel or workers, ends=ENDS)
-        self._retries = Retries()
+        """`workers` is the size of a window, and `max_parallel` the number of episodes that run at
+        once. With `block_first_run` the first episode runs alone, so that a mistake in the script
+        shows once and early."""
+        self._window_size = workers
+        self._pool = DaemonThreadPool(max_parallel or workers, final_errors=FINAL_ERRORS)
+        self._retrier = Retrier()
         self._auto_retry = auto_retry
-        self._is_first = block_first_run
-        self._open: list[Future[Any]] = []
-        """Of this window."""
+        self._blocks_next_run = block_first_run
+        self._window: list[Future[Any]] = []
+        """Futures of the current window."""
         self._unfinished: set[Future[Any]] = set()
 
     def submit(self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        run = self._retries.of(fn) if self._auto_retry else fn
+        run = self._retrier.wrap(fn) if self._auto_retry else fn
         future = self._pool.submit(run, *args, **kwargs)
         self._unfinished.add(future)
-        future.add_done_callback(self._is_done)
-        if self._is_first:
-            self._is_first = False
-            future.exception()  # waits
+        future.add_done_callback(self._on_done)
+        if self._blocks_next_run:
+            self._blocks_next_run = False
+            future.exception()  # waits until it is done
         return future
 
     def submit_with_periodic_drain(
         self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[Future[R], list[Any]]:
-        """The future, and the results of the window that was waited for first, if one was."""
-        drained = self.drain() if len(self._open) >= self._window else []
+        """Submit a call. If the window is full, wait for it first.
+
+        Returns the future, and the results of the window that was waited for, or [].
+        """
+        drained = self.drain() if len(self._window) >= self._window_size else []
         future = self.submit(fn, *args, **kwargs)
-        self._open.append(future)
+        self._window.append(future)
         return future, drained
 
     def drain(self) -> list[Any]:
-        """Waits for all that were submitted in this window; their results, without those that
-        failed, which are logged."""
-        window, self._open = self._open, []
+        """Wait for the current window, and return the results of the calls that succeeded.
+
+        The errors of the others are logged.
+        """
+        window, self._window = self._window, []
         self._wait_for(window)
         results: list[Any] = []
         for future in window:
@@ -123,30 +127,30 @@ class PeriodicDrainThreadPoolExecutor:
             error = future.exception()
             if error is None:
                 results.append(future.result())
-            elif not isinstance(error, ENDS):
+            elif not isinstance(error, FINAL_ERRORS):
                 log.error("an episode failed", exc_info=error)
         self._pool.check()
         return results
 
     def shutdown(self, wait: bool = True) -> list[Any]:
-        """The last window's results, once all that was submitted is over."""
+        """Wait for all submitted calls, and return the results of the last window."""
         try:
-            while wait and self._unfinished:  # one may have submitted another
+            while wait and self._unfinished:  # a call may have submitted another one
                 self._wait_for(tuple(self._unfinished))
             return self.drain() if wait else []
         finally:
             self._pool.shutdown()
 
-    def _is_done(self, future: Future[Any]) -> None:
+    def _on_done(self, future: Future[Any]) -> None:
         self._unfinished.discard(future)
-        if self._pool.is_over:
-            self._retries.end()
+        if self._pool.has_ended:
+            self._retrier.stop()
 
     def _wait_for(self, futures: Collection[Future[Any]]) -> None:
         try:
             wait_for(futures)
         except KeyboardInterrupt:
-            self._retries.end()
+            self._retrier.stop()
             self._pool.cancel()
             raise
 
@@ -159,9 +163,11 @@ def auto_train_with_dataset(
     remote_batch_size: int = 8,
     max_parallel: int = 64,
 ) -> None:
-    """Each task `local_grpo_n` times through `execute_agent(task, access)`, which returns a
-    WorkflowOutput; a batch is waited for before the next begins. Raises SwarmServerOfflineError
-    where the engine is stopped meanwhile."""
+    """Call `execute_agent(task, access)` `local_grpo_n` times for each task.
+
+    The function returns a WorkflowOutput. A batch begins when the one before it is over. Raises
+    SwarmServerOfflineError if the engine is stopped meanwhile.
+    """
 
     def rollout(task: Task) -> None:
         with client.episode(task) as episode:
@@ -174,21 +180,24 @@ def auto_train_with_dataset(
     executor.shutdown()
 
 
-class DaemonPool:
-    """Threads that do not keep a script alive: one that is interrupted ends at once, and its
-    episodes go to the next client."""
+class DaemonThreadPool:
+    """A thread pool whose threads do not keep a script alive.
 
-    def __init__(self, size: int, ends: tuple[type[BaseException], ...] = ()) -> None:
-        """Behind an error of `ends` nothing further begins: the futures of what waits are
-        cancelled."""
+    An interrupted script ends at once, and its episodes go to the next client.
+    """
+
+    def __init__(self, size: int, final_errors: tuple[type[BaseException], ...] = ()) -> None:
+        """After an error of a type in `final_errors` no further call begins, and the futures of
+        waiting calls are cancelled."""
         self._size = size
-        self._ends = ends
-        self._ended: BaseException | None = None
+        self._final_errors = final_errors
+        self._error: BaseException | None = None
+        """The error that ended the pool."""
         self._threads: list[threading.Thread] = []
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
     def submit(self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Raises as `check`."""
+        """Queue a call. Raises the error that ended the pool, if it has ended."""
         self.check()
         future: Future[R] = Future()
         self._work.put((future, lambda: fn(*args, **kwargs)))
@@ -199,86 +208,89 @@ class DaemonPool:
         return future
 
     @property
-    def is_over(self) -> bool:
-        return self._ended is not None
+    def has_ended(self) -> bool:
+        return self._error is not None
 
     def check(self) -> None:
-        """Raises what ended it, where anything did."""
-        if self._ended is not None:
-            raise self._ended
+        """Raise the error that ended the pool, if it has ended."""
+        if self._error is not None:
+            raise self._error
 
     def cancel(self) -> None:
-        """What has not begun never does."""
-        self._ended = self._ended or CancelledError()
+        """Cancel all calls that have not begun."""
+        self._error = self._error or CancelledError()
 
     def shutdown(self) -> None:
-        """What was submitted is still run, unless its future is cancelled; nobody is waited for."""
+        """Let the threads end after the submitted calls. Does not wait for them."""
         for _ in self._threads:
             self._work.put(None)
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             future, run = work
-            if self.is_over:
+            if self.has_ended:
                 future.cancel()
             if not future.set_running_or_notify_cancel():
                 continue
             try:
                 future.set_result(run())
-            except BaseException as error:  # the future's reader gets it
-                if isinstance(error, self._ends):
-                    self._ended = self._ended or error
+            except BaseException as error:  # passed to the future's reader
+                if isinstance(error, self._final_errors):
+                    self._error = self._error or error
                 future.set_exception(error)
 
 
-class Retries:
-    """Runs a function again until it returns, later and later. Hundreds of threads make the same
-    mistake: it is shown in full once, then now and again in a line with their number. `ends` are
-    not run again, such as an engine that was stopped."""
+class Retrier:
+    """Retries a function with exponential backoff until it succeeds.
+
+    Hundreds of threads may fail with the same error. It is logged with a traceback once, then at
+    most every LOG_INTERVAL_S in a line with the number of failures. Errors of a type in
+    `final_errors`, such as a stopped engine, are raised at once.
+    """
 
     def __init__(
         self,
         sleep: Callable[[float], None] = time.sleep,
-        ends: tuple[type[Exception], ...] = ENDS,
+        final_errors: tuple[type[Exception], ...] = FINAL_ERRORS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sleep = sleep
-        self._ends = ends
+        self._final_errors = final_errors
         self._clock = clock
-        self._throttle = LogThrottle(TELL_EVERY_S)
-        self._is_over = False
+        self._throttle = LogThrottle(LOG_INTERVAL_S)
+        self._is_stopped = False
 
-    def end(self) -> None:
-        """Nobody waits any more: what fails from now on is neither told nor run again."""
-        self._is_over = True
+    def stop(self) -> None:
+        """Stop retrying: calls that fail from now on raise their error, without a log line."""
+        self._is_stopped = True
 
-    def of(self, func: Callable[P, R]) -> Callable[P, R]:
+    def wrap(self, func: Callable[P, R]) -> Callable[P, R]:
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             pause_s = FIRST_RETRY_S
             while True:
                 try:
                     return func(*args, **kwargs)
-                except self._ends:
+                except self._final_errors:
                     raise
                 except Exception as error:
-                    if not self._is_over:
-                        self._tell(error, pause_s)
+                    if not self._is_stopped:
+                        self._log_failure(error, pause_s)
                         self._sleep(pause_s)
-                    if self._is_over:  # perhaps since
+                    if self._is_stopped:  # perhaps during the pause
                         raise
-                    pause_s = min(2 * pause_s, LONGEST_RETRY_S)
+                    pause_s = min(2 * pause_s, MAX_RETRY_S)
 
         return run
 
-    def _tell(self, error: Exception, pause_s: float) -> None:
+    def _log_failure(self, error: Exception, pause_s: float) -> None:
         due = self._throttle.due(_kind_of(error), self._clock())
         if due is None:
             return
-        others = due.num_suppressed
+        num_others = due.num_suppressed
         log.warning(
-            "an episode failed, and is run again in %.1f s%s: %s: %s",
+            "an episode failed and is retried in %.1f s%s: %s: %s",
             pause_s,
-            f", as {others} others that failed alike" if others else "",
+            f" ({num_others} more failed in the same place)" if num_others else "",
             type(error).__name__,
             error,
             exc_info=error if due.is_first and not _is_lost_connection(error) else None,
@@ -286,82 +298,17 @@ class Retries:
 
 
 def _kind_of(error: Exception) -> Hashable:
-    """Its type and the lines it came through. Its words differ from episode to episode: they hold
-    ids, and what the model said."""
+    """Return the error's type and its traceback's lines. The message is no part of the kind,
+    because it may contain ids and text of the model, which differ in each episode."""
     lines = traceback.walk_tb(error.__traceback__)
     return type(error), frozenset((frame.f_code.co_filename, line) for frame, line in lines)
 
 
 def _is_lost_connection(error: BaseException | None) -> bool:
-    """Of which a traceback through three libraries tells nothing more."""
+    """Return whether the cause is a lost connection, whose traceback through libraries has no more
+    information."""
     while error is not None:
         if isinstance(error, ConnectionError):
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-# Several servers at once: one agent, several models that learn.
-
-
-def start_engines(
-    clients: Sequence[tuple[SwarmClient, TrainJob]], force_restart: bool = False
-) -> None:
-    """Each server's engine with its job, side by side, for large models take minutes. Raises
-    SwarmError with what each one that failed said."""
-
-    def start(one: tuple[SwarmClient, TrainJob]) -> str | None:
-        client, job = one
-        try:
-            client.auto_sync_train_config_and_start_engine(job, force_restart)
-        except SwarmError as error:
-            return f"{bare_url(client.server_url)}: {error}"
-        return None
-
-    pool = DaemonPool(len(clients))
-    told = [one.result() for one in [pool.submit(start, client) for client in clients]]
-    pool.shutdown()
-    failures = [one for one in told if one is not None]
-    if failures:
-        raise SwarmError("; ".join(failures))
-
-
-@contextlib.contextmanager
-def episodes_together(
-    clients: Sequence[SwarmClient], task: Task, discard_episode_timeout: float = 240.0
-) -> Generator[list[Episode]]:
-    """An episode of each server for one run of an agent; all of them end, or all are aborted.
-
-    `end` keeps the outcome; the servers are told when the block is left, after each has said that
-    its claim still stands. All are aborted where the block raises, where one has no outcome, or
-    where one claim is gone (EpisodeLost). A server that loses its claim in the instant between
-    being asked and being told is the one case in which the others have ended.
-    """
-    outputs: dict[str, WorkflowOutput] = {}
-    with contextlib.ExitStack() as held:
-        episodes = [_begin(held, one, task, discard_episode_timeout, outputs) for one in clients]
-        yield episodes
-        if len(outputs) < len(episodes):
-            return
-        for client, episode in zip(clients, episodes, strict=True):
-            client.renew_episode(episode.uuid)
-        for client, episode in zip(clients, episodes, strict=True):
-            client.end_episode(task, episode.uuid, outputs.pop(episode.uuid))
-
-
-def _begin(
-    held: contextlib.ExitStack,
-    client: SwarmClient,
-    task: Task,
-    idle_limit_s: float,
-    outputs: dict[str, WorkflowOutput],
-) -> Episode:
-    """Aborted at the end, unless it has ended by then, which an abort does not change."""
-    uuid, access = client.open_claims.begin(lambda: client.begin_episode(idle_limit_s))
-    held.callback(client.open_claims.let_go, uuid)
-    held.callback(client.abort_episode, uuid)
-
-    def keep(output: WorkflowOutput) -> None:
-        outputs[uuid] = output
-
-    return Episode(task, access, keep)

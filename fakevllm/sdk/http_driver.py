@@ -1,5 +1,5 @@
-"""Carries talks out: requests over httpx, pauses by the clock. One driver for threads, one for an
-event loop."""
+"""Drivers that run server calls: requests over httpx, pauses by the clock, repeated log lines
+rate-limited. One driver is for threads, one for an event loop."""
 
 from __future__ import annotations
 
@@ -17,137 +17,193 @@ import httpx
 import orjson
 
 from fakevllm.runtime.log_throttle import LogThrottle
-from fakevllm.sdk.access import EpisodeAccess, trusted
-from fakevllm.sdk.connection_pool import Spare
+from fakevllm.sdk.access import EpisodeAccess, ssl_context
+from fakevllm.sdk.connection_pool import ConnectionPool
 from fakevllm.sdk.episode_calls import Claim
-from fakevllm.sdk.protocol import Answer, Ask, Pause, Remark, Talk, server_url
+from fakevllm.sdk.protocol import (
+    Pause,
+    ServerCall,
+    ServerReply,
+    ServerRequest,
+    ThrottledWarning,
+    normalized_server_url,
+)
 from fakevllm.sdk.types import ClientClosed, ServerUnreachable
 from fakevllm_adapters.protocol.keys import bearer_header
 
 log = logging.getLogger("fakevllm.sdk")
 T = TypeVar("T")
+Step = ServerRequest | Pause | ThrottledWarning
+"""What a server call yields."""
 
 KEY_VARIABLE = "FAKEVLLM_SWARM_KEY"
+MIN_LOGGED_WAIT_S = 5.0
+"""Minimum length in seconds of a wait that is logged. Each episode waits out a training step, and a
+small model's step is shorter than this."""
+LOG_INTERVAL_S = 30.0
+"""Seconds between log lines about the same wait."""
+_NUMBER = re.compile(r"\d+")
 
 
-class Driver:
-    """For threads: any number of them may drive talks at once.
+class HttpDriver:
+    """Runs server calls for threads; any number of threads may share one driver.
 
-    Each request has an HTTP client to itself meanwhile. In a pool that is shared httpcore closes
+    Each request has an HTTP client of its own while it runs. In a shared pool, httpcore closes
     connections that look idle (too many, too old) while it hands them to another request, which
-    then fails with `Bad file descriptor` or waits until its time is over; and each request looks
-    at every connection.
+    then fails with `Bad file descriptor` or hangs until its timeout; and each request looks at
+    every connection.
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        self._url = server_url(url)
+        self._url = normalized_server_url(url)
         self._headers = _headers(key)
-        self._waits = Waits()
-        self._spare = Spare[httpx.Client]()
-        weakref.finalize(self, _close, self._spare)  # a script may just let go of its client
-        self._is_over = threading.Event()
+        self._wait_log = WaitLog()
+        self._pool = ConnectionPool[httpx.Client]()
+        weakref.finalize(self, _close, self._pool)  # a script may drop its client without closing
+        self._waits_ended = threading.Event()
 
-    def run(self, talk: Talk[T]) -> T:
-        """Raises what the talk raises; ClientClosed where it would wait after `end_waits`."""
+    def run(self, call: ServerCall[T]) -> T:
+        """Run a call, and return its result.
+
+        Raises what the call raises, and ClientClosed if it would pause after `end_waits`.
+        """
         waited_s = 0.0
         try:
-            wanted = next(talk)
+            step = next(call)
             while True:
-                if isinstance(wanted, Remark):
-                    wanted = _remarked(self._waits, wanted, talk)
-                elif isinstance(wanted, Pause):
-                    waited_s += wanted.seconds
-                    _tell(self._waits, wanted, waited_s)
-                    if self._is_over.wait(wanted.seconds):
+                if isinstance(step, ThrottledWarning):
+                    self._wait_log.warn(step)
+                    step = call.send(None)
+                elif isinstance(step, Pause):
+                    waited_s += step.seconds
+                    self._wait_log.pause(step, waited_s)
+                    if self._waits_ended.wait(step.seconds):
                         raise ClientClosed("The client is closed.")
-                    wanted = talk.send(None)
+                    step = call.send(None)
                 else:
-                    wanted = _told(talk, self._ask(wanted))
+                    step = _resume(call, self._send(step))
         except StopIteration as end:
             return end.value
 
-    def _ask(self, ask: Ask) -> Answer | ServerUnreachable:
-        method, content, headers = _request(ask)
-        http = self._spare.take() or httpx.Client(
-            base_url=self._url, headers=self._headers, verify=trusted(), trust_env=False
+    def _send(self, request: ServerRequest) -> ServerReply | ServerUnreachable:
+        method, content, headers = _method_and_body(request)
+        http = self._pool.take() or httpx.Client(
+            base_url=self._url, headers=self._headers, verify=ssl_context(), trust_env=False
         )
         try:
-            answer = http.request(
-                method, ask.path, content=content, headers=headers, timeout=ask.timeout_s
+            response = http.request(
+                method, request.path, content=content, headers=headers, timeout=request.timeout_s
             )
         except httpx.HTTPError as error:
             return _unreachable(self._url, error)
         finally:
-            for old in self._spare.put_back(http, time.monotonic()):
+            for old in self._pool.put_back(http, time.monotonic()):
                 old.close()
-        return _answer(answer)
+        return _parsed(response)
 
     def end_waits(self) -> None:
-        """Requests are still made, pauses are not."""
-        self._is_over.set()
+        """Make each call raise ClientClosed at its next pause. Requests are still sent."""
+        self._waits_ended.set()
 
     def close(self) -> None:
         self.end_waits()
-        _close(self._spare)
+        _close(self._pool)
 
 
-class AsyncDriver:
-    """For one event loop."""
+class AsyncHttpDriver:
+    """Runs server calls in one event loop, each request with an HTTP client of its own."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        self._url = server_url(url)
+        self._url = normalized_server_url(url)
         self._headers = _headers(key)
-        self._waits = Waits()
-        self._spare = Spare[httpx.AsyncClient]()
+        self._wait_log = WaitLog()
+        self._pool = ConnectionPool[httpx.AsyncClient]()
 
-    async def run(self, talk: Talk[T], is_over: asyncio.Event | None = None) -> T:
-        """Raises what the talk raises; ClientClosed where it would wait once `is_over`."""
+    async def run(self, call: ServerCall[T], is_cancelled: asyncio.Event | None = None) -> T:
+        """Run a call, and return its result.
+
+        Raises what the call raises, and ClientClosed if it would pause while `is_cancelled` is set.
+        """
         waited_s = 0.0
         try:
-            wanted = next(talk)
+            step = next(call)
             while True:
-                if isinstance(wanted, Remark):
-                    wanted = _remarked(self._waits, wanted, talk)
-                elif isinstance(wanted, Pause):
-                    waited_s += wanted.seconds
-                    _tell(self._waits, wanted, waited_s)
-                    if await _is_set_within(wanted.seconds, is_over):
-                        raise ClientClosed("Nobody waits for it any more.")
-                    wanted = talk.send(None)
+                if isinstance(step, ThrottledWarning):
+                    self._wait_log.warn(step)
+                    step = call.send(None)
+                elif isinstance(step, Pause):
+                    waited_s += step.seconds
+                    self._wait_log.pause(step, waited_s)
+                    if await _is_set_within(step.seconds, is_cancelled):
+                        raise ClientClosed("The call was cancelled.")
+                    step = call.send(None)
                 else:
-                    wanted = _told(talk, await self._ask(wanted))
+                    step = _resume(call, await self._send(step))
         except StopIteration as end:
             return end.value
 
-    async def _ask(self, ask: Ask) -> Answer | ServerUnreachable:
-        method, content, headers = _request(ask)
-        http = self._spare.take() or httpx.AsyncClient(
-            base_url=self._url, headers=self._headers, verify=trusted(), trust_env=False
+    async def _send(self, request: ServerRequest) -> ServerReply | ServerUnreachable:
+        method, content, headers = _method_and_body(request)
+        http = self._pool.take() or httpx.AsyncClient(
+            base_url=self._url, headers=self._headers, verify=ssl_context(), trust_env=False
         )
         try:
-            answer = await http.request(
-                method, ask.path, content=content, headers=headers, timeout=ask.timeout_s
+            response = await http.request(
+                method, request.path, content=content, headers=headers, timeout=request.timeout_s
             )
         except httpx.HTTPError as error:
             return _unreachable(self._url, error)
         finally:
-            for old in self._spare.put_back(http, time.monotonic()):
+            for old in self._pool.put_back(http, time.monotonic()):
                 await old.aclose()
-        return _answer(answer)
+        return _parsed(response)
 
     async def close(self) -> None:
-        for http in self._spare.close():
+        for http in self._pool.close():
             await http.aclose()
 
 
+class WaitLog:
+    """Log lines about waits and repeated warnings of all calls of one client, rate-limited.
+
+    Hundreds of threads may wait for the same thing. It is logged once, then once per interval.
+    """
+
+    def __init__(self) -> None:
+        self._throttle = LogThrottle(LOG_INTERVAL_S)
+
+    def pause(self, pause: Pause, waited_s: float) -> None:
+        if self.is_due(pause.reason, waited_s, time.monotonic()):
+            log.info("waiting: %s", pause.reason)
+
+    def warn(self, warning: ThrottledWarning) -> None:
+        if self.is_due(warning.kind, math.inf, time.monotonic()):
+            log.warning("%s", warning.text)
+
+    def is_due(self, reason: str, waited_s: float, now: float) -> bool:
+        """Return whether to log now that a call has waited for `waited_s` seconds in all.
+
+        Reasons that differ only in numbers are the same, because the numbers change while calls
+        wait.
+        """
+        if waited_s < MIN_LOGGED_WAIT_S:
+            return False
+        return self._throttle.due(_NUMBER.sub("N", reason), now) is not None
+
+
 def bare_url(url: str) -> str:
-    """A server's URL without the credentials in it: an episode has a key of its own, and messages
-    are read by others."""
+    """Return a server's URL without credentials.
+
+    An episode has a key of its own, and others may read messages that contain the URL.
+    """
     return str(httpx.URL(url).copy_with(userinfo=b"")).rstrip("/")
 
 
-def access_of(url: str, claim: Claim) -> EpisodeAccess:
-    """The server as this client knows it: behind a tunnel it does not know its own name."""
+def episode_access(url: str, claim: Claim) -> EpisodeAccess:
+    """Return the access to a claimed episode through the client's own URL of the server.
+
+    The server does not know the address by which this client reaches it, for example in a tunnel.
+    """
     return EpisodeAccess(bare_url(url) + claim.path, claim.api_key, claim.episode_uuid)
 
 
@@ -160,70 +216,32 @@ async def _is_set_within(seconds: float, event: asyncio.Event | None) -> bool:
     return True
 
 
-def _tell(waits: Waits, pause: Pause, waited_s: float) -> None:
-    if waits.is_due(pause.why, waited_s, time.monotonic()):
-        log.info("waiting: %s", pause.why)
-
-
-def _remarked(waits: Waits, remark: Remark, talk: Talk[T]) -> Ask | Pause | Remark:
-    """What is wanted after it."""
-    if waits.is_due(remark.about, math.inf, time.monotonic()):
-        log.warning("%s", remark.text)
-    return talk.send(None)
-
-
-def _close(spare: Spare[httpx.Client]) -> None:
-    for http in spare.close():
+def _close(pool: ConnectionPool[httpx.Client]) -> None:
+    for http in pool.close():
         http.close()
 
 
-def _told(talk: Talk[T], came: Answer | ServerUnreachable) -> Ask | Pause | Remark:
-    """What is wanted after it."""
-    return talk.throw(came) if isinstance(came, ServerUnreachable) else talk.send(came)
+def _resume(call: ServerCall[T], result: ServerReply | ServerUnreachable) -> Step:
+    return call.throw(result) if isinstance(result, ServerUnreachable) else call.send(result)
 
 
 def _headers(key: str | None) -> dict[str, str]:
     return bearer_header(key or os.environ.get(KEY_VARIABLE))
 
 
-def _request(ask: Ask) -> tuple[str, bytes | None, dict[str, str]]:
-    if ask.body is None:
+def _method_and_body(request: ServerRequest) -> tuple[str, bytes | None, dict[str, str]]:
+    if request.body is None:
         return "GET", None, {}
-    return "POST", orjson.dumps(ask.body), {"Content-Type": "application/json"}
+    return "POST", orjson.dumps(request.body), {"Content-Type": "application/json"}
 
 
-def _answer(answer: httpx.Response) -> Answer:
+def _parsed(response: httpx.Response) -> ServerReply:
     try:
-        return Answer(answer.status_code, orjson.loads(answer.content))
+        return ServerReply(response.status_code, orjson.loads(response.content))
     except orjson.JSONDecodeError:
-        return Answer(answer.status_code, answer.text)
+        return ServerReply(response.status_code, response.text)
 
 
 def _unreachable(url: str, error: httpx.HTTPError) -> ServerUnreachable:
     cause = str(error) or type(error).__name__
     return ServerUnreachable(f"No swarm server answers at {bare_url(url)} ({cause})")
-
-
-# How often a client says of its waits, and of what all its episodes are told. Pure.
-
-SHORT_S = 5.0
-"""Shorter waits are not worth a line: a step of a small model is over by then, and every episode
-that is due waits for it."""
-TELL_EVERY_S = 30.0
-"""Between lines about the same wait."""
-_NUMBER = re.compile(r"\d+")
-
-
-class Waits:
-    """Of all talks of a client, in any thread: hundreds wait for the same thing, and it is told
-    once, then now and again."""
-
-    def __init__(self) -> None:
-        self._throttle = LogThrottle(TELL_EVERY_S)
-
-    def is_due(self, why: str, waited_s: float, now: float) -> bool:
-        """Whether to tell it now, by a talk that has waited so long in all."""
-        if waited_s < SHORT_S:
-            return False
-        words = _NUMBER.sub("N", why)  # which move meanwhile
-        return self._throttle.due(words, now) is not None

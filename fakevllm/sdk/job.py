@@ -1,10 +1,10 @@
-"""The job as an active client makes it: AgentJet's arguments, and YAML files beside them.
+"""The job that an active client creates, from AgentJet's arguments or from YAML files.
 
     job = TrainJob(project_name="p", experiment_name="e", n_gpu=8, batch_size=32, num_repeat=4)
     job.dump_job_as_yaml("job.yaml")
 
-A setting is what the constructor was given, else what `base_yaml_config` says, else the default. A
-file may be of either spelling, ours (`job:`) or AgentJet's (`ajet:`).
+A setting is the constructor's argument, else the value in the file `base_yaml_config`, else the
+default. A file may have fakevllm's format (`job:`) or AgentJet's (`ajet:`).
 """
 
 from __future__ import annotations
@@ -27,48 +27,52 @@ from fakevllm_adapters.job.yaml import (
 
 log = logging.getLogger("fakevllm.sdk")
 
-_NONE_COUNTS = frozenset({"max_mismatch_k3"})
-"""Where None is a value of its own. Everywhere else it means: not given."""
-_ONCE = frozenset({"base_yaml_config", "ensure_new_experiment"})
-"""What has been done when the job is made."""
+_NULLABLE = frozenset({"max_mismatch_k3"})
+"""Settings for which None is a value. For all others it means that the setting was not set."""
+_CONSTRUCTOR_ONLY = frozenset({"base_yaml_config", "ensure_new_experiment"})
+"""Settings that take effect in the constructor only."""
 
 
 class TrainJob(model.TrainJob):
-    """Raises ValueError, in one line, for a job that cannot work or a file that cannot be read."""
+    """A training job. The constructor raises ValueError, in one line, for settings that cannot work
+    and for a file that cannot be read."""
 
     base_yaml_config: str | None = Field(default=None, exclude=True)
     ensure_new_experiment: bool = Field(default=False, exclude=True)
 
-    if not TYPE_CHECKING:  # whose word for it is one argument a setting
+    if not TYPE_CHECKING:  # type checkers derive the arguments from the fields
 
-        def __init__(self, **given: Any) -> None:
+        def __init__(self, **settings: Any) -> None:
             try:
-                super().__init__(**_resolved(given, datetime.now()))
+                super().__init__(**_resolve(settings, datetime.now()))
             except ValidationError as error:
                 raise ValueError(describe_errors(error, type(self).model_fields)) from None
             check_job(self)
 
     def build_job_from_yaml(self, yaml_path: str | Path) -> Self:
-        """The file's settings over this job's, also over what its constructor was given. In place,
-        for AgentJet's documents call it for that; returned for whoever wants it in a line."""
-        own = {name: getattr(self, name) for name in self.model_fields_set - _ONCE}
+        """Replace this job's settings by those in the file, and return the job.
+
+        The file wins over the constructor's arguments. The job changes in place, because scripts
+        from AgentJet's documentation expect that.
+        """
+        own = {name: getattr(self, name) for name in self.model_fields_set - _CONSTRUCTOR_ONLY}
         built = type(self)(**{**own, **_read(yaml_path)})
         for name in type(self).model_fields:
-            object.__setattr__(self, name, getattr(built, name))  # frozen for everybody else
+            object.__setattr__(self, name, getattr(built, name))  # the model is frozen
         self.model_fields_set.update(built.model_fields_set)
         return self
 
     def dump_job_as_yaml(self, yaml_path: str | Path) -> str:
-        """Writes `as_yaml()`, and returns the path. Folders on the way are made."""
+        """Write `as_yaml()` to a file, create its folders, and return the path."""
         file = Path(yaml_path)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(self.as_yaml(), encoding="utf-8")
         return str(yaml_path)
 
 
-def _resolved(given: Settings, now: datetime) -> Settings:
-    """With the base file below what was given, and the experiment's own name."""
-    settings = _named(given)
+def _resolve(arguments: Settings, now: datetime) -> Settings:
+    """Return the arguments, completed from the base file, with the final experiment name."""
+    settings = _set_values(arguments)
     base = settings.get("base_yaml_config")
     if base is not None:
         settings = {**_read(base), **settings}
@@ -78,10 +82,10 @@ def _resolved(given: Settings, now: datetime) -> Settings:
     return settings
 
 
-def _named(settings: Settings) -> Settings:
-    """Without what was not given."""
-    named = {name: v for name, v in settings.items() if v is not None or name in _NONE_COUNTS}
-    return merge_target_modules(named)
+def _set_values(settings: Settings) -> Settings:
+    """Return the settings that are set, with the aliases of target_modules merged."""
+    values = {name: v for name, v in settings.items() if v is not None or name in _NULLABLE}
+    return merge_target_modules(values)
 
 
 def _read(file: str | Path) -> Settings:
@@ -92,7 +96,7 @@ def _read(file: str | Path) -> Settings:
     except ValueError as error:
         raise ValueError(f"the job's YAML {file}: {error}") from None
     if "base_yaml_config" in read.settings:
-        raise ValueError(f"the job's YAML {file} names a base_yaml_config: give one file")
+        raise ValueError(f"the job's YAML {file} names a base_yaml_config: use one file")
     for warning in read.warnings:
         log.warning("%s: %s", file, warning)
-    return _named(read.settings)
+    return _set_values(read.settings)

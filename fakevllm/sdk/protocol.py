@@ -1,8 +1,8 @@
-"""How a client talks, without any I/O.
+"""Server calls as generators, without I/O, so that threads and event loops share them.
 
-A talk is a generator: it yields a request or a pause, is sent what came of it, and returns its
-result. `SwarmClient` carries talks out in the caller's thread, `AsyncSwarmClient` in an event loop;
-what is said, and when it is said again, stands here once for both.
+A `ServerCall` yields requests, pauses and warnings, is sent the server's replies, and returns its
+result. `SwarmClient` runs a call in the caller's thread, `AsyncSwarmClient` in an event loop. What
+a client sends, and when it sends it again, is decided once for both.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ M = TypeVar("M", bound=BaseModel)
 
 TIMEOUT_S = 30.0
 QUICK_TIMEOUT_S = 10.0
-"""Of questions that the server answers from memory."""
+"""Timeout of requests that the server answers from memory."""
 ENGINE_TIMEOUT_S = 600.0
-"""Of a stop, which waits for the step in hand and its checkpoint."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
-KEYLESS = (
-    "This server asks for a good key: give one as api_key=, in FAKEVLLM_SWARM_KEY, or as "
+"""Timeout of starting and stopping the engine. A stop waits for the current step and its
+checkpoint."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
+NO_VALID_KEY = (
+    "This server needs a valid API key: pass it as api_key=, in FAKEVLLM_SWARM_KEY, or as "
     "http://NAME:KEY@HOST:PORT"
 )
 UNKNOWN_PATH = "Not Found"
@@ -36,16 +37,16 @@ NO_SWARM_SERVER = (
     "what answers is no swarm server, but perhaps a proxy, which has a port of its own"
 )
 REPLY_CHARS = 300
-"""Of a reply that is not JSON, as an error quotes it."""
-PASSING = (429, 502, 503, 504)
-"""Of a server that cannot take it now, or a gateway that got no answer from it. What was asked may
-have been done."""
+"""Maximum number of characters of a reply to quote in an error."""
+TRANSIENT_STATUSES = (429, 502, 503, 504)
+"""Statuses of a server that is overloaded, or of a gateway that got no answer from the server. The
+server may have processed the request."""
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request. Without a body it is a GET."""
+class ServerRequest:
+    """A request to the server: a GET without a body, a POST with one."""
 
     path: str
     body: Json | None = None
@@ -54,23 +55,26 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
+    """A wait before the next request."""
+
     seconds: float
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Remark:
-    """What a client says once in a while, though it comes with each of its episodes."""
+class ThrottledWarning:
+    """A warning that may come with each episode, so that the client logs it only now and then."""
 
-    about: str
+    kind: str
+    """The text that repeated warnings have in common."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerReply:
     status: int
     content: Any
-    """The JSON it held; text where it held none."""
+    """The parsed JSON; the text if the reply is not JSON."""
 
     @property
     def is_object(self) -> bool:
@@ -78,9 +82,9 @@ class Answer:
 
     @property
     def detail(self) -> str:
-        """What an error says."""
+        """The error message in the reply."""
         if self.status == 401:
-            return KEYLESS
+            return NO_VALID_KEY
         match self.content:
             case {"detail": str(text)} | {"error": {"message": str(text)}}:
                 return text
@@ -91,7 +95,8 @@ class Answer:
 
 
 def _quoted(text: str) -> str:
-    """In one line; of a page its title, which is the same each time it comes.
+    """Return the text in one line; for an HTML page only its title, because repeated error pages
+    differ in the rest.
 
     >>> _quoted("<html><head><title>502 Bad Gateway</title></head>\\n<p>ray 8f2a</p></html>")
     '502 Bad Gateway'
@@ -100,75 +105,81 @@ def _quoted(text: str) -> str:
     return " ".join((title[1] if title else text).split())[:REPLY_CHARS]
 
 
-Talk = Generator[Ask | Pause | Remark, Answer | None, T]
-"""A driver throws ServerUnreachable into it where an Ask got no answer."""
+ServerCall = Generator[ServerRequest | Pause | ThrottledWarning, ServerReply | None, T]
+"""A generator that talks to the server. Its driver sends it a ServerReply for each ServerRequest,
+and None for the rest; if no server answers, it throws ServerUnreachable into the generator."""
 
 
-def server_url(text: str) -> str:
-    """Without a slash at its end. Raises ValueError for what is no http address, which a client
-    would try again and again.
+def normalized_server_url(text: str) -> str:
+    """Return a server's URL without a trailing slash.
 
-    >>> server_url("http://gpu-box:10086/")
+    Raises ValueError if `text` is not an http or https address, which a client would retry in vain.
+
+    >>> normalized_server_url("http://gpu-box:10086/")
     'http://gpu-box:10086'
     """
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-        raise ValueError("write the server's URL as http://HOST:PORT")  # a key may be in it
+        # The message does not quote the text, which may contain a key.
+        raise ValueError("write the server's URL as http://HOST:PORT")
     return text.rstrip("/")
 
 
-def answered(ask: Ask) -> Talk[Answer]:
-    """Raises ServerUnreachable."""
-    answer = yield ask
-    assert answer is not None, "a driver sends an answer for each Ask"
-    return answer
+def send(request: ServerRequest) -> ServerCall[ServerReply]:
+    """Send a request, and return the reply whatever its status. Raises ServerUnreachable."""
+    reply = yield request
+    assert reply is not None, "a driver sends a reply for each ServerRequest"
+    return reply
 
 
-def asked(ask: Ask, reply: type[M]) -> Talk[M]:
-    """Raises SwarmError for anything but the reply."""
-    answer = yield from answered(ask)
-    if answer.status == 404 and answer.detail == UNKNOWN_PATH:
-        raise SwarmError(f"There is no {ask.path} here: {NO_SWARM_SERVER}", answer.status)
-    if answer.status != 200:
-        raise SwarmError(answer.detail, answer.status)
-    if not answer.is_object:  # a stranger on the port may say anything
-        raise SwarmError(f"{ask.path} was not answered by a swarm server: {answer.detail}")
-    return reply.model_validate(answer.content)
+def fetch(request: ServerRequest, model: type[M]) -> ServerCall[M]:
+    """Send a request, and return the parsed reply. Raises SwarmError for any status but 200."""
+    reply = yield from send(request)
+    if reply.status == 404 and reply.detail == UNKNOWN_PATH:
+        raise SwarmError(f"There is no {request.path} here: {NO_SWARM_SERVER}", reply.status)
+    if reply.status != 200:
+        raise SwarmError(reply.detail, reply.status)
+    if not reply.is_object:  # another program on this port may answer anything
+        raise SwarmError(f"{request.path} was not answered by a swarm server: {reply.detail}")
+    return model.model_validate(reply.content)
 
 
-def insisted(ask: Ask, reply: type[M], patience: Patience) -> Talk[M]:
-    """The same request again while what keeps it from being answered may pass. For requests that a
-    server acts on once, however often they come."""
+def fetch_with_retries(request: ServerRequest, model: type[M], backoff: Backoff) -> ServerCall[M]:
+    """Send the same request until it succeeds, fails for good, or `backoff` is exhausted.
+
+    Use it only for requests that the server processes once, however often they arrive. Raises
+    SwarmError.
+    """
     while True:
         try:
-            return (yield from asked(ask, reply))
+            return (yield from fetch(request, model))
         except SwarmError as error:
-            if not is_passing(error) or patience.is_over:
+            if not is_transient(error) or backoff.is_exhausted:
                 raise
-            yield from patience.pause(error.detail)
+            yield from backoff.pause(error.detail)
 
 
-def is_passing(error: SwarmError) -> bool:
-    return isinstance(error, ServerUnreachable) or error.status in PASSING
+def is_transient(error: SwarmError) -> bool:
+    return isinstance(error, ServerUnreachable) or error.status in TRANSIENT_STATUSES
 
 
-class Patience:
-    """Pauses between tries, each longer than the one before, and how long they may be in all."""
+class Backoff:
+    """Exponential backoff: each pause is twice as long as the one before, up to a maximum."""
 
-    def __init__(self, limit_s: float | None, longest_s: float = LONGEST_PAUSE_S) -> None:
-        """None is for ever."""
+    def __init__(self, limit_s: float | None, max_pause_s: float = MAX_PAUSE_S) -> None:
+        """`limit_s` is the total length of all pauses in seconds; None: no limit."""
         self._left_s = limit_s
-        self._longest_s = longest_s
+        self._max_pause_s = max_pause_s
         self._next_s = FIRST_PAUSE_S
 
     @property
-    def is_over(self) -> bool:
+    def is_exhausted(self) -> bool:
         return self._left_s is not None and self._left_s <= 0
 
-    def pause(self, why: str) -> Talk[None]:
+    def pause(self, reason: str) -> ServerCall[None]:
         seconds = self._next_s
-        self._next_s = min(2 * seconds, self._longest_s)
+        self._next_s = min(2 * seconds, self._max_pause_s)
         if self._left_s is not None:
             seconds = min(seconds, self._left_s)
             self._left_s -= seconds
-        yield Pause(seconds, why)
+        yield Pause(seconds, reason)

@@ -1,6 +1,8 @@
-"""Where tasks come from. A reader can be gone through any number of times, and names its tasks the
-same each time and on each machine, and no two of them alike: episodes of one task are compared with
-each other."""
+"""Readers of tasks from files and datasets.
+
+A reader can be iterated any number of times. Its task ids are unique, and the same each time and on
+each machine, because episodes with one task id are compared with each other.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,21 @@ from fakevllm_adapters.protocol.swarm import Task
 
 
 class TaskReader(ABC):
+    """An iterable of tasks."""
+
     @abstractmethod
     def __iter__(self) -> Iterator[Task]: ...
 
     def generate_training_tasks(self) -> Iterator[Task]:
-        """AgentJet's name for it."""
+        """Iterate the tasks; AgentJet's name for `iter(reader)`."""
         return iter(self)
 
 
 class JsonlReader(TaskReader):
-    """A JSON object a line; `field` is what is asked, all of them are the task's metadata."""
+    """Tasks from a JSON Lines file: `field` becomes the query, and all fields the metadata."""
 
     def __init__(self, path: str | Path, field: str = "question") -> None:
-        """Raises ConfigError for a file that cannot be read or has no such field."""
+        """Raise ConfigError for a file that cannot be read or has no such field."""
         self._tasks = read_tasks(Path(path), field)
 
     def __iter__(self) -> Iterator[Task]:
@@ -40,15 +44,15 @@ class JsonlReader(TaskReader):
 
 
 class CsvReader(TaskReader):
-    """A file with a line of column names."""
+    """Tasks from a CSV file whose first line has the column names."""
 
     def __init__(self, path: str | Path, field: str = "question") -> None:
-        """Raises ConfigError for a file that cannot be read or has no such column."""
+        """Raise ConfigError for a file that cannot be read or has no such column."""
         self._field = field
         try:
             raw = Path(path).read_bytes()
-            text = io.StringIO(raw.decode("utf-8-sig"), newline="")  # as Excel writes it
-            self._rows = _whole_rows(csv.DictReader(text))
+            text = io.StringIO(raw.decode("utf-8-sig"), newline="")  # Excel writes a BOM
+            self._rows = _complete_rows(csv.DictReader(text))
         except (OSError, ValueError, csv.Error) as error:
             raise ConfigError(f"The dataset {path} cannot be read: {error}.") from None
         if self._rows and field not in self._rows[0]:
@@ -62,17 +66,18 @@ class CsvReader(TaskReader):
 
 
 class HfReader(TaskReader):
-    """A dataset of the Hugging Face `datasets` package: a name, or a folder on this machine."""
+    """Tasks from a dataset of the Hugging Face `datasets` package: `path` is a name on the hub, or
+    a folder."""
 
     def __init__(
         self, path: str, field: str = "question", split: str = "train", name: str | None = None
     ) -> None:
-        """Raises ConfigError where the package is not installed, or there is no such dataset."""
+        """Raise ConfigError if the package is not installed, or if there is no such dataset."""
         try:
             datasets: Any = import_module("datasets")
         except ImportError:
             raise ConfigError(
-                "Datasets of Hugging Face need one more package: pip install datasets."
+                "HfReader needs the package `datasets`: pip install datasets."
             ) from None
         self._field, self._prefix = field, f"{Path(path).name}-{split}"
         try:
@@ -85,34 +90,40 @@ class HfReader(TaskReader):
 
     def __iter__(self) -> Iterator[Task]:
         for number, row in enumerate(self._rows):
-            # A dataset may lie elsewhere on another machine, and another one bear the same name.
+            # The id contains no path, which differs between machines, but a digest of the row,
+            # because another dataset may have the same name.
             name = f"{self._prefix}-{number}-{_digest(str(row[self._field]).encode())}"
             yield _task(name, dict(row), self._field)
 
 
 class RandomReader(TaskReader):
-    """Tasks without contents, for agents that make up their own: a number each as the seed."""
+    """Tasks with only a random seed as metadata, for agents that generate their own problems."""
 
     def __init__(self, num_tasks: int, seed: int = 0) -> None:
         self._num_tasks, self._seed = num_tasks, seed
 
     def __iter__(self) -> Iterator[Task]:
-        drawn = random.Random(self._seed)
+        seeds = random.Random(self._seed)
         for number in range(self._num_tasks):
             yield Task(
-                task_id=f"random-{self._seed}-{number}", metadata={"seed": drawn.getrandbits(32)}
+                task_id=f"random-{self._seed}-{number}", metadata={"seed": seeds.getrandbits(32)}
             )
 
 
 class RouterReader(TaskReader):
-    """Several readers as one. `env_type` says which one a task is from, and so does its id; each
-    comes up in proportion to its share until it is at its end, spread evenly."""
+    """Several readers as one, interleaved evenly in proportion to their shares.
+
+    A reader that is at its end is left out. The task's `env_type` is the reader's name, and its id
+    begins with the name.
+    """
 
     def __init__(
         self, readers: Mapping[str, TaskReader], shares: Mapping[str, float] | None = None
     ) -> None:
-        """Without shares all have the same. Raises ValueError for shares of other names, or not
-        above 0."""
+        """`shares` maps the readers' names to weights; None: equal weights.
+
+        Raises ValueError if the names differ, or if a share is not above 0.
+        """
         self._readers = dict(readers)
         self._shares = dict(shares) if shares is not None else dict.fromkeys(readers, 1.0)
         if self._shares.keys() != self._readers.keys() or min(self._shares.values()) <= 0:
@@ -120,14 +131,16 @@ class RouterReader(TaskReader):
 
     def __iter__(self) -> Iterator[Task]:
         open_readers = {name: iter(reader) for name, reader in self._readers.items()}
-        told = dict.fromkeys(open_readers, 0)
+        num_tasks = dict.fromkeys(open_readers, 0)
         while open_readers:
-            name = min(open_readers, key=lambda one: (told[one] + 1) / self._shares[one])
+            name = min(
+                open_readers, key=lambda reader: (num_tasks[reader] + 1) / self._shares[reader]
+            )
             task = next(open_readers[name], None)
             if task is None:
                 del open_readers[name]
                 continue
-            told[name] += 1
+            num_tasks[name] += 1
             yield task.model_copy(update={"env_type": name, "task_id": f"{name}-{task.task_id}"})
 
 
@@ -135,13 +148,15 @@ def _digest(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()[:8]
 
 
-def _whole_rows(reader: csv.DictReader[str]) -> list[dict[str, Any]]:
-    """Raises ValueError."""
+def _complete_rows(reader: csv.DictReader[str]) -> list[dict[str, Any]]:
+    """Raise ValueError for a row with too many or too few cells."""
     rows: list[dict[str, Any]] = []
     for row in reader:
         cells: dict[Any, Any] = dict(row)
-        if None in cells or None in cells.values():  # the reader's words for more and for fewer
-            raise ValueError(f"line {reader.line_num} has not as many cells as there are columns")
+        if None in cells or None in cells.values():  # csv's marks for extra and missing cells
+            raise ValueError(
+                f"line {reader.line_num} has more or fewer cells than there are columns"
+            )
         rows.append(cells)
     return rows
 

@@ -1,4 +1,4 @@
-"""A swarm server on this machine, for scripts that bring their own."""
+"""Start a swarm server on this machine, for scripts that need one."""
 
 from __future__ import annotations
 
@@ -18,26 +18,31 @@ log = logging.getLogger("fakevllm.sdk")
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 START_LIMIT_S = 60.0
-LOOK_EVERY_S = 0.1
+POLL_INTERVAL_S = 0.1
 LOG_FILE = Path("fakevllm-server.log")
 LOG_LINES = 5
+"""Number of lines of the log to quote if the server does not come up."""
 
 
 def start_server(url: str) -> None:
-    """Where nobody answers at that address of this machine, a server of its own is started there.
-    It outlives the script, which may be run again. Raises ValueError for another machine's address,
-    ServerUnreachable where none comes up."""
+    """Start a server at `url`, unless one answers there already.
+
+    The server outlives the script, which may be run again. Raises ValueError for an address of
+    another machine, ServerUnreachable if the server does not come up.
+    """
     url = bare_url(url)
     parts = urlsplit(url)
     if parts.hostname not in LOOPBACK or parts.port is None:
         raise ValueError(
-            "auto_start_swarm_server starts one on this machine: give a URL such as "
+            "auto_start_swarm_server starts a server on this machine: pass a URL such as "
             f"http://localhost:10086, not {url}."
         )
     if _answers(url):
         return
     command = [sys.executable, "-m", "fakevllm_server", "start", "--port", str(parts.port)]
-    log.info("starting a swarm server; it goes on when this script ends, and writes %s", LOG_FILE)
+    log.info(
+        "starting a swarm server, which continues after this script ends; its log is %s", LOG_FILE
+    )
     with LOG_FILE.open("ab") as log_file:
         server = subprocess.Popen(
             command,
@@ -46,12 +51,12 @@ def start_server(url: str) -> None:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-    limit = time.monotonic() + START_LIMIT_S
+    deadline = time.monotonic() + START_LIMIT_S
     while not _answers(url):
-        if server.poll() is not None or time.monotonic() > limit:
+        if server.poll() is not None or time.monotonic() > deadline:
             tail = "\n".join(LOG_FILE.read_text(errors="replace").splitlines()[-LOG_LINES:])
             raise ServerUnreachable(f"The swarm server did not come up. {LOG_FILE} ends:\n{tail}")
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _answers(url: str) -> bool:

@@ -1,4 +1,4 @@
-"""What an agent's author writes out; a mistake in it is a ValueError of one line."""
+"""The types that an agent's author creates, and the errors of the SDK."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from fakevllm_adapters.http.validation_messages import one_line
 from fakevllm_adapters.protocol import pool, swarm
 
 
-class _Given(BaseModel):
-    if not TYPE_CHECKING:  # whose word for it is one argument a field
+class _OneLineErrors(BaseModel):
+    """A model whose constructor raises ValueError in one line."""
 
-        def __init__(self, **given: Any) -> None:
+    if not TYPE_CHECKING:  # type checkers derive the arguments from the fields
+
+        def __init__(self, **fields: Any) -> None:
             try:
-                super().__init__(**given)
+                super().__init__(**fields)
             except ValidationError as error:
                 problems = one_line(error.errors(include_url=False))
                 raise ValueError(f"{type(self).__name__}: {problems}") from None
 
 
-class WorkflowOutput(_Given, swarm.WorkflowOutput):
+class WorkflowOutput(_OneLineErrors, swarm.WorkflowOutput):
     pass
 
 
-class ThrottlePolicy(_Given, pool.ThrottlePolicy):
+class ThrottlePolicy(_OneLineErrors, pool.ThrottlePolicy):
     model_config = ConfigDict(extra="forbid")
 
 
-# What can go wrong between a client and its swarm server.
-
-
 class SwarmError(RuntimeError):
-    """The server refused something; its own words."""
+    """The server refused a request; the message is the server's."""
 
     def __init__(self, detail: str, status: int | None = None) -> None:
         super().__init__(detail)
@@ -42,17 +41,19 @@ class SwarmError(RuntimeError):
 
 
 class ServerUnreachable(SwarmError):
-    """Nobody answers, or not in time. What was asked may have been done."""
+    """No server answered in time. It may have processed the request."""
 
 
 class SwarmServerOfflineError(SwarmError):
-    """The engine was stopped while somebody waited for it."""
+    """The engine was stopped while a client waited for it."""
 
 
 class EpisodeLost(SwarmError):
-    """The claim is not this client's any more: it was idle for too long, or somebody else has it.
-    Nothing of it will be trained; the task can be run again."""
+    """The claim is no longer this client's: it was idle for too long, or another client has it.
+
+    The episode will not be trained. The task can be run again.
+    """
 
 
 class ClientClosed(SwarmError):
-    """The client was closed, or its script ends, while somebody waited through it."""
+    """The client was closed, or its script ended, while one of its calls waited."""

@@ -13,7 +13,7 @@ from fakevllm.config.base import Section
 from fakevllm.config.errors import explain
 from fakevllm.errors import ConfigError
 from fakevllm.sdk.job import TrainJob
-from fakevllm.sdk.protocol import server_url
+from fakevllm.sdk.protocol import normalized_server_url
 from fakevllm_adapters.job import strict_yaml
 from fakevllm_adapters.job.model import parse_job
 from fakevllm_adapters.job.rules import check_job
@@ -39,7 +39,7 @@ class TrainSection(Section):
 
 
 class ServerSection(Section):
-    url: Annotated[str, AfterValidator(server_url)] | None = None
+    url: Annotated[str, AfterValidator(normalized_server_url)] | None = None
     """Of one that runs already; then nothing else stands here."""
     backend: Literal["embedded", "vllm", "verl", "fake"] = "embedded"
     model: str | None = None

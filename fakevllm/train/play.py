@@ -19,7 +19,7 @@ from fakevllm.errors import FakevllmError, UserError
 from fakevllm.sdk.access import EpisodeAccess
 from fakevllm.sdk.client import SwarmClient
 from fakevllm.sdk.episode_calls import EpisodeType
-from fakevllm.sdk.executors import Retries, run_episodes_until_all_complete
+from fakevllm.sdk.executors import Retrier, run_episodes_until_all_complete
 from fakevllm.sdk.types import ServerUnreachable, SwarmServerOfflineError
 from fakevllm.train import plan
 from fakevllm.train.screen import Screen
@@ -75,7 +75,7 @@ class Play:
         self._folder = folder
         self._is_ours = folder is not None
         self._client: SwarmClient
-        self._retries = Retries(self._pause, ends=(SwarmServerOfflineError, UserError))
+        self._retries = Retrier(self._pause, final_errors=(SwarmServerOfflineError, UserError))
         self._stopping = threading.Event()
         self._mistake: UserError | None = None
 
@@ -202,7 +202,7 @@ class Play:
                 self._screen.part(steps_done + next(num_played) / len(tasks))
             return reward
 
-        run = self._retries.of(play)
+        run = self._retries.wrap(play)
         parallel = min(self._material.max_parallel, len(tasks))
         try:
             return run_episodes_until_all_complete(tasks, run, parallel, auto_retry=False)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fakevllm.errors import FakevllmError, UserError
 from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder, supervise
-from fakevllm.sdk.executors import DaemonPool
+from fakevllm.sdk.executors import DaemonThreadPool
 from fakevllm.sdk.types import SwarmError
 from fakevllm.train.config import ServerSection, Settings
 from fakevllm.train.play import Material, Outcome, Play
@@ -39,7 +39,7 @@ async def _train(settings: Settings, material: Material, console: Console) -> Ou
     with Screen(console, material.num_steps) as screen:
         async with _server(settings, material.job.seed, screen) as url:
             play = Play(url, material, screen, settings.run_dir)
-            playing = DaemonPool(1).submit(play.run)
+            playing = DaemonThreadPool(1).submit(play.run)
             try:
                 return await asyncio.wrap_future(playing)
             except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""A server of a few lines, for what a real one does not do on demand."""
+"""A minimal HTTP server, for behaviour that a real server does not show on demand."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 
-class Answering(BaseHTTPRequestHandler):
+class JsonHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def told(self) -> bytes:
-        """The JSON that answers this request."""
+    def reply(self) -> bytes:
+        """Return the JSON that answers this request."""
         raise NotImplementedError
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        body = self.told()
+        body = self.reply()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -31,8 +31,8 @@ class Answering(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(handler: type[Answering]) -> Generator[str]:
-    """Its URL."""
+def serving(handler: type[JsonHandler]) -> Generator[str]:
+    """Serve on a free port, and return the URL."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = Thread(target=server.serve_forever, daemon=True)
         thread.start()

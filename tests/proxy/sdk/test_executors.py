@@ -1,4 +1,4 @@
-"""Many episodes at once."""
+"""Executors that run many episodes at once."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fakevllm import (
     Task,
     run_episodes_until_all_complete,
 )
-from fakevllm.sdk.executors import TELL_EVERY_S, Retries
+from fakevllm.sdk.executors import LOG_INTERVAL_S, Retrier
 from fakevllm.sdk.types import ClientClosed
 
 TASKS = [Task(task_id=str(number)) for number in range(6)]
 TIMEOUT_S = 10.0
 
 
-def test_results_come_in_the_order_of_the_tasks_and_all_run_at_once() -> None:
+def test_all_tasks_run_at_once_and_results_are_in_the_order_of_the_tasks() -> None:
     all_there = threading.Barrier(len(TASKS), timeout=TIMEOUT_S)
 
     def run(task: Task) -> str:
@@ -34,7 +34,7 @@ def test_results_come_in_the_order_of_the_tasks_and_all_run_at_once() -> None:
     assert run_episodes_until_all_complete([], run) == []
 
 
-def test_what_fails_is_run_again_later_and_later_and_shown_in_full_once(
+def test_failures_are_retried_with_backoff_and_each_kind_is_logged_in_full_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pauses: list[float] = []
@@ -46,8 +46,8 @@ def test_what_fails_is_run_again_later_and_later_and_shown_in_full_once(
             raise error
         return "done"
 
-    clock = itertools.count(step=TELL_EVERY_S).__next__
-    assert Retries(pauses.append, clock=clock).of(run)() == "done"
+    clock = itertools.count(step=LOG_INTERVAL_S).__next__
+    assert Retrier(pauses.append, clock=clock).wrap(run)() == "done"
     assert pauses == [0.5, 1.0, 2.0]
     assert [record.exc_info is not None for record in caplog.records] == [True, False, True]
 
@@ -62,18 +62,18 @@ def failing(*errors: Exception) -> Callable[[], None]:
     return run
 
 
-def test_mistakes_that_are_alike_but_for_their_episodes_are_told_by_their_number(
+def test_repeated_failures_in_one_place_are_logged_with_their_number(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     errors = [KeyError(f"episode {number:032x} of task {number}") for number in range(4)]
-    clock = iter([0.0, 1.0, 2.0, TELL_EVERY_S]).__next__
-    Retries(lambda _: None, clock=clock).of(failing(*errors))()
+    clock = iter([0.0, 1.0, 2.0, LOG_INTERVAL_S]).__next__
+    Retrier(lambda _: None, clock=clock).wrap(failing(*errors))()
     first, last = caplog.records
     assert first.exc_info is not None and last.exc_info is None
-    assert "as 2 others that failed alike: KeyError" in last.getMessage()
+    assert "(2 more failed in the same place): KeyError" in last.getMessage()
 
 
-def test_mistakes_are_alike_by_where_they_were_made_and_not_by_what_the_model_said(
+def test_failures_are_grouped_by_traceback_and_not_by_message(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     answers = iter(["one", "a second", "the third", "?"])
@@ -81,29 +81,29 @@ def test_mistakes_are_alike_by_where_they_were_made_and_not_by_what_the_model_sa
     def score() -> int:
         answer = next(answers)
         if answer == "?":
-            return int(answer)  # another line, and another mistake
+            return int(answer)  # another line, hence another kind of failure
         return int(answer)
 
     def run() -> None:
         with contextlib.suppress(StopIteration):
             score()
 
-    Retries(lambda _: None, clock=lambda: 0.0).of(run)()
+    Retrier(lambda _: None, clock=lambda: 0.0).wrap(run)()
     assert [record.exc_info is not None for record in caplog.records] == [True, True]
     assert "'one'" in caplog.messages[0] and "'?'" in caplog.messages[1]
 
 
-def test_a_lost_connection_is_told_without_the_libraries_it_was_lost_in(
+def test_a_lost_connection_is_logged_without_a_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    theirs = RuntimeError("Connection error.")
-    theirs.__cause__ = ConnectionRefusedError()
-    Retries(lambda _: None).of(failing(theirs))()
+    error = RuntimeError("Connection error.")
+    error.__cause__ = ConnectionRefusedError()
+    Retrier(lambda _: None).wrap(failing(error))()
     (record,) = caplog.records
     assert record.exc_info is None and "RuntimeError: Connection error." in record.getMessage()
 
 
-def test_an_engine_that_was_stopped_ends_the_retries() -> None:
+def test_a_stopped_engine_ends_the_retries() -> None:
     def run(_: Task) -> None:
         raise SwarmServerOfflineError("stopped")
 
@@ -111,7 +111,7 @@ def test_an_engine_that_was_stopped_ends_the_retries() -> None:
         run_episodes_until_all_complete(TASKS[:1], run)
 
 
-def test_without_retries_an_error_is_the_callers() -> None:
+def test_without_retries_an_error_is_raised_to_the_caller() -> None:
     def run(_: Task) -> None:
         raise ValueError("mine")
 
@@ -120,8 +120,8 @@ def test_without_retries_an_error_is_the_callers() -> None:
 
 
 @contextlib.contextmanager
-def threads_ended() -> Generator[None]:
-    """Once it is left, those that were started in it are over."""
+def joined_threads() -> Generator[None]:
+    """Join the threads that were started inside the block."""
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:
@@ -129,7 +129,7 @@ def threads_ended() -> Generator[None]:
         assert not thread.is_alive()
 
 
-def test_behind_the_first_that_fails_nothing_begins() -> None:
+def test_after_the_first_failure_no_further_task_begins() -> None:
     all_begun = threading.Barrier(4, timeout=TIMEOUT_S)
     begun: list[str] = []
 
@@ -139,12 +139,12 @@ def test_behind_the_first_that_fails_nothing_begins() -> None:
         raise ValueError("mine")
 
     tasks = [Task(task_id=str(number)) for number in range(100)]
-    with threads_ended(), pytest.raises(ValueError, match="mine"):
+    with joined_threads(), pytest.raises(ValueError, match="mine"):
         run_episodes_until_all_complete(tasks, run, max_workers=4, auto_retry=False)
     assert sorted(begun) == ["0", "1", "2", "3"]
 
 
-def test_a_failure_is_told_before_the_others_are_over() -> None:
+def test_a_failure_is_raised_before_the_other_tasks_are_done() -> None:
     all_begun, may_end = threading.Barrier(2, timeout=TIMEOUT_S), threading.Event()
 
     def run(task: Task) -> None:
@@ -159,13 +159,13 @@ def test_a_failure_is_told_before_the_others_are_over() -> None:
 
 
 def interrupt() -> None:
-    """As Ctrl-C."""
+    """Interrupt the main thread as Ctrl-C does."""
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, signal.SIGINT)
 
 
-def test_behind_an_interrupt_nothing_begins() -> None:
+def test_after_an_interrupt_no_further_task_begins() -> None:
     begun: list[str] = []
     may_end = threading.Event()
 
@@ -173,7 +173,7 @@ def test_behind_an_interrupt_nothing_begins() -> None:
         begun.append(task.task_id)
         assert may_end.wait(TIMEOUT_S)
 
-    with threads_ended():
+    with joined_threads():
         threading.Timer(0.05, interrupt).start()
         with pytest.raises(KeyboardInterrupt):
             run_episodes_until_all_complete(TASKS, run, max_workers=1)
@@ -181,7 +181,7 @@ def test_behind_an_interrupt_nothing_begins() -> None:
     assert begun == ["0"]
 
 
-def test_behind_an_interrupt_no_window_goes_on() -> None:
+def test_after_an_interrupt_no_window_continues() -> None:
     begun: list[int] = []
     may_end = threading.Event()
 
@@ -190,7 +190,7 @@ def test_behind_an_interrupt_no_window_goes_on() -> None:
         assert may_end.wait(TIMEOUT_S)
 
     executor = PeriodicDrainThreadPoolExecutor(workers=2, max_parallel=1)
-    with threads_ended():
+    with joined_threads():
         for number in range(2):
             executor.submit_with_periodic_drain(run, number)
         threading.Timer(0.05, interrupt).start()
@@ -200,18 +200,18 @@ def test_behind_an_interrupt_no_window_goes_on() -> None:
     assert begun == [0]
 
 
-def test_what_fails_when_nobody_waits_any_more_is_not_run_again() -> None:
+def test_a_failure_after_stop_is_not_retried() -> None:
     pauses: list[float] = []
-    retries = Retries(pauses.append)
-    retries.end()
+    retrier = Retrier(pauses.append)
+    retrier.stop()
     with pytest.raises(ValueError, match="late"):
-        retries.of(failing(ValueError("late")))()
+        retrier.wrap(failing(ValueError("late")))()
     assert not pauses
 
 
 @pytest.mark.parametrize("auto_retry", [True, False])
 @pytest.mark.parametrize("end", [SwarmServerOfflineError("stopped"), ClientClosed("closed")])
-def test_windows_end_with_the_engine_and_say_so(
+def test_a_final_error_ends_the_executor_and_is_raised_by_each_method(
     end: Exception, auto_retry: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun: list[int] = []
@@ -235,7 +235,7 @@ def test_windows_end_with_the_engine_and_say_so(
     assert begun == [0] and not caplog.records
 
 
-def test_a_mistake_is_not_made_again_once_the_engine_is_off() -> None:
+def test_failures_are_not_retried_after_the_engine_was_stopped() -> None:
     failed = threading.Event()
 
     def fail() -> None:
@@ -260,7 +260,9 @@ def test_a_window_is_over_before_the_next_begins() -> None:
     assert executor.shutdown() == [4]
 
 
-def test_a_window_goes_on_without_those_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_window_returns_the_results_of_the_calls_that_succeeded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     executor = PeriodicDrainThreadPoolExecutor(workers=2, auto_retry=False)
     executor.submit_with_periodic_drain(int, "one")
     executor.submit_with_periodic_drain(int, "2")
@@ -268,7 +270,7 @@ def test_a_window_goes_on_without_those_that_failed(caplog: pytest.LogCaptureFix
     assert "an episode failed" in caplog.text
 
 
-def test_a_script_that_ends_waits_for_what_no_window_holds_too() -> None:
+def test_shutdown_also_waits_for_calls_outside_of_windows() -> None:
     executor = PeriodicDrainThreadPoolExecutor(workers=2, auto_retry=False)
     may_end, ended = threading.Event(), threading.Event()
 
@@ -282,7 +284,7 @@ def test_a_script_that_ends_waits_for_what_no_window_holds_too() -> None:
     assert ended.is_set()
 
 
-def test_the_first_may_run_alone() -> None:
+def test_the_first_call_may_block_until_it_is_done() -> None:
     executor = PeriodicDrainThreadPoolExecutor(workers=2, auto_retry=False, block_first_run=True)
     assert executor.submit(int, "1").done()
     executor.shutdown()

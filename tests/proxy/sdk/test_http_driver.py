@@ -1,4 +1,4 @@
-"""Talks carried out by many threads, or tasks, at once."""
+"""Drivers that are shared by many threads or tasks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,16 @@ import httpx
 import pytest
 
 from fakevllm import AsyncSwarmClient, SwarmClient, Task, WorkflowOutput
-from fakevllm.sdk import http_driver as waits
-from fakevllm.sdk.connection_pool import KEPT_S, Spare
-from fakevllm.sdk.http_driver import SHORT_S, TELL_EVERY_S, AsyncDriver, Driver, Waits
-from fakevllm.sdk.protocol import Pause, Talk
+from fakevllm.sdk import http_driver
+from fakevllm.sdk.connection_pool import MAX_IDLE_S, ConnectionPool
+from fakevllm.sdk.http_driver import (
+    LOG_INTERVAL_S,
+    MIN_LOGGED_WAIT_S,
+    AsyncHttpDriver,
+    HttpDriver,
+    WaitLog,
+)
+from fakevllm.sdk.protocol import Pause, ServerCall
 from fakevllm.sdk.types import ClientClosed
 
 NUM = 8
@@ -30,31 +36,31 @@ STATUS = b'{"engine_status":"ENGINE.OFFLINE"}'
 
 
 class Server(ThreadingHTTPServer):
-    """Answers NUM requests at once, and none before there are as many."""
+    """Answers once NUM requests have arrived."""
 
     daemon_threads = True
     request_queue_size = NUM
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answering)
+        super().__init__(("127.0.0.1", 0), StatusHandler)
         self.all_there = threading.Barrier(NUM, timeout=TIMEOUT_S)
         self.connections: list[Any] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
-class Answering(BaseHTTPRequestHandler):
+class StatusHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     @property
-    def ours(self) -> Server:
+    def test_server(self) -> Server:
         return cast(Server, self.server)
 
     def setup(self) -> None:
         super().setup()
-        self.ours.connections.append(self.client_address)
+        self.test_server.connections.append(self.client_address)
 
     def do_GET(self) -> None:
-        self.ours.all_there.wait()
+        self.test_server.all_there.wait()
         self.send_response(200)
         self.send_header("Content-Length", str(len(STATUS)))
         self.end_headers()
@@ -75,163 +81,169 @@ def server() -> Generator[Server]:
 
 
 class Gateway(BaseHTTPRequestHandler):
-    """Before a server that it reaches each second time."""
+    """A gateway that fails for every other request."""
 
-    num_asked = 0
+    num_requests = 0
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        Gateway.num_asked += 1
-        is_reached = Gateway.num_asked % 2 == 0
-        self.send_response(200 if is_reached else 502)
+        Gateway.num_requests += 1
+        has_reached = Gateway.num_requests % 2 == 0
+        self.send_response(200 if has_reached else 502)
         self.end_headers()
         page = b"<html><head><title>502 Bad Gateway</title></head>\xff</html>"
-        self.wfile.write(b'{"success":true}' if is_reached else page)
+        self.wfile.write(b'{"success":true}' if has_reached else page)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
 
-def test_an_end_outlasts_a_gateway_that_answers_with_a_page() -> None:
+def test_an_end_is_retried_after_an_html_error_page() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as gateway:
         threading.Thread(target=gateway.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{gateway.server_port}"
         with SwarmClient(url, verbose=False) as client:
             client.end_episode(Task(task_id="t"), "u1", WorkflowOutput(reward=1.0))
         gateway.shutdown()
-    assert Gateway.num_asked == 2
+    assert Gateway.num_requests == 2
 
 
-class Alone:
-    """Counts the requests that each HTTP client has in hand."""
+class RequestCounter:
+    """Counts the concurrent requests of each HTTP client."""
 
     def __init__(self) -> None:
-        self._in_hand = Counter[int]()
-        self.most = 0
+        self._num_requests = Counter[int]()
+        self.max_num = 0
 
     @contextmanager
-    def asking(self, client: object) -> Generator[None]:
-        self._in_hand[id(client)] += 1
-        self.most = max(self.most, self._in_hand[id(client)])
+    def requesting(self, client: object) -> Generator[None]:
+        self._num_requests[id(client)] += 1
+        self.max_num = max(self.max_num, self._num_requests[id(client)])
         try:
             yield
         finally:
-            self._in_hand[id(client)] -= 1
+            self._num_requests[id(client)] -= 1
 
 
-def test_threads_that_ask_at_once_never_share_an_http_client(
+def test_concurrent_threads_never_share_an_http_client(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = Alone()
+    counter = RequestCounter()
 
     class Watched(httpx.Client):
         def request(self, *args: Any, **named: Any) -> httpx.Response:
-            with alone.asking(self):
+            with counter.requesting(self):
                 return super().request(*args, **named)
 
     monkeypatch.setattr(httpx, "Client", Watched)
     with SwarmClient(server.url, verbose=False) as client, ThreadPoolExecutor(NUM) as threads:
         for _ in range(2):
-            asked = [threads.submit(client.status) for _ in range(NUM)]
-            assert {one.result().engine_status for one in asked} == {"ENGINE.OFFLINE"}
-    assert alone.most == 1
-    assert len(server.connections) == NUM, "connections are used again"
+            futures = [threads.submit(client.status) for _ in range(NUM)]
+            assert {one.result().engine_status for one in futures} == {"ENGINE.OFFLINE"}
+    assert counter.max_num == 1
+    assert len(server.connections) == NUM, "connections are reused"
 
 
-async def test_tasks_that_ask_at_once_never_share_an_http_client(
+async def test_concurrent_tasks_never_share_an_http_client(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = Alone()
+    counter = RequestCounter()
 
     class Watched(httpx.AsyncClient):
         async def request(self, *args: Any, **named: Any) -> httpx.Response:
-            with alone.asking(self):
+            with counter.requesting(self):
                 return await super().request(*args, **named)
 
     monkeypatch.setattr(httpx, "AsyncClient", Watched)
     async with AsyncSwarmClient(server.url, verbose=False) as client:
         for _ in range(2):
-            known = await asyncio.gather(*(client.status() for _ in range(NUM)))
-            assert {one.engine_status for one in known} == {"ENGINE.OFFLINE"}
-    assert alone.most == 1
-    assert len(server.connections) == NUM, "connections are used again"
+            replies = await asyncio.gather(*(client.status() for _ in range(NUM)))
+            assert {one.engine_status for one in replies} == {"ENGINE.OFFLINE"}
+    assert counter.max_num == 1
+    assert len(server.connections) == NUM, "connections are reused"
 
 
-def test_a_client_that_is_closed_asks_nothing_more(server: Server) -> None:
+def test_a_closed_client_sends_no_request(server: Server) -> None:
     client = SwarmClient(server.url, verbose=False)
     client.close()
     with pytest.raises(ClientClosed, match="closed"):
         client.status()
 
 
-def test_what_was_put_back_last_is_taken_first_and_what_nobody_takes_is_given_up() -> None:
-    spare = Spare[str]()
-    assert spare.take() is None
-    assert spare.put_back("a", 0.0) == [] and spare.put_back("b", 1.0) == []
-    assert spare.take() == "b"
-    assert spare.put_back("b", KEPT_S + 0.5) == ["a"]
-    assert spare.take() == "b" and spare.take() is None
+def test_the_pool_returns_the_newest_client_and_drops_old_ones() -> None:
+    pool = ConnectionPool[str]()
+    assert pool.take() is None
+    assert pool.put_back("a", 0.0) == [] and pool.put_back("b", 1.0) == []
+    assert pool.take() == "b"
+    assert pool.put_back("b", MAX_IDLE_S + 0.5) == ["a"]
+    assert pool.take() == "b" and pool.take() is None
 
 
-def test_after_its_end_nothing_is_kept() -> None:
-    spare = Spare[str]()
-    spare.put_back("a", 0.0)
-    assert spare.close() == ["a"] and spare.put_back("b", 0.0) == ["b"]
+def test_a_closed_pool_keeps_no_client() -> None:
+    pool = ConnectionPool[str]()
+    pool.put_back("a", 0.0)
+    assert pool.close() == ["a"] and pool.put_back("b", 0.0) == ["b"]
     with pytest.raises(ClientClosed):
-        spare.take()
+        pool.take()
 
 
-# --- what is said of waits
+# --- log lines about waits
 
 
-def waiting() -> Talk[None]:
+def waiting() -> ServerCall[None]:
     yield Pause(0.0, "none is free")
 
 
 @pytest.fixture
-def told(
+def log_lines(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
-    """What clients say for whom no wait is too short."""
-    monkeypatch.setattr(waits, "SHORT_S", 0.0)
+    """Log lines of clients for whom no wait is too short."""
+    monkeypatch.setattr(http_driver, "MIN_LOGGED_WAIT_S", 0.0)
     caplog.set_level(logging.INFO, "fakevllm.sdk")
     return caplog
 
 
-def test_threads_that_wait_for_the_same_say_it_once(told: pytest.LogCaptureFixture) -> None:
-    driver = Driver("http://127.0.0.1:9")
+def test_threads_that_wait_for_the_same_reason_log_it_once(
+    log_lines: pytest.LogCaptureFixture,
+) -> None:
+    driver = HttpDriver("http://127.0.0.1:9")
     with ThreadPoolExecutor(64) as threads:
         list(threads.map(driver.run, [waiting() for _ in range(64)]))
-    assert told.messages == ["waiting: none is free"]
+    assert log_lines.messages == ["waiting: none is free"]
 
 
-async def test_tasks_that_wait_for_the_same_say_it_once(told: pytest.LogCaptureFixture) -> None:
-    driver = AsyncDriver("http://127.0.0.1:9")
+async def test_tasks_that_wait_for_the_same_reason_log_it_once(
+    log_lines: pytest.LogCaptureFixture,
+) -> None:
+    driver = AsyncHttpDriver("http://127.0.0.1:9")
     await asyncio.gather(*(driver.run(waiting()) for _ in range(64)))
-    assert told.messages == ["waiting: none is free"]
+    assert log_lines.messages == ["waiting: none is free"]
 
 
-def test_a_wait_is_told_once_it_is_long_and_again_after_a_while() -> None:
-    waits = Waits()
-    assert not waits.is_due("a", SHORT_S / 2, 0.0)
-    assert waits.is_due("a", SHORT_S, 1.0)
-    assert not waits.is_due("a", SHORT_S, TELL_EVERY_S)
-    assert waits.is_due("b", SHORT_S, TELL_EVERY_S), "another wait is told at once"
-    assert waits.is_due("a", SHORT_S, 1.0 + TELL_EVERY_S)
+def test_a_wait_is_logged_when_it_is_long_and_again_after_the_interval() -> None:
+    wait_log = WaitLog()
+    assert not wait_log.is_due("a", MIN_LOGGED_WAIT_S / 2, 0.0)
+    assert wait_log.is_due("a", MIN_LOGGED_WAIT_S, 1.0)
+    assert not wait_log.is_due("a", MIN_LOGGED_WAIT_S, LOG_INTERVAL_S)
+    assert wait_log.is_due("b", MIN_LOGGED_WAIT_S, LOG_INTERVAL_S), (
+        "another reason is logged at once"
+    )
+    assert wait_log.is_due("a", MIN_LOGGED_WAIT_S, 1.0 + LOG_INTERVAL_S)
 
 
-def test_the_same_wait_with_other_numbers_is_not_another() -> None:
-    waits = Waits()
-    assert waits.is_due("32 are claimed", SHORT_S, 0.0)
-    assert not waits.is_due("31 are claimed", SHORT_S, 1.0)
+def test_reasons_that_differ_only_in_numbers_are_the_same() -> None:
+    wait_log = WaitLog()
+    assert wait_log.is_due("32 are claimed", MIN_LOGGED_WAIT_S, 0.0)
+    assert not wait_log.is_due("31 are claimed", MIN_LOGGED_WAIT_S, 1.0)
 
 
-def test_of_threads_that_come_at_the_same_time_one_tells_it() -> None:
-    waits, together = Waits(), threading.Barrier(NUM, timeout=TIMEOUT_S)
+def test_only_one_of_several_concurrent_threads_logs_a_wait() -> None:
+    wait_log, together = WaitLog(), threading.Barrier(NUM, timeout=TIMEOUT_S)
 
     def is_due(_: int) -> bool:
         together.wait()
-        return waits.is_due("a", SHORT_S, 0.0)
+        return wait_log.is_due("a", MIN_LOGGED_WAIT_S, 0.0)
 
     with ThreadPoolExecutor(NUM) as threads:
         assert sum(threads.map(is_due, range(NUM))) == 1
@@ -239,11 +251,11 @@ def test_of_threads_that_come_at_the_same_time_one_tells_it() -> None:
 
 FORKING = """
 import os
-from fakevllm.sdk.connection_pool import Spare
-spare = Spare()
-spare.put_back("a connection", 0.0)
+from fakevllm.sdk.connection_pool import ConnectionPool
+pool = ConnectionPool()
+pool.put_back("a connection", 0.0)
 child = os.fork()
-taken = spare.take()
+taken = pool.take()
 if child == 0:
     os._exit(taken is not None)
 assert taken == "a connection"
@@ -251,5 +263,5 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
 
 
-def test_a_process_that_is_forked_uses_no_connection_of_its_parent() -> None:
+def test_a_forked_process_uses_no_connection_of_its_parent() -> None:
     subprocess.run([sys.executable, "-c", FORKING], check=True, timeout=TIMEOUT_S)

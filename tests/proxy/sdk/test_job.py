@@ -1,4 +1,4 @@
-"""The job as an active client makes it."""
+"""The job that an active client creates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fakevllm_adapters.job.model import parse_job
 from tests.adapters.job.ajet_jobs import stock
 
 
-def written(folder: Path, text: str, name: str = "job.yaml") -> str:
+def write_job(folder: Path, text: str, name: str = "job.yaml") -> str:
     (folder / name).write_text(text)
     return str(folder / name)
 
@@ -35,11 +35,11 @@ def test_a_job_has_the_arguments_of_agentjets_job_as_attributes() -> None:
     assert (job.n_gpu, job.model, job.lr) == (8, "x", TrainJob().lr)
 
 
-def test_an_argument_of_none_is_not_given(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"lr": None, "n_gpu": None, "lora_target_modules": None}
-    assert TrainJob(**given) == TrainJob()
-    base = written(tmp_path, "job: {lr: 2.0e-5, max_mismatch_k3: 0.5}")
-    job = TrainJob(base_yaml_config=base, max_mismatch_k3=None, **given)
+def test_an_argument_of_none_counts_as_not_set(tmp_path: Path) -> None:
+    unset: dict[str, Any] = {"lr": None, "n_gpu": None, "lora_target_modules": None}
+    assert TrainJob(**unset) == TrainJob()
+    base = write_job(tmp_path, "job: {lr: 2.0e-5, max_mismatch_k3: 0.5}")
+    job = TrainJob(base_yaml_config=base, max_mismatch_k3=None, **unset)
     assert (job.lr, job.max_mismatch_k3) == (2e-5, None)
 
 
@@ -51,32 +51,32 @@ def test_an_argument_of_none_is_not_given(tmp_path: Path) -> None:
     ],
     ids=["ours", "AgentJet's"],
 )
-def test_arguments_count_before_the_base_file_and_that_before_defaults(
+def test_arguments_win_over_the_base_file_and_the_base_file_over_defaults(
     tmp_path: Path, text: str
 ) -> None:
-    job = TrainJob(base_yaml_config=written(tmp_path, text), batch_size=64)
+    job = TrainJob(base_yaml_config=write_job(tmp_path, text), batch_size=64)
     assert (job.batch_size, job.lr, job.std_floor) == (64, 2e-5, TrainJob().std_floor)
 
 
-def test_a_file_that_is_built_from_overrides_what_the_job_says(tmp_path: Path) -> None:
-    base = written(tmp_path, "job: {lr: 2.0e-5, seed: 3}", "base.yaml")
+def test_build_job_from_yaml_replaces_the_jobs_settings(tmp_path: Path) -> None:
+    base = write_job(tmp_path, "job: {lr: 2.0e-5, seed: 3}", "base.yaml")
     job = TrainJob(base_yaml_config=base, batch_size=64, num_repeat=2)
-    again = job.build_job_from_yaml(written(tmp_path, "job: {lr: 3.0e-5, batch_size: 16}"))
+    again = job.build_job_from_yaml(write_job(tmp_path, "job: {lr: 3.0e-5, batch_size: 16}"))
     assert again is job
     assert (job.lr, job.batch_size, job.num_repeat, job.seed) == (3e-5, 16, 2, 3)
     assert job.model_fields_set >= {"lr", "batch_size", "num_repeat", "seed"}
     assert job.as_yaml() == TrainJob(lr=3e-5, batch_size=16, num_repeat=2, seed=3).as_yaml()
 
 
-def test_a_file_that_cannot_work_leaves_the_job_as_it_was(tmp_path: Path) -> None:
+def test_a_file_with_wrong_settings_leaves_the_job_unchanged(tmp_path: Path) -> None:
     job = TrainJob(n_gpu=4, batch_size=4)
     with pytest.raises(ValueError, match="which n_gpu 3 does not divide"):
-        job.build_job_from_yaml(written(tmp_path, "job: {n_gpu: 3}"))
+        job.build_job_from_yaml(write_job(tmp_path, "job: {n_gpu: 3}"))
     assert job == TrainJob(n_gpu=4, batch_size=4)
 
 
-def test_a_job_survives_its_file_and_the_server_reads_it(tmp_path: Path) -> None:
-    base = written(tmp_path, "job: {lr: 2.0e-5}", "base.yaml")
+def test_a_dumped_job_is_read_back_equal_by_client_and_server(tmp_path: Path) -> None:
+    base = write_job(tmp_path, "job: {lr: 2.0e-5}", "base.yaml")
     job = TrainJob(base_yaml_config=base, n_gpu=8, batch_size=32, lora_target_modules="all-linear")
     path = str(tmp_path / "deeper" / "job.yaml")
     assert job.dump_job_as_yaml(path) == path
@@ -101,7 +101,7 @@ def test_a_new_experiment_has_the_time_in_its_name_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("arguments", "message"),
     [
         (
             {"base_yaml_config": "nowhere.yaml"},
@@ -117,29 +117,31 @@ def test_a_new_experiment_has_the_time_in_its_name_once(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_mistake_is_one_line(given: dict[str, Any], told: str) -> None:
+def test_a_wrong_setting_is_reported_in_one_line(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as raised:
-        TrainJob(**given)
-    assert str(raised.value).startswith(told) and "\n" not in str(raised.value)
+        TrainJob(**arguments)
+    assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[1]", "expected a YAML mapping with the key `job`"),
-        ("job: {base_yaml_config: other.yaml}", "names a base_yaml_config: give one file"),
+        ("job: {base_yaml_config: other.yaml}", "names a base_yaml_config: use one file"),
     ],
 )
-def test_a_file_that_is_no_job_is_named(tmp_path: Path, text: str, told: str) -> None:
-    file = written(tmp_path, text)
+def test_a_file_without_a_valid_job_is_reported_by_name(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    file = write_job(tmp_path, text)
     with pytest.raises(ValueError) as raised:
         TrainJob(base_yaml_config=file)
-    assert file in str(raised.value) and told in str(raised.value)
+    assert file in str(raised.value) and message in str(raised.value)
 
 
-def test_what_of_agentjets_yaml_is_not_read_is_logged(
+def test_ignored_keys_of_agentjets_yaml_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "fakevllm.sdk")
-    TrainJob(base_yaml_config=written(tmp_path, stock(ajet__rollout__top_p=0.9)))
+    TrainJob(base_yaml_config=write_job(tmp_path, stock(ajet__rollout__top_p=0.9)))
     assert any("ajet.rollout.top_p = 0.9 is not read" in line for line in caplog.messages)

@@ -1,4 +1,4 @@
-"""A script that just lets go of its clients leaves no socket behind."""
+"""A script that drops its clients without closing them leaves no socket open."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from collections.abc import Generator
 import pytest
 
 from fakevllm import EpisodeAccess, SwarmClient
-from tests.proxy.sdk.small_server import Answering, serving
+from tests.proxy.sdk.small_server import JsonHandler, serving
 
 CHAT = b'{"id":"x","object":"chat.completion","created":1,"model":"m","choices":[]}'
 STATUS = b'{"engine_status":"ENGINE.OFFLINE"}'
 
 
-class Both(Answering):
-    def told(self) -> bytes:
+class ModelAndStatus(JsonHandler):
+    def reply(self) -> bytes:
         return CHAT if self.command == "POST" else STATUS
 
 
 @pytest.fixture
 def url() -> Generator[str]:
-    with serving(Both) as url:
+    with serving(ModelAndStatus) as url:
         yield url
 
 
-def test_a_client_of_an_episode_closes_its_sockets_when_it_is_let_go(url: str) -> None:
+def test_a_dropped_openai_client_closes_its_sockets(url: str) -> None:
     client = EpisodeAccess(f"{url}/v1", "sk", "e").openai()
     client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
     del client
     gc.collect()  # a socket left open is a warning, and so an error
 
 
-def test_a_client_of_a_server_closes_its_sockets_when_it_is_let_go(url: str) -> None:
+def test_a_dropped_swarm_client_closes_its_sockets(url: str) -> None:
     client = SwarmClient(url, verbose=False)
     assert client.get_engine_status()[0] == "ENGINE.OFFLINE"
     del client

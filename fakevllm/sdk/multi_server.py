@@ -1,0 +1,84 @@
+"""Several servers at once: one agent with several models that learn."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
+
+from fakevllm.sdk.episode import Episode
+from fakevllm.sdk.executors import DaemonThreadPool
+from fakevllm.sdk.http_driver import bare_url
+from fakevllm.sdk.types import SwarmError
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import Task, WorkflowOutput
+
+if TYPE_CHECKING:
+    from fakevllm.sdk.client import SwarmClient
+
+
+def start_engines(
+    clients: Sequence[tuple[SwarmClient, TrainJob]], force_restart: bool = False
+) -> None:
+    """Start each server's engine with its job, in parallel, because large models take minutes.
+
+    Raises SwarmError with the error of each server that failed.
+    """
+
+    def start(client: SwarmClient, job: TrainJob) -> str | None:
+        try:
+            client.auto_sync_train_config_and_start_engine(job, force_restart)
+        except SwarmError as error:
+            return f"{bare_url(client.server_url)}: {error}"
+        return None
+
+    pool = DaemonThreadPool(len(clients))
+    futures = [pool.submit(start, client, job) for client, job in clients]
+    errors = [error for future in futures if (error := future.result()) is not None]
+    pool.shutdown()
+    if errors:
+        raise SwarmError("; ".join(errors))
+
+
+@contextlib.contextmanager
+def episodes_together(
+    clients: Sequence[SwarmClient], task: Task, discard_episode_timeout: float = 240.0
+) -> Generator[list[Episode]]:
+    """Claim an episode of each server for one run of an agent. All of them end, or all are aborted.
+
+    `Episode.end` only stores the output. When the block is left, each server first confirms that
+    its claim still stands, and then each output is sent. All episodes are aborted if the block
+    raises, if an episode has no output, or if a claim is lost (EpisodeLost). In one case the
+    others have ended already: when a server loses its claim between the confirmation and the end.
+    """
+    outputs: dict[str, WorkflowOutput] = {}
+    with contextlib.ExitStack() as claims:
+        episodes = [
+            _begin(claims, client, task, discard_episode_timeout, outputs) for client in clients
+        ]
+        yield episodes
+        if len(outputs) < len(episodes):
+            return
+        for client, episode in zip(clients, episodes, strict=True):
+            client.renew_episode(episode.uuid)
+        for client, episode in zip(clients, episodes, strict=True):
+            client.end_episode(task, episode.uuid, outputs.pop(episode.uuid))
+
+
+def _begin(
+    claims: contextlib.ExitStack,
+    client: SwarmClient,
+    task: Task,
+    idle_limit_s: float,
+    outputs: dict[str, WorkflowOutput],
+) -> Episode:
+    """Claim an episode, and abort it when `claims` is closed. An abort does not change an episode
+    that has ended by then."""
+    uuid, access = client.open_claims.open(lambda: client.begin_episode(idle_limit_s))
+    claims.callback(client.open_claims.release, uuid)
+    claims.callback(client.abort_episode, uuid)
+
+    def store(output: WorkflowOutput) -> None:
+        outputs[uuid] = output
+
+    return Episode(task, access, store)
