@@ -9,7 +9,7 @@ import orjson
 
 from fakevllm.hooks.recorded import messages_of
 from fakevllm.ledger.records import AnsweredRequest
-from fakevllm_adapters.formats.base import Adapter, Earlier, Engine, Untranslated
+from fakevllm_adapters.formats.base import Adapter, EngineInfo, History, NotTranslated
 from fakevllm_adapters.formats.registry import ADAPTERS
 
 Json = dict[str, Any]
@@ -20,14 +20,14 @@ MAX_HISTORY = 1000
 """Maximum number of answers in a chain of `previous_response_id`."""
 
 
-def prior_exchanges(adapter: Adapter, body: Json, find_request: FindRequest) -> Earlier | None:
+def prior_exchanges(adapter: Adapter, body: Json, find_request: FindRequest) -> History | None:
     """Return the requests and answers that a body refers to by `previous_response_id`.
 
     The oldest pair comes first. Returns None if the body refers to no answer, to one that this app
     never got, or to more than MAX_HISTORY.
     """
     response_id = body.get("previous_response_id")
-    if not adapter.names_answers or not isinstance(response_id, str):
+    if not adapter.has_previous_response or not isinstance(response_id, str):
         return None
     exchanges: list[tuple[Json, Json]] = []
     while isinstance(response_id, str):
@@ -47,7 +47,7 @@ def recorded_messages(route: str, request_json: str, find_request: FindRequest) 
     if adapter is None:
         return []
     try:
-        exchange = adapter.open(body, Engine(), prior_exchanges(adapter, body, find_request))
-    except Untranslated:
+        exchange = adapter.open(body, EngineInfo(), prior_exchanges(adapter, body, find_request))
+    except NotTranslated:
         return []
     return messages_of(exchange.body)

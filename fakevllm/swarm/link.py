@@ -15,7 +15,7 @@ from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_ex
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.errors import CALL_TIMEOUT_S, NO_ADMIN, TROUBLE, is_passing, mend_of, one_line
 from fakevllm.swarm.load_probe import LoadProbe
-from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.swarm import (
@@ -103,12 +103,12 @@ class SwarmLink:
         return self.status.dropped if self.status is not None else {}
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EngineInfo:
         """What is known of the engine that answers."""
         status = self.status
         if status is None:
-            return Engine()
-        return Engine(status.model, status.max_model_len, status.engine_version)
+            return EngineInfo()
+        return EngineInfo(status.model, status.max_model_len, status.engine_version)
 
     @property
     def is_serving(self) -> bool:

@@ -16,7 +16,7 @@ import orjson
 
 from fakevllm.transport.engine_client import EngineResponse
 from fakevllm_adapters.formats.base import Adapter, Exchange, Json
-from fakevllm_adapters.formats.chat import end_of
+from fakevllm_adapters.formats.chat import stream_end
 from fakevllm_adapters.formats.sse import DONE
 from fakevllm_adapters.http.asgi import (
     Headers,
@@ -178,7 +178,7 @@ class AppResponse:
             events = reply.events
             shown = b"".join(map(self._exchange.event, events))
             if DONE not in events:
-                shown += end_of(self._exchange, events)
+                shown += stream_end(self._exchange, events)
             await self.open(reply.headers)
             return await self.write(shown, last=True)
         try:
@@ -196,7 +196,7 @@ class AppResponse:
             self._headers, self._said = headers, [body]
             return await send_bytes(self._send, status, body, headers)
         if self._streamed and self._exchange is not None:
-            body = self._exchange.broken(_error_in(body))
+            body = self._exchange.end_with_error(_error_in(body))
         await self.write(body, last=True)
 
     async def again(self, answered: SentResponse) -> None:
@@ -213,7 +213,7 @@ class AppResponse:
             worded = self._adapter.refusal(error.status, error.body)
             return await send_error(self._send, replace(error, body=worded))
         if self._streamed and self._exchange is not None:
-            return await self.write(self._exchange.broken(error.body), last=True)
+            return await self.write(self._exchange.end_with_error(error.body), last=True)
         worded = self._adapter.refusal(error.status, error.body)
         await self.write(orjson.dumps(worded), last=True)
 

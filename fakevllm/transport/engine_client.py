@@ -18,7 +18,7 @@ from typing import Any, cast
 import aiohttp
 
 from fakevllm.runtime.task_set import TaskSet
-from fakevllm_adapters.formats.sse import SseDecoder, data_of, encode, json_of
+from fakevllm_adapters.formats.sse import SseDecoder, data_of, encode, parse_event
 from fakevllm_adapters.http.asgi import Headers, is_final_status, relayed_headers
 from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
 from fakevllm_adapters.protocol.keys import bearer_header
@@ -229,7 +229,7 @@ def _lasting(event: bytes) -> int | None:
     if b'"error"' not in event:
         return None
     try:
-        error: Any = (json_of(event) or {}).get("error")
+        error: Any = (parse_event(event) or {}).get("error")
     except ValueError:
         return None
     code: Any = cast(dict[str, Any], error).get("code") if isinstance(error, dict) else None

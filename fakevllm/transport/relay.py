@@ -11,8 +11,8 @@ from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveResponse
 from fakevllm.transport.request import Request
 from fakevllm.transport.retry_policy import OUTAGES, TOO_MANY, outage_error
-from fakevllm_adapters.formats.chat import end_of
-from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, json_of
+from fakevllm_adapters.formats.chat import stream_end
+from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, parse_event
 from fakevllm_adapters.http.asgi import Headers, error_object
 from fakevllm_adapters.protocol.errors import WireError, internal_error
 
@@ -137,19 +137,19 @@ async def _stream(
             if is_done:
                 return EngineResponse.of_events(taken, time.monotonic() - started)
         await app.open(live.headers)
-        await app.write(end_of(request.exchange, taken), last=True)
+        await app.write(stream_end(request.exchange, taken), last=True)
     except WireError as error:
         if not app.is_told:
             raise
         taken += [encode(error.body), DONE]
-        await app.write(request.exchange.broken(error.body), last=True)
+        await app.write(request.exchange.end_with_error(error.body), last=True)
     return EngineResponse.of_events(taken, time.monotonic() - started)
 
 
 def _id_in(events: Sequence[bytes]) -> str | None:
     for event in events:
         with contextlib.suppress(ValueError):  # what is no JSON is the reader's to refuse
-            told = json_of(event)
+            told = parse_event(event)
             if told is not None and isinstance(told.get("id"), str):
                 return told["id"]
     return None

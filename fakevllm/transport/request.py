@@ -145,7 +145,7 @@ class SiblingPlan:
         """Of one sibling, as it goes upstream."""
         seed = self._seed_for(request)
         if index > 0:
-            changed = request.adapter.sibling(request.body | seed, index, temperature)
+            changed = request.adapter.sibling_body(request.body | seed, index, temperature)
             return orjson.dumps(changed | (self.overrides[index] if self.overrides else {}))
         changed = seed | self._temperature_for(request)
         return rewrite_body(request.asked, **changed) if changed else request.asked
@@ -204,9 +204,9 @@ def read_answer(request: Request, reply: EngineResponse) -> Answer | None:
     adapter = request.adapter
     try:
         return (
-            adapter.read_events(reply.events)
+            adapter.parse_stream(reply.events)
             if reply.streamed
-            else adapter.read_json(orjson.loads(reply.body))
+            else adapter.parse_answer(orjson.loads(reply.body))
         )
     except (ValueError, LookupError, TypeError, AttributeError):
         return None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import aiohttp
 import orjson
 
-from fakevllm_adapters.formats.sse import DONE, SseDecoder, json_of
+from fakevllm_adapters.formats.sse import DONE, SseDecoder, parse_event
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.process.table import ROLLOUTS
 from fakevllm_server.rollout.capture.chat import ChatCapture
@@ -266,7 +266,7 @@ def user(text: str) -> list[Json]:
 def chunks_of(raw: bytes) -> list[Json]:
     events = SseDecoder().feed(raw)
     assert events.pop() == DONE
-    found = [json_of(event) for event in events]
+    found = [parse_event(event) for event in events]
     return [chunk for chunk in found if chunk is not None]
 
 

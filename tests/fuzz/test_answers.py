@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakevllm_adapters.formats.base import Engine, Exchange
-from fakevllm_adapters.formats.chat import end_of
-from fakevllm_adapters.formats.registry import ADAPTERS, COUNTERS
-from fakevllm_adapters.formats.sse import DONE, SseDecoder, data_of, encode, json_of
+from fakevllm_adapters.formats.base import EngineInfo, Exchange
+from fakevllm_adapters.formats.chat import stream_end
+from fakevllm_adapters.formats.registry import ADAPTERS, TOKEN_COUNTERS
+from fakevllm_adapters.formats.sse import DONE, SseDecoder, data_of, encode, parse_event
 from fakevllm_adapters.protocol.errors import internal_error
 from fakevllm_server.rollout.capture.table import CAPTURES
 from fakevllm_server.types.weight_gate import CallStamp
@@ -34,7 +34,7 @@ COUNTED: Json = {"count": 2, "max_model_len": 9, "tokens": [1, 2], "token_strs":
 
 
 def opened(name: str, **more: Any) -> Exchange:
-    return (ADAPTERS | COUNTERS)[name].open(ASKED[name] | more, Engine("fake", 4096, "0"))
+    return (ADAPTERS | TOKEN_COUNTERS)[name].open(ASKED[name] | more, EngineInfo("fake", 4096, "0"))
 
 
 def events_of(chunks: list[Json]) -> st.SearchStrategy[list[bytes]]:
@@ -87,7 +87,7 @@ def test_a_garbled_stream_stays_one_in_the_apps_format_and_ends(name: str) -> No
         exchange = opened(name, stream=True)
         shown = exchange.keep_alive() + b"".join(map(exchange.event, events))
         if DONE not in events:
-            shown += end_of(exchange, events)
+            shown += stream_end(exchange, events)
         assert follows_the_form(shown, name), shown[-400:]
         assert shown.endswith(ENDS[name]) or b"error" in shown, shown[-400:]
 
@@ -107,7 +107,7 @@ ENDS = {
 def test_a_stream_broken_off_with_whatever_error_has_an_end(name: str, error: Json) -> None:
     for begun in ([], [encode(CHUNKS[0])], list(map(encode, CHUNKS))):
         exchange = opened(name, stream=True)
-        shown = b"".join(map(exchange.event, begun)) + exchange.broken(error)
+        shown = b"".join(map(exchange.event, begun)) + exchange.end_with_error(error)
         assert follows_the_form(shown, name) and shown
 
 
@@ -178,4 +178,4 @@ def test_a_stream_is_cut_alike_wherever_its_chunks_begin(parts: list[bytes]) -> 
 @pytest.mark.parametrize("odd", ODD_VALUES)
 def test_the_data_of_an_event_is_an_object_or_none_or_no_json(odd: bytes) -> None:
     with suppress(ValueError):
-        assert isinstance(json_of(b"data: " + odd + b"\n\n"), dict | None)
+        assert isinstance(parse_event(b"data: " + odd + b"\n\n"), dict | None)

@@ -1,8 +1,9 @@
-"""What proxy and server ask of a wire format. A new format is one file and one entry in ADAPTERS.
+"""The interfaces of an API format. A new format is one file and one entry in ADAPTERS.
 
-Upstream there are two formats, vLLM's chat completions and completions; every other one is
-translated to chat and back, one Exchange a request. What cannot be translated is left to the
-engine's own route, served once and not trained.
+There are two upstream formats: vLLM's chat completions and completions. Requests in all other
+formats are translated to chat completions, and their responses back, by one Exchange per request.
+A request that cannot be translated goes to the engine's own route; it is served once and not
+trained.
 """
 
 from __future__ import annotations
@@ -14,114 +15,133 @@ from typing import Any, Protocol
 from fakevllm_adapters.protocol.errors import WireError
 
 Json = dict[str, Any]
-Earlier = Sequence[tuple[Json, Json]]
-"""Requests in the app's format with the assistant messages that answered them, oldest first."""
+History = Sequence[tuple[Json, Json]]
+"""Earlier requests in the app's format, each with the assistant message that answered it, oldest
+first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One finished completion, whatever the mode it came in.
+    """A parsed answer of the model, whether it was streamed or not.
 
     >>> Answer({"role": "assistant", "content": "Hi"}, "stop").text
     'Hi'
     """
 
     message: Json
-    """The assistant message as the app would read it."""
+    """Assistant message in the chat format."""
     finish_reason: str | None
     usage: Json = field(default_factory=dict[str, Any])
     id: str | None = None
-    """As the upstream calls it."""
+    """The upstream's id of the answer."""
 
     @property
     def text(self) -> str:
+        """Content of the message if it is a text, else ""."""
         content = self.message.get("content")
         return content if isinstance(content, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """What a format may have to know of the engine to answer as it would. None: not known yet."""
+class EngineInfo:
+    """Facts about the engine that formats need to answer as the engine would. None is unknown."""
 
     model: str | None = None
     max_model_len: int | None = None
+    """Context length of the engine, in tokens."""
     version: str | None = None
-    """As its /version tells."""
+    """Version that the engine's /version returns."""
 
 
-class Untranslated(Exception):
-    """The engine's own route must answer this request; the message says what for."""
+class NotTranslated(Exception):
+    """A request that cannot be translated, with the reason as message.
+
+    The engine's own route for the format must answer the request.
+    """
 
     error: WireError | None = None
-    """What to answer where the engine has no such route, if that is known better."""
+    """Error to send if the engine has no such route; None means a general error."""
 
 
 class Exchange(Protocol):
-    """One request in the app's format, and its answer. Holds the state of one stream: never share
-    or use it twice."""
+    """The translation of one request and of its response.
+
+    An exchange holds the state of one stream. Do not share it, and use it once.
+    """
 
     body: Json
-    """What is asked upstream, at the adapter's `upstream_path`."""
+    """Request for the upstream, for the adapter's `upstream_path`."""
     streamed: bool
+    """Whether the app requested a stream."""
 
     def answer(self, raw: bytes) -> bytes:
-        """A whole 200 answer of the upstream, as the app reads it. Raises ValueError where it is
-        none."""
+        """Translate the upstream's whole response of status 200 to the app's format.
+
+        Raises ValueError if the response is malformed.
+        """
         ...
 
     def can_show(self, answer: Answer) -> bool:
-        """Whether a completion of the upstream can be worded in the app's format."""
+        """Return whether the app's format can express an answer of the upstream."""
         ...
 
     def event(self, event: bytes) -> bytes:
-        """One event of the upstream's stream (with its separator), as what the app gets for it:
-        none, one or several events. The upstream's errors and its `[DONE]` come here too."""
+        """Translate one event of the upstream's stream to zero or more events for the app.
+
+        `event` includes its separator. The upstream's errors and its `[DONE]` are events too.
+        """
         ...
 
     def keep_alive(self) -> bytes:
-        """What may be sent now to show that the answer is still being made, before or between
-        events."""
+        """Return bytes that may be sent now, before or between events, to keep the app waiting."""
         ...
 
-    def broken(self, error: Json) -> bytes:
-        """The end of a stream that cannot go on, `error` being vLLM's error body."""
+    def end_with_error(self, error: Json) -> bytes:
+        """Return the last events of a stream that failed; `error` is vLLM's error body."""
         ...
 
 
 class Adapter(Protocol):
+    """An API format. An adapter has no state; each request opens an Exchange."""
+
     name: str
     path: str
+    """Path at which apps send requests in this format."""
     upstream_path: str
-    names_answers: bool
-    """Whether its requests may stand on earlier answers by `previous_response_id`."""
+    """Path at which the upstream gets the translated requests."""
+    has_previous_response: bool
+    """Whether requests may refer to an earlier answer by `previous_response_id`."""
 
-    def open(self, body: Json, engine: Engine, earlier: Earlier | None = None) -> Exchange:
-        """`earlier`: what the body's `previous_response_id` stands for; None where nobody knows.
-        Raises Untranslated."""
+    def open(self, body: Json, engine: EngineInfo, earlier: History | None = None) -> Exchange:
+        """Translate a request.
+
+        `earlier` is the conversation that the body's `previous_response_id` refers to; None if the
+        id is unknown. Raises NotTranslated.
+        """
         ...
 
     def refusal(self, status: int, body: Json) -> Json:
-        """vLLM's error body as this format words it."""
+        """Translate vLLM's error body to this format."""
         ...
 
-    # What follows reads and writes bodies of the upstream's format.
+    # The methods below read and write bodies in the upstream's format.
 
     def question(self, body: Json) -> str:
-        """The text of the last user message, "" where there is none."""
+        """Return the text of the last user message, or ""."""
         ...
 
     def opening(self, body: Json) -> str:
-        """The text of the first user message, "" where there is none."""
+        """Return the text of the first user message, or ""."""
         ...
 
-    def sibling(self, body: Json, index: int, temperature: float) -> Json:
-        """The body of sibling `index`; sibling 0 is the app's own."""
+    def sibling_body(self, body: Json, index: int, temperature: float) -> Json:
+        """Return the request of sibling `index`; sibling 0 is the app's own request."""
         ...
 
-    def read_json(self, body: Json) -> Answer:
-        """Raises ValueError where the body is no answer."""
+    def parse_answer(self, body: Json) -> Answer:
+        """Parse a whole response. Raises ValueError if it is malformed."""
         ...
 
-    def read_events(self, events: Sequence[bytes]) -> Answer:
-        """Raises ValueError where the stream holds an error or did not end."""
+    def parse_stream(self, events: Sequence[bytes]) -> Answer:
+        """Parse all events of a stream. Raises ValueError if it has an error or is incomplete."""
         ...

@@ -1,6 +1,6 @@
-"""/v1/chat/completions from the reader's side: what the app asked, what the engine answered.
+"""The adapter of /v1/chat/completions: siblings' requests, parsed answers, and the relay of bytes.
 
-The request body is never rebuilt: fields unknown to us pass through.
+The request body is never rebuilt, so that unknown fields reach the engine.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import orjson
 
-from fakevllm_adapters.formats.base import Answer, Earlier, Engine, Exchange, Json
-from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE, encode, json_of, jsons_of
+from fakevllm_adapters.formats.base import Answer, EngineInfo, Exchange, History, Json
+from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE, encode, parse_event, parse_events
 from fakevllm_adapters.protocol.errors import internal_error
 
 NEUTRAL_SAMPLING: Json = {
@@ -23,51 +23,58 @@ NEUTRAL_SAMPLING: Json = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Sampling from the whole distribution: anything else makes the recorded logprobs unusable for
-training."""
+"""Parameters for sampling from the whole distribution. With any others the recorded logprobs are
+unusable for training."""
 
 _NOT_FOR_SIBLINGS = ("logit_bias", "n")
 _TEXTS = ("content", "reasoning", "reasoning_content")
-MAX_CALLS = 4096
-"""Tool calls of one answer that are read; the index of a streamed one is a number like any."""
+MAX_TOOL_CALLS = 4096
+"""Maximum number of tool calls in an answer. Without it, a large index in a streamed call would
+allocate that many calls."""
 _LEAST, _MOST = -(2**63), 2**63 - 1
-"""Of the numbers that vLLM takes and a ledger keeps."""
-
+"""Range of the integers that vLLM accepts and a ledger can store."""
 
 PATH = "/v1/chat/completions"
 
 
 _ENDING = re.compile(rb'"finish_reason":\s*"|"error":\s*[{"]')
-"""In a string these quotes would be escaped."""
+"""The end of an answer. Inside a JSON string, these quotes would be escaped."""
 _CHOICE = re.compile(rb'"choices":\s*\[\s*\{')
 _OBJECT = re.compile(rb"data: ?\{.*\}\s+", re.DOTALL)
 
 
-def end_of(exchange: Exchange, events: Sequence[bytes]) -> bytes:
-    """What closes a stream of the upstream that broke off behind these events, without `[DONE]`:
-    an answer whose end was told is whole."""
+def stream_end(exchange: Exchange, events: Sequence[bytes]) -> bytes:
+    """Return the last bytes for a stream that broke off after these events without `[DONE]`.
+
+    The answer is complete if one of the events has its finish_reason.
+    """
     is_whole = any(_ENDING.search(event) for event in events)
-    return exchange.event(DONE) if is_whole else exchange.broken(internal_error().body)
+    return exchange.event(DONE) if is_whole else exchange.end_with_error(internal_error().body)
 
 
-def end_of_done(events: Sequence[bytes], has_choice: bool) -> str:
-    """The reason of a stream that told none. Raises ValueError where it broke off, or was no
-    answer."""
+def default_finish_reason(events: Sequence[bytes], has_choice: bool) -> str:
+    """Return the finish_reason of a complete stream without one.
+
+    Raises ValueError if the stream broke off or had no choice.
+    """
     if DONE not in events or not has_choice:
         raise ValueError("the stream ended without a finish_reason")
     return "stop"
 
 
-class SameFormat:
-    """The exchange of a format the upstream speaks itself: bytes are passed on. Only what no client
-    can read becomes an error, and an end that gives no reason: clients ask again without end where
-    neither comes."""
+class RelayExchange:
+    """The exchange of a format that the upstream has too: bytes are relayed unchanged.
+
+    There are two exceptions, because clients would retry for ever after a stream without an end.
+    An event that no client can parse is replaced by an error. A stream that ends without a
+    finish_reason gets one.
+    """
 
     def __init__(self, body: Json) -> None:
         self.body = body
         self.streamed = _is_true(body.get("stream"))
         self._is_over = False
-        # Not the events themselves: a stream may be long.
+        # The events themselves are not stored, because a stream may be long.
         self._has_choice = False
         self._has_end = False
         self._last = b""
@@ -89,7 +96,7 @@ class SameFormat:
         if not event.startswith(b":"):
             is_plain = event.startswith(b"data: {") and event.endswith(b"}\n\n")
             if not is_plain and not _OBJECT.fullmatch(event):
-                return self.broken(internal_error().body)
+                return self.end_with_error(internal_error().body)
             self._has_choice = self._has_choice or _CHOICE.search(event) is not None
             self._has_end = self._has_end or _ENDING.search(event) is not None
             self._last = event
@@ -99,41 +106,43 @@ class SameFormat:
         return KEEP_ALIVE
 
     def _closed(self) -> bytes:
-        """The end; with a reason where the engine said that all has come, and gave none."""
+        """Return the end of the stream, after a finish_reason if the engine sent none."""
         self._is_over = True
         if self._has_end:
             return DONE
         try:
-            last = json_of(self._last) or {}
+            last = parse_event(self._last) or {}
         except ValueError:
             last = {}
         if not (last and self._has_choice):
-            return self.broken(internal_error().body)
+            return self.end_with_error(internal_error().body)
         empty: Json = {"text": ""} if last.get("object") == "text_completion" else {"delta": {}}
         choice = {"index": 0} | empty | {"logprobs": None, "finish_reason": "stop"}
         kept = {key: last[key] for key in ("id", "object", "created", "model") if key in last}
         return encode(kept | {"choices": [choice]}) + DONE
 
-    def broken(self, error: Json) -> bytes:
+    def end_with_error(self, error: Json) -> bytes:
         self._is_over = True
         return encode(error) + DONE
 
 
 def _is_true(value: object) -> bool:
-    """As vLLM reads a flag: "false" is false."""
+    """Read a flag as vLLM does; for example, the text "false" is false."""
     if isinstance(value, str):
         return value.lower() in ("true", "t", "1", "yes", "y", "on")
     return value is True or value == 1
 
 
 class ChatAdapter:
+    """The adapter of chat completions, and the base of the adapters that translate to them."""
+
     name = "chat"
     path = PATH
     upstream_path = PATH
-    names_answers = False
+    has_previous_response = False
 
-    def open(self, body: Json, engine: Engine, earlier: Earlier | None = None) -> Exchange:
-        return SameFormat(body)
+    def open(self, body: Json, engine: EngineInfo, earlier: History | None = None) -> Exchange:
+        return RelayExchange(body)
 
     def refusal(self, status: int, body: Json) -> Json:
         return body
@@ -144,7 +153,7 @@ class ChatAdapter:
     def opening(self, body: Json) -> str:
         return next(_user_texts(_messages(body)), "")
 
-    def sibling(self, body: Json, index: int, temperature: float) -> Json:
+    def sibling_body(self, body: Json, index: int, temperature: float) -> Json:
         if index == 0:
             return body
         changed = {key: value for key, value in body.items() if key not in _NOT_FOR_SIBLINGS}
@@ -152,26 +161,26 @@ class ChatAdapter:
         seed = _seed_in(body)
         if seed is not None:
             changed["seed"] = _counted_up(seed, index)
-        if body.get("request_id"):  # engines take an id for one request
+        if body.get("request_id"):  # engines accept an id for a single request only
             changed["request_id"] = f"{body['request_id']}-{index}"
         return changed
 
-    def read_json(self, body: Json) -> Answer:
+    def parse_answer(self, body: Json) -> Answer:
         choices = body.get("choices")
         if not isinstance(choices, list) or not choices:
             raise ValueError("the answer has no choices")
         choice = cast(Json, choices[0])
-        said = choice["message"].items()
-        message = {key: value for key, value in said if value is not None or key == "content"}
-        return answer_of(message, choice.get("finish_reason"), body.get("usage"), body.get("id"))
+        fields = choice["message"].items()
+        message = {key: value for key, value in fields if value is not None or key == "content"}
+        return build_answer(message, choice.get("finish_reason"), body.get("usage"), body.get("id"))
 
-    def read_events(self, events: Sequence[bytes]) -> Answer:
+    def parse_stream(self, events: Sequence[bytes]) -> Answer:
         message: Json = {"role": "assistant", "content": None}
         finish_reason: str | None = None
         usage: Json = {}
         has_choice = False
         name: object = None
-        for chunk in jsons_of(events):
+        for chunk in parse_events(events):
             if "error" in chunk:
                 raise ValueError(f"the stream ended in an error: {chunk['error']}")
             name = name or chunk.get("id")
@@ -181,12 +190,16 @@ class ChatAdapter:
                     has_choice = True
                     _extend(message, choice.get("delta") or {})
                     finish_reason = choice.get("finish_reason") or finish_reason
-        finish_reason = finish_reason or end_of_done(events, has_choice)
-        return answer_of(message, finish_reason, usage, name)
+        finish_reason = finish_reason or default_finish_reason(events, has_choice)
+        return build_answer(message, finish_reason, usage, name)
 
 
-def answer_of(message: Json, finish_reason: object, usage: object, name: object) -> Answer:
-    """`name`: its id. Raises ValueError, TypeError for what no engine says: it cannot be kept."""
+def build_answer(message: Json, finish_reason: object, usage: object, name: object) -> Answer:
+    """Build an Answer from fields of the upstream; `name` is the answer's id.
+
+    Raises ValueError or TypeError for values that no engine sends, because the ledger could not
+    store them.
+    """
     if not (finish_reason is None or isinstance(finish_reason, str)):
         raise ValueError("a finish_reason is a word")
     counts = cast(Json, usage) if isinstance(usage, dict) else {}
@@ -201,20 +214,21 @@ def _is_count(number: object) -> bool:
 
 
 def _seed_in(body: Json) -> int | None:
-    """As vLLM reads it, which takes 5.0 and "5" too; None for what it refuses."""
-    given: object = body.get("seed")
-    if isinstance(given, float) and not given.is_integer():
+    """Read the seed as vLLM does, which accepts 5.0 and "5" too; None if vLLM refuses it."""
+    value: object = body.get("seed")
+    if isinstance(value, float) and not value.is_integer():
         return None
     try:
-        seed = int(given) if isinstance(given, int | float | str) else None
+        seed = int(value) if isinstance(value, int | float | str) else None
     except ValueError:
         return None
     return seed if seed is not None and _LEAST <= seed <= _MOST else None
 
 
 def _counted_up(seed: int, index: int) -> int:
-    """From the highest seed on with the lowest. vLLM takes -1 for no seed at all, which already
-    differs from sibling to sibling.
+    """Return the seed of sibling `index`: the sum, which wraps from the highest to the lowest.
+
+    For vLLM, -1 means no seed. Siblings without a seed differ already, so -1 stays.
 
     >>> _counted_up(2**63 - 1, 1) == -(2**63), _counted_up(-1, 3)
     (True, -1)
@@ -223,7 +237,7 @@ def _counted_up(seed: int, index: int) -> int:
 
 
 def _extend(message: Json, delta: Json) -> None:
-    """Add one streamed delta to the message it belongs to."""
+    """Add a streamed delta to its message."""
     for key, piece in delta.items():
         if key in _TEXTS and isinstance(piece, str):
             message[key] = (message.get(key) or "") + piece
@@ -234,7 +248,7 @@ def _extend(message: Json, delta: Json) -> None:
 
 def _extend_tool_call(calls: list[Json], piece: Json) -> None:
     index: int = piece.get("index", len(calls))
-    if not 0 <= index < MAX_CALLS:
+    if not 0 <= index < MAX_TOOL_CALLS:
         raise ValueError(f"no tool call has the index {index}")
     while len(calls) <= index:
         calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
@@ -257,7 +271,7 @@ def _user_texts(messages: Iterable[Any]) -> Iterator[str]:
 
 
 def text_of(content: object) -> str:
-    """The text of a message's content: a string, or the text parts of a list joined."""
+    """Return the text of a message's content: the string, or the joined text parts of a list."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):

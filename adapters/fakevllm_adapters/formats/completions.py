@@ -1,4 +1,4 @@
-"""/v1/completions from the reader's side: what the app asked, what the engine answered."""
+"""The adapter of /v1/completions: siblings' requests and parsed answers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from fakevllm_adapters.formats.base import Answer, Json
-from fakevllm_adapters.formats.chat import ChatAdapter, answer_of, end_of_done
-from fakevllm_adapters.formats.sse import json_of
+from fakevllm_adapters.formats.chat import ChatAdapter, build_answer, default_finish_reason
+from fakevllm_adapters.formats.sse import parse_event
 
 PATH = "/v1/completions"
 
 
 class CompletionsAdapter(ChatAdapter):
-    """Sampling is asked for as in chat."""
+    """The adapter of completions, whose sampling fields are those of chat completions."""
 
     name = "completions"
     path = PATH
@@ -25,20 +25,20 @@ class CompletionsAdapter(ChatAdapter):
     def opening(self, body: Json) -> str:
         return _prompt_text(body)
 
-    def read_json(self, body: Json) -> Answer:
+    def parse_answer(self, body: Json) -> Answer:
         choice = next(_firsts(body), None)
         if choice is None:
             raise ValueError("the answer has no choices")
         message = {"role": "assistant", "content": _text(choice)}
-        return answer_of(message, choice.get("finish_reason"), body.get("usage"), body.get("id"))
+        return build_answer(message, choice.get("finish_reason"), body.get("usage"), body.get("id"))
 
-    def read_events(self, events: Sequence[bytes]) -> Answer:
+    def parse_stream(self, events: Sequence[bytes]) -> Answer:
         text = ""
         finish_reason: str | None = None
         usage: Json = {}
         has_choice = False
         name: object = None
-        for chunk in filter(None, map(json_of, events)):
+        for chunk in filter(None, map(parse_event, events)):
             if "error" in chunk:
                 raise ValueError(f"the stream ended in an error: {chunk['error']}")
             name = name or chunk.get("id")
@@ -47,12 +47,12 @@ class CompletionsAdapter(ChatAdapter):
                 has_choice = True
                 text += _text(choice)
                 finish_reason = choice.get("finish_reason") or finish_reason
-        finish_reason = finish_reason or end_of_done(events, has_choice)
-        return answer_of({"role": "assistant", "content": text}, finish_reason, usage, name)
+        finish_reason = finish_reason or default_finish_reason(events, has_choice)
+        return build_answer({"role": "assistant", "content": text}, finish_reason, usage, name)
 
 
 def _firsts(body: Json) -> Iterator[Json]:
-    """The choices with index 0."""
+    """Yield the choices with index 0."""
     choices = body.get("choices")
     if not isinstance(choices, list):
         return
@@ -67,7 +67,7 @@ def _text(choice: Json) -> str:
 
 
 def _prompt_text(body: Json) -> str:
-    """Of several prompts the first; "" where it is given in token ids."""
+    """Return the first prompt; "" if it consists of token ids."""
     prompt: object = body.get("prompt")
     if isinstance(prompt, list) and prompt:
         prompt = cast(list[object], prompt)[0]

@@ -1,4 +1,4 @@
-"""The wire formats of apps."""
+"""The table of all API formats."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ ADAPTERS: dict[str, Adapter] = {
     "messages": MessagesAdapter(),
 }
 
-COUNTERS: dict[str, Adapter] = {"count_tokens": CountTokensAdapter()}
-"""Formats in which nothing is sampled: the server translates them, the proxy passes them on."""
+TOKEN_COUNTERS: dict[str, Adapter] = {"count_tokens": CountTokensAdapter()}
+"""Formats that only count tokens. The server translates their requests; the proxy relays them."""

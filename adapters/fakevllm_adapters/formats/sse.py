@@ -1,6 +1,6 @@
-"""Server-sent events as bytes: cut a stream into events, read an event's data, write one.
+"""Server-sent events as bytes: split a stream into events, parse an event, encode an event.
 
-Events keep their exact bytes, so that what was received can be relayed without a trace.
+Events keep their exact bytes, so that a received event can be relayed unchanged.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import orjson
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment: every recorded client ignores it, and it resets their read time-outs."""
+"""A comment. Every tested client ignores it, and its read timeout starts again."""
 
 _SEPARATOR = re.compile(rb"\n\n|\r\n\r\n|\r\r")
-_LONGEST = 4
+_LONGEST_SEPARATOR = 4
+"""Length of the longest separator, in bytes."""
 
 
 class SseDecoder:
-    """Cuts a byte stream into events, whatever the chunk boundaries.
+    """A decoder that splits a byte stream into events, independent of the chunk boundaries.
 
     >>> decoder = SseDecoder()
     >>> decoder.feed(b"data: 1\\n\\ndata"), decoder.feed(b": 2\\n\\n")
@@ -30,32 +31,33 @@ class SseDecoder:
 
     def __init__(self) -> None:
         self._begun: list[bytes] = []
-        """Chunks of an event that has no end yet; joined once, for an event may be long."""
+        """Chunks of an incomplete event. They are joined only once, because an event may be
+        long."""
         self._seam = b""
-        """The last of these bytes, among which a separator may have begun."""
+        """The last bytes of these chunks, in which a separator may begin."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The events completed by `chunk`, each with its separator."""
+        """Return the events that `chunk` completes, each with its separator."""
         is_whole = chunk.endswith(b"\n\n") and chunk.find(b"\n\n") == len(chunk) - 2
-        if is_whole and not self._seam and b"\r" not in chunk:  # nearly always
+        if is_whole and not self._seam and b"\r" not in chunk:  # the usual case
             return [chunk]
         seam = self._seam + chunk
         if b"\n\n" not in seam and not (b"\r" in seam and _SEPARATOR.search(seam)):
             self._begun.append(chunk)
-            self._seam = seam[-_LONGEST + 1 :]
+            self._seam = seam[-_LONGEST_SEPARATOR + 1 :]
             return []
         *events, rest = _cut(b"".join([*self._begun, chunk]))
-        self._begun, self._seam = [rest], rest[-_LONGEST + 1 :]
+        self._begun, self._seam = [rest], rest[-_LONGEST_SEPARATOR + 1 :]
         return events
 
     def rest(self) -> bytes:
-        """Bytes of an event that was never finished."""
+        """Return the bytes of the incomplete event."""
         return b"".join(self._begun)
 
 
 def _cut(buffer: bytes) -> list[bytes]:
-    """The events in it, and what is left behind the last."""
-    if b"\r" not in buffer:  # nearly always, and several times as fast
+    """Split a buffer into its events and the rest after the last event."""
+    if b"\r" not in buffer:  # the usual case, several times as fast
         *whole, rest = buffer.split(b"\n\n")
         return [*(event + b"\n\n" for event in whole), rest]
     ends = [0, *(separator.end() for separator in _SEPARATOR.finditer(buffer)), len(buffer)]
@@ -63,9 +65,9 @@ def _cut(buffer: bytes) -> list[bytes]:
 
 
 def data_of(event: bytes) -> bytes | None:
-    """The joined `data:` lines of one event; None for comments and for the closing `[DONE]`."""
+    """Return the joined `data:` lines of an event; None for comments and the final `[DONE]`."""
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
-        data = event[6:-2]  # nearly always, and several times as fast
+        data = event[6:-2]  # the usual case, several times as fast
         return data if data != b"[DONE]" else None
     lines = [
         line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")
@@ -74,8 +76,8 @@ def data_of(event: bytes) -> bytes | None:
     return data if lines and data != b"[DONE]" else None
 
 
-def json_of(event: bytes) -> dict[str, Any] | None:
-    """The JSON object of one event; None where there is none."""
+def parse_event(event: bytes) -> dict[str, Any] | None:
+    """Return the JSON object of an event, or None. Raises ValueError for malformed JSON."""
     data = data_of(event)
     if data is None:
         return None
@@ -83,14 +85,15 @@ def json_of(event: bytes) -> dict[str, Any] | None:
     return cast(dict[str, Any], value) if isinstance(value, dict) else None
 
 
-def jsons_of(events: Iterable[bytes]) -> list[dict[str, Any]]:
-    """The JSON objects of many events, read at once. Raises ValueError as `json_of`."""
+def parse_events(events: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Parse the JSON objects of many events at once. Raises ValueError for malformed JSON."""
     data = [found for found in map(data_of, events) if found is not None]
     values: list[Any] = orjson.loads(b"[" + b",".join(data) + b"]")
     if len(values) != len(data):
-        raise ValueError("an event is no JSON by itself")
+        raise ValueError("an event is not one JSON value")
     return [cast(dict[str, Any], value) for value in values if isinstance(value, dict)]
 
 
 def encode(value: object) -> bytes:
+    """Encode a JSON value as an event."""
     return b"data: " + orjson.dumps(value) + b"\n\n"

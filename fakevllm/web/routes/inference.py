@@ -17,7 +17,7 @@ from fakevllm.sessions.hints import Hints, hints_of
 from fakevllm.sessions.placement import Placement
 from fakevllm.transport.request import Request
 from fakevllm.web.components import ProxyComponents
-from fakevllm_adapters.formats.base import Adapter, Earlier, Json, Untranslated
+from fakevllm_adapters.formats.base import Adapter, History, Json, NotTranslated
 from fakevllm_adapters.http.asgi import (
     AsgiApp,
     ClientDisconnected,
@@ -127,7 +127,7 @@ async def _decode(
             opened = adapter.open(body, proxy.link.engine, earlier)
             is_same = adapter.path == adapter.upstream_path
             asked, exchange = raw if is_same else orjson.dumps(opened.body), opened
-        except (Untranslated, TypeError) as why:  # TypeError: numbers beyond 64 bits
+        except (NotTranslated, TypeError) as why:  # TypeError: numbers beyond 64 bits
             reason = f"not_translated: {why}"
     return Request(
         new_id(),
@@ -144,10 +144,10 @@ async def _decode(
 
 async def _earlier(
     proxy: ProxyComponents, adapter: Adapter, body: Json, app_key: str | None
-) -> Earlier | None:
+) -> History | None:
     """The requests and answers a body only names; None where it names none, or one that this app
     never got."""
-    if not adapter.names_answers or not isinstance(body.get("previous_response_id"), str):
+    if not adapter.has_previous_response or not isinstance(body.get("previous_response_id"), str):
         return None
     await proxy.ledger.flush(FLUSH_S)
     answered = partial(proxy.ledger.answered_request, app_key=app_key)

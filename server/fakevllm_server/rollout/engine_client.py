@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import orjson
 
-from fakevllm_adapters.formats.base import Engine, Exchange
-from fakevllm_adapters.formats.chat import end_of
-from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, json_of
+from fakevllm_adapters.formats.base import EngineInfo, Exchange
+from fakevllm_adapters.formats.chat import stream_end
+from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, parse_event
 from fakevllm_adapters.http.asgi import (
     Headers,
     Send,
@@ -100,8 +100,8 @@ class EngineClient:
         await self._http.close()
 
     @property
-    def facts(self) -> Engine:
-        return Engine(self.endpoint.model_name, self.endpoint.max_model_len, self._version)
+    def facts(self) -> EngineInfo:
+        return EngineInfo(self.endpoint.model_name, self.endpoint.max_model_len, self._version)
 
     async def learn_version(self) -> None:
         """Asks the engine for it, where it tells."""
@@ -255,7 +255,7 @@ def _is_trouble(first: bytes) -> bool:
     """Whether a stream begins with an error instead of an answer."""
     events = SseDecoder().feed(first)
     try:
-        return not first or "error" in ((json_of(events[0]) if events else None) or {})
+        return not first or "error" in ((parse_event(events[0]) if events else None) or {})
     except ValueError:
         return False
 
@@ -301,7 +301,7 @@ async def _stream(
             if chunk:
                 await send_chunk(send, chunk)
     except (aiohttp.ClientError, TimeoutError):
-        await send_chunk(send, exchange.broken(error) if exchange else encode(error) + DONE)
+        await send_chunk(send, exchange.end_with_error(error) if exchange else encode(error) + DONE)
     await send_chunk(send, b"", last=True)
 
 
@@ -327,4 +327,4 @@ async def told(chunks: AsyncIterator[bytes], exchange: Exchange) -> AsyncIterato
         taken += events
         yield b"".join(map(exchange.event, events))
     if DONE not in taken:
-        yield end_of(exchange, taken)
+        yield stream_end(exchange, taken)

@@ -11,7 +11,7 @@ from functools import partial
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from fakevllm_adapters.formats.registry import ADAPTERS, COUNTERS
+from fakevllm_adapters.formats.registry import ADAPTERS, TOKEN_COUNTERS
 from fakevllm_adapters.http.asgi import AsgiEndpoint
 from fakevllm_adapters.http.guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.passthrough import PASSTHROUGH
@@ -66,7 +66,7 @@ def create_app(config: ServerConfig) -> FastAPI:
 
 def _add_doors(app: FastAPI, state: ServerState, latest_call: LatestCall | None) -> None:
     """Each also under the path of an episode."""
-    doors = {adapter.path: (["POST"], adapter) for adapter in (ADAPTERS | COUNTERS).values()}
+    doors = {adapter.path: (["POST"], adapter) for adapter in (ADAPTERS | TOKEN_COUNTERS).values()}
     relayed = PASSTHROUGH | {"/v1/models": ("GET",), "/metrics": ("GET",)}
     passed = {path: (list(methods), None) for path, methods in relayed.items() if path not in doors}
     for path, (methods, adapter) in (doors | passed).items():

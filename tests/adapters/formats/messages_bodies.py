@@ -1,15 +1,15 @@
-"""Messages bodies and what they are asked as, for the tests of that format."""
+"""Bodies of the Messages format and their translations, for the tests."""
 
 from typing import Any
 
 from hypothesis import settings
 
-from fakevllm_adapters.formats.base import Engine, Exchange
+from fakevllm_adapters.formats.base import EngineInfo, Exchange
 from fakevllm_adapters.formats.messages.adapter import CountTokensAdapter, MessagesAdapter
 
 Json = dict[str, Any]
 FEW = settings(max_examples=40, deadline=None)
-"""A body has many parts to draw, which takes its time where many tests run at once."""
+"""Settings for slow generation: a body has many parts, and many tests may run at once."""
 MESSAGES = MessagesAdapter()
 COUNT = CountTokensAdapter()
 TOOL: Json = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
@@ -31,15 +31,15 @@ def text(words: str, **fields: Any) -> Json:
 
 
 def opened(**fields: Any) -> Exchange:
-    return MESSAGES.open(body(**fields), Engine())
+    return MESSAGES.open(body(**fields), EngineInfo())
 
 
-def asked(**fields: Any) -> Json:
+def chat_body_of(**fields: Any) -> Json:
     return opened(**fields).body
 
 
 def messages_of(*turns: Json, **fields: Any) -> list[Json]:
-    return asked(messages=list(turns), **fields)["messages"]
+    return chat_body_of(messages=list(turns), **fields)["messages"]
 
 
 def result(content: Any, **fields: Any) -> Json:

@@ -1,16 +1,16 @@
-"""Chunks of a chat stream, and the Messages events they become."""
+"""Chunks of a chat stream and their translation to Messages events, for the tests."""
 
 from typing import Any
 
-from fakevllm_adapters.formats.base import Engine, Exchange
-from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, json_of
+from fakevllm_adapters.formats.base import EngineInfo, Exchange
+from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, parse_event
 from tests.adapters.formats.messages_bodies import MESSAGES, Json, body
 
 USAGE: Json = {"prompt_tokens": 10, "total_tokens": 18, "completion_tokens": 8}
 
 
 def opened(version: str | None = None) -> Exchange:
-    return MESSAGES.open(body(stream=True), Engine(version=version))
+    return MESSAGES.open(body(stream=True), EngineInfo(version=version))
 
 
 def chunk(delta: Json, finish: str | None = None, **fields: Any) -> bytes:
@@ -25,8 +25,8 @@ LAST = encode({"id": "chatcmpl-1", "model": "demo", "choices": [], "usage": USAG
 
 
 def call(index: int, call_id: str | None = None, **function: str) -> Json:
-    told: Json = {} if call_id is None else {"id": call_id, "type": "function"}
-    return told | {"index": index, "function": function}
+    events_in: Json = {} if call_id is None else {"id": call_id, "type": "function"}
+    return events_in | {"index": index, "function": function}
 
 
 def calls(*pieces: Json) -> bytes:
@@ -42,12 +42,12 @@ def whole(*middle: bytes, finish: str = "stop", version: str | None = None) -> s
     return fed(FIRST, *middle, chunk({}, finish), LAST, DONE, version=version)
 
 
-def told(stream: str) -> list[Json]:
-    return [event for raw in SseDecoder().feed(stream.encode()) if (event := json_of(raw))]
+def events_in(stream: str) -> list[Json]:
+    return [event for raw in SseDecoder().feed(stream.encode()) if (event := parse_event(raw))]
 
 
 def kinds(stream: str) -> list[str]:
-    """`start text 0`, `text_delta 0`, `stop 0` … of the blocks."""
+    """Return the kinds of block events: `start text 0`, `text_delta 0`, `stop 0`, …"""
     return [
         " ".join(
             str(part)
@@ -59,6 +59,6 @@ def kinds(stream: str) -> list[str]:
             )
             if part != ""
         )
-        for event in told(stream)
+        for event in events_in(stream)
         if event["type"].startswith("content_block")
     ]

@@ -7,12 +7,12 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm_adapters.formats.base import Engine, Json
+from fakevllm_adapters.formats.base import EngineInfo, Json
 from fakevllm_adapters.formats.responses.adapter import ResponsesAdapter, ResponsesExchange
-from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, json_of
+from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, parse_event
 
 RESPONSES = ResponsesAdapter()
-OLD, NEW = Engine("demo", 256, "0.27.1"), Engine("demo", 256)
+OLD, NEW = EngineInfo("demo", 256, "0.27.1"), EngineInfo("demo", 256)
 BOTH = pytest.mark.parametrize("engine", [OLD, NEW], ids=["old", "new"])
 LOOK: Json = {"type": "function", "name": "look"}
 USAGE: Json = {"prompt_tokens": 11, "total_tokens": 19, "completion_tokens": 8}
@@ -34,7 +34,7 @@ GOLDEN = (
     '"kv_transfer_params":null,"ec_transfer_params":null,"input_messages":null,'
     '"output_messages":null}'
 )
-"""vLLM 0.33.0's, with ids and times masked. 0.27.1 leaves the `NEW_KEYS` away."""
+"""A response of vLLM 0.33.0 with masked ids and times. 0.27.1 omits the `NEW_KEYS`."""
 NEW_KEYS = re.compile(r'"(prompt_cache_\w+|safety_identifier)":null,|"cache_write_tokens":0,')
 
 
@@ -44,7 +44,7 @@ def masked(raw: bytes) -> str:
     return re.sub(r'"created_at":\d+', '"created_at":0', text)
 
 
-def opened(engine: Engine = NEW, **fields: Any) -> ResponsesExchange:
+def opened(engine: EngineInfo = NEW, **fields: Any) -> ResponsesExchange:
     return RESPONSES.open({"input": "hi", **fields}, engine)
 
 
@@ -68,10 +68,10 @@ def chat_stream(deltas: Iterable[Json], finish: str = "stop") -> list[bytes]:
 
 
 def events_of(raw: bytes) -> list[Json]:
-    """The numbers and names of the events are checked."""
+    """Parse the events of a stream, and check their numbers and names."""
     events: list[Json] = []
     for number, event in enumerate(SseDecoder().feed(raw)):
-        data = json_of(event)
+        data = parse_event(event)
         assert data is not None and data["sequence_number"] == number
         assert event.startswith(b"event: " + data["type"].encode() + b"\ndata: ")
         events.append(data)

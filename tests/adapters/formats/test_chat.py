@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_adapters.formats.chat import ChatAdapter, SameFormat
+from fakevllm_adapters.formats.chat import ChatAdapter, RelayExchange
 from fakevllm_adapters.formats.sse import DONE, encode
 
 CHAT = ChatAdapter()
@@ -16,23 +16,23 @@ def body(**fields: Any) -> Json:
     return {"messages": [{"role": "user", "content": "hi"}], **fields}
 
 
-def test_the_lead_is_the_apps_own_body() -> None:
-    asked = body(temperature=0.3, frobnicate=1)
-    assert CHAT.sibling(asked, 0, 1.0) is asked
+def test_the_leads_request_is_the_apps_own_body() -> None:
+    request = body(temperature=0.3, frobnicate=1)
+    assert CHAT.sibling_body(request, 0, 1.0) is request
 
 
 def test_siblings_sample_from_the_whole_distribution_and_keep_unknown_fields() -> None:
-    changed = CHAT.sibling(body(temperature=0.3, top_p=0.5, seed=7, frobnicate=1), 2, 1.0)
+    changed = CHAT.sibling_body(body(temperature=0.3, top_p=0.5, seed=7, frobnicate=1), 2, 1.0)
     assert (changed["temperature"], changed["top_p"], changed["seed"]) == (1.0, 1.0, 9)
     assert changed["frobnicate"] == 1
 
 
 def test_an_unseeded_request_stays_unseeded() -> None:
-    assert "seed" not in CHAT.sibling(body(), 1, 1.0)
+    assert "seed" not in CHAT.sibling_body(body(), 1, 1.0)
 
 
-def test_question_is_the_last_user_message_and_opening_the_first() -> None:
-    asked: Json = {
+def test_the_question_is_the_last_user_message_and_the_opening_the_first() -> None:
+    request: Json = {
         "messages": [
             {"role": "system", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "first"}]},
@@ -40,7 +40,7 @@ def test_question_is_the_last_user_message_and_opening_the_first() -> None:
             {"role": "user", "content": "last"},
         ]
     }
-    assert (CHAT.opening(asked), CHAT.question(asked)) == ("first", "last")
+    assert (CHAT.opening(request), CHAT.question(request)) == ("first", "last")
 
 
 BROKEN: list[Json] = [{}, {"messages": 3}, {"messages": [7]}, {"messages": [{}]}]
@@ -55,10 +55,10 @@ def chunk(delta: Json, finish: str | None = None) -> bytes:
     return encode({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
 
 
-def test_a_stream_adds_up_to_the_message_it_streams() -> None:
+def test_a_stream_is_parsed_into_its_whole_message() -> None:
     call = {"index": 0, "id": "c1", "function": {"name": "look"}}
     arguments = {"index": 0, "function": {"arguments": '{"a": 1}'}}
-    answer = CHAT.read_events(
+    answer = CHAT.parse_stream(
         [
             chunk({"role": "assistant", "content": ""}),
             chunk({"content": "He"}),
@@ -75,40 +75,40 @@ def test_a_stream_adds_up_to_the_message_it_streams() -> None:
     assert answer.usage == {"completion_tokens": 5}
 
 
-def test_a_role_that_every_event_tells_is_said_once() -> None:
+def test_a_role_that_every_event_repeats_is_in_the_message_once() -> None:
     events = [chunk({"role": "assistant", "content": letter}) for letter in "Hi"]
-    answer = CHAT.read_events([*events, chunk({}, "stop"), DONE])
+    answer = CHAT.parse_stream([*events, chunk({}, "stop"), DONE])
     assert answer.message == {"role": "assistant", "content": "Hi"}
 
 
-def test_a_stream_that_breaks_off_or_says_nothing_is_no_answer() -> None:
+def test_a_stream_that_breaks_off_or_is_empty_is_not_an_answer() -> None:
     for events in ([chunk({"content": "He"})], [encode({"choices": []}), DONE], [DONE]):
         with pytest.raises(ValueError, match="without a finish_reason"):
-            CHAT.read_events(events)
+            CHAT.parse_stream(events)
 
 
-def test_a_stream_that_is_done_without_a_reason_stopped() -> None:
-    answer = CHAT.read_events([chunk({"content": "He"}), DONE])
+def test_a_stream_with_done_but_without_a_finish_reason_has_the_reason_stop() -> None:
+    answer = CHAT.parse_stream([chunk({"content": "He"}), DONE])
     assert (answer.text, answer.finish_reason) == ("He", "stop")
 
 
-def test_the_events_of_a_long_stream_are_not_kept() -> None:
+def test_the_events_of_a_long_stream_are_not_stored() -> None:
     events = [encode({"choices": [{"delta": {"content": f"{n}"}}]}) for n in range(3)]
     before = getrefcount(events[0])
-    exchange = SameFormat(body(stream=True))
-    told = b"".join(map(exchange.event, events))
-    assert told == b"".join(events)
+    exchange = RelayExchange(body(stream=True))
+    relayed = b"".join(map(exchange.event, events))
+    assert relayed == b"".join(events)
     after = getrefcount(events[0])
     assert after == before
     assert b'"finish_reason":"stop"' in exchange.event(DONE)
 
 
-def test_a_stream_with_an_error_is_no_answer() -> None:
+def test_a_stream_with_an_error_is_not_an_answer() -> None:
     with pytest.raises(ValueError, match="ended in an error"):
-        CHAT.read_events([chunk({"content": "He"}), encode({"error": {"message": "boom"}}), DONE])
+        CHAT.parse_stream([chunk({"content": "He"}), encode({"error": {"message": "boom"}}), DONE])
 
 
 @given(st.lists(st.text(), max_size=8))
-def test_however_a_text_is_cut_the_message_is_the_same(pieces: list[str]) -> None:
+def test_a_text_is_parsed_alike_however_it_is_split_into_deltas(pieces: list[str]) -> None:
     events = [*(chunk({"content": piece}) for piece in pieces), chunk({}, "stop")]
-    assert CHAT.read_events(events).text == "".join(pieces)
+    assert CHAT.parse_stream(events).text == "".join(pieces)

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from fakevllm_adapters.formats.base import Engine, Untranslated
-from fakevllm_adapters.formats.messages.schema import Malformed
+from fakevllm_adapters.formats.base import EngineInfo, NotTranslated
+from fakevllm_adapters.formats.messages.schema import MalformedBody
 from tests.adapters.formats.messages_bodies import (
     COUNT,
     FUNCTION,
@@ -12,7 +12,7 @@ from tests.adapters.formats.messages_bodies import (
     PNG_PART,
     TOOL,
     Json,
-    asked,
+    chat_body_of,
     messages_of,
     opened,
     result,
@@ -21,21 +21,21 @@ from tests.adapters.formats.messages_bodies import (
 )
 
 
-def test_a_plain_question_is_asked_as_chat() -> None:
-    assert asked() == {
+def test_a_plain_request_is_translated_to_chat() -> None:
+    assert chat_body_of() == {
         "model": "m",
         "messages": [{"role": "user", "content": "hi"}],
         "max_tokens": 9,
     }
 
 
-def test_sampling_and_vllms_own_fields_are_handed_on_under_their_chat_names() -> None:
+def test_sampling_fields_and_vllms_own_fields_get_their_chat_names() -> None:
     same: Json = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "cache_salt": "s"}
     same["chat_template_kwargs"] = {"enable_thinking": False}
-    assert asked(stop_sequences=["END"], **same) == asked() | same | {"stop": ["END"]}
+    assert chat_body_of(stop_sequences=["END"], **same) == chat_body_of() | same | {"stop": ["END"]}
 
 
-def test_a_stream_asks_for_usage_from_the_first_chunk_on() -> None:
+def test_a_stream_requests_usage_in_every_chunk() -> None:
     streamed = opened(stream=True)
     assert streamed.streamed
     assert streamed.body["stream"] is True
@@ -57,8 +57,8 @@ def test_a_stream_asks_for_usage_from_the_first_chunk_on() -> None:
         {"cache_control": {"type": "ephemeral"}},
     ],
 )
-def test_what_vllm_ignores_or_an_app_must_not_steer_stays_behind(field: Json) -> None:
-    assert asked(**field) == asked()
+def test_fields_that_vllm_ignores_or_apps_may_not_set_are_left_out(field: Json) -> None:
+    assert chat_body_of(**field) == chat_body_of()
 
 
 SYSTEMS: list[tuple[Any, str]] = [
@@ -68,20 +68,20 @@ SYSTEMS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("system", "told"), SYSTEMS)
-def test_the_system_prompt_is_the_first_message(system: Any, told: str) -> None:
+@pytest.mark.parametrize(("system", "expected"), SYSTEMS)
+def test_the_system_prompt_is_the_first_message(system: Any, expected: str) -> None:
     assert messages_of(user("hi"), system=system) == [
-        {"role": "system", "content": told},
+        {"role": "system", "content": expected},
         user("hi"),
     ]
 
 
 @pytest.mark.parametrize("system", ["", [], None, [text("")]])
-def test_an_empty_system_prompt_is_none(system: Any) -> None:
+def test_an_empty_system_prompt_gives_no_system_message(system: Any) -> None:
     assert messages_of(user("hi"), system=system) == [user("hi")]
 
 
-def test_system_messages_among_the_others_are_joined_to_the_first() -> None:
+def test_later_system_messages_are_joined_to_the_first() -> None:
     inline: Json = {"role": "system", "content": [text(" And kind.")]}
     billed: Json = {"role": "system", "content": "x-anthropic-billing-header: cch=1"}
     assert messages_of(user("a"), inline, user("b"), billed, system="Be brief.") == [
@@ -97,13 +97,13 @@ def test_a_single_text_is_a_string_and_several_blocks_are_parts() -> None:
     assert several == user([text("a"), text("b"), PNG_PART])
 
 
-def test_an_image_by_address_keeps_its_address() -> None:
+def test_an_image_by_url_keeps_its_url() -> None:
     image = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
     (message,) = messages_of(user([image]))
     assert message["content"] == [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]
 
 
-def test_an_assistants_turn_keeps_thoughts_text_and_calls() -> None:
+def test_an_assistant_message_keeps_reasoning_text_and_calls() -> None:
     blocks = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
         {"type": "redacted_thinking", "data": "opaque"},
@@ -135,14 +135,14 @@ RESULTS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("content", "told"), RESULTS)
-def test_a_tools_result_is_a_message_of_its_own(content: Any, told: str) -> None:
+@pytest.mark.parametrize(("content", "expected"), RESULTS)
+def test_a_tool_result_is_a_message_of_its_own(content: Any, expected: str) -> None:
     assert messages_of(user([result(content, is_error=True)])) == [
-        {"role": "tool", "tool_call_id": "t1", "content": told}
+        {"role": "tool", "tool_call_id": "t1", "content": expected}
     ]
 
 
-def test_results_come_before_what_the_user_says_with_them_and_their_pictures_behind_each() -> None:
+def test_tool_results_precede_the_users_text_and_their_images_follow_each() -> None:
     turn = user([text("go on"), result([PNG, text("seen")]), result("8")])
     assert messages_of(turn) == [
         {"role": "tool", "tool_call_id": "t1", "content": "seen"},
@@ -152,25 +152,25 @@ def test_results_come_before_what_the_user_says_with_them_and_their_pictures_beh
     ]
 
 
-def test_a_tool_that_finds_tools_names_them_to_the_template() -> None:
+def test_tool_references_are_passed_to_the_chat_template() -> None:
     found = [{"type": "tool_reference", "tool_name": "add"}]
     _, references = messages_of(user([result(found)]))
     assert references["content"] == [{"type": "tool_reference", "name": "add"}]
 
 
-def test_a_result_in_an_assistants_turn_is_text() -> None:
+def test_a_tool_result_in_an_assistant_message_is_text() -> None:
     (message,) = messages_of({"role": "assistant", "content": [result("7")]})
     assert message["content"] == "Tool result: 7"
 
 
-def test_tools_are_functions_and_auto_is_the_choice_where_none_is_told() -> None:
-    chat = asked(tools=[TOOL])
+def test_tools_become_functions_and_the_default_choice_is_auto() -> None:
+    chat = chat_body_of(tools=[TOOL])
     assert chat["tools"] == [{"type": "function", "function": FUNCTION}]
     assert chat["tool_choice"] == "auto"
 
 
-def test_a_tool_without_description_and_type_is_told_as_vllm_tells_it() -> None:
-    (tool,) = asked(tools=[{"name": "now", "input_schema": {"properties": {}}}])["tools"]
+def test_a_tool_without_description_and_type_is_completed_as_by_vllm() -> None:
+    (tool,) = chat_body_of(tools=[{"name": "now", "input_schema": {"properties": {}}}])["tools"]
     assert tool["function"] == {
         "name": "now",
         "description": None,
@@ -186,22 +186,22 @@ CHOICES: list[tuple[Json, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("choice", "told"), CHOICES)
-def test_a_tool_choice_has_its_chat_name(choice: Json, told: Any) -> None:
-    assert asked(tools=[TOOL], tool_choice=choice)["tool_choice"] == told
+@pytest.mark.parametrize(("choice", "expected"), CHOICES)
+def test_a_tool_choice_is_translated_to_chat(choice: Json, expected: Any) -> None:
+    assert chat_body_of(tools=[TOOL], tool_choice=choice)["tool_choice"] == expected
 
 
 @pytest.mark.parametrize("tools", [None, []])
-def test_no_tools_are_no_tools_whatever_the_choice(tools: Any) -> None:
-    assert asked(tools=tools, tool_choice={"type": "auto"}) == asked()
-    with pytest.raises(Untranslated, match="none is offered"):
+def test_an_empty_list_of_tools_is_left_out_with_its_choice(tools: Any) -> None:
+    assert chat_body_of(tools=tools, tool_choice={"type": "auto"}) == chat_body_of()
+    with pytest.raises(NotTranslated, match="none is offered"):
         opened(tools=tools, tool_choice={"type": "any"})
 
 
-def test_an_output_format_is_a_response_format_and_an_effort_a_reasoning_effort() -> None:
+def test_output_format_and_effort_become_response_format_and_reasoning_effort() -> None:
     schema = {"type": "object"}
     config = {"effort": "low", "format": {"type": "json_schema", "schema": schema}}
-    chat = asked(output_config=config)
+    chat = chat_body_of(output_config=config)
     assert chat["response_format"] == {
         "type": "json_schema",
         "json_schema": {"name": "json_schema", "schema": schema},
@@ -209,9 +209,9 @@ def test_an_output_format_is_a_response_format_and_an_effort_a_reasoning_effort(
     assert chat["reasoning_effort"] == "low"
 
 
-def test_what_vllm_refuses_is_left_to_the_engine_with_vllms_words_for_one_that_has_none() -> None:
-    with pytest.raises(Malformed) as caught:
-        MESSAGES.open({"model": "m", "messages": [user("hi")]}, Engine())
+def test_a_body_that_vllm_refuses_is_not_translated_and_has_vllms_error() -> None:
+    with pytest.raises(MalformedBody) as caught:
+        MESSAGES.open({"model": "m", "messages": [user("hi")]}, EngineInfo())
     error = caught.value.error
     assert error is not None
     assert error.status == 400
@@ -237,20 +237,20 @@ def test_what_vllm_refuses_is_left_to_the_engine_with_vllms_words_for_one_that_h
         {"messages": [user([result([{"type": "image", "source": "x"}])])]},
     ],
 )
-def test_what_cannot_be_translated_is_left_to_the_engine(fields: Json) -> None:
-    with pytest.raises(Untranslated):
+def test_a_body_that_cannot_be_translated_raises_not_translated(fields: Json) -> None:
+    with pytest.raises(NotTranslated):
         opened(**fields)
 
 
-def test_the_reading_half_is_that_of_chat() -> None:
-    chat = asked(system="s", messages=[user([text("first")]), user("last")])
+def test_siblings_and_questions_are_those_of_chat() -> None:
+    chat = chat_body_of(system="s", messages=[user([text("first")]), user("last")])
     assert (MESSAGES.opening(chat), MESSAGES.question(chat)) == ("first", "last")
-    assert MESSAGES.sibling(chat, 1, 1.0)["temperature"] == 1.0
+    assert MESSAGES.sibling_body(chat, 1, 1.0)["temperature"] == 1.0
 
 
-def test_tokens_are_counted_by_tokenize() -> None:
+def test_a_count_of_tokens_is_translated_to_tokenize() -> None:
     question = {"model": "m", "messages": [user([text("a")])], "system": "s", "tools": [TOOL]}
-    exchange = COUNT.open(question | {"tool_choice": {"type": "auto"}}, Engine())
+    exchange = COUNT.open(question | {"tool_choice": {"type": "auto"}}, EngineInfo())
     assert exchange.body == {
         "model": "m",
         "messages": [{"role": "system", "content": "s"}, user("a")],
@@ -258,7 +258,7 @@ def test_tokens_are_counted_by_tokenize() -> None:
     }
     assert not exchange.streamed
     raw = b'{"count":10,"max_model_len":256,"tokens":[1],"token_strs":null}'
-    told = b'{"input_tokens":10,"context_management":{"original_input_tokens":10}}'
-    assert exchange.answer(raw) == told
+    expected = b'{"input_tokens":10,"context_management":{"original_input_tokens":10}}'
+    assert exchange.answer(raw) == expected
     with pytest.raises(ValueError, match="no count"):
         exchange.answer(b"{}")

@@ -34,7 +34,7 @@ def test_an_answer_has_vllms_keys_in_vllms_order() -> None:
     )
 
 
-def test_thoughts_text_and_calls_are_blocks_in_that_order() -> None:
+def test_reasoning_text_and_calls_are_blocks_in_this_order() -> None:
     message = {"content": "Hi", "reasoning": "hmm", "tool_calls": [call('{"left": 3}')]}
     answer = json.loads(answered(completion(message, "tool_calls")))
     thinking, *others = answer["content"]
@@ -47,16 +47,16 @@ def test_thoughts_text_and_calls_are_blocks_in_that_order() -> None:
     assert answer["stop_reason"] == "tool_use"
 
 
-@pytest.mark.parametrize(("finish", "told"), [("length", "max_tokens"), ("abort", None)])
-def test_a_finish_reason_has_its_stop_reason_or_none(finish: str, told: str | None) -> None:
-    assert json.loads(answered(completion({"content": "x"}, finish))).get("stop_reason") == told
+@pytest.mark.parametrize(("finish", "expected"), [("length", "max_tokens"), ("abort", None)])
+def test_a_finish_reason_has_its_stop_reason_or_none(finish: str, expected: str | None) -> None:
+    assert json.loads(answered(completion({"content": "x"}, finish))).get("stop_reason") == expected
 
 
-def test_an_empty_answer_is_one_empty_block() -> None:
+def test_an_empty_answer_has_one_empty_block() -> None:
     assert json.loads(answered(completion({"content": None})))["content"] == [text("")]
 
 
-def test_cached_tokens_are_told_beside_the_input() -> None:
+def test_cached_tokens_are_not_counted_as_input_tokens() -> None:
     details = {"cached_tokens": 4, "created_cache_tokens": 1, "multimodal_tokens": None}
     usage = {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": details}
     assert json.loads(answered(completion({"content": "x"}, usage=usage)))["usage"] == {
@@ -79,19 +79,21 @@ def test_cached_tokens_are_told_beside_the_input() -> None:
         completion({"tool_calls": [call("[" * 5000)]}),
     ],
 )
-def test_what_is_no_answer_is_a_value_error(raw: bytes) -> None:
+def test_a_malformed_answer_raises_value_error(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         opened().answer(raw)
 
 
-def test_a_call_that_was_cut_off_cannot_be_shown_whole() -> None:
-    whole, cut = (Answer({"tool_calls": [call(told)]}, "stop") for told in ("{}", '{"left": '))
+def test_a_call_that_was_cut_off_can_be_shown_only_in_a_stream() -> None:
+    whole, cut = (
+        Answer({"tool_calls": [call(expected)]}, "stop") for expected in ("{}", '{"left": ')
+    )
     assert opened().can_show(whole) and not opened().can_show(cut)
     assert opened(stream=True).can_show(cut)
     assert opened().can_show(Answer({"content": None}, "length"))
 
 
-def test_an_engines_error_has_anthropics_shape_and_type() -> None:
+def test_an_error_of_the_engine_has_anthropics_form_and_type() -> None:
     error = unknown_model("zz", "demo")
     assert MESSAGES.refusal(error.status, error.body) == {
         "type": "error",
@@ -103,7 +105,7 @@ def test_an_engines_error_has_anthropics_shape_and_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "expected"),
     [
         (400, "invalid_request_error"),
         (422, "invalid_request_error"),
@@ -116,14 +118,14 @@ def test_an_engines_error_has_anthropics_shape_and_type() -> None:
         (503, "overloaded_error"),
     ],
 )
-def test_a_status_has_its_type(status: int, told: str) -> None:
+def test_each_status_has_an_error_type(status: int, expected: str) -> None:
     refusal = MESSAGES.refusal(status, error_body("no", "BadRequestError", status))
-    assert refusal["error"]["type"] == told
+    assert refusal["error"]["type"] == expected
 
 
 @pytest.mark.parametrize(
     "web_layers",
     [unauthorized().body, {"detail": "Not Found"}, schema_error([]).body],
 )
-def test_errors_of_the_web_layer_keep_their_shape(web_layers: Json) -> None:
+def test_errors_of_vllms_web_layer_keep_their_form(web_layers: Json) -> None:
     assert MESSAGES.refusal(400, web_layers) == web_layers

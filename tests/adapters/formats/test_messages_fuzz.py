@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_adapters.formats.base import Engine, Untranslated
+from fakevllm_adapters.formats.base import EngineInfo, NotTranslated
 from tests.adapters.formats.messages_bodies import (
     COUNT,
     FEW,
@@ -69,22 +69,22 @@ ODD_BODY = st.fixed_dictionaries(
 
 @FEW
 @given(ODD_BODY | st.dictionaries(st.text(max_size=5), JSON))
-def test_an_odd_body_is_translated_or_left_to_the_engine(odd: Json) -> None:
+def test_an_odd_body_is_translated_or_raises_not_translated(odd: Json) -> None:
     for adapter in (MESSAGES, COUNT):
         try:
-            exchange = adapter.open(odd, Engine())
-        except Untranslated as reason:
+            exchange = adapter.open(odd, EngineInfo())
+        except NotTranslated as reason:
             assert str(reason)
         else:
             assert isinstance(exchange.body["messages"], list)
 
 
-def test_a_body_nested_too_deep_to_print_is_left_to_the_engine() -> None:
+def test_a_body_that_nests_too_deep_to_serialize_raises_not_translated() -> None:
     deep: Json = {}
     for _ in range(5000):
         deep = {"a": deep}
     blocks = [{"type": "tool_use", "id": "t", "name": "n", "input": deep}]
-    with pytest.raises(Untranslated, match="nested too deep"):
+    with pytest.raises(NotTranslated, match="nested too deep"):
         opened(messages=[{"role": "assistant", "content": blocks}])
 
 
@@ -109,8 +109,8 @@ USER = WORDS | st.lists(TEXT | RESULT, min_size=1, max_size=4)
 def turns_of(pairs: list[tuple[Any, list[Json]]]) -> list[Json]:
     return [
         turn
-        for said, done in pairs
-        for turn in (user(said), {"role": "assistant", "content": done})
+        for block, done in pairs
+        for turn in (user(block), {"role": "assistant", "content": done})
     ]
 
 
@@ -119,29 +119,29 @@ CONVERSATION = st.lists(st.tuples(USER, ASSISTANT), min_size=1, max_size=4).map(
 
 @FEW
 @given(CONVERSATION)
-def test_every_text_thought_id_and_argument_of_a_conversation_reaches_the_chat(
+def test_every_text_reasoning_id_and_argument_reaches_the_chat_request(
     turns: list[Json],
 ) -> None:
     before = orjson.dumps(turns)
     chat = messages_of(*turns)
     assert orjson.dumps(turns) == before
-    assert told_by(chat) == meant_by(turns)
+    assert contents_of_chat(chat) == contents_of_blocks(turns)
 
 
-def meant_by(turns: list[Json]) -> dict[str, list[Any]]:
-    """What the blocks say, kind by kind and in order."""
+def contents_of_blocks(turns: list[Json]) -> dict[str, list[Any]]:
+    """Return the contents of the blocks by kind, in order."""
     meant: dict[str, list[Any]] = {kind: [] for kind in ("user", "assistant", "tool", "use")}
     thoughts = ""
-    for role, said in [(turn["role"], said) for turn in turns for said in blocks_of(turn)]:
-        if said["type"] == "text":
-            meant[role].append(said["text"])
-        elif said["type"] == "thinking":
-            thoughts += said["thinking"]
-        elif said["type"] == "tool_use":
-            meant["use"].append((said["id"], said["name"], said["input"]))
+    for role, block in [(turn["role"], block) for turn in turns for block in blocks_of(turn)]:
+        if block["type"] == "text":
+            meant[role].append(block["text"])
+        elif block["type"] == "thinking":
+            thoughts += block["thinking"]
+        elif block["type"] == "tool_use":
+            meant["use"].append((block["id"], block["name"], block["input"]))
         else:
-            texts = [inner["text"] for inner in blocks_of(said)]
-            meant["tool"].append((said["tool_use_id"], "\n".join(texts)))
+            texts = [inner["text"] for inner in blocks_of(block)]
+            meant["tool"].append((block["tool_use_id"], "\n".join(texts)))
     return meant | {"reasoning": [thoughts]}
 
 
@@ -150,19 +150,19 @@ def blocks_of(holder: Json) -> list[Json]:
     return [text(content)] if isinstance(content, str) else content
 
 
-def told_by(chat: list[Json]) -> dict[str, list[Any]]:
-    told: dict[str, list[Any]] = {kind: [] for kind in ("user", "assistant", "tool", "use")}
+def contents_of_chat(chat: list[Json]) -> dict[str, list[Any]]:
+    contents: dict[str, list[Any]] = {kind: [] for kind in ("user", "assistant", "tool", "use")}
     for message in chat:
         if message["role"] == "tool":
-            told["tool"].append((message["tool_call_id"], message["content"]))
+            contents["tool"].append((message["tool_call_id"], message["content"]))
         else:
-            told[message["role"]] += texts_in(message)
+            contents[message["role"]] += texts_in(message)
         for use in message.get("tool_calls", []):
             function: Mapping[str, str] = use["function"]
             arguments = json.loads(function["arguments"])
-            told["use"].append((use["id"], function["name"], arguments))
+            contents["use"].append((use["id"], function["name"], arguments))
     thoughts = "".join(message.get("reasoning", "") for message in chat)
-    return told | {"reasoning": [thoughts]}
+    return contents | {"reasoning": [thoughts]}
 
 
 def texts_in(message: Json) -> list[str]:

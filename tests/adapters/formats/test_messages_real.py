@@ -1,5 +1,4 @@
-"""vLLM's own translation and Anthropic's own SDK as judges, called in this process: nothing is
-served."""
+"""Comparison with vLLM's own translation and Anthropic's SDK, called without any server."""
 
 import asyncio
 import importlib
@@ -12,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fakevllm_adapters.formats.base import Engine, Untranslated
-from fakevllm_adapters.formats.messages.schema import Malformed
+from fakevllm_adapters.formats.base import EngineInfo, NotTranslated
+from fakevllm_adapters.formats.messages.schema import MalformedBody
 from fakevllm_adapters.formats.sse import DONE
 from fakevllm_adapters.protocol.errors import schema_error
 from tests.adapters.formats.messages_bodies import (
@@ -27,7 +26,7 @@ from tests.adapters.formats.messages_bodies import (
     text,
     user,
 )
-from tests.adapters.formats.messages_streams import FIRST, LAST, calls, chunk, fed, told, whole
+from tests.adapters.formats.messages_streams import FIRST, LAST, calls, chunk, events_in, fed, whole
 from tests.adapters.formats.messages_streams import call as piece
 from tests.adapters.formats.test_messages_answer import call, completion
 from tests.adapters.formats.test_messages_fuzz import CONVERSATION, ODD_BODY
@@ -80,7 +79,7 @@ class Native:
 
 
 def plain(request: Any) -> Json:
-    """What the engine reads of it: a limit has two names there, no choice two spellings."""
+    """Return a chat request with one spelling for limits and for a missing tool choice."""
     dumped: Json = request.model_dump(mode="json")
     limit = dumped.pop("max_completion_tokens", None)
     dumped["max_tokens"] = dumped.get("max_tokens") if limit is None else limit
@@ -118,25 +117,31 @@ CHOICES = st.sampled_from([None, "auto", "any", "none", "tool"])
 
 @MANY
 @given(TURNS, st.booleans(), CHOICES)
-def test_a_conversation_is_asked_as_vllm_asks_it(
+def test_a_conversation_is_translated_as_by_vllm(
     native: Native, turns: list[Json], stream: bool, choice: str | None
 ) -> None:
     tools: list[Json] = [TOOL, {"name": "now", "input_schema": {"properties": {}}, "strict": True}]
-    asked = body(messages=turns, stream=stream, tools=tools, top_k=3, stop_sequences=["x"])
-    asked["output_config"] = {"format": {"schema": {"type": "object"}}, "effort": "max"}
+    request = body(messages=turns, stream=stream, tools=tools, top_k=3, stop_sequences=["x"])
+    request["output_config"] = {"format": {"schema": {"type": "object"}}, "effort": "max"}
     if choice:
-        asked["tool_choice"] = {"type": choice, "name": "add", "disable_parallel_tool_use": True}
-    wanted = native.schema.AnthropicMessagesRequest.model_validate(asked)
-    ours = native.chat.ChatCompletionRequest.model_validate(MESSAGES.open(asked, Engine()).body)
+        request["tool_choice"] = {"type": choice, "name": "add", "disable_parallel_tool_use": True}
+    wanted = native.schema.AnthropicMessagesRequest.model_validate(request)
+    ours = native.chat.ChatCompletionRequest.model_validate(
+        MESSAGES.open(request, EngineInfo()).body
+    )
     assert plain(ours) == native.chat_request(wanted)
 
 
 @MANY
 @given(TURNS)
-def test_tokens_are_counted_of_what_vllm_counts(native: Native, turns: list[Json]) -> None:
-    asked = body(messages=turns, tools=[TOOL], system="s")
-    wanted = native.schema.AnthropicCountTokensRequest.model_validate(asked)
-    ours = native.tokenize.TokenizeChatRequest.model_validate(COUNT.open(asked, Engine()).body)
+def test_a_count_of_tokens_has_the_same_messages_as_vllms(
+    native: Native, turns: list[Json]
+) -> None:
+    request = body(messages=turns, tools=[TOOL], system="s")
+    wanted = native.schema.AnthropicCountTokensRequest.model_validate(request)
+    ours = native.tokenize.TokenizeChatRequest.model_validate(
+        COUNT.open(request, EngineInfo()).body
+    )
     told_by_vllm = native.chat_request(wanted)
     told_by_ours = ours.model_dump(mode="json")
     for name in ("messages", "tools", "model", "chat_template_kwargs", "add_generation_prompt"):
@@ -145,15 +150,15 @@ def test_tokens_are_counted_of_what_vllm_counts(native: Native, turns: list[Json
 
 @MANY
 @given(ODD_BODY)
-def test_an_odd_body_has_vllms_own_verdict_in_its_own_words(native: Native, odd: Json) -> None:
+def test_an_odd_body_is_accepted_or_refused_as_by_vllm(native: Native, odd: Json) -> None:
     problems = problems_of(native, odd)
     try:
-        ours = MESSAGES.open(odd, Engine()).body
-    except Malformed as refused:
+        ours = MESSAGES.open(odd, EngineInfo()).body
+    except MalformedBody as refused:
         assert refused.error is not None
         branches = r"\.(str|list\[[^']*?\]+)(?=[.'])"
         assert refused.error.message == re.sub(branches, "", schema_error(problems).message)
-    except Untranslated:
+    except NotTranslated:
         assert not problems
     else:
         assert not problems
@@ -170,7 +175,7 @@ def problems_of(native: Native, odd: Json) -> list[Json]:
 
 
 def verdicts_agree(native: Native, odd: Json, ours: Json) -> None:
-    """What fails in vLLM's translation fails as a chat request too, and then vLLM answers."""
+    """Compare with vLLM; a body that fails in its translation may also fail as a chat request."""
     failed: list[Exception] = []
     requests: list[Json] = []
     for ask in (
@@ -189,16 +194,16 @@ def verdicts_agree(native: Native, odd: Json, ours: Json) -> None:
 
 @MANY
 @given(WORDS, WORDS, CALLS, st.sampled_from(["stop", "length", "tool_calls", "abort"]), st.data())
-def test_a_stream_is_the_stream_of_vllm(
+def test_a_stream_equals_vllms(
     native: Native, reasoning: str, words: str, inputs: list[Json], finish: str, data: st.DataObject
 ) -> None:
-    uses = [orjson.dumps(given).decode() for given in inputs]
+    uses = [orjson.dumps(arguments).decode() for arguments in inputs]
     middle = data.draw(st.permutations(chunks(reasoning, words, uses, data)))
     events = [FIRST, *middle, chunk({}, finish), LAST, DONE]
     assert masked(fed(*events, version=native.version)) == native.stream(events)
 
 
-def test_a_call_begun_within_another_is_the_stream_of_vllm(native: Native) -> None:
+def test_a_stream_with_a_call_begun_within_another_equals_vllms(native: Native) -> None:
     events = [
         FIRST,
         calls(piece(0, "a", name="add", arguments="{"), piece(1, "b", name="now")),
@@ -222,27 +227,29 @@ MESSAGES_ANSWERED: list[Json] = [
 
 @pytest.mark.parametrize("finish", ["stop", "length", "tool_calls", "abort"])
 @pytest.mark.parametrize("message", MESSAGES_ANSWERED)
-def test_an_answer_is_the_answer_of_vllm(native: Native, message: Json, finish: str) -> None:
+def test_an_answer_equals_vllms(native: Native, message: Json, finish: str) -> None:
     details: Json = {"cached_tokens": 3, "created_cache_tokens": None}
     usage = {"prompt_tokens": 10, "completion_tokens": 8, "prompt_tokens_details": details}
     for fields in ({}, {"usage": usage}):
         raw = completion(message, finish, **fields)
-        ours = MESSAGES.open(body(), Engine(version=native.version)).answer(raw).decode()
+        ours = MESSAGES.open(body(), EngineInfo(version=native.version)).answer(raw).decode()
         assert masked(ours) == native.answer(raw)
 
 
 @pytest.mark.parametrize("arguments", ["", "{", "[1]", "7", "null"])
-def test_a_call_that_vllm_cannot_tell_is_a_value_error(native: Native, arguments: str) -> None:
+def test_a_call_that_vllm_cannot_translate_raises_value_error(
+    native: Native, arguments: str
+) -> None:
     raw = completion({"role": "assistant", "content": "x", "tool_calls": [call(arguments)]})
     if arguments != "null":
         with pytest.raises(ValueError, match=r"."):
             native.answer(raw)
     with pytest.raises(ValueError, match=r"."):
-        MESSAGES.open(body(), Engine()).answer(raw)
+        MESSAGES.open(body(), EngineInfo()).answer(raw)
 
 
 class Sdk:
-    """The official SDK's own way of adding a stream up."""
+    """The accumulator of the official SDK."""
 
     def __init__(self) -> None:
         self._lib: Any = importlib.import_module("anthropic.lib.streaming._messages")
@@ -251,7 +258,7 @@ class Sdk:
     def added_up(self, stream: str) -> Json:
         snapshot: Any = None
         buffers: dict[int, bytes] = {}
-        for event in told(stream):
+        for event in events_in(stream):
             snapshot = self._lib.accumulate_event(
                 event=event, current_snapshot=snapshot, json_bufs=buffers
             )
@@ -263,10 +270,10 @@ class Sdk:
 
 @MANY
 @given(WORDS, WORDS, CALLS, st.data())
-def test_the_sdk_adds_a_stream_up_to_the_answer_it_reads(
+def test_the_sdk_accumulates_a_stream_to_the_same_answer(
     reasoning: str, words: str, inputs: list[Json], data: st.DataObject
 ) -> None:
-    uses = [orjson.dumps(given).decode() for given in inputs]
+    uses = [orjson.dumps(arguments).decode() for arguments in inputs]
     sdk = Sdk()
     summed = sdk.added_up(whole(*chunks(reasoning, words, uses, data)))
     for block in summed["content"]:

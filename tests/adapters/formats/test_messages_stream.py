@@ -1,4 +1,4 @@
-"""Streamed messages: vLLM's events, in order, whatever comes from upstream."""
+"""Streamed messages: vLLM's events in order, for any stream of the upstream."""
 
 import itertools
 import json
@@ -19,15 +19,15 @@ from tests.adapters.formats.messages_streams import (
     call,
     calls,
     chunk,
+    events_in,
     fed,
     kinds,
     opened,
-    told,
     whole,
 )
 
 
-def test_a_streamed_text_is_the_stream_of_vllm() -> None:
+def test_a_streamed_text_equals_vllms_stream() -> None:
     assert whole(chunk({"content": "H"}), chunk({"content": "i"})) == (
         'event: message_start\ndata: {"type":"message_start","message":{"id":"chatcmpl-1",'
         '"type":"message","role":"assistant","content":[],"model":"demo","stop_reason":null,'
@@ -45,12 +45,12 @@ def test_a_streamed_text_is_the_stream_of_vllm() -> None:
     )
 
 
-def test_an_older_vllm_tells_no_stop_sequence() -> None:
+def test_an_older_vllm_sends_no_stop_sequence() -> None:
     assert '"delta":{"stop_reason":"end_turn"},' in whole(version="0.27.1")
     assert '"stop_sequence":null},"usage"' in whole(version="0.33.0")
 
 
-def test_thoughts_close_with_a_signature_before_the_text_begins() -> None:
+def test_a_thinking_block_ends_with_a_signature_before_the_text_begins() -> None:
     stream = whole(chunk({"reasoning": "hm"}), chunk({"reasoning": "m"}), chunk({"content": "Hi"}))
     assert kinds(stream) == [
         "start thinking 0",
@@ -65,7 +65,7 @@ def test_thoughts_close_with_a_signature_before_the_text_begins() -> None:
     assert re.search(r'"signature":"[0-9a-f]{32}"', stream)
 
 
-def test_calls_are_blocks_one_after_another() -> None:
+def test_each_call_is_a_block_of_its_own() -> None:
     stream = whole(
         calls(call(0, "t1", name="add")),
         calls(call(0, arguments='{"left"'), call(0, arguments=": 3}")),
@@ -86,7 +86,7 @@ def test_calls_are_blocks_one_after_another() -> None:
     assert '"stop_reason":"tool_use"' in stream
 
 
-def test_text_within_a_call_waits_for_its_end() -> None:
+def test_text_within_a_call_follows_after_the_call() -> None:
     stream = whole(
         calls(call(0, "t1", name="add")),
         chunk({"content": "so"}),
@@ -98,28 +98,28 @@ def test_text_within_a_call_waits_for_its_end() -> None:
 
 
 def test_an_empty_answer_has_no_blocks() -> None:
-    assert [event["type"] for event in told(whole())] == [
+    assert [event["type"] for event in events_in(whole())] == [
         "message_start",
         "message_delta",
         "message_stop",
     ]
 
 
-def test_a_stream_without_a_usage_chunk_still_tells_why_it_stopped() -> None:
-    stream = told(fed(FIRST, chunk({"content": "x"}), chunk({}, "length"), DONE))
+def test_a_stream_without_a_usage_chunk_has_a_stop_reason() -> None:
+    stream = events_in(fed(FIRST, chunk({"content": "x"}), chunk({}, "length"), DONE))
     assert [event["type"] for event in stream[-2:]] == ["message_delta", "message_stop"]
     assert stream[-2]["delta"]["stop_reason"] == "max_tokens"
 
 
-def test_a_stream_that_is_done_without_a_reason_ends_its_turn() -> None:
-    delta, stop = told(fed(FIRST, chunk({"content": "x"}), DONE))[-2:]
+def test_a_stream_without_a_finish_reason_ends_with_end_turn() -> None:
+    delta, stop = events_in(fed(FIRST, chunk({"content": "x"}), DONE))[-2:]
     assert (delta["delta"]["stop_reason"], stop["type"]) == ("end_turn", "message_stop")
 
 
 def test_a_stream_without_a_choice_ends_in_an_error() -> None:
     counted = encode({"id": "c", "choices": [], "usage": {"completion_tokens": 1}})
-    assert told(fed(counted, DONE))[-1]["type"] == "error"
-    assert [event["type"] for event in told(fed(DONE))] == ["error"]
+    assert events_in(fed(counted, DONE))[-1]["type"] == "error"
+    assert [event["type"] for event in events_in(fed(DONE))] == ["error"]
 
 
 ERROR = error_body("Internal server error", "InternalServerError", 500)
@@ -130,7 +130,7 @@ def test_an_error_of_the_upstream_is_the_last_event() -> None:
         'event: error\ndata: {"type":"error",'
         '"error":{"type":"api_error","message":"Internal server error"}}\n\n'
     )
-    broken = told(fed(FIRST, chunk({"content": "x"}), encode(ERROR), LAST, DONE))
+    broken = events_in(fed(FIRST, chunk({"content": "x"}), encode(ERROR), LAST, DONE))
     assert [event["type"] for event in broken[-2:]] == ["content_block_delta", "error"]
 
 
@@ -138,18 +138,18 @@ def test_an_older_vllm_calls_every_error_of_a_stream_internal() -> None:
     assert '"type":"internal_error"' in fed(encode(ERROR), version="0.27.1")
 
 
-def test_a_stream_that_broke_says_so_once_and_nothing_after_it() -> None:
+def test_a_stream_that_broke_has_one_error_and_no_later_event() -> None:
     exchange = opened()
     exchange.event(FIRST)
-    (event,) = told(exchange.broken(unavailable("The engine is gone.").body).decode())
+    (event,) = events_in(exchange.end_with_error(unavailable("The engine is gone.").body).decode())
     assert event["error"] == {"type": "overloaded_error", "message": "The engine is gone."}
-    rest = [exchange.broken(ERROR), exchange.event(LAST), exchange.event(DONE)]
+    rest = [exchange.end_with_error(ERROR), exchange.event(LAST), exchange.event(DONE)]
     assert rest == [b"", b"", b""]
 
 
 @pytest.mark.parametrize("odd", [b"data: {\n\n", b"data: \xff\n\n"])
-def test_what_is_no_json_ends_the_stream_in_an_error(odd: bytes) -> None:
-    assert [event["type"] for event in told(fed(FIRST, odd))] == ["message_start", "error"]
+def test_malformed_json_ends_the_stream_with_an_error(odd: bytes) -> None:
+    assert [event["type"] for event in events_in(fed(FIRST, odd))] == ["message_start", "error"]
 
 
 def test_a_comment_and_a_keep_alive_are_pings() -> None:
@@ -172,8 +172,8 @@ ODD_CHUNK = st.dictionaries(st.sampled_from(CHUNK_KEYS), st.lists(ODD_CHOICE, ma
 
 @FEW
 @given(st.lists(ODD_CHUNK.map(encode) | st.binary(max_size=20), max_size=5))
-def test_odd_chunks_never_break_the_grammar_of_events(events: list[bytes]) -> None:
-    for event in told(fed(*events, DONE)):
+def test_odd_chunks_never_break_the_order_of_events(events: list[bytes]) -> None:
+    for event in events_in(fed(*events, DONE)):
         assert event["type"] in (
             "message_start",
             "message_delta",
@@ -194,16 +194,16 @@ def pieces_of(text: str, data: st.DataObject) -> list[str]:
 
 @FEW
 @given(WORDS, WORDS, CALLS, st.data())
-def test_however_it_is_cut_the_stream_adds_up_to_the_answer(
+def test_a_stream_accumulates_to_the_answer_however_it_is_split(
     reasoning: str, text: str, inputs: list[Json], data: st.DataObject
 ) -> None:
-    uses = [json.dumps(given) for given in inputs]
+    uses = [json.dumps(arguments) for arguments in inputs]
     stream = whole(*chunks(reasoning, text, uses, data))
-    assert added_up(told(stream)) == answered(reasoning, text, uses)
+    assert accumulated(events_in(stream)) == answered(reasoning, text, uses)
 
 
 def chunks(reasoning: str, text: str, uses: list[str], data: st.DataObject) -> list[bytes]:
-    """The thoughts first, the calls last, as an engine writes them."""
+    """Return chunks in an engine's order: reasoning, text, calls."""
     events = [chunk({"reasoning": piece}) for piece in pieces_of(reasoning, data)]
     events += [chunk({"content": piece}) for piece in pieces_of(text, data)]
     for index, arguments in enumerate(uses):
@@ -213,7 +213,7 @@ def chunks(reasoning: str, text: str, uses: list[str], data: st.DataObject) -> l
 
 
 def answered(reasoning: str, text: str, uses: list[str]) -> Json:
-    """What the same completion is as one answer, but for the signature."""
+    """Return the same completion as a whole answer, without the signature."""
     message = {
         "reasoning": reasoning,
         "content": text,
@@ -232,8 +232,8 @@ def answered(reasoning: str, text: str, uses: list[str]) -> Json:
     return answer
 
 
-def added_up(events: list[Json]) -> Json:
-    """As a client adds up; checks that blocks open and close one after another."""
+def accumulated(events: list[Json]) -> Json:
+    """Accumulate events as a client does, and check that at most one block is open."""
     message: Json = {}
     arguments = ""
     for event in events:

@@ -3,7 +3,7 @@ import re
 import orjson
 import pytest
 
-from fakevllm_adapters.formats.base import Engine, Json
+from fakevllm_adapters.formats.base import EngineInfo, Json
 from tests.adapters.formats.responses_exchanges import (
     BOTH,
     GOLDEN,
@@ -20,7 +20,7 @@ from tests.adapters.formats.responses_exchanges import (
 
 
 @BOTH
-def test_a_whole_answer_is_vllms_key_by_key(engine: Engine) -> None:
+def test_a_whole_response_has_vllms_keys(engine: EngineInfo) -> None:
     raw = opened(engine).answer(completion({"role": "assistant", "content": "Hello there"}))
     assert masked(raw) == (GOLDEN if engine is NEW else NEW_KEYS.sub("", GOLDEN))
 
@@ -42,8 +42,8 @@ def test_reasoning_and_logprobs_are_written_as_vllm_does() -> None:
     assert orjson.loads(raw)["top_logprobs"] == 1
 
 
-def test_what_was_asked_is_repeated_as_vllm_understands_it() -> None:
-    asked: Json = {
+def test_fields_of_the_request_are_repeated_as_vllm_understands_them() -> None:
+    request: Json = {
         "temperature": 0.001,
         "frequency_penalty": 1,
         "max_output_tokens": 7,
@@ -54,7 +54,7 @@ def test_what_was_asked_is_repeated_as_vllm_understands_it() -> None:
         "tools": [LOOK],
         "tool_choice": {"type": "function", "name": "look"},
     }
-    repeated = orjson.loads(opened(**asked).answer(completion({"content": "x"})))
+    repeated = orjson.loads(opened(**request).answer(completion({"content": "x"})))
     assert repeated["reasoning"] == {
         **{"context": None, "effort": "low", "generate_summary": None},
         **{"mode": None, "summary": None},
@@ -86,7 +86,7 @@ CALLS: list[Json] = [
 ]
 
 
-def test_calls_keep_the_upstreams_ids_and_go_back_to_their_namespaces() -> None:
+def test_calls_keep_the_upstreams_ids_and_get_their_namespaces_back() -> None:
     raw = opened(tools=TOOLS).answer(
         completion({"content": None, "tool_calls": CALLS}, "tool_calls")
     )
@@ -100,14 +100,14 @@ def test_calls_keep_the_upstreams_ids_and_go_back_to_their_namespaces() -> None:
     ]
 
 
-def test_two_exchanges_have_two_ids_and_an_asked_one_is_used() -> None:
+def test_each_response_has_a_new_id_unless_the_request_sets_it() -> None:
     assert re.fullmatch("resp_[0-9a-f]{16}", opened().response_id)
     assert opened().response_id != opened().response_id
-    asked = opened(request_id="mine")
-    assert orjson.loads(asked.answer(completion({"content": "x"})))["id"] == "mine"
+    request = opened(request_id="mine")
+    assert orjson.loads(request.answer(completion({"content": "x"})))["id"] == "mine"
 
 
-def test_a_resolved_previous_response_is_still_named() -> None:
+def test_the_id_of_a_known_previous_response_is_repeated() -> None:
     body: Json = {"input": "b", "previous_response_id": "resp_1"}
     exchange = RESPONSES.open(body, NEW, [({"input": "a"}, {"content": "A"})])
     raw = exchange.answer(completion({"content": "x"}))
@@ -115,14 +115,14 @@ def test_a_resolved_previous_response_is_still_named() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b'{"choices":[]}', b'{"choices":[{}]}'])
-def test_what_is_no_chat_completion_is_no_answer(raw: bytes) -> None:
+def test_a_malformed_chat_completion_raises_value_error(raw: bytes) -> None:
     with pytest.raises(ValueError):
         opened().answer(raw)
 
 
-def test_a_call_cut_by_its_limit_is_known_where_the_finish_reason_hides_it() -> None:
-    asked: Json = {"tools": TOOLS, "max_output_tokens": 8}
+def test_a_call_cut_off_by_its_limit_is_incomplete_despite_its_finish_reason() -> None:
+    request: Json = {"tools": TOOLS, "max_output_tokens": 8}
     message = {"content": None, "tool_calls": CALLS[:1]}
     raw = completion(message, "tool_calls")
-    assert orjson.loads(opened(OLD, **asked).answer(raw))["status"] == "incomplete"
-    assert orjson.loads(opened(NEW, **asked).answer(raw))["status"] == "completed"
+    assert orjson.loads(opened(OLD, **request).answer(raw))["status"] == "incomplete"
+    assert orjson.loads(opened(NEW, **request).answer(raw))["status"] == "completed"

@@ -5,8 +5,8 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_adapters.formats.base import Engine, Json, Untranslated
-from fakevllm_adapters.formats.responses.input import items_of_answer, messages_of
+from fakevllm_adapters.formats.base import EngineInfo, Json, NotTranslated
+from fakevllm_adapters.formats.responses.input import answer_as_input, messages_of
 from fakevllm_adapters.formats.responses.request import ResponsesRequest
 from fakevllm_adapters.formats.sse import DONE, encode
 from tests.adapters.formats.responses_exchanges import (
@@ -26,7 +26,7 @@ PIECES = st.lists(st.text(min_size=1, max_size=4), max_size=4)
 
 
 @given(PIECES, PIECES, st.lists(PIECES, max_size=3), st.sampled_from(["stop", "length"]))
-def test_however_an_answer_is_cut_its_items_are_those_of_the_whole(
+def test_a_stream_has_the_items_of_the_whole_answer_however_it_is_split(
     reasoning: list[str], text: list[str], calls: list[list[str]], finish: str
 ) -> None:
     deltas: list[Json] = [{"reasoning": piece} for piece in reasoning]
@@ -44,13 +44,15 @@ def test_however_an_answer_is_cut_its_items_are_those_of_the_whole(
     ]
     events = streamed(opened(stream=True), chat_stream(deltas, finish))
     whole = orjson.loads(opened().answer(completion(message, finish)))
-    assert list(map(known, events[-1]["response"]["output"])) == list(map(known, whole["output"]))
+    assert list(map(comparable, events[-1]["response"]["output"])) == list(
+        map(comparable, whole["output"])
+    )
     grouped = itertools.groupby(event["output_index"] for event in events if "item" in event)
     assert [index for index, _ in grouped] == list(range(len(whole["output"])))
 
 
-def known(item: Json) -> Json:
-    """Without what a stream tells otherwise, as vLLM does: ids, and reasoning's status."""
+def comparable(item: Json) -> Json:
+    """Return an item without the ids and reasoning status that differ in vLLM's streams."""
     left = {"id"} | ({"status"} if item["type"] == "reasoning" else set[str]())
     return {key: value for key, value in item.items() if key not in left}
 
@@ -70,15 +72,15 @@ ODD_CHUNKS = st.fixed_dictionaries({"choices": st.lists(ODD, max_size=2)}, optio
 
 
 @given(st.lists(ODD_CHUNKS.map(encode) | ODD.map(encode) | st.binary(max_size=9), max_size=4))
-def test_an_odd_stream_ends_in_one_last_event(chat: list[bytes]) -> None:
-    asked: Json = {"include": ["message.output_text.logprobs"], "stream": True}
-    events = streamed(opened(**asked), [*chat, DONE])
+def test_an_odd_stream_ends_with_exactly_one_final_event(chat: list[bytes]) -> None:
+    request: Json = {"include": ["message.output_text.logprobs"], "stream": True}
+    events = streamed(opened(**request), [*chat, DONE])
     last = {"completed", "incomplete", "failed"}
     assert [kind in last for kind in kinds(events)] == [False] * (len(events) - 1) + [True]
 
 
 @given(ODD | st.fixed_dictionaries({"choices": st.lists(ODD, min_size=1)}))
-def test_an_odd_answer_is_read_or_refused(odd: Any) -> None:
+def test_an_odd_answer_is_translated_or_raises_value_error(odd: Any) -> None:
     try:
         raw = opened().answer(orjson.dumps(odd))
     except ValueError:
@@ -106,15 +108,15 @@ ANSWERS = st.builds(answer_of, TEXTS.filter(bool), TEXTS, st.none() | CALLS)
 
 
 @given(ANSWERS)
-def test_an_answer_that_is_sent_back_is_the_same_message(answer: Json) -> None:
-    assert messages_of(None, items_of_answer(answer)) == [answer]
+def test_an_answer_that_the_app_sends_back_is_the_same_message(answer: Json) -> None:
+    assert messages_of(None, answer_as_input(answer)) == [answer]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["user", "system", "developer"]), st.lists(TEXTS))))
-def test_no_text_of_the_input_is_lost(asked: list[tuple[str, list[str]]]) -> None:
-    messages = messages_of(None, [text_item(role, *texts) for role, texts in asked])
-    told = [(each["role"], [part["text"] for part in each["content"]]) for each in messages]
-    assert told == asked
+def test_no_text_of_the_input_is_lost(request: list[tuple[str, list[str]]]) -> None:
+    messages = messages_of(None, [text_item(role, *texts) for role, texts in request])
+    translated = [(each["role"], [part["text"] for part in each["content"]]) for each in messages]
+    assert translated == request
 
 
 NAMES = st.sampled_from(
@@ -137,11 +139,11 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(st.dictionaries(NAMES, JSON), JSON, st.sampled_from([OLD, NEW]))
-def test_an_odd_body_is_translated_or_left_to_the_engine(
-    body: Json, odd: Any, engine: Engine
+def test_an_odd_body_is_translated_or_raises_not_translated(
+    body: Json, odd: Any, engine: EngineInfo
 ) -> None:
     try:
         exchange = RESPONSES.open({"input": odd} | body, engine)
-    except Untranslated:
+    except NotTranslated:
         return
     assert orjson.loads(orjson.dumps(exchange.body, default=str))["messages"] is not None

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from fakevllm_adapters.formats.base import Engine, Json, Untranslated
+from fakevllm_adapters.formats.base import EngineInfo, Json, NotTranslated
 from fakevllm_adapters.formats.responses.input import messages_of, with_history
 from fakevllm_adapters.formats.responses.tools import CallName, tools_of
 from tests.adapters.formats.responses_exchanges import (
@@ -15,11 +15,11 @@ from tests.adapters.formats.responses_exchanges import (
 LOOK: Json = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 
 
-def asked_of_chat(engine: Engine = NEW, **fields: Any) -> Json:
+def chat_request_of(engine: EngineInfo = NEW, **fields: Any) -> Json:
     return RESPONSES.open({"input": "hi", **fields}, engine).body
 
 
-def said(text: str) -> Json:
+def assistant_item(text: str) -> Json:
     part: Json = {"type": "output_text", "text": text, "annotations": []}
     return {"type": "message", "role": "assistant", "id": "msg_1", "content": [part]}
 
@@ -33,19 +33,19 @@ def called(call_id: str, arguments: str = "{}") -> Json:
     return {"type": "function_call", "call_id": call_id, "name": "look", "arguments": arguments}
 
 
-def test_a_text_is_one_user_message_behind_the_instructions() -> None:
-    assert asked_of_chat(instructions="be brief")["messages"] == [
+def test_a_text_input_is_one_user_message_after_the_instructions() -> None:
+    assert chat_request_of(instructions="be brief")["messages"] == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hi"},
     ]
 
 
-def test_the_items_of_one_answer_make_one_assistant_message() -> None:
+def test_the_items_of_an_answer_form_one_assistant_message() -> None:
     items = [
         text_item("developer", "a", "b"),
         {"role": "user", "content": "go"},
         thought("hm"),
-        said("I look"),
+        assistant_item("I look"),
         called("c1", '{"a": 1}'),
         called("c2"),
         {"type": "function_call_output", "call_id": "c1", "output": "7"},
@@ -74,13 +74,13 @@ def test_the_items_of_one_answer_make_one_assistant_message() -> None:
 
 
 def test_two_texts_of_the_assistant_are_two_messages() -> None:
-    assert messages_of(None, [said("a"), said("b")]) == [
+    assert messages_of(None, [assistant_item("a"), assistant_item("b")]) == [
         {"role": "assistant", "content": "a"},
         {"role": "assistant", "content": "b"},
     ]
 
 
-def test_an_image_is_passed_on_by_its_address() -> None:
+def test_an_image_keeps_its_url() -> None:
     part = {"type": "input_image", "image_url": "data:image/png;base64,AA", "detail": "auto"}
     (message,) = messages_of(None, [{"role": "user", "content": [part]}])
     assert message["content"] == [
@@ -88,10 +88,10 @@ def test_an_image_is_passed_on_by_its_address() -> None:
     ]
 
 
-def test_an_unfinished_last_answer_is_gone_on_with() -> None:
-    chat = asked_of_chat(input=[said("The") | {"status": "in_progress"}])
+def test_an_unfinished_last_answer_is_continued() -> None:
+    chat = chat_request_of(input=[assistant_item("The") | {"status": "in_progress"}])
     assert (chat["continue_final_message"], chat["add_generation_prompt"]) == (True, False)
-    assert "continue_final_message" not in asked_of_chat(input=[said("The")])
+    assert "continue_final_message" not in chat_request_of(input=[assistant_item("The")])
 
 
 UNTRANSLATED: list[Json] = [
@@ -104,7 +104,12 @@ UNTRANSLATED: list[Json] = [
     {"input": [{"type": "web_search_call", "id": "x", "status": "completed"}]},
     {"input": [{"role": "tool", "content": "x"}]},
     {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
-    {"input": [said("a") | {"content": said("a")["content"] + said("b")["content"]}]},
+    {
+        "input": [
+            assistant_item("a")
+            | {"content": assistant_item("a")["content"] + assistant_item("b")["content"]}
+        ]
+    },
     {"input": [{"type": "function_call", "name": "look", "arguments": "{}"}]},
     {"input": [thought("a") | {"encrypted_content": "xyz"}]},
     {"input": [7]},
@@ -129,14 +134,14 @@ UNTRANSLATED: list[Json] = [
 
 
 @pytest.mark.parametrize("fields", UNTRANSLATED, ids=str)
-def test_what_the_chat_format_cannot_say_is_left_to_the_engine(fields: Json) -> None:
-    with pytest.raises(Untranslated):
-        asked_of_chat(**fields)
+def test_a_request_that_chat_cannot_express_raises_not_translated(fields: Json) -> None:
+    with pytest.raises(NotTranslated):
+        chat_request_of(**fields)
 
 
-def test_a_previous_response_nobody_knows_is_vllms_404() -> None:
-    with pytest.raises(Untranslated) as reason:
-        asked_of_chat(previous_response_id="resp_q")
+def test_an_unknown_previous_response_has_vllms_404() -> None:
+    with pytest.raises(NotTranslated) as reason:
+        chat_request_of(previous_response_id="resp_q")
     error = reason.value.error
     assert error is not None and (error.status, error.body["error"]) == (
         404,
@@ -149,20 +154,20 @@ def test_a_previous_response_nobody_knows_is_vllms_404() -> None:
     )
 
 
-def test_the_reason_names_fields_and_tells_no_values() -> None:
-    with pytest.raises(Untranslated) as reason:
-        asked_of_chat(temperature="secret", metadata={"a": 1})
+def test_the_reason_has_names_of_fields_and_no_values() -> None:
+    with pytest.raises(NotTranslated) as reason:
+        chat_request_of(temperature="secret", metadata={"a": 1})
     assert str(reason.value) == "the value of metadata, temperature"
 
 
 def test_hosted_tools_are_repeated_and_not_offered() -> None:
-    chat = asked_of_chat(tools=[{"type": "web_search"}, LOOK, {"type": "local_shell"}])
+    chat = chat_request_of(tools=[{"type": "web_search"}, LOOK, {"type": "local_shell"}])
     function = {"name": "look", "parameters": {"type": "object"}}
     assert chat["tools"] == [{"type": "function", "function": function}]
-    assert "tools" not in asked_of_chat(tools=[{"type": "web_search"}])
+    assert "tools" not in chat_request_of(tools=[{"type": "web_search"}])
 
 
-def test_a_tool_in_a_namespace_is_offered_under_both_names_and_called_by_its_own() -> None:
+def test_a_tool_in_a_namespace_is_offered_with_both_names_and_called_by_its_own() -> None:
     space = {"type": "namespace", "name": "eye", "description": "d", "tools": [LOOK]}
     tools = tools_of([space])
     assert [tool["function"]["name"] for tool in tools.functions] == ["eye__look"]
@@ -187,22 +192,22 @@ CHOICES: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "chosen"), CHOICES)
-def test_a_tool_choice_is_worded_as_chat_words_it(asked: Any, chosen: Any) -> None:
-    assert asked_of_chat(tools=[LOOK], tool_choice=asked)["tool_choice"] == chosen
+@pytest.mark.parametrize(("tool_choice", "chosen"), CHOICES)
+def test_a_tool_choice_is_translated_to_chat(tool_choice: Any, chosen: Any) -> None:
+    assert chat_request_of(tools=[LOOK], tool_choice=tool_choice)["tool_choice"] == chosen
 
 
-def test_custom_tools_are_left_to_the_engines_that_can_call_them() -> None:
+def test_custom_tools_raise_not_translated_if_the_engine_offers_them() -> None:
     tools = [{"type": "custom", "name": "patch"}]
-    assert "tools" not in asked_of_chat(OLD, tools=tools)
-    with pytest.raises(Untranslated):
-        asked_of_chat(NEW, tools=tools)
+    assert "tools" not in chat_request_of(OLD, tools=tools)
+    with pytest.raises(NotTranslated):
+        chat_request_of(NEW, tools=tools)
 
 
-def test_one_call_at_a_time_is_asked_for_where_vllm_would() -> None:
+def test_parallel_tool_calls_is_passed_on_if_vllm_honours_it() -> None:
     fields: Json = {"tools": [LOOK], "parallel_tool_calls": False}
-    assert asked_of_chat(NEW, **fields)["parallel_tool_calls"] is False
-    assert "parallel_tool_calls" not in asked_of_chat(OLD, **fields)
+    assert chat_request_of(NEW, **fields)["parallel_tool_calls"] is False
+    assert "parallel_tool_calls" not in chat_request_of(OLD, **fields)
 
 
 FIELDS: list[tuple[Json, Json]] = [
@@ -242,11 +247,11 @@ FIELDS: list[tuple[Json, Json]] = [
 
 
 @pytest.mark.parametrize(("fields", "added"), FIELDS, ids=str)
-def test_a_field_asks_chat_for_what_vllm_makes_of_it(fields: Json, added: Json) -> None:
-    assert asked_of_chat(**fields) == {"messages": [{"role": "user", "content": "hi"}]} | added
+def test_each_field_is_translated_as_by_vllm(fields: Json, added: Json) -> None:
+    assert chat_request_of(**fields) == {"messages": [{"role": "user", "content": "hi"}]} | added
 
 
-def test_what_went_before_is_put_in_front() -> None:
+def test_the_earlier_conversation_precedes_the_input() -> None:
     answer: Json = {
         "role": "assistant",
         "reasoning": "hm",
@@ -271,8 +276,8 @@ def test_what_went_before_is_put_in_front() -> None:
     assert "previous_response_id" not in with_history(body, earlier)
 
 
-def test_ids_are_asked_for_where_else_logprobs_would_not_come() -> None:
-    asked: Json = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
-    assert asked_of_chat(OLD, stream=True, **asked)["return_token_ids"] is True
-    for chat in (asked_of_chat(OLD, **asked), asked_of_chat(NEW, stream=True, **asked)):
+def test_token_ids_are_requested_if_logprobs_would_be_missing_without_them() -> None:
+    fields: Json = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    assert chat_request_of(OLD, stream=True, **fields)["return_token_ids"] is True
+    for chat in (chat_request_of(OLD, **fields), chat_request_of(NEW, stream=True, **fields)):
         assert "return_token_ids" not in chat

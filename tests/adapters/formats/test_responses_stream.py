@@ -10,7 +10,7 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from fakevllm_adapters.formats.base import Engine, Json
+from fakevllm_adapters.formats.base import EngineInfo, Json
 from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE, encode
 from fakevllm_adapters.protocol.errors import error_body, internal_error
 from tests.adapters.formats.responses_exchanges import (
@@ -53,11 +53,11 @@ NEW_STREAM = [
     '"type":"message","phase":null},"output_index":0,"sequence_number":8,'
     '"type":"response.output_item.done"}',
 ]
-"""Between the resources; 0.27.1 writes the ids without prefix, and one key more at the end."""
+"""Events between the resources. 0.27.1 writes ids without prefixes, and one more key at the end."""
 
 
 @BOTH
-def test_a_stream_is_vllms_event_by_event(engine: Engine) -> None:
+def test_a_stream_has_vllms_events(engine: EngineInfo) -> None:
     exchange = opened(engine, stream=True)
     chat = chat_stream([{"content": "Hello"}, {"content": " there"}])
     lines = masked(b"".join(map(exchange.event, chat))).split("\n")
@@ -78,7 +78,7 @@ def test_a_stream_is_vllms_event_by_event(engine: Engine) -> None:
 
 
 @BOTH
-def test_reasoning_text_and_each_call_have_events_of_their_own(engine: Engine) -> None:
+def test_reasoning_text_and_calls_are_items_of_their_own(engine: EngineInfo) -> None:
     exchange = opened(engine, stream=True, tools=TOOLS)
     events = streamed(exchange, chat_stream(MIXED, "tool_calls"))
     part = "content_part" if engine is NEW else "reasoning_part"
@@ -110,14 +110,14 @@ def test_reasoning_text_and_each_call_have_events_of_their_own(engine: Engine) -
 
 
 @BOTH
-def test_a_call_without_arguments_is_closed_as_vllm_closes_it(engine: Engine) -> None:
+def test_a_call_without_arguments_is_closed_as_vllm_closes_it(engine: EngineInfo) -> None:
     exchange = opened(engine, stream=True, tools=TOOLS)
     events = streamed(exchange, chat_stream([call_delta(0, "look", "")], "tool_calls"))
     assert ("function_call_arguments.done" in kinds(events)) == (engine is NEW)
 
 
 @BOTH
-def test_an_answer_cut_by_its_limit_is_incomplete(engine: Engine) -> None:
+def test_an_answer_cut_off_by_its_limit_is_incomplete(engine: EngineInfo) -> None:
     exchange = opened(engine, stream=True)
     *_, item, last = streamed(exchange, chat_stream([{"content": "Hel"}], "length"))
     resource = last["response"]
@@ -129,12 +129,12 @@ def test_an_answer_cut_by_its_limit_is_incomplete(engine: Engine) -> None:
     )
 
 
-def test_streamed_logprobs_come_with_their_text() -> None:
+def test_streamed_logprobs_are_sent_with_their_text() -> None:
     token: Json = {"token": "H", "logprob": -0.5, "bytes": [72]}
     logprobs = {"content": [token | {"top_logprobs": [token]}]}
-    asked: Json = {"include": ["message.output_text.logprobs"], "top_logprobs": 1, "stream": True}
+    request: Json = {"include": ["message.output_text.logprobs"], "top_logprobs": 1, "stream": True}
     chat = [ROLE, chunk({"content": "H"}, logprobs=logprobs), chunk({}, "stop"), DONE]
-    events = streamed(opened(**asked), chat)
+    events = streamed(opened(**request), chat)
     delta = next(event for event in events if event["type"].endswith("text.delta"))
     short = {"token": "H", "logprob": -0.5}
     assert delta["logprobs"] == [short | {"top_logprobs": [short]}]
@@ -142,27 +142,27 @@ def test_streamed_logprobs_come_with_their_text() -> None:
     assert [each["bytes"] for each in part["logprobs"]] == [[72]]
 
 
-def test_the_old_dialect_ends_with_the_logprobs_of_all_tokens() -> None:
-    asked: Json = {"include": ["message.output_text.logprobs"], "top_logprobs": 0, "stream": True}
-    said: list[Json] = [{}, {"reasoning": "hm"}, {}, {"content": "H"}, {"content": "i"}]
+def test_in_the_old_dialect_the_final_resource_has_the_logprobs_of_all_tokens() -> None:
+    request: Json = {"include": ["message.output_text.logprobs"], "top_logprobs": 0, "stream": True}
+    deltas: list[Json] = [{}, {"reasoning": "hm"}, {}, {"content": "H"}, {"content": "i"}]
     tokens = ["<think>", "hm", "</think>", "H", "i", "<end>"]
     logprobs = [{"content": [{"token": token, "logprob": -0.5}]} for token in tokens]
-    chat = [chunk(delta, logprobs=logprobs[at]) for at, delta in enumerate(said)]
+    chat = [chunk(delta, logprobs=logprobs[at]) for at, delta in enumerate(deltas)]
     chat = [ROLE, *chat, chunk({}, "stop", logprobs=logprobs[-1]), DONE]
-    for engine, told in ((OLD, tokens), (NEW, ["H", "i"])):
-        thought, message = streamed(opened(engine, **asked), chat)[-1]["response"]["output"]
+    for engine, expected in ((OLD, tokens), (NEW, ["H", "i"])):
+        thought, message = streamed(opened(engine, **request), chat)[-1]["response"]["output"]
         assert thought["content"] == [{"text": "hm", "type": "reasoning_text"}]
-        assert [each["token"] for each in message["content"][0]["logprobs"]] == told
+        assert [each["token"] for each in message["content"][0]["logprobs"]] == expected
 
 
-def test_the_room_that_is_left_is_told_from_the_first_chunk_on() -> None:
+def test_the_token_limit_accounts_for_the_prompt_from_the_first_chunk_on() -> None:
     created, *_ = streamed(opened(stream=True), [ROLE])
     assert created["response"]["max_output_tokens"] == 245
     created, *_ = streamed(opened(stream=True, max_output_tokens=999), [ROLE])
     assert created["response"]["max_output_tokens"] == 245
 
 
-def test_keep_alives_are_events_and_the_opening_ones_come_once() -> None:
+def test_keep_alives_are_events_and_the_first_events_are_sent_once() -> None:
     exchange = opened(stream=True)
     raw = exchange.keep_alive() + exchange.keep_alive()
     raw += b"".join(map(exchange.event, [KEEP_ALIVE, ROLE, chunk({"content": "H"})]))
@@ -176,7 +176,7 @@ def test_keep_alives_are_events_and_the_opening_ones_come_once() -> None:
     ]
 
 
-def test_a_whole_answer_is_kept_waiting_with_blanks() -> None:
+def test_the_keep_alive_of_a_whole_response_is_white_space() -> None:
     exchange = opened()
     raw = exchange.keep_alive() + exchange.answer(completion({"content": "x"}))
     assert raw.startswith(b" {") and orjson.loads(raw)["status"] == "completed"
@@ -195,7 +195,7 @@ ENDS: list[tuple[list[bytes], str]] = [
 
 @pytest.mark.parametrize(("ends", "code"), ENDS)
 @pytest.mark.parametrize("begins", [[], [ROLE, chunk({"content": "Hel"})]], ids=["first", "later"])
-def test_a_stream_that_cannot_go_on_fails_once_and_says_why(
+def test_a_broken_stream_fails_once_and_has_the_reason(
     begins: list[bytes], ends: list[bytes], code: str
 ) -> None:
     events = streamed(opened(stream=True), begins + ends)
@@ -206,21 +206,21 @@ def test_a_stream_that_cannot_go_on_fails_once_and_says_why(
     assert isinstance(resource["error"]["message"], str)
 
 
-def test_a_stream_that_is_done_without_a_reason_is_complete_where_it_said_anything() -> None:
-    said = [ROLE, chunk({"content": "Hel"}), DONE]
-    assert kinds(streamed(opened(stream=True), said))[-1] == "completed"
+def test_a_stream_without_a_finish_reason_is_complete_if_it_had_a_choice() -> None:
+    events = [ROLE, chunk({"content": "Hel"}), DONE]
+    assert kinds(streamed(opened(stream=True), events))[-1] == "completed"
     for unsaid in ([DONE], [encode({"choices": []}), DONE]):
         assert kinds(streamed(opened(stream=True), unsaid))[-1] == "failed"
 
 
-def test_nothing_follows_the_end() -> None:
+def test_no_event_follows_the_end() -> None:
     exchange = opened(stream=True)
     streamed(exchange, chat_stream([{"content": "x"}]))
     assert exchange.event(ROLE) == exchange.event(DONE) == b""
-    assert exchange.broken(internal_error().body) == b""
+    assert exchange.end_with_error(internal_error().body) == b""
 
 
-def test_a_stream_without_a_usage_ends_with_its_done() -> None:
+def test_a_stream_without_usage_ends_at_done() -> None:
     events = streamed(opened(stream=True), [ROLE, chunk({"content": "x"}, "stop"), DONE])
     assert kinds(events)[-1] == "completed"
 
@@ -229,14 +229,14 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 def accumulated(events: Sequence[Json]) -> Response:
-    """By the openai SDK's own helper."""
+    """Accumulate events with the openai SDK's helper."""
     state: ResponseStreamState[Any] = ResponseStreamState(input_tools=omit, text_format=omit)
     typed = [cast(Any, construct_type(type_=ResponseStreamEvent, value=event)) for event in events]
     return cast(Any, [each for event in typed for each in state.handle_event(event)][-1]).response
 
 
 @BOTH
-def test_the_openai_sdk_puts_a_stream_together(engine: Engine) -> None:
+def test_the_openai_sdk_accumulates_a_stream(engine: EngineInfo) -> None:
     exchange = opened(engine, stream=True, tools=TOOLS)
     events = streamed(exchange, chat_stream(MIXED, "tool_calls"))
     if engine is NEW:  # the SDK is stricter than vLLM's old dialect, but does not insist
@@ -252,7 +252,7 @@ def test_the_openai_sdk_puts_a_stream_together(engine: Engine) -> None:
     assert response.usage is not None and response.usage.total_tokens == 19
 
 
-def test_the_openai_sdk_takes_a_failure_and_a_whole_answer() -> None:
+def test_the_openai_sdk_parses_a_failure_and_a_whole_response() -> None:
     failed = accumulated(streamed(opened(stream=True), [ROLE, encode(internal_error().body)]))
     assert failed.error is not None and failed.error.message == "Internal server error"
     raw = opened().answer(completion({"content": "Hello there"}))

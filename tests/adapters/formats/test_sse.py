@@ -8,15 +8,15 @@ from fakevllm_adapters.formats.sse import (
     SseDecoder,
     data_of,
     encode,
-    json_of,
-    jsons_of,
+    parse_event,
+    parse_events,
 )
 
 STREAM = [encode({"a": "ü\n"}), KEEP_ALIVE, b"event: x\r\ndata: 1\r\n\r\n", DONE]
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=60))
-def test_events_come_out_whole_and_unchanged_however_the_bytes_are_cut(sizes: list[int]) -> None:
+def test_events_are_decoded_unchanged_however_the_bytes_are_split(sizes: list[int]) -> None:
     raw, at = b"".join(STREAM), 0
     decoder = SseDecoder()
     events: list[bytes] = []
@@ -28,7 +28,7 @@ def test_events_come_out_whole_and_unchanged_however_the_bytes_are_cut(sizes: li
     assert decoder.rest() == b""
 
 
-def test_an_unfinished_event_is_kept_back() -> None:
+def test_an_incomplete_event_is_held_back() -> None:
     decoder = SseDecoder()
     assert decoder.feed(b"data: 1\n") == []
     assert decoder.rest() == b"data: 1\n"
@@ -47,25 +47,25 @@ def test_an_unfinished_event_is_kept_back() -> None:
         (b"event: ping\n\n", None),
     ],
 )
-def test_the_data_of_an_event(event: bytes, data: bytes | None) -> None:
+def test_data_lines_are_extracted_from_an_event(event: bytes, data: bytes | None) -> None:
     assert data_of(event) == data
 
 
-def test_only_objects_are_json_of_an_event() -> None:
-    assert json_of(encode({"a": 1})) == {"a": 1}
-    assert json_of(encode([1])) is None
+def test_only_json_objects_are_parsed_from_an_event() -> None:
+    assert parse_event(encode({"a": 1})) == {"a": 1}
+    assert parse_event(encode([1])) is None
 
 
-def test_many_events_are_read_as_each_would_be() -> None:
+def test_many_events_are_parsed_like_single_events() -> None:
     events = [encode({"a": 1}), KEEP_ALIVE, encode([1]), encode({}), DONE]
-    assert jsons_of(events) == [{"a": 1}, {}]
-    assert jsons_of([]) == []
+    assert parse_events(events) == [{"a": 1}, {}]
+    assert parse_events([]) == []
 
 
 @pytest.mark.parametrize("odd", [b'{"a":1', b'{"a":1},{"b":2}', b"", b"]["])
-def test_an_event_that_is_no_json_by_itself_is_none_among_others(odd: bytes) -> None:
+def test_an_event_that_is_not_json_by_itself_is_an_error_among_others(odd: bytes) -> None:
     rest = b'data: "b":2}\n\n'
     with pytest.raises(ValueError):
-        jsons_of([encode({"a": 1}), b"data: " + odd + b"\n\n", rest])
+        parse_events([encode({"a": 1}), b"data: " + odd + b"\n\n", rest])
     with pytest.raises(ValueError):
-        jsons_of([b"data: " + odd + b"\n\n"])
+        parse_events([b"data: " + odd + b"\n\n"])

@@ -18,7 +18,7 @@ from fakevllm.admission.side_calls import (
     has_header,
 )
 from fakevllm.sessions.hints import hints_of
-from fakevllm_adapters.formats.base import Engine, Untranslated
+from fakevllm_adapters.formats.base import EngineInfo, NotTranslated
 from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.proxy.transport.recorded_traffic import FOLDER, Recorded, recorded
 
@@ -213,8 +213,8 @@ def found_in(recordings: list[Recorded], rules: SideCallRules) -> list[tuple[Rec
         if one.path not in ROUTES:
             continue
         try:
-            body = ROUTES[one.path].open(one.body, Engine()).body
-        except Untranslated:
+            body = ROUTES[one.path].open(one.body, EngineInfo()).body
+        except NotTranslated:
             body = {}
         name = f"{one.client} {hints_of(one.headers, one.body).session}"
         known = sessions.get(name) if not name.endswith(" None") else None

@@ -28,7 +28,7 @@ from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveR
 from fakevllm.transport.request import Request, SiblingPlan
 from fakevllm.transport.retry import RetryHandler
 from fakevllm.transport.sibling_limit import SiblingLimit
-from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.protocol.errors import unavailable
@@ -231,7 +231,7 @@ def asked_for(streamed: bool, headers: Mapping[str, str], shadow: bool) -> Reque
     asked: Json = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     asked |= {"stream": streamed}
     raw = orjson.dumps(asked)
-    exchange = adapter.open(asked, Engine())
+    exchange = adapter.open(asked, EngineInfo())
     return Request("r1", adapter, raw, raw, exchange, dict(headers), ruling=Train(shadow=shadow))
 
 

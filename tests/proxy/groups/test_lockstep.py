@@ -24,7 +24,7 @@ from fakevllm.runtime.engine_choice import EngineChoice
 from fakevllm.settlement.delivery import Delivery
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.transport.request import Request, SiblingPlan
-from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EndGroupReply, EngineStatus, EngineStatusReply, Task
@@ -159,7 +159,7 @@ def asked(**fields: Any) -> Request:
     adapter = ADAPTERS["chat"]
     body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]} | fields
     raw = orjson.dumps(body)
-    return Request("r", adapter, raw, raw, adapter.open(body, Engine()), {})
+    return Request("r", adapter, raw, raw, adapter.open(body, EngineInfo()), {})
 
 
 def seeds_sent(plan: SiblingPlan, request: Request) -> list[int | None]:

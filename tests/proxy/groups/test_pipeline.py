@@ -22,7 +22,7 @@ from fakevllm.swarm.link import SwarmLink
 from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveResponse
 from fakevllm.transport.request import Request, SiblingPlan, sample
 from fakevllm.transport.retry import RetryHandler
-from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE
 from fakevllm_adapters.job.model import TrainJob
@@ -91,7 +91,7 @@ async def running(upstream: Scripted, ledger: Ledger) -> AsyncGenerator[Pipeline
 
 
 def request(**headers: str) -> Request:
-    return Request("r1", ADAPTER, b"{}", b"{}", ADAPTER.open(dict(BODY), Engine()), headers)
+    return Request("r1", ADAPTER, b"{}", b"{}", ADAPTER.open(dict(BODY), EngineInfo()), headers)
 
 
 async def stays() -> MutableMapping[str, Any]:
@@ -174,7 +174,7 @@ async def test_an_answer_the_apps_format_cannot_tell_is_no_served_one_in_the_led
     answer = {"id": "x", "object": "chat.completion", "model": "m", "choices": [choice]}
     adapter = ADAPTERS["messages"]
     asked = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
-    cut = Request("r1", adapter, b"{}", b"{}", adapter.open(asked, Engine()), {})
+    cut = Request("r1", adapter, b"{}", b"{}", adapter.open(asked, EngineInfo()), {})
     sent: list[MutableMapping[str, Any]] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:

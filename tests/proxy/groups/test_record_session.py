@@ -17,7 +17,7 @@ from fakevllm.sessions.tree import SessionTree
 from fakevllm.sessions.types import Evidence, IncomingRequest, Kind, Place
 from fakevllm.transport.engine_client import EngineResponse
 from fakevllm.transport.request import Request
-from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.protocol.reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import Task
@@ -42,7 +42,7 @@ def place_after(tree: SessionTree, answer: str) -> Place:
 def draft_of(a_placement: Placement, **request: Any) -> GroupDraft:
     adapter = ADAPTERS["chat"]
     raw = orjson.dumps(a_placement.body)
-    exchange = adapter.open(a_placement.body, Engine())
+    exchange = adapter.open(a_placement.body, EngineInfo())
     asked = Request(a_placement.group_id, adapter, raw, raw, exchange, {}, **request)
     return GroupDraft(asked, Task(), "", None, placement=a_placement)
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 from fakevllm.sessions.hints import Hints, hints_of
 from fakevllm.sessions.tree import SessionTree
 from fakevllm.sessions.types import IncomingRequest, Place
-from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.proxy.sessions.recordings import Json, Recorded
 
@@ -115,7 +115,7 @@ def opening_of(session: Sequence[Recorded]) -> str:
     for one in session:
         if not one.is_side:
             adapter = ADAPTERS[one.adapter]
-            return adapter.opening(adapter.open(one.body, Engine("m")).body)
+            return adapter.opening(adapter.open(one.body, EngineInfo("m")).body)
     return ""
 
 
@@ -161,7 +161,7 @@ class Crowd:
         self._num += 1
         self._now += 0.1 * self._chance.random()
         adapter = ADAPTERS[one.adapter]
-        body = adapter.open(one.body, Engine("m")).body
+        body = adapter.open(one.body, EngineInfo("m")).body
         prompt = "" if "messages" in body else adapter.question(body)
         history, prompt_hash = self.tree.history_of(body, prompt, SCOPE)
         request = IncomingRequest(

@@ -16,7 +16,7 @@ from typing import Any, cast
 from benchmarks.recorded_traffic import FOLDER, expanded
 from fakevllm.admission.rules import MARKERS
 from fakevllm.admission.side_calls import SideCallRules
-from fakevllm_adapters.formats.base import Engine, Untranslated
+from fakevllm_adapters.formats.base import EngineInfo, NotTranslated
 from fakevllm_adapters.formats.registry import ADAPTERS
 
 Json = dict[str, Any]
@@ -46,7 +46,7 @@ class Recorded:
 
     @property
     def is_side(self) -> bool:
-        body = ADAPTERS[self.adapter].open(self.body, Engine("m")).body
+        body = ADAPTERS[self.adapter].open(self.body, EngineInfo("m")).body
         return SideCallRules(markers=MARKERS).of("m", self.headers, body) is not None
 
 
@@ -71,8 +71,8 @@ def _recorded(scenario: str, number: int, line: Json) -> Recorded | None:
         return None
     body = cast(Json, body)
     try:
-        adapter.open(body, Engine("m"))
-    except Untranslated:
+        adapter.open(body, EngineInfo("m"))
+    except NotTranslated:
         return None
     headers = {name.lower().encode(): value.encode() for name, value in line["headers"].items()}
     named = [line["headers"][name] for name in SESSION_HEADERS if name in line["headers"]]

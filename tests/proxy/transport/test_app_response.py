@@ -11,7 +11,7 @@ import pytest
 from fakevllm.transport import app_response
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineResponse
-from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE
 from fakevllm_adapters.protocol.errors import unavailable
@@ -54,7 +54,7 @@ class Sent:
 
 def reply_to(sent: Sent, *, streamed: bool = True) -> AppResponse:
     adapter = ADAPTERS["chat"]
-    return AppResponse(sent, adapter, adapter.open({"stream": streamed}, Engine()))
+    return AppResponse(sent, adapter, adapter.open({"stream": streamed}, EngineInfo()))
 
 
 async def test_a_quick_answer_goes_out_as_it_came() -> None:

@@ -14,7 +14,7 @@ from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveResponse
 from fakevllm.transport.relay import relay
 from fakevllm.transport.request import Request, SiblingResult, with_apps_id
-from fakevllm_adapters.formats.base import Answer, Engine, Untranslated
+from fakevllm_adapters.formats.base import Answer, EngineInfo, NotTranslated
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.protocol.errors import WireError, bad_request, internal_error
@@ -66,8 +66,8 @@ def request(name: str, body: dict[str, Any]) -> Request:
     adapter = ADAPTERS[name]
     raw = orjson.dumps(body)
     try:
-        exchange = adapter.open(body, Engine("m", 4096, None))
-    except Untranslated as why:
+        exchange = adapter.open(body, EngineInfo("m", 4096, None))
+    except NotTranslated as why:
         return Request("r", adapter, raw, raw, None, {}, str(why))
     asked = raw if name == "chat" else orjson.dumps(exchange.body)
     return Request("r", adapter, raw, asked, exchange, {})
@@ -214,7 +214,7 @@ async def test_a_server_that_is_away_is_an_error_while_nothing_was_sent() -> Non
 def test_the_served_sibling_bears_the_id_the_app_chose(
     headers: dict[str, str], body: dict[str, Any]
 ) -> None:
-    exchange = ADAPTERS["chat"].open(body, Engine())
+    exchange = ADAPTERS["chat"].open(body, EngineInfo())
     asked = Request("r", ADAPTERS["chat"], b"", b"", exchange, headers)
     reply = EngineResponse(200, [], b'{"id":"chatcmpl-my.own-3","model":"my.own-3"}', False, 0.0)
     shown = with_apps_id(reply, asked, 3).body
@@ -233,7 +233,7 @@ def test_the_served_sibling_bears_the_id_the_app_chose(
 def test_an_answer_is_known_by_the_id_its_app_reads(
     index: int, name: str | None, told: str | None
 ) -> None:
-    exchange = ADAPTERS["chat"].open({}, Engine())
+    exchange = ADAPTERS["chat"].open({}, EngineInfo())
     asked = Request("r", ADAPTERS["chat"], b"", b"", exchange, {"X-Request-Id": "my.own"})
     result = SiblingResult(index, answer=Answer({}, "stop", id=name))
     assert result.answer_id(asked) == told

@@ -22,7 +22,7 @@ from fakevllm.transport.fallback import Fallback, with_model
 from fakevllm.transport.request import Request, SiblingPlan
 from fakevllm.transport.retry import ALONE, RetryHandler
 from fakevllm.transport.sibling_limit import SiblingLimit
-from fakevllm_adapters.formats.base import Engine, Untranslated
+from fakevllm_adapters.formats.base import EngineInfo, NotTranslated
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.job.model import TrainJob
@@ -125,8 +125,8 @@ def asked_of(name: str, *, stream: bool = False, **more: Any) -> Request:
     body |= {"stream": True} if stream else {}
     raw = orjson.dumps(body)
     try:
-        exchange = adapter.open(body, Engine("mine", 4096, None))
-    except Untranslated as why:
+        exchange = adapter.open(body, EngineInfo("mine", 4096, None))
+    except NotTranslated as why:
         return Request("r", adapter, raw, raw, None, {}, str(why), model="mine")
     is_same = adapter.path == adapter.upstream_path
     asked = raw if is_same else orjson.dumps(exchange.body)

@@ -3,7 +3,7 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, json_of
+from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, parse_event
 from fakevllm_server.rollout.capture.completions import CompletionsCapture
 from fakevllm_server.types.weight_gate import CallStamp
 
@@ -150,7 +150,7 @@ def streamed(body: Json, *events: bytes) -> tuple[list[Json], Any]:
     capture = CompletionsCapture({"prompt": "a", "stream": True} | body, {})
     shown = SseDecoder().feed(b"".join(map(capture.event, events)))
     assert shown.pop() == DONE
-    return [json_of(event) or {} for event in shown], capture.record(STAMP)
+    return [parse_event(event) or {} for event in shown], capture.record(STAMP)
 
 
 def test_a_stream_gives_the_same_record_and_no_trace_of_our_asking() -> None:
@@ -171,7 +171,7 @@ def test_a_stream_whose_app_asked_for_all_of_it_is_not_changed() -> None:
         "stream_options": {"include_usage": True},
     }
     chunks, _ = streamed(asked, *EVENTS)
-    assert chunks == [json_of(event) for event in EVENTS[:-1]]
+    assert chunks == [parse_event(event) for event in EVENTS[:-1]]
 
 
 def test_a_stream_that_ends_with_an_error_is_no_call() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE, SseDecoder, encode, json_of
+from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE, SseDecoder, encode, parse_event
 from fakevllm_server.rollout.capture.chat import ChatCapture
 from fakevllm_server.types.weight_gate import CallStamp
 
@@ -41,7 +41,7 @@ def streamed(body: Json, *events: bytes) -> tuple[list[Json], Any]:
     capture = ChatCapture({"stream": True} | body, {})
     shown = SseDecoder().feed(b"".join(map(capture.event, events)))
     assert shown.pop() == DONE
-    return [json_of(event) or {} for event in shown], capture.record(CallStamp([9]))
+    return [parse_event(event) or {} for event in shown], capture.record(CallStamp([9]))
 
 
 def swallowing(usage: Json = USAGE) -> list[bytes]:

@@ -1,6 +1,6 @@
-"""/v1/messages and /v1/messages/count_tokens: Anthropic's format, as vLLM speaks it.
+"""The adapters of /v1/messages and /v1/messages/count_tokens, as vLLM serves them.
 
-Upstream the first is asked as chat completions, the second as /tokenize.
+The first is translated to chat completions, the second to /tokenize.
 """
 
 from __future__ import annotations
@@ -9,49 +9,55 @@ from typing import Any
 
 import orjson
 
-from fakevllm_adapters.formats.base import Answer, Earlier, Engine, Exchange, Json
+from fakevllm_adapters.formats.base import Answer, EngineInfo, Exchange, History, Json
 from fakevllm_adapters.formats.chat import ChatAdapter
+from fakevllm_adapters.formats.dialect import Dialect, dialect_of
 from fakevllm_adapters.formats.messages.answer import (
     as_object,
-    dumped,
-    has_readable_calls,
+    has_valid_calls,
     message_of,
     refusal_of,
     stream_error,
+    to_json,
 )
 from fakevllm_adapters.formats.messages.request import chat_body, tokenize_body
 from fakevllm_adapters.formats.messages.schema import CountBody, MessagesBody, parse
 from fakevllm_adapters.formats.messages.stream import PING, MessageStream, encode
-from fakevllm_adapters.formats.responses.dialect import Dialect, dialect_of
 
 PATH = "/v1/messages"
 COUNT_PATH = "/v1/messages/count_tokens"
 
 
 class MessagesAdapter(ChatAdapter):
+    """The adapter of Anthropic's Messages format."""
+
     name = "messages"
     path = PATH
 
-    def open(self, body: Json, engine: Engine, earlier: Earlier | None = None) -> Exchange:
-        """Raises Malformed where vLLM refuses the body."""
-        asked = parse(MessagesBody, body)
-        return MessagesExchange(chat_body(asked), bool(asked.stream), dialect_of(engine.version))
+    def open(self, body: Json, engine: EngineInfo, earlier: History | None = None) -> Exchange:
+        """Translate a request. Raises MalformedBody for a body that vLLM refuses."""
+        request = parse(MessagesBody, body)
+        return MessagesExchange(
+            chat_body(request), bool(request.stream), dialect_of(engine.version)
+        )
 
     def refusal(self, status: int, body: Json) -> Json:
         return refusal_of(status, body)
 
 
 class MessagesExchange:
+    """The translation of one Messages request and of its response."""
+
     def __init__(self, body: Json, streamed: bool, dialect: Dialect) -> None:
         self.body = body
         self.streamed = streamed
         self._stream = MessageStream(dialect)
 
     def answer(self, raw: bytes) -> bytes:
-        return dumped(message_of(as_object(orjson.loads(raw))))
+        return to_json(message_of(as_object(orjson.loads(raw))))
 
     def can_show(self, answer: Answer) -> bool:
-        return self.streamed or has_readable_calls(answer.message)
+        return self.streamed or has_valid_calls(answer.message)
 
     def event(self, event: bytes) -> bytes:
         return self._stream.event(event)
@@ -59,17 +65,19 @@ class MessagesExchange:
     def keep_alive(self) -> bytes:
         return PING
 
-    def broken(self, error: Json) -> bytes:
-        return self._stream.broken(error)
+    def end_with_error(self, error: Json) -> bytes:
+        return self._stream.end_with_error(error)
 
 
 class CountTokensAdapter(ChatAdapter):
+    """The adapter that counts the tokens of a Messages request."""
+
     name = "count_tokens"
     path = COUNT_PATH
     upstream_path = "/tokenize"
 
-    def open(self, body: Json, engine: Engine, earlier: Earlier | None = None) -> Exchange:
-        """Raises Malformed where vLLM refuses the body."""
+    def open(self, body: Json, engine: EngineInfo, earlier: History | None = None) -> Exchange:
+        """Translate a request. Raises MalformedBody for a body that vLLM refuses."""
         return CountExchange(tokenize_body(parse(CountBody, body)), dialect_of(engine.version))
 
     def refusal(self, status: int, body: Json) -> Json:
@@ -77,7 +85,10 @@ class CountTokensAdapter(ChatAdapter):
 
 
 class CountExchange:
-    """Never streamed; of a stream's ways it has what any exchange has."""
+    """The translation of a request that counts tokens.
+
+    It is never streamed; the stream methods only complete the interface.
+    """
 
     streamed = False
 
@@ -90,7 +101,7 @@ class CountExchange:
         if not isinstance(count, int):
             raise ValueError("the answer has no count")
         managed = {"original_input_tokens": count}
-        return dumped({"input_tokens": count, "context_management": managed})
+        return to_json({"input_tokens": count, "context_management": managed})
 
     def can_show(self, answer: Answer) -> bool:
         return True
@@ -101,5 +112,5 @@ class CountExchange:
     def keep_alive(self) -> bytes:
         return PING
 
-    def broken(self, error: Json) -> bytes:
+    def end_with_error(self, error: Json) -> bytes:
         return encode(stream_error(error, self._dialect))

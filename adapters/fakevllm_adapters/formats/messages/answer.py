@@ -1,6 +1,6 @@
-"""A chat completion as vLLM's /v1/messages answers it, and errors in that format's shape.
+"""Responses and errors of /v1/messages, translated from chat completions as vLLM does.
 
-Key order and left-out keys are those of vLLM's models, printed without what is not set.
+The order of keys is vLLM's. Keys that vLLM does not set are left out, as vLLM leaves them out.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import secrets
 from typing import Any, cast
 
 from fakevllm_adapters.formats.base import Json
-from fakevllm_adapters.formats.responses.dialect import Dialect
+from fakevllm_adapters.formats.dialect import Dialect
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-"""What is not here has no stop_reason. A stop string that was hit is an `end_turn` too."""
+"""The stop_reason of each finish_reason; any other has none. A stop string ends with `end_turn`
+too."""
 
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -27,35 +28,38 @@ _ERROR_TYPES = {
 
 
 def new_signature() -> str:
-    """Of a thinking block: clients send it back, nobody checks it."""
+    """Make a signature for a thinking block. Clients send it back; it is never checked."""
     return secrets.token_hex(16)
 
 
 def as_object(value: object) -> Json:
-    """{} for what is none."""
+    """Return an object unchanged, and {} for any other value."""
     return cast(Json, value) if isinstance(value, dict) else {}
 
 
 def as_list(value: object) -> list[Any]:
-    """[] for what is none."""
+    """Return a list unchanged, and [] for any other value."""
     return cast(list[Any], value) if isinstance(value, list) else []
 
 
 def reasoning_of(message: Json) -> object:
-    """Of a message or a delta; older engines name it otherwise."""
-    told = message.get("reasoning")
-    return message.get("reasoning_content") if told is None else told
+    """Return the reasoning of a message or delta; older engines call it `reasoning_content`."""
+    reasoning = message.get("reasoning")
+    return message.get("reasoning_content") if reasoning is None else reasoning
 
 
 def usage_of(chat_usage: object) -> Json:
-    """Cached tokens are part of vLLM's prompt_tokens, and no part of Anthropic's input_tokens."""
-    told = as_object(chat_usage)
-    details = as_object(told.get("prompt_tokens_details"))
+    """Translate the usage of a chat completion.
+
+    vLLM's prompt_tokens include cached tokens, Anthropic's input_tokens do not.
+    """
+    counts = as_object(chat_usage)
+    details = as_object(counts.get("prompt_tokens_details"))
     created, read = details.get("created_cache_tokens"), details.get("cached_tokens")
-    fresh = _count(told.get("prompt_tokens")) - _count(created) - _count(read)
+    uncached = _count(counts.get("prompt_tokens")) - _count(created) - _count(read)
     usage: Json = {
-        "input_tokens": max(0, fresh),
-        "output_tokens": _count(told.get("completion_tokens")),
+        "input_tokens": max(0, uncached),
+        "output_tokens": _count(counts.get("completion_tokens")),
     }
     if created is not None:
         usage["cache_creation_input_tokens"] = created
@@ -65,8 +69,11 @@ def usage_of(chat_usage: object) -> Json:
 
 
 def message_of(completion: Json) -> Json:
-    """Raises ValueError where it holds no answer, or a call whose arguments are no JSON object:
-    vLLM answers 500 then."""
+    """Translate a chat completion to a message.
+
+    Raises ValueError if the completion has no answer, or if the arguments of a call are not a JSON
+    object. vLLM answers with 500 in these cases.
+    """
     choices = as_list(completion.get("choices"))
     if not choices or "message" not in as_object(choices[0]):
         raise ValueError("the answer has no choices")
@@ -88,19 +95,23 @@ def message_of(completion: Json) -> Json:
     return message
 
 
-def has_readable_calls(message: Json) -> bool:
-    """Whether the arguments of its calls are JSON objects, as those of a call that was cut off are
-    not."""
+def has_valid_calls(message: Json) -> bool:
+    """Return whether the arguments of a message's calls are JSON objects.
+
+    The arguments of a call that was cut off are not.
+    """
     try:
-        dumped({"content": _content(message)})
+        to_json({"content": _content(message)})
     except ValueError:
         return False
     return True
 
 
-def dumped(value: Json) -> bytes:
-    """As vLLM's web layer prints JSON; its numbers may be longer than orjson's. Raises ValueError
-    for what JSON cannot say."""
+def to_json(value: Json) -> bytes:
+    """Write JSON as vLLM's web layer does, with integers that are too long for orjson.
+
+    Raises ValueError for values that JSON cannot express.
+    """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except RecursionError:
@@ -109,8 +120,11 @@ def dumped(value: Json) -> bytes:
 
 
 def refusal_of(status: int, body: Json) -> Json:
-    """Errors of the web layer keep their shape on this route too: a malformed body, a key that is
-    not known, a path that is not there."""
+    """Translate vLLM's error body to Anthropic's form.
+
+    vLLM's web layer sends its errors (malformed body, unknown key, unknown path) in its own form
+    also on this route. They stay unchanged.
+    """
     error = as_object(body.get("error"))
     if not error or error.get("type") == "Bad Request":
         return body
@@ -118,20 +132,21 @@ def refusal_of(status: int, body: Json) -> Json:
 
 
 def stream_error(body: Json, dialect: Dialect) -> Json:
-    """`body` is vLLM's error body, of whatever layer."""
-    told = body.get("error", body.get("detail"))
-    error = as_object(told) or {"message": str(told)}
+    """Translate an error within a stream; `body` is an error body of any of vLLM's layers."""
+    content = body.get("error", body.get("detail"))
+    error = as_object(content) or {"message": str(content)}
     code = error.get("code")
-    is_told = dialect.anthropic_errors and isinstance(code, int)
-    return _error(error_type(cast(int, code)) if is_told else _unnamed(dialect), error)
+    has_type = dialect.anthropic_errors and isinstance(code, int)
+    return _error(error_type(cast(int, code)) if has_type else _general_type(dialect), error)
 
 
 def error_type(status: int) -> str:
+    """Return Anthropic's error type for an HTTP status."""
     known = _ERROR_TYPES.get(status)
     return known or ("invalid_request_error" if status < 500 else "api_error")
 
 
-def _unnamed(dialect: Dialect) -> str:
+def _general_type(dialect: Dialect) -> str:
     return "api_error" if dialect.anthropic_errors else "internal_error"
 
 
@@ -140,7 +155,7 @@ def _error(kind: str, error: Json) -> Json:
 
 
 def _content(message: Json) -> list[Json]:
-    """Never empty: clients read the first block."""
+    """Return the content blocks of a message; there is at least one, because clients read it."""
     blocks: list[Json] = []
     reasoning, text = reasoning_of(message), message.get("content")
     if reasoning:
@@ -159,7 +174,7 @@ def _tool_use(call: Json) -> Json:
     except RecursionError:
         raise ValueError("the arguments of a tool call are nested too deep") from None
     if not isinstance(arguments, dict):
-        raise ValueError("the arguments of a tool call are no JSON object")
+        raise ValueError("the arguments of a tool call are not a JSON object")
     name = function.get("name")
     return {"type": "tool_use", "id": call.get("id"), "name": name, "input": arguments}
 

@@ -1,6 +1,6 @@
-"""/v1/messages asked as chat completions, by the rules of vLLM's own translation.
+"""Requests of /v1/messages, translated to chat completions by the rules of vLLM's translation.
 
-Its oddities are kept, for they decide which tokens the model reads.
+The oddities of vLLM's translation are kept, because they decide which tokens the model reads.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from fakevllm_adapters.formats.base import Json, Untranslated
+from fakevllm_adapters.formats.base import Json, NotTranslated
 from fakevllm_adapters.formats.messages.schema import (
     AnthropicContentBlock,
     AnthropicMessage,
@@ -20,44 +20,47 @@ from fakevllm_adapters.formats.messages.schema import (
 )
 
 _BILLING_HEADER = "x-anthropic-billing-header"
-"""Begins a block of Claude Code's that holds another hash in each request: no prompt text."""
+"""Start of a block that Claude Code sends with a new hash in each request. Such a block is not
+prompt text."""
 
 
-def chat_body(asked: MessagesBody) -> Json:
-    """`metadata`, `kv_transfer_params` and `ec_transfer_params` stay behind: vLLM ignores the
-    first, and the others would let an app steer what the engine reads and to whom it sends.
-    Raises Untranslated."""
+def chat_body(request: MessagesBody) -> Json:
+    """Translate a request to a chat completions request. Raises NotTranslated.
+
+    `metadata`, `kv_transfer_params` and `ec_transfer_params` are left out. vLLM ignores the first.
+    The others would let an app control what the engine reads and where it sends data.
+    """
     body: Json = {
-        "model": asked.model,
-        "messages": _messages(asked),
-        "max_tokens": asked.max_tokens,
-        "stop": asked.stop_sequences,
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
-        "top_k": asked.top_k,
-        "cache_salt": asked.cache_salt,
-        "chat_template_kwargs": asked.chat_template_kwargs,
+        "model": request.model,
+        "messages": _messages(request),
+        "max_tokens": request.max_tokens,
+        "stop": request.stop_sequences,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "cache_salt": request.cache_salt,
+        "chat_template_kwargs": request.chat_template_kwargs,
     }
     body = {name: value for name, value in body.items() if value is not None}
-    if asked.stream:
+    if request.stream:
         body["stream"] = True
-        # The first chunk must tell the prompt's length: message_start carries it.
+        # The first chunk must have the prompt's length, because message_start carries it.
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    return body | _output(asked) | _tools(asked.tools, asked.tool_choice)
+    return body | _output(request) | _tools(request.tools, request.tool_choice)
 
 
-def tokenize_body(asked: CountBody) -> Json:
-    """Raises Untranslated."""
-    body: Json = {"model": asked.model, "messages": _messages(asked)}
-    if asked.chat_template_kwargs is not None:
-        body["chat_template_kwargs"] = asked.chat_template_kwargs
-    if asked.tools:
-        body["tools"] = [_function(tool) for tool in asked.tools]
+def tokenize_body(request: CountBody) -> Json:
+    """Translate a request that counts tokens to /tokenize. Raises NotTranslated."""
+    body: Json = {"model": request.model, "messages": _messages(request)}
+    if request.chat_template_kwargs is not None:
+        body["chat_template_kwargs"] = request.chat_template_kwargs
+    if request.tools:
+        body["tools"] = [_function(tool) for tool in request.tools]
     return body
 
 
-def _output(asked: MessagesBody) -> Json:
-    config = asked.output_config
+def _output(request: MessagesBody) -> Json:
+    config = request.output_config
     output: Json = {}
     if config and config.format and config.format.json_schema:
         schema = {"name": config.format.type, "schema": config.format.json_schema}
@@ -68,11 +71,14 @@ def _output(asked: MessagesBody) -> Json:
 
 
 def _tools(tools: Sequence[AnthropicTool] | None, choice: AnthropicToolChoice | None) -> Json:
-    """vLLM's translation does not pass through the checks of its chat route, which refuses an
-    empty list and a choice without tools."""
+    """Translate the tools and the tool choice.
+
+    vLLM's chat route refuses an empty list of tools, and a choice without tools. Its Messages route
+    does not use these checks, so both are left out here.
+    """
     if not tools:
         if choice and choice.type in ("any", "tool"):
-            raise Untranslated("a tool is required, and none is offered")
+            raise NotTranslated("a tool is required, and none is offered")
         return {}
     return {"tool_choice": _choice(choice), "tools": [_function(tool) for tool in tools]}
 
@@ -86,7 +92,7 @@ def _choice(choice: AnthropicToolChoice | None) -> str | Json:
 
 
 def _function(tool: AnthropicTool) -> Json:
-    """A missing description is told as null, as templates that print the tool get it from vLLM."""
+    """Translate a tool; a missing description becomes null, which vLLM passes to the template."""
     schema = tool.input_schema
     function: Json = {
         "name": tool.name,
@@ -100,31 +106,31 @@ def _function(tool: AnthropicTool) -> Json:
     return {"type": "function", "function": function}
 
 
-def _messages(asked: MessagesBody | CountBody) -> list[Json]:
-    """All system text comes first, wherever it stood: most templates take no other place."""
-    system = "".join(_system_texts(asked))
+def _messages(request: MessagesBody | CountBody) -> list[Json]:
+    """Translate the messages; all system text comes first, because most templates require it."""
+    system = "".join(_system_texts(request))
     messages: list[Json] = [{"role": "system", "content": system}] if system else []
     try:
-        for turn in asked.messages:
-            if turn.role != "system":
-                messages += _turn(turn)
+        for message in request.messages:
+            if message.role != "system":
+                messages += _chat_messages(message)
     except RecursionError:
-        raise Untranslated("a content block is nested too deep") from None
+        raise NotTranslated("a content block is nested too deep") from None
     return messages
 
 
-def _system_texts(asked: MessagesBody | CountBody) -> Iterator[str]:
-    if isinstance(asked.system, str):
-        yield asked.system
+def _system_texts(request: MessagesBody | CountBody) -> Iterator[str]:
+    if isinstance(request.system, str):
+        yield request.system
     else:
-        yield from _texts(asked.system or [])
-    for turn in asked.messages:
-        if turn.role != "system":
+        yield from _texts(request.system or [])
+    for message in request.messages:
+        if message.role != "system":
             continue
-        if isinstance(turn.content, list):
-            yield from _texts(turn.content)
-        elif not turn.content.startswith(_BILLING_HEADER):
-            yield turn.content
+        if isinstance(message.content, list):
+            yield from _texts(message.content)
+        elif not message.content.startswith(_BILLING_HEADER):
+            yield message.content
 
 
 def _texts(blocks: Sequence[AnthropicContentBlock]) -> Iterator[str]:
@@ -133,24 +139,24 @@ def _texts(blocks: Sequence[AnthropicContentBlock]) -> Iterator[str]:
             yield block.text
 
 
-def _turn(turn: AnthropicMessage) -> list[Json]:
-    """The tools' answers in it come before it, each a message of its own."""
-    if isinstance(turn.content, str):
-        return [{"role": turn.role, "content": turn.content}]
-    message: Json = {"role": turn.role}
+def _chat_messages(source: AnthropicMessage) -> list[Json]:
+    """Translate one message; each tool result in it becomes a message before it."""
+    if isinstance(source.content, str):
+        return [{"role": source.role, "content": source.content}]
+    message: Json = {"role": source.role}
     answers: list[Json] = []
     parts: list[Json] = []
-    for block in turn.content:
-        if block.type == "tool_result" and turn.role == "user":
+    for block in source.content:
+        if block.type == "tool_result" and source.role == "user":
             answers += _tool_answer(block)
         else:
             parts += _parts(block)
     thoughts = [
         block.thinking
-        for block in turn.content
+        for block in source.content
         if block.type == "thinking" and block.thinking is not None
     ]
-    calls = [block for block in turn.content if block.type == "tool_use"]
+    calls = [block for block in source.content if block.type == "tool_use"]
     if thoughts:
         message["reasoning"] = "".join(thoughts)
     if calls:
@@ -158,7 +164,7 @@ def _turn(turn: AnthropicMessage) -> list[Json]:
     if parts:
         is_text = len(parts) == 1 and parts[0]["type"] == "text"
         message["content"] = parts[0]["text"] if is_text else parts
-    is_empty = turn.role == "user" and not parts
+    is_empty = source.role == "user" and not parts
     return answers if is_empty else [*answers, message]
 
 
@@ -168,8 +174,8 @@ def _parts(block: AnthropicContentBlock) -> list[Json]:
     if block.type == "image" and block.source:
         return [_image(_url(block.source))]
     if block.type == "tool_result":
-        shown = str(block.content) if block.content else ""
-        return [{"type": "text", "text": f"Tool result: {shown}"}]
+        result = str(block.content) if block.content else ""
+        return [{"type": "text", "text": f"Tool result: {result}"}]
     return []
 
 
@@ -180,7 +186,7 @@ def _call(block: AnthropicContentBlock, index: int) -> Json:
 
 
 def _tool_answer(block: AnthropicContentBlock) -> list[Json]:
-    """Pictures follow as a user's message: a tool's holds text only."""
+    """Translate a tool result; images follow in a user message, as tool messages hold only text."""
     items: list[Json] = block.content if isinstance(block.content, list) else []
     text = block.content if isinstance(block.content, str) else _joined(items)
     answer: Json = {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": text or ""}
@@ -197,7 +203,7 @@ def _tool_answer(block: AnthropicContentBlock) -> list[Json]:
 def _joined(items: Sequence[Json]) -> str:
     texts = [item.get("text", "") for item in items if item.get("type") == "text"]
     if not all(isinstance(text, str) for text in texts):
-        raise Untranslated("a text of a tool's result is no string")
+        raise NotTranslated("a text of a tool's result is no string")
     return "\n".join(texts)
 
 
@@ -210,11 +216,11 @@ def _references(items: Sequence[Json]) -> Iterator[Json]:
 
 def _url(source: Any) -> Any:
     if not isinstance(source, dict):
-        raise Untranslated("the source of an image is no object")
-    told = cast(Json, source)
-    if told.get("type") == "url":
-        return told.get("url", "")
-    return f"data:{told.get('media_type', 'image/jpeg')};base64,{told.get('data', '')}"
+        raise NotTranslated("the source of an image is no object")
+    image = cast(Json, source)
+    if image.get("type") == "url":
+        return image.get("url", "")
+    return f"data:{image.get('media_type', 'image/jpeg')};base64,{image.get('data', '')}"
 
 
 def _image(url: Any) -> Json:

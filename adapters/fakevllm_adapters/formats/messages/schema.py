@@ -1,7 +1,7 @@
-"""The bodies of /v1/messages and of its count_tokens, as vLLM's own schema takes them.
+"""The schema of the bodies of /v1/messages and its count_tokens, equal to vLLM's.
 
-Fields in vLLM's order, for it is the order of the problems in a 400, and classes by vLLM's names,
-for some problems tell them. Fields it does not know are taken and left alone.
+The fields are in vLLM's order, which is the order of the problems in a 400. The classes have vLLM's
+names, because some problems quote them. Unknown fields are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from fakevllm_adapters.formats.base import Json, Untranslated
+from fakevllm_adapters.formats.base import Json, NotTranslated
 from fakevllm_adapters.protocol.errors import WireError, schema_error
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
-class Malformed(Untranslated):
-    """vLLM refuses this body; `error` is how, for an engine without a route of its own."""
+class MalformedBody(NotTranslated):
+    """A body that vLLM refuses. `error` is vLLM's refusal, for engines without such a route."""
 
     def __init__(self, error: WireError) -> None:
         super().__init__(error.message)
@@ -104,7 +104,7 @@ class MessagesBody(BaseModel):
     @field_validator("model")
     @classmethod
     def _has_a_model(cls, model: str) -> str:
-        return _named(model)
+        return _require_name(model)
 
     @field_validator("max_tokens")
     @classmethod
@@ -125,25 +125,27 @@ class CountBody(BaseModel):
     @field_validator("model")
     @classmethod
     def _has_a_model(cls, model: str) -> str:
-        return _named(model)
+        return _require_name(model)
 
 
 def parse(schema: type[BodyT], body: Json) -> BodyT:
-    """Raises Malformed."""
+    """Validate a body against a schema. Raises MalformedBody."""
     try:
         return schema.model_validate(body)
     except ValidationError as error:
-        problems = [_shown(dict(problem)) for problem in error.errors(include_url=False)]
-        raise Malformed(schema_error(problems)) from None
+        problems = [
+            _without_union_members(dict(problem)) for problem in error.errors(include_url=False)
+        ]
+        raise MalformedBody(schema_error(problems)) from None
 
 
-def _shown(problem: Json) -> Json:
-    """Which branch of a union did not fit is no place in the body."""
+def _without_union_members(problem: Json) -> Json:
+    """Remove the names of union members, which are not places in the body, from a problem."""
     place = [part for part in problem["loc"] if part != "str" and "list[" not in str(part)]
     return problem | {"loc": place}
 
 
-def _named(model: str) -> str:
+def _require_name(model: str) -> str:
     if not model:
         raise ValueError("Model is required")
     return model

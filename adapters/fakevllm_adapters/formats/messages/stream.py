@@ -1,7 +1,7 @@
-"""A stream of chat chunks as vLLM's /v1/messages streams it.
+"""Streams of chat chunks, translated to the events of vLLM's /v1/messages.
 
-Content blocks open and close one after another. Text that comes while a tool call is open waits
-for the call's end, and becomes a block behind it.
+Content blocks open and close one after another. Text that arrives during a tool call waits for the
+end of the call and becomes the next block.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import orjson
 
 from fakevllm_adapters.formats.base import Json
+from fakevllm_adapters.formats.dialect import Dialect
 from fakevllm_adapters.formats.messages.answer import (
     STOP_REASONS,
     as_list,
@@ -20,11 +21,11 @@ from fakevllm_adapters.formats.messages.answer import (
     stream_error,
     usage_of,
 )
-from fakevllm_adapters.formats.responses.dialect import Dialect
-from fakevllm_adapters.formats.sse import DONE, data_of, json_of
+from fakevllm_adapters.formats.sse import DONE, data_of, parse_event
 
 
 def encode(event: Json) -> bytes:
+    """Encode an event with its type as the name."""
     name = str(event["type"]).encode()
     return b"event: " + name + b"\ndata: " + orjson.dumps(event) + b"\n\n"
 
@@ -32,21 +33,23 @@ def encode(event: Json) -> bytes:
 PING = encode({"type": "ping"})
 
 
-class Blocks:
-    """Which content block is open, and what its next event is."""
+class ContentBlocks:
+    """The content blocks of a streamed message, of which at most one is open."""
 
     def __init__(self) -> None:
         self._index = 0
         self._open: Json | None = None
         self._waiting = ""
         self._call_ids: dict[str, object] = {}
-        """By the index of the call."""
+        """Ids of the calls by their index."""
 
     def thinking(self, text: str) -> Iterator[Json]:
+        """Add text to the thinking block, and open the block if necessary."""
         yield from self._continued({"type": "thinking", "thinking": ""})
         yield self._delta({"type": "thinking_delta", "thinking": text})
 
     def text(self, text: str) -> Iterator[Json]:
+        """Add text to the text block, and open the block unless a tool call is open."""
         if self._is("tool_use"):
             self._waiting += text
             return
@@ -54,7 +57,7 @@ class Blocks:
         yield self._delta({"type": "text_delta", "text": text})
 
     def call(self, piece: Json) -> Iterator[Json]:
-        """A piece of a tool call. vLLM finishes one before it begins the next."""
+        """Add a piece of a tool call. vLLM ends each call before it begins the next."""
         function = as_object(piece.get("function"))
         index = str(piece.get("index"))
         name, arguments = function.get("name"), function.get("arguments")
@@ -67,6 +70,7 @@ class Blocks:
             yield self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def close(self) -> Iterator[Json]:
+        """Close the open block, and send the waiting text as a block."""
         yield from self._stopped()
         if self._waiting:
             text, self._waiting = self._waiting, ""
@@ -102,36 +106,38 @@ class Blocks:
 
 
 class MessageStream:
-    """One streamed answer: chat events in, Messages events out."""
+    """The translation of one stream: chat events in, Messages events out."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._blocks = Blocks()
+        self._blocks = ContentBlocks()
         self._started = False
         self._has_choice = False
         self._finish_reason: str | None = None
         self._usage: object = None
-        self._told_usage = False
+        self._sent_usage = False
         self._ended = False
 
     def event(self, event: bytes) -> bytes:
-        """A comment of the upstream becomes a ping."""
+        """Translate an event of the upstream; a comment becomes a ping."""
         if self._ended or not event.strip():
             return b""
         try:
-            chunk = json_of(event)
+            chunk = parse_event(event)
         except ValueError:
-            return self.broken({"error": {"message": "Invalid data format received", "code": 500}})
+            return self.end_with_error(
+                {"error": {"message": "Invalid data format received", "code": 500}}
+            )
         if chunk is not None and chunk.get("error") is not None:
-            return self.broken(chunk)
+            return self.end_with_error(chunk)
         if chunk is not None:
             return b"".join(map(encode, self._chunk(chunk)))
         if event.strip() == DONE.strip():
             return self._done()
         return PING if data_of(event) is None else b""
 
-    def broken(self, error: Json) -> bytes:
-        """Nothing follows it, as in vLLM: no stop of the open block or of the message."""
+    def end_with_error(self, error: Json) -> bytes:
+        """End the stream with an error, without stop events for the block and message, as vLLM."""
         if self._ended:
             return b""
         self._ended = True
@@ -139,7 +145,9 @@ class MessageStream:
 
     def _done(self) -> bytes:
         if not self._has_choice:
-            return self.broken({"error": {"message": "The answer did not finish.", "code": 500}})
+            return self.end_with_error(
+                {"error": {"message": "The answer did not finish.", "code": 500}}
+            )
         self._ended = True
         return b"".join(map(encode, [*self._finish(), {"type": "message_stop"}]))
 
@@ -182,12 +190,12 @@ class MessageStream:
             yield from self._blocks.call(as_object(piece))
 
     def _finish(self) -> Iterator[Json]:
-        """Once: at the usage chunk, or at the end where none came."""
-        if self._told_usage:
+        """Send the last events of the message, once: at the usage chunk or at the stream's end."""
+        if self._sent_usage:
             return
-        self._told_usage = True
+        self._sent_usage = True
         yield from self._blocks.close()
         delta: Json = {"stop_reason": STOP_REASONS.get(self._finish_reason or "stop")}
-        if self._dialect.tells_stop_sequence:
+        if self._dialect.sends_stop_sequence:
             delta["stop_sequence"] = None
         yield {"type": "message_delta", "delta": delta, "usage": usage_of(self._usage)}

@@ -1,7 +1,7 @@
-"""/v1/responses, as vLLM speaks it, over chat completions.
+"""The adapter of /v1/responses, as vLLM serves it, over chat completions.
 
-An answer's items keep the upstream's tool-call ids, so that a call is known by the same id in the
-app's history and in ours.
+Items keep the upstream's ids of tool calls. A call then has the same id in the app's history and in
+the ledger.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any, cast
 
 import orjson
 
-from fakevllm_adapters.formats.base import Answer, Earlier, Engine, Json, Untranslated
+from fakevllm_adapters.formats.base import Answer, EngineInfo, History, Json, NotTranslated
 from fakevllm_adapters.formats.chat import ChatAdapter
-from fakevllm_adapters.formats.responses.dialect import dialect_of
+from fakevllm_adapters.formats.dialect import dialect_of
 from fakevllm_adapters.formats.responses.input import with_history
 from fakevllm_adapters.formats.responses.items import (
     COMPLETED,
     IN_PROGRESS,
     INCOMPLETE,
-    items_of_message,
     logprobs_of,
     new_id,
+    output_items,
 )
 from fakevllm_adapters.formats.responses.request import (
     ResponsesRequest,
@@ -33,29 +33,29 @@ from fakevllm_adapters.formats.responses.request import (
 )
 from fakevllm_adapters.formats.responses.resource import Resource, usage_of
 from fakevllm_adapters.formats.responses.stream import Event, EventWriter, ItemStream
-from fakevllm_adapters.formats.sse import DONE, json_of
+from fakevllm_adapters.formats.sse import DONE, parse_event
 from fakevllm_adapters.protocol.errors import WireError, error_body, internal_error
 
 FAILED = "failed"
 BLANK = b" "
-"""Before the JSON of a whole answer, where every recorded client skips it."""
+"""White space before the JSON of a response that is not streamed. Every tested client skips it."""
 
 
 class ResponsesExchange:
-    """One request at /v1/responses."""
+    """The translation of one Responses request and of its response."""
 
-    def __init__(self, asked: ResponsesRequest, body: Json, engine: Engine) -> None:
+    def __init__(self, request: ResponsesRequest, body: Json, engine: EngineInfo) -> None:
         self._dialect = dialect_of(engine.version)
-        tools = request_tools(asked, self._dialect)
-        self.body = chat_request(asked, body, tools, self._dialect)
-        self.streamed = bool(asked.stream)
-        self.response_id = asked.request_id or new_id("resp_")
-        model = engine.model or asked.model or ""
+        tools = request_tools(request, self._dialect)
+        self.body = chat_request(request, body, tools, self._dialect)
+        self.streamed = bool(request.stream)
+        self.response_id = request.request_id or new_id("resp_")
+        model = engine.model or request.model or ""
         self._resource = Resource(
-            self.response_id, int(time.time()), asked, tools, engine, self._dialect, model
+            self.response_id, int(time.time()), request, tools, engine, self._dialect, model
         )
         self._tools = tools
-        self._with_logprobs = asked.with_logprobs
+        self._with_logprobs = request.with_logprobs
         self._writer = EventWriter()
         self._waiting: list[bytes] = []
         self._items = ItemStream(self._dialect, tools)
@@ -67,11 +67,11 @@ class ResponsesExchange:
     def answer(self, raw: bytes) -> bytes:
         completion: Any = orjson.loads(raw)
         try:
-            self._resource.note(completion)
+            self._resource.update_from(completion)
             resource = self._whole(completion["choices"][0], completion.get("usage") or {})
         except (AttributeError, LookupError, TypeError) as error:
-            raise ValueError(f"the answer is no chat completion: {error!r}") from error
-        # Numbers as vLLM writes them in whole answers: 1e-05, where orjson has 1e-5.
+            raise ValueError(f"the answer is not a chat completion: {error!r}") from error
+        # vLLM writes 1e-05 in responses that are not streamed; orjson would write 1e-5.
         return json.dumps(resource, ensure_ascii=False, separators=(",", ":")).encode()
 
     def can_show(self, answer: Answer) -> bool:
@@ -91,21 +91,24 @@ class ResponsesExchange:
             self._write([Event("response.in_progress", {"response": self._running()})])
         return self._written()
 
-    def broken(self, error: Json) -> bytes:
-        """vLLM cuts the connection here, without a word. `response.failed` is what OpenAI sends:
-        clients take it as the end, and show its message."""
+    def end_with_error(self, error: Json) -> bytes:
+        """End the stream with `response.failed`.
+
+        vLLM closes the connection without an event. OpenAI sends `response.failed`, which clients
+        take as the end of the stream and whose message they show.
+        """
         self._fail(error)
         return self._written()
 
     def _whole(self, choice: Json, usage: Json) -> Json:
         is_cut = self._is_cut(choice.get("finish_reason"), usage)
         logprobs = logprobs_of(choice) if self._with_logprobs else None
-        items = items_of_message(choice["message"], logprobs, self._tools, self._dialect, is_cut)
+        items = output_items(choice["message"], logprobs, self._tools, self._dialect, is_cut)
         status = INCOMPLETE if is_cut else COMPLETED
         return self._resource.as_json(status, items, usage_of(usage, self._dialect))
 
     def _take(self, event: bytes) -> None:
-        chunk = json_of(event)
+        chunk = parse_event(event)
         if self._is_over:
             return
         if chunk is None:
@@ -117,7 +120,7 @@ class ResponsesExchange:
             self._take_chunk(chunk)
 
     def _take_chunk(self, chunk: Json) -> None:
-        self._resource.note(chunk)
+        self._resource.update_from(chunk)
         self._usage = chunk.get("usage") or self._usage
         self._open()
         choices: list[Json] = chunk.get("choices") or []
@@ -129,7 +132,7 @@ class ResponsesExchange:
                 self._finish_reason = choice.get("finish_reason") or self._finish_reason
 
     def _open(self) -> bool:
-        """Whether this opened the stream."""
+        """Send the first events unless they were sent; return whether they are sent now."""
         if self._is_open:
             return False
         self._is_open = True
@@ -145,7 +148,7 @@ class ResponsesExchange:
         self._write(self._items.close(is_cut))
         status = INCOMPLETE if is_cut else COMPLETED
         resource = self._resource.as_json(status, self._items.output, usage)
-        kind = status if self._dialect.tells_cut else COMPLETED
+        kind = status if self._dialect.marks_incomplete else COMPLETED
         self._write([Event(f"response.{kind}", {"response": resource})])
         self._is_over = True
 
@@ -159,8 +162,11 @@ class ResponsesExchange:
         self._write([Event("response.failed", {"response": resource})])
 
     def _is_cut(self, finish_reason: object, usage: Json) -> bool:
-        """vLLM's old chat format says `tool_calls` even where the limit ended the call."""
-        if finish_reason != "tool_calls" or self._dialect.tells_cut:
+        """Return whether the token limit ended the answer.
+
+        Old versions of vLLM report `tool_calls` even if the limit cut off a call.
+        """
+        if finish_reason != "tool_calls" or self._dialect.marks_incomplete:
             return finish_reason == "length"
         limit = self._resource.max_output_tokens
         return limit is not None and (usage.get("completion_tokens") or 0) >= limit
@@ -179,22 +185,26 @@ class ResponsesExchange:
 
 
 class ResponsesAdapter(ChatAdapter):
+    """The adapter of OpenAI's Responses format."""
+
     name = "responses"
     path = "/v1/responses"
-    names_answers = True
+    has_previous_response = True
 
-    def open(self, body: Json, engine: Engine, earlier: Earlier | None = None) -> ResponsesExchange:
+    def open(
+        self, body: Json, engine: EngineInfo, earlier: History | None = None
+    ) -> ResponsesExchange:
         previous = body.get("previous_response_id")
         if earlier is None and previous is not None:
             raise _unknown_response(previous)
-        asked = parse_request(body)
+        request = parse_request(body)
         if earlier:
-            asked.input = with_history(body, earlier)["input"]
-        return ResponsesExchange(asked, body, engine)
+            request.input = with_history(body, earlier)["input"]
+        return ResponsesExchange(request, body, engine)
 
 
-def _unknown_response(response_id: object) -> Untranslated:
-    reason = Untranslated("previous_response_id")
+def _unknown_response(response_id: object) -> NotTranslated:
+    reason = NotTranslated("previous_response_id")
     message = f"Response with id '{response_id}' not found."
     error = error_body(message, "invalid_request_error", 404, "response_id")
     reason.error = WireError(404, error)
@@ -202,11 +212,15 @@ def _unknown_response(response_id: object) -> Untranslated:
 
 
 def _error(body: Json) -> Json:
-    """As clients read it: Codex, for one, tries again unless the code says whose fault it was."""
-    error: Any = body.get("error")
-    told = cast(Json, error) if isinstance(error, dict) else {"message": str(error)}
-    status = told.get("code")
+    """Build the error of a failed response.
+
+    Clients decide by its code whether to retry. Codex, for example, retries unless the code says
+    that the request was wrong.
+    """
+    content: Any = body.get("error")
+    error = cast(Json, content) if isinstance(content, dict) else {"message": str(content)}
+    status = error.get("code")
     code = "server_error"
     if isinstance(status, int) and 400 <= status < 500:
         code = "rate_limit_exceeded" if status == 429 else "invalid_prompt"
-    return {"code": code, "message": str(told.get("message"))}
+    return {"code": code, "message": str(error.get("message"))}

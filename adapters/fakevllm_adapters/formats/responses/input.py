@@ -1,7 +1,7 @@
-"""The input of a Responses request as chat messages, by vLLM's rules.
+"""The input of a Responses request, translated to chat messages by vLLM's rules.
 
-Several items may make one assistant message: its reasoning, its text, its calls. What vLLM would
-refuse, or keep only in part, is left to the engine.
+Several items (reasoning, text, calls) may form one assistant message. Input that vLLM would refuse,
+or of which it would keep only a part, raises NotTranslated.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from fakevllm_adapters.formats.base import Earlier, Json, Untranslated
+from fakevllm_adapters.formats.base import History, Json, NotTranslated
 
 NAMESPACE_SEPARATOR = "__"
 _ROLES = ("user", "system", "developer")
@@ -20,39 +20,39 @@ _STATUSES = (*_UNFINISHED, "completed", None)
 Input = str | list[Any]
 
 
-def messages_of(instructions: str | None, asked: Input) -> list[Json]:
-    """Raises Untranslated."""
+def messages_of(instructions: str | None, request_input: Input) -> list[Json]:
+    """Translate instructions and input to chat messages. Raises NotTranslated."""
     messages: list[Json] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
-    for item in items_of(asked):
+    for item in input_items(request_input):
         if not isinstance(item, dict):
-            raise Untranslated("an input item that is no object")
+            raise NotTranslated("an input item that is no object")
         item = cast(Json, item)
         reader = _READERS.get(_type_of(item))
         if reader is None or item.get("status") not in _STATUSES:
-            raise Untranslated(f"an input item of type {_type_of(item)!r}")
+            raise NotTranslated(f"an input item of type {_type_of(item)!r}")
         reader(messages, item)
     return messages
 
 
-def continues(asked: Input) -> bool:
-    """Whether the last message is to be gone on with, rather than answered."""
-    last: Any = asked[-1] if isinstance(asked, list) and asked else None
+def continues(request_input: Input) -> bool:
+    """Return whether the model is to continue the last message instead of answering it."""
+    last: Any = request_input[-1] if isinstance(request_input, list) and request_input else None
     if not isinstance(last, dict):
         return False
     item = cast(Json, last)
     return _type_of(item) in ("message", "reasoning") and item.get("status") in _UNFINISHED
 
 
-def items_of(asked: Input) -> list[Any]:
-    if isinstance(asked, str):
-        return [{"type": "message", "role": "user", "content": asked}]
-    return asked
+def input_items(request_input: Input) -> list[Any]:
+    if isinstance(request_input, str):
+        return [{"type": "message", "role": "user", "content": request_input}]
+    return request_input
 
 
-def items_of_answer(message: Json) -> list[Json]:
-    """An assistant message of the chat format, as the items an app would send back."""
+def answer_as_input(message: Json) -> list[Json]:
+    """Return an assistant message of the chat format as the items that an app would send back."""
     items: list[Json] = []
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     if reasoning:
@@ -67,27 +67,27 @@ def items_of_answer(message: Json) -> list[Json]:
     return items
 
 
-def with_history(body: Json, earlier: Earlier) -> Json:
-    """`body` with what went before in front of its input, and no `previous_response_id`.
+def with_history(body: Json, earlier: History) -> Json:
+    """Return `body` with the earlier conversation before its input, without previous_response_id.
 
-    earlier: the bodies of the earlier requests, each with the assistant message (chat format) that
-    answered it, the oldest first. Their instructions are not carried over. Raises Untranslated.
+    `earlier` has the bodies of the earlier requests, each with the assistant message (chat format)
+    that answered it, oldest first. Their instructions are left out. Raises NotTranslated.
 
     >>> with_history({"input": "b"}, [({"input": "a"}, {"content": "A"})])["input"][1]["content"]
     'A'
     """
     before: list[Any] = []
-    for asked, message in earlier:
-        before += [*items_of(_input_of(asked)), *items_of_answer(message)]
+    for request_input, message in earlier:
+        before += [*input_items(_input_of(request_input)), *answer_as_input(message)]
     changed = {key: value for key, value in body.items() if key != "previous_response_id"}
-    return changed | {"input": [*before, *items_of(_input_of(body))]}
+    return changed | {"input": [*before, *input_items(_input_of(body))]}
 
 
 def _input_of(body: Json) -> Input:
-    asked = body.get("input")
-    if not isinstance(asked, (str, list)):
-        raise Untranslated("an input that is neither text nor a list")
-    return cast(Input, asked)
+    request_input = body.get("input")
+    if not isinstance(request_input, (str, list)):
+        raise NotTranslated("an input that is neither text nor a list")
+    return cast(Input, request_input)
 
 
 def _type_of(item: Json) -> str:
@@ -97,7 +97,7 @@ def _type_of(item: Json) -> str:
 def _text(item: Json, key: str) -> str:
     value = item.get(key)
     if not isinstance(value, str):
-        raise Untranslated(f"an input item of type {_type_of(item)!r} without {key}")
+        raise NotTranslated(f"an input item of type {_type_of(item)!r} without {key}")
     return value
 
 
@@ -109,7 +109,7 @@ def _message(messages: list[Json], item: Json) -> None:
     elif role in _ROLES:
         messages.append({"role": role, "content": _content(content)})
     else:
-        raise Untranslated(f"a message with the role {role!r}")
+        raise NotTranslated(f"a message with the role {role!r}")
 
 
 def _function_call(messages: list[Json], item: Json) -> None:
@@ -131,7 +131,7 @@ def _function_call_output(messages: list[Json], item: Json) -> None:
 
 def _reasoning(messages: list[Json], item: Json) -> None:
     if item.get("encrypted_content"):
-        raise Untranslated("encrypted reasoning")
+        raise NotTranslated("encrypted reasoning")
     text = ""
     if item.get("content"):
         text = _only_text(item["content"], ("reasoning_text",))
@@ -149,7 +149,7 @@ _READERS: dict[str, Callable[[list[Json], Json], None]] = {
 
 
 def _set(messages: list[Json], key: str, text: str) -> None:
-    """Into the assistant message that is being put together, or a new one."""
+    """Set a key of the last message if it is an assistant message without it, else of a new one."""
     last = messages[-1] if messages else None
     if last is not None and last["role"] == "assistant" and last.get(key) is None:
         last[key] = text
@@ -158,12 +158,12 @@ def _set(messages: list[Json], key: str, text: str) -> None:
 
 
 def _only_text(parts: object, types: Sequence[str]) -> str:
-    """Of several parts vLLM would keep the first."""
+    """Return the text of a list with a single part; of several parts vLLM would keep the first."""
     if not isinstance(parts, list) or len(cast(list[Any], parts)) != 1:
-        raise Untranslated("an assistant's item without a text, or with several")
+        raise NotTranslated("an assistant's item without a text, or with several")
     part: Any = cast(list[Any], parts)[0]
     if not isinstance(part, dict) or cast(Json, part).get("type") not in types:
-        raise Untranslated("an assistant's item that is no text")
+        raise NotTranslated("an assistant's item that is no text")
     return _text(cast(Json, part), "text")
 
 
@@ -171,7 +171,7 @@ def _content(content: object) -> str | list[Json]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise Untranslated("a content that is neither text nor a list")
+        raise NotTranslated("a content that is neither text nor a list")
     return [_part(part) for part in cast(list[Any], content)]
 
 
@@ -181,4 +181,4 @@ def _part(part: object) -> Json:
         return {"type": "text", "text": _text(cast(Json, part), "text")}
     if kind == "input_image":
         return {"type": "image_url", "image_url": {"url": _text(cast(Json, part), "image_url")}}
-    raise Untranslated(f"a part of type {kind!r}")
+    raise NotTranslated(f"a part of type {kind!r}")

@@ -1,6 +1,6 @@
-"""The output items of a Responses answer, key by key as vLLM writes them.
+"""The output items of a response, with the same keys as vLLM's.
 
-The key order, and the nulls, are those of the types of openai 3.52, which vLLM writes with.
+vLLM serializes the types of openai 3.52. Those types define the order of the keys and the nulls.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from fakevllm_adapters.formats.base import Json
-from fakevllm_adapters.formats.responses.dialect import Dialect
+from fakevllm_adapters.formats.dialect import Dialect
 from fakevllm_adapters.formats.responses.tools import CallName, Tools
 
 COMPLETED = "completed"
@@ -19,40 +19,45 @@ IN_PROGRESS = "in_progress"
 
 
 def new_id(prefix: str) -> str:
-    """As vLLM makes them: 16 hex digits."""
+    """Make an id as vLLM does: the prefix and 16 hex digits."""
     return prefix + secrets.token_hex(8)
 
 
 def text_part(text: str, logprobs: list[Json] | None) -> Json:
+    """Build the text part of a message item."""
     return {"annotations": [], "text": text, "type": "output_text", "logprobs": logprobs}
 
 
 def reasoning_part(text: str) -> Json:
+    """Build the text part of a reasoning item."""
     return {"text": text, "type": "reasoning_text"}
 
 
 def message_item(item_id: str, parts: list[Json], status: str) -> Json:
+    """Build a message item."""
     item: Json = {"id": item_id, "content": parts, "role": "assistant", "status": status}
     return item | {"type": "message", "phase": None}
 
 
 def reasoning_item(item_id: str, parts: list[Json] | None, status: str | None) -> Json:
+    """Build a reasoning item."""
     item: Json = {"id": item_id, "summary": [], "type": "reasoning", "content": parts}
     return item | {"encrypted_content": None, "status": status}
 
 
 def call_item(item_id: str, call_id: str, name: CallName, arguments: str, status: str) -> Json:
+    """Build the item of a function call."""
     item: Json = {"arguments": arguments, "call_id": call_id, "name": name.name}
     item |= {"type": "function_call", "id": item_id, "async": None, "caller": None}
     return item | {"namespace": name.namespace, "status": status}
 
 
-def items_of_message(
+def output_items(
     message: Json, logprobs: list[Json] | None, tools: Tools, dialect: Dialect, is_cut: bool
 ) -> list[Json]:
-    """The items of a whole answer. `is_cut`: its limit ended it."""
+    """Translate an assistant message to items; `is_cut` says that the token limit ended it."""
     items: list[Json] = []
-    last = INCOMPLETE if is_cut and dialect.tells_cut else COMPLETED
+    last = INCOMPLETE if is_cut and dialect.marks_incomplete else COMPLETED
     calls: list[Json] = message.get("tool_calls") or []
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     if reasoning:
@@ -69,7 +74,7 @@ def items_of_message(
 
 
 def logprobs_of(choice: Json) -> list[Json] | None:
-    """The chat format's logprobs of a choice, as the Responses format writes them."""
+    """Translate the logprobs of a choice to the Responses format; None if it has none."""
     logprobs = choice.get("logprobs")
     content: Any = cast(Json, logprobs).get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list):
@@ -82,7 +87,7 @@ def logprobs_of(choice: Json) -> list[Json] | None:
 
 
 def streamed_logprobs(logprobs: Sequence[Json]) -> list[Json]:
-    """The same in a stream's deltas, which leave the bytes away."""
+    """Return logprobs in the form of a stream's deltas, without the bytes of tokens."""
     return [
         _without_bytes(token)
         | {"top_logprobs": [_without_bytes(top) for top in token["top_logprobs"]]}
@@ -92,10 +97,10 @@ def streamed_logprobs(logprobs: Sequence[Json]) -> list[Json]:
 
 def _logprob(token: Json) -> Json:
     text: str = token["token"]
-    written = token.get("bytes")
-    if written is None:
-        written = list(text.encode(errors="replace"))
-    return {"token": text, "bytes": written, "logprob": token["logprob"]}
+    token_bytes = token.get("bytes")
+    if token_bytes is None:
+        token_bytes = list(text.encode(errors="replace"))
+    return {"token": text, "bytes": token_bytes, "logprob": token["logprob"]}
 
 
 def _without_bytes(token: Json) -> Json:

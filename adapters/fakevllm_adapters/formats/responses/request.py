@@ -1,7 +1,7 @@
-"""A Responses request: its fields as vLLM types them, and the chat request that asks the same.
+"""Responses requests: their schema, equal to vLLM's, and their translation to chat requests.
 
-The chat request holds what vLLM itself makes of the fields: what it ignores at /v1/responses is not
-passed on, even where /v1/chat/completions would honour it.
+The chat request has the fields that vLLM itself derives. A field that vLLM ignores at /v1/responses
+is left out, even if /v1/chat/completions would honour it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fakevllm_adapters.formats.base import Json, Untranslated
-from fakevllm_adapters.formats.responses.dialect import Dialect
+from fakevllm_adapters.formats.base import Json, NotTranslated
+from fakevllm_adapters.formats.dialect import Dialect
 from fakevllm_adapters.formats.responses.input import Input, continues, messages_of
 from fakevllm_adapters.formats.responses.tools import Tools, tools_of
 
@@ -22,8 +22,9 @@ PASSED_ON = (
     *("priority", "cache_salt", "media_io_kwargs", "mm_processor_kwargs", "vllm_xargs"),
     *("kv_transfer_params", "ec_transfer_params"),
 )
-"""Fields that mean the same in both formats."""
+"""Fields with the same meaning in both formats, copied to the chat request."""
 PASSED_ON_NEW = ("min_p", "stop_token_ids", "spaces_between_special_tokens", "session_id")
+"""Further such fields in new versions of vLLM."""
 LOGPROBS = "message.output_text.logprobs"
 
 Include = Literal[
@@ -37,11 +38,13 @@ Include = Literal[
 Level = Literal["auto", "concise", "detailed"]
 
 
-class Open(BaseModel):
+class OpenModel(BaseModel):
+    """A model that keeps unknown fields."""
+
     model_config = ConfigDict(extra="allow")
 
 
-class Reasoning(Open):
+class Reasoning(OpenModel):
     context: Literal["auto", "current_turn", "all_turns"] | None = None
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     generate_summary: Level | None = None
@@ -49,11 +52,11 @@ class Reasoning(Open):
     summary: Level | None = None
 
 
-class PlainFormat(Open):
+class PlainFormat(OpenModel):
     type: Literal["text", "json_object"]
 
 
-class SchemaFormat(Open):
+class SchemaFormat(OpenModel):
     name: str
     schema_: dict[str, object] = Field(alias="schema")
     type: Literal["json_schema"]
@@ -61,7 +64,7 @@ class SchemaFormat(Open):
     strict: bool | None = None
 
 
-class Text(Open):
+class TextConfig(OpenModel):
     format: PlainFormat | SchemaFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
@@ -73,8 +76,11 @@ class PromptCacheOptions(BaseModel):
 
 
 class ResponsesRequest(BaseModel):
-    """The fields that are repeated in the answer or decide its form, and those of the passed on
-    ones that vLLM takes no null for."""
+    """The validated fields of a request.
+
+    They are the fields that the response repeats or that decide its form, and the copied fields for
+    which vLLM refuses null.
+    """
 
     input: Input
     background: bool = False
@@ -102,7 +108,7 @@ class ResponsesRequest(BaseModel):
     store: bool | None = True
     stream: bool | None = False
     temperature: float | None = None
-    text: Text | None = None
+    text: TextConfig | None = None
     tools: list[Any] = Field(default_factory=list[Any])
     tool_choice: Any = "auto"
     top_logprobs: int | None = 0
@@ -112,60 +118,65 @@ class ResponsesRequest(BaseModel):
 
     @property
     def with_logprobs(self) -> bool:
+        """Whether the response has the logprobs of its text."""
         return LOGPROBS in (self.include or ()) and self.top_logprobs is not None
 
 
 def parse_request(body: Json) -> ResponsesRequest:
-    """Raises Untranslated where vLLM would refuse, or do what the chat format cannot."""
+    """Validate a body.
+
+    Raises NotTranslated if vLLM would refuse the body, or if chat completions cannot express it.
+    """
     for name in ("background", "prompt", "enable_response_messages", "previous_input_messages"):
         if body.get(name):
-            raise Untranslated(name)
+            raise NotTranslated(name)
     try:
-        asked = ResponsesRequest.model_validate(body)
+        request = ResponsesRequest.model_validate(body)
     except ValidationError as error:
-        # By name only: values are the app's own.
+        # The message has only the names of fields, because their values are private.
         problems = error.errors(include_url=False, include_context=False, include_input=False)
         names = {str(problem["loc"][0]) for problem in problems}
-        raise Untranslated(f"the value of {', '.join(sorted(names))}") from None
-    if body.get("structured_outputs") is not None and asked.text and asked.text.format:
-        raise Untranslated("structured_outputs and text.format together")
-    return asked
+        raise NotTranslated(f"the value of {', '.join(sorted(names))}") from None
+    if body.get("structured_outputs") is not None and request.text and request.text.format:
+        raise NotTranslated("structured_outputs and text.format together")
+    return request
 
 
-def chat_request(asked: ResponsesRequest, body: Json, tools: Tools, dialect: Dialect) -> Json:
-    """Raises Untranslated."""
+def chat_request(request: ResponsesRequest, body: Json, tools: Tools, dialect: Dialect) -> Json:
+    """Translate a request to a chat completions request. Raises NotTranslated."""
     names = PASSED_ON + (PASSED_ON_NEW if dialect.has_prompt_cache_fields else ())
     chat = {name: body[name] for name in names if body.get(name) is not None}
-    chat["messages"] = messages_of(asked.instructions, asked.input)
-    if continues(asked.input):
+    chat["messages"] = messages_of(request.instructions, request.input)
+    if continues(request.input):
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
-    if asked.max_output_tokens is not None:
-        chat["max_completion_tokens"] = asked.max_output_tokens
-    if asked.reasoning and asked.reasoning.effort:
-        chat["reasoning_effort"] = asked.reasoning.effort
-    if asked.truncation == "auto":
+    if request.max_output_tokens is not None:
+        chat["max_completion_tokens"] = request.max_output_tokens
+    if request.reasoning and request.reasoning.effort:
+        chat["reasoning_effort"] = request.reasoning.effort
+    if request.truncation == "auto":
         chat["truncate_prompt_tokens"] = -1
-    if asked.with_logprobs:
-        chat |= {"logprobs": True, "top_logprobs": asked.top_logprobs}
-    chat |= _format(asked.text) | _tools(asked, tools, dialect)
-    if asked.stream:
+    if request.with_logprobs:
+        chat |= {"logprobs": True, "top_logprobs": request.top_logprobs}
+    chat |= _format(request.text) | _tools(request, tools, dialect)
+    if request.stream:
         options = {"include_usage": True, "continuous_usage_stats": True}
         chat |= {"stream": True, "stream_options": options}
-        if asked.with_logprobs and dialect.tells_all_logprobs:
-            chat["return_token_ids"] = True  # else logprobs of tokens that show nothing do not come
+        if request.with_logprobs and dialect.resource_has_all_logprobs:
+            # without it, vLLM omits the logprobs of tokens that add no text
+            chat["return_token_ids"] = True
     return chat
 
 
-def request_tools(asked: ResponsesRequest, dialect: Dialect) -> Tools:
-    """Raises Untranslated."""
-    tools = tools_of(asked.tools)
-    if dialect.calls_custom_tools and any(tool["type"] == "custom" for tool in tools.repeated):
-        raise Untranslated("a custom tool")
-    tools.choice(asked.tool_choice)
+def request_tools(request: ResponsesRequest, dialect: Dialect) -> Tools:
+    """Return the tools of a request. Raises NotTranslated for tools the engine must handle."""
+    tools = tools_of(request.tools)
+    if dialect.offers_custom_tools and any(tool["type"] == "custom" for tool in tools.repeated):
+        raise NotTranslated("a custom tool")
+    tools.choice(request.tool_choice)
     return tools
 
 
-def _format(text: Text | None) -> Json:
+def _format(text: TextConfig | None) -> Json:
     if text is None or text.format is None or text.format.type == "text":
         return {}
     if isinstance(text.format, PlainFormat):
@@ -174,10 +185,10 @@ def _format(text: Text | None) -> Json:
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def _tools(asked: ResponsesRequest, tools: Tools, dialect: Dialect) -> Json:
+def _tools(request: ResponsesRequest, tools: Tools, dialect: Dialect) -> Json:
     if not tools.functions:
         return {}
-    chosen: Json = {"tools": tools.functions, "tool_choice": tools.choice(asked.tool_choice)}
-    if dialect.honours_parallel and asked.parallel_tool_calls is False:
+    chosen: Json = {"tools": tools.functions, "tool_choice": tools.choice(request.tool_choice)}
+    if dialect.honours_parallel and request.parallel_tool_calls is False:
         chosen["parallel_tool_calls"] = False
     return chosen

@@ -1,38 +1,37 @@
-"""The `response` object: what was asked, repeated as vLLM understood it, and what came of it."""
+"""The `response` object: the request's fields as vLLM understands them, and the answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from fakevllm_adapters.formats.base import Engine, Json
-from fakevllm_adapters.formats.responses.dialect import Dialect
+from fakevllm_adapters.formats.base import EngineInfo, Json
+from fakevllm_adapters.formats.dialect import Dialect
 from fakevllm_adapters.formats.responses.items import INCOMPLETE
 from fakevllm_adapters.formats.responses.request import ResponsesRequest
 from fakevllm_adapters.formats.responses.tools import Tools
 
 LOWEST_TEMPERATURE = 0.01
-"""Above zero vLLM samples with no lower one, and says so."""
+"""Lowest temperature above 0 with which vLLM samples. The response reports the value used."""
 
 
 @dataclass(slots=True)
 class Resource:
-    """Writes the `response` object of one request. What the upstream's answer tells is noted as it
-    comes."""
+    """The `response` object of one request, completed from the upstream's answer as it arrives."""
 
     response_id: str
     created_at: int
-    asked: ResponsesRequest
+    request: ResponsesRequest
     tools: Tools
-    engine: Engine
+    engine: EngineInfo
     dialect: Dialect
     model: str
     num_prompt_tokens: int | None = None
     transfer: tuple[Any, Any] = (None, None)
-    """The answer's `kv_transfer_params` and `ec_transfer_params`."""
+    """`kv_transfer_params` and `ec_transfer_params` of the answer."""
 
-    def note(self, upstream: Json) -> None:
-        """upstream: a chat completion or a chunk of one."""
+    def update_from(self, upstream: Json) -> None:
+        """Take model, prompt length and transfer parameters from a chat completion or chunk."""
         self.model = upstream.get("model") or self.model
         usage: Json = upstream.get("usage") or {}
         num_prompt = usage.get("prompt_tokens")
@@ -46,54 +45,55 @@ class Resource:
 
     @property
     def max_output_tokens(self) -> int | None:
-        """What the context leaves, where that is known, and not more than was asked."""
-        limits = [self.asked.max_output_tokens, self.engine.max_model_len]
+        """The lower one of the requested limit and the room left in the context, if known."""
+        limits = [self.request.max_output_tokens, self.engine.max_model_len]
         if limits[1] is not None:
             limits[1] -= self.num_prompt_tokens or 0
         return min((limit for limit in limits if limit is not None), default=None)
 
     def as_json(self, status: str, output: list[Json], usage: Json | None) -> Json:
-        asked, dialect = self.asked, self.dialect
+        """Return the object with its keys in vLLM's order."""
+        request, dialect = self.request, self.dialect
         cut = {"reason": "max_output_tokens"} if status == INCOMPLETE else None
         fields: Json = {
             "id": self.response_id,
             "created_at": self.created_at,
             "incomplete_details": cut,
-            "instructions": asked.instructions,
-            "metadata": asked.metadata,
+            "instructions": request.instructions,
+            "metadata": request.metadata,
             "model": self.model,
             "object": "response",
             "output": output,
-            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "temperature": self._temperature,
-            "tool_choice": self.tools.repeated_choice(asked.tool_choice),
+            "tool_choice": self.tools.repeated_choice(request.tool_choice),
             "tools": self.tools.repeated,
             "top_p": self._top_p,
             "background": False,
             "max_output_tokens": self.max_output_tokens,
-            "max_tool_calls": asked.max_tool_calls,
-            "previous_response_id": asked.previous_response_id,
+            "max_tool_calls": request.max_tool_calls,
+            "previous_response_id": request.previous_response_id,
             "prompt": None,
         }
         if dialect.has_prompt_cache_fields:
-            fields |= _prompt_cache(asked)
-        fields["reasoning"] = _dumped(asked.reasoning)
+            fields |= _prompt_cache(request)
+        fields["reasoning"] = _dumped(request.reasoning)
         if dialect.has_prompt_cache_fields:
-            fields["safety_identifier"] = asked.safety_identifier
+            fields["safety_identifier"] = request.safety_identifier
         return fields | self._rest(status, usage)
 
     def _rest(self, status: str, usage: Json | None) -> Json:
-        asked = self.asked
+        request = self.request
         return {
-            "service_tier": asked.service_tier,
+            "service_tier": request.service_tier,
             "status": status,
-            "text": _dumped(asked.text),
-            "top_logprobs": asked.top_logprobs if asked.with_logprobs else None,
-            "truncation": asked.truncation,
+            "text": _dumped(request.text),
+            "top_logprobs": request.top_logprobs if request.with_logprobs else None,
+            "truncation": request.truncation,
             "usage": usage,
-            "user": asked.user,
-            "presence_penalty": asked.presence_penalty or 0.0,
-            "frequency_penalty": asked.frequency_penalty or 0.0,
+            "user": request.user,
+            "presence_penalty": request.presence_penalty or 0.0,
+            "frequency_penalty": request.frequency_penalty or 0.0,
             "kv_transfer_params": self.transfer[0],
             "ec_transfer_params": self.transfer[1],
             "input_messages": None,
@@ -102,18 +102,18 @@ class Resource:
 
     @property
     def _temperature(self) -> float:
-        asked = 1.0 if self.asked.temperature is None else self.asked.temperature
-        return max(asked, LOWEST_TEMPERATURE) if asked > 0 else asked
+        temperature = 1.0 if self.request.temperature is None else self.request.temperature
+        return max(temperature, LOWEST_TEMPERATURE) if temperature > 0 else temperature
 
     @property
     def _top_p(self) -> float:
-        if self._temperature == 0 or self.asked.top_p is None:
+        if self._temperature == 0 or self.request.top_p is None:
             return 1.0
-        return self.asked.top_p
+        return self.request.top_p
 
 
 def usage_of(usage: Json, dialect: Dialect) -> Json:
-    """usage: the chat format's."""
+    """Translate the usage of a chat completion."""
     prompt: Json = usage.get("prompt_tokens_details") or {}
     completion: Json = usage.get("completion_tokens_details") or {}
     num_prompt, num_new = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
@@ -134,11 +134,11 @@ def usage_of(usage: Json, dialect: Dialect) -> Json:
     }
 
 
-def _prompt_cache(asked: ResponsesRequest) -> Json:
-    retention = asked.prompt_cache_retention
+def _prompt_cache(request: ResponsesRequest) -> Json:
+    retention = request.prompt_cache_retention
     return {
-        "prompt_cache_options": _dumped(asked.prompt_cache_options),
-        "prompt_cache_key": asked.prompt_cache_key,
+        "prompt_cache_options": _dumped(request.prompt_cache_options),
+        "prompt_cache_key": request.prompt_cache_key,
         "prompt_cache_retention": "in_memory" if retention == "in-memory" else retention,
     }
 

@@ -1,5 +1,7 @@
-"""The events of a Responses stream: items are opened, extended and closed as the engine's deltas
-come, one item at a time."""
+"""The events of a Responses stream, built from the engine's deltas.
+
+Items are opened, extended and closed one at a time.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any, Protocol, cast
 import orjson
 
 from fakevllm_adapters.formats.base import Json
-from fakevllm_adapters.formats.responses.dialect import Dialect
+from fakevllm_adapters.formats.dialect import Dialect
 from fakevllm_adapters.formats.responses.items import (
     COMPLETED,
     IN_PROGRESS,
@@ -30,14 +32,16 @@ ITEM_ADDED, ITEM_DONE = "response.output_item.added", "response.output_item.done
 
 @dataclass(frozen=True, slots=True)
 class Event:
+    """An event of a Responses stream without its number."""
+
     kind: str
     fields: Json
     appended: Json = field(default_factory=dict[str, Any])
-    """Keys that vLLM writes behind the others, which come in alphabetical order."""
+    """Keys that vLLM writes after all others. The others are in alphabetical order."""
 
 
 class EventWriter:
-    """Numbers the events of one stream."""
+    """An encoder that numbers the events of a stream."""
 
     def __init__(self) -> None:
         self._next_number = 0
@@ -55,15 +59,18 @@ class _OpenItem(Protocol):
     def closed(self, status: str) -> Iterator[Event]: ...
 
     def in_resource(self) -> Json:
-        """Once closed. The old dialect gives what is no call another id there."""
+        """Return a closed item for the resource that ends the stream.
+
+        In the old dialect, items other than calls have another id there.
+        """
         ...
 
 
-class _Text:
-    """A message."""
+class _TextItem:
+    """A streamed message item."""
 
     def __init__(self, index: int, dialect: Dialect) -> None:
-        self._id = new_id("msg_" if dialect.names_streamed_ids else "")
+        self._id = new_id("msg_" if dialect.prefixes_streamed_ids else "")
         self._dialect = dialect
         self._item_at: Json = {"output_index": index}
         self._at: Json = self._item_at | {"content_index": 0, "item_id": self._id}
@@ -84,26 +91,28 @@ class _Text:
 
     def closed(self, status: str) -> Iterator[Event]:
         self._status = status
-        # The old dialect tells the logprobs of the whole in the resource only.
-        part = text_part(self._text, self._logprobs if self._dialect.tells_cut else None)
+        # In the old dialect only the resource has the logprobs of the whole text.
+        part = text_part(self._text, self._logprobs if self._dialect.marks_incomplete else None)
         part["logprobs"] = part["logprobs"] or None
         done: Json = {"text": self._text, "logprobs": []}
         yield Event("response.output_text.done", self._at | done)
         yield Event("response.content_part.done", self._at | {"part": part})
         item = message_item(self._id, [part] if self._text else [], status)
-        if not self._dialect.tells_cut:
+        if not self._dialect.marks_incomplete:
             item["summary"] = []
         yield Event(ITEM_DONE, self._item_at | {"item": item})
 
     def in_resource(self) -> Json:
         part = text_part(self._text, self._logprobs or None)
-        item_id = self._id if self._dialect.names_streamed_ids else new_id("msg_")
+        item_id = self._id if self._dialect.prefixes_streamed_ids else new_id("msg_")
         return message_item(item_id, [part] if self._text else [], self._status)
 
 
-class _Reasoning:
+class _ReasoningItem:
+    """A streamed reasoning item."""
+
     def __init__(self, index: int, dialect: Dialect) -> None:
-        self._id = new_id("rs_" if dialect.names_streamed_ids else "")
+        self._id = new_id("rs_" if dialect.prefixes_streamed_ids else "")
         self._dialect = dialect
         self._item_at: Json = {"output_index": index}
         self._at: Json = self._item_at | {"content_index": 0, "item_id": self._id}
@@ -121,24 +130,26 @@ class _Reasoning:
         yield Event("response.reasoning_text.delta", self._at | {"delta": piece})
 
     def closed(self, status: str) -> Iterator[Event]:
-        self._status = status if self._dialect.tells_cut else None
+        self._status = status if self._dialect.marks_incomplete else None
         part = reasoning_part(self._text)
         yield Event("response.reasoning_text.done", self._at | {"text": self._text})
         yield Event(f"{self._dialect.reasoning_part}.done", self._at | {"part": part})
         yield Event(ITEM_DONE, self._item_at | {"item": reasoning_item(self._id, [part], status)})
 
     def in_resource(self) -> Json:
-        item_id = self._id if self._dialect.names_streamed_ids else new_id("rs_")
+        item_id = self._id if self._dialect.prefixes_streamed_ids else new_id("rs_")
         return reasoning_item(item_id, [reasoning_part(self._text)], self._status)
 
 
-class _Call:
+class _CallItem:
+    """A streamed item of a function call."""
+
     def __init__(
         self, index: int, dialect: Dialect, call_index: int, call_id: str, name: CallName
     ) -> None:
         self.call_index = call_index
-        """The call's place among the answer's calls, by which its deltas name it."""
-        self._id = new_id("fc_" if dialect.names_streamed_ids else "")
+        """Index of the call among the answer's calls. The deltas identify the call by it."""
+        self._id = new_id("fc_" if dialect.prefixes_streamed_ids else "")
         self._call_id = call_id
         self._name = name
         self._dialect = dialect
@@ -157,15 +168,16 @@ class _Call:
 
     def closed(self, status: str) -> Iterator[Event]:
         self._status = status
-        if self._arguments or self._dialect.tells_cut:
+        if self._arguments or self._dialect.marks_incomplete:
             done = self._at | {"arguments": self._arguments}
             name = {"name": self._name.name}
             yield Event("response.function_call_arguments.done", done, name)
         yield Event(ITEM_DONE, self._item_at | {"item": self._item(status)})
 
     def in_resource(self) -> Json:
-        # The same id even in the old dialect, for the openai SDK takes a call with another as an
-        # error. (vLLM gives another, with another call_id; a call_id must last.)
+        # The id stays the same even in the old dialect, because the openai SDK treats a call with
+        # another id as an error. (Old versions of vLLM send another id and another call_id. A
+        # call_id must not change.)
         return self._item(self._status)
 
     def _item(self, status: str) -> Json:
@@ -173,7 +185,7 @@ class _Call:
 
 
 class ItemStream:
-    """The items of one stream. Feed it the chat format's deltas, then close it."""
+    """The items of a stream: `take` each delta of the chat stream, then `close`."""
 
     def __init__(self, dialect: Dialect, tools: Tools) -> None:
         self._dialect = dialect
@@ -184,9 +196,9 @@ class ItemStream:
 
     @property
     def output(self) -> list[Json]:
-        """The items as the closing resource holds them."""
+        """The items for the resource that ends the stream."""
         items = [item.in_resource() for item in self._items]
-        if self._dialect.tells_all_logprobs and self._logprobs:
+        if self._dialect.resource_has_all_logprobs and self._logprobs:
             for item in items:
                 if item["type"] == "message" and item["content"]:
                     item["content"][0]["logprobs"] = self._logprobs
@@ -194,46 +206,46 @@ class ItemStream:
         return items
 
     def take(self, delta: Json, logprobs: Sequence[Json]) -> Iterator[Event]:
-        """Of a delta that holds several things, reasoning comes first, then text, then calls."""
+        """Translate a delta; reasoning comes before text, and text before calls."""
         self._logprobs += logprobs
         reasoning = delta.get("reasoning")
         if reasoning is None:
             reasoning = delta.get("reasoning_content")
         if reasoning is not None:
-            yield from self._reason(reasoning)
+            yield from self._add_reasoning(reasoning)
         if delta.get("content"):
-            yield from self._say(delta["content"], logprobs)
+            yield from self._add_text(delta["content"], logprobs)
         for piece in cast(list[Json], delta.get("tool_calls") or []):
             if piece.get("function") is not None:
                 yield from self._call(piece)
 
     def close(self, is_cut: bool) -> Iterator[Event]:
-        """`is_cut`: the limit ended the answer, within the item that is open."""
-        status = INCOMPLETE if is_cut and self._dialect.tells_cut else COMPLETED
+        """Close the open item; `is_cut` says that the token limit ended the answer within it."""
+        status = INCOMPLETE if is_cut and self._dialect.marks_incomplete else COMPLETED
         yield from self._close(status)
 
-    def _reason(self, piece: str) -> Iterator[Event]:
+    def _add_reasoning(self, piece: str) -> Iterator[Event]:
         item = self._open
-        if not isinstance(item, _Reasoning):
-            item = _Reasoning(len(self._items), self._dialect)
+        if not isinstance(item, _ReasoningItem):
+            item = _ReasoningItem(len(self._items), self._dialect)
             yield from self._change_to(item)
         yield from item.extended(piece)
 
-    def _say(self, piece: str, logprobs: Sequence[Json]) -> Iterator[Event]:
+    def _add_text(self, piece: str, logprobs: Sequence[Json]) -> Iterator[Event]:
         item = self._open
-        if not isinstance(item, _Text):
-            item = _Text(len(self._items), self._dialect)
+        if not isinstance(item, _TextItem):
+            item = _TextItem(len(self._items), self._dialect)
             yield from self._change_to(item)
         yield from item.extended(piece, logprobs)
 
     def _call(self, piece: Json) -> Iterator[Event]:
         item, function = self._open, cast(Json, piece["function"])
-        is_same = isinstance(item, _Call) and item.call_index == piece.get("index", 0)
-        if not is_same or not isinstance(item, _Call):
+        is_same = isinstance(item, _CallItem) and item.call_index == piece.get("index", 0)
+        if not is_same or not isinstance(item, _CallItem):
             name = self._tools.call_name(function.get("name") or "")
             call_id = piece.get("id") or new_id("call_")
             index = len(self._items)
-            item = _Call(index, self._dialect, piece.get("index", 0), call_id, name)
+            item = _CallItem(index, self._dialect, piece.get("index", 0), call_id, name)
             yield from self._change_to(item)
         yield from item.extended(function.get("arguments") or "")
 

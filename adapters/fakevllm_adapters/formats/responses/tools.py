@@ -1,8 +1,7 @@
-"""The tools of a Responses request: what of them the chat format takes, and how the answer repeats
-them.
+"""The tools of a Responses request, translated to functions and repeated in the response.
 
-Only functions can be called. Tools that a hosted service would run (web search and the like) are
-repeated and otherwise ignored, as vLLM does.
+The model can only call functions. Tools that a hosted service would run, such as web search, are
+repeated in the response and otherwise ignored, as vLLM does.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from fakevllm_adapters.formats.base import Json, Untranslated
+from fakevllm_adapters.formats.base import Json, NotTranslated
 from fakevllm_adapters.formats.responses.input import NAMESPACE_SEPARATOR
 
 _CALLED_BY = ("allowed_callers", "async", "defer_loading", "description")
@@ -47,8 +46,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "tool_search": ("type", "description", "execution", "parameters"),
     "apply_patch": ("type", "allowed_callers"),
 }
-"""The keys of a repeated tool, those not asked for being null: the types of openai 3.52, which vLLM
-writes with."""
+"""Keys of a repeated tool by its type, from the types of openai 3.52, which vLLM serializes. Keys
+that the request does not set are null."""
 _WITHIN_NAMESPACE = ("name", "type", *_CALLED_BY, "output_schema", "parameters", "strict")
 _LOCATION = ("city", "country", "region", "timezone", "type")
 _REQUIRED: dict[str, dict[str, type | tuple[type, ...]]] = {
@@ -64,7 +63,7 @@ _TAKEN = ("name", "description", "parameters", "strict", "defer_loading")
 
 @dataclass(frozen=True, slots=True)
 class CallName:
-    """What a call of a function is named in the answer."""
+    """The name of a called function in the response."""
 
     name: str
     namespace: str | None = None
@@ -72,40 +71,44 @@ class CallName:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """
+    """The tools of a request.
+
     >>> tools_of([{"type": "function", "name": "look"}, {"type": "web_search"}]).functions
     [{'type': 'function', 'function': {'name': 'look'}}]
     """
 
     functions: list[Json]
-    """As the chat format takes them."""
+    """Functions in the chat format."""
     repeated: list[Json]
+    """All tools as the response repeats them."""
     _names: dict[str, CallName] = field(default_factory=dict[str, CallName])
 
     def call_name(self, name: str) -> CallName:
+        """Return the name for the response of a function that the chat completion calls `name`."""
         return self._names.get(name, CallName(name))
 
-    def choice(self, asked: object) -> object:
-        """`tool_choice` as the chat format takes it. Raises Untranslated."""
-        if isinstance(asked, dict) and cast(Json, asked).get("type") == "function":
-            name = cast(Json, asked).get("name")
+    def choice(self, tool_choice: object) -> object:
+        """Translate `tool_choice` to the chat format. Raises NotTranslated."""
+        if isinstance(tool_choice, dict) and cast(Json, tool_choice).get("type") == "function":
+            name = cast(Json, tool_choice).get("name")
             if any(tool["function"]["name"] == name for tool in self.functions):
                 return {"type": "function", "function": {"name": name}}
-        elif asked in ("auto", "none") or (asked == "required" and self.functions):
-            return cast(object, asked)
-        raise Untranslated(f"tool_choice {asked!r}")
+        elif tool_choice in ("auto", "none") or (tool_choice == "required" and self.functions):
+            return cast(object, tool_choice)
+        raise NotTranslated(f"tool_choice {tool_choice!r}")
 
-    def repeated_choice(self, asked: object) -> object:
-        if isinstance(asked, dict):
-            return {"name": cast(Json, asked)["name"], "type": "function"}
-        return asked if self.repeated else "none"
+    def repeated_choice(self, tool_choice: object) -> object:
+        """Return `tool_choice` as the response repeats it."""
+        if isinstance(tool_choice, dict):
+            return {"name": cast(Json, tool_choice)["name"], "type": "function"}
+        return tool_choice if self.repeated else "none"
 
 
-def tools_of(asked: list[Any]) -> Tools:
-    """Raises Untranslated."""
+def tools_of(tools: list[Any]) -> Tools:
+    """Read the tools of a request. Raises NotTranslated."""
     functions: list[Json] = []
     names: dict[str, CallName] = {}
-    for tool in asked:
+    for tool in tools:
         for function, namespace in _functions_of(tool):
             name = function["name"]
             flat = f"{namespace}{NAMESPACE_SEPARATOR}{name}" if namespace is not None else name
@@ -113,11 +116,11 @@ def tools_of(asked: list[Any]) -> Tools:
             functions.append({"type": "function", "function": taken | {"name": flat}})
             if namespace is not None:
                 names[flat] = CallName(name, namespace)
-    return Tools(functions, [_repeated(tool) for tool in asked], names)
+    return Tools(functions, [_repeated(tool) for tool in tools], names)
 
 
 def _functions_of(tool: object) -> Iterator[tuple[Json, str | None]]:
-    """With the namespace each is in."""
+    """Yield the functions of a tool, each with its namespace or None."""
     checked = _checked(tool)
     if checked["type"] == "function":
         yield checked, None
@@ -130,11 +133,11 @@ def _functions_of(tool: object) -> Iterator[tuple[Json, str | None]]:
 def _checked(tool: object) -> Json:
     kind = cast(Json, tool).get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str) or kind not in KEYS:
-        raise Untranslated(f"a tool of type {kind!r}")
+        raise NotTranslated(f"a tool of type {kind!r}")
     checked = cast(Json, tool)
     for key, kinds in _REQUIRED.get(kind, {}).items():
         if not isinstance(checked.get(key), kinds):
-            raise Untranslated(f"a tool of type {kind!r} without {key}")
+            raise NotTranslated(f"a tool of type {kind!r} without {key}")
     return checked
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from fakevllm_adapters.formats.sse import DONE, encode, json_of
+from fakevllm_adapters.formats.sse import DONE, encode, parse_event
 from fakevllm_server.rollout.sampling_rules import temperature_of, truncations, untrainable_sampling
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
 from fakevllm_server.types.token_masks import TokenMasks
@@ -129,7 +129,7 @@ class CallCapture(ABC):
         """Record one stream event; returns what the app may see now: the event, nothing where it
         would not exist for the app, or one held back before with it."""
         try:
-            chunk = json_of(event)
+            chunk = parse_event(event)
             if chunk is not None and "error" in chunk:
                 self._is_broken = True
                 return self._released() + event

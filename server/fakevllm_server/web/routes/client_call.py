@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import orjson
 
-from fakevllm_adapters.formats.base import Adapter, Exchange, Json, Untranslated
-from fakevllm_adapters.formats.registry import COUNTERS
+from fakevllm_adapters.formats.base import Adapter, Exchange, Json, NotTranslated
+from fakevllm_adapters.formats.registry import TOKEN_COUNTERS
 from fakevllm_adapters.http.asgi import Send, send_bytes, send_json
 from fakevllm_adapters.http.json_body import parse_object
 from fakevllm_adapters.job.model import TrainJob
@@ -44,7 +44,7 @@ class ClientCall:
     """Of an active client's episode: what it adds to the call."""
 
     async def relay(self, upstream: EngineClient, stamp: CallStamp | None = None) -> None:
-        if self.adapter.name in COUNTERS and await self._has_native(upstream):
+        if self.adapter.name in TOKEN_COUNTERS and await self._has_native(upstream):
             return
         exchange = self._open(upstream)
         if isinstance(exchange, WireError):
@@ -129,7 +129,7 @@ class ClientCall:
             exchange = self.adapter.open(parsed, upstream.facts)
         except WireError as error:
             return error
-        except Untranslated as why:
+        except NotTranslated as why:
             return why.error or not_served(str(why))
         if self.job is not None and self.adapter.upstream_path in CAPTURES:
             exchange.body = with_job_sampling(exchange.body, self.job)

@@ -8,7 +8,7 @@ import os
 from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel
 
-from fakevllm_adapters.formats.base import Engine
+from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.job.model import TrainJob, parse_job
 from fakevllm_adapters.job.rules import check_job
 from fakevllm_adapters.protocol.swarm import (
@@ -49,7 +49,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/get_engine_status")
     async def get_engine_status() -> EngineStatusReply:
-        facts = state.upstream.facts if state.upstream is not None else Engine()
+        facts = state.upstream.facts if state.upstream is not None else EngineInfo()
         return EngineStatusReply(
             engine_status=state.engine.status,
             engine_status_detail=state.detail,

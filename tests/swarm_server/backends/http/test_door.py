@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from fakevllm_adapters.formats.sse import DONE, SseDecoder, json_of
+from fakevllm_adapters.formats.sse import DONE, SseDecoder, parse_event
 from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.reasons import REASON_HEADER, OutageReason
 from fakevllm_server.backends.fake.engine import EOS, FakeEngine
@@ -111,7 +111,7 @@ async def test_completions_are_answered_and_streamed(http: httpx.AsyncClient) ->
     streamed = await http.post("/v1/completions", json=asked | {"stream": True})
     assert streamed.headers["content-type"] == "text/event-stream; charset=utf-8"
     *events, last = SseDecoder().feed(streamed.content)
-    texts = [(json_of(event) or {})["choices"][0]["text"] for event in events]
+    texts = [(parse_event(event) or {})["choices"][0]["text"] for event in events]
     assert (texts, last) == (["H", "i", ""], DONE)
 
 
