@@ -4,13 +4,13 @@
 check:
     .ci/check
 
-# all tests that need neither a GPU nor the outside world
+# all quick tests that need neither a GPU nor a network, in parallel
 test *arguments:
     pytest {{arguments}}
 
-# real processes over real sockets
-e2e:
-    pytest tests/e2e
+# tests that start several processes or take long
+slow:
+    .ci/slow
 
 # the demo and its two controls, with their checks
 demo folder=`mktemp -d`:
@@ -30,13 +30,13 @@ bench-forest *arguments:
 
 # the docs site in site/, after a check that the docs agree with the code; needs the extra `docs`
 docs:
-    pytest -q tests/test_docs.py
+    pytest -q -n 0 tests/test_docs.py
     NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 # real apps, data and peers that a machine may lack, and how fast the forest is
 long:
     .ci/live
-    pytest -m long
+    pytest -n 0 -m long
     python -m benchmarks.forest
     python -m benchmarks.opencode_sessions --seeds 1
     python -m benchmarks.mixed_traffic

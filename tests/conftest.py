@@ -1,17 +1,38 @@
-"""What holds for every test."""
+"""Settings of every test: signals, Hypothesis, the number of workers, and which tests are slow."""
 
 from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
-# A shell's background job ignores Ctrl-C, and so would every process started from here.
+FOLDER = Path(__file__).parent
+SLOW_FOLDERS = ("crash", "e2e", "examples")
+"""Every test in these folders starts several processes, so it is marked `slow`."""
+
+# A background job of a shell ignores Ctrl-C, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples every time: what fails today has failed yesterday. HYPOTHESIS=search looks for
-# new ones.
+# Hypothesis repeats the same examples, so that a failure can be reproduced. HYPOTHESIS=search looks
+# for new examples.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS", "repeatable"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(FOLDER).parts[0] in SLOW_FOLDERS:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of workers of `-n auto`: one more than there are cores.
+
+    Most tests spend most of their time waiting for another process.
+    """
+    return (os.cpu_count() or 1) + 1

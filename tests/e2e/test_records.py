@@ -10,14 +10,12 @@ from typing import Any
 
 import httpx
 import openai
-import pytest
 
 from tests.e2e.ledgers import wait_for_groups
 from tests.e2e.processes import Process, Processes, wait_until
 from tests.e2e.test_active_clients import ask, claim, end
 from tests.swarm_server.curves.readings import Charts
 
-pytestmark = pytest.mark.timeout(180)
 JSON_LOG = ("--log-format", "json")
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from benchmarks.run_logs import steps_of
 from tests.e2e.ledgers import rows, wait_for_groups
@@ -197,7 +196,6 @@ def groups_of(proxy: Process) -> list[Any]:
     return rows(proxy, "select *, cast(question as integer) as number from groups")
 
 
-@pytest.mark.timeout(240)
 def test_a_storm_of_retries_makes_one_group_of_each_request(
     processes: Processes, yes_hooks: Path
 ) -> None:

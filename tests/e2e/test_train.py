@@ -20,8 +20,6 @@ from fakevllm.train.config import load
 from fakevllm.train.plan import windows
 from tests.e2e.processes import Processes, free_port, wait_until
 
-pytestmark = pytest.mark.timeout(120)
-
 WAIT_S = 60.0
 AGENT = '''
 import asyncio

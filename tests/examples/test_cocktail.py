@@ -22,7 +22,6 @@ STEPS = 20
 
 
 @pytest.mark.live
-@pytest.mark.timeout(240)
 def test_twenty_steps_have_the_mix_that_was_asked_for(tmp_path: Path) -> None:
     with Processes(tmp_path) as started:
         server = started.server("--backend", "fake")
@@ -37,7 +36,6 @@ def test_twenty_steps_have_the_mix_that_was_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_small_cocktail_is_trained_and_reported(tmp_path: Path) -> None:
     with Processes(tmp_path) as started:
         server = started.server("--backend", "fake")
@@ -49,7 +47,6 @@ def test_a_small_cocktail_is_trained_and_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_cocktail_whose_engine_is_stopped_says_so_and_ends(tmp_path: Path) -> None:
     with Processes(tmp_path) as started:
         server = started.server("--backend", "fake")

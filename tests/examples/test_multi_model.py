@@ -34,7 +34,6 @@ def curves(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_batch_of_both_trains_a_step_of_each(tmp_path: Path) -> None:
     small = ("--steps", "2", "--batch-size", "2", "--num-repeat", "2")
     for means in curves(tmp_path, ["--backend", "fake"], *small, least=2):

@@ -44,7 +44,6 @@ def ended(process: subprocess.Popen[str]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_ctrl_c_ends_an_example_at_once_and_leaves_no_claim(tmp_path: Path, name: str) -> None:
     with Processes(tmp_path) as started:

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.stack import Stack, running_stack
 from tests.examples.webchats import running_webchat
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser]
 
 SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 ANSWERED = ".assistant:not(.waiting) .tools"

@@ -13,7 +13,7 @@ import pytest
 from fakevllm_server.backends.verl.__main__ import workers_environment
 from tests.e2e.processes import free_port
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.real]
 
 TESTS = Path(__file__).parents[3]
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
