@@ -7,14 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fakevllm.cli.keys import ConfigFile
+from fakevllm.cli.options import ConfigFile, ProxyKey, ProxyUrl
 from fakevllm.runtime.exits import run_command
-
-ProxyKey = Annotated[str | None, typer.Option(envvar="FAKEVLLM_KEY", help="API key for the proxy.")]
-ProxyUrl = Annotated[
-    str | None,
-    typer.Option(help="URL of the proxy. Default: the address in the configuration file."),
-]
 
 
 def proxy_url(url: str | None, config: Path | None) -> str:

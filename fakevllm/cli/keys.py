@@ -1,5 +1,4 @@
-"""`fakevllm keys`: the API keys of apps, one an app. Nothing heavy is imported before a command
-runs."""
+"""`fakevllm keys`: create, list and revoke the API keys of apps."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fakevllm.cli.options import ConfigFile, RunDir
 from fakevllm.errors import ConfigError
 from fakevllm.runtime.exits import run_command
 from fakevllm_adapters.protocol.keys import Role
@@ -21,27 +21,28 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="keys",
-    help="API keys of apps. A running proxy follows within a second.",
+    help="Manage the API keys of apps. A running proxy reloads them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-Name = Annotated[str, typer.Argument(help="Whose key it is, in the list.")]
+Name = Annotated[str, typer.Argument(help="Name of the key, usually the app's.")]
 File = Annotated[
-    Path | None, typer.Option("--key-file", help="Default: `keys` in the run directory.")
+    Path | None,
+    typer.Option("--key-file", help="The key file. Default: `keys` in the run directory."),
 ]
-RunDir = Annotated[Path | None, typer.Option("--run-dir", help="The proxy's.")]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="Default: fakevllm.toml, where it exists.")
-]
-AskedRole = Annotated[
-    Role, typer.Option("--role", help="client: asks and plays; admin: also starts and stops.")
+KeyRole = Annotated[
+    Role,
+    typer.Option(
+        "--role",
+        help="client: send requests and run episodes. admin: also start and stop the engine.",
+    ),
 ]
 
-# A proxy that runs keeps its keys when their file goes: it must be started again.
-_NOBODY = (
-    "It was the last: no app has a key now, and all get 401. Make one with `fakevllm keys add "
-    "NAME`; or, to serve without keys again, delete {path}, name no key file, and restart "
+# The restart is needed because a running proxy keeps its keys when their file is deleted.
+_NO_KEY_LEFT = (
+    "This was the last valid key: all apps get 401 now. Create a key with `fakevllm keys add "
+    "NAME`. To serve without keys again, delete {path}, configure no key file, and restart "
     "`fakevllm serve`."
 )
 
@@ -49,12 +50,12 @@ _NOBODY = (
 @app.command()
 def add(
     name: Name,
-    role: AskedRole = Role.ADMIN,
+    role: KeyRole = Role.ADMIN,
     key_file: File = None,
     run_dir: RunDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Make a key. It is shown this once: only its SHA-256 is kept."""
+    """Create a key and print it once. Only its SHA-256 hash is stored."""
 
     def run() -> None:
         import sys
@@ -69,17 +70,19 @@ def add(
             raise ConfigError(f"{name!r} cannot be used: {error}.") from None
         file.add(key)
         print(secret)
-        told = f"The key of {name} ({role}), shown this once; {file.path} keeps its hash."
-        print(told, file=sys.stderr)
+        note = (
+            f"This is the key of {name} ({role}). It is not shown again: {file.path} has its hash."
+        )
+        print(note, file=sys.stderr)
         if len(file.entries()) == 1:
-            print("It is the first: from now on every app needs a key.", file=sys.stderr)
+            print("It is the first key: from now on every app needs one.", file=sys.stderr)
 
     run_command(run)
 
 
 @app.command("list")
 def list_keys(key_file: File = None, run_dir: RunDir = None, config: ConfigFile = None) -> None:
-    """Show whose keys there are. Fingerprints are those that the ledger has."""
+    """List all keys. The ledger identifies apps by the fingerprints."""
 
     def run() -> None:
         from rich.console import Console
@@ -94,7 +97,7 @@ def list_keys(key_file: File = None, run_dir: RunDir = None, config: ConfigFile 
 def revoke(
     name: Name, key_file: File = None, run_dir: RunDir = None, config: ConfigFile = None
 ) -> None:
-    """End an app's key, for good."""
+    """Revoke a key permanently."""
 
     def run() -> None:
         import sys
@@ -103,13 +106,13 @@ def revoke(
         file.revoke(name, _now())
         print(f"The key of {name} is revoked.")
         if all(key.revoked is not None for key in file.entries()):
-            print(_NOBODY.format(path=file.path), file=sys.stderr)
+            print(_NO_KEY_LEFT.format(path=file.path), file=sys.stderr)
 
     run_command(run)
 
 
 def _file(key_file: Path | None, run_dir: Path | None, config: Path | None) -> KeyFile:
-    """That of the proxy with the same flags."""
+    """Return the key file that `fakevllm serve` uses with the same flags."""
     from fakevllm.config.key_file import KeyFile
     from fakevllm.config.model import load
 

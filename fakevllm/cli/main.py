@@ -1,4 +1,4 @@
-"""`fakevllm`: the command line. Nothing heavy is imported before a command runs."""
+"""The command line `fakevllm`, with all commands. A command's code is imported when it runs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm.cli import control as proxy_commands
-from fakevllm.cli import keys as keys_command
-from fakevllm.cli import overwatch, tokens
-from fakevllm.cli.control import ProxyKey, ProxyUrl
+from fakevllm.cli import control, keys, overwatch, tokens
+from fakevllm.cli.options import ConfigFile, ProxyKey, ProxyUrl, RunDir, SwarmKey
 from fakevllm.errors import UserError
 from fakevllm.runtime.exits import run_command
 
@@ -19,34 +17,50 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # drawing the help with rich doubles the time it takes
+    rich_markup_mode=None,  # rich would double the time of --help
 )
-app.add_typer(keys_command.app)
+app.add_typer(keys.app)
 
 Hooks = Annotated[Path | None, typer.Option(help="Folder with the hook files, or one file.")]
-Aliases = Annotated[list[str] | None, typer.Option(help="Further model names; '*' is any.")]
-Rows = Annotated[Path | None, typer.Option(help="JSONL rows that requests may quote.")]
+Aliases = Annotated[
+    list[str] | None,
+    typer.Option(help="Further model name that apps may use; '*' accepts any name."),
+]
+Rows = Annotated[
+    Path | None, typer.Option(help="JSON Lines file with the rows that requests quote.")
+]
 FallbackKey = Annotated[
-    str | None, typer.Option(envvar="FAKEVLLM_FALLBACK_KEY", help="Our key there.")
+    str | None,
+    typer.Option(envvar="FAKEVLLM_FALLBACK_KEY", help="API key for the fallback server."),
 ]
 AppCommand = Annotated[
     str | None,
-    typer.Option("--app", help="An app to run per row: {question} in its arguments, else stdin."),
+    typer.Option(
+        "--app",
+        help="Command to run for each row instead of sending requests. {question} in its arguments "
+        "is replaced by the row's text; without it, the text is its standard input.",
+    ),
 ]
 ServePolicy = Annotated[
-    Literal["best", "lead", "greedy"] | None, typer.Option(help="Which sibling the app gets.")
+    Literal["best", "lead", "greedy"] | None, typer.Option(help="Which answer the app gets.")
 ]
 LogFormat = Annotated[
-    Literal["human", "json"], typer.Option(help="Lines for people, or one JSON object a line.")
+    Literal["human", "json"],
+    typer.Option(help="human: readable lines. json: one JSON object per line."),
 ]
-State = Annotated[Path | None, typer.Option(help="Where done rows are noted, to resume.")]
+State = Annotated[
+    Path | None,
+    typer.Option(
+        help="File that records which rows are done. Default: .fakevllm/replay-NAME.jsonl."
+    ),
+]
 Lockstep = Annotated[
-    bool, typer.Option("--lockstep", help="Two runs of one seed are the same, to the bit.")
+    bool, typer.Option("--lockstep", help="Make two runs with one seed identical to the bit.")
 ]
 
 
-def _tell_version(is_asked: bool) -> None:
-    if is_asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         from importlib.metadata import version
 
         print(f"fakevllm {version('fakevllm')}")
@@ -57,29 +71,34 @@ def _tell_version(is_asked: bool) -> None:
 def about(
     version: Annotated[
         bool,
-        typer.Option("--version", is_eager=True, callback=_tell_version, help="Show the version."),
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
     ] = False,
 ) -> None:
-    """Trains the model behind your app on the app's own traffic."""
+    """Train the model behind your app on the app's own traffic."""
 
 
 @app.command()
 def serve(
-    config: keys_command.ConfigFile = None,
+    config: ConfigFile = None,
     hooks: Hooks = None,
     swarm: Annotated[str | None, typer.Option(help="URL of the swarm server.")] = None,
-    swarm_key: tokens.SwarmKey = None,
-    n: Annotated[int | None, typer.Option(help="Siblings per request.")] = None,
+    swarm_key: SwarmKey = None,
+    n: Annotated[int | None, typer.Option(help="Number of siblings (samples) per request.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Where the ledger lies.")] = None,
+    run_dir: RunDir = None,
     alias: Aliases = None,
     dataset: Rows = None,
-    field: Annotated[str | None, typer.Option(help="The dataset's text field.")] = None,
+    field: Annotated[str | None, typer.Option(help="Text field of the rows.")] = None,
     serve_policy: ServePolicy = None,
-    key_file: Annotated[Path | None, typer.Option(help="API keys of apps; see `keys`.")] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="File with the API keys of apps; see `keys`.")
+    ] = None,
     fallback: Annotated[
-        str | None, typer.Option(help="URL of a server that answers while ours is away.")
+        str | None,
+        typer.Option(help="URL of a server that answers while the engine is unavailable."),
     ] = None,
     fallback_key: FallbackKey = None,
     lockstep: Lockstep = False,
@@ -87,7 +106,7 @@ def serve(
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Run the proxy: point an app's OPENAI_BASE_URL at it."""
+    """Run the proxy. Set an app's OPENAI_BASE_URL to its address."""
 
     def run() -> None:
         from fakevllm.config.model import load
@@ -118,10 +137,11 @@ def serve(
 def check_hook(
     path: Annotated[Path, typer.Argument(help="Folder with the hook files, or one file.")],
     ledger: Annotated[
-        Path | None, typer.Option(help="Check on this ledger's latest group.")
+        Path | None,
+        typer.Option(help="Ledger whose latest group is used. Default: a made-up group."),
     ] = None,
 ) -> None:
-    """Run both hooks on a group, and show what they say. It is recorded or made up."""
+    """Run both hooks on one group and show their results."""
 
     def run() -> None:
         import asyncio
@@ -149,52 +169,59 @@ def check_hook(
 @app.command()
 def sessions(
     session: Annotated[
-        str | None, typer.Argument(help="One session's tree: the beginning of its id.")
+        str | None,
+        typer.Argument(
+            help="Session to draw, by the beginning of its id. Default: list the sessions."
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Of the latest sessions.")] = 30,
-    run_dir: Annotated[Path | None, typer.Option(help="The proxy's.")] = None,
-    config: keys_command.ConfigFile = None,
+    limit: Annotated[int, typer.Option(min=1, help="Number of sessions to list.")] = 30,
+    run_dir: RunDir = None,
+    config: ConfigFile = None,
 ) -> None:
-    """Show the conversations behind the requests. Each request is a turn of one."""
+    """List sessions, or draw one. A session is one conversation of an app."""
 
     def run() -> None:
         from rich.console import Console
 
-        from fakevllm.cli.sessions import show
+        from fakevllm.cli.sessions import render
         from fakevllm.config.key_file import KeyFile
         from fakevllm.config.model import load
 
         settings = load(config, {"proxy": {"run_dir": run_dir}})
-        keys = KeyFile(settings.key_file).entries() if settings.key_file.exists() else []
-        names = {key.fingerprint: key.name for key in keys if key.name}
-        Console().print(show(settings.ledger_file, session, limit, names))
+        app_keys = KeyFile(settings.key_file).entries() if settings.key_file.exists() else []
+        names = {key.fingerprint: key.name for key in app_keys if key.name}
+        Console().print(render(settings.ledger_file, session, limit, names))
 
     run_command(run)
 
 
 @app.command()
 def replay(
-    dataset: Annotated[Path, typer.Option(help="JSON Lines, one row a user.")],
-    field: Annotated[str, typer.Option(help="The row's text field.")] = "question",
+    dataset: Annotated[Path, typer.Option(help="JSON Lines file with one user per row.")],
+    field: Annotated[str, typer.Option(help="Text field of the rows.")] = "question",
     url: ProxyUrl = None,
     app_command: AppCommand = None,
-    model: Annotated[str | None, typer.Option(help="Default: the first the proxy lists.")] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Rows at a time: 8, or 1 in lockstep.")
+    model: Annotated[
+        str | None, typer.Option(help="Model to request. Default: the first that the proxy lists.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first rows.")] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Times through the dataset.")] = 1,
-    max_tokens: Annotated[int | None, typer.Option(help="Limit of one answer.")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Rows at the same time. Default: 8, or 1 in lockstep.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Send only this many rows, the first ones.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes through the dataset.")] = 1,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of one answer.")] = None,
     state: State = None,
-    fresh: Annotated[bool, typer.Option(help="Forget what was done before.")] = False,
+    fresh: Annotated[bool, typer.Option(help="Forget which rows were done before.")] = False,
     key: ProxyKey = None,
     lockstep: Annotated[
         bool,
-        typer.Option("--lockstep", help="Row after row, before a proxy that runs with --lockstep."),
+        typer.Option("--lockstep", help="Send row after row; the proxy must run with --lockstep."),
     ] = False,
-    config: keys_command.ConfigFile = None,
+    config: ConfigFile = None,
 ) -> None:
-    """Play the user: send a dataset through the proxy, row by row."""
+    """Send a dataset through the proxy, row by row."""
 
     def run() -> None:
         from fakevllm.replay.command import ReplaySettings, run_replay
@@ -202,7 +229,7 @@ def replay(
         settings = ReplaySettings(
             dataset,
             field,
-            proxy_commands.proxy_url(url, config),
+            control.proxy_url(url, config),
             app_command,
             model,
             concurrency,
@@ -222,27 +249,31 @@ def replay(
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 150,
-    seed: Annotated[int, typer.Option(help="Of data and sampling.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 150,
+    seed: Annotated[int, typer.Option(help="Random seed for data order and sampling.")] = 0,
     control: Annotated[
-        Literal["none", "frozen", "shuffled"], typer.Option(help="What must not learn.")
+        Literal["none", "frozen", "shuffled"],
+        typer.Option(help="Control experiment, which must not learn."),
     ] = "none",
     run_dir: Annotated[
-        Path | None, typer.Option(help="Resumes where it has been used before.")
+        Path | None, typer.Option(help="Folder for all files. A run in it is resumed.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the run's numbers to this file.")
+    ] = None,
     backend: Annotated[
-        str, typer.Option(help="A pair of engines: embedded | vllm | verl | fake.")
+        str, typer.Option(help="Pair of engines: embedded | vllm | verl | fake.")
     ] = "embedded",
     rollout: Annotated[
-        str | None, typer.Option(help="Samples, instead of the pair's: embedded | vllm.")
+        str | None,
+        typer.Option(help="Engine that samples, instead of the pair's: embedded | vllm."),
     ] = None,
     trainer: Annotated[
-        str | None, typer.Option(help="Trains, instead of the pair's: embedded | verl.")
+        str | None, typer.Option(help="Engine that trains, instead of the pair's: embedded | verl.")
     ] = None,
     lockstep: Lockstep = False,
 ) -> None:
-    """Train a tiny model and watch it get better. All processes are the real ones."""
+    """Train the included demo model. The processes are those of a real run."""
 
     def run() -> None:
         from fakevllm.demo.command import DemoSettings, run_demo
@@ -257,10 +288,10 @@ def demo(
 @app.command()
 def train(
     conf: Annotated[
-        Path, typer.Option(help="YAML: the job, the workflow, the dataset, the server.")
+        Path, typer.Option(help="YAML file with the job, the workflow, the dataset and the server.")
     ],
 ) -> None:
-    """Train a workflow function on a dataset. Server, agent and trainer in one command."""
+    """Train a workflow function on a dataset, in one command."""
 
     def run() -> None:
         from fakevllm.train.command import run_train
@@ -271,9 +302,9 @@ def train(
 
 
 for command in (
-    proxy_commands.status,
-    proxy_commands.pause,
-    proxy_commands.resume,
+    control.status,
+    control.pause,
+    control.resume,
     tokens.tokens,
     overwatch.overwatch,
 ):

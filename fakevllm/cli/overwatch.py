@@ -1,4 +1,4 @@
-"""`fakevllm overwatch`: its command line. Nothing heavy is imported before it runs."""
+"""The command line of `fakevllm overwatch`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fakevllm.cli.keys import ConfigFile
+from fakevllm.cli.options import ConfigFile
 from fakevllm.runtime.exits import run_command
 
 SwarmUrl = Annotated[
@@ -14,18 +14,23 @@ SwarmUrl = Annotated[
 ]
 Key = Annotated[
     str | None,
-    typer.Option("--key", "--swarm-key", envvar="FAKEVLLM_SWARM_KEY", help="Our key there."),
+    typer.Option(
+        "--key",
+        "--swarm-key",
+        envvar="FAKEVLLM_SWARM_KEY",
+        help="API key for the swarm server.",
+    ),
 ]
 
 
 def overwatch(
     swarm_url: SwarmUrl = None,
     key: Key = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one picture, and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --once: as JSON.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --once: print JSON.")] = False,
     config: ConfigFile = None,
 ) -> None:
-    """Watch a swarm server at work, and steer it. Start, stop, pause, resume or drain it."""
+    """Show a swarm server on one screen. Keys start, stop, pause, resume or drain it."""
 
     def run() -> None:
         from rich.console import Console

@@ -1,5 +1,7 @@
-"""`fakevllm sessions`: what the ledger knows of sessions, drawn. Reads the file beside a running
-proxy, and without one."""
+"""`fakevllm sessions`: a list of the ledger's sessions, or one session as a tree.
+
+It reads the ledger file, whether or not a proxy runs.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ from fakevllm.ledger.store import Ledger
 from fakevllm.runtime.terminal_text import printable
 
 ID_CHARS = 12
-"""Of a session's id: what `fakevllm sessions ID` takes."""
+"""Number of characters of a session's id to print, enough for `fakevllm sessions ID`."""
 QUESTION_CHARS = 32
-REWARD = "reward: of what was served"
+REWARD_NOTE = "reward: of the served answers"
 _STYLES = {
     "new": "bold",
     "sub_agent": "bold",
@@ -35,36 +37,39 @@ _STYLES = {
 }
 
 
-def show(
+def render(
     ledger_file: Path, session: str | None, limit: int, names: Mapping[str, str]
 ) -> RenderableType:
-    """The list, or one session's tree. `names`: of app keys, by fingerprint. Raises UserError."""
+    """Return the list, or the tree of the session whose id begins with `session`.
+
+    `names` maps the fingerprints of API keys to their names. Raises UserError.
+    """
     if not ledger_file.exists():
         raise UserError(f"There is no ledger {ledger_file} yet: name another with --run-dir.")
     ledger = Ledger.open(ledger_file)
     try:
         if session is None:
             return render_list(ledger.sessions.latest(limit), names)
-        return _tree_of(ledger, session, names)
+        return _session_tree(ledger, session, names)
     finally:
         ledger.close()
 
 
-def _tree_of(ledger: Ledger, beginning: str, names: Mapping[str, str]) -> RenderableType:
-    found = ledger.sessions.ids_with_prefix(beginning)
-    if not found:
-        raise UserError(f"No session begins with {beginning!r}: `fakevllm sessions` lists them.")
-    if len(found) > 1 and found[0] != beginning:
-        raise UserError(f"Several sessions begin with {beginning!r}: give more of its id.")
-    groups = ledger.sessions.groups(found[0])
-    started = ledger.sessions.children(found[0])
-    return render_tree(found[0], groups, started, names, ledger.feedback.of_session(found[0]))
+def _session_tree(ledger: Ledger, prefix: str, names: Mapping[str, str]) -> RenderableType:
+    ids = ledger.sessions.ids_with_prefix(prefix)
+    if not ids:
+        raise UserError(f"No session id begins with {prefix!r}: `fakevllm sessions` lists them.")
+    if len(ids) > 1 and ids[0] != prefix:
+        raise UserError(f"Several session ids begin with {prefix!r}: write more of the id.")
+    groups = ledger.sessions.groups(ids[0])
+    children = ledger.sessions.children(ids[0])
+    return render_tree(ids[0], groups, children, names, ledger.feedback.of_session(ids[0]))
 
 
 def render_list(sessions: Sequence[SessionRow], names: Mapping[str, str]) -> RenderableType:
     if not sessions:
         return Text("No sessions yet.")
-    table = Table(box=None, pad_edge=False, caption=REWARD, caption_justify="left")
+    table = Table(box=None, pad_edge=False, caption=REWARD_NOTE, caption_justify="left")
     for name in ("session", "app"):
         table.add_column(name, no_wrap=True, min_width=8)
     for name in ("turns", "groups", "reward"):
@@ -72,9 +77,9 @@ def render_list(sessions: Sequence[SessionRow], names: Mapping[str, str]) -> Ren
     table.add_column("last seen", no_wrap=True, min_width=14)
     table.add_column("begins with", no_wrap=True, overflow="ellipsis")
     for row in sessions:
-        begins = Text(printable(" ".join(row.question.split())))
+        question = Text(printable(" ".join(row.question.split())))
         if row.parent_session_id is not None:
-            begins = Text("sub-agent  ", "cyan").append(begins)
+            question = Text("sub-agent  ", "cyan").append(question)
         table.add_row(
             row.session_id[:ID_CHARS],
             _app(row.app_key, names),
@@ -82,7 +87,7 @@ def render_list(sessions: Sequence[SessionRow], names: Mapping[str, str]) -> Ren
             str(row.num_groups),
             _number(row.reward),
             _time(row.seen_at),
-            begins,
+            question,
         )
     return table
 
@@ -90,12 +95,16 @@ def render_list(sessions: Sequence[SessionRow], names: Mapping[str, str]) -> Ren
 def render_tree(
     session_id: str,
     groups: Sequence[SessionGroup],
-    started: Iterable[tuple[str, str | None]],
+    children: Iterable[tuple[str, str | None]],
     names: Mapping[str, str],
     feedback: Iterable[FeedbackRecord] = (),
 ) -> RenderableType:
-    """What goes on from the same answer stands below it; of several, the last goes on at the same
-    level, and those before it are branches. What was said of an answer stands below it too."""
+    """Return a session's tree.
+
+    Groups that continue the same answer follow it. The last of them continues at the same level,
+    and the ones before it are branches. Feedback on an answer is below the answer. `children` are
+    the sessions of sub-agents, each with the group that started it.
+    """
     first = groups[0]
     head = Text(session_id, "bold").append(f"  {_app(first.app_key, names)}", "not bold")
     if first.parent_session_id is not None:
@@ -105,79 +114,79 @@ def render_tree(
     after: defaultdict[str | None, list[SessionGroup]] = defaultdict(list)
     latest: str | None = None
     for group in groups:
-        above = group.parent_id if group.parent_id in known else None
+        parent_id = group.parent_id if group.parent_id in known else None
         if group.kind == "side":
-            above = latest  # where it was asked, whatever of the history it holds
+            parent_id = latest  # its place in time; its own history may be any part of the session
         else:
             latest = group.group_id
-        after[above].append(group)
+        after[parent_id].append(group)
     agents: defaultdict[str | None, list[str]] = defaultdict(list)
-    for one, parent_id in started:
-        agents[parent_id if parent_id in known else None].append(one)
-    said: defaultdict[str, list[FeedbackRecord]] = defaultdict(list)
+    for child_id, parent_id in children:
+        agents[parent_id if parent_id in known else None].append(child_id)
+    feedback_rows: defaultdict[str, list[FeedbackRecord]] = defaultdict(list)
     for row in feedback:
-        said[row.group_id].append(row)
-    _grow(tree, after, agents, said)
-    return Lines(tree, Text(_sum(groups), "dim"))
+        feedback_rows[row.group_id].append(row)
+    _add_branches(tree, after, agents, feedback_rows)
+    return Lines(tree, Text(_summary(groups), "dim"))
 
 
-def _grow(
+def _add_branches(
     tree: Tree,
     after: Mapping[str | None, list[SessionGroup]],
     agents: Mapping[str | None, list[str]],
-    said: Mapping[str, list[FeedbackRecord]],
+    feedback_rows: Mapping[str, list[FeedbackRecord]],
 ) -> None:
-    """Without recursion along a conversation, which may be long: only branches nest."""
+    """Add all groups to the tree. A loop follows each conversation, because recursion along a long
+    one would be too deep; only branches nest."""
     work: list[tuple[Tree, str | None, int]] = [(tree, None, 0)]
     while work:
-        at, parent_id, parent_turn = work.pop()
-        chain: str | None = parent_id
-        turn, is_going = parent_turn, True
-        while is_going:
-            coming = after.get(chain, [])
-            mains = [group for group in coming if group.kind != "side"]
-            for session_id in agents.get(chain, []):
-                at.add(Text(f"sub-agent {session_id[:ID_CHARS]}", "cyan"))
-            for group in coming:
-                branch = at.add(_described(group, turn))
-                for row in said.get(group.group_id, []):
-                    branch.add(_heard(row))
+        node, last_id, turn = work.pop()
+        has_next = True
+        while has_next:
+            next_groups = after.get(last_id, [])
+            mains = [group for group in next_groups if group.kind != "side"]
+            for session_id in agents.get(last_id, []):
+                node.add(Text(f"sub-agent {session_id[:ID_CHARS]}", "cyan"))
+            for group in next_groups:
+                branch = node.add(_group_line(group, turn))
+                for row in feedback_rows.get(group.group_id, []):
+                    branch.add(_feedback_line(row))
                 if group is not (mains[-1] if mains else None):
                     work.append((branch, group.group_id, group.turn))
-            is_going = bool(mains)
-            if is_going:
-                chain, turn = mains[-1].group_id, mains[-1].turn
+            has_next = bool(mains)
+            if has_next:
+                last_id, turn = mains[-1].group_id, mains[-1].turn
 
 
-def _described(group: SessionGroup, turn_before: int) -> Text:
+def _group_line(group: SessionGroup, turn_before: int) -> Text:
     is_new_turn = group.turn != turn_before or group.kind not in ("continues", "parallel")
     text = Text(f"{group.turn:>3}  " if is_new_turn else "     ", no_wrap=True, overflow="ellipsis")
     text.append(f"{group.kind.replace('_', '-'):<11}", _STYLES.get(group.kind, ""))
     text.append(f" N={group.num_siblings:<2}{_number(group.reward):>6}  ")
-    said = _line(group.question) if is_new_turn else "(a tool's result)"
-    text.append(said, "" if is_new_turn else "dim")
+    question = _line(group.question) if is_new_turn else "(a tool's result)"
+    text.append(question, "" if is_new_turn else "dim")
     text.append(f"  {group.reason or group.state}", "dim")
     return text.append(f", by {group.evidence}, {_time(group.received_at)}", "dim")
 
 
-def _heard(row: FeedbackRecord) -> Text:
-    said = [row.thumbs, None if row.score is None else f"score {row.score:g}"]
-    said += ["edited" if row.edited else None, "comment" if row.comment else None]
+def _feedback_line(row: FeedbackRecord) -> Text:
+    values = [row.thumbs, None if row.score is None else f"score {row.score:g}"]
+    values += ["edited" if row.edited else None, "comment" if row.comment else None]
     if row.kind != "feedback":
-        said = [row.kind.replace("_", " ")]
-    words = ", ".join(word for word in said if word is not None) or "take back"
-    counted = "" if row.amount is None else f" {row.amount:+.2f}"
+        values = [row.kind.replace("_", " ")]
+    words = ", ".join(word for word in values if word is not None) or "take back"
+    amount = "" if row.amount is None else f" {row.amount:+.2f}"
     text = Text(no_wrap=True, overflow="ellipsis").append(f"feedback: {words}", "green")
-    text.append(f"  {row.state}{counted}{f', {row.reason}' if row.reason else ''}", "dim")
+    text.append(f"  {row.state}{amount}{f', {row.reason}' if row.reason else ''}", "dim")
     return text.append(f", {_time(row.received_at)}", "dim")
 
 
-def _sum(groups: Sequence[SessionGroup]) -> str:
+def _summary(groups: Sequence[SessionGroup]) -> str:
     turns = max(group.turn for group in groups)
-    return f"{_many(turns, 'turn')}, {_many(len(groups), 'group')}; {REWARD}"
+    return f"{_count(turns, 'turn')}, {_count(len(groups), 'group')}; {REWARD_NOTE}"
 
 
-def _many(num: int, name: str) -> str:
+def _count(num: int, name: str) -> str:
     return f"{num} {name}" if num == 1 else f"{num} {name}s"
 
 

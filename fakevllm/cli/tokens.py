@@ -1,4 +1,4 @@
-"""`fakevllm tokens`: its command line. Nothing heavy is imported before it runs."""
+"""The command line of `fakevllm tokens`."""
 
 from __future__ import annotations
 
@@ -7,33 +7,37 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm.cli.keys import ConfigFile
+from fakevllm.cli.options import ConfigFile, RunDir, SwarmKey
 from fakevllm.runtime.exits import run_command
-
-SwarmKey = Annotated[str | None, typer.Option(envvar="FAKEVLLM_SWARM_KEY", help="Our key there.")]
 
 
 def tokens(
     episode: Annotated[
         str | None,
         typer.Argument(
-            help="A group, GROUP/INDEX, or an active episode. Default: the last trained."
+            help="Id of a group, GROUP/INDEX for one sibling, or id of an active client's "
+            "episode. Default: the last trained group."
         ),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page here instead.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a web page to this file instead.")
+    ] = None,
     by: Annotated[
-        Literal["advantage", "logprob"], typer.Option(help="What the colours tell.")
+        Literal["advantage", "logprob"], typer.Option(help="Value that the colours show.")
     ] = "advantage",
     model: Annotated[
-        Path | None, typer.Option(help="Folder with tokenizer.json. Default: the engine is asked.")
+        Path | None, typer.Option(help="Folder with tokenizer.json. Default: use the engine's.")
     ] = None,
-    ledger: Annotated[Path | None, typer.Option(help="Default: the one in --run-dir.")] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="The proxy's.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Ledger file. Default: the one in --run-dir.")
+    ] = None,
+    run_dir: RunDir = None,
     swarm: Annotated[str | None, typer.Option(help="URL of the swarm server.")] = None,
     swarm_key: SwarmKey = None,
     config: ConfigFile = None,
 ) -> None:
-    """Show what was trained, token by token. Id, text, mask, logprob and advantage, coloured."""
+    """Show the trained tokens of an episode. For each token: id, text, mask, logprob and
+    advantage."""
 
     def run() -> None:
         from rich.console import Console
@@ -46,7 +50,7 @@ def tokens(
         settings = load(config, flags)
         file = settings.ledger_file if ledger is None else ledger
         server = settings.swarm
-        asked = TokensSettings(episode, file, server.url, server.key, model, html, By(by))
-        run_tokens(asked, Console())
+        tokens_settings = TokensSettings(episode, file, server.url, server.key, model, html, By(by))
+        run_tokens(tokens_settings, Console())
 
     run_command(run)

@@ -1,4 +1,4 @@
-"""`fakevllm sessions`, as it is drawn."""
+"""The list and the tree of `fakevllm sessions`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from fakevllm.cli.sessions import render_list, render_tree, show
+from fakevllm.cli.sessions import render, render_list, render_tree
 from fakevllm.errors import UserError
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.session_reads import SessionGroup
@@ -17,14 +17,14 @@ from fakevllm.ledger.store import Ledger
 from tests.proxy.ledger.test_session_reads import placed, put
 
 
-def drawn(shown: RenderableType, width: int = 100) -> list[str]:
+def lines_of(renderable: RenderableType, width: int = 100) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
-    console.print(shown)
+    console.print(renderable)
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def a_group(
+def make_group(
     group_id: str,
     parent_id: str | None,
     turn: int,
@@ -51,18 +51,20 @@ def a_group(
 
 
 TREE = [
-    a_group("1", None, 1, "new", "Read the notes\nand go on with all that is written there"),
-    a_group("2", None, 1, "side", "Generate a title"),
-    a_group("3", "1", 1),
-    a_group("4", "3", 2, question="And now?", reward=None),
-    a_group("5", "4", 3, question="Fine"),
-    a_group("6", "3", 2, "regenerates", "And now?"),
-    a_group("7", "6", 3, question="Better"),
+    make_group("1", None, 1, "new", "Read the notes\nand go on with all that is written there"),
+    make_group("2", None, 1, "side", "Generate a title"),
+    make_group("3", "1", 1),
+    make_group("4", "3", 2, question="And now?", reward=None),
+    make_group("5", "4", 3, question="Fine"),
+    make_group("6", "3", 2, "regenerates", "And now?"),
+    make_group("7", "6", 3, question="Better"),
 ]
 
 
-def test_a_tree_goes_down_the_last_branch_and_hangs_the_others_on_it() -> None:
-    lines = drawn(render_tree("0123456789abcdef", TREE, [("cafe0123456789", "3")], {"k": "alice"}))
+def test_the_last_branch_continues_the_trunk_and_the_others_are_nested() -> None:
+    lines = lines_of(
+        render_tree("0123456789abcdef", TREE, [("cafe0123456789", "3")], {"k": "alice"})
+    )
     assert lines[0] == "0123456789abcdef  alice"
     starts = [line.split("words")[0][:44].rstrip() for line in lines[1:-1]]
     assert starts == [
@@ -75,11 +77,11 @@ def test_a_tree_goes_down_the_last_branch_and_hangs_the_others_on_it() -> None:
         "├──   2  regenerates N=4   0.50  And now?  t",
         "└──   3  continues   N=4   0.50  Better  tra",
     ]
-    assert lines[-1] == "3 turns, 7 groups; reward: of what was served"
+    assert lines[-1] == "3 turns, 7 groups; reward: of the served answers"
     assert "trained, by prefix" in lines[5]
 
 
-def test_what_was_said_of_an_answer_hangs_on_it() -> None:
+def test_feedback_is_below_its_answer() -> None:
     joined = FeedbackRecord(
         group_id="6", feedback_id="f", received_at=0.0, thumbs="up", edited="Six.", amount=1.0
     )
@@ -88,7 +90,7 @@ def test_what_was_said_of_an_answer_hangs_on_it() -> None:
         joined, thumbs=None, edited=None, amount=None, state=FeedbackState.KEPT, reason="too_late"
     )
     other = replace(joined, kind="next_message", state=FeedbackState.WAITING, amount=None)
-    shown = drawn(render_tree("s", TREE, [], {}, [joined, back, other]))
+    shown = lines_of(render_tree("s", TREE, [], {}, [joined, back, other]))
     at = next(number for number, line in enumerate(shown) if "regenerates" in line)
     assert [line.rpartition(", ")[0] for line in shown[at + 1 : at + 4]] == [
         "│   ├── feedback: up, edited  joined +1.00",
@@ -97,54 +99,54 @@ def test_what_was_said_of_an_answer_hangs_on_it() -> None:
     ]
 
 
-def test_a_long_conversation_is_drawn() -> None:
-    groups = [a_group(str(n), str(n - 1) if n > 1 else None, n) for n in range(1, 3001)]
-    assert len(drawn(render_tree("s", groups, [], {}))) == 3002
+def test_a_long_conversation_is_lines_of() -> None:
+    groups = [make_group(str(n), str(n - 1) if n > 1 else None, n) for n in range(1, 3001)]
+    assert len(lines_of(render_tree("s", groups, [], {}))) == 3002
 
 
 def test_lines_fit_the_terminal() -> None:
     shown = render_tree("0123456789abcdef", TREE, [], {})
-    assert max(map(len, drawn(shown, width=60))) <= 60
+    assert max(map(len, lines_of(shown, width=60))) <= 60
 
 
-def test_the_list_names_keys_and_shortens_ids(tmp_path: Path) -> None:
+def test_the_list_has_the_names_of_keys_and_short_ids(tmp_path: Path) -> None:
     file = tmp_path / "ledger.sqlite"
     ledger = Ledger.open(file)
     put(ledger, placed("a", "0123456789abcdef", kind="new", question="What\nis it?"))
-    shown = drawn(show(file, None, 10, {"0a1b2c3d": "alice"}))  # beside its writer
+    shown = lines_of(render(file, None, 10, {"0a1b2c3d": "alice"}))  # while a writer has it open
     ledger.close()
     assert " ".join(shown[0].split()) == "session app turns groups reward last seen begins with"
     assert shown[1].startswith("0123456789ab  alice")
-    assert shown[-1] == "reward: of what was served"
+    assert shown[-1] == "reward: of the served answers"
     assert "0.00" in shown[1] and shown[1].endswith("What is it?")
-    tree = drawn(show(file, "0123", 10, {}))
+    tree = lines_of(render(file, "0123", 10, {}))
     assert tree[0] == "0123456789abcdef  0a1b2c3d"
 
 
-def test_mistakes_are_told(tmp_path: Path) -> None:
+def test_a_missing_ledger_and_ambiguous_ids_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "ledger.sqlite"
     with pytest.raises(UserError, match="There is no ledger"):
-        show(file, None, 10, {})
+        render(file, None, 10, {})
     assert not file.exists()
     ledger = Ledger.open(file)
     put(ledger, placed("a", "ab"), placed("b", "ac"), placed("c", "abc"))
     ledger.close()
-    with pytest.raises(UserError, match="No session begins with 'x'"):
-        show(file, "x", 10, {})
+    with pytest.raises(UserError, match="No session id begins with 'x'"):
+        render(file, "x", 10, {})
     with pytest.raises(UserError, match="Several"):
-        show(file, "a", 10, {})
-    assert drawn(show(file, "ab", 10, {}))[0].startswith("ab ")
+        render(file, "a", 10, {})
+    assert lines_of(render(file, "ab", 10, {}))[0].startswith("ab ")
 
 
 def test_an_empty_ledger_has_no_sessions() -> None:
-    assert drawn(render_list([], {})) == ["No sessions yet."]
+    assert lines_of(render_list([], {})) == ["No sessions yet."]
 
 
-def test_what_users_write_drives_no_terminal(tmp_path: Path) -> None:
+def test_control_characters_of_users_are_escaped(tmp_path: Path) -> None:
     file = tmp_path / "ledger.sqlite"
     ledger = Ledger.open(file)
     put(ledger, replace(placed("a", "ab"), question="hi\x1b[31m\x1b]0;owned\x07\x9b2J"))
     ledger.close()
-    for shown in (show(file, None, 10, {}), show(file, "ab", 10, {})):
-        lines = "\n".join(drawn(shown))
+    for shown in (render(file, None, 10, {}), render(file, "ab", 10, {})):
+        lines = "\n".join(lines_of(shown))
         assert "hi�[31m�]0;owned" in lines and lines.replace("\n", "").isprintable()

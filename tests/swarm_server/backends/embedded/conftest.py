@@ -1,4 +1,4 @@
-"""Engines and models: the shipped demo model, and a random one made on the spot."""
+"""Fixtures: engines, the shipped demo model, and a random model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of two layers with untied embeddings, speaking the demo model's tokens."""
+    """Write a random Llama of two layers with untied embeddings and the demo model's tokenizer."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     save_tiny_llama(folder)
     return folder
@@ -27,7 +27,8 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def demo_engine() -> Iterator[EmbeddedEngine]:
-    """Shared: tests that publish, load weights or train make their own with `make_engine`."""
+    """An engine shared by tests that do not change it. Tests that publish, load weights or train
+    use `make_engine`."""
     engine = EmbeddedEngine(EngineConfig(DEMO_MODEL_DIR, "demo"))
     yield engine
     engine.close()
@@ -53,5 +54,5 @@ def demo_folder() -> Path:
 
 @pytest.fixture
 def trainer(tiny_folder: Path) -> PolicyTrainer:
-    """Of all weights, in float32; not booted."""
+    """A trainer of all weights in float32, not booted."""
     return PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))

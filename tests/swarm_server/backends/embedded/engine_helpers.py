@@ -1,4 +1,4 @@
-"""Short ways to ask the engine and its parts for something."""
+"""Helpers for tests of the engine and its parts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def decode_request(
 
 
 def run_dry(state: SamplingState) -> None:
-    """Turns until nobody waits or runs."""
+    """Run iterations until no request waits or runs."""
     with torch.inference_mode():
         while state.has_work:
             state.run_iteration()
@@ -82,7 +82,8 @@ def run_dry(state: SamplingState) -> None:
 def plain_logprobs(
     model: PreTrainedModel, ids: Sequence[int], temperature: float = 1.0
 ) -> torch.Tensor:
-    """[tokens, vocabulary]: of what follows each token, by one forward pass without any cache."""
+    """Return the log-probabilities after each token, [tokens, vocabulary], from one pass without a
+    cache."""
     network: Any = model
     with torch.no_grad():
         logits = network(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
@@ -100,7 +101,8 @@ def finish(step: Generator[None, None, Result]) -> Result:
 def train(
     trainer: PolicyTrainer, calls: Sequence[Call], spec: LossSpec = SPEC, **job: Any
 ) -> StepMetrics:
-    """Made-up calls are far from any model, so without a limit unless one is given."""
+    """Boot and run one step. The mismatch limit is off by default, because made-up calls are far
+    from any model."""
     trainer.boot(TrainJob(**{"max_mismatch_k3": None, **job}))
     return finish(trainer.step(Batch(1, calls), spec))
 
@@ -110,7 +112,8 @@ def weights(trainer: PolicyTrainer) -> torch.Tensor:
 
 
 def random_calls(count: int, seed: int = 0) -> list[Call]:
-    """Stale on purpose, so that ratios differ from one and some tokens clip."""
+    """Return random calls. They are stale on purpose, so that ratios differ from 1 and some tokens
+    are clipped."""
     rng = random.Random(seed)
     calls: list[Call] = []
     for index in range(count):
@@ -126,7 +129,8 @@ def random_calls(count: int, seed: int = 0) -> list[Call]:
 
 
 def with_token_advantages(calls: Sequence[Call]) -> list[Call]:
-    """Every other call's advantage falls from token to token, and changes its sign."""
+    """Give every other call an advantage per token, which falls from token to token and changes its
+    sign."""
     return [
         replace(call, advantage=[value - at / 4 for at, value in enumerate(call.advantages)])
         if index % 2

@@ -1,4 +1,4 @@
-"""GRPO on the demo's sums, against an engine and without server or proxy.
+"""Train with GRPO on the demo's sums, with an engine and without server or proxy.
 
     export PYTHONPATH=.:server:adapters:tests
     python -m swarm_server.backends.embedded.learning_curve --seeds 0 1 2
@@ -31,7 +31,7 @@ SAMPLING = Sampling(max_tokens=24)
 async def train_on_sums(
     engine: EmbeddedEngine, job: TrainJob, num_steps: int, num_siblings: int, seed: int = 0
 ) -> list[float]:
-    """Mean reward by step."""
+    """Train on the demo's sums, and return the mean reward of each step."""
     rng = random.Random(seed)
     await engine.boot(job)
     rewards: list[float] = []

@@ -1,4 +1,4 @@
-"""Trainers with adapters, some steps on."""
+"""Trainers with adapters, after some steps."""
 
 from __future__ import annotations
 

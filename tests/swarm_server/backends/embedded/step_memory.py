@@ -1,4 +1,4 @@
-"""What a training step holds at its peak, with layers recomputed and without. Linux.
+"""Measure the peak memory of a training step, with and without gradient checkpointing (Linux only).
 
     PYTHONPATH=.:server:adapters:tests python -m swarm_server.backends.embedded.step_memory
 
@@ -69,8 +69,8 @@ def measure(name: str, num_layers: int) -> None:
     started = time.perf_counter()
     metrics = finish(trainer.step(Batch(1, calls()), SPEC))
     seconds = time.perf_counter() - started
-    told = {"mib": _peak_mib() - before, "seconds": seconds, "grad_norm": metrics["grad_norm"]}
-    print(json.dumps(told))
+    result = {"mib": _peak_mib() - before, "seconds": seconds, "grad_norm": metrics["grad_norm"]}
+    print(json.dumps(result))
 
 
 def _peak_mib() -> float:

@@ -1,4 +1,4 @@
-"""Adapters in bfloat16 reach what samples unmerged, and so unrounded."""
+"""In bfloat16, adapters reach the sampler unmerged, and therefore unrounded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BF16 = torch.bfloat16
 IDS = range(7, 40)
 SEEDED = Sampling(max_tokens=30, ignore_eos=True, seed=0)
 SMALL = 6e-4
-"""Of an adapter's B: its product with A has entries of 1e-4."""
+"""Standard deviation of an adapter's B, whose product with A then has entries of about 1e-4."""
 
 
 def set_adapters(model: Any, size: float) -> None:
@@ -98,11 +98,11 @@ async def test_an_adapter_smaller_than_the_weights_rounding_changes_sampled_log_
 
     calls = await sampled(engine, 24)
 
-    shown = torch.tensor([value for call in calls for value in call.logprobs])
+    sampled_log_probs = torch.tensor([value for call in calls for value in call.logprobs])
     trained, start = [await log_probs(engine, calls, one) for one in ("trained", "reference")]
     effect = (trained - start).abs().mean()
     assert effect > 1e-3
-    assert (shown - trained).abs().mean() < effect / 3
+    assert (sampled_log_probs - trained).abs().mean() < effect / 3
 
 
 async def test_a_step_does_not_change_the_sampler_until_the_next_publish(
@@ -148,10 +148,10 @@ def test_an_adapter_view_computes_like_the_trainers_model_and_shares_its_weights
     before = plain_logprobs(trainer.model, IDS)
 
     assert torch.equal(plain_logprobs(made, IDS), before)
-    of_trainer, of_twin = named_weights(trainer.model), named_weights(made)
-    assert of_trainer.keys() == of_twin.keys(), "tied weights stay tied"
-    shared = {n for n in of_twin if of_twin[n].data_ptr() == of_trainer[n].data_ptr()}
-    assert shared == {name for name in of_twin if ".lora_" not in name}
+    of_trainer, of_view = named_weights(trainer.model), named_weights(made)
+    assert of_trainer.keys() == of_view.keys(), "tied weights stay tied"
+    shared = {n for n in of_view if of_view[n].data_ptr() == of_trainer[n].data_ptr()}
+    assert shared == {name for name in of_view if ".lora_" not in name}
     assert not any(one.requires_grad for one in made.parameters())
     assert not set_gradient_checkpointing(made, False), "it is not marked as what it is not"
     train(trainer, random_calls(3), lr=1e-2, **LORA)

@@ -1,4 +1,4 @@
-"""Replies of the engine: what they hold, and who gets one."""
+"""Replies of the engine, cancellation and crashes."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ async def test_greedy_tokens_are_those_of_transformers(
     prompt = demo_engine.render(ask("Say something about ducks, please. " * 3))
     model: Any = load(demo_folder)
     ids = torch.tensor([prompt])
-    told = model.generate(ids, attention_mask=ids**0, max_new_tokens=24, do_sample=False)
-    expected = told[0, len(prompt) :].tolist()
+    generated = model.generate(ids, attention_mask=ids**0, max_new_tokens=24, do_sample=False)
+    expected = generated[0, len(prompt) :].tolist()
 
     tokens = await collect(demo_engine.generate(prompt, Sampling(temperature=0, max_tokens=24)))
 

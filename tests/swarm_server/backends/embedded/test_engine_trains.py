@@ -1,4 +1,4 @@
-"""The engine trains beside its serving: steps, publishes, checkpoints, and trouble."""
+"""Training while serving: steps, publishes, checkpoints and failures."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def test_a_training_failure_is_raised_to_the_caller_and_serving_continues(
 async def test_training_raises_the_reward(
     make_engine: EngineMaker, demo_folder: Path, settings: dict[str, Any]
 ) -> None:
-    """Twenty-five steps of the demo's task; the README has the full curve."""
+    """The test runs 25 steps of the demo's task; the README has the full curve."""
     engine = make_engine(demo_folder, seed=0)
     before = await success(engine, 300)
     job = TrainJob(ppo_epochs=2, **settings)

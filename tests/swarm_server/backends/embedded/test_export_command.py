@@ -1,4 +1,4 @@
-"""`fakevllm-server checkpoints export`, of what the embedded trainer saved."""
+"""`fakevllm-server checkpoints export` of checkpoints of the embedded trainer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ ALL_WEIGHTS: dict[str, Any] = {"lora_rank": 0}
 
 
 def run_of(run_dir: Path, model: Path, *trainers: PolicyTrainer) -> Path:
-    """A run directory with a checkpoint of each, as a server leaves it; the first is the best."""
+    """Write a run directory with a checkpoint of each trainer, as a server does. The first is the
+    best."""
 
     async def save() -> None:
         journal = Journal(run_dir / "journal.sqlite")
@@ -137,7 +138,7 @@ def test_an_export_needs_the_new_path_of_a_moved_model_and_refuses_another_model
 def test_a_checkpoint_that_the_trainer_refuses_leaves_no_folder_behind(
     tiny_folder: Path, demo_folder: Path, tmp_path: Path
 ) -> None:
-    """The folder has the names and sizes of the run's model, and other weights."""
+    """The folder has the weight names and sizes of the run's model, but other values."""
     run_dir = run_of(tmp_path / "run", tiny_folder, trained(demo_folder, 1, **LORA))
 
     result = export(run_dir, 1, tmp_path / "model")

@@ -1,5 +1,5 @@
-"""What is said of an answer moves the model that gave it: towards what is praised, away from what
-is not, and beside the answer's own group in one step."""
+"""Feedback samples move the model towards answers with positive feedback and away from others, also
+in one step with the answer's own group."""
 
 from __future__ import annotations
 
@@ -40,20 +40,21 @@ def test_positive_feedback_makes_an_answer_likelier_and_negative_less(
     trainer: PolicyTrainer, tiny_folder: Path
 ) -> None:
     calls = sampled_calls(tiny_folder, 1.0)[:4]
-    said = [1.25, -0.75, 0.5, -1.0]
+    advantages = [1.25, -0.75, 0.5, -1.0]
     before = [logprob(trainer, call) for call in calls]
     samples = [
-        sample(f"feedback:g/{at}", *one) for at, one in enumerate(zip(calls, said, strict=True))
+        sample(f"feedback:g/{at}", *one)
+        for at, one in enumerate(zip(calls, advantages, strict=True))
     ]
     train(trainer, plan_step(1, samples, JOB).batch.calls, lr=1e-3)
-    for call, advantage, earlier in zip(calls, said, before, strict=True):
+    for call, advantage, earlier in zip(calls, advantages, before, strict=True):
         assert (logprob(trainer, call) - earlier) * advantage > 0
 
 
 def test_a_step_may_hold_an_answer_both_in_its_group_and_with_its_feedback(
     trainer: PolicyTrainer, tiny_folder: Path
 ) -> None:
-    """Twice the same tokens: the forest shares them, the loss has both."""
+    """The step contains the same tokens twice. The forest shares them, and the loss has both."""
     one, other = sampled_calls(tiny_folder, 1.0)[:2]
     group = FinishedGroup(
         "g", [ScoredEpisode(0, 0.5, [recorded(one)]), ScoredEpisode(1, 0.5, [recorded(other)])]

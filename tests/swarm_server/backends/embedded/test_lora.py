@@ -1,4 +1,4 @@
-"""Adapters train beside weights that stay."""
+"""LoRA: adapters train, and all other weights stay unchanged."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ async def test_sampled_log_probs_after_a_publish_equal_the_trainers(
     tokens = await collect(engine.generate([9, 10, 11], Sampling(max_tokens=20, ignore_eos=True)))
 
     ids = [9, 10, 11, *(token.id for token in tokens)]
-    shown = torch.tensor([token.logprob for token in tokens])
+    sampled_log_probs = torch.tensor([token.logprob for token in tokens])
     assert engine._trainer is not None
     of_trainer, of_start = (
         plain_logprobs(model, ids)[2:-1].gather(1, torch.tensor(ids[3:])[:, None])[:, 0]
         for model in (engine._trainer.model, load(tiny_folder))
     )
-    assert (shown - of_trainer).abs().max() < 5e-5
-    assert (shown - of_start).abs().max() > 0.1
+    assert (sampled_log_probs - of_trainer).abs().max() < 5e-5
+    assert (sampled_log_probs - of_start).abs().max() > 0.1
 
 
 def no_second_copy() -> Any:
@@ -201,15 +201,15 @@ def test_a_run_cannot_change_its_lora_settings(
     second.boot(TrainJob(**wanted))
     before = weights(second)
 
-    told = "keep to what the run began with, or choose another --run-dir"
-    with pytest.raises(BackendError, match=told) as caught:
+    message = "keep to what the run began with, or choose another --run-dir"
+    with pytest.raises(BackendError, match=message) as caught:
         checkpoint.restore(tmp_path / "c", second, random.Random(0))
     assert str(caught.value).startswith(f"checkpoint {tmp_path / 'c'} has lora_rank = ")
     assert ", and the job has lora_rank = " in str(caught.value)
     assert torch.equal(weights(second), before)
 
     checkpoint.restore(tmp_path / "c", third, random.Random(0))
-    with pytest.raises(BackendError, match=f"the job has lora_rank = .*{told}"):
+    with pytest.raises(BackendError, match=f"the job has lora_rank = .*{message}"):
         third.boot(TrainJob(**wanted))
     third.boot(TrainJob(**saved))
 
@@ -227,7 +227,7 @@ def test_an_adapter_of_other_weights_of_the_same_shape_is_refused(
 def test_an_export_contains_merged_adapters(
     demo_folder: Path, tmp_path: Path, dtype: torch.dtype
 ) -> None:
-    """The demo's LM head is its embedding too."""
+    """The demo model's LM head is tied to its embedding."""
     trainer = trained(demo_folder)
     checkpoint.export(tmp_path / "e", trainer.model, dtype, demo_folder)
 

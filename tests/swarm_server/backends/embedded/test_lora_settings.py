@@ -1,4 +1,4 @@
-"""Where adapters go, and what cannot be asked of them."""
+"""Target modules of adapters, and refused LoRA settings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_adapters_go_where_the_job_says(tiny_folder: Path, wanted: Any, adapted:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told"),
+    ("wanted", "message"),
     [
         ("q_proj,nope", "'nope', no linear layer of this model: it has down_proj, gate_proj,"),
         ("proj", "'proj', no .* up_proj, v_proj; name some of these, or \"all-linear\"$"),
@@ -55,10 +55,10 @@ def test_adapters_go_where_the_job_says(tiny_folder: Path, wanted: Any, adapted:
     ],
 )
 def test_unknown_target_modules_are_refused_before_anything_changes(
-    demo_folder: Path, wanted: str, told: str
+    demo_folder: Path, wanted: str, message: str
 ) -> None:
     trainer = new_trainer(demo_folder)
-    with pytest.raises(BackendRefused, match=told) as caught:
+    with pytest.raises(BackendRefused, match=message) as caught:
         trainer.boot(TrainJob(**LORA, target_modules=wanted))
     assert "lm_head" not in str(caught.value), "this model's is its embedding"
     assert all(one.requires_grad for one in trainer.model.parameters())
@@ -72,9 +72,9 @@ def test_without_peft_one_line_says_what_to_install(
     new_trainer(tiny_folder).boot(TrainJob())
     with pytest.raises(
         BackendRefused, match=r"lora_rank needs peft.*pip install -e '\.\[emb"
-    ) as told:
+    ) as message:
         new_trainer(tiny_folder).boot(TrainJob(**LORA))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(message.value)
 
 
 @pytest.mark.parametrize("setting", [{"lora_alpha": 8}, {"target_modules": "q_proj"}])
@@ -84,8 +84,8 @@ def test_adapter_settings_without_a_rank_are_refused(setting: dict[str, Any]) ->
     LossSpec.of(TrainJob(lora_rank=1, **setting))
 
 
-class Asked(MetaPathFinder):
-    """What is imported that was not before."""
+class ImportRecorder(MetaPathFinder):
+    """An import finder that records the names of modules imported for the first time."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -99,7 +99,7 @@ def test_training_all_weights_never_imports_peft(
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "peft"]:
         monkeypatch.delitem(sys.modules, name)
-    asked = Asked()
-    monkeypatch.setattr(sys, "meta_path", [asked, *sys.meta_path])
+    recorder = ImportRecorder()
+    monkeypatch.setattr(sys, "meta_path", [recorder, *sys.meta_path])
     train(new_trainer(tiny_folder), random_calls(2), gradient_checkpointing=True)
-    assert not [name for name in asked.names if name.startswith("peft")]
+    assert not [name for name in recorder.names if name.startswith("peft")]

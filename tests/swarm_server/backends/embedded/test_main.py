@@ -1,4 +1,4 @@
-"""The engine as a process of its own."""
+"""The engine's process and its command line."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ async def test_the_server_starts_uses_and_stops_the_process(
             messages = [{"role": "user", "content": "What is 3 plus 4?"}]
             body = {"messages": messages, "temperature": 0, "return_weight_versions": True}
             async with http.post("/v1/chat/completions", json=body) as answer:
-                said = await answer.json()
-                assert answer.status == 200, said
+                reply = await answer.json()
+                assert answer.status == 200, reply
     finally:
         await backend.close()
 
-    choice = said["choices"][0]
+    choice = reply["choices"][0]
     assert (endpoint.model_name, endpoint.max_model_len) == ("demo", 512)
     assert metrics["skipped"] == 0 and metrics["tokens"] > 0
     assert choice["message"]["content"].endswith("7.") and choice["finish_reason"] == "stop"

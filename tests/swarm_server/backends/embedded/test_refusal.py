@@ -31,7 +31,7 @@ def test_a_model_of_unknown_type_leaves_the_engine_offline_with_the_reason(
         wait_until(refused, 40, "the refusal")
         status = httpx.get(f"{server.url}/get_engine_status").json()
         assert status["engine_status"] == "ENGINE.OFFLINE"
-        wait_until(lambda: "cannot read the config" in proxy.log, 10, "the proxy to tell")
+        wait_until(lambda: "cannot read the config" in proxy.log, 10, "the proxy to report")
         body = {"model": "x", "messages": [{"role": "user", "content": "hi"}]}
         answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body)
     assert answer.status_code == 503
@@ -39,7 +39,7 @@ def test_a_model_of_unknown_type_leaves_the_engine_offline_with_the_reason(
 
 
 def test_a_job_that_the_trainer_refuses_leaves_the_engine_serving(tmp_path: Path) -> None:
-    """Sampler and trainer are one process: it serves without training."""
+    """Sampler and trainer are one process, which then serves without training."""
     job = tmp_path / "job.toml"
     job.write_text('[job]\nlr = 1e-4\nlora_rank = 4\ntarget_modules = "nope"\n')
     with Processes(tmp_path) as started:
@@ -54,12 +54,12 @@ def test_a_job_that_the_trainer_refuses_leaves_the_engine_serving(tmp_path: Path
         answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body | {"model": served})
         assert answer.status_code == 200
         status = httpx.get(f"{server.url}/get_engine_status").json()
-        told = status["engine_status_detail"]
+        detail = status["engine_status_detail"]
         for part in ("training is off, serving goes on", "'nope'", "name some of these", "again"):
-            assert part in told
-        assert "\n" not in told
-        assert told in server.log
-        wait_until(lambda: told in proxy.log, 10, "the proxy to tell")
+            assert part in detail
+        assert "\n" not in detail
+        assert detail in server.log
+        wait_until(lambda: detail in proxy.log, 10, "the proxy to report")
         shown = subprocess.run(
             [sys.executable, "-m", "fakevllm", "status", "--url", proxy.url],
             capture_output=True,
@@ -67,4 +67,4 @@ def test_a_job_that_the_trainer_refuses_leaves_the_engine_serving(tmp_path: Path
             check=True,
             env=os.environ | {"COLUMNS": "1000"},
         )
-        assert told in shown.stdout
+        assert detail in shown.stdout

@@ -1,4 +1,4 @@
-"""A model folder as small as a test wants it."""
+"""A small random model folder for tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZES: dict[str, Any] = {
 
 
 def save_tiny_llama(folder: Path, **settings: Any) -> None:
-    """Random, and speaking the demo model's tokens. `folder` must not be there."""
+    """Write a random Llama with the demo model's tokenizer. `folder` must not exist."""
     shutil.copytree(DEMO_MODEL_DIR, folder)
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**(SIZES | settings))).save_pretrained(folder)

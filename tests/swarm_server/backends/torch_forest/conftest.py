@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Models this small are slower with more."""
+    """Use one torch thread, because such small models are slower with more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""Log-probabilities over what a token was chosen from."""
+"""Log-probabilities and entropies over the allowed token sets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALLS = [
     CallTokens(IDS, SPANS, temperature=0.5, chosen_from=[None, None, None, FEW, FEW]),
     CallTokens(IDS, SPANS, chosen_from=[None, None, None, ONE, FEW]),
 ]
-"""One sequence, sampled in five ways."""
+"""One sequence, sampled under five different constraints."""
 
 
 @cache
@@ -42,7 +42,7 @@ def test_calls_with_different_grammars_share_states_but_no_heads() -> None:
 
 
 def entropies(model: Any, call: CallTokens) -> Tensor:
-    """[trained tokens], with 0 · log 0 = 0"""
+    """Return the entropy at each trained token, [trained tokens], with 0 · log 0 = 0."""
     ids = torch.tensor([list(call.ids)])
     logits = over_sets(model(ids).logits[0, :-1] / call.temperature, call)[2:]
     return torch.stack(
@@ -77,7 +77,7 @@ def test_a_forced_token_has_probability_one_and_no_gradient() -> None:
 
 
 def test_a_set_shorter_or_longer_than_the_vocabulary_is_read() -> None:
-    """A tokenizer's may be shorter or, padded to bytes, longer."""
+    """A tokenizer's vocabulary may be shorter than the model's or, padded to bytes, longer."""
     outside = HeadTokenSets([packed_set(1, 15), packed_set(0)], [1, -1, 0]).disallowed(
         torch.zeros(3, 11)
     )

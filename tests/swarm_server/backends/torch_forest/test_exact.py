@@ -1,4 +1,4 @@
-"""Every way through the model gives each call what the model gives it alone."""
+"""Every attention gives each call the log-probabilities and gradients of the model itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.forest import CallTokens, build_forest
 
 DIFFERENTIABLE = sorted(ATTENTIONS.keys() - {"flex"})
-"""On a CPU."""
+"""The methods with a backward pass on a CPU."""
 CLOSE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-9}
 
 
@@ -91,7 +91,7 @@ def test_a_session_whose_siblings_differ_in_length_is_exact(attention: str) -> N
 
 
 def test_training_only_the_first_call_of_a_shared_token_is_detected() -> None:
-    """The comparison above can see the mistake it is for."""
+    """This shows that the comparison above detects the mistake."""
     model = model_of("llama")
     plan = Plan.of(build_forest(GOLDEN))
     edge_log_prob = edge_log_probs(model, plan, "chains")

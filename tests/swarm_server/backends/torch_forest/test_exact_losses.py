@@ -1,4 +1,4 @@
-"""Every loss of the table gets from a forest the value and gradient that calls alone give it."""
+"""Every loss has the same value and gradient from a forest as from the calls alone."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def model_of(name: str) -> Any:
 
 
 def keep_first(plan: Plan, of_edges: Tensor) -> Tensor:
-    """What merging must not do: a token that several calls share is trained for the first alone."""
+    """A wrong gather that trains a token shared by several calls only for the first call."""
     flat, seen = plan.flat(of_edges), set[int]()
     is_first = [not (edge in seen or seen.add(edge)) for edge in plan.gather.tolist()]
     return torch.where(torch.tensor(is_first, dtype=torch.bool), flat, flat.detach())
 
 
 def scored(calls: Sequence[CallTokens], drawn: Random) -> list[ScoredCall]:
-    """Numbers of an engine and of other weights, some of them far enough to be clipped."""
+    """Return calls with random log-probabilities, some of them different enough to be clipped."""
 
     def near(count: int) -> list[float]:
         return [-2.3 + 0.4 * drawn.gauss(0, 1) for _ in range(count)]

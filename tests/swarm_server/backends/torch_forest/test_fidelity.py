@@ -1,4 +1,4 @@
-"""Whatever a plan feeds or gathers that the calls did not record is seen, and named."""
+"""The fidelity check detects and names every difference between a plan and the recorded calls."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ SIBLINGS = [
     Call("g", [1, 2, 3], [4, 6, 7], [-0.5, -0.75, -1.5], 0, 1.0, -0.5, 1.0),
     Call("h", [1, 2, 3, 4, 5, 9], [8], [-2.0], 0, 0.7, -0.5, 1.0),
 ]
-"""Two share a sampled token, the third goes on from the first at another temperature."""
+"""Two calls that share a sampled token, and a third that continues the first at another
+temperature."""
 NUM_TOKENS = 6
 
 
-def asked(piece: StepPiece, calls: Sequence[Call] = SIBLINGS, **changed: Any) -> Fidelity:
+def fidelity_of(piece: StepPiece, calls: Sequence[Call] = SIBLINGS, **changed: Any) -> Fidelity:
     plan = replace(piece.plan, **changed) if changed else piece.plan
     own = [calls[index] for index in piece.calls]
     return check_fidelity(plan, own, piece.tokens.sampled_log_prob)
@@ -39,7 +40,7 @@ def piece_of(calls: list[Call] = SIBLINGS) -> StepPiece:
 
 
 def in_forest(piece: StepPiece, **changed: Any) -> Plan:
-    """The plan with other structure under the same tensors."""
+    """Return the plan with a changed forest and the same tensors."""
     return replace(piece.plan, forest=replace(piece.plan.forest, **changed))
 
 
@@ -57,7 +58,7 @@ def test_every_token_of_a_correct_plan_passes(seed: int, max_tokens: int) -> Non
         for one in calls[:6]
     ]
     calls = [*calls, *calls[:3], *turns]
-    found = [asked(piece, calls) for piece in pieces(calls, max_tokens).pieces]
+    found = [fidelity_of(piece, calls) for piece in pieces(calls, max_tokens).pieces]
 
     assert [one.fault for one in found] == [None] * len(found)
     assert sum(one.num_true for one in found) == sum(len(call.response_ids) for call in calls)
@@ -218,7 +219,7 @@ PLANS: dict[str, tuple[Callable[[StepPiece], Plan], int, str]] = {
 
 
 def test_the_original_plan_passes() -> None:
-    assert asked(piece_of()) == Fidelity(NUM_TOKENS, NUM_TOKENS, None)
+    assert fidelity_of(piece_of()) == Fidelity(NUM_TOKENS, NUM_TOKENS, None)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -232,11 +233,11 @@ def test_a_wrong_plan_is_detected_and_located(name: str) -> None:
 
 
 def test_a_path_through_another_tree_is_detected_although_its_ids_are_equal() -> None:
-    """Calls that share nothing, as those of other adapters."""
+    """The calls share nothing, like calls of different adapters."""
     twins = [SIBLINGS[0], SIBLINGS[0]]
     cpu = torch.device("cpu")
     (piece,) = cut_into_pieces(twins, SPEC, 1000, cpu, shares_prefixes=False).pieces
-    assert asked(piece, twins) == Fidelity(4, 4, None)
+    assert fidelity_of(piece, twins) == Fidelity(4, 4, None)
 
     crossing = in_forest(piece, paths=[((0, 5),), ((0, 2), (7, 10))])
     found = check_fidelity(crossing, twins, piece.tokens.sampled_log_prob)
@@ -270,14 +271,14 @@ def test_a_call_with_a_different_record_is_named(spoiled: Call, where: str) -> N
 
 
 def test_a_recorded_nan_log_probability_passes_the_check() -> None:
-    """What it does to a loss is the loss's to find out."""
+    """The loss detects NaN later."""
     call = replace(SIBLINGS[0], logprobs=[float("nan"), -1.0])
-    assert asked(piece_of([call]), [call]).fault is None
+    assert fidelity_of(piece_of([call]), [call]).fault is None
 
 
 def test_a_piece_without_tokens_passes_the_check() -> None:
     nothing = Call("g", [], [], [], 0, 1.0, 1.0, 1.0)
     prompt_only = Call("g", [1, 2], [], [], 0, 1.0, 1.0, 1.0)
     for calls in ([nothing], [prompt_only], [*SIBLINGS, nothing, prompt_only]):
-        found = asked(piece_of(calls), calls)
+        found = fidelity_of(piece_of(calls), calls)
         assert found.fault is None and found.num_true == found.num_tokens

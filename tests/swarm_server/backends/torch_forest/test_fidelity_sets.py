@@ -1,11 +1,11 @@
-"""What a token was chosen from is part of its truth, and so is whether there was a choice."""
+"""The fidelity check covers the allowed token sets, and which tokens were forced."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import torch
-from swarm_server.backends.torch_forest.test_fidelity import SIBLINGS, asked, piece_of
+from swarm_server.backends.torch_forest.test_fidelity import SIBLINGS, fidelity_of, piece_of
 
 from fakevllm_server.backends.torch_forest.fidelity import Fidelity, check_fidelity
 from fakevllm_server.backends.torch_forest.plan import Plan
@@ -16,20 +16,20 @@ from fakevllm_server.types.token_masks import TokenMasks, packed
 def test_a_token_must_have_its_recorded_set() -> None:
     few, fewer, one = (packed(bytes([bits])) for bits in (0b1110000, 0b1010000, 0b10000))
     held = replace(SIBLINGS[1], allowed=TokenMasks.of([few, None, few]))
-    assert asked(piece_of([held]), [held]) == Fidelity(3, 3, None)
+    assert fidelity_of(piece_of([held]), [held]) == Fidelity(3, 3, None)
 
     other = replace(held, allowed=TokenMasks.of([few, None, fewer]))
-    found = asked(piece_of([held]), [other])
+    found = fidelity_of(piece_of([held]), [other])
     assert (found.num_true, found.fault) == (
         2,
         "call 0 (group g), response token 2, is not what was recorded",
     )
     forced = replace(held, allowed=TokenMasks.of([one, None, few]))
-    assert asked(piece_of([forced]), [forced]) == Fidelity(2, 2, None)
+    assert fidelity_of(piece_of([forced]), [forced]) == Fidelity(2, 2, None)
 
 
 def test_a_plan_that_trains_a_forced_token_is_detected() -> None:
-    """Right in every tensor, and in denominators it does not belong to."""
+    """Every tensor is right, but the token would wrongly count in the denominators."""
     few, one = packed(bytes([0b1110000])), packed(bytes([0b10000]))
     call = replace(SIBLINGS[1], allowed=TokenMasks.of([one, None, few]))
     ids, num_prompt = [*call.prompt_ids, *call.response_ids], len(call.prompt_ids)

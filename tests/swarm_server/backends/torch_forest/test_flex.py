@@ -36,7 +36,7 @@ def model_of(name: str) -> Any:
 
 
 def as_dense(mask: BlockMask, num_nodes: int) -> Tensor:
-    """What a kernel makes of it: [nodes, nodes] of bool."""
+    """Expand a block mask as a kernel interprets it, to [nodes, nodes] of bool."""
     size = mask.BLOCK_SIZE[0]
     dense = torch.zeros(num_nodes, num_nodes, dtype=torch.bool)
     node = torch.arange(num_nodes)
@@ -101,7 +101,7 @@ def by_blocks(
     scale: float,
     enable_gqa: bool,
 ) -> Tensor:
-    """What the kernels compute, from the lists of blocks as they do; and it has a backward."""
+    """Compute attention from the lists of blocks as the kernels do, with a backward pass."""
     seen = as_dense(block_mask, query.shape[2])
     return scaled_dot_product_attention(
         query, key, value, attn_mask=seen, scale=scale, enable_gqa=enable_gqa
@@ -131,7 +131,7 @@ def test_the_self_check_calls_for_flex_have_whole_and_partial_blocks(name: str) 
 
 
 @pytest.mark.parametrize(
-    ("kernel", "told"),
+    ("kernel", "message"),
     [
         (by_blocks, None),
         (without_whole_blocks, "wrong log-probabilities"),
@@ -139,11 +139,11 @@ def test_the_self_check_calls_for_flex_have_whole_and_partial_blocks(name: str) 
     ],
 )
 def test_the_self_check_finds_a_kernel_that_loses_blocks(
-    kernel: Any, told: str | None, monkeypatch: pytest.MonkeyPatch
+    kernel: Any, message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flex, "_compiled", lambda device_type: kernel)
     fault = check_sharing_attention(model_of("llama"), "flex").fault
-    assert fault is None if told is None else told in (fault or "")
+    assert fault is None if message is None else message in (fault or "")
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -157,16 +157,16 @@ def test_a_correct_kernel_passes_in_bfloat16(name: str, monkeypatch: pytest.Monk
 
 
 HEAD_DIM = 16
-"""The least that CUDA's kernels take."""
+"""Smallest head dimension that CUDA's kernels support."""
 WINDOW = 300
-"""Shorter than a call, and long enough that there are blocks of which all is in it."""
+"""Shorter than a call, and long enough for blocks that lie completely within the window."""
 
 ROUNDING = 1e-5
-"""Of another kernel in float32."""
+"""Relative rounding error of another kernel in float32."""
 
 
 def long_calls() -> list[CallTokens]:
-    """Siblings behind one prompt, and a next turn behind each answer."""
+    """Return siblings of one prompt, and a next turn of the conversation after each answer."""
     rng = random.Random(0)
 
     def some(number: int) -> list[int]:
@@ -178,7 +178,7 @@ def long_calls() -> list[CallTokens]:
 
 
 def wide_model(window: int | None) -> Any:
-    """Of the CPU, in float32: the same for all who ask."""
+    """Return a float32 model on the CPU, with the same weights at each call."""
     torch.manual_seed(0)
     sizes = SIZES | {"head_dim": HEAD_DIM, "initializer_range": 0.2}
     if window is None:
@@ -193,7 +193,8 @@ class Found(NamedTuple):
 
 
 def found_in(model: Any, way: str | None, *, with_gradient: bool) -> Found:
-    """`way` is None for the calls one by one, through the model as it is."""
+    """Return log-probabilities and gradient. If `way` is None, the plain model computes the calls
+    one by one."""
     calls = long_calls()
     with torch.set_grad_enabled(with_gradient):
         if way is None:
@@ -231,8 +232,8 @@ def test_log_probs_of_long_calls_are_as_close_to_float64_as_the_model_itself(
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Log-probabilities, and the gradients of all weights; torch's own FlexAttention has none on a
-    CPU."""
+    """The test compares log-probabilities and the gradients of all weights. torch's FlexAttention
+    has no gradient on a CPU."""
     if kernel is not None:
         monkeypatch.setattr(flex, "_compiled", lambda device_type: kernel)
     with_gradient = way != "flex" or device == "cuda" or kernel is not None

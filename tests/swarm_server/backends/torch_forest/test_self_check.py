@@ -54,7 +54,7 @@ def test_supported_models_pass_in_bfloat16_over_float32_weights(name: str, atten
 
 
 def too_much(model: Any, plan: Plan) -> Tensor:
-    """All that comes before in the order of nodes, siblings too."""
+    """A wrong attention to all earlier nodes, including those of siblings."""
     layout = DenseLayout(plan)
     layout._visible = torch.ones_like(layout._visible).tril()
     return head_states(model, plan, layout)
@@ -81,7 +81,7 @@ def not_a_number(model: Any, plan: Plan) -> Tensor:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(
-    ("way", "told"),
+    ("way", "message"),
     [
         (too_much, "gives wrong log-probabilities (off by "),
         (no_gradient, "gives wrong gradients (off by "),
@@ -90,12 +90,12 @@ def not_a_number(model: Any, plan: Plan) -> Tensor:
     ],
 )
 def test_the_self_check_names_a_wrong_attention(
-    way: Any, told: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    way: Any, message: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     monkeypatch.setitem(ATTENTIONS, "wrong", way)
     fault = check_sharing_attention(llama().to(dtype).eval(), "wrong").fault
-    assert fault is not None and f"attention wrong {told}" in fault
+    assert fault is not None and f"attention wrong {message}" in fault
 
 
 def test_a_model_that_is_not_trained_is_checked_by_its_log_probs() -> None:
@@ -105,20 +105,20 @@ def test_a_model_that_is_not_trained_is_checked_by_its_log_probs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "told"), [(too_much, "wrong log-probabilities"), (no_gradient, "wrong gradients")]
+    ("way", "message"), [(too_much, "wrong log-probabilities"), (no_gradient, "wrong gradients")]
 )
 def test_the_self_check_names_a_wrong_attention_in_bfloat16_over_float32(
-    way: Any, told: str, monkeypatch: pytest.MonkeyPatch
+    way: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     model = llama().eval()
     set_compute_dtype(model, torch.bfloat16)
     monkeypatch.setitem(ATTENTIONS, "wrong", way)
-    assert told in (check_sharing_attention(model, "wrong").fault or "")
+    assert message in (check_sharing_attention(model, "wrong").fault or "")
 
 
 def with_fresh_adapters() -> Any:
-    """Of B = 0: the gradients of A are 0."""
+    """Return a model with new adapters, whose B is 0, so that the gradients of A are 0."""
     torch.manual_seed(0)
     model = llama().eval()
     insert_adapters(model, LoraSettings(rank=2, alpha=4, target_modules="k_proj,v_proj"), seed=0)
@@ -244,8 +244,8 @@ def _doubled(output: Any) -> Any:
 def test_an_entropy_that_does_not_train_has_no_graph() -> None:
     plan = Plan.of(build_forest([CallTokens.of([1, 2], [3, 4])]))
     model = llama()
-    told = edge_values(model, plan, "rows", with_entropy=True, entropy_trains=False)
+    untrained = edge_values(model, plan, "rows", with_entropy=True, entropy_trains=False)
     trained = edge_values(model, plan, "rows", with_entropy=True)
-    assert told.entropy is not None and not told.entropy.requires_grad
+    assert untrained.entropy is not None and not untrained.entropy.requires_grad
     assert trained.entropy is not None and trained.entropy.requires_grad
-    assert torch.equal(told.entropy, trained.entropy) and told.log_prob.requires_grad
+    assert torch.equal(untrained.entropy, trained.entropy) and untrained.log_prob.requires_grad

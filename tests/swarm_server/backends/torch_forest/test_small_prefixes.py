@@ -24,7 +24,8 @@ def test_a_long_prompt_stays_shared() -> None:
 
 
 def test_a_session_with_stripped_reasoning_stays_shared() -> None:
-    """Each turn ends in a branch of its own: the thought, which later prompts do not have."""
+    """Each answer begins with reasoning that later prompts do not contain, so each answer is a
+    branch."""
     trunk, calls = [1] * 100, list[CallTokens]()
     for turn in range(30):
         thought, answer = [2 + turn] * 60, [3 + turn] * 30

@@ -1,4 +1,4 @@
-"""Ways to put a tree through transformers that look right, raise nothing and are wrong."""
+"""Methods to pass a tree through transformers that look right, raise nothing and are wrong."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fakevllm_server.backends.torch_forest.transformers_attention import (
 from fakevllm_server.forest import CallTokens, build_forest
 
 LONGER = [CallTokens.of([1, 2, 3, 4, 5, 6, 7, 8], [9, 10]), *GOLDEN]
-"""Beyond the models' windows."""
+"""Calls that are longer than the models' windows."""
 MERGING = ("chains", "segments", "dense")
 
 
@@ -40,7 +40,7 @@ def alone(model: Any, calls: Sequence[CallTokens] = LONGER) -> Tensor:
 def handed_over(
     model: Any, calls: Sequence[CallTokens] = LONGER, **arguments: Any
 ) -> tuple[Plan, Tensor]:
-    """The tree through the model's own forward pass, with these arguments."""
+    """Pass the tree through the model's own forward pass with these arguments."""
     plan = Plan.of(build_forest(calls))
     logits = model(input_ids=plan.ids[None], use_cache=False, **arguments).logits[0]
     edges = logits[plan.head_node].log_softmax(-1)[plan.edge_head, plan.edge_token]
@@ -101,7 +101,7 @@ def test_one_mask_for_all_layers_loses_their_windows(name: str) -> None:
 
 
 def test_an_attention_without_a_mask_function_attends_to_padding() -> None:
-    """Of passes without a forest, such as those of a batch padded on the left."""
+    """The test covers passes without a forest, such as those of a batch padded on the left."""
     model = made(llama)
     ids = torch.tensor([[0, 0, 1, 2, 3]])
     mask = torch.tensor([[0, 0, 1, 1, 1]])
@@ -138,15 +138,17 @@ def alibi() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (linear_attention, "models of type qwen3_next"),
         (dynamic_positions, "positions of type dynamic"),
         (alibi, "models of type bloom"),
     ],
 )
-def test_models_that_cannot_share_prefixes_are_refused(make: Callable[[], Any], told: str) -> None:
-    assert told in (sharing_refusal(make().eval()) or "")
+def test_models_that_cannot_share_prefixes_are_refused(
+    make: Callable[[], Any], message: str
+) -> None:
+    assert message in (sharing_refusal(make().eval()) or "")
 
 
 @pytest.mark.parametrize("make", [linear_attention, dynamic_positions])
@@ -162,7 +164,8 @@ def test_refused_models_would_be_silently_wrong(make: Callable[[], Any]) -> None
 
 
 def test_the_norms_of_transformers_round_float64() -> None:
-    """Why a gradient of a float64 model agrees to 1e-7 only, and the tests' norms are their own."""
+    """For this reason a gradient of a float64 model agrees only to 1e-7, and the tests use norm
+    layers of their own."""
     torch.manual_seed(0)
     model = llama().double().eval()
     plan = Plan.of(build_forest(LONGER))

@@ -56,7 +56,7 @@ def backward(
 
 
 def loss_over(pieces: Sequence[Piece], num_calls: int, *, with_entropy: bool) -> LossOfEdges:
-    """A loss of all calls in their own order, whichever piece they are in."""
+    """Return a loss of all calls in their own order, whichever piece they are in."""
 
     def loss_of(values: Sequence[EdgeValues]) -> Tensor:
         log_probs = [torch.zeros(0)] * num_calls

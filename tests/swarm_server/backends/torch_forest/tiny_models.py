@@ -1,4 +1,4 @@
-"""Models of a few thousand random weights in float64, and what they say of calls one by one."""
+"""Models of a few thousand random weights in float64, and their results for single calls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def llama(**settings: Any) -> Any:
 
 
 def mistral() -> Any:
-    """A window in every layer."""
+    """Return a model with a window in every layer."""
     return MistralForCausalLM(MistralConfig(**SIZES, **SLIDING))
 
 
@@ -51,7 +51,7 @@ def qwen2() -> Any:
 
 
 def qwen3() -> Any:
-    """A window in the second layer only."""
+    """Return a model with a window only in the second layer."""
     hybrid = {"use_sliding_window": True, "max_window_layers": 1, **SLIDING}
     return Qwen3ForCausalLM(Qwen3Config(**SIZES, **hybrid, head_dim=4))
 
@@ -65,7 +65,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 
 def made(make: Callable[[], Any]) -> Any:
-    """In float64 throughout."""
+    """Return a model that computes in float64 throughout."""
     torch.manual_seed(0)
     model = make().double().eval()
     for module in model.modules():
@@ -84,7 +84,7 @@ def _exact_norm(module: Any) -> Callable[[Tensor], Tensor]:
 
 
 def naive(model: Any, call: CallTokens) -> Tensor:
-    """[trained tokens]: the call alone, through the model as it is."""
+    """Return the plain model's log-probabilities of the call alone, [trained tokens]."""
     if not call.trained:
         return torch.zeros(0, dtype=torch.float64)
     ids = torch.tensor([list(call.ids)])
@@ -95,7 +95,8 @@ def naive(model: Any, call: CallTokens) -> Tensor:
 
 
 def over_sets(logits: Tensor, call: CallTokens) -> Tensor:
-    """[tokens - 1, vocabulary] -> -inf for what the token after each could not be."""
+    """Set the logits [tokens - 1, vocabulary] of tokens outside the next token's allowed set to
+    -inf."""
     rows: list[Tensor] = []
     for row, one in zip(logits, (call.chosen_from or [None] * len(call.ids))[1:], strict=True):
         bits = -1 if one is None else int.from_bytes(unpacked(one), "little")
@@ -105,7 +106,8 @@ def over_sets(logits: Tensor, call: CallTokens) -> Tensor:
 
 
 def coupled_loss(log_probs: Sequence[Tensor]) -> Tensor:
-    """As GSPO's: a ratio of the whole sequence, clipped, with an advantage for each call."""
+    """Return a loss like GSPO's: a clipped ratio of the whole sequence, with an advantage for each
+    call."""
     terms: list[Tensor] = []
     for index, log_prob in enumerate(log_probs):
         if not len(log_prob):
@@ -118,7 +120,8 @@ def coupled_loss(log_probs: Sequence[Tensor]) -> Tensor:
 
 
 def gradient_of(model: Any, loss: Tensor) -> Tensor:
-    """Of all weights, flat; zeros where the loss has none."""
+    """Return the gradient of all weights, flat, with zeros for weights that the loss does not
+    use."""
     weights = list(model.parameters())
     if not loss.requires_grad:
         return torch.cat([torch.zeros_like(weight).flatten() for weight in weights])
@@ -127,7 +130,7 @@ def gradient_of(model: Any, loss: Tensor) -> Tensor:
 
 
 def gathered_gradient(model: Any) -> Tensor:
-    """What backward passes have left in the weights."""
+    """Return the accumulated gradients of all weights, flat, and clear them."""
     found = [
         torch.zeros_like(weight) if weight.grad is None else weight.grad
         for weight in model.parameters()

@@ -1,4 +1,5 @@
-"""Calls held to a part of the vocabulary: sampled over HTTP, captured, planned and trained."""
+"""Calls constrained to a part of the vocabulary: sampled over HTTP, captured, planned and
+trained."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ CUTS: dict[str, Json] = {
 
 
 class Client:
-    """As the server asks an engine of its own."""
+    """A client that requests completions as the server does."""
 
     def __init__(self, engine: EmbeddedEngine) -> None:
         transport = httpx.ASGITransport(app=create_app(engine, engine))
@@ -71,10 +72,10 @@ class Client:
         answer = await self._http.post(path, json=capture.upstream_body())
         assert answer.status_code == 200, answer.text
         if body.get("stream"):
-            shown = b"".join(map(capture.event, SseDecoder().feed(answer.content)))
+            reply = b"".join(map(capture.event, SseDecoder().feed(answer.content)))
         else:
-            shown = capture.answer(answer.content)
-        assert b"allowed" not in shown
+            reply = capture.answer(answer.content)
+        assert b"allowed" not in reply
         record = capture.record(CallStamp([0]))
         assert record is not None
         return record
@@ -89,7 +90,7 @@ def planned(calls: Sequence[RecordedCall], rewards: Sequence[float], job: TrainJ
 
 
 async def trained(engine: EmbeddedEngine, calls: Sequence[RecordedCall]) -> StepMetrics:
-    """One step on them, with rewards in turn."""
+    """Train one step on the calls, with alternating rewards."""
     job = TrainJob(entropy_coeff=0.01)
     await engine.boot(job)
     batch = planned(calls, [float(index % 2) for index in range(len(calls))], job)
@@ -97,23 +98,23 @@ async def trained(engine: EmbeddedEngine, calls: Sequence[RecordedCall]) -> Step
 
 
 def mismatches(call: RecordedCall, trainers: Sequence[float]) -> list[float]:
-    """Of each trained token, |trainer - engine|."""
+    """Return |trainer - engine| for each trained token's log-probability."""
     assert call.logprobs is not None
     forced = call.allowed.is_forced if call.allowed is not None else [False] * len(call.logprobs)
     engines = [one for one, is_forced in zip(call.logprobs, forced, strict=True) if not is_forced]
     return [abs(one - other) for one, other in zip(trainers, engines, strict=True)]
 
 
-@pytest.mark.parametrize("asked", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("fields", CUTS.values(), ids=CUTS)
 async def test_the_trainer_computes_the_sampled_log_probs_of_a_constrained_call(
-    make_engine: EngineMaker, asked: Json
+    make_engine: EngineMaker, fields: Json
 ) -> None:
     engine = make_engine(DEMO_MODEL_DIR, seed=3)
     job = TrainJob()
     await engine.boot(job)
     async with Client(engine) as client:
-        calls = await asyncio.gather(*(client.call(**asked) for _ in range(4)))
-        calls.append(await client.call(**asked, stream=True))
+        calls = await asyncio.gather(*(client.call(**fields) for _ in range(4)))
+        calls.append(await client.call(**fields, stream=True))
     assert [call.untrainable for call in calls] == [None] * 5
     batch = planned(calls, [0.0, 1.0] * 2 + [0.5], job)
     found = await engine.log_probs(batch.calls, "trained")
@@ -142,7 +143,7 @@ async def test_a_completion_reports_the_allowed_set_of_each_token(
 async def test_logprobs_are_those_of_the_masked_and_renormalised_distribution(
     make_engine: EngineMaker,
 ) -> None:
-    """The likeliest tokens the engine names are all that may come, and sum to 1."""
+    """The reported top tokens are all tokens that may follow, so their probabilities sum to 1."""
     engine = make_engine()
     transport = httpx.ASGITransport(app=create_app(engine, engine))
     body: Json = {
@@ -168,30 +169,30 @@ async def test_logprobs_are_those_of_the_masked_and_renormalised_distribution(
     assert [allowed.sizes[index] for index in allowed.of_token] == sizes
 
 
-@pytest.mark.parametrize("asked", [{}, {"return_allowed_tokens": "yes"}])
+@pytest.mark.parametrize("fields", [{}, {"return_allowed_tokens": "yes"}])
 async def test_allowed_sets_are_reported_only_on_request(
-    make_engine: EngineMaker, asked: Json
+    make_engine: EngineMaker, fields: Json
 ) -> None:
     engine = make_engine()
     transport = httpx.ASGITransport(app=create_app(engine, engine))
-    body: Json = {"structured_outputs": {"choice": ["yes", "no"]}, "top_p": 0.9} | asked
+    body: Json = {"structured_outputs": {"choice": ["yes", "no"]}, "top_p": 0.9} | fields
     async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
         for stream in (False, True):
             chat = {"messages": [{"role": "user", "content": "How is it?"}], "stream": stream}
-            told = await http.post(CHAT, json=body | chat)
-            assert told.status_code == 200 and b"allowed" not in told.content
-            told = await http.post(TEXT, json=body | {"prompt": "How is it?", "stream": stream})
-            assert told.status_code == 200 and b"allowed" not in told.content
+            response = await http.post(CHAT, json=body | chat)
+            assert response.status_code == 200 and b"allowed" not in response.content
+            response = await http.post(TEXT, json=body | {"prompt": "How is it?", "stream": stream})
+            assert response.status_code == 200 and b"allowed" not in response.content
 
 
 async def test_forced_tokens_are_in_no_loss_and_no_denominator(
     make_engine: EngineMaker,
 ) -> None:
-    """Of how "yes" and "no no no no" may be spelled, most is settled by what came before."""
+    """Most tokens of "yes" and "no no no no" are forced by the tokens before them."""
     engine = make_engine()
-    asked: Json = {"structured_outputs": {"choice": ["yes", "no no no no"]}}
+    fields: Json = {"structured_outputs": {"choice": ["yes", "no no no no"]}}
     async with Client(engine) as client:
-        calls = [await client.call(**asked, seed=seed) for seed in range(12)]
+        calls = [await client.call(**fields, seed=seed) for seed in range(12)]
     assert {call.response_ids[0] for call in calls} != {calls[0].response_ids[0]}
     for call in calls:
         assert call.allowed is not None and call.logprobs is not None
@@ -212,7 +213,7 @@ async def test_forced_tokens_are_in_no_loss_and_no_denominator(
 async def test_calls_with_and_without_a_grammar_train_together(make_engine: EngineMaker) -> None:
     engine = make_engine(DEMO_MODEL_DIR)
     async with Client(engine) as client:
-        calls = await asyncio.gather(*(client.call(**asked) for asked in [{}, *CUTS.values()]))
+        calls = await asyncio.gather(*(client.call(**fields) for fields in [{}, *CUTS.values()]))
     assert calls[0].allowed is None
     metrics = await trained(engine, calls)
     assert metrics["rho"] > 1.2  # they share their prompt

@@ -32,7 +32,7 @@ def user(content: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("content", "shown"),
+    ("content", "rendered"),
     [
         ("Hi", "Hi"),
         (None, ""),
@@ -44,11 +44,11 @@ def user(content: Any) -> dict[str, Any]:
     ],
 )
 def test_any_text_content_is_rendered(
-    renderer: ChatRenderer, tokenizer: Any, content: Any, shown: str
+    renderer: ChatRenderer, tokenizer: Any, content: Any, rendered: str
 ) -> None:
     text = text_of(renderer, tokenizer, messages=[user(content)])
 
-    assert text == f"<|im_start|>user\n{shown}<|im_end|>\n<|im_start|>assistant\n"
+    assert text == f"<|im_start|>user\n{rendered}<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize(

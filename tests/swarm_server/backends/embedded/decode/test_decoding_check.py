@@ -13,7 +13,7 @@ from fakevllm_server.types.backend import BackendError
 
 
 def without(model: PreTrainedModel, argument: str) -> PreTrainedModel:
-    """The model, deaf to one argument of its forward pass."""
+    """Return the model with a forward pass that ignores one argument."""
     network: Any = model
     hearing = network.forward
 

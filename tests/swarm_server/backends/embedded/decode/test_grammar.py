@@ -1,4 +1,4 @@
-"""Answers that keep to a grammar, from the engine up to the wire."""
+"""Answers under a grammar, from the engine to the HTTP response."""
 
 from __future__ import annotations
 
@@ -73,9 +73,11 @@ async def test_an_answer_follows_its_json_schema_at_any_temperature(
     demo_engine: EmbeddedEngine, temperature: float
 ) -> None:
     for seed in range(3):
-        told = await choice(demo_engine, response_format=SCHEMA, seed=seed, temperature=temperature)
-        assert told["finish_reason"] == "stop"
-        assert keeps(json.loads(told["message"]["content"]))
+        answer = await choice(
+            demo_engine, response_format=SCHEMA, seed=seed, temperature=temperature
+        )
+        assert answer["finish_reason"] == "stop"
+        assert keeps(json.loads(answer["message"]["content"]))
 
 
 @pytest.mark.parametrize(
@@ -90,23 +92,23 @@ async def test_an_answer_follows_its_json_schema_at_any_temperature(
 async def test_answers_follow_other_grammars(
     demo_engine: EmbeddedEngine, constraint: Json, pattern: str
 ) -> None:
-    told = await choice(demo_engine, structured_outputs=constraint, temperature=1.5, seed=3)
-    text = told["message"]["content"]
-    assert re.fullmatch(pattern, text) or told["finish_reason"] == "length"
-    assert told["finish_reason"] == "stop" or set(text) == {"a"}
+    answer = await choice(demo_engine, structured_outputs=constraint, temperature=1.5, seed=3)
+    text = answer["message"]["content"]
+    assert re.fullmatch(pattern, text) or answer["finish_reason"] == "length"
+    assert answer["finish_reason"] == "stop" or set(text) == {"a"}
 
 
 async def test_a_json_object_begins_with_a_brace(demo_engine: EmbeddedEngine) -> None:
-    told = await choice(demo_engine, response_format={"type": "json_object"}, seed=1)
-    assert told["message"]["content"].startswith("{")
+    answer = await choice(demo_engine, response_format={"type": "json_object"}, seed=1)
+    assert answer["message"]["content"].startswith("{")
 
 
 @pytest.mark.parametrize("format", [SCHEMA, {"type": "json_object"}], ids=["schema", "any object"])
 async def test_white_space_in_json_is_bounded(demo_engine: EmbeddedEngine, format: Json) -> None:
     (newline,) = demo_engine.encode("\n", False)
     likes = {"logit_bias": {str(newline): 100}, "max_tokens": 40, "temperature": 0}
-    told = await choice(demo_engine, response_format=format, **likes)
-    text = told["message"]["content"]
+    answer = await choice(demo_engine, response_format=format, **likes)
+    text = answer["message"]["content"]
     runs = [len(run) for run in re.findall(r"\s+", text)]
     assert runs[0] == MAX_WHITESPACE == max(runs)
     assert len(text) > len("{") + MAX_WHITESPACE, "it goes on after the first run"
@@ -128,20 +130,20 @@ async def test_compact_and_indented_json_is_allowed(
 
 
 async def test_a_required_tool_call_has_the_shape_of_vllm(demo_engine: EmbeddedEngine) -> None:
-    told = await choice(demo_engine, **REQUIRED, seed=1)
+    answer = await choice(demo_engine, **REQUIRED, seed=1)
 
-    (call,) = told["message"]["tool_calls"]
+    (call,) = answer["message"]["tool_calls"]
     assert call["function"]["name"] == "weather" and call["id"].startswith("chatcmpl-tool-")
     assert keeps(json.loads(call["function"]["arguments"]))
-    assert (told["message"]["content"], told["finish_reason"]) == ("", "tool_calls")
+    assert (answer["message"]["content"], answer["finish_reason"]) == ("", "tool_calls")
 
 
 async def test_a_named_tool_is_called_with_finish_reason_stop(demo_engine: EmbeddedEngine) -> None:
-    told = await choice(demo_engine, tools=[TOOL], tool_choice=NAMED, seed=1)
+    answer = await choice(demo_engine, tools=[TOOL], tool_choice=NAMED, seed=1)
 
-    (call,) = told["message"]["tool_calls"]
+    (call,) = answer["message"]["tool_calls"]
     assert keeps(json.loads(call["function"]["arguments"]))
-    assert (told["message"]["content"], told["finish_reason"]) == ("", "stop")
+    assert (answer["message"]["content"], answer["finish_reason"]) == ("", "stop")
 
 
 @pytest.mark.parametrize("fields", [REQUIRED, {"tools": [TOOL], "tool_choice": NAMED}])
@@ -157,8 +159,8 @@ async def test_a_forced_call_streams_its_name_and_then_its_arguments(
     assert list(opening) == ["id", "type", "index", "function"]
     assert opening["function"] == {"name": "weather"} and len(rest) > 1
     arguments = "".join(part["function"]["arguments"] for part in rest)
-    told = whole["message"]["tool_calls"][0]["function"]["arguments"]
-    assert json.loads(arguments) == json.loads(told)
+    answer = whole["message"]["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(arguments) == json.loads(answer)
     assert chunks[-1]["choices"][0]["finish_reason"] == whole["finish_reason"]
 
 
@@ -288,8 +290,8 @@ async def test_greedy_takes_the_likeliest_that_the_bias_leaves(
     demo_engine: EmbeddedEngine,
 ) -> None:
     letter = demo_engine.encode("Q", False)[0]
-    told = await choice(demo_engine, logit_bias={str(letter): 500}, temperature=0, max_tokens=3)
-    assert told["message"]["content"] == "QQQ"
+    answer = await choice(demo_engine, logit_bias={str(letter): 500}, temperature=0, max_tokens=3)
+    assert answer["message"]["content"] == "QQQ"
 
 
 def test_xgrammar_is_imported_only_for_a_request_with_a_grammar() -> None:

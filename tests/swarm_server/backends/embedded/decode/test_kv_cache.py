@@ -21,7 +21,7 @@ def make_cache(max_rows: int = 16, max_length: int = 4096, max_cells: int = 1 <<
 
 
 def prefix_of(value: float, length: int) -> CachedPrefix:
-    """Position t holds value + t / 1000, in all layers and heads."""
+    """Return a prefix whose position t holds value + t / 1000 in all layers and heads."""
     marks = value + torch.arange(length) / 1000
     size = (SHAPE.num_layers, SHAPE.num_heads, length)
     return CachedPrefix(
@@ -30,7 +30,7 @@ def prefix_of(value: float, length: int) -> CachedPrefix:
 
 
 def append(cache: KvCache, lengths: list[int], values: list[float]) -> None:
-    """One decoding step: every row stores its next position."""
+    """Append one position to every row, as a decode iteration does."""
     cache.begin(lengths)
     marks = torch.tensor([v + n / 1000 for v, n in zip(values, lengths, strict=True)])
     for layer in range(SHAPE.num_layers):

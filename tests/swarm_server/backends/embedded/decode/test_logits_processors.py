@@ -1,4 +1,4 @@
-"""Penalties, biases and bans against a plain computation of what vLLM defines."""
+"""Penalties, biases and bans, compared with a plain computation of vLLM's definitions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ids = st.lists(st.integers(0, VOCABULARY - 1), max_size=8)
 
 
 def plain(logits: list[float], prompt: list[int], answer: list[int], how: Sampling) -> list[float]:
-    """Token by token, as written down by vLLM and OpenAI."""
+    """Compute the logits token by token, by the definitions of vLLM and OpenAI."""
     out: list[float] = []
     for id, logit in enumerate(logits):
         if how.allowed_ids is not None and id not in how.allowed_ids:

@@ -11,7 +11,8 @@ from fakevllm_server.types.sampling import Sampling
 PROBABILITIES = [0.5, 0.3, 0.15, 0.05]
 LOGITS = torch.tensor([[math.log(p) + 3.0 for p in PROBABILITIES]])
 GRID = [(i + 0.5) / 200 for i in range(200)]
-"""Every 0.5 % of the unit interval once: shares of tokens are then exact, not random."""
+"""One number per 0.5 % of the unit interval, so that the shares of tokens are exact and not
+random."""
 
 
 def drawn(sampling: Sampling, uniforms: list[float] = GRID) -> SampledTokens:

@@ -39,7 +39,8 @@ def random_requests(count: int, seed: int = 0) -> list[DecodeRequest]:
 
 
 def check_logprobs(model: PreTrainedModel, done: DecodeRequest) -> None:
-    """What was reported is what the model gives without cache, batch or padding."""
+    """Compare the reported log-probabilities with the model's own, without cache, batch or
+    padding."""
     plain = plain_logprobs(model, done.ids, done.sampling.temperature)
     start = len(done.ids) - done.num_sampled
     for at, token in enumerate(done.undelivered, start=start):
@@ -191,7 +192,7 @@ def test_siblings_prefill_once_even_if_some_arrive_later(
 
 
 def publish(state: SamplingState, source: PreTrainedModel, version: int, bound_s: float) -> int:
-    """Returns how many turns the publish waited."""
+    """Publish, and return how many iterations the publish waited."""
     turns = 0
     for _ in state.publish(lambda: source, version, bound_s):
         turns += 1

@@ -21,14 +21,14 @@ SYSTEM = [5, 6, 7]
 
 
 def groups(count: int = 6, siblings: int = 4) -> list[Call]:
-    """Siblings of a prompt each, behind one system prompt, and dealt out in turns."""
-    asked = random_calls(count, seed=1)
+    """Return groups of siblings with a common system prompt, interleaved in the list."""
+    prompts = random_calls(count, seed=1)
     answers = random_calls(count * siblings, seed=2)
     return [
         replace(
             answer,
-            group_id=asked[index % count].group_id,
-            prompt_ids=[*SYSTEM, 20 + index % count, *asked[index % count].prompt_ids],
+            group_id=prompts[index % count].group_id,
+            prompt_ids=[*SYSTEM, 20 + index % count, *prompts[index % count].prompt_ids],
         )
         for index, answer in enumerate(answers)
     ]
@@ -62,7 +62,7 @@ def test_a_group_that_fits_is_in_one_piece(room: int, loss: str) -> None:
 
 @pytest.mark.parametrize("loss", ["vanilla", "gspo"])
 def test_a_group_of_two_prompts_is_not_cut_if_another_cut_costs_the_same(loss: str) -> None:
-    """Its prompts share nothing, so only the group says that they belong together."""
+    """The group's prompts share nothing, so only the group id keeps them together."""
     calls = [
         Call(group, [10 * at, 10 * at + 1], [10 * at + 2], [-1.0], 0, 1.0, 1.0, 1.0, unit=group)
         for at, group in enumerate("abbc", start=1)

@@ -1,4 +1,4 @@
-"""A boot finds out how calls go through its model, before anything is collected for a step."""
+"""A boot chooses the attention before calls are collected for a step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def family() -> list[Call]:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """Which way the model was gone through, and with how many adapters in it."""
+    """Record the attention of each pass, and the number of adapters in the model."""
     found: Seen = []
 
     def noting(name: str, way: Callable[[Any, Plan], Tensor]) -> Callable[[Any, Plan], Tensor]:
@@ -91,7 +91,7 @@ def test_new_adapters_are_checked_although_the_model_without_them_passed(
 
 
 def doubles_its_logits(model: Any) -> None:
-    """As an LM head does that nobody knows."""
+    """Double the model's logits, like an LM head that the forward code does not know."""
     plain = model.forward
 
     def doubled(*given: Any, **named: Any) -> Any:
@@ -140,8 +140,8 @@ def test_the_next_attention_is_used_and_logged_if_the_fastest_fails(
     monkeypatch.setitem(ATTENTIONS, "chains", failing)
     trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
     trainer.boot(TrainJob())
-    (told,) = caplog.messages
-    assert told.startswith("calls share prefixes by attention segments: attention chains fails")
+    (message,) = caplog.messages
+    assert message.startswith("calls share prefixes by attention segments: attention chains fails")
     seen.clear()
     for _ in range(2):
         assert train(trainer, family())["rho"] > 2
@@ -157,9 +157,9 @@ def test_calls_are_computed_one_by_one_if_no_attention_shares_and_each_reason_is
     for _ in range(2):
         metrics = train(trainer, family())
         assert metrics["rho"] == 1 and metrics["grad_norm"] > 0
-    (told,) = caplog.messages
-    assert told.startswith("calls share no prefixes in training: attention chains fails")
-    assert "attention segments fails" in told
+    (message,) = caplog.messages
+    assert message.startswith("calls share no prefixes in training: attention chains fails")
+    assert "attention segments fails" in message
 
 
 def test_a_gpu_falls_from_flex_to_segments() -> None:

@@ -1,4 +1,4 @@
-"""What the trainer says of the tokens it trains on, and when it does not train."""
+"""The checks and metrics of a step's tokens, and steps that are not trained."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from fakevllm_server.types.backend import BackendError, Batch, Call, LossSpec, S
 
 
 def sampled(folder: Path) -> list[Call]:
-    """By the model itself, at version 0."""
+    """Return calls that the model itself sampled, at version 0."""
     return siblings(folder)[:8]
 
 
 COUPLED = LossSpec("gpg", rollout_is="token", rollout_is_batch_normalize=True)
-"""Each token's loss depends on all others."""
+"""A loss in which each token depends on all others."""
 
 
 def off(call: Call, by: float) -> Call:
@@ -50,36 +50,36 @@ def step(trainer: PolicyTrainer, calls: list[Call], version: int, **job: Any) ->
 def test_calls_sampled_by_the_model_itself_are_exact_and_on_policy(
     trainer: PolicyTrainer, tiny_folder: Path
 ) -> None:
-    told = step(trainer, sampled(tiny_folder), version=0)
+    metrics = step(trainer, sampled(tiny_folder), version=0)
 
-    assert told["token_fidelity"] == 1 and told["equal_version"] == 1
-    assert told["mismatch"] < 1e-4 and told["mismatch_k3"] < 1e-6
-    assert told["ess"] == pytest.approx(1, abs=1e-4) and told["mismatch_large"] == 0
-    assert "too_far" not in told and told["grad_norm"] > 0
+    assert metrics["token_fidelity"] == 1 and metrics["equal_version"] == 1
+    assert metrics["mismatch"] < 1e-4 and metrics["mismatch_k3"] < 1e-6
+    assert metrics["ess"] == pytest.approx(1, abs=1e-4) and metrics["mismatch_large"] == 0
+    assert "too_far" not in metrics and metrics["grad_norm"] > 0
 
 
 def test_samples_of_older_weights_do_not_count_in_the_mismatch(
     trainer: PolicyTrainer, tiny_folder: Path
 ) -> None:
-    """Calls of older weights differ more, and are not what the mismatch is of."""
+    """Calls of older weights differ more, and do not enter the mismatch."""
     fresh = [replace(call, version=3) for call in sampled(tiny_folder)]
     old = [replace(off(call, 0.6), version=2) for call in fresh[:4]]
-    told = step(trainer, [*fresh[4:], *old], version=3)
+    metrics = step(trainer, [*fresh[4:], *old], version=3)
 
-    assert told["equal_version"] == pytest.approx(0.5)
-    assert told["mismatch"] < 1e-4 and told["mismatch_large"] == 0
+    assert metrics["equal_version"] == pytest.approx(0.5)
+    assert metrics["mismatch"] < 1e-4 and metrics["mismatch_large"] == 0
     k3 = math.exp(0.6) - 0.6 - 1
-    assert told["approx_kl"] == pytest.approx(k3 / 2, rel=1e-3)
+    assert metrics["approx_kl"] == pytest.approx(k3 / 2, rel=1e-3)
 
 
 def test_the_mismatch_is_of_all_tokens_if_all_are_older(
     trainer: PolicyTrainer, tiny_folder: Path
 ) -> None:
-    told = step(trainer, [off(call, 0.6) for call in sampled(tiny_folder)], version=1)
+    metrics = step(trainer, [off(call, 0.6) for call in sampled(tiny_folder)], version=1)
 
-    assert told["equal_version"] == 0
-    assert told["mismatch"] == pytest.approx(0.6, rel=1e-3) and told["mismatch_large"] == 1
-    assert told["mismatch_k3"] == pytest.approx(told["approx_kl"], rel=1e-4)
+    assert metrics["equal_version"] == 0
+    assert metrics["mismatch"] == pytest.approx(0.6, rel=1e-3) and metrics["mismatch_large"] == 1
+    assert metrics["mismatch_k3"] == pytest.approx(metrics["approx_kl"], rel=1e-4)
 
 
 @pytest.mark.parametrize("spec", [SPEC, LossSpec("gspo", 3e-4, 4e-4, entropy_coeff=0.01)])
@@ -91,28 +91,28 @@ def test_the_mismatch_of_pieces_equals_that_of_the_whole(
         replace(off(call, 0.1 * at), version=at % 2, unit=f"episode {at % 3}")
         for at, call in enumerate(sampled(tiny_folder))
     ]
-    told: list[StepMetrics] = []
+    metrics: list[StepMetrics] = []
     for budget in (max_tokens, 10_000):
         trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
         trainer.boot(TrainJob(micro_batch_tokens=budget))
-        told.append(finish(trainer.step(Batch(1, calls, 1), spec)))
+        metrics.append(finish(trainer.step(Batch(1, calls, 1), spec)))
     for name in ("mismatch", "mismatch_k3", "mismatch_large", "ess", "equal_version"):
-        assert told[0][name] == pytest.approx(told[1][name], rel=1e-4), name
-    assert told[0]["ess"] < 0.99
+        assert metrics[0][name] == pytest.approx(metrics[1][name], rel=1e-4), name
+    assert metrics[0]["ess"] < 0.99
 
 
 @pytest.mark.parametrize("max_mismatch_k3", [0.1, 0.4, None])
 def test_a_step_above_the_mismatch_limit_makes_no_update(
     trainer: PolicyTrainer, tiny_folder: Path, max_mismatch_k3: float | None
 ) -> None:
-    """The k3 of calls that are all off by 0.6 is 0.22."""
+    """If all log-probabilities are off by 0.6, k3 is 0.22."""
     before = weights(trainer)
     calls = [off(call, 0.6) for call in sampled(tiny_folder)]
-    told = step(trainer, calls, version=0, max_mismatch_k3=max_mismatch_k3, lr=1e-3)
+    metrics = step(trainer, calls, version=0, max_mismatch_k3=max_mismatch_k3, lr=1e-3)
 
     is_too_far = max_mismatch_k3 == 0.1
-    assert told["mismatch_k3"] == pytest.approx(math.exp(0.6) - 0.6 - 1, rel=1e-3)
-    assert (told["skipped"], told.get("too_far", 0.0)) == (float(is_too_far),) * 2
+    assert metrics["mismatch_k3"] == pytest.approx(math.exp(0.6) - 0.6 - 1, rel=1e-3)
+    assert (metrics["skipped"], metrics.get("too_far", 0.0)) == (float(is_too_far),) * 2
     assert torch.equal(weights(trainer), before) is is_too_far
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
 
@@ -149,7 +149,7 @@ def a_piece_twice(step: StepPieces) -> StepPieces:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (swapped_gather, r"piece 0: call 0 \(group \w+\), response token 0"),
         (shifted_log_probs, r"piece \d: call \d \(group \w+\), response token 0"),
@@ -162,7 +162,7 @@ def test_tokens_that_differ_from_the_record_are_not_trained(
     tiny_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     spoil: Callable[[StepPieces], StepPieces],
-    told: str,
+    message: str,
 ) -> None:
     calls = sampled(tiny_folder)
     plain = trainer_module.cut_into_pieces
@@ -172,7 +172,7 @@ def test_tokens_that_differ_from_the_record_are_not_trained(
 
     before = weights(trainer)
     monkeypatch.setattr(trainer_module, "cut_into_pieces", spoilt)
-    with pytest.raises(BackendError, match=told):
+    with pytest.raises(BackendError, match=message):
         train(trainer, calls, COUPLED, lr=1e-3, micro_batch_tokens=40)
 
     assert torch.equal(weights(trainer), before)
@@ -182,15 +182,15 @@ def test_tokens_that_differ_from_the_record_are_not_trained(
 
 def test_tokens_saved_by_sharing_are_counted(trainer: PolicyTrainer, tiny_folder: Path) -> None:
     calls = sampled(tiny_folder)
-    told = train(trainer, calls, micro_batch_tokens=10_000)
+    metrics = train(trainer, calls, micro_batch_tokens=10_000)
     naive = sum(len(call.prompt_ids) + len(call.response_ids) for call in calls)
 
-    assert told["tokens_computed"] + told["tokens_saved"] == naive
-    assert told["rho"] == pytest.approx(naive / told["tokens_computed"])
+    assert metrics["tokens_computed"] + metrics["tokens_saved"] == naive
+    assert metrics["rho"] == pytest.approx(naive / metrics["tokens_computed"])
 
 
 def counted(made: Generator[None, None, StepMetrics]) -> tuple[int, float]:
-    """How often a step paused, and the speed-up it told."""
+    """Run a step, and return how often it paused and the speedup that it reported."""
     num_pauses = 0
     while True:
         try:
@@ -207,11 +207,11 @@ def test_the_speedup_is_measured_at_the_first_sharing_step_and_rarely_afterwards
     trainer.boot(TrainJob(max_mismatch_k3=None))
     calls = sampled(tiny_folder)
     alone = [calls[0]]
-    told = [counted(trainer.step(Batch(1, given), SPEC)) for given in (alone, *[calls] * 4)]
+    results = [counted(trainer.step(Batch(1, given), SPEC)) for given in (alone, *[calls] * 4)]
     measuring = [1, 4]
-    assert told[0] == (1, 0.0), "one call shares nothing"
-    assert [at for at, (num_pauses, _) in enumerate(told) if num_pauses > 1] == measuring
-    speedups = [speedup for _, speedup in told[1:]]
+    assert results[0] == (1, 0.0), "one call shares nothing"
+    assert [at for at, (num_pauses, _) in enumerate(results) if num_pauses > 1] == measuring
+    speedups = [speedup for _, speedup in results[1:]]
     assert speedups[0] > 0 and speedups[:3] == [speedups[0]] * 3
 
 
@@ -228,8 +228,8 @@ def test_measuring_the_speedup_changes_no_weight(
             monkeypatch.setattr(sharing_speedup.SharingSpeedup, "measure", never)
         trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
         train(trainer, sampled(tiny_folder), lr=1e-3)
-        told = train(trainer, sampled(tiny_folder), lr=1e-3)
-        assert ("forest_speedup" in told) is is_measured
+        metrics = train(trainer, sampled(tiny_folder), lr=1e-3)
+        assert ("forest_speedup" in metrics) is is_measured
         trained.append(weights(trainer))
     assert torch.equal(*trained)
 
@@ -245,9 +245,9 @@ def test_a_failed_speedup_measurement_does_not_fail_the_step(
 
     monkeypatch.setattr(sharing_speedup, "cut_into_pieces", fails)
     before = weights(trainer)
-    told = train(trainer, sampled(tiny_folder), lr=1e-3)
+    metrics = train(trainer, sampled(tiny_folder), lr=1e-3)
 
-    assert "forest_speedup" not in told and told["skipped"] == 0
+    assert "forest_speedup" not in metrics and metrics["skipped"] == 0
     assert not torch.equal(weights(trainer), before)
     assert "could not be measured" in caplog.text
 

@@ -41,7 +41,7 @@ def test_a_restored_trainer_continues_bit_equal(tiny_folder: Path, tmp_path: Pat
 def test_a_trainer_restored_without_optimizer_state_does_not_continue_bit_equal(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    """Guards the test above: were the moments of no effect, it would pass with nothing saved."""
+    """This guards the test above, which would pass without saved moments if they had no effect."""
     first, second, third = (new_trainer(tiny_folder) for _ in range(3))
     step(first, 0)
     checkpoint.save(tmp_path / "c", first, random.Random(0))
@@ -137,7 +137,7 @@ def test_an_export_is_a_model_folder_with_the_trained_weights(
 
 
 def test_an_export_keeps_the_models_generation_config(demo_folder: Path, tmp_path: Path) -> None:
-    """What transformers calls inconsistent is common, and the model maker's choice."""
+    """Configs that transformers calls inconsistent are common, and the model maker's choice."""
     source = tmp_path / "source"
     checkpoint.export(source, load(demo_folder), torch.float32, demo_folder)
     odd = {"temperature": 0.6, "top_k": 20, "do_sample": False, "eos_token_id": [2, 0]}

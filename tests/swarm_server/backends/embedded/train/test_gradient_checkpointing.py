@@ -45,7 +45,7 @@ def calls() -> list[Call]:
 
 
 def gradient(trainer: PolicyTrainer, **job: Any) -> Tensor:
-    """Of one step, flat, of the weights that train."""
+    """Return the gradient of one step, flat, of the weights that train."""
     found: list[Tensor] = []
 
     def look(*_: object) -> None:
@@ -77,7 +77,7 @@ def test_gradient_checkpointing_does_not_change_the_gradient(
 
 
 def held(model: Any, loss_of: Callable[[], Tensor]) -> int:
-    """Bytes the backward pass finds kept, weights aside."""
+    """Return the bytes of tensors saved for the backward pass, without the weights."""
     kept: dict[int, int] = {}
     own = {one.untyped_storage().data_ptr() for one in model.parameters()}
 

@@ -1,4 +1,4 @@
-"""A step that fails: what it leaves of the weights, and what the server is told of that."""
+"""Failing steps: the state of the weights, and the error that the server receives."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Plant = Callable[[int], None]
 
 @pytest.fixture
 def fail_at(monkeypatch: pytest.MonkeyPatch) -> Plant:
-    """The loss raises at this call of it, counted from 1: once an epoch, for a batch in one
-    piece."""
+    """Make the n-th call of the loss raise, counted from 1. A batch in one piece calls it once per
+    epoch."""
     loss, num_left = LOSSES["vanilla"], 0
 
     def failing(*arguments: Any) -> Any:
@@ -83,7 +83,7 @@ def test_a_failing_update_raises_partial_step(
 
 @asynccontextmanager
 async def served(folder: Path, model: Path) -> AsyncGenerator[ChildEngine]:
-    """A trainer behind its door in this process, and the server's side of it."""
+    """Serve a trainer's control routes in this process, and yield the server's client of it."""
     trainer = StandaloneTrainer(model, seed=0, device="cpu", dtype="auto", torch_threads=1)
     socket = folder / "s"
     config = uvicorn.Config(

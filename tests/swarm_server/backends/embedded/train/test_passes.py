@@ -15,11 +15,11 @@ from fakevllm_server.backends.embedded.train.passes import Passes
 from fakevllm_server.types.backend import Call, LossSpec
 
 SEQUENCE_LEVEL = LossSpec("gspo", 0.2, 0.3, loss_unit="timeline", entropy_coeff=0.01)
-"""Couples the tokens of a unit."""
+"""A loss that couples the tokens of a unit."""
 NORMALIZED = LossSpec(
     "gpg", rollout_is="token", rollout_is_batch_normalize=True, entropy_coeff=0.01
 )
-"""Couples all tokens of a step."""
+"""A loss that couples all tokens of a step."""
 
 
 @cache
@@ -28,7 +28,7 @@ def shared_model() -> Any:
 
 
 def family() -> list[Call]:
-    """Siblings of two prompts, in three units that each have calls of both prompts."""
+    """Return siblings of two prompts, in three units that each have calls of both prompts."""
     rng = random.Random(0)
 
     def ids(number: int) -> list[int]:

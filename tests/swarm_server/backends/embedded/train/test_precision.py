@@ -48,7 +48,7 @@ def in_bf16(folder: Path, device: str = "cpu") -> Any:
 
 
 def family() -> list[Call]:
-    """Siblings, twins and drifted ones: a forest of rho above 2."""
+    """Return calls with duplicates, whose forest has a rho above 2."""
     return [call for call in random_calls(5) for _ in range(3)]
 
 
@@ -206,7 +206,7 @@ def test_autocast_is_off_while_a_step_is_paused(tiny_folder: Path) -> None:
 
 
 def test_the_reference_computes_in_the_trainers_type(tiny_folder: Path) -> None:
-    """Or the KL of a policy to itself would be that of two types."""
+    """Otherwise the KL of a policy to itself would be the difference between two types."""
     references: list[Any] = []
 
     def reference() -> Any:
@@ -249,7 +249,7 @@ def test_the_compute_dtype_of_the_weights_changes_nothing(tiny_folder: Path) -> 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("job", [{}, {"lora_rank": 4}, {"gradient_checkpointing": True}])
-def test_gradient_norms_of_bfloat16_forest_steps_are_as_close_to_float32_as_those_of_rows(
+def test_gradients_of_bfloat16_forest_steps_are_as_close_to_float32_as_those_of_rows(
     tmp_path: Path, device: str, job: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The limit comes from the error of the rows, since the error of bfloat16 kernels depends on

@@ -44,7 +44,8 @@ def sampled_calls(folder: Path, temperature: float, count: int = 6) -> list[Call
 
 
 def test_the_gradient_is_that_of_the_plain_sum_over_calls(trainer: PolicyTrainer) -> None:
-    """Against the formula written out call by call, without batching, padding or library."""
+    """The expected gradient is the formula, written out call by call without batching, padding or
+    our losses."""
     calls = with_token_advantages(random_calls(12))
     total = sum(call.weight * len(call.response_ids) for call in calls)
     loss = torch.zeros(())
@@ -163,9 +164,9 @@ def test_a_loss_that_is_not_finite_is_skipped_and_the_next_step_trains(
 def test_a_nan_in_one_piece_is_a_nan_in_the_step(trainer: PolicyTrainer, at: int) -> None:
     calls = random_calls(4)
     calls[at] = replace(calls[at], logprobs=[float("nan")] * len(calls[at].logprobs))
-    told = train(trainer, calls, micro_batch_tokens=1)
+    metrics = train(trainer, calls, micro_batch_tokens=1)
     for name in ("prob_diff_max", "mismatch_k3", "approx_kl", "loss"):
-        assert math.isnan(told[name]), name
+        assert math.isnan(metrics[name]), name
 
 
 def test_an_abandoned_step_leaves_no_gradient_behind(trainer: PolicyTrainer) -> None:
@@ -194,7 +195,7 @@ def test_the_kl_term_pulls_back_to_the_starting_weights(tiny_folder: Path) -> No
 def test_calls_with_advantage_zero_are_moved_only_by_the_kl_term(
     tiny_folder: Path,
 ) -> None:
-    """As `filter_groups = "keep"` hands them over: with advantage 0."""
+    """With `filter_groups = "keep"`, groups without signal are trained with advantage 0."""
     calls = sampled_calls(tiny_folder, 1.0)
     tied = [replace(call, advantage=0.0) for call in calls]
     distances: list[float] = []

@@ -1,4 +1,4 @@
-"""Calls through the model as a forest: in pieces, shared or not, and models that cannot."""
+"""Training with a forest: pieces, sharing, and models that cannot share."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def test_tokens_are_in_the_order_of_their_log_probabilities() -> None:
 
 
 def siblings(folder: Path) -> list[Call]:
-    """Two groups of sampled siblings, one of them with a next turn each."""
+    """Return two groups of sampled siblings. The siblings of one group also have a next turn of the
+    conversation."""
     state = sampling_state(load(folder))
     sampling = Sampling(temperature=1.0, ignore_eos=True)
     requests = [
@@ -92,16 +93,16 @@ def siblings(folder: Path) -> list[Call]:
 
 
 def sums(model: Any, folder: Path, drawn: random.Random) -> list[Call]:
-    """Four of the demo's questions, eight sampled answers each, scored as the demo scores them."""
+    """Sample eight answers to each of four of the demo's questions, with the demo's rewards."""
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     sampling = Sampling(temperature=1.0)
     state = sampling_state(model)
-    asked: list[tuple[Sum, int, DecodeRequest]] = []
+    attempts: list[tuple[Sum, int, DecodeRequest]] = []
     for one in [random_sum(drawn) for _ in range(4)]:
         prompt = tokenizer.encode(prompt_text(one.question), add_special_tokens=False)
         for _ in range(8):
             answer = decode_request(prompt, 24, sampling, seed=drawn.randrange(1 << 32))
-            asked.append((one, len(prompt), answer))
+            attempts.append((one, len(prompt), answer))
             state.scheduler.add(answer)
     run_dry(state)
     return [
@@ -111,7 +112,7 @@ def sums(model: Any, folder: Path, drawn: random.Random) -> list[Call]:
             sampling,
             1.0 if one.is_solved_by(_said(tokenizer, answer.ids[num_prompt:])) else -1.0,
         )
-        for one, num_prompt, answer in asked
+        for one, num_prompt, answer in attempts
     ]
 
 
@@ -123,7 +124,8 @@ def _said(tokenizer: Any, ids: list[int]) -> str:
 def test_ten_demo_steps_train_the_same_weights_with_and_without_the_forest(
     demo_folder: Path, spec: LossSpec
 ) -> None:
-    """Both train on what the weights of the first sampled, new answers at every step."""
+    """Both trainers train on new answers in every step, sampled by the weights of the first
+    trainer."""
     shared, plain = (PolicyTrainer(load(demo_folder), lambda: load(demo_folder)) for _ in range(2))
     for trainer, forest in ((shared, True), (plain, False)):
         trainer.boot(TrainJob(forest=forest, lr=2.5e-4, micro_batch_tokens=600))
@@ -168,8 +170,8 @@ def test_sharing_prefixes_trains_the_same_weights(tiny_folder: Path, spec: LossS
 def test_a_coupled_loss_in_several_pieces_trains_as_in_one(
     tiny_folder: Path, spec: LossSpec
 ) -> None:
-    """Calls of one episode are one ratio to gspo, and all of a step have one mean weight, wherever
-    they go through the model."""
+    """gspo has one ratio per episode, and normalized weights have one mean per step, whatever the
+    pieces."""
     calls = [replace(call, unit=f"episode {i % 4}") for i, call in enumerate(siblings(tiny_folder))]
     calls = [
         replace(call, logprobs=[value - 0.3 * (i % 3) for value in call.logprobs])
@@ -196,8 +198,8 @@ def test_a_model_that_cannot_share_prefixes_trains_without_sharing_and_logs_it(
     for _ in range(2):
         metrics = train(trainer, siblings(tiny_folder))
         assert metrics["rho"] == 1.0 and metrics["grad_norm"] > 0
-    (told,) = caplog.messages
-    assert "dynamic" in told
+    (message,) = caplog.messages
+    assert "dynamic" in message
 
 
 def test_a_step_whose_second_update_is_skipped_reports_the_first(
@@ -214,7 +216,8 @@ def test_a_step_whose_second_update_is_skipped_reports_the_first(
 
 @pytest.mark.parametrize("forest", [True, False])
 def test_log_probabilities_are_those_of_each_call_alone(tiny_folder: Path, forest: bool) -> None:
-    """Of the weights that train and of those it started from, in the calls' own order."""
+    """The test covers the trained and the starting weights; the rows are in the order of the
+    calls."""
     calls = [*siblings(tiny_folder), *random_calls(7)]
     start = load(tiny_folder)
     trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))

@@ -1,0 +1,24 @@
+"""Command-line options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", help="Configuration file. Default: ./fakevllm.toml, if it exists."),
+]
+RunDir = Annotated[
+    Path | None, typer.Option("--run-dir", help="Run directory of the proxy, with its ledger.")
+]
+ProxyUrl = Annotated[
+    str | None,
+    typer.Option(help="URL of the proxy. Default: the address in the configuration file."),
+]
+ProxyKey = Annotated[str | None, typer.Option(envvar="FAKEVLLM_KEY", help="API key for the proxy.")]
+SwarmKey = Annotated[
+    str | None, typer.Option(envvar="FAKEVLLM_SWARM_KEY", help="API key for the swarm server.")
+]
