@@ -162,7 +162,7 @@ class GroupExecutor:
                 result = await self._relay_lead()
             else:
                 result = await sampler.sample(self._request, self._plan, index, self._app)
-            came = outcome_of(self._request, result)
+            outcome = outcome_of(self._request, result)
         except Exception:  # isolates: a proxy bug must not leave the app without an answer
             self._log.exception("sibling %d of request %s failed", index, self._request.id)
             return self._execute(self._scheduler.abort("internal_error"))
@@ -174,7 +174,7 @@ class GroupExecutor:
             if self._scheduler.app is AppState.RELAYED:
                 self._draft.serve(result)
             self._resolve_answer(None)
-        self._execute(self._scheduler.sibling_finished(index, came))
+        self._execute(self._scheduler.sibling_finished(index, outcome))
 
     async def _relay_lead(self) -> SiblingResult:
         """Relay the lead's answer to the app while it arrives."""

@@ -158,7 +158,7 @@ def test_replay_plays_each_row_once_and_goes_on_where_it_was(
     command = (*PROXY, "replay", "--dataset", str(dataset), "--url", f"{proxy.url}/v1")
     assert run(processes.folder, *command, "--limit", "4").returncode == 0
     done = run(processes.folder, *command)
-    assert done.returncode == 0 and "4 rows were done before" in done.stdout
+    assert done.returncode == 0 and "4 rows were finished by an earlier run" in done.stdout
     wait_for_groups(proxy, 6)
     tasks = rows(proxy, "select task_id, count(*) from groups group by task_id")
     assert len(tasks) == 6 and all(count == 1 for _, count in tasks)

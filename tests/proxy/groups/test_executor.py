@@ -205,7 +205,7 @@ async def test_a_defect_behind_the_answer_is_not_seen_by_the_app(
 ) -> None:
     async with staged(3, policy="lead") as stage:
         await stage.tell(0, "answers")
-        monkeypatch.setattr(executor, "came_of", _broken)
+        monkeypatch.setattr(executor, "outcome_of", _broken)
         await stage.tell(1, "answers")
         assert stage.body == answer_of(0) and stage.upstream.ended == [0, 1, 2]
         assert (stage.record.state, stage.record.reason) == ("dropped", "internal_error")
@@ -214,7 +214,7 @@ async def test_a_defect_behind_the_answer_is_not_seen_by_the_app(
 async def test_a_defect_before_the_answer_is_an_error_of_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(executor, "came_of", _broken)
+    monkeypatch.setattr(executor, "outcome_of", _broken)
     async with staged(3) as stage:
         await stage.tell(1, "answers")
         assert stage.sent[0]["status"] == 500 and stage.is_answered

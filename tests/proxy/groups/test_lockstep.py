@@ -263,7 +263,7 @@ def test_rows_are_played_one_after_another_in_lockstep(
     lockstep: bool, given: int | None, expected: int
 ) -> None:
     assert replay_settings(given, lockstep).num_concurrent == expected
-    with pytest.raises(ConfigError, match="take --concurrency out"):
+    with pytest.raises(ConfigError, match="remove --concurrency"):
         _ = replay_settings(2, lockstep=True).num_concurrent
 
 
