@@ -241,7 +241,9 @@ def test_a_key_is_shown_once_listed_by_its_fingerprint_and_revoked_for_good(
     revoked = run(tmp_path, *PROXY, "keys", "revoke", "my-app")
     assert revoked.returncode == 0 and not revoked.stderr
     last = run(tmp_path, *PROXY, "keys", "revoke", "other")
-    assert last.returncode == 0 and "This was the last valid key: all apps get 401 now" in last.stderr
+    assert (
+        last.returncode == 0 and "This was the last valid key: all apps get 401 now" in last.stderr
+    )
     assert "without keys again, delete run/keys" in last.stderr
     assert_mistake(run(tmp_path, *PROXY, "serve", "--port", "0"), "has no valid key")
     again = run(tmp_path, *PROXY, "keys", "add", "my-app")
