@@ -1,9 +1,9 @@
-"""The engine seams.
+"""Interfaces between the server and its engines.
 
-The server holds a Backend: a Rollout that answers vLLM's HTTP and a Trainer that turns batches
-into weights.
-Inside an engine's own process, `door.py` puts that HTTP over a TokenEngine and control routes over
-a TrainEngine.
+The server has a Backend. A Backend consists of a Rollout, which answers vLLM's HTTP requests, and a
+Trainer, which updates weights from batches.
+Inside the process of our own engines, `backends/http/door.py` serves vLLM's HTTP from a TokenEngine
+and the control routes from a TrainEngine.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from fakevllm_server.types.token_masks import TokenMasks
 from fakevllm_server.types.weight_gate import WeightGate
 
 StepMetrics = dict[str, float]
-"""What a step measured, as it is, finite or not; what it did not measure is absent."""
+"""Measurements of a step by metric name. Values may be infinite or NaN. A metric that the step did
+not measure is absent."""
 PolicyName = Literal["trained", "reference"]
-"""The trainer's weights as they stand, or the model's starting weights."""
+"""`trained`: the trainer's current weights. `reference`: the model's initial weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One LLM call to train on: what the engine saw, what it sampled, and what that was worth.
+    """One LLM call to train on: its prompt, its sampled response, and its advantage.
 
     >>> call = Call("g", [1, 2], [3], [-0.5], version=0, temperature=1.0, advantage=1.2, weight=1.0)
     >>> Call.from_wire(call.to_wire()) == call
@@ -45,39 +46,45 @@ class Call:
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
     logprobs: Sequence[float]
-    """Of the response, under the distribution sampled from; as long as response_ids."""
+    """Log-probability of each response token, under the distribution that it was sampled from. Has
+    the length of `response_ids`."""
     version: int
-    """Oldest weights that sampled a token of it."""
+    """Oldest weight version that sampled a token of the response."""
     temperature: float
     advantage: float | Sequence[float]
-    """Of every trained token of the response, or one for each."""
+    """One advantage for all trained tokens of the response, or a sequence with one for each."""
     weight: float
-    """Of each of its tokens in the loss."""
+    """Weight of each token of the response in the loss."""
     unit: str | None = None
-    """Calls of the same unit are one sequence to the loss; None is a unit of its own."""
+    """Name of the unit. The loss treats all calls of one unit as one sequence. None: the call is a
+    unit by itself."""
     allowed: TokenMasks | None = None
-    """What each token of the response was chosen from; None: all of the vocabulary."""
+    """The set that each response token was sampled from; None: the whole vocabulary."""
 
     @property
     def is_trained(self) -> Sequence[bool]:
-        """For each token of the response, whether it is in the loss and its denominators: not where
-        nothing else could have been sampled."""
+        """For each response token, whether it is in the loss and in the loss's denominators.
+
+        A forced token, for which no other token could have been sampled, is in neither.
+        """
         if self.allowed is None:
             return [True] * len(self.response_ids)
         return [not forced for forced in self.allowed.is_forced]
 
     @property
     def num_trained(self) -> int:
+        """Number of response tokens in the loss."""
         return len(self.response_ids) - (self.allowed.num_forced if self.allowed else 0)
 
     @property
     def advantages(self) -> Sequence[float]:
-        """One for each trained token."""
+        """One advantage for each trained token."""
         if isinstance(self.advantage, int | float):
             return [self.advantage] * self.num_trained
         return self.advantage
 
     def to_wire(self) -> dict[str, Any]:
+        """Return the call as JSON; `from_wire` reverses this."""
         arrays: dict[str, Any] = {
             "prompt_ids": pack_ids(self.prompt_ids),
             "response_ids": pack_ids(self.response_ids),
@@ -86,12 +93,13 @@ class Call:
         if not isinstance(self.advantage, int | float):
             arrays["advantage"] = pack_floats(self.advantage)
         allowed = None if self.allowed is None else self.allowed.to_wire()
-        # Not asdict: it would copy every id, to throw it away.
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return own | arrays | {"allowed": allowed}
+        # Do not use asdict: it would copy every token id, and `arrays` replaces the copies.
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | arrays | {"allowed": allowed}
 
     @staticmethod
     def from_wire(wire: dict[str, Any]) -> Call:
+        """Parse a call that `to_wire` wrote."""
         arrays: dict[str, Any] = {
             "prompt_ids": unpack_ids(wire["prompt_ids"]),
             "response_ids": unpack_ids(wire["response_ids"]),
@@ -106,163 +114,219 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one step trains on. Sharing common prefixes is the trainer's own business."""
+    """The calls that one step trains on. The calls may have common prefixes; a trainer may compute
+    a common prefix once."""
 
     step: int
     calls: Sequence[Call]
     version: int | None = None
-    """Of the weights that are trained, as they stand before the step; None where it is not
-    known."""
+    """Version of the trainer's weights before the step; None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an engine answers vLLM's HTTP, and what it serves there."""
+    """The address at which an engine answers vLLM's HTTP, and the model that it serves."""
 
     socket: Path | None
-    """Unix socket, or None for a remote `url`."""
+    """Path of the engine's Unix socket; None if the engine is reached over TCP at `url`."""
     url: str
     model_name: str
     max_model_len: int
     default_sampling: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the engine samples with where a request is silent (the model's generation_config)."""
+    """Sampling parameters that the engine uses when a request does not set them, from the model's
+    generation_config."""
     headers: dict[str, str] = field(default_factory=dict[str, str])
-    """Sent with every call, such as the key of an engine somebody else runs."""
+    """HTTP headers to send with every call, such as the API key for an engine that the user
+    runs."""
     refusal: str | None = None
-    """Why nothing may train on what this engine samples; it serves all the same."""
+    """Reason why calls of this engine must not be trained on; None if they may be. In both cases
+    the engine serves apps."""
     reports_allowed: bool = False
-    """Whether it knows `return_allowed_tokens`, and its trainer what to do with the answer."""
+    """Whether the engine supports `return_allowed_tokens` and the trainer can use the reported
+    sets."""
     gate: WeightGate = field(default_factory=WeightGate)
+    """Gate that every call to the engine passes. A change of the weights closes the gate."""
 
 
 class BackendError(Exception):
-    """An engine did not do what it was asked; the message says which and why."""
+    """An action of an engine failed. The message names the engine and the reason."""
 
 
 class ActionFailed(BackendError):
-    """An engine answered that it could not: it lives, and what it serves goes on."""
+    """A running engine reported that an action failed. The engine continues to run and to serve."""
 
 
 class BackendRefused(BackendError):
-    """An engine that will not start, or take its job, however often it is tried: the user must mend
-    something."""
+    """An engine cannot start, or cannot take its job, and a retry does not help. The user must fix
+    the cause that the message names."""
 
 
 class Rollout(Protocol):
-    async def launch(self) -> Endpoint: ...
+    """An engine that samples, as the server sees it."""
+
+    async def launch(self) -> Endpoint:
+        """Start the engine and return its address."""
+        ...
+
     async def load_weights(self, folder: Path, version: int) -> None:
-        """A Hugging Face folder now samples, as `version`. No request is refused meanwhile."""
+        """Load the weights in a Hugging Face folder and serve them as `version`.
+
+        Requests that arrive during the load may wait, but are not refused.
+        """
         ...
 
     async def health(self) -> bool:
-        """Whether it is up and answers."""
+        """Return whether the engine runs and answers."""
         ...
 
     async def lost(self) -> str:
-        """Returns once the engine has died or hangs, with what is known of why."""
+        """Wait until the engine has died or hangs, then return the known cause."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Trainer(Protocol):
-    async def launch(self) -> object: ...
-    async def boot(self, job: TrainJob) -> None: ...
-    async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics: ...
+    """An engine that updates the weights, as the server sees it."""
 
-    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
-        """Of each trained token of each response, as it was chosen. Only where a job needs it
-        (`use_kl_in_reward`): a trainer that has none refuses such a job when it boots."""
+    async def launch(self) -> object: ...
+    async def boot(self, job: TrainJob) -> None:
+        """Prepare the trainer for a job. Raises BackendRefused for a job that it cannot train."""
         ...
 
-    async def export(self, folder: Path) -> None: ...
-    async def save(self, folder: Path) -> None: ...
-    async def restore(self, folder: Path) -> None: ...
-    async def health(self) -> bool: ...
-    async def lost(self) -> str: ...
+    async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
+        """Update the weights from one batch."""
+        ...
+
+    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
+        """Return the log-probabilities of each call's trained response tokens under `policy`.
+
+        They are taken under the distribution that the tokens were sampled from: at the call's
+        temperature, over each token's set of allowed tokens. This method is needed only for jobs
+        with `use_kl_in_reward`. A trainer without it refuses such a job in `boot`.
+        """
+        ...
+
+    async def export(self, folder: Path) -> None:
+        """Write the weights as a Hugging Face folder that `--model` accepts."""
+        ...
+
+    async def save(self, folder: Path) -> None:
+        """Write a checkpoint: weights, optimizer and random state."""
+        ...
+
+    async def restore(self, folder: Path) -> None:
+        """Continue from the checkpoint in `folder`."""
+        ...
+
+    async def health(self) -> bool:
+        """Return whether the trainer runs and answers."""
+        ...
+
+    async def lost(self) -> str:
+        """Wait until the trainer has died or hangs, then return the known cause."""
+        ...
+
     async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class BackendStart:
-    """What a start of a backend came to."""
+    """Result of `Backend.start`."""
 
     endpoint: Endpoint
-    """The same object as before where the rollout engine went on."""
+    """Address of the rollout engine. If the engine was already running, this is the same object as
+    at the previous start."""
     trainer_is_new: bool
-    """It has the model's starting weights, whatever was trained before."""
+    """Whether the trainer was started now. A new trainer has the model's initial weights, even if
+    the run was trained before."""
     refusal: str | None = None
-    """Why there is no trainer, and will be none until the user mends it; the engine serves all the
-    same."""
+    """Reason why there is no trainer; None if there is one. The user must fix the cause. The
+    rollout engine serves apps in both cases."""
 
 
 class Backend(Protocol):
-    """A rollout and a trainer that belong together."""
+    """A rollout engine and the trainer of its weights."""
 
     @property
     def trainer(self) -> Trainer: ...
 
     async def start(self) -> BackendStart:
-        """Starts what does not run; what runs and answers goes on."""
+        """Start each engine that is not running. An engine that runs and answers is kept."""
         ...
 
     async def is_sampling(self) -> bool:
-        """Whether calls are answered, whatever has become of the trainer."""
+        """Return whether the rollout engine answers calls; the trainer does not matter."""
         ...
 
     async def publish(self, version: int) -> None:
-        """The trainer's weights now sample, as `version`. No request is refused meanwhile."""
+        """Load the trainer's weights into the rollout engine and serve them as `version`.
+
+        Requests that arrive during the load may wait, but are not refused.
+        """
         ...
 
     async def lost(self) -> str:
-        """Returns once an engine has died, with what is known of why."""
+        """Wait until an engine has died, then return the known cause."""
         ...
 
     async def close(self) -> None: ...
 
 
-# --- inside an engine's process
+# --- interfaces inside an engine's process
 
 
 class TokenEngine(Protocol):
-    """Token ids in, sampled tokens out. Knows the tokenizer and the chat template, not HTTP."""
+    """An engine that samples tokens for a prompt of token ids. It has the tokenizer and the chat
+    template. It knows nothing of HTTP."""
 
     model_name: str
     max_model_len: int
     default_sampling: dict[str, Any]
     eos_ids: frozenset[int]
     reports_allowed: bool
-    """Whether its tokens say what they were chosen from, where `Sampling` asks for it."""
+    """Whether the engine sets `Token.allowed` when `Sampling.reports_allowed` is true."""
 
     def render(self, request: ChatRequest) -> list[int]:
-        """The prompt of a conversation, by the model's chat template. Raises WireError (400)."""
+        """Return the prompt's token ids for a conversation, by the model's chat template.
+
+        Raises WireError (400) for a conversation that the template refuses.
+        """
         ...
 
     def check(self, sampling: Sampling) -> None:
-        """Raises WireError (400) for what this engine cannot sample so; `generate` would too, but
-        then the first byte of a stream may be out."""
+        """Raise WireError (400) if the engine does not support these sampling parameters.
+
+        Call this before `generate`: `generate` raises the same error, but the first bytes of a
+        stream may then have been sent.
+        """
         ...
 
     def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[list[Token]]:
-        """Sampled tokens in order, the end-of-sequence token included; closing the iterator
-        cancels."""
+        """Sample a completion and yield its tokens in order, including the end-of-sequence token.
+
+        Closing the iterator cancels the request.
+        """
         ...
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """With or without those a tokenizer sets around a text of its own accord."""
+        """Return the token ids of a text.
+
+        `add_special_tokens` adds the special tokens that the tokenizer puts around a text.
+        """
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """As the vocabulary spells them."""
+        """Return each token's string in the vocabulary."""
         ...
 
     @property
     def num_waiting(self) -> int:
-        """Requests nothing is sampled for yet."""
+        """Number of requests for which no token has been sampled yet."""
         ...
 
 
@@ -270,25 +334,38 @@ class TrainEngine(Protocol):
     """The training half of an engine's process."""
 
     async def boot(self, job: TrainJob) -> str | None:
-        """What is trained, in one line, where it tells. Raises BackendRefused for a job it will
-        never take."""
+        """Prepare the engine for a job.
+
+        Return one line that describes what is trained, or None. Raises BackendRefused for a job
+        that the engine cannot train.
+        """
         ...
 
-    async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics: ...
-    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]: ...
+    async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
+        """Update the weights from one batch."""
+        ...
+
+    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
+        """Return the log-probabilities of each call's trained tokens; see `Trainer.log_probs`."""
+        ...
 
     async def publish(self, version: int) -> None:
-        """The trainer's weights become the sampler's, as `version`."""
+        """Sample with the trainer's weights from now on, as `version`."""
         ...
 
-    async def load_weights(self, folder: Path, version: int) -> None: ...
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """Load the weights in a Hugging Face folder and sample with them as `version`."""
+        ...
 
     async def export(self, folder: Path) -> None:
-        """A Hugging Face folder that `--model` accepts."""
+        """Write the weights as a Hugging Face folder that `--model` accepts."""
         ...
 
     async def save(self, folder: Path) -> None:
-        """Everything a bit-equal continuation needs: weights, optimiser, random state."""
+        """Write everything that a bit-identical continuation needs: weights, optimizer and random
+        state."""
         ...
 
-    async def restore(self, folder: Path) -> None: ...
+    async def restore(self, folder: Path) -> None:
+        """Continue from the checkpoint in `folder`."""
+        ...

@@ -1,4 +1,4 @@
-"""One captured LLM call, and what a finished group or episode hands to training. Data only."""
+"""Data types for captured LLM calls, and for the episodes and groups that are trained on."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from fakevllm_adapters.protocol.swarm import CapturedCall
 from fakevllm_server.types.token_masks import TokenMasks
 
 MAX_ID = 2**31 - 1
-"""Ids and versions travel to the trainer in 32 bits."""
+"""Largest token id and weight version. Both are sent to the trainer as 32-bit integers."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """Tokens [start, end) of a response were sampled by `version`. Where spans overlap, one of
-    their versions sampled each of the tokens, and it is not known which."""
+    """A range of response tokens, [start, end), and the weight version that sampled them.
+
+    If spans overlap, any of their versions may have sampled a token in the overlap.
+    """
 
     version: int
     start: int
@@ -31,7 +33,7 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """What the engine saw and sampled in one call."""
+    """One LLM call as the engine reported it."""
 
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
@@ -40,26 +42,29 @@ class RecordedCall:
     temperature: float
     finish_reason: str | None
     untrainable: str | None
-    """Why the loss must not see it; None where it trains."""
+    """Reason why the call must not be trained on; None if it may be."""
     allowed: TokenMasks | None = None
-    """What each token was chosen from; None: all of the vocabulary. It goes to the trainer, and not
-    to the proxy: nothing in the ledger needs it, and it may be larger than the call."""
+    """The set that each response token was sampled from; None: the whole vocabulary. The trainer
+    gets the sets. The proxy does not get them, because the ledger does not need them and they may
+    be larger than the call."""
 
     @property
     def num_trained(self) -> int:
-        """Tokens that could have been others."""
+        """Number of response tokens in the loss. A token that the grammar forced is not counted."""
         return len(self.response_ids) - (self.allowed.num_forced if self.allowed else 0)
 
     @property
     def num_tokens(self) -> int:
-        """That are held for it."""
+        """Number of tokens of prompt and response, which the server keeps in memory."""
         return len(self.prompt_ids) + len(self.response_ids)
 
     @property
     def version(self) -> int:
+        """Oldest weight version that sampled a token of the call."""
         return min((span.version for span in self.versions), default=0)
 
     def to_wire(self) -> CapturedCall:
+        """Return the call as the proxy gets it, without `allowed`."""
         return CapturedCall(
             prompt_ids=pack_ids(self.prompt_ids),
             response_ids=pack_ids(self.response_ids),
@@ -73,23 +78,26 @@ class RecordedCall:
 
     @staticmethod
     def from_wire(call: CapturedCall) -> RecordedCall:
-        """The call a `to_wire` told. Raises ValueError where its parts do not fit together, or it
-        cannot be told that way."""
+        """Parse a call that `to_wire` wrote.
+
+        Raises ValueError if the fields of the call contradict each other. Raises ValueError also
+        for a call with `shaped`: the sets of allowed tokens are not on the wire.
+        """
         if call.shaped:
-            raise ValueError("what its tokens were chosen from is not known any more")
+            raise ValueError("its sets of allowed tokens were not kept, so it cannot be trained")
         response_ids = unpack_ids(call.response_ids)
         logprobs = None if call.logprobs is None else unpack_floats(call.logprobs)
         spans = [VersionSpan(*span) for span in call.weight_versions if len(span) == 3]
         prompt_ids = unpack_ids(call.prompt_ids)
         fits = logprobs is None or len(logprobs) == len(response_ids)
         fits = fits and len(spans) == len(call.weight_versions) > 0
-        fits = fits and all(0 <= one.start <= one.end <= len(response_ids) for one in spans)
-        fits = fits and all(0 <= one.version <= MAX_ID for one in spans)
+        fits = fits and all(0 <= span.start <= span.end <= len(response_ids) for span in spans)
+        fits = fits and all(0 <= span.version <= MAX_ID for span in spans)
         fits = fits and bool(prompt_ids) and min(prompt_ids + response_ids) >= 0
         if not fits or (call.untrainable is None and call.temperature <= 0):
             raise ValueError("its ids, log-probabilities and weight versions do not fit together")
         if not all(map(math.isfinite, [call.temperature, *(logprobs or ())])):
-            raise ValueError("its temperature and log-probabilities are not all numbers")
+            raise ValueError("its temperature or a log-probability is not a finite number")
         return RecordedCall(
             prompt_ids,
             response_ids,
@@ -103,73 +111,80 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class ScoredEpisode:
-    """An episode with its reward; `index` tells it apart inside its group."""
+    """An episode with its calls and, if it was scored, its reward."""
 
     index: int
+    """Index of the episode, unique within its group."""
     reward: float | None
+    """Reward of the episode; None if it was not scored."""
     calls: Sequence[RecordedCall]
     owner: str = ""
-    """The sibling or the claim its calls were made by."""
+    """Id of the sibling or of the claimed episode that made the calls."""
 
     @property
     def trains(self) -> bool:
+        """Whether the episode has a reward and at least one trainable call."""
         return self.reward is not None and any(call.untrainable is None for call in self.calls)
 
     @property
     def is_greedy(self) -> bool:
+        """Whether all calls were sampled at temperature 0."""
         return {call.temperature for call in self.calls} == {0.0}
 
 
 TASK = "task:"
+"""Prefix of the group ids of active tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedGroup:
-    """Episodes whose rewards are compared with each other."""
+    """A group whose episodes have ended. Their rewards are compared with each other."""
 
     group_id: str
     episodes: Sequence[ScoredEpisode]
     follows: RecordedCall | None = None
-    """The served call that its conversation goes on from, where that is known here."""
+    """The served call of the previous turn of the same conversation, if the server still has it."""
     advantage: float | None = None
-    """Of a feedback sample: given from outside, its one episode is compared with no other."""
+    """Advantage of a feedback sample, which the proxy sends; None for all other groups. A feedback
+    sample has one episode, which is not compared with others."""
 
     @property
     def task_id(self) -> str:
-        """Which the group of an active task bears in its name; of any other it is its own id."""
+        """Task id of an active task's group; for any other group, the group id."""
         name, _, _ = self.group_id.rpartition("#")
         return name.removeprefix(TASK) if name.startswith(TASK) else self.group_id
 
     @property
     def is_sample(self) -> bool:
-        """Whether it is an answer of an earlier group, trained once more."""
+        """Whether this is a feedback sample: an answer of an earlier group, trained once more."""
         return self.advantage is not None
 
     @property
     def num_tokens(self) -> int:
-        """That are held for it."""
+        """Number of tokens in all calls, which the server keeps in memory."""
         return total_tokens(self.episodes)
 
     @property
     def version(self) -> int:
-        """Of the oldest weights that had a part in it."""
-        return min((call.version for one in self.episodes for call in one.calls), default=0)
+        """Oldest weight version that sampled a token of the group."""
+        return min((call.version for episode in self.episodes for call in episode.calls), default=0)
 
     @property
     def is_partial(self) -> bool:
-        """Whether some of its episodes have no reward."""
+        """Whether at least one episode has no reward."""
         return len(self.rewards) < len(self.episodes)
 
     @property
     def scored(self) -> list[ScoredEpisode]:
+        """The episodes with a reward."""
         return [episode for episode in self.episodes if episode.reward is not None]
 
     @property
     def rewards(self) -> list[float]:
-        """Of those."""
+        """The rewards of `scored`, in the same order."""
         return [episode.reward for episode in self.episodes if episode.reward is not None]
 
 
 def total_tokens(episodes: Sequence[ScoredEpisode]) -> int:
-    """That are held for them."""
+    """Return the number of tokens in all prompts and responses of the episodes."""
     return sum(call.num_tokens for episode in episodes for call in episode.calls)

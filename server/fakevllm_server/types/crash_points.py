@@ -1,7 +1,8 @@
-"""Named places at which a test may end the process as a `kill -9` would.
+"""Named points in the code at which a test can end the process abruptly, as `kill -9` does.
 
-`CRASH_AT=plan.after_commit` ends it there, `CRASH_AT=plan.after_commit:3` at the third time. Unset,
-a point costs one comparison.
+`CRASH_AT=plan.after_commit` ends the process when it first passes the point `plan.after_commit`.
+`CRASH_AT=plan.after_commit:3` ends the process at the third pass. Without the variable, a crash
+point costs one comparison.
 """
 
 from __future__ import annotations
@@ -10,30 +11,34 @@ import os
 from collections.abc import Callable
 
 EXIT_CODE = 137
-"""As a shell tells of SIGKILL."""
+"""Exit status that a shell reports for a process killed by SIGKILL."""
 
 
-def exit_at(where: str, before: Callable[[], object] = lambda: None) -> Callable[[str], object]:
-    """What ends the process at `label` or `label:times`; `before` is done first."""
-    aim, _, times = where.partition(":")
-    left = int(times or 1)
+def exit_at(spec: str, before: Callable[[], object] = lambda: None) -> Callable[[str], object]:
+    """Return a function for `on_pass` that ends the process at one crash point.
 
-    def pass_by(label: str) -> None:
-        nonlocal left
-        left -= label == aim
-        if label == aim and left == 0:
+    `spec` is `LABEL` or `LABEL:PASS_NUMBER`. `before` is called just before the process ends.
+    """
+    target, _, pass_number = spec.partition(":")
+    passes_left = int(pass_number or 1)
+
+    def end_at_target(label: str) -> None:
+        nonlocal passes_left
+        passes_left -= label == target
+        if label == target and passes_left == 0:
             before()
             os._exit(EXIT_CODE)
 
-    return pass_by
+    return end_at_target
 
 
 on_pass: Callable[[str], object] | None = (
     exit_at(os.environ["CRASH_AT"]) if "CRASH_AT" in os.environ else None
 )
-"""Told each label that is passed; tests put their own here."""
+"""Function that is called with the label of each crash point passed. Tests may replace it."""
 
 
 def crash_point(label: str) -> None:
+    """Mark a point in the code at which a test can end the process."""
     if on_pass is not None:
         on_pass(label)

@@ -1,4 +1,4 @@
-"""Which engine to run and how: what the server tells every engine."""
+"""The settings with which the server starts an engine process."""
 
 from __future__ import annotations
 
@@ -11,31 +11,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MAX_SOCKET_PATH = 100
-"""The kernel's limit for a Unix socket's path is 108 bytes."""
+"""Maximum length of a socket path in characters. The kernel's limit for a Unix socket is 108 bytes,
+the final zero included."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
+    """Which engine to run, with which model and arguments."""
+
     engine: str
-    """Its name in the tables of `backends/table.py`."""
+    """Name of the engine in the tables of `backends/process/table.py`."""
     run_dir: Path
     model: str | None
     served_model_name: str
     seed: int = 0
     allow_hub: bool = False
+    """Whether the engine may load a model from the Hugging Face hub."""
     extra_args: Sequence[str] = ()
-    """Command-line arguments of the engine's own, after ours."""
+    """The engine's own command-line arguments, which follow the server's."""
     job_args: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Arguments of the engine's own by name, from the job; those above win."""
+    """The engine's own arguments that the job sets, by name. `extra_args` override them."""
     train_only: bool = False
-    """A trainer beside another rollout engine: it never samples."""
+    """Whether the engine is only a trainer and another engine samples."""
     url: str | None = None
-    """A rollout engine that somebody else runs; nothing is started."""
+    """URL of a rollout engine that the user runs. The server then starts no rollout engine."""
     api_key: str | None = field(default=None, repr=False)
-    """Of that engine."""
+    """API key for the engine at `url`."""
 
     @property
     def role(self) -> str:
+        """Prefix for the names of the engine's log file and socket."""
         return "trainer" if self.train_only else "engine"
 
     @property
@@ -44,28 +49,33 @@ class EngineSpec:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of the engine's process."""
+        """Environment variables for the engine's process."""
         return dict(os.environ) if self.allow_hub else os.environ | {"HF_HUB_OFFLINE": "1"}
 
     def new_socket(self) -> Path:
-        """A path that no process has listened at, in the run directory or, where that is too long,
-        in a folder of its own; give it to `remove_socket` afterwards.
+        """Return a path for a Unix socket that no process has used before.
 
-        An engine whose server was killed while it started comes up once more, for a moment. At a
-        path of both, its successor's weights would be loaded into it, and the successor, which
-        listens there last, would answer apps with the weights the run began with.
+        Sockets that earlier engines of this role left in the run directory are deleted. The new
+        path is in the run directory. If that path is too long, it is in a new temporary folder.
+        Pass the path to `remove_socket` when the engine has ended.
+
+        Each start needs a new path: if the server is killed while an engine starts, that engine can
+        still come up for a moment. With a fixed path, the server would load the trained weights
+        into the old engine. The new engine would then take over the path and answer apps with the
+        initial weights.
         """
         run_dir = self.run_dir.resolve()
-        for left in run_dir.glob(f"{self.role}-*.sock"):
-            left.unlink(missing_ok=True)
+        for old_socket in run_dir.glob(f"{self.role}-*.sock"):
+            old_socket.unlink(missing_ok=True)
         path = run_dir / f"{self.role}-{secrets.token_hex(4)}.sock"
         if len(str(path)) > MAX_SOCKET_PATH:
             return Path(tempfile.mkdtemp(prefix="fakevllm-")) / f"{self.role}.sock"
         return path
 
     def remove_socket(self, path: Path) -> None:
+        """Delete a socket from `new_socket`, and its temporary folder if it has one."""
         path.unlink(missing_ok=True)
         if path.parent != self.run_dir.resolve():
-            # Somebody may have tidied up there.
+            # The user may have deleted the temporary folder already.
             with contextlib.suppress(OSError):
                 path.parent.rmdir()

@@ -1,4 +1,4 @@
-"""How one completion is sampled, and what comes of it: the words between HTTP and an engine."""
+"""Sampling parameters and sampled tokens, exchanged between the HTTP layer and an engine."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ class Token(NamedTuple):
     id: int
     logprob: float
     version: int
+    """Version of the weights that sampled the token."""
     top: list[tuple[int, float]]
-    """The likeliest (id, logprob), best first, as many as were asked for."""
+    """The `Sampling.top_logprobs` most likely tokens as (id, logprob), most likely first."""
     allowed: bytes | None = None
-    """The packed set (allowed.py) it was chosen from; None: all of the vocabulary, or not asked."""
+    """Packed set (`types/token_masks.py`) that the token was sampled from. None: the whole
+    vocabulary, or `Sampling.reports_allowed` is false."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one completion is sampled. Temperature 0 is greedy; top_k 0 and min_p 0 are off."""
+    """Parameters for sampling one completion. Temperature 0 is greedy. A `top_k` or `min_p` of 0
+    is off."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -34,29 +37,35 @@ class Sampling:
     top_logprobs: int = 0
     ignore_eos: bool = False
     live: bool = False
-    """Tokens are wanted as they come; otherwise the engine may hand them over all at once."""
+    """Whether the caller needs each token as soon as it is sampled. If false, the engine may yield
+    all tokens at once at the end."""
     frequency_penalty: float = 0.0
+    """Penalty on tokens of the answer; the prompt does not count."""
     presence_penalty: float = 0.0
+    """Penalty on tokens of the answer; the prompt does not count."""
     repetition_penalty: float = 1.0
-    """Of prompt and answer; the other two count the answer alone."""
+    """Penalty on tokens of the prompt and of the answer."""
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
     min_tokens: int = 0
-    """Before them neither the end of sequence nor a stop id may come."""
+    """Number of tokens that must be sampled before an end-of-sequence token or a stop id."""
     stop_ids: frozenset[int] = frozenset()
-    """End the answer as the end of sequence does."""
+    """Token ids that end the answer, as the end-of-sequence token does."""
     bad_words: tuple[str, ...] = ()
     allowed_ids: tuple[int, ...] | None = None
-    """None: all of the vocabulary."""
+    """The only token ids that may be sampled. None: the whole vocabulary."""
     grammar: Grammar | None = None
-    """What the whole answer must be."""
+    """Grammar that the whole answer must match."""
     reports_allowed: bool = False
-    """Each token is wanted with the set it was chosen from."""
+    """Whether the caller needs, with each token, the set that the token was sampled from."""
 
 
-def effective_temperature(asked: float) -> float:
-    """What an engine samples with: below MIN_TEMPERATURE, logits overflow."""
-    return 0.0 if asked == 0 else max(asked, MIN_TEMPERATURE)
+def effective_temperature(temperature: float) -> float:
+    """Return the temperature that an engine samples with if a request sets `temperature`.
+
+    Below MIN_TEMPERATURE, logits overflow.
+    """
+    return 0.0 if temperature == 0 else max(temperature, MIN_TEMPERATURE)
 
 
 MIN_TEMPERATURE = 0.01
-"""vLLM's floor (`SamplingParams`); 0 means greedy and stays."""
+"""vLLM's minimum temperature (`SamplingParams`). Temperature 0 is not raised: it means greedy."""

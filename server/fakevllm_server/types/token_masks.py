@@ -1,9 +1,11 @@
-"""What each token of a response was chosen from, where a grammar, top-p or the like left only a
-part of the vocabulary. Pure.
+"""The sets of tokens that each token of a response was sampled from. Pure.
 
-A trainer that renormalises over the same set computes the probability that was sampled with. A
-packed set is its size in four bytes, and a bit for each token, compressed; all little-endian. Equal
-sets of one engine are equal bytes.
+A grammar, top-p and similar settings leave only a part of the vocabulary to sample from. A trainer
+that renormalises over the same part computes the probability that the engine sampled with.
+
+Format of a packed set, little-endian: four bytes for the number of tokens in the set, then a
+bitmap with one bit for each token id, compressed with zlib. Equal sets from one engine have equal
+bytes.
 """
 
 from __future__ import annotations
@@ -20,115 +22,135 @@ from fakevllm_adapters.protocol.packed_numbers import pack_ids, unpack_ids
 Json = dict[str, Any]
 
 WHOLE = -1
-"""In place of a set: all of the vocabulary."""
-HEAD = 4
-"""Bytes of the size."""
+"""Index of the whole vocabulary, which has no packed set."""
+SIZE_BYTES = 4
+"""Number of bytes in which a packed set stores its size."""
 MAX_BYTES = 1 << 20
-"""Of a set: no vocabulary has eight million tokens."""
-REMEMBERED = 256
-"""Siblings go through the same grammar, so their sets come again."""
+"""Maximum number of bytes in a bitmap. No vocabulary has eight million tokens."""
+CACHE_SIZE = 256
+"""Maximum number of cached packed sets. Siblings follow the same grammar, so sets repeat."""
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHE_SIZE)
 def packed(bits: bytes) -> bytes:
-    """
+    """Pack a bitmap of token ids; the lowest bit of the first byte is token 0.
+
     >>> unpacked(packed(bytes([0b101, 0])))
     b'\\x05'
     """
     return _size_bytes(bits) + zlib.compress(bits.rstrip(b"\0"), 1)
 
 
-def unpacked(one: bytes) -> bytes:
-    """Without zeros at its end. Raises ValueError for what is no packed set."""
+def unpacked(packed_set: bytes) -> bytes:
+    """Return the bitmap of a packed set, without trailing zero bytes.
+
+    Raises ValueError if `packed_set` is not a packed set.
+    """
     reader = zlib.decompressobj()
     try:
-        bits = reader.decompress(one[HEAD:], MAX_BYTES)
+        bits = reader.decompress(packed_set[SIZE_BYTES:], MAX_BYTES)
     except zlib.error as error:
         raise ValueError(f"not a packed set: {error}") from None
     if not reader.eof:
-        raise ValueError("not a packed set: it has no end")
+        raise ValueError("not a packed set: the compressed bitmap is cut off or too long")
     return bits
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """
-    >>> allowed = TokenMasks.of([None, packed(bytes([0b110])), packed(bytes([0b100]))])
-    >>> allowed.of_token, allowed.sizes, allowed.is_forced
+    """The set that each token of one response was sampled from.
+
+    >>> allowed = TokenMasks.from_packed_sets(
+    ...     [None, packed(bytes([0b110])), packed(bytes([0b100]))]
+    ... )
+    >>> allowed.set_indices, allowed.sizes, allowed.is_forced
     ([-1, 0, 1], [2, 1], [False, False, True])
     """
 
     sets: Sequence[bytes]
-    """Packed, each once."""
-    of_token: Sequence[int]
-    """For each token of the response the index of its set, or WHOLE."""
+    """The distinct packed sets."""
+    set_indices: Sequence[int]
+    """For each token of the response, the index of its set in `sets`, or WHOLE."""
 
     @staticmethod
-    def of(chosen_from: Sequence[bytes | None]) -> TokenMasks:
-        """The packed set of each token, None for all of the vocabulary."""
+    def from_packed_sets(packed_sets: Sequence[bytes | None]) -> TokenMasks:
+        """Create masks from one packed set for each token; None is the whole vocabulary."""
         table: dict[bytes, int] = {}
-        of_token = [
-            WHOLE if one is None else table.setdefault(one, len(table)) for one in chosen_from
+        indices = [
+            WHOLE if packed_set is None else table.setdefault(packed_set, len(table))
+            for packed_set in packed_sets
         ]
-        return TokenMasks(list(table), of_token)
+        return TokenMasks(list(table), indices)
 
     @property
     def sizes(self) -> list[int]:
-        """How many tokens are in each set."""
-        return [int.from_bytes(one[:HEAD], "little") for one in self.sets]
+        """Number of tokens in each of `sets`."""
+        return [int.from_bytes(packed_set[:SIZE_BYTES], "little") for packed_set in self.sets]
 
     @property
     def num_forced(self) -> int:
+        """Number of forced tokens of the response."""
         return sum(self.is_forced)
 
     @property
     def is_forced(self) -> list[bool]:
-        """For each token, whether no other could have been sampled: there is nothing to learn."""
-        is_single = [size == 1 for size in self.sizes]
-        return [index != WHOLE and is_single[index] for index in self.of_token]
+        """For each token of the response, whether its set has no other token.
 
-    def set_of(self, at: int) -> bytes | None:
-        """None for all of the vocabulary."""
-        index = self.of_token[at]
+        Nothing can be learned from a forced token.
+        """
+        is_single = [size == 1 for size in self.sizes]
+        return [index != WHOLE and is_single[index] for index in self.set_indices]
+
+    def packed_set_at(self, position: int) -> bytes | None:
+        """Return the packed set of the token at `position`, or None for the whole vocabulary."""
+        index = self.set_indices[position]
         return None if index == WHOLE else self.sets[index]
 
-    def holds(self, ids: Sequence[int]) -> bool:
-        """Whether each of the response's tokens is in its own set."""
-        if len(ids) != len(self.of_token):
+    def contains_response(self, ids: Sequence[int]) -> bool:
+        """Return whether each token of the response `ids` is in its own set."""
+        if len(ids) != len(self.set_indices):
             return False
-        bits = [unpacked(one) for one in self.sets]
+        bits = [unpacked(packed_set) for packed_set in self.sets]
         return all(
-            index == WHOLE or _is_in(id, bits[index])
-            for id, index in zip(ids, self.of_token, strict=True)
+            index == WHOLE or _contains_token(bits[index], id)
+            for id, index in zip(ids, self.set_indices, strict=True)
         )
 
     @staticmethod
-    def read(told: Any, ids: Sequence[int]) -> TokenMasks | None:
-        """From an engine's answer; None where it does not say of each of these tokens what it was
-        chosen from."""
+    def from_engine_answer(wire: Any, ids: Sequence[int]) -> TokenMasks | None:
+        """Parse the masks in an engine's answer for the response `ids`.
+
+        Return None unless `wire` has a set for each token and each token is in its set.
+        """
         try:
-            allowed = TokenMasks.from_wire(told)
-            return allowed if allowed.holds(ids) else None
+            allowed = TokenMasks.from_wire(wire)
+            return allowed if allowed.contains_response(ids) else None
         except (ValueError, TypeError, KeyError):
             return None
 
     def to_wire(self) -> Json:
-        sets = [base64.b64encode(one).decode() for one in self.sets]
-        return {"sets": sets, "of_token": pack_ids(self.of_token)}
+        """Return the masks as JSON; `from_wire` reverses this."""
+        sets = [base64.b64encode(packed_set).decode() for packed_set in self.sets]
+        return {"sets": sets, "of_token": pack_ids(self.set_indices)}
 
     @staticmethod
     def from_wire(wire: Json) -> TokenMasks:
-        """Raises ValueError, TypeError, KeyError for what none wrote."""
-        sets = [base64.b64decode(one, validate=True) for one in wire["sets"]]
-        of_token = unpack_ids(wire["of_token"])
-        if any(not WHOLE <= index < len(sets) for index in of_token):
-            raise ValueError("a token is of a set that is not there")
-        return TokenMasks(sets, of_token)
+        """Parse the masks that `to_wire` wrote.
+
+        Raises ValueError, TypeError or KeyError if `wire` has any other form.
+        """
+        sets = [base64.b64decode(text, validate=True) for text in wire["sets"]]
+        indices = unpack_ids(wire["of_token"])
+        if any(not WHOLE <= index < len(sets) for index in indices):
+            raise ValueError("a token refers to a set that does not exist")
+        return TokenMasks(sets, indices)
 
 
 def _size_bytes(bits: bytes) -> bytes:
-    return int.from_bytes(bits).bit_count().to_bytes(HEAD, "little")
+    """Return the number of set bits as `SIZE_BYTES` bytes."""
+    return int.from_bytes(bits).bit_count().to_bytes(SIZE_BYTES, "little")
 
 
-def _is_in(id: int, bits: bytes) -> bool:
+def _contains_token(bits: bytes, id: int) -> bool:
+    """Return whether the bit of token `id` is set in a bitmap."""
     return id >> 3 < len(bits) and bool(bits[id >> 3] >> (id & 7) & 1)

@@ -1,7 +1,8 @@
-"""Which weights sampled which call, for engines that do not say so themselves.
+"""Records which weight versions sampled which call, for engines that do not report it.
 
-No call starts while weights change; none is refused: it waits. Calls that outlast the bound run
-across the change, and carry both versions.
+While the weights change, new calls wait; none is refused. If a running call does not finish within
+the time limit for the change, the weights change while the call runs. The call is then stamped with
+the old and the new version.
 """
 
 from __future__ import annotations
@@ -13,24 +14,28 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 ABANDONED_PAUSE_S = 0.05
-"""Before a call is sent on from an engine that is gone: the next may not be there yet, and one that
-asks again and again must leave room for what brings it."""
+"""Seconds before `call` raises GateAbandoned. The next engine may not run yet, and a caller that
+retries at once in a loop would leave the event loop no time to start it."""
 
 
 @dataclass(slots=True, eq=False)
 class CallStamp:
-    """Every version that may have sampled a token of one call, oldest first."""
+    """The weight versions that may have sampled one call."""
 
     versions: list[int] = field(default_factory=list[int])
+    """Versions that may have sampled a token of the call, oldest first."""
     is_doubtful: bool = False
-    """A change of weights failed under it: nobody knows what it was sampled from."""
+    """Whether a change of weights failed during the call. Which weights sampled the call is then
+    unknown."""
 
 
 class GateAbandoned(Exception):
-    """The engine behind this gate is gone; another one has its own."""
+    """Raised for a call to an engine that is gone. The next engine has its own gate."""
 
 
 class WeightGate:
+    """A gate in front of one engine that calls pass and that a change of weights closes."""
+
     def __init__(self, version: int = 0) -> None:
         self.version = version
         self._open = asyncio.Event()
@@ -42,11 +47,16 @@ class WeightGate:
 
     @property
     def num_running(self) -> int:
+        """Number of calls that are running now."""
         return len(self._running)
 
     @asynccontextmanager
     async def call(self) -> AsyncGenerator[CallStamp]:
-        """Around one call to the engine, from its first byte to its last. Raises GateAbandoned."""
+        """Wait until the gate is open, then stamp one call while the block runs.
+
+        The block lasts from the call's first byte to its last. Raises GateAbandoned if the engine
+        is gone.
+        """
         while not (self._open.is_set() or self._is_abandoned):
             await self._open.wait()
         if self._is_abandoned:
@@ -66,16 +76,19 @@ class WeightGate:
     async def change(
         self, version: int, bound_s: float, prepare: Callable[[], Awaitable[None]] | None = None
     ) -> AsyncGenerator[None]:
-        """Around the change of weights, which begins once no call runs or `bound_s` have passed,
-        and `prepare` is done. Where that fails, the weights and the gate are as before. Where the
-        change fails the gate stays shut: nobody may sample from weights nobody knows."""
+        """Close the gate while the block changes the weights to `version`.
+
+        The block starts when no call runs, or after `bound_s` seconds, and when `prepare` has
+        finished. If waiting or `prepare` fails, the weights and the gate are as before. If the
+        block fails, the gate stays closed, because the engine's weights are unknown.
+        """
         was_open = self._open.is_set()
         self._open.clear()
         try:
-            await self._drained(bound_s)
+            await self._wait_until_idle(bound_s)
             if prepare is not None:
                 await prepare()
-        except BaseException:  # no weight has moved yet
+        except BaseException:  # the weights have not changed yet
             if was_open:
                 self._open.set()
             raise
@@ -91,11 +104,12 @@ class WeightGate:
         self._open.set()
 
     def abandon(self) -> None:
-        """The engine is gone: who waits here is sent to the next."""
+        """Mark the engine as gone. Waiting and later calls raise GateAbandoned."""
         self._is_abandoned = True
         self._open.set()
 
-    async def _drained(self, bound_s: float) -> None:
+    async def _wait_until_idle(self, bound_s: float) -> None:
+        """Wait until no call runs, or until `bound_s` seconds have passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(bound_s):
                 await self._idle.wait()

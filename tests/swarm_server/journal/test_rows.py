@@ -43,7 +43,7 @@ def calls(draw: st.DrawFn) -> RecordedCall:
         temperature=draw(FINITE),
         finish_reason=draw(st.none() | WORDS),
         untrainable=draw(st.none() | WORDS),
-        allowed=draw(st.none() | chosen_from.map(TokenMasks.of)),
+        allowed=draw(st.none() | chosen_from.map(TokenMasks.from_packed_sets)),
     )
 
 
@@ -93,7 +93,11 @@ def test_a_call_without_log_probabilities_is_not_one_with_none_of_them() -> None
 
 
 async def test_a_file_holds_it_as_a_row_does(journal: Journal, path: Path) -> None:
-    one = replace(call(), allowed=TokenMasks.of([None, packed(b"\x81")]), logprobs=[-5e-324, -0.1])
+    one = replace(
+        call(),
+        allowed=TokenMasks.from_packed_sets([None, packed(b"\x81")]),
+        logprobs=[-5e-324, -0.1],
+    )
     await journal.write(changes.call_recorded("g/0", 0, one, "g"))
     ((found,),) = journal.read(reads.calls_by_sibling, "g", 1)
     assert bits(found) == bits(one)

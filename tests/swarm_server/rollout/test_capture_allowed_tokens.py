@@ -24,7 +24,7 @@ SHAPED: Json = {"response_format": {"type": "json_object"}}
 
 
 def told(*chosen_from: bytes | None) -> Json:
-    return TokenMasks.of(chosen_from).to_wire()
+    return TokenMasks.from_packed_sets(chosen_from).to_wire()
 
 
 def answer(allowed: Any, ids: tuple[int, ...] = (1, 8)) -> Json:
@@ -74,7 +74,7 @@ def test_an_engine_is_asked_only_where_it_tells_and_tokens_are_left_out(
 def test_what_each_token_was_chosen_from_is_kept_and_not_shown(kind: type[CallCapture]) -> None:
     call = recorded(answer(told(PAIR, ALL)), kind=kind)
     assert call.untrainable is None
-    assert call.allowed == TokenMasks.of([PAIR, ALL])
+    assert call.allowed == TokenMasks.from_packed_sets([PAIR, ALL])
     assert call.num_trained == 2
 
 
@@ -88,7 +88,7 @@ def test_a_stream_says_it_at_its_end(kind: type[CallCapture]) -> None:
     assert b"allowed_tokens" not in shown
     call = capture.record(CallStamp([0]))
     assert call is not None and call.untrainable is None
-    assert call.allowed == TokenMasks.of([PAIR, ONE]) and call.num_trained == 1
+    assert call.allowed == TokenMasks.from_packed_sets([PAIR, ONE]) and call.num_trained == 1
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_a_frozen_run_covers_nothing() -> None:
 
 def test_tokens_without_a_choice_are_neither_trained_nor_missed() -> None:
     few, one = packed(bytes([0b1100000])), packed(bytes([0b1000000]))
-    held = replace(call(), allowed=TokenMasks.of([few, one]))
+    held = replace(call(), allowed=TokenMasks.from_packed_sets([few, one]))
     metrics = told(group("g", (1.0, [held]), (0.0, [call()])))
 
     assert metrics["tokens_sampled"] == 4

@@ -19,7 +19,7 @@ ONE, TWO = packed(bytes([0b100])), packed(bytes([0b1100]))
 
 def held(*chosen_from: bytes | None) -> RecordedCall:
     plain = call(ids=tuple(range(2, 2 + len(chosen_from))))
-    return replace(plain, allowed=TokenMasks.of(chosen_from))
+    return replace(plain, allowed=TokenMasks.from_packed_sets(chosen_from))
 
 
 def planned(job: TrainJob) -> PlannedStep:

@@ -1,4 +1,4 @@
-"""Which versions a call is stamped with, and who waits for whom."""
+"""Weight versions that calls are stamped with, and the order of calls and changes of weights."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from fakevllm_server.types.weight_gate import CallStamp, GateAbandoned, WeightGate
 
 
-async def waiting(gate: WeightGate) -> asyncio.Task[CallStamp]:
-    """A call that has come as far as it can."""
+async def started_call(gate: WeightGate) -> asyncio.Task[CallStamp]:
+    """Start a call and let it run until it waits or ends."""
 
     async def call() -> CallStamp:
         async with gate.call() as stamp:
@@ -22,7 +22,7 @@ async def waiting(gate: WeightGate) -> asyncio.Task[CallStamp]:
     return task
 
 
-async def test_a_call_carries_the_version_it_was_sampled_by() -> None:
+async def test_a_call_is_stamped_with_the_version_that_samples_it() -> None:
     gate = WeightGate(3)
     async with gate.call() as stamp:
         assert gate.num_running == 1
@@ -45,36 +45,36 @@ async def test_weights_change_only_when_no_call_runs() -> None:
     assert order == ["sampled", "changed"] and stamp.versions == [0]
 
 
-async def test_a_call_that_comes_during_a_change_waits_and_gets_the_new_weights() -> None:
+async def test_a_call_that_arrives_during_a_change_waits_and_gets_the_new_weights() -> None:
     gate = WeightGate()
     async with gate.change(1, bound_s=10):
-        task = await waiting(gate)
+        task = await started_call(gate)
         assert not task.done()
     assert (await task).versions == [1]
 
 
-async def test_a_call_that_outlasts_the_bound_carries_both_versions() -> None:
+async def test_a_call_that_outlasts_the_time_limit_is_stamped_with_both_versions() -> None:
     gate = WeightGate()
     async with gate.call() as stamp, gate.change(1, bound_s=0):
-        assert stamp.versions == [0, 1], "it may end while the weights still move"
+        assert stamp.versions == [0, 1], "the call may end while the weights still change"
     assert not stamp.is_doubtful
 
 
-async def test_a_failed_change_leaves_the_gate_shut_and_running_calls_in_doubt() -> None:
+async def test_a_failed_change_leaves_the_gate_closed_and_marks_running_calls_doubtful() -> None:
     gate = WeightGate()
     async with gate.call() as stamp:
         with pytest.raises(RuntimeError):
             async with gate.change(1, bound_s=0):
                 raise RuntimeError
     assert stamp.is_doubtful and gate.version == 0
-    task = await waiting(gate)
+    task = await started_call(gate)
     assert not task.done()
     async with gate.change(1, bound_s=0):
         pass
     assert (await task).versions == [1]
 
 
-async def test_a_change_given_up_while_it_waits_for_calls_has_changed_nothing() -> None:
+async def test_a_change_cancelled_while_it_waits_for_calls_changes_nothing() -> None:
     gate = WeightGate()
 
     async def change() -> None:
@@ -86,11 +86,11 @@ async def test_a_change_given_up_while_it_waits_for_calls_has_changed_nothing() 
         await asyncio.sleep(0)
         changing.cancel()
         await asyncio.gather(changing, return_exceptions=True)
-        assert (await (await waiting(gate))).versions == [0]
+        assert (await (await started_call(gate))).versions == [0]
     assert stamp.versions == [0] and not stamp.is_doubtful
 
 
-async def test_a_change_that_cannot_be_prepared_has_changed_nothing() -> None:
+async def test_a_change_whose_preparation_fails_changes_nothing() -> None:
     gate = WeightGate()
 
     async def fail() -> None:
@@ -99,12 +99,12 @@ async def test_a_change_that_cannot_be_prepared_has_changed_nothing() -> None:
     async with gate.call() as stamp:
         with pytest.raises(RuntimeError):
             async with gate.change(1, 0, prepare=fail):
-                raise AssertionError("it was not prepared")
+                raise AssertionError("the preparation failed, so the change must not start")
     assert stamp.versions == [0] and not stamp.is_doubtful
-    assert (await (await waiting(gate))).versions == [0]
+    assert (await (await started_call(gate))).versions == [0]
 
 
-async def test_a_change_that_cannot_be_prepared_opens_no_gate_that_was_shut() -> None:
+async def test_a_change_whose_preparation_fails_does_not_open_a_closed_gate() -> None:
     gate = WeightGate()
 
     async def fail() -> None:
@@ -114,36 +114,36 @@ async def test_a_change_that_cannot_be_prepared_opens_no_gate_that_was_shut() ->
         with pytest.raises(RuntimeError):
             async with gate.change(1, 0, prepare):
                 raise RuntimeError
-    task = await waiting(gate)
+    task = await started_call(gate)
     assert not task.done()
     task.cancel()
 
 
-async def test_a_call_that_asks_an_abandoned_gate_again_and_again_lets_others_run() -> None:
+async def test_retries_at_an_abandoned_gate_let_other_tasks_run() -> None:
     gate = WeightGate()
     gate.abandon()
     is_over = False
 
-    async def ask() -> None:
+    async def retry() -> None:
         while not is_over:
             with contextlib.suppress(GateAbandoned):
                 async with gate.call():
-                    raise AssertionError("nobody answers there")
+                    raise AssertionError("the engine is gone")
 
-    asking = asyncio.create_task(ask())
+    retries = asyncio.create_task(retry())
     await asyncio.sleep(0)
     is_over = True
-    await asking
+    await retries
 
 
-async def test_nobody_waits_at_the_gate_of_an_engine_that_is_gone() -> None:
+async def test_no_call_waits_at_the_gate_of_an_engine_that_is_gone() -> None:
     gate = WeightGate()
     with pytest.raises(RuntimeError):
         async with gate.change(1, bound_s=0):
             raise RuntimeError
-    task = await waiting(gate)
+    task = await started_call(gate)
     gate.abandon()
     with pytest.raises(GateAbandoned):
         await task
     with pytest.raises(GateAbandoned):
-        await (await waiting(gate))
+        await (await started_call(gate))

@@ -136,7 +136,9 @@ def test_a_call_that_does_not_fit_together_is_refused(changed: dict[str, object]
 
 
 def test_a_call_shaped_by_a_grammar_says_so() -> None:
-    shaped = replace(call(), allowed=TokenMasks.of([None, packed(bytes([0b1100000]))]))
+    shaped = replace(
+        call(), allowed=TokenMasks.from_packed_sets([None, packed(bytes([0b1100000]))])
+    )
     assert shaped.to_wire().shaped and not call().to_wire().shaped
 
 

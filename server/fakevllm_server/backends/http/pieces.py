@@ -92,7 +92,7 @@ def shown_allowed(
     """What each token was chosen from, where the engine knows it."""
     if not (engine.reports_allowed and request.reports_allowed):
         return None
-    return TokenMasks.of([token.allowed for token in tokens]).to_wire()
+    return TokenMasks.from_packed_sets([token.allowed for token in tokens]).to_wire()
 
 
 def _version_spans(tokens: Sequence[Token]) -> list[Json]:

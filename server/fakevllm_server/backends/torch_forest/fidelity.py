@@ -127,7 +127,7 @@ def _sets(plan: Plan, calls: Sequence[Recorded]) -> Tensor:
             flat.extend(array("q", [WHOLE]) * len(call.response_ids))
         else:
             own = [numbers.get(packed, WHOLE - 1) for packed in call.allowed.sets]
-            flat.extend(WHOLE if at == WHOLE else own[at] for at in call.allowed.of_token)
+            flat.extend(WHOLE if at == WHOLE else own[at] for at in call.allowed.set_indices)
     return as_tensor(flat, "cpu")
 
 

@@ -151,7 +151,11 @@ class CallCapture(ABC):
             return None
         has_all = len(self._logprobs) == len(self._ids) and all(map(_is_number, self._logprobs))
         versions = self._spans if _cover(self._spans, len(self._ids)) else None
-        allowed = TokenMasks.read(self._chosen_from, self._ids) if self._asks_allowed else None
+        allowed = (
+            TokenMasks.from_engine_answer(self._chosen_from, self._ids)
+            if self._asks_allowed
+            else None
+        )
         return RecordedCall(
             prompt_ids=self._prompt_ids or [],
             response_ids=self._ids,

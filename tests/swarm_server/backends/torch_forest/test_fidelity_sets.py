@@ -15,23 +15,23 @@ from fakevllm_server.types.token_masks import TokenMasks, packed
 
 def test_a_token_must_have_its_recorded_set() -> None:
     few, fewer, one = (packed(bytes([bits])) for bits in (0b1110000, 0b1010000, 0b10000))
-    held = replace(SIBLINGS[1], allowed=TokenMasks.of([few, None, few]))
+    held = replace(SIBLINGS[1], allowed=TokenMasks.from_packed_sets([few, None, few]))
     assert fidelity_of(piece_of([held]), [held]) == Fidelity(3, 3, None)
 
-    other = replace(held, allowed=TokenMasks.of([few, None, fewer]))
+    other = replace(held, allowed=TokenMasks.from_packed_sets([few, None, fewer]))
     found = fidelity_of(piece_of([held]), [other])
     assert (found.num_true, found.fault) == (
         2,
         "call 0 (group g), response token 2, is not what was recorded",
     )
-    forced = replace(held, allowed=TokenMasks.of([one, None, few]))
+    forced = replace(held, allowed=TokenMasks.from_packed_sets([one, None, few]))
     assert fidelity_of(piece_of([forced]), [forced]) == Fidelity(2, 2, None)
 
 
 def test_a_plan_that_trains_a_forced_token_is_detected() -> None:
     """Every tensor is right, but the token would wrongly count in the denominators."""
     few, one = packed(bytes([0b1110000])), packed(bytes([0b10000]))
-    call = replace(SIBLINGS[1], allowed=TokenMasks.of([one, None, few]))
+    call = replace(SIBLINGS[1], allowed=TokenMasks.from_packed_sets([one, None, few]))
     ids, num_prompt = [*call.prompt_ids, *call.response_ids], len(call.prompt_ids)
     sets = [*[None] * num_prompt, one, None, few]
     whole = CallTokens(ids, [(num_prompt, len(ids))], temperature=1.0, chosen_from=sets)

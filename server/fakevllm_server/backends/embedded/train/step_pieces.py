@@ -156,7 +156,7 @@ def _tokens_of(call: Call) -> CallTokens:
     if call.allowed is None:
         return CallTokens.of(call.prompt_ids, call.response_ids, temperature=call.temperature)
     begin = len(call.prompt_ids)
-    sets = [call.allowed.set_of(at) for at in range(len(call.response_ids))]
+    sets = [call.allowed.packed_set_at(at) for at in range(len(call.response_ids))]
     return CallTokens(
         [*call.prompt_ids, *call.response_ids],
         [(begin + start, begin + end) for start, end in _runs(call.is_trained)],

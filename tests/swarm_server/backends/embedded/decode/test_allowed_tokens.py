@@ -164,9 +164,9 @@ async def test_logprobs_are_those_of_the_masked_and_renormalised_distribution(
     for token in choice["logprobs"]["content"]:
         masses = [math.exp(entry["logprob"]) for entry in token["top_logprobs"]]
         assert sum(masses) == pytest.approx(1, abs=1e-5)
-    allowed = TokenMasks.read(choice["allowed_tokens"], choice["token_ids"])
+    allowed = TokenMasks.from_engine_answer(choice["allowed_tokens"], choice["token_ids"])
     assert allowed is not None
-    assert [allowed.sizes[index] for index in allowed.of_token] == sizes
+    assert [allowed.sizes[index] for index in allowed.set_indices] == sizes
 
 
 @pytest.mark.parametrize("fields", [{}, {"return_allowed_tokens": "yes"}])
