@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.forest_cases import Case, random_ids
 from benchmarks.recorded_traffic import FOLDER, expanded
-from fakevllm_adapters.vllm_compat.chat import ChatRequest
+from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 from fakevllm_server.forest import CallTokens
 
 RECORDED = FOLDER / "opencode.jsonl"

@@ -1,7 +1,6 @@
-"""/v1/completions from the engine's side: vLLM's request schema, its refusals, and its answers and
-stream chunks, key by key.
+"""Request schema, checks, response bodies and stream chunks of /v1/completions, as in vLLM.
 
-Used by the engines that are not vLLM themselves.
+The engines that are not vLLM use this module.
 """
 
 from __future__ import annotations
@@ -15,28 +14,28 @@ from pydantic import BaseModel, Field, ValidationError
 
 from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.errors import Json, bad_request, not_supported
-from fakevllm_adapters.vllm_compat.answer import allowed_key
-from fakevllm_adapters.vllm_compat.chat import ChatRequest, parse_chat_request, type_refusal
+from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, parse_chat_request, type_refusal
+from fakevllm_adapters.vllm_compat.chat_response import allowed_tokens_field
 
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16
 
-_OWN_OR_CHATS = (
+_UNSHARED_FIELDS = (
     "prompt prompt_embeds echo suffix logprobs top_logprobs logprob_token_ids max_tokens "
     "max_completion_tokens add_special_tokens best_of messages tools tool_choice functions "
     "parallel_tool_calls chat_template chat_template_kwargs add_generation_prompt "
     "continue_final_message include_reasoning reasoning_effort documents"
 )
-"""Fields of completions alone, and those of chat alone, which completions ignore."""
-_NOT_COMMON = frozenset(_OWN_OR_CHATS.split())
+"""Fields of completions that chat does not have, and fields of chat that completions ignore."""
+_NOT_COMMON = frozenset(_UNSHARED_FIELDS.split())
 
 _Id = Annotated[int, Field(ge=0)]
 Prompt = str | list[int]
-"""A text, or its token ids."""
+"""Text of a prompt, or its token ids."""
 
 
 class _Fields(BaseModel):
-    """Those that chat has not, or otherwise."""
+    """Fields that chat does not have, or that mean something else in chat."""
 
     prompt: list[_Id] | list[list[_Id]] | str | list[str] | None = None
     echo: bool | None = False
@@ -50,65 +49,71 @@ class _Fields(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
+    """A valid request for completions: its own fields, and those it has in common with chat."""
+
     prompts: list[Prompt]
     echo: bool
     logprobs: int | None
-    """How many of the likeliest are told beside each token; None: no logprobs at all."""
-    limit: int
-    """Asked-for number of new tokens."""
-    is_echo_alone: bool
-    """The prompt is all that is asked for, of which vLLM makes one token and does not show it."""
+    """Number of most likely tokens to report for each position. None means no logprobs at all."""
+    max_new_tokens: int
+    """Maximum number of new tokens: the request's or vLLM's default."""
+    is_echo_only: bool
+    """Whether the request wants only its prompt back (`echo` with `max_tokens` 0). Like vLLM, the
+    engine samples one token and does not return it."""
     add_special_tokens: bool
-    tokens_as_ids: bool
-    """Tokens in logprobs are named by their ids."""
+    returns_tokens_as_ids: bool
+    """Whether logprobs name tokens by their ids."""
     common: ChatRequest
-    """All else means what it means in chat."""
+    """The other fields, which have the same meaning as in chat."""
 
 
 def parse_completion_request(raw: bytes) -> CompletionRequest:
-    """Raises WireError, worded as vLLM words it."""
+    """Return the validated request. Raises WireError with vLLM's own message."""
     body = parse_json(raw)
     if isinstance(body, dict):
-        _check_meaning(cast(Json, body))
+        _check_before_types(cast(Json, body))
     try:
         fields = _Fields.model_validate(body)
     except ValidationError as error:
         raise type_refusal(error) from None
     if fields.suffix is not None:
         raise bad_request("suffix is not currently supported")
-    is_echo_alone = bool(fields.echo) and fields.max_tokens == 0
-    limit = 1 if is_echo_alone else fields.max_tokens
-    limit = DEFAULT_MAX_TOKENS if limit is None else limit
+    is_echo_only = bool(fields.echo) and fields.max_tokens == 0
+    max_tokens = 1 if is_echo_only else fields.max_tokens
+    max_new_tokens = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
     return CompletionRequest(
-        prompts=_prompts(fields.prompt),
+        prompts=_prompt_list(fields.prompt),
         echo=bool(fields.echo),
         logprobs=fields.logprobs,
-        limit=limit,
-        is_echo_alone=is_echo_alone,
+        max_new_tokens=max_new_tokens,
+        is_echo_only=is_echo_only,
         add_special_tokens=fields.add_special_tokens,
-        tokens_as_ids=bool(fields.return_tokens_as_token_ids),
-        common=_common(cast(Json, body), fields, limit),
+        returns_tokens_as_ids=bool(fields.return_tokens_as_token_ids),
+        common=_common_fields(cast(Json, body), fields, max_new_tokens),
     )
 
 
-def _prompts(prompt: object) -> list[Prompt]:
+def _prompt_list(prompt: object) -> list[Prompt]:
     if isinstance(prompt, list) and not all(isinstance(part, int) for part in prompt):  # pyright: ignore[reportUnknownVariableType]
         return cast(list[Prompt], prompt)
     return [cast(Prompt, prompt)]
 
 
-def _common(body: Json, fields: _Fields, limit: int) -> ChatRequest:
-    """Raises WireError."""
+def _common_fields(body: Json, fields: _Fields, max_new_tokens: int) -> ChatRequest:
+    """Return the fields in common with chat as a chat request. Raises WireError (400)."""
     common = {key: value for key, value in body.items() if key not in _NOT_COMMON}
     common["messages"] = [{"role": "user", "content": ""}]
-    common["max_tokens"] = limit
+    common["max_tokens"] = max_new_tokens
     if fields.logprobs is not None:
         common |= {"logprobs": True, "top_logprobs": fields.logprobs}
     return parse_chat_request(orjson.dumps(common))
 
 
-def _check_meaning(body: Json) -> None:
-    """What vLLM looks at before the types; then, what these engines cannot honour."""
+def _check_before_types(body: Json) -> None:
+    """Check the parsed JSON as vLLM does before it validates types.
+
+    Then refuse the fields that no bundled engine supports. Raises WireError (400).
+    """
     if body.get("prompt") in (None, "") and not body.get("prompt_embeds"):
         raise bad_request(
             "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)",
@@ -144,7 +149,8 @@ def _check_num_prompts(prompt: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CompletionWriter:
-    """Writes the answer to one request: the same id, time, model and fingerprint on every piece."""
+    """Writer of one request's response. The body and all chunks have the same id, creation time,
+    model and fingerprint."""
 
     id: str
     created: int
@@ -152,12 +158,13 @@ class CompletionWriter:
     fingerprint: str
 
     def completion(self, choices: Sequence[TextChoice], usage: Json) -> Json:
+        """Return the body of a response that is not streamed."""
         return {
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
-            "choices": [choice.whole() for choice in choices],
+            "choices": [choice.as_json() for choice in choices],
             "service_tier": None,
             "system_fingerprint": self.fingerprint,
             "usage": usage | {"prompt_tokens_details": None, "completion_tokens_details": None},
@@ -167,9 +174,13 @@ class CompletionWriter:
         }
 
     def chunk(self, choice: TextChoice, usage: Json | None, *, closes_stream: bool) -> Json:
-        """`usage`: so far, where it is told all along. `closes_stream`: no usage chunk follows, so
-        a choice's last chunk carries the fingerprint."""
-        chunk = self._chunk([choice.streamed()])
+        """Return a chunk with new text of one choice.
+
+        `usage` is the usage so far, or None if only the stream's last chunk reports it.
+        `closes_stream` is true if no usage chunk follows. Each choice's last chunk then has the
+        fingerprint.
+        """
+        chunk = self._chunk([choice.as_chunk_json()])
         if usage is not None:
             chunk["usage"] = usage
         if closes_stream and choice.finish_reason is not None:
@@ -177,6 +188,7 @@ class CompletionWriter:
         return chunk | {"kv_transfer_params": None}
 
     def usage_chunk(self, usage: Json) -> Json:
+        """Return the stream's last chunk, which has the usage and no choices."""
         return self._chunk([]) | {"usage": usage, "system_fingerprint": self.fingerprint}
 
     def _chunk(self, choices: list[Json]) -> Json:
@@ -191,7 +203,7 @@ class CompletionWriter:
 
 @dataclass(slots=True)
 class TextChoice:
-    """A choice, or what a chunk adds to one."""
+    """A whole choice, or the part of a choice that one chunk adds."""
 
     index: int
     text: str
@@ -203,7 +215,8 @@ class TextChoice:
     weight_versions: list[Json] | None
     allowed_tokens: Json | None = None
 
-    def whole(self) -> Json:
+    def as_json(self) -> Json:
+        """Return the choice as it is written in a response that is not streamed."""
         return {
             "index": self.index,
             "text": self.text,
@@ -215,9 +228,10 @@ class TextChoice:
             "prompt_token_ids": self.prompt_ids,
             "routed_experts": None,
             "weight_versions": self.weight_versions,
-        } | allowed_key(self.allowed_tokens)
+        } | allowed_tokens_field(self.allowed_tokens)
 
-    def streamed(self) -> Json:
+    def as_chunk_json(self) -> Json:
+        """Return the part of a choice as it is written in a chunk."""
         return {
             "index": self.index,
             "text": self.text,
@@ -227,12 +241,15 @@ class TextChoice:
             "prompt_token_ids": self.prompt_ids,
             "token_ids": self.token_ids,
             "weight_versions": self.weight_versions,
-        } | allowed_key(self.allowed_tokens)
+        } | allowed_tokens_field(self.allowed_tokens)
 
 
 def legacy_logprobs(entries: Sequence[tuple[str, float, dict[str, float]]], offset: int) -> Json:
-    """The logprobs object of (token, logprob, {token: logprob} of the likeliest); `offset`:
-    characters of the text before the first."""
+    """Return the `logprobs` object of a choice of /v1/completions.
+
+    Each entry is (token, logprob, {token: logprob} of the most likely tokens). `offset` is the
+    number of characters before the first token.
+    """
     offsets: list[int] = []
     for token, _, _ in entries:
         offsets.append(offset)
@@ -241,5 +258,5 @@ def legacy_logprobs(entries: Sequence[tuple[str, float, dict[str, float]]], offs
         "text_offset": offsets,
         "token_logprobs": [logprob for _, logprob, _ in entries],
         "tokens": [token for token, _, _ in entries],
-        "top_logprobs": [tops for _, _, tops in entries],
+        "top_logprobs": [top for _, _, top in entries],
     }

@@ -1,5 +1,7 @@
-"""What a request holds its answer to: from response_format, structured_outputs or a forced tool
-to one grammar, read the way vLLM reads them. Pure; whether a grammar is sound, the engine says.
+"""Grammars of constrained answers, built from response_format, structured_outputs or a forced tool.
+
+The fields mean what they mean in vLLM. All functions are pure. Only the engine can tell whether a
+grammar compiles.
 """
 
 from __future__ import annotations
@@ -22,28 +24,30 @@ ANY_OBJECT: Json = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the whole answer must be.
+    """A grammar that the whole answer must match.
 
     >>> Grammar("choice", '["yes", "no"]').kind
     'choice'
     """
 
     kind: Kind
-    """`calls`: a JSON array of {name, parameters}, one for each call of a tool; `arguments`: the
-    arguments of the one tool asked for by name."""
+    """Kind of the grammar. `calls`: a JSON array with one {name, parameters} for each tool call.
+    `arguments`: the arguments of the one tool that `tool_choice` names."""
     text: str
-    """A JSON schema for json, calls and arguments; a JSON list of strings for choice; JSON for
-    structural_tag; else the expression itself."""
+    """Text of the grammar: a JSON schema for json, calls and arguments; a JSON list of strings for
+    choice; JSON for structural_tag; the expression itself for regex and ebnf."""
     any_whitespace: bool = True
-    """JSON may hold more white space than one space after each comma and colon."""
+    """Whether JSON may have more whitespace than one space after each comma and colon."""
 
 
 _LOOSE = ConfigDict(extra="allow")
-"""Unknown fields are accepted, as vLLM does."""
+"""Unknown fields are accepted, as in vLLM."""
 
 
 @with_config(_LOOSE)
 class JsonSchemaResponseFormat(TypedDict):
+    """The value of `json_schema` in a response_format."""
+
     name: str
     description: NotRequired[str | None]
     schema: NotRequired[dict[str, Any] | None]
@@ -52,18 +56,24 @@ class JsonSchemaResponseFormat(TypedDict):
 
 @with_config(_LOOSE)
 class ResponseFormat(TypedDict):
+    """The response formats of the OpenAI API."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NotRequired[JsonSchemaResponseFormat | None]
 
 
 @with_config(_LOOSE)
 class StructuralTagResponseFormat(TypedDict):
+    """vLLM's response format for structural tags."""
+
     type: Literal["structural_tag"]
     format: Any
 
 
 @with_config(_LOOSE)
 class LegacyStructuralTag(TypedDict):
+    """One structure of the legacy response format."""
+
     begin: str
     schema: NotRequired[dict[str, Any] | None]
     end: str
@@ -71,6 +81,8 @@ class LegacyStructuralTag(TypedDict):
 
 @with_config(_LOOSE)
 class LegacyStructuralTagResponseFormat(TypedDict):
+    """vLLM's older response format for structural tags."""
+
     type: Literal["structural_tag"]
     structures: list[LegacyStructuralTag]
     triggers: list[str]
@@ -80,6 +92,8 @@ AnyResponseFormat = ResponseFormat | StructuralTagResponseFormat | LegacyStructu
 
 
 class StructuredOutputs(TypedDict):
+    """vLLM's `structured_outputs`."""
+
     json: NotRequired[str | dict[str, Any] | None]
     regex: NotRequired[str | None]
     choice: NotRequired[list[str] | None]
@@ -93,6 +107,8 @@ class StructuredOutputs(TypedDict):
 
 @with_config(_LOOSE)
 class FunctionDefinition(TypedDict):
+    """The function of a tool."""
+
     name: str
     description: NotRequired[str | None]
     parameters: NotRequired[dict[str, Any] | None]
@@ -101,33 +117,40 @@ class FunctionDefinition(TypedDict):
 
 @with_config(_LOOSE)
 class Tool(TypedDict):
+    """One entry of `tools`."""
+
     type: NotRequired[Literal["function"]]
     function: FunctionDefinition
 
 
-def grammar_of(
+def parse_grammar(
     structured: Mapping[str, Any] | None, format: Mapping[str, Any] | None
 ) -> Grammar | None:
-    """Raises WireError (400). A response_format takes the place of the same kind of constraint."""
-    asked = dict(structured or {}) | _constraint_of(format)
+    """Return the grammar of `structured_outputs` and `response_format`, or None without either.
+
+    If both define a constraint of the same kind, the response_format wins. Raises WireError (400)
+    for several kinds of constraints, for no constraint, and for an empty constraint.
+    """
+    constraints = dict(structured or {}) | _format_constraint(format)
     if structured is None and (format is None or format["type"] == "text"):
         return None
-    given = [name for name in _CONSTRAINTS if asked.get(name) is not None]
-    if len(given) > 1:
+    kinds = [name for name in _CONSTRAINTS if constraints.get(name) is not None]
+    if len(kinds) > 1:
         raise bad_request(
             "You can only use one kind of structured outputs constraint but multiple are "
-            f"specified: {asked}"
+            f"specified: {constraints}"
         )
-    if not given:
+    if not kinds:
         raise bad_request(
             "You must use one kind of structured outputs constraint but none are specified: "
-            f"{asked}"
+            f"{constraints}"
         )
-    any_whitespace = not asked.get("disable_any_whitespace")
-    return _grammar(given[0], asked[given[0]], any_whitespace)
+    any_whitespace = not constraints.get("disable_any_whitespace")
+    return _build_grammar(kinds[0], constraints[kinds[0]], any_whitespace)
 
 
-def _constraint_of(format: Mapping[str, Any] | None) -> Json:
+def _format_constraint(format: Mapping[str, Any] | None) -> Json:
+    """Return the response_format as a constraint of `structured_outputs`, or {}."""
     match format and format["type"]:
         case "json_object":
             return {"json_object": True}
@@ -140,47 +163,54 @@ def _constraint_of(format: Mapping[str, Any] | None) -> Json:
             return {}
 
 
-def _grammar(constraint: str, asked: Any, any_whitespace: bool) -> Grammar:
-    match constraint:
+def _build_grammar(kind: str, value: Any, any_whitespace: bool) -> Grammar:
+    match kind:
         case "json":
-            return Grammar("json", _schema_text(asked), any_whitespace)
+            return Grammar("json", _schema_text(value), any_whitespace)
         case "json_object":
-            if asked is False:
+            if value is False:
                 raise bad_request(
                     "structured_outputs.json_object must be True if set; omit structured_outputs "
                     "to disable structured outputs"
                 )
             return Grammar("json", json.dumps(ANY_OBJECT), any_whitespace)
         case "choice":
-            if not asked:
-                raise bad_request(f"Choice '{asked}' cannot be an empty list")
-            return Grammar("choice", json.dumps(asked))
+            if not value:
+                raise bad_request(f"Choice '{value}' cannot be an empty list")
+            return Grammar("choice", json.dumps(value))
         case "grammar":
-            if not asked.strip():
+            if not value.strip():
                 raise bad_request("structured_outputs.grammar cannot be an empty string")
-            return Grammar("ebnf", asked)
+            return Grammar("ebnf", value)
         case "regex":
-            return Grammar("regex", asked)
+            return Grammar("regex", value)
         case _:
-            return Grammar("structural_tag", asked)
+            return Grammar("structural_tag", value)
 
 
-def _schema_text(asked: str | Json) -> str:
-    if not isinstance(asked, str):
-        return json.dumps(asked)
-    if not asked.strip():
+def _schema_text(schema: str | Json) -> str:
+    if not isinstance(schema, str):
+        return json.dumps(schema)
+    if not schema.strip():
         raise bad_request("structured_outputs.json cannot be an empty string")
     try:
-        json.loads(asked)
+        json.loads(schema)
     except (ValueError, RecursionError):
         raise bad_request("Invalid JSON grammar specification.") from None
-    return asked
+    return schema
 
 
 def calls_grammar(tools: Sequence[Tool], *, is_parallel: bool) -> Grammar:
-    """At least one call of the offered tools: `tool_choice` "required". Raises WireError (400).
-    Where calls are not to be parallel, the first is the only one told, so no other is sampled."""
-    schema: Json = {"type": "array", "minItems": 1, "items": {"anyOf": list(map(_call, tools))}}
+    """Return the grammar for `tool_choice` "required": at least one call of the offered tools.
+
+    Without parallel calls only the first call is returned to the app, so the grammar allows only
+    one. Raises WireError (400) if two tools define the same name of `$defs` differently.
+    """
+    schema: Json = {
+        "type": "array",
+        "minItems": 1,
+        "items": {"anyOf": list(map(_call_schema, tools))},
+    }
     if not is_parallel:
         schema["maxItems"] = 1
     definitions = _shared_definitions(tools)
@@ -190,20 +220,24 @@ def calls_grammar(tools: Sequence[Tool], *, is_parallel: bool) -> Grammar:
 
 
 def arguments_grammar(tool: Tool) -> Grammar:
+    """Return the grammar for the arguments of one call of this tool."""
     schema = tool["function"].get("parameters") or ANY_OBJECT
     return Grammar("arguments", json.dumps(schema), any_whitespace=False)
 
 
-def _call(tool: Tool) -> Json:
+def _call_schema(tool: Tool) -> Json:
     function = tool["function"]
-    given = function.get("parameters") or {"type": "object", "properties": {}}
-    parameters = {key: value for key, value in given.items() if key != "$defs"}
+    own_schema = function.get("parameters") or {"type": "object", "properties": {}}
+    parameters = {key: value for key, value in own_schema.items() if key != "$defs"}
     properties = {"name": {"type": "string", "enum": [function["name"]]}, "parameters": parameters}
     return {"type": "object", "properties": properties, "required": ["name", "parameters"]}
 
 
 def _shared_definitions(tools: Sequence[Tool]) -> Json:
-    """`#/$defs/…` counts from the root of the schema, which is now ours."""
+    """Return the `$defs` of all tools.
+
+    References such as `#/$defs/…` start at the root, which is now the schema of the call array.
+    """
     shared: Json = {}
     for tool in tools:
         parameters = tool["function"].get("parameters") or {}

@@ -21,7 +21,7 @@ from fakevllm_adapters.protocol.packed_numbers import (
     unpack_floats,
     unpack_ids,
 )
-from fakevllm_adapters.vllm_compat.chat import ChatRequest
+from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 from fakevllm_server.types.sampling import Sampling, Token
 from fakevllm_server.types.token_masks import TokenMasks
 from fakevllm_server.types.weight_gate import WeightGate

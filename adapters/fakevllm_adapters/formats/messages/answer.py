@@ -48,7 +48,7 @@ def reasoning_of(message: Json) -> object:
     return message.get("reasoning_content") if reasoning is None else reasoning
 
 
-def usage_of(chat_usage: object) -> Json:
+def usage_counts(chat_usage: object) -> Json:
     """Translate the usage of a chat completion.
 
     vLLM's prompt_tokens include cached tokens, Anthropic's input_tokens do not.
@@ -88,7 +88,7 @@ def message_of(completion: Json) -> Json:
     stop_reason = STOP_REASONS.get(str(choice.get("finish_reason")))
     if stop_reason is not None:
         message["stop_reason"] = stop_reason
-    message["usage"] = usage_of(completion.get("usage"))
+    message["usage"] = usage_counts(completion.get("usage"))
     for name in ("kv_transfer_params", "ec_transfer_params"):
         if completion.get(name) is not None:
             message[name] = completion[name]

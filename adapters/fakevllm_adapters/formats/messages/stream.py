@@ -19,7 +19,7 @@ from fakevllm_adapters.formats.messages.answer import (
     new_signature,
     reasoning_of,
     stream_error,
-    usage_of,
+    usage_counts,
 )
 from fakevllm_adapters.formats.sse import DONE, data_of, parse_event
 
@@ -171,7 +171,7 @@ class MessageStream:
             "model": chunk.get("model"),
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": usage_of(self._usage),
+            "usage": usage_counts(self._usage),
         }
         return {"type": "message_start", "message": message}
 
@@ -198,4 +198,4 @@ class MessageStream:
         delta: Json = {"stop_reason": STOP_REASONS.get(self._finish_reason or "stop")}
         if self._dialect.sends_stop_sequence:
             delta["stop_sequence"] = None
-        yield {"type": "message_delta", "delta": delta, "usage": usage_of(self._usage)}
+        yield {"type": "message_delta", "delta": delta, "usage": usage_counts(self._usage)}

@@ -31,7 +31,7 @@ from fakevllm_adapters.formats.responses.request import (
     parse_request,
     request_tools,
 )
-from fakevllm_adapters.formats.responses.resource import Resource, usage_of
+from fakevllm_adapters.formats.responses.resource import Resource, usage_counts
 from fakevllm_adapters.formats.responses.stream import Event, EventWriter, ItemStream
 from fakevllm_adapters.formats.sse import DONE, parse_event
 from fakevllm_adapters.protocol.errors import WireError, error_body, internal_error
@@ -105,7 +105,7 @@ class ResponsesExchange:
         logprobs = logprobs_of(choice) if self._with_logprobs else None
         items = output_items(choice["message"], logprobs, self._tools, self._dialect, is_cut)
         status = INCOMPLETE if is_cut else COMPLETED
-        return self._resource.as_json(status, items, usage_of(usage, self._dialect))
+        return self._resource.as_json(status, items, usage_counts(usage, self._dialect))
 
     def _take(self, event: bytes) -> None:
         chunk = parse_event(event)
@@ -144,7 +144,7 @@ class ResponsesExchange:
         if not self._has_choice:
             return self._fail(internal_error().body)
         is_cut = self._is_cut(self._finish_reason, self._usage)
-        usage = usage_of(self._usage, self._dialect)
+        usage = usage_counts(self._usage, self._dialect)
         self._write(self._items.close(is_cut))
         status = INCOMPLETE if is_cut else COMPLETED
         resource = self._resource.as_json(status, self._items.output, usage)

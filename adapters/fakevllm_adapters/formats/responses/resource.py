@@ -112,7 +112,7 @@ class Resource:
         return self.request.top_p
 
 
-def usage_of(usage: Json, dialect: Dialect) -> Json:
+def usage_counts(usage: Json, dialect: Dialect) -> Json:
     """Translate the usage of a chat completion."""
     prompt: Json = usage.get("prompt_tokens_details") or {}
     completion: Json = usage.get("completion_tokens_details") or {}

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import bad_request, unavailable
 from fakevllm_adapters.protocol.reasons import OutageReason
-from fakevllm_adapters.vllm_compat.chat import ChatRequest, check_length
+from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, allowed_new_tokens
 from fakevllm_server.backends.embedded.decode.chat_renderer import ChatRenderer
 from fakevllm_server.backends.embedded.decode.decoder import cache_shape
 from fakevllm_server.backends.embedded.decode.decoding_check import check_decoding
@@ -168,7 +168,7 @@ class EmbeddedEngine:
             raise bad_request(
                 "The prompt must hold at least one token, and only ids of the vocabulary."
             )
-        limit = check_length(
+        limit = allowed_new_tokens(
             len(ids), min(sampling.max_tokens, self.max_model_len), self.max_model_len
         )
         if len(self._state.scheduler.waiting) >= MAX_WAITING:

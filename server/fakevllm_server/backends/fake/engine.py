@@ -32,7 +32,7 @@ import orjson
 from fakevllm_adapters.formats.chat import text_of
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import bad_request, not_supported
-from fakevllm_adapters.vllm_compat.chat import ChatRequest
+from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 from fakevllm_adapters.vllm_compat.grammar import Grammar
 from fakevllm_server.backends.fake.schema_min import smallest
 from fakevllm_server.backends.fake.script import Script, Turn, script_of

@@ -8,14 +8,18 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
-from fakevllm_adapters.vllm_compat.answer import (
+from fakevllm_adapters.vllm_compat.chat_request import (
+    ChatRequest,
+    allowed_new_tokens,
+    truncate_prompt,
+)
+from fakevllm_adapters.vllm_compat.chat_response import (
     ChatWriter,
     Choice,
     assistant_message,
     new_response_id,
-    usage_of,
+    usage_counts,
 )
-from fakevllm_adapters.vllm_compat.chat import ChatRequest, check_length, truncated
 from fakevllm_server.backends.http.pieces import (
     Piece,
     Progress,
@@ -45,8 +49,10 @@ class Completion:
         check_model(engine, request.model)
         self._engine = engine
         self._request = request
-        self._prompt_ids = truncated(engine.render(request), request, engine.max_model_len)
-        limit = check_length(len(self._prompt_ids), request.limit, engine.max_model_len)
+        self._prompt_ids = truncate_prompt(engine.render(request), request, engine.max_model_len)
+        limit = allowed_new_tokens(
+            len(self._prompt_ids), request.max_new_tokens, engine.max_model_len
+        )
         self._sampling = sampling_asked(request, engine.default_sampling, limit)
         engine.check(self._sampling)
         self._choices = [Progress(index) for index in range(request.n or 1)]
@@ -126,9 +132,11 @@ class Completion:
 
     def _with_usage(self, chunk: Json, num_sampled: int) -> Json:
         """Where asked for, each chunk tells its choice's usage so far, right after the choices."""
-        if not self._request.usage_all_along:
+        if not self._request.wants_continuous_usage:
             return chunk
-        usage = usage_of(len(self._prompt_ids), num_sampled) | {"completion_tokens_details": None}
+        usage = usage_counts(len(self._prompt_ids), num_sampled) | {
+            "completion_tokens_details": None
+        }
         keys = list(chunk)
         end = keys.index("choices") + 1
         return {key: chunk[key] for key in keys[:end]} | {"usage": usage} | chunk
@@ -156,4 +164,6 @@ class Completion:
         return self._writer.usage_chunk(self._usage())
 
     def _usage(self) -> Json:
-        return usage_of(len(self._prompt_ids), sum(len(choice.tokens) for choice in self._choices))
+        return usage_counts(
+            len(self._prompt_ids), sum(len(choice.tokens) for choice in self._choices)
+        )

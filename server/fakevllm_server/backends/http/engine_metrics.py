@@ -17,7 +17,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from fakevllm_adapters.vllm_compat.chat import ChatRequest
+from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 from fakevllm_server.types.backend import TokenEngine
 from fakevllm_server.types.sampling import Sampling, Token
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from fakevllm_adapters.vllm_compat.chat import ChatRequest
+from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 from fakevllm_server.backends.http.text_stream import Detokenizer, StopScanner
 from fakevllm_server.types.backend import TokenEngine
 from fakevllm_server.types.sampling import Sampling, Token
@@ -90,7 +90,7 @@ def shown_allowed(
     engine: TokenEngine, request: ChatRequest, tokens: Sequence[Token]
 ) -> Json | None:
     """What each token was chosen from, where the engine knows it."""
-    if not (engine.reports_allowed and request.reports_allowed):
+    if not (engine.reports_allowed and request.requests_allowed_tokens):
         return None
     return TokenMasks.from_packed_sets([token.allowed for token in tokens]).to_wire()
 

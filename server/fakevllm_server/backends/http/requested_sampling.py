@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from fakevllm_adapters.protocol.errors import bad_request, unknown_model
-from fakevllm_adapters.vllm_compat.chat import ChatRequest
+from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 from fakevllm_server.types.backend import TokenEngine
 from fakevllm_server.types.sampling import Sampling, effective_temperature
 
@@ -57,7 +57,7 @@ def sampling_asked(request: ChatRequest, defaults: Json, max_tokens: int) -> Sam
         bad_words=tuple(request.bad_words or ()),
         allowed_ids=None if allowed is None else tuple(allowed),
         grammar=request.grammar,
-        reports_allowed=request.reports_allowed,
+        reports_allowed=request.requests_allowed_tokens,
     )
 
 

@@ -18,8 +18,8 @@ from starlette.routing import Route
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.http.asgi import Headers, Receive, reason_headers, wait_for_disconnect
 from fakevllm_adapters.protocol.errors import WireError, bad_content_type, internal_error
-from fakevllm_adapters.vllm_compat.answer import model_card
-from fakevllm_adapters.vllm_compat.chat import parse_chat_request
+from fakevllm_adapters.vllm_compat.chat_request import parse_chat_request
+from fakevllm_adapters.vllm_compat.chat_response import model_card
 from fakevllm_adapters.vllm_compat.completions import parse_completion_request
 from fakevllm_server.backends.http.completion import Completion
 from fakevllm_server.backends.http.engine_metrics import MeasuredEngine

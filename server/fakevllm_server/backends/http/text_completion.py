@@ -10,8 +10,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from fakevllm_adapters.vllm_compat.answer import usage_of
-from fakevllm_adapters.vllm_compat.chat import check_length, truncated
+from fakevllm_adapters.vllm_compat.chat_request import allowed_new_tokens, truncate_prompt
+from fakevllm_adapters.vllm_compat.chat_response import usage_counts
 from fakevllm_adapters.vllm_compat.completions import (
     CompletionRequest,
     CompletionWriter,
@@ -99,10 +99,12 @@ class TextCompletion:
                 text = self._engine.decode(prompt, skip_special_tokens=False)
         if self._common.return_token_ids:
             text = ""  # vLLM has the ids stand for it
-        return ReadPrompt(truncated(ids, self._common, self._engine.max_model_len), text)
+        return ReadPrompt(truncate_prompt(ids, self._common, self._engine.max_model_len), text)
 
     def _begun(self, prompt: ReadPrompt) -> list[Choice]:
-        limit = check_length(len(prompt.ids), self._request.limit, self._engine.max_model_len)
+        limit = allowed_new_tokens(
+            len(prompt.ids), self._request.max_new_tokens, self._engine.max_model_len
+        )
         sampling = sampling_asked(self._common, self._engine.default_sampling, limit)
         self._engine.check(sampling)
         return [
@@ -155,7 +157,9 @@ class TextCompletion:
             weight_versions=shown_spans(self._common, progress.tokens) if is_last else None,
             allowed_tokens=self._allowed(progress.tokens) if is_last else None,
         )
-        usage = self._usage([choice], [choice.prompt]) if self._common.usage_all_along else None
+        usage = (
+            self._usage([choice], [choice.prompt]) if self._common.wants_continuous_usage else None
+        )
         return self._writer.chunk(piece, usage, closes_stream=not self._common.include_usage)
 
     def _whole(self, choice: Choice) -> TextChoice:
@@ -177,7 +181,7 @@ class TextCompletion:
         return shown_allowed(self._engine, self._common, tokens)
 
     def _shown_text(self, choice: Choice, text: str) -> str:
-        return choice.prompt.text + ("" if self._request.is_echo_alone else text)
+        return choice.prompt.text + ("" if self._request.is_echo_only else text)
 
     def _logprobs(self, tokens: Sequence[Token], num_chars: int) -> Json | None:
         if self._request.logprobs is None:
@@ -190,7 +194,7 @@ class TextCompletion:
         return self._name(token.id), token.logprob, tops
 
     def _name(self, id: int) -> str:
-        if self._request.tokens_as_ids:
+        if self._request.returns_tokens_as_ids:
             return f"token_id:{id}"
         return self._engine.decode([id], skip_special_tokens=False)
 
@@ -198,7 +202,7 @@ class TextCompletion:
         return self._writer.usage_chunk(self._usage(self._choices, self._prompts))
 
     def _usage(self, choices: Sequence[Choice], prompts: Sequence[ReadPrompt]) -> Json:
-        return usage_of(
+        return usage_counts(
             sum(len(prompt.ids) for prompt in prompts),
             sum(len(choice.progress.tokens) for choice in choices),
         )

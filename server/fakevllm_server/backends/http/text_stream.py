@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from fakevllm_adapters.vllm_compat.answer import new_tool_call_id
+from fakevllm_adapters.vllm_compat.chat_response import new_tool_call_id
 
 Json = dict[str, Any]
 Decode = Callable[[Sequence[int]], str]

@@ -11,8 +11,8 @@ import json
 import re
 from typing import Any, NamedTuple, Protocol
 
-from fakevllm_adapters.vllm_compat.answer import new_tool_call_id
-from fakevllm_adapters.vllm_compat.chat import ChatRequest
+from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
+from fakevllm_adapters.vllm_compat.chat_response import new_tool_call_id
 from fakevllm_server.backends.http.text_stream import ToolScanner, split_tool_calls
 
 Json = dict[str, Any]

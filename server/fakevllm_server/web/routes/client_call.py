@@ -19,7 +19,11 @@ from fakevllm_adapters.http.asgi import Send, send_bytes, send_json
 from fakevllm_adapters.http.json_body import parse_object
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import WireError, not_served
-from fakevllm_adapters.vllm_compat.context import is_over_context, unlimited, within_context
+from fakevllm_adapters.vllm_compat.token_limits import (
+    drop_limits_above_context,
+    drop_token_limits,
+    is_over_context,
+)
 from fakevllm_server.rollout.capture.table import CAPTURES
 from fakevllm_server.rollout.engine_client import EngineClient, Refused, Refuses
 from fakevllm_server.training.episode_body import with_job_sampling
@@ -107,7 +111,7 @@ class ClientCall:
     ) -> None:
         """Once more without a limit where prompt and limit together are too long for the context.
         What is refused then is told of the first."""
-        free = unlimited(exchange.body)
+        free = drop_token_limits(exchange.body)
 
         def refuses(status: int, body: Json) -> bool:
             return self._is_translated or (free is not None and is_over_context(status, body))
@@ -133,7 +137,7 @@ class ClientCall:
             return why.error or not_served(str(why))
         if self.job is not None and self.adapter.upstream_path in CAPTURES:
             exchange.body = with_job_sampling(exchange.body, self.job)
-        exchange.body = within_context(exchange.body, upstream.endpoint.max_model_len)
+        exchange.body = drop_limits_above_context(exchange.body, upstream.endpoint.max_model_len)
         try:
             orjson.dumps(exchange.body)
         except TypeError as error:  # numbers beyond 64 bits

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.vllm_compat.chat import ChatRequest
+from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 from fakevllm_server.backends.embedded.decode.decoder import cache_shape
 from fakevllm_server.backends.embedded.decode.kv_cache import KvCache
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest

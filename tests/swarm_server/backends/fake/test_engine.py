@@ -8,7 +8,7 @@ import pytest
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import WireError
-from fakevllm_adapters.vllm_compat.chat import parse_chat_request
+from fakevllm_adapters.vllm_compat.chat_request import parse_chat_request
 from fakevllm_server.backends.fake.engine import EOS, FakeEngine
 from fakevllm_server.backends.fake.schema_min import smallest
 from fakevllm_server.backends.http.completion import Completion

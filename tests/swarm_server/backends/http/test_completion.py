@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 import pytest
 
 from fakevllm_adapters.protocol.errors import WireError, unavailable
-from fakevllm_adapters.vllm_compat.chat import parse_chat_request
+from fakevllm_adapters.vllm_compat.chat_request import parse_chat_request
 from fakevllm_server.backends.fake.engine import FakeEngine
 from fakevllm_server.backends.http.completion import Completion
 from fakevllm_server.types.sampling import Sampling, Token

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from typing import Any
 
 from fakevllm_adapters.protocol.errors import bad_request
-from fakevllm_adapters.vllm_compat.chat import ChatRequest
+from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 
 MAX_CACHED_PROMPTS = 256
 """Number of cached prompts. Siblings and retries of a request need the same prompt within

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from fakevllm_adapters.vllm_compat.chat import ChatRequest
+from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 from fakevllm_server.backends.embedded.demo_model.sums import Sum, prompt_text, random_sum
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfig
 from fakevllm_server.types.sampling import Sampling

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from fakevllm_adapters.protocol.errors import WireError
-from fakevllm_adapters.vllm_compat.chat import ChatRequest
+from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 from fakevllm_server.backends.embedded.decode.chat_renderer import MAX_CACHED_PROMPTS, ChatRenderer
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 

@@ -16,7 +16,7 @@ from swarm_server.backends.embedded.engine_helpers import ask, collect, load, pl
 from transformers import AutoTokenizer
 
 from fakevllm_adapters.protocol.errors import WireError
-from fakevllm_adapters.vllm_compat.chat import parse_chat_request
+from fakevllm_adapters.vllm_compat.chat_request import parse_chat_request
 from fakevllm_adapters.vllm_compat.grammar import Grammar
 from fakevllm_server.backends.embedded.decode.grammar import MAX_WHITESPACE, GrammarCompiler
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR

@@ -1,5 +1,7 @@
-"""What a chat request may not mean, though each field alone has the right type: vLLM's refusals,
-in vLLM's words, and what none of our own engines can do, refused by name.
+"""Checks of a chat request beyond the types of its fields.
+
+Invalid values and combinations are refused with vLLM's own messages. Fields that none of the
+bundled engines supports are refused by name.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fakevllm_adapters.protocol.errors import Json, WireError, bad_request, not_supported
 
 if TYPE_CHECKING:
-    from fakevllm_adapters.vllm_compat.chat import ChatRequest
+    from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 
 MAX_STOP_STRINGS = 4
 MAX_N = 16384
@@ -32,11 +34,11 @@ _UNSUPPORTED = (
     "kv_transfer_params",
     "ec_transfer_params",
 )
-"""Accepted where they are null, false or empty."""
+"""Fields of vLLM that no bundled engine supports. Null, false and empty values are accepted."""
 
 
 def check_before_types(body: Json) -> None:
-    """What vLLM looks at in the body as it came. Raises WireError."""
+    """Check the parsed JSON as vLLM does before it validates types. Raises WireError (400)."""
     format: object = body.get("response_format")
     if isinstance(format, dict):
         shape = cast(Json, format)
@@ -62,8 +64,8 @@ def check_before_types(body: Json) -> None:
 def _check_streaming(body: Json) -> None:
     if body.get("stream_options") and not body.get("stream"):
         raise _refused("Stream options can only be defined when `stream=True`.", "stream_options")
-    asked: object = body.get("prompt_logprobs")
-    if body.get("stream") and isinstance(asked, int) and (asked > 0 or asked == -1):
+    num: object = body.get("prompt_logprobs")
+    if body.get("stream") and isinstance(num, int) and (num > 0 or num == -1):
         raise _refused("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
 
 
@@ -90,40 +92,43 @@ def _check_tools(body: Json) -> None:
 
 
 def _check_named_tool(choice: Json, tools: object) -> None:
-    given: Any = choice.get("function")
-    place = "tool_choice.function"
-    if not isinstance(given, dict):
+    value: Any = choice.get("function")
+    path = "tool_choice.function"
+    if not isinstance(value, dict):
         raise _refused(
-            f"Invalid value for `function`: `{str(given)[:200]}` in `tool_choice`! {_NAMED_USAGE}",
-            place,
+            f"Invalid value for `function`: `{str(value)[:200]}` in `tool_choice`! {_NAMED_USAGE}",
+            path,
         )
-    function = cast(Json, given)
+    function = cast(Json, value)
     if "name" not in function:
         raise _refused(
             f"Expected field `name` in `function` in `tool_choice`! {_NAMED_USAGE}",
-            f"{place}.name",
+            f"{path}.name",
         )
     name: Any = function["name"]
     if not isinstance(name, str) or not name:
         raise _refused(
             f"Invalid `name` in `function`: `{str(name)[:200]}` in `tool_choice`! {_NAMED_USAGE}",
-            f"{place}.name",
+            f"{path}.name",
         )
-    # What is no list of tools is a schema error, told next.
-    if isinstance(tools, list) and name not in map(_name_of, cast(list[Any], tools)):
+    # If `tools` is not a list, the validation of types reports that next.
+    if isinstance(tools, list) and name not in map(_tool_name, cast(list[Any], tools)):
         raise _refused(
             "The tool specified in `tool_choice` does not match any of the specified `tools`",
             "tool_choice",
         )
 
 
-def _name_of(tool: Any) -> object:
+def _tool_name(tool: Any) -> object:
     function: Any = cast(Json, tool).get("function") if isinstance(tool, dict) else None
     return cast(Json, function).get("name") if isinstance(function, dict) else None
 
 
 def check_continuation(body: Json) -> None:
-    """Raises WireError."""
+    """Refuse a body that both continues its last message and adds a generation prompt.
+
+    Raises WireError (400).
+    """
     if body.get("continue_final_message") and body.get("add_generation_prompt"):
         raise bad_request(
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
@@ -131,7 +136,7 @@ def check_continuation(body: Json) -> None:
 
 
 def check_conversation(request: ChatRequest) -> None:
-    """Raises WireError where it cannot become a prompt."""
+    """Check that the chat template can turn the messages into a prompt. Raises WireError (400)."""
     if request.chat_template is not None:
         raise bad_request(
             "Chat template is passed with request, but --trust-request-chat-template is not set. "
@@ -144,9 +149,9 @@ def check_conversation(request: ChatRequest) -> None:
 
 
 def check(request: ChatRequest) -> None:
-    """Raises WireError."""
+    """Check the values of a request whose types are valid. Raises WireError (400)."""
     check_conversation(request)
-    _check_shape(request)
+    _check_sampling(request)
     _check_logprobs(request)
     _check_grammar(request)
     for name in _UNSUPPORTED:
@@ -156,7 +161,7 @@ def check(request: ChatRequest) -> None:
         raise not_supported("prompt_logprobs")
 
 
-def _check_shape(request: ChatRequest) -> None:
+def _check_sampling(request: ChatRequest) -> None:
     n = 1 if request.n is None else request.n
     if n < 1:
         raise bad_request(f"n must be at least 1, got {n}.")
@@ -175,12 +180,14 @@ def _check_shape(request: ChatRequest) -> None:
         raise bad_request(
             f"temperature must be in [0, 2], got {temperature}.", "temperature", temperature
         )
-    _check_cuts(request)
+    _check_truncations(request)
     if n > 1 and temperature == 0:
         raise bad_request(f"n must be 1 when using greedy sampling, got {n}.")
-    if request.limit is not None and request.limit < 1:
+    if request.max_new_tokens is not None and request.max_new_tokens < 1:
         raise bad_request(
-            f"max_tokens must be at least 1, got {request.limit}.", "max_tokens", request.limit
+            f"max_tokens must be at least 1, got {request.max_new_tokens}.",
+            "max_tokens",
+            request.max_new_tokens,
         )
     if any(not stop for stop in request.stops):
         raise bad_request("stop cannot contain an empty string.")
@@ -204,7 +211,7 @@ def _check_penalties(request: ChatRequest) -> None:
     repetition = request.repetition_penalty
     if repetition is not None and repetition <= 0:
         raise bad_request(f"repetition_penalty must be greater than zero, got {repetition}.")
-    wrong = [key for key in request.logit_bias or {} if not _is_id(key)]
+    wrong = [key for key in request.logit_bias or {} if not _is_token_id(key)]
     if wrong:
         raise bad_request(
             f"logit_bias contains key(s) that cannot be converted to integer token IDs: {wrong!r}",
@@ -217,7 +224,7 @@ def _check_penalties(request: ChatRequest) -> None:
         )
 
 
-def _is_id(key: str) -> bool:
+def _is_token_id(key: str) -> bool:
     try:
         int(key)
     except ValueError:
@@ -225,7 +232,7 @@ def _is_id(key: str) -> bool:
     return True
 
 
-def _check_cuts(request: ChatRequest) -> None:
+def _check_truncations(request: ChatRequest) -> None:
     if request.top_p is not None and not 0 < request.top_p <= 1:
         raise bad_request(f"top_p must be in (0, 1], got {request.top_p}.", "top_p", request.top_p)
     if request.top_k is not None and request.top_k < -1:
@@ -235,37 +242,37 @@ def _check_cuts(request: ChatRequest) -> None:
 
 
 def _check_logprobs(request: ChatRequest) -> None:
-    asked = request.top_logprobs
-    if asked is None:
+    num = request.top_logprobs
+    if num is None:
         return
-    if asked < 0:
-        raise bad_request("`top_logprobs` must be a positive value.", "top_logprobs", asked)
-    if asked > 0 and not request.logprobs:
+    if num < 0:
+        raise bad_request("`top_logprobs` must be a positive value.", "top_logprobs", num)
+    if num > 0 and not request.logprobs:
         raise _refused("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
-    if asked > MAX_TOP_LOGPROBS:
+    if num > MAX_TOP_LOGPROBS:
         raise bad_request(
-            f"Requested sample logprobs of {asked}, which is greater than max allowed: "
+            f"Requested sample logprobs of {num}, which is greater than max allowed: "
             f"{MAX_TOP_LOGPROBS}",
             "logprobs",
-            asked,
+            num,
         )
 
 
 def _check_grammar(request: ChatRequest) -> None:
-    asked = request.structured_outputs or {}
-    given = [name for name in ("json", "regex", "choice") if asked.get(name) is not None]
-    if len(given) > 1:
+    constraints = request.structured_outputs or {}
+    kinds = [name for name in ("json", "regex", "choice") if constraints.get(name) is not None]
+    if len(kinds) > 1:
         raise bad_request(
             "You can only use one kind of constraints for structured outputs "
             "('json', 'regex' or 'choice')."
         )
-    if given and isinstance(request.tool_choice, dict):
+    if kinds and isinstance(request.tool_choice, dict):
         raise bad_request(
             "You can only either use constraints for structured outputs or tools, not both."
         )
-    _ = request.grammar  # says what else is wrong with it
+    _ = request.grammar  # raises WireError for every other mistake
 
 
 def _refused(message: str, param: str) -> WireError:
-    """With the parameter named, but not its value."""
+    """Return vLLM's 400 that names the parameter but does not repeat its value."""
     return bad_request(f"{message} (parameter={param})", param)

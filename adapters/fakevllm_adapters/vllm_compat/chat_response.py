@@ -1,6 +1,6 @@
-"""/v1/chat/completions from the engine's side: vLLM's answers and stream chunks, key by key.
+"""Response bodies and stream chunks of /v1/chat/completions, as vLLM writes them.
 
-Keys are printed with their nulls and in vLLM's order.
+The engines that are not vLLM use this module. Keys have vLLM's order, and null values are written.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from fakevllm_adapters.protocol.errors import Json
 
 
 def new_response_id(request_id: str | None) -> str:
+    """Return a completion's id: vLLM's prefix, then the request's own id or a random one."""
     return f"chatcmpl-{request_id or secrets.token_hex(8)}"
 
 
 def new_tool_call_id() -> str:
+    """Return a random id for one tool call, with vLLM's prefix."""
     return f"chatcmpl-tool-{secrets.token_hex(8)}"
 
 
 @dataclass(slots=True)
 class Choice:
-    """One finished choice of an answer."""
+    """One finished choice of a completion."""
 
     index: int
     message: Json
@@ -32,9 +34,11 @@ class Choice:
     token_ids: list[int] | None = None
     weight_versions: list[Json] | None = None
     allowed_tokens: Json | None = None
-    """No key of vLLM's: printed where it was asked for."""
+    """The token set that each token was sampled from. vLLM has no such key. The key is written only
+    if the request has `return_allowed_tokens`."""
 
     def as_json(self) -> Json:
+        """Return the choice as a JSON object with vLLM's keys."""
         return {
             "index": self.index,
             "message": self.message,
@@ -44,14 +48,16 @@ class Choice:
             "token_ids": self.token_ids,
             "routed_experts": None,
             "weight_versions": self.weight_versions,
-        } | allowed_key(self.allowed_tokens)
+        } | allowed_tokens_field(self.allowed_tokens)
 
 
-def allowed_key(allowed_tokens: Json | None) -> Json:
+def allowed_tokens_field(allowed_tokens: Json | None) -> Json:
+    """Return the key `allowed_tokens` with its value, or {} if the value is None."""
     return {} if allowed_tokens is None else {"allowed_tokens": allowed_tokens}
 
 
 def assistant_message(content: str | None, tool_calls: Sequence[Json] = ()) -> Json:
+    """Return the assistant's message with vLLM's keys; an empty `tool_calls` is left out."""
     message: Json = {
         "role": "assistant",
         "content": content,
@@ -68,7 +74,8 @@ def assistant_message(content: str | None, tool_calls: Sequence[Json] = ()) -> J
 
 @dataclass(frozen=True, slots=True)
 class ChatWriter:
-    """Writes the answer to one request: the same id, time, model and fingerprint on every piece."""
+    """Writer of one request's response. The body and all chunks have the same id, creation time,
+    model and fingerprint."""
 
     id: str
     created: int
@@ -78,6 +85,7 @@ class ChatWriter:
     def completion(
         self, choices: Sequence[Choice], usage: Json, prompt_ids: list[int] | None
     ) -> Json:
+        """Return the body of a response that is not streamed."""
         return {
             "id": self.id,
             "object": "chat.completion",
@@ -96,6 +104,7 @@ class ChatWriter:
         }
 
     def role_chunk(self, index: int, prompt_ids: list[int] | None) -> Json:
+        """Return a choice's first chunk: the role and no content."""
         choice = {
             "index": index,
             "delta": {"role": "assistant", "content": ""},
@@ -107,6 +116,7 @@ class ChatWriter:
     def delta_chunk(
         self, index: int, delta: Json, logprobs: Json | None, token_ids: list[int] | None
     ) -> Json:
+        """Return a chunk with new content or tool calls of a choice."""
         choice = {
             "index": index,
             "delta": delta,
@@ -117,7 +127,10 @@ class ChatWriter:
         return self._chunk([choice]) | {"kv_transfer_params": None}
 
     def finish_chunk(self, choice: Choice, delta: Json, *, closes_stream: bool) -> Json:
-        """`closes_stream`: no usage chunk follows, so this one carries the fingerprint."""
+        """Return a choice's last chunk.
+
+        `closes_stream` is true if no usage chunk follows. The last chunk then has the fingerprint.
+        """
         last: Json = {
             "index": choice.index,
             "delta": delta,
@@ -126,11 +139,12 @@ class ChatWriter:
             "stop_reason": choice.stop_reason,
             "token_ids": choice.token_ids,
             "weight_versions": choice.weight_versions,
-        } | allowed_key(choice.allowed_tokens)
+        } | allowed_tokens_field(choice.allowed_tokens)
         fingerprint: Json = {"system_fingerprint": self.fingerprint} if closes_stream else {}
         return self._chunk([last]) | fingerprint | {"kv_transfer_params": None}
 
     def usage_chunk(self, usage: Json) -> Json:
+        """Return the stream's last chunk, which has the usage and no choices."""
         return self._chunk([]) | {"usage": usage, "system_fingerprint": self.fingerprint}
 
     def _chunk(self, choices: list[Json]) -> Json:
@@ -143,7 +157,8 @@ class ChatWriter:
         }
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int) -> Json:
+def usage_counts(prompt_tokens: int, completion_tokens: int) -> Json:
+    """Return the `usage` object for these numbers of tokens."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
@@ -152,6 +167,7 @@ def usage_of(prompt_tokens: int, completion_tokens: int) -> Json:
 
 
 def model_card(name: str, root: str, created: int, max_model_len: int) -> Json:
+    """Return the entry of `/v1/models` for one model. `created` is in Unix seconds."""
     permission = {
         "id": f"modelperm-{secrets.token_hex(8)}",
         "object": "model_permission",

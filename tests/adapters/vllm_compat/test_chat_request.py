@@ -2,19 +2,20 @@ import orjson
 import pytest
 
 from fakevllm_adapters.protocol.errors import Json, WireError
-from fakevllm_adapters.vllm_compat.chat import (
+from fakevllm_adapters.vllm_compat.chat_request import (
     ChatRequest,
-    check_length,
+    allowed_new_tokens,
     parse_chat_request,
-    truncated,
+    truncate_prompt,
 )
 from fakevllm_adapters.vllm_compat.grammar import Grammar
 
 TOOL: Json = {"type": "function", "function": {"name": "add", "parameters": {"$defs": {"X": {}}}}}
-ASKED: Json = {"messages": [{"role": "user", "content": "hi"}]}
+REQUEST: Json = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 def refused(body: object) -> Json:
+    """Return the error of the 400 that this body gets."""
     raw = body if isinstance(body, bytes) else orjson.dumps(body)
     with pytest.raises(WireError) as refusal:
         parse_chat_request(raw)
@@ -22,7 +23,7 @@ def refused(body: object) -> Json:
     return refusal.value.body["error"]
 
 
-def test_loose_input_is_accepted_as_vllm_accepts_it() -> None:
+def test_unusual_fields_are_accepted_as_vllm_accepts_them() -> None:
     loose = {
         "messages": [{"role": "bogus", "content": None}],
         "frobnicate": 1,
@@ -32,7 +33,7 @@ def test_loose_input_is_accepted_as_vllm_accepts_it() -> None:
         "max_completion_tokens": 6,
         "seed": None,
     }
-    assert parse_chat_request(orjson.dumps(loose)).limit == 6
+    assert parse_chat_request(orjson.dumps(loose)).max_new_tokens == 6
 
 
 REFUSALS: list[tuple[object, str]] = [
@@ -48,7 +49,7 @@ REFUSALS: list[tuple[object, str]] = [
         "'msg': 'Field required', 'input': '<dict of 1 items>'}",
     ),
     (
-        ASKED | {"max_tokens": "x"},
+        REQUEST | {"max_tokens": "x"},
         "1 validation error:\n  {'type': 'int_parsing', 'loc': 'body.max_tokens', "
         "'msg': 'Input should be a valid integer, unable to parse string as an integer', "
         "'input': 'x'}",
@@ -58,47 +59,47 @@ REFUSALS: list[tuple[object, str]] = [
         "Cannot apply chat template to an empty conversation. Provide at least one message.",
     ),
     (
-        ASKED | {"temperature": -1},
+        REQUEST | {"temperature": -1},
         "temperature must be non-negative, got -1.0. (parameter=temperature, value=-1.0)",
     ),
-    (ASKED | {"top_p": 2.0}, "top_p must be in (0, 1], got 2.0. (parameter=top_p, value=2.0)"),
-    (ASKED | {"n": 0}, "n must be at least 1, got 0."),
+    (REQUEST | {"top_p": 2.0}, "top_p must be in (0, 1], got 2.0. (parameter=top_p, value=2.0)"),
+    (REQUEST | {"n": 0}, "n must be at least 1, got 0."),
     (
-        ASKED | {"n": 3, "temperature": 0},
+        REQUEST | {"n": 3, "temperature": 0},
         "n must be 1 when using greedy sampling, got 3.",
     ),
     (
-        ASKED | {"max_tokens": 0},
+        REQUEST | {"max_tokens": 0},
         "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)",
     ),
     (
-        ASKED | {"stream_options": {"include_usage": True}},
+        REQUEST | {"stream_options": {"include_usage": True}},
         "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
     ),
     (
-        ASKED | {"tool_choice": "auto"},
+        REQUEST | {"tool_choice": "auto"},
         "When using `tool_choice`, `tools` must be set. (parameter=tool_choice)",
     ),
     (
-        ASKED | {"logprobs": True, "top_logprobs": -1},
+        REQUEST | {"logprobs": True, "top_logprobs": -1},
         "`top_logprobs` must be a positive value. (parameter=top_logprobs, value=-1)",
     ),
     (
-        ASKED | {"logprobs": True, "top_logprobs": 21},
+        REQUEST | {"logprobs": True, "top_logprobs": 21},
         "Requested sample logprobs of 21, which is greater than max allowed: 20 "
         "(parameter=logprobs, value=21)",
     ),
     (
-        ASKED | {"logprobs": False, "top_logprobs": 2},
+        REQUEST | {"logprobs": False, "top_logprobs": 2},
         "when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)",
     ),
     (
-        ASKED | {"logit_bias": {"abc": 1, "5": 1}},
+        REQUEST | {"logit_bias": {"abc": 1, "5": 1}},
         "logit_bias contains key(s) that cannot be converted to integer token IDs: ['abc'] "
         "(parameter=logit_bias, value=['abc'])",
     ),
     (
-        ASKED | {"stop": ["a", "b", "c", "d", "e"]},
+        REQUEST | {"stop": ["a", "b", "c", "d", "e"]},
         "2 validation errors:\n  {'type': 'string_type', 'loc': 'body.stop', 'msg': 'Input should "
         "be a valid string', 'input': '<list of 5 items>'}\n  {'type': 'too_long', 'loc': "
         "'body.stop', 'msg': 'List should have at most 4 items after validation, not 5', 'input': "
@@ -106,54 +107,54 @@ REFUSALS: list[tuple[object, str]] = [
         "'actual_length': '5'}}",
     ),
     (
-        ASKED | {"tools": [TOOL], "tool_choice": "any"},
+        REQUEST | {"tools": [TOOL], "tool_choice": "any"},
         'Invalid value for `tool_choice`: any! Only named tools, "none", "auto" or "required" '
         "are supported. (parameter=tool_choice)",
     ),
     (
-        ASKED | {"tools": [TOOL], "tool_choice": {"function": {"name": "other"}}},
+        REQUEST | {"tools": [TOOL], "tool_choice": {"function": {"name": "other"}}},
         "The tool specified in `tool_choice` does not match any of the specified `tools` "
         "(parameter=tool_choice)",
     ),
     (
-        ASKED | {"tools": [{"type": "function"}]},
+        REQUEST | {"tools": [{"type": "function"}]},
         "1 validation error:\n  {'type': 'missing', 'loc': 'body.tools.0.function', 'msg': 'Field "
         "required', 'input': '<dict of 1 items>'}",
     ),
     (
-        ASKED | {"stream": True, "prompt_logprobs": 1},
+        REQUEST | {"stream": True, "prompt_logprobs": 1},
         "`prompt_logprobs` are not available when `stream=True`. (parameter=prompt_logprobs)",
     ),
     (
-        ASKED | {"response_format": {"type": "json_schema"}},
+        REQUEST | {"response_format": {"type": "json_schema"}},
         "When response_format type is 'json_schema', the 'json_schema' field must be provided. "
         "(parameter=response_format)",
     ),
     (
-        ASKED | {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+        REQUEST | {"structured_outputs": {"regex": "a", "choice": ["b"]}},
         "You can only use one kind of constraints for structured outputs "
         "('json', 'regex' or 'choice').",
     ),
     (
-        ASKED | {"structured_outputs": {"choice": []}},
+        REQUEST | {"structured_outputs": {"choice": []}},
         "Choice '[]' cannot be an empty list",
     ),
     (
-        ASKED | {"continue_final_message": True, "add_generation_prompt": True},
+        REQUEST | {"continue_final_message": True, "add_generation_prompt": True},
         "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
     ),
-    (ASKED | {"presence_penalty": 3}, "presence_penalty must be in [-2, 2], got 3.0."),
+    (REQUEST | {"presence_penalty": 3}, "presence_penalty must be in [-2, 2], got 3.0."),
     (
-        ASKED | {"repetition_penalty": 0},
+        REQUEST | {"repetition_penalty": 0},
         "repetition_penalty must be greater than zero, got 0.0.",
     ),
-    (ASKED | {"stop": ""}, "stop cannot contain an empty string."),
-    (ASKED | {"min_tokens": -1}, "min_tokens must be greater than or equal to 0, got -1."),
+    (REQUEST | {"stop": ""}, "stop cannot contain an empty string."),
+    (REQUEST | {"min_tokens": -1}, "min_tokens must be greater than or equal to 0, got -1."),
 ]
 
 
 @pytest.mark.parametrize(("raw", "message"), REFUSALS)
-def test_refusals_are_worded_as_vllm_words_them(raw: object, message: str) -> None:
+def test_refusals_have_vllms_messages(raw: object, message: str) -> None:
     assert refused(raw)["message"] == message
 
 
@@ -166,8 +167,10 @@ UNSUPPORTED: list[tuple[Json, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "name"), UNSUPPORTED)
-def test_what_the_engine_cannot_do_is_refused_by_name(fields: Json, name: str) -> None:
-    error = refused(ASKED | fields)
+def test_a_field_that_no_bundled_engine_supports_is_refused_by_name(
+    fields: Json, name: str
+) -> None:
+    error = refused(REQUEST | fields)
     assert error["param"] == name and f"`{name}` is not supported" in error["message"]
 
 
@@ -179,17 +182,17 @@ def test_a_prompt_that_fills_the_context_is_refused_and_a_long_answer_is_clipped
     with pytest.raises(
         WireError, match=r"maximum context length is 256 tokens.*at least 257 input"
     ):
-        check_length(257, None, 256)
+        allowed_new_tokens(257, None, 256)
     with pytest.raises(
         WireError, match=r"max_tokens=1000 cannot be greater than max_model_len=256"
     ):
-        check_length(10, 1000, 256)
-    assert check_length(200, 100, 256) == 56
-    assert check_length(10, None, 256) == 246
+        allowed_new_tokens(10, 1000, 256)
+    assert allowed_new_tokens(200, 100, 256) == 56
+    assert allowed_new_tokens(10, None, 256) == 246
 
 
-def asked(**fields: object) -> ChatRequest:
-    return parse_chat_request(orjson.dumps(ASKED | fields))
+def parsed(**fields: object) -> ChatRequest:
+    return parse_chat_request(orjson.dumps(REQUEST | fields))
 
 
 GRAMMARS: list[tuple[Json, Grammar | None]] = [
@@ -218,12 +221,12 @@ GRAMMARS: list[tuple[Json, Grammar | None]] = [
 
 
 @pytest.mark.parametrize(("fields", "grammar"), GRAMMARS)
-def test_each_way_to_hold_an_answer_gives_its_grammar(fields: Json, grammar: Grammar) -> None:
-    assert asked(**fields).grammar == grammar
+def test_each_constraint_gives_its_grammar(fields: Json, grammar: Grammar) -> None:
+    assert parsed(**fields).grammar == grammar
 
 
-def test_a_required_tool_takes_the_place_of_a_response_format() -> None:
-    request = asked(tools=[TOOL], tool_choice="required", response_format={"type": "json_object"})
+def test_a_required_tool_replaces_a_response_format() -> None:
+    request = parsed(tools=[TOOL], tool_choice="required", response_format={"type": "json_object"})
     assert request.grammar is not None and request.grammar.kind == "calls"
     schema = orjson.loads(request.grammar.text)
     assert schema["minItems"] == 1 and schema["$defs"] == {"X": {}}
@@ -233,18 +236,18 @@ def test_a_required_tool_takes_the_place_of_a_response_format() -> None:
     }
 
 
-def test_tools_that_define_a_name_in_two_ways_are_refused() -> None:
+def test_tools_that_define_a_name_differently_are_refused() -> None:
     other = {"function": {"name": "b", "parameters": {"$defs": {"X": {"type": "null"}}}}}
-    error = refused(ASKED | {"tools": [TOOL, other], "tool_choice": "required"})
+    error = refused(REQUEST | {"tools": [TOOL, other], "tool_choice": "required"})
     assert error["message"] == ("Tool definition 'X' has multiple schemas, which is not supported.")
 
 
-def test_a_prompt_is_truncated_at_the_side_asked_for() -> None:
+def test_a_prompt_is_truncated_at_the_requested_side() -> None:
     prompt = [1, 2, 3, 4]
-    assert truncated(prompt, asked(), 10) == prompt
-    assert truncated(prompt, asked(truncate_prompt_tokens=2), 10) == [3, 4]
-    right = asked(truncate_prompt_tokens=2, truncation_side="right")
-    assert truncated(prompt, right, 10) == [1, 2]
-    assert truncated(prompt, asked(truncate_prompt_tokens=-1, max_tokens=7), 10) == [2, 3, 4]
+    assert truncate_prompt(prompt, parsed(), 10) == prompt
+    assert truncate_prompt(prompt, parsed(truncate_prompt_tokens=2), 10) == [3, 4]
+    right = parsed(truncate_prompt_tokens=2, truncation_side="right")
+    assert truncate_prompt(prompt, right, 10) == [1, 2]
+    assert truncate_prompt(prompt, parsed(truncate_prompt_tokens=-1, max_tokens=7), 10) == [2, 3, 4]
     with pytest.raises(WireError, match="truncate_prompt_tokens=11 cannot be greater"):
-        truncated(prompt, asked(truncate_prompt_tokens=11), 10)
+        truncate_prompt(prompt, parsed(truncate_prompt_tokens=11), 10)

@@ -1,7 +1,7 @@
-"""/v1/chat/completions from the engine's side: vLLM's request schema.
+"""Request schema of /v1/chat/completions, as vLLM validates it.
 
-Used by the engines that are not vLLM themselves. Every field that one of them honours is here;
-`vllm_checks` refuses by name what none of them can.
+The engines that are not vLLM use this module. The schema has every field that at least one of them
+supports. `chat_checks` refuses, by name, the fields of vLLM that none of them supports.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.errors import Json, WireError, bad_request, schema_error
-from fakevllm_adapters.vllm_compat.checks import MAX_STOP_STRINGS, check, check_before_types
+from fakevllm_adapters.vllm_compat.chat_checks import MAX_STOP_STRINGS, check, check_before_types
 from fakevllm_adapters.vllm_compat.grammar import (
     AnyResponseFormat,
     Grammar,
@@ -21,7 +21,7 @@ from fakevllm_adapters.vllm_compat.grammar import (
     Tool,
     arguments_grammar,
     calls_grammar,
-    grammar_of,
+    parse_grammar,
 )
 
 _Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
@@ -30,13 +30,17 @@ _Stops = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)]
 
 @with_config(ConfigDict(extra="allow"))
 class StreamOptions(TypedDict):
+    """vLLM's `stream_options`."""
+
     include_usage: NotRequired[bool | None]
     continuous_usage_stats: NotRequired[bool | None]
 
 
 class ChatRequest(BaseModel):
-    """The fields our own engines honour; the others are accepted as vLLM accepts them, or refused
-    by name."""
+    """A chat request with the fields that the bundled engines support.
+
+    Other fields are accepted and ignored if vLLM does so. `chat_checks` refuses the rest by name.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -80,12 +84,13 @@ class ChatRequest(BaseModel):
     return_token_ids: bool | None = None
     return_weight_versions: bool | None = None
     return_allowed_tokens: Any = None
-    """Ours alone: vLLM has no such field, and whatever an app sends by that name is none of it."""
+    """Whether to report the token set that each token was sampled from. vLLM has no such field.
+    Only the value True counts, because an app may use the name for something else."""
     request_id: str | None = None
 
     @property
-    def limit(self) -> int | None:
-        """Asked-for number of new tokens."""
+    def max_new_tokens(self) -> int | None:
+        """Maximum number of new tokens that the request names, or None."""
         return (
             self.max_completion_tokens
             if self.max_completion_tokens is not None
@@ -94,51 +99,57 @@ class ChatRequest(BaseModel):
 
     @property
     def stops(self) -> list[str]:
+        """Stop strings of the request, as a list."""
         if self.stop is None:
             return []
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
     @property
     def include_usage(self) -> bool:
+        """Whether the stream ends with a usage chunk."""
         return bool((self.stream_options or {}).get("include_usage"))
 
     @property
-    def usage_all_along(self) -> bool:
-        """vLLM tells the usage so far in every chunk only beside the one at the end."""
+    def wants_continuous_usage(self) -> bool:
+        """Whether every chunk has the usage so far. As in vLLM, this requires `include_usage`."""
         options = self.stream_options or {}
         return self.include_usage and bool(options.get("continuous_usage_stats"))
 
     @property
-    def reports_allowed(self) -> bool:
-        """Whether each token comes with the set it was chosen from."""
+    def requests_allowed_tokens(self) -> bool:
+        """Whether each token is to be reported with the token set that it was sampled from."""
         return self.return_allowed_tokens is True
 
     @property
     def offers_tools(self) -> bool:
+        """Whether the answer may contain tool calls."""
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def named_tool(self) -> str | None:
-        """The one tool that must be called."""
+        """Name of the tool that the answer must call, or None if `tool_choice` names no tool."""
         if not isinstance(self.tool_choice, dict):
             return None
         return self.tool_choice["function"]["name"]
 
     @property
     def grammar(self) -> Grammar | None:
-        """A forced tool takes the place of every other grammar, as it does in vLLM. Raises
-        WireError (400)."""
+        """Grammar that the answer must match, or None.
+
+        As in vLLM, a forced tool replaces every other grammar. Raises WireError (400) for an
+        invalid grammar.
+        """
         if self.tools and self.tool_choice == "required":
             return calls_grammar(self.tools, is_parallel=bool(self.parallel_tool_calls))
         if self.tools and (name := self.named_tool) is not None:
             return arguments_grammar(
                 next(tool for tool in self.tools if tool["function"]["name"] == name)
             )
-        return grammar_of(self.structured_outputs, self.response_format)
+        return parse_grammar(self.structured_outputs, self.response_format)
 
 
 def parse_chat_request(raw: bytes) -> ChatRequest:
-    """Raises WireError, worded as vLLM words it."""
+    """Return the validated request. Raises WireError with vLLM's own message."""
     body = parse_json(raw)
     if isinstance(body, dict):
         check_before_types(body)  # pyright: ignore[reportUnknownArgumentType]
@@ -151,22 +162,29 @@ def parse_chat_request(raw: bytes) -> ChatRequest:
 
 
 def type_refusal(error: ValidationError) -> WireError:
-    """vLLM's 400 for a body whose fields are of other types."""
+    """Return vLLM's 400 for a body with fields that are missing or have the wrong type."""
     problems: list[Any] = list(error.errors(include_url=False))
-    return schema_error([_shown(dict(problem)) for problem in problems])
+    return schema_error([_without_union_branches(dict(problem)) for problem in problems])
 
 
 _TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict"})
 
 
-def _shown(problem: Json) -> Json:
-    """Which branch of a union did not fit is pydantic's word, not a place in the body."""
-    place = [part for part in problem["loc"] if part not in _TYPE_NAMES and "[" not in str(part)]
-    return problem | {"loc": tuple(place)}
+def _without_union_branches(problem: Json) -> Json:
+    """Return the problem with a location that contains only keys and indices of the body.
+
+    Pydantic also writes the tried branch of a union into the location, which is removed here.
+    """
+    path = [part for part in problem["loc"] if part not in _TYPE_NAMES and "[" not in str(part)]
+    return problem | {"loc": tuple(path)}
 
 
-def check_length(prompt_tokens: int, limit: int | None, max_model_len: int) -> int:
-    """How many tokens may be generated. Raises WireError where vLLM answers 400."""
+def allowed_new_tokens(prompt_tokens: int, limit: int | None, max_model_len: int) -> int:
+    """Return the maximum number of new tokens: the request's limit or what the context leaves.
+
+    Raises WireError (400), as vLLM does, if the prompt fills the context or if the limit is larger
+    than the whole context.
+    """
     if prompt_tokens >= max_model_len:
         raise bad_request(
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
@@ -182,25 +200,28 @@ def check_length(prompt_tokens: int, limit: int | None, max_model_len: int) -> i
             "max_tokens",
             limit,
         )
-    room = max_model_len - prompt_tokens
-    return room if limit is None else min(limit, room)
+    remaining = max_model_len - prompt_tokens
+    return remaining if limit is None else min(limit, remaining)
 
 
-def truncated(prompt_ids: list[int], request: ChatRequest, max_model_len: int) -> list[int]:
-    """The prompt cut to `truncate_prompt_tokens`, its end kept unless `truncation_side` says
-    otherwise. Raises WireError where vLLM answers 400."""
-    asked = request.truncate_prompt_tokens
-    if asked is None:
+def truncate_prompt(prompt_ids: list[int], request: ChatRequest, max_model_len: int) -> list[int]:
+    """Return the prompt, cut to `truncate_prompt_tokens` tokens if the request has that field.
+
+    The end of the prompt is kept, unless `truncation_side` is "right". -1 means the longest prompt
+    that leaves room for `max_tokens`. Raises WireError (400) for a longer one, as vLLM does.
+    """
+    max_prompt_tokens = request.truncate_prompt_tokens
+    if max_prompt_tokens is None:
         return prompt_ids
-    room = max_model_len - (request.limit or 0)
-    if asked > room >= 0:
+    available = max_model_len - (request.max_new_tokens or 0)
+    if max_prompt_tokens > available >= 0:
         raise bad_request(
-            f"truncate_prompt_tokens={asked} cannot be greater than max_model_len - max_tokens = "
-            f"{room}. Please request a smaller truncation size.",
+            f"truncate_prompt_tokens={max_prompt_tokens} cannot be greater than max_model_len - "
+            f"max_tokens = {available}. Please request a smaller truncation size.",
             "truncate_prompt_tokens",
-            asked,
+            max_prompt_tokens,
         )
-    length = room if asked < 0 else asked
+    length = available if max_prompt_tokens < 0 else max_prompt_tokens
     if length >= len(prompt_ids):
         return prompt_ids
     if request.truncation_side == "right":

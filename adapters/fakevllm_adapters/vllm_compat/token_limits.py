@@ -1,0 +1,86 @@
+"""Adjust the token limits of a request: to the model's context, and to the job's longest answer.
+
+vLLM refuses a `max_tokens` that exceeds its context. Apps mean the number as a ceiling and often
+send a far larger one. Such a limit is removed. vLLM then generates as much as the context allows.
+All functions are pure.
+"""
+
+from __future__ import annotations
+
+from fakevllm_adapters.formats.base import Json
+
+_LIMITS = ("max_tokens", "max_completion_tokens")
+COMPLETION_TOKENS = 16
+"""vLLM's default of `max_tokens` for /v1/completions."""
+_VLLM_OVER_CONTEXT = "maximum context length is"
+"""Part of vLLM's message when the prompt and `max_tokens` together exceed the context. vLLM's
+serving layer sends it with status 400."""
+
+
+def drop_limits_above_context(body: Json, max_model_len: int) -> Json:
+    """Return the body without the limits that are larger than the context.
+
+    Returns the same object if no limit is too large.
+
+    >>> drop_limits_above_context({"messages": [], "max_tokens": 32000}, 4096)
+    {'messages': []}
+    """
+    above = [name for name in _limits(body) if body[name] > max_model_len]
+    return _without(body, above) if above else body
+
+
+def cap_new_tokens(body: Json, max_new_tokens: int) -> Json:
+    """Return the body with this limit, if it has no limit or a higher one.
+
+    Returns the same object if its own limit is not higher. A limit that is not a number is kept,
+    because the engine refuses it.
+
+    >>> cap_new_tokens({"messages": [], "max_tokens": 32000}, 4096)
+    {'messages': [], 'max_tokens': 4096}
+    >>> cap_new_tokens({"messages": []}, 4096)
+    {'messages': [], 'max_tokens': 4096}
+    """
+    numbers = {name: _number(body[name]) for name in _LIMITS if body.get(name) is not None}
+    if not numbers:
+        default = max_new_tokens if "messages" in body else min(max_new_tokens, COMPLETION_TOKENS)
+        return {**body, "max_tokens": default}
+    above = {name: max_new_tokens for name, number in numbers.items() if number > max_new_tokens}
+    return {**body, **above} if above else body
+
+
+def drop_token_limits(body: Json) -> Json | None:
+    """Return the body without its limits, or None if it has none."""
+    limits = _limits(body)
+    return _without(body, limits) if limits else None
+
+
+def is_over_context(status: int, body: Json) -> bool:
+    """Return whether the engine refused a request because prompt and limit exceed the context."""
+    error: object = body.get("error")
+    return (
+        status == 400
+        and isinstance(error, dict)
+        and (_VLLM_OVER_CONTEXT in str(body["error"].get("message")))
+    )
+
+
+def _limits(body: Json) -> list[str]:
+    """Return the names of the limits that may be removed.
+
+    /v1/completions keeps its limit: without one, vLLM generates only 16 tokens.
+    """
+    if "messages" not in body:
+        return []
+    return [name for name in _LIMITS if isinstance(body.get(name), int)]
+
+
+def _number(value: object) -> float:
+    """Return the number as vLLM reads it (`"8"` and `8.0` are numbers), or 0 if vLLM refuses it."""
+    try:
+        return float(str(value))
+    except ValueError:
+        return 0.0
+
+
+def _without(body: Json, names: list[str]) -> Json:
+    return {name: value for name, value in body.items() if name not in names}
