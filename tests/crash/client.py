@@ -1,6 +1,8 @@
-"""A client as a real one is: it writes down what was acknowledged, and after a crash it sends
-again what was not. Its file is flushed to disk before it goes on, so what it says was told is what
-a user saw."""
+"""The client that plays the script of the crash suite.
+
+The client appends each acknowledgement to `client.jsonl` and flushes the file before it sends the
+next request. After a crash, the client of the next server process reads the file and repeats only
+the requests that were not acknowledged. The file therefore lists what a user has seen."""
 
 from __future__ import annotations
 
@@ -31,26 +33,28 @@ FILE = "client.jsonl"
 NAME = "client"
 IDLE_LIMIT_S = 60.0
 HOUR = 3600.0
-WAIT_S = 8.0
+WAIT_LIMIT_S = 8.0
 ENDED = ("consumed", "dropped")
 
 
 def read_acks(run_dir: Path) -> dict[str, Ack]:
-    """By name, in the order they came."""
+    """Return the acknowledgements in the client's file by name, in the order they arrived."""
     file = run_dir / FILE
     lines = file.read_text().splitlines() if file.exists() else []
     return {ack["name"]: ack for ack in map(json.loads, lines)}
 
 
 class Client:
+    """A client that calls the server's methods directly, in the server's own process."""
+
     def __init__(self, swarm: ServerState, run_dir: Path) -> None:
         self._swarm = swarm
         self._acks = read_acks(run_dir)
         self._file = os.open(run_dir / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._acked = asyncio.Event()
-        self._life = os.getpid()
+        self._process_id = os.getpid()
 
-    # --- what it sends
+    # --- requests
 
     async def start(self, name: str, job: TrainJob) -> None:
         async def do() -> Ack:
@@ -72,7 +76,7 @@ class Client:
         await self._once(f"stop {name}", do)
 
     async def group(self, name: str, *rewards: float) -> list[list[CapturedCall]]:
-        """Captured, ended, and trained or dropped. Returns the calls of the reply."""
+        """Capture and end a group, wait until it is trained or dropped, and return its calls."""
         for index in range(len(rewards)):
             await self.call(SiblingRef(name, index))
         request = EndGroupRequest(group_id=name, rewards=list(rewards))
@@ -119,7 +123,7 @@ class Client:
         await self._once(f"abort_group {name}", do)
 
     async def claim(self, name: str, kind: str = "train") -> str:
-        """The claim's uuid."""
+        """Claim an episode and return its uuid."""
 
         async def do() -> Ack:
             episode = await self._swarm.intake.claim(NAME, kind, IDLE_LIMIT_S)
@@ -146,7 +150,7 @@ class Client:
     async def episode_call(self, name: str, uuid: str) -> None:
         async def do() -> Ack:
             episode = self._swarm.episodes.find(uuid)
-            # Its end may be in the journal without its acknowledgement; a call then is too late.
+            # The end may be in the journal although its acknowledgement was lost. Then it is too
             if episode is None:
                 assert self._count("SELECT COUNT(*) FROM samples WHERE owner = ?", uuid)
                 return {"uuid": uuid, "mark": None}
@@ -157,7 +161,7 @@ class Client:
         await self._once(f"call of {name}", do)
 
     async def abort_episode(self, name: str) -> None:
-        """Claimed, used and given up."""
+        """Claim an episode, send one call, and abort the episode."""
         uuid = await self.claim(name)
         if f"abort_episode {name}" not in self._acks and self._swarm.episodes.find(uuid):
             await self.episode_call(name, uuid)
@@ -168,55 +172,58 @@ class Client:
 
         await self._once(f"abort_episode {name}", do)
 
-    async def lapse(self, name: str) -> None:
-        """Claimed, used, silent for too long, and then ended too late."""
+    async def let_claim_expire(self, name: str) -> None:
+        """Claim an episode, send one call, let the claim expire, and end it too late."""
         uuid = await self.claim(name)
         if f"sweep {name}" not in self._acks and self._swarm.episodes.find(uuid):
             await self.episode_call(name, uuid)
 
         async def sweep() -> Ack:
-            await self._run_out(10 * HOUR)
+            await self._expire_claims(10 * HOUR)
             return {"uuid": uuid}
 
-        async def end() -> Ack:
+        async def end_late() -> Ack:
             request = EndEpisodeRequest(client_uuid=NAME, episode_uuid=uuid, task_id="late")
             try:
                 await self._swarm.intake.end_episode(request, 1.0, self._swarm.closed)
             except EpisodeRefused as refused:
                 return {"uuid": uuid, "refused": refused.status}
-            raise AssertionError("a claim that ran out was ended")
+            raise AssertionError("the end of an expired claim was accepted")
 
         swept = await self._once(f"sweep {name}", sweep)
-        assert self._swarm.episodes.find(uuid) is None, "a claim that ran out is back"
+        assert self._swarm.episodes.find(uuid) is None, "an expired claim is back"
         assert self._swarm.episodes.find_by_key(self._acks[f"claim {name}"]["key"]) is None, swept
-        await self._once(f"late {name}", end)
+        await self._once(f"late {name}", end_late)
 
     async def once(self, name: str, do: Callable[[], Ack]) -> None:
-        """Something that befalls the server, and is written down as done."""
+        """Run a synchronous action once in the whole script, and record it as done."""
 
-        async def told() -> Ack:
+        async def run() -> Ack:
             return do()
 
-        await self._once(name, told)
+        await self._once(name, run)
 
-    # --- what it waits for
+    # --- waiting
 
     @property
     def num_acks(self) -> int:
         return len(self._acks)
 
-    async def acknowledged(self, name: str) -> None:
+    async def wait_acknowledged(self, name: str) -> None:
         while name not in self._acks:
             self._acked.clear()
             await self._acked.wait()
 
     async def until_ended(self, group_id: str) -> None:
-        """Trained as the weights stand, or dropped, and the loop is at rest."""
+        """Wait until the group is trained or dropped and the training loop is idle."""
         query = f"SELECT COUNT(*) FROM groups WHERE group_id = ? AND state IN {ENDED}"
         await self._until(lambda: self._count(query, group_id) == 1)
 
     async def until_task_ended(self, task: str, num_episodes: int) -> None:
-        """Where one of its episodes was dropped, another is run."""
+        """Wait until the task's episodes are trained or dropped.
+
+        Episodes that were lost or dropped are replaced, up to `num_episodes`.
+        """
         await self._swarm.journal.flush()
         query = (
             "SELECT COUNT(*) FROM samples s LEFT JOIN groups g ON g.group_id = s.group_id "
@@ -230,22 +237,22 @@ class Client:
         )
         await self._until(lambda: self._count(query, task) == 0)
 
-    async def forget_unknown_claims(self) -> None:
-        """Whose acknowledgement was lost: nobody uses them, and they run out."""
+    async def expire_unacknowledged_claims(self) -> None:
+        """Renew the acknowledged claims, and let the others expire, since nobody will use them."""
         for name, ack in self._acks.items():
             episode = self._swarm.episodes.find(ack["uuid"]) if name.startswith("claim") else None
             if episode is not None:
                 self._swarm.episodes.renew(episode, time.monotonic() + 2 * HOUR)
-        await self._run_out(HOUR)
+        await self._expire_claims(HOUR)
 
-    async def _run_out(self, after_s: float) -> None:
+    async def _expire_claims(self, after_s: float) -> None:
         self._swarm.intake.sweep(time.monotonic() + after_s)
         await self._swarm.journal.flush()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         engine = self._swarm.engine
-        # Without an engine nothing moves; what was trained before it stopped is at rest.
-        async with asyncio.timeout(WAIT_S):
+        # Without an engine nothing is trained, so OFFLINE counts as idle.
+        async with asyncio.timeout(WAIT_LIMIT_S):
             await self._swarm.journal.flush()
             while not (
                 condition() and engine.status in (EngineStatus.ROLLING, EngineStatus.OFFLINE)
@@ -253,13 +260,14 @@ class Client:
                 await engine.next_move()
 
     def _count(self, query: str, *values: str) -> int:
-        found = self._swarm.journal.read(lambda db: db.exec_driver_sql(query, values).scalar())
-        assert isinstance(found, int)
-        return found
+        count = self._swarm.journal.read(lambda db: db.exec_driver_sql(query, values).scalar())
+        assert isinstance(count, int)
+        return count
 
-    # --- its file
+    # --- the file of acknowledgements
 
     async def _once(self, name: str, do: Callable[[], Awaitable[Ack]]) -> Ack:
+        """Return the recorded acknowledgement, or do the request and record its acknowledgement."""
         if name not in self._acks:
             ack = {"name": name, **await do()}
             os.write(self._file, json.dumps(ack).encode() + b"\n")
@@ -269,8 +277,8 @@ class Client:
         return self._acks[name]
 
     def _new_call(self, owner: str) -> RecordedCall:
-        """An app that asks again gets another answer: another mark."""
-        mark = zlib.crc32(f"{owner} {self._life}".encode()) >> 1
+        """Create a call with a mark of its own: a repeated call gets another answer."""
+        mark = zlib.crc32(f"{owner} {self._process_id}".encode()) >> 1
         return RecordedCall(
             prompt_ids=[1, 2, mark],
             response_ids=[5, 6],

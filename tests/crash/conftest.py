@@ -5,22 +5,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crash.nursery import Nursery
+from crash.fork_server import ForkServer
 
 IN_MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    """Of the server whose weights are the list of what trained them."""
-    with Nursery("crash.life") as nursery:
-        yield nursery
+def fork_server() -> Iterator[ForkServer]:
+    """Start processes of the server whose weights list the calls that trained them."""
+    with ForkServer("crash.server_process") as fork_server:
+        yield fork_server
 
 
 @pytest.fixture
 def run_dir() -> Iterator[Path]:
-    """In memory where that can be had: a killed process leaves its writes to the kernel, flushed
-    or not, so that no flush need be waited for."""
-    where = IN_MEMORY if IN_MEMORY.is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="fakevllm-crash-", dir=where) as folder:
+    """Create an empty run directory, in memory if possible.
+
+    The kernel keeps a killed process's writes, flushed or not. Therefore the tests need no real
+    disk, whose flushes would take time.
+    """
+    parent = IN_MEMORY if IN_MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="fakevllm-crash-", dir=parent) as folder:
         yield Path(folder)

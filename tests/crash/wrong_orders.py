@@ -1,5 +1,6 @@
-"""Three servers that do the right things in the wrong order. The suite is only worth something if
-it finds them out."""
+"""Three faulty servers, which do the right actions in the wrong order.
+
+The crash suite must detect each of them."""
 
 from __future__ import annotations
 
@@ -18,60 +19,60 @@ SLOW_S = 1.0
 
 
 def acknowledges_before_the_commit() -> None:
-    before = Journal.wait_written
+    original = Journal.wait_written
 
     async def wait_written(
         self: Journal, position: int, limit_s: float | None = ACK_LIMIT_S
     ) -> None:
-        if limit_s is None:  # the training loop's own
-            await before(self, position, None)
+        if limit_s is None:  # only the training loop waits without a limit
+            await original(self, position, None)
 
     Journal.wait_written = wait_written
-    told = crash_points.on_pass
+    previous = crash_points.on_pass
 
-    def on_a_slow_disk(label: str) -> None:
-        # Else the writer's crash might come before the acknowledgement.
+    def pass_slowly(label: str) -> None:
+        # Delay the writer's crash, so that the acknowledgement is sent before it.
         if label == "end_episode.before_commit":
             time.sleep(SLOW_S)
-        if told is not None:
-            told(label)
+        if previous is not None:
+            previous(label)
 
-    crash_points.on_pass = on_a_slow_disk
+    crash_points.on_pass = pass_slowly
 
 
-def commits_what_is_not_flushed() -> None:
+def commits_before_the_flush() -> None:
     def fsync(_: int) -> None:
-        """Later."""
+        """Flush nothing."""
 
     os.fsync = fsync
 
 
 def commits_before_the_rename() -> None:
-    seal, after = CheckpointFolders.write, Checkpointer.prune
-    sealed: list[Path] = []
+    original_write, original_prune = CheckpointFolders.write, Checkpointer.prune
+    unnamed: list[Path] = []
 
     async def write(
         self: CheckpointFolders, step: int, save: Callable[[Path], Awaitable[None]]
     ) -> tuple[str, str]:
-        name, digest = await seal(self, step, save)
+        name, digest = await original_write(self, step, save)
         folder = self.find(SavedCheckpoint(step, name, 0, digest, None))
-        sealed.append(folder.rename(folder.with_suffix(".tmp")))
+        unnamed.append(folder.rename(folder.with_suffix(".tmp")))
         return name, digest
 
     async def prune(self: Checkpointer) -> None:
-        while sealed:
-            folder = sealed.pop()
+        while unnamed:
+            folder = unnamed.pop()
             folder.rename(folder.with_suffix(""))
-        await after(self)
+        await original_prune(self)
 
     CheckpointFolders.write, Checkpointer.prune = write, prune
 
 
 ALL = {
-    one.__name__: one
-    for one in (
+    fault.__name__: fault
+    for fault in (
         acknowledges_before_the_commit,
-        commits_what_is_not_flushed,
+        commits_before_the_flush,
         commits_before_the_rename,
     )
 }

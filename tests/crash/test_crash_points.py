@@ -1,13 +1,13 @@
-"""A server killed at every named place, and started again until its client's script is done."""
+"""Kill a server at each crash point, and restart it until its client's script is done."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from crash.crash_labels import all_labels
+from crash.fork_server import ForkServer, passed_labels
 from crash.invariants import check_after_crash, check_all, finish_and_check
-from crash.labels import all_labels
-from crash.nursery import Nursery, labels_of
 
 LATER = (
     "call.after_commit:20",
@@ -28,21 +28,26 @@ LATER = (
     "roll_back.after_commit:2",
     "meta.after_commit:5",
 )
-"""Between two checkpoints, where something is pruned, in a second engine's life."""
+"""Later passes of a crash point.
+
+They are between two checkpoints, at a prune that deletes a checkpoint, or after the engine's second
+start."""
 
 
-async def test_the_script_passes_every_label_there_is(nursery: Nursery, run_dir: Path) -> None:
-    """And without a crash all of it holds."""
-    nursery.finish(run_dir)
-    assert set(all_labels()) == set(labels_of(run_dir))
+async def test_a_run_without_a_crash_passes_every_label_and_keeps_the_invariants(
+    fork_server: ForkServer, run_dir: Path
+) -> None:
+    """The list of labels is read from the server's source."""
+    fork_server.run_to_end(run_dir)
+    assert set(all_labels()) == set(passed_labels(run_dir))
     await check_all(run_dir)
 
 
 @pytest.mark.parametrize("label", [*all_labels(), *LATER])
 async def test_nothing_is_lost_or_done_twice_by_a_crash(
-    nursery: Nursery, run_dir: Path, label: str
+    fork_server: ForkServer, run_dir: Path, label: str
 ) -> None:
-    await _survive(nursery, run_dir, label)
+    await _survive(fork_server, run_dir, label)
 
 
 @pytest.mark.parametrize(
@@ -65,13 +70,13 @@ async def test_nothing_is_lost_or_done_twice_by_a_crash(
     ids=" ".join,
 )
 async def test_nor_by_a_crash_of_the_recovery(
-    nursery: Nursery, run_dir: Path, labels: tuple[str, ...]
+    fork_server: ForkServer, run_dir: Path, labels: tuple[str, ...]
 ) -> None:
-    await _survive(nursery, run_dir, *labels)
+    await _survive(fork_server, run_dir, *labels)
 
 
-async def _survive(nursery: Nursery, run_dir: Path, *labels: str) -> None:
+async def _survive(fork_server: ForkServer, run_dir: Path, *labels: str) -> None:
     for label in labels:
-        nursery.crash(run_dir, label)
+        fork_server.run_to_crash(run_dir, label)
         check_after_crash(run_dir)
-    await finish_and_check(nursery, run_dir)
+    await finish_and_check(fork_server, run_dir)

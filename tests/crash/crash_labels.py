@@ -1,5 +1,6 @@
-"""Every place at which the server's code can be made to end, read from that code: a new one cannot
-be forgotten."""
+"""The labels of all crash points, read from the server's source.
+
+Because they are read from the source, no new crash point can be left untested."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from pathlib import Path
 import fakevllm_server
 
 SOURCE = Path(fakevllm_server.__file__).parent
-WHENS = ("before_commit", "after_commit")
-TRAINING = ("plan.", "train.", "save.", "publish.", "prune.", "roll_back.")
+COMMIT_SIDES = ("before_commit", "after_commit")
+TRAINING_PREFIXES = ("plan.", "train.", "save.", "publish.", "prune.", "roll_back.")
 
 
 @cache
@@ -23,20 +24,22 @@ def all_labels() -> list[str]:
 
 
 def training_labels() -> list[str]:
-    """Of the way from a pooled group to a checkpoint."""
-    return [label for label in all_labels() if label.startswith(TRAINING)]
+    """Return the labels between a pooled group and its checkpoint."""
+    return [label for label in all_labels() if label.startswith(TRAINING_PREFIXES)]
 
 
 def _labels(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Name(id="Change"), args=[ast.Constant(value=label), *_]):
-                yield from (f"{label}.{when}" for when in WHENS)
+                yield from (f"{label}.{side}" for side in COMMIT_SIDES)
             case ast.Call(func=ast.Name(id="Change")):
-                raise AssertionError(f"line {node.lineno}: a change without a plain label")
+                raise AssertionError(f"line {node.lineno}: the label of a Change is not a literal")
             case ast.Call(func=ast.Name(id="crash_point"), args=[ast.Constant(value=str(label))]):
                 yield label
-            case ast.Call(func=ast.Name(id="crash_point"), args=[ast.JoinedStr() as made]):
-                assert ast.unparse(made) in {f"f'{{change.label}}.{when}'" for when in WHENS}
+            case ast.Call(func=ast.Name(id="crash_point"), args=[ast.JoinedStr() as label]):
+                assert ast.unparse(label) in {
+                    f"f'{{change.label}}.{side}'" for side in COMMIT_SIDES
+                }
             case _:
                 pass

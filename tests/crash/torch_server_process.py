@@ -1,6 +1,6 @@
-"""One life of a server that trains a real model with torch, on groups that are always the same.
+"""One process of a server that trains a tiny model with torch, always on the same groups.
 
-CRASH_AT=train.updated:3 python -m crash.torch_life RUN_DIR MODEL_DIR
+CRASH_AT=train.updated:3 python -m crash.torch_server_process RUN_DIR MODEL_DIR
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from crash.client import Client
-from crash.life import LocalSwarm
+from crash.server_process import LocalSwarm
 from swarm_server.backends.embedded.tiny_llama import save_tiny_llama
 
 from fakevllm_adapters.job.model import TrainJob
@@ -39,7 +39,7 @@ JOB = TrainJob(
 
 
 class TorchTrainer(StandaloneTrainer):
-    """Of this process."""
+    """A trainer that runs in the server's own process."""
 
     def __init__(self, model: Path) -> None:
         super().__init__(model, seed=0, device="cpu", dtype="float32", torch_threads=1)
@@ -58,7 +58,7 @@ class TorchTrainer(StandaloneTrainer):
 
 
 class TorchBackend:
-    """Trains and samples nothing."""
+    """A backend that trains but does not sample."""
 
     def __init__(self, model: Path) -> None:
         self.trainer = TorchTrainer(model)
@@ -82,7 +82,7 @@ class TorchBackend:
 
 
 class FixedClient(Client):
-    """Asked again, it has the same calls: the group's name decides them."""
+    """A client whose calls depend only on the group's name, so that repeated calls are equal."""
 
     def _new_call(self, owner: str) -> RecordedCall:
         rng = random.Random(owner)
@@ -94,10 +94,10 @@ class FixedClient(Client):
         return RecordedCall(prompt, response, logprobs, spans, 1.0, "stop", None)
 
     async def call(self, sibling: SiblingRef) -> None:
-        # A captured call whose acknowledgement was lost is there; another would be one more.
+        # The call may be captured although its acknowledgement was lost. Do not capture it twice.
         await self._swarm.journal.flush()
-        where = sibling.group_id, sibling.index + 1
-        if not self._swarm.journal.read(reads.calls_by_sibling, *where)[-1]:
+        key = sibling.group_id, sibling.index + 1
+        if not self._swarm.journal.read(reads.calls_by_sibling, *key)[-1]:
             await super().call(sibling)
 
 
@@ -113,20 +113,20 @@ def make_model(folder: Path) -> None:
     )
 
 
-async def live(run_dir: Path) -> None:
+async def run_server(run_dir: Path) -> None:
     server = LocalSwarm(ServerConfig("fake", run_dir))
     client = FixedClient(server, run_dir)
     await server.resume()
-    await client.start("it", JOB)
+    await client.start("only", JOB)
     for number in range(NUM_GROUPS):
         await client.group(f"g{number}", 1.0, 0.0)
-    await client.stop("it")  # saves: the number of steps is odd
+    await client.stop("only")  # saves a checkpoint, because the number of steps is odd
     await server.close()
 
 
-def main(run_dir: Path, model: str, makes: bool = False) -> None:
-    """`makes`: the model, and no life."""
-    if makes:
+def main(run_dir: Path, model: str, only_make_model: bool = False) -> None:
+    """Run the server and its client, or only make the model in the folder `model`."""
+    if only_make_model:
         return make_model(Path(model))
 
     def open_backend(*_: object) -> TorchBackend:
@@ -134,7 +134,7 @@ def main(run_dir: Path, model: str, makes: bool = False) -> None:
 
     state.open_backend = open_backend
     loop.SWEEP_EVERY_S = 0.01
-    asyncio.run(live(run_dir))
+    asyncio.run(run_server(run_dir))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""One life of a server with its client, from a start to the script's end or to a crash.
+"""One server process with its client, from its start to the end of the script or to a crash.
 
-    CRASH_AT=plan.after_commit python -m crash.life RUN_DIR
+    CRASH_AT=plan.after_commit python -m crash.server_process RUN_DIR
 
-ends with status 137 there; the same without CRASH_AT goes on from where it ended.
+This command ends with status 137 at the crash point. The same command without CRASH_AT continues
+the script.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from crash import wrong_orders
 from crash.client import Ack, Client
-from crash.engines import FAR, POISON, LedgerBackend
+from crash.lineage_backend import FAR, POISON, LineageBackend
 from swarm_server.journal.disks import Disk
 
 from fakevllm_adapters.job.model import TrainJob
@@ -35,17 +36,19 @@ _JOB = {
     "save_freq": 2,
     "filter_groups": True,
     "max_staleness": 100,
-    "partial_after_s": 1e6,  # the script lets claims run out, and no tasks
+    "partial_after_s": 1e6,  # the script lets claims expire, but no tasks
 }
 TASKS_OF_THREE = TrainJob.model_validate({**_JOB, "num_repeat": 3})
 TASKS_OF_TWO = TrainJob.model_validate({**_JOB, "num_repeat": 2})
 NUM_TORN = 3
-"""The newest: the best one is older, and so are the calls that are not kept any more."""
-TROUBLE_S, LOOK_S, TROUBLE_LIMIT_S = 0.2, 0.005, 5.0
+"""Number of the newest checkpoints to damage.
+
+The best checkpoint is older, and so are the calls that were deleted after training."""
+OUTAGE_S, POLL_S, OUTAGE_LIMIT_S = 0.2, 0.005, 5.0
 
 
 class LocalSwarm(ServerState):
-    """A server whose engine is in this process: nobody connects to it."""
+    """A server whose engine runs in the same process, so that it needs no connection."""
 
     async def connect(self, endpoint: Endpoint) -> None:
         pass
@@ -55,32 +58,35 @@ def open_swarm(run_dir: Path) -> LocalSwarm:
     return LocalSwarm(ServerConfig("fake", run_dir))
 
 
-async def live(run_dir: Path, disk: str | None, is_half: bool) -> None:
+async def run_server(run_dir: Path, disk: str | None, is_half: bool) -> None:
     server = open_swarm(run_dir)
     client = Client(server, run_dir)
-    await client.forget_unknown_claims()
+    await client.expire_unacknowledged_claims()
     await server.resume()
-    async with asyncio.TaskGroup() as beside:
+    async with asyncio.TaskGroup() as tasks:
         if disk is not None:
-            beside.create_task(_trouble(server, client, *disk.split()))
-        await _play_whole_disks(client)
+            tasks.create_task(_refuse_writes(server, client, *disk.split()))
+        await _play_first_half(client)
         if not is_half:
-            await _play_torn_disks(client, run_dir)
+            await _play_second_half(client, run_dir)
     await server.close()
 
 
-async def _trouble(server: ServerState, client: Client, kind: str, end: str) -> None:
-    """The disk takes nothing for a while, in the middle of the script; `end` is of the server or of
-    the trouble."""
-    await client.acknowledged("end_group poor-1")
+async def _refuse_writes(server: ServerState, client: Client, kind: str, end: str) -> None:
+    """Let the disk refuse writes for a while, in the middle of the script.
+
+    `kind` is "full" or "read-only". `end` is "killed" if the server is killed meanwhile, or
+    "repaired" if the disk accepts writes again.
+    """
+    await client.wait_acknowledged("end_group poor-1")
     disk = FullDisk(server.config.run_dir) if kind == "full" else Disk(server.journal)
     disk.refuse()
-    async with asyncio.timeout(TROUBLE_LIMIT_S):
+    async with asyncio.timeout(OUTAGE_LIMIT_S):
         while server.journal.error is None:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
     num_acks = client.num_acks
-    await asyncio.sleep(TROUBLE_S)
-    assert client.num_acks == num_acks, "acknowledged what the disk does not take"
+    await asyncio.sleep(OUTAGE_S)
+    assert client.num_acks == num_acks, "a request was acknowledged while the disk refused writes"
     assert server.engine.is_serving
     if end == "killed":
         os._exit(crash_points.EXIT_CODE)
@@ -88,25 +94,27 @@ async def _trouble(server: ServerState, client: Client, kind: str, end: str) -> 
 
 
 class FullDisk:
-    """The kernel lets no file grow beyond what the write-ahead log has by now; all others are
-    smaller."""
+    """A full disk, simulated with a limit on the size of files.
+
+    The limit is the current size of the write-ahead log, which is the largest file.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._log = run_dir / "journal.sqlite-wal"
-        self._before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self._previous_limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def refuse(self) -> None:
-        limits = self._log.stat().st_size, self._before[1]
+        limits = self._log.stat().st_size, self._previous_limits[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     def accept(self) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, self._before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, self._previous_limits)
 
 
-async def _play_whole_disks(client: Client) -> None:
+async def _play_first_half(client: Client) -> None:
     await client.start("first", TASKS_OF_THREE)
     served = await client.group("best", 1.0, 0.9)
-    await client.group("good", 1.0, 0.9)  # a checkpoint, and the best for good
+    await client.group("good", 1.0, 0.9)  # a checkpoint, which remains the best one
     await client.group("tied", 0.5, 0.5)
     await client.call(SiblingRef("aborted", 0))
     await client.abort_group("aborted")
@@ -115,7 +123,7 @@ async def _play_whole_disks(client: Client) -> None:
     await _play_episodes(client)
     await client.group(POISON, 1.0, 0.0)
     await client.group("unsaved", 0.2, 0.0)
-    await client.stop("first")  # saves, between two checkpoints
+    await client.stop("first")  # saves a checkpoint between two regular ones
 
     await client.start("second", TASKS_OF_TWO)
     await client.until_task_ended("task of two", 2)
@@ -124,15 +132,15 @@ async def _play_whole_disks(client: Client) -> None:
     await client.stop("second")
 
 
-async def _play_torn_disks(client: Client, run_dir: Path) -> None:
-    """What was trained from the third step on is lost, and said to be."""
+async def _play_second_half(client: Client, run_dir: Path) -> None:
+    """Damage the newest checkpoints, so that the steps from the third on are lost and reported."""
     await client.once("tear", lambda: _tear(run_dir))
 
     await client.start("third", TASKS_OF_TWO)
     for number in range(3):
         await client.group(f"again-{number}", 0.2, 0.0)
     for number in range(3):
-        await client.group(f"{FAR}-{number}", 0.2, 0.0)  # after which training stops
+        await client.group(f"{FAR}-{number}", 0.2, 0.0)  # training stops after the third
     await client.group("after", 0.2, 0.0)
     await client.stop("third")
 
@@ -145,19 +153,19 @@ async def _play_episodes(client: Client) -> None:
     await client.episode("first", "task of three", 1.0)
     await client.abort_episode("aborted")
     await client.episode("after abort", "task of three", 0.0)
-    await client.lapse("lapsed")
-    await client.episode("after lapse", "task of three", 0.0)
+    await client.let_claim_expire("lapsed")
+    await client.episode("after let_claim_expire", "task of three", 0.0)
     await client.until_task_ended("task of three", 3)
     await client.episode("eval", "eval task", 0.5, kind="eval")
     for number in range(3):
         await client.episode(f"tied {number}", "tied task", 0.5)
     await client.until_task_ended("tied task", 3)
-    for number in range(2):  # complete once a job is content with two
+    for number in range(2):  # complete only with the second job, which needs two
         await client.episode(f"of two {number}", "task of two", float(number))
 
 
 def _tear(run_dir: Path) -> Ack:
-    """As a disk does that loses the ends of files."""
+    """Cut the last byte off each file of the newest checkpoints."""
     torn = sorted((run_dir / "checkpoints").iterdir())[-NUM_TORN:]
     for file in (file for folder in torn for file in folder.iterdir()):
         file.write_bytes(file.read_bytes()[:-1])
@@ -171,22 +179,27 @@ def main(
     clock_s: float = 0.0,
     is_half: bool = False,
 ) -> None:
-    """In a process of its own: what it changes in the server's modules holds for all of it.
-    `wrong`: in which of the wrong orders the server does things. `disk`: what it is, and what comes
-    of it. `clock_s`: how far the wall clock has jumped. `is_half`: it ends before checkpoints are
-    torn, which would excuse losses."""
+    """Run the server and its client in this process, which must be a new one.
+
+    The function patches modules of the server for the rest of the process.
+
+    * `wrong` names one of the wrong orders.
+    * `disk` is the kind of a disk failure and its end, such as "full repaired".
+    * `clock_s` is the offset of the wall clock.
+    * `is_half` ends the script before checkpoints are damaged, since damage would excuse losses.
+    """
     if wrong is not None:
         wrong_orders.ALL[wrong]()
-    wall = time.time
-    time.time = lambda: wall() + clock_s
+    wall_clock = time.time
+    time.time = lambda: wall_clock() + clock_s
 
     def open_backend(*_: object) -> Backend:
-        return LedgerBackend()
+        return LineageBackend()
 
     state.open_backend = open_backend
-    # How long a test waits, and nothing that is decided.
+    # Shorter intervals make the tests faster and change no decision.
     step.RETRY_STEP_AFTER_S = loop.SWEEP_EVERY_S = writer.RETRY_S = 0.01
-    asyncio.run(live(run_dir, disk, is_half))
+    asyncio.run(run_server(run_dir, disk, is_half))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""A backend in this process whose weights are the list of what trained them, so that anybody can
-read off a checkpoint what was trained, how often and in which order."""
+"""A backend in the server's process whose weights are the list of calls that trained them.
+
+A checkpoint therefore shows what was trained, how often, and in which order."""
 
 from __future__ import annotations
 
@@ -12,16 +13,18 @@ from swarm_server.local_backend import LocalBackend
 from fakevllm_server.types.backend import ActionFailed, BackendStart, Batch, LossSpec, StepMetrics
 
 POISON = "poison"
-"""A group of this name fails every step it is in."""
+"""Name of a group with which every training step fails."""
 FAR = "far"
-"""A group whose name begins so is too far from the engine: its step makes no update."""
+"""Prefix of the names of groups whose sampler is too far from the weights.
+
+A step with such a group makes no update."""
 LINEAGE = "lineage.json"
 
 Lineage = list[tuple[int, list[tuple[str, int]]]]
-"""Step and, for each call it was trained on, its group and its mark."""
+"""For each step, the group and the mark of each call that was trained."""
 
 
-class LedgerBackend(LocalBackend):
+class LineageBackend(LocalBackend):
     def __init__(self) -> None:
         super().__init__()
         self.lineage: Lineage = []
@@ -35,7 +38,7 @@ class LedgerBackend(LocalBackend):
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         names = {call.group_id for call in batch.calls}
         if POISON in names:
-            raise ActionFailed("a group no trainer takes")
+            raise ActionFailed("the group is poisoned")
         metrics = await super().step(batch, loss)
         if any(name.startswith(FAR) for name in names):
             return metrics | {"too_far": 1.0, "no_update": 1.0, "skipped": 1.0, "mismatch_k3": 5.0}
@@ -50,14 +53,14 @@ class LedgerBackend(LocalBackend):
 
     async def restore(self, folder: Path) -> None:
         await super().restore(folder)
-        self.lineage = lineage_of(folder)
+        self.lineage = read_lineage(folder)
 
 
-def lineage_of(folder: Path) -> Lineage:
-    read = json.loads((folder / LINEAGE).read_text())
-    return [(step, [(name, mark) for name, mark in calls]) for step, calls in read]
+def read_lineage(folder: Path) -> Lineage:
+    lineage = json.loads((folder / LINEAGE).read_text())
+    return [(step, [(name, mark) for name, mark in calls]) for step, calls in lineage]
 
 
 def mark_of(prompt_ids: Sequence[int]) -> int:
-    """Its last token tells one captured call from all others."""
+    """Return the last prompt token, which identifies the captured call."""
     return prompt_ids[-1]
