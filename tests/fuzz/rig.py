@@ -23,7 +23,7 @@ from fakevllm_adapters.http.head_limit import limit_head
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.fake.engine import FakeEngine
-from fakevllm_server.backends.http.door import create_app as engine_app
+from fakevllm_server.backends.http.engine_server import create_app as engine_app
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.web.app import create_app as server_app

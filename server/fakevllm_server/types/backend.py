@@ -2,8 +2,8 @@
 
 The server has a Backend. A Backend consists of a Rollout, which answers vLLM's HTTP requests, and a
 Trainer, which updates weights from batches.
-Inside the process of our own engines, `backends/http/door.py` serves vLLM's HTTP from a TokenEngine
-and the control routes from a TrainEngine.
+Inside the process of our own engines, `backends/http/engine_server.py` serves vLLM's HTTP from a
+TokenEngine and the control routes from a TrainEngine.
 """
 
 from __future__ import annotations

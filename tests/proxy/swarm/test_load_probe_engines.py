@@ -15,7 +15,7 @@ import pytest
 from fakevllm.swarm import link, load_probe
 from fakevllm_adapters.http.asgi import Receive, Scope, Send, send_bytes
 from fakevllm_server.backends.fake.engine import FakeEngine
-from fakevllm_server.backends.http.door import create_app as engine_app
+from fakevllm_server.backends.http.engine_server import create_app as engine_app
 from tests.fuzz.rig import Stack, listening, proxy_over, swarm_over
 from tests.proxy.groups.test_serve_policies import CHAT, JSON, TAKEN, chat, groups, policy, settled
 from tests.proxy.odd_swarm import until

@@ -22,7 +22,7 @@ def main() -> None:
     if options.lockstep and options.max_num_seqs not in (None, 1):
         parser.error("a job in lockstep decodes one answer at a time: not with --max-num-seqs")
     # These imports are slow, and not needed to print --help.
-    from fakevllm_server.backends.http.door import serve
+    from fakevllm_server.backends.http.engine_server import serve
     from fakevllm_server.types.backend import BackendError
 
     # Without it, a crash inside torch leaves no Python traceback.

@@ -36,7 +36,7 @@ from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 from fakevllm_adapters.vllm_compat.grammar import Grammar
 from fakevllm_server.backends.fake.schema_min import smallest
 from fakevllm_server.backends.fake.script import Script, Turn, script_of
-from fakevllm_server.backends.http.door import serve
+from fakevllm_server.backends.http.engine_server import serve
 from fakevllm_server.types.backend import Batch, Call, LossSpec, PolicyName, StepMetrics
 from fakevllm_server.types.sampling import Sampling, Token
 

@@ -1,4 +1,5 @@
-"""What an engine tells Prometheus, by vLLM's names: those an autoscaler or a dashboard reads."""
+"""Prometheus metrics of an engine: the metrics of vLLM that autoscalers and dashboards read, by
+vLLM's names."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from fakevllm_server.types.sampling import Sampling, Token
 
 LABELS = ("model_name", "engine")
 FINISH_REASONS = ("stop", "length", "abort", "error")
-# vLLM's, so that panels made for it add up.
+# The buckets are vLLM's, so that dashboards made for vLLM fit.
 FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
     *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -35,15 +36,16 @@ LATENCY_BUCKETS = (
 
 
 class EngineMetrics:
-    """The numbers of one engine, in a registry of their own."""
+    """The metrics of one engine, in their own registry."""
 
     def __init__(self, engine: TokenEngine) -> None:
-        self.num_inside = 0
+        self.num_in_flight = 0
+        """Number of `generate` calls that have not ended, running or waiting."""
         self._series = series = _Series(engine.model_name)
         series.gauge(
             "num_requests_running",
             "Number of requests in model execution batches.",
-            lambda: max(self.num_inside - engine.num_waiting, 0),
+            lambda: max(self.num_in_flight - engine.num_waiting, 0),
         )
         series.gauge(
             "num_requests_waiting",
@@ -54,7 +56,7 @@ class EngineMetrics:
         self.generation_tokens = series.counter(
             "generation_tokens", "Number of generation tokens processed."
         )
-        self.success = series.finished(
+        self.success = series.counter_by_finish_reason(
             "request_success", "Count of successfully processed requests."
         )
         self.first_token = series.histogram(
@@ -69,11 +71,12 @@ class EngineMetrics:
         )
 
     def page(self) -> bytes:
+        """Return the metrics in Prometheus' text format."""
         return self._series.page()
 
 
 class _Series:
-    """Makes the series of one engine: vLLM's prefix, vLLM's labels."""
+    """Factory of an engine's time series, with vLLM's prefix and labels."""
 
     def __init__(self, model_name: str) -> None:
         self._registry = CollectorRegistry()
@@ -89,8 +92,8 @@ class _Series:
         counter = Counter(f"vllm:{name}", help, LABELS, registry=self._registry)
         return counter.labels(*self._labels)
 
-    def finished(self, name: str, help: str) -> dict[str, Counter]:
-        """One for each reason to finish."""
+    def counter_by_finish_reason(self, name: str, help: str) -> dict[str, Counter]:
+        """Return a counter for each finish reason."""
         labels = (*LABELS, "finished_reason")
         counter = Counter(f"vllm:{name}", help, labels, registry=self._registry)
         return {reason: counter.labels(*self._labels, reason) for reason in FINISH_REASONS}
@@ -106,7 +109,7 @@ class _Series:
 
 
 class MeasuredEngine:
-    """A TokenEngine that counts what it samples."""
+    """TokenEngine that forwards to another TokenEngine and measures its requests."""
 
     def __init__(self, engine: TokenEngine) -> None:
         self._engine = engine
@@ -140,26 +143,27 @@ class MeasuredEngine:
         self, prompt_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[list[Token]]:
         metrics = self.metrics
-        began = time.monotonic()
-        metrics.num_inside += 1
+        start_time = time.monotonic()
+        metrics.num_in_flight += 1
         reason = "error"
         num_tokens = 0
-        last = -1
+        last_id = -1
         try:
-            async with aclosing(self._engine.generate(prompt_ids, sampling)) as tokens:
-                async for batch in tokens:
+            async with aclosing(self._engine.generate(prompt_ids, sampling)) as batches:
+                async for batch in batches:
                     if not num_tokens:
                         metrics.prompt_tokens.inc(len(prompt_ids))
-                        # All at once, where nobody waits for each: then it tells nothing.
+                        # A request that is not live gets all tokens at once, so the time to its
+                        # first token would be the time to its last.
                         if sampling.live:
-                            metrics.first_token.observe(time.monotonic() - began)
+                            metrics.first_token.observe(time.monotonic() - start_time)
                     metrics.generation_tokens.inc(len(batch))
-                    num_tokens, last = num_tokens + len(batch), batch[-1].id
+                    num_tokens, last_id = num_tokens + len(batch), batch[-1].id
                     yield batch
-            ended = last in self.eos_ids and not sampling.ignore_eos
-            reason = "stop" if ended or last in sampling.stop_ids else "length"
+            is_eos = last_id in self.eos_ids and not sampling.ignore_eos
+            reason = "stop" if is_eos or last_id in sampling.stop_ids else "length"
         except GeneratorExit:
-            reason = "stop"  # the reader met a stop string
+            reason = "stop"  # the caller found a stop string
             raise
         except Exception:
             raise
@@ -167,6 +171,6 @@ class MeasuredEngine:
             reason = "abort"
             raise
         finally:
-            metrics.num_inside -= 1
+            metrics.num_in_flight -= 1
             metrics.success[reason].inc()
-            metrics.latency.observe(time.monotonic() - began)
+            metrics.latency.observe(time.monotonic() - start_time)

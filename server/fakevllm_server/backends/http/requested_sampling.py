@@ -1,4 +1,4 @@
-"""What a request asks of an engine: its model, and how to sample, over the engine's defaults."""
+"""Sampling parameters of a request: its own values, then the engine's defaults, then vLLM's."""
 
 from __future__ import annotations
 
@@ -12,22 +12,29 @@ from fakevllm_server.types.sampling import Sampling, effective_temperature
 
 Json = dict[str, Any]
 
-MOST_BIAS = 100.0
-"""A logit_bias beyond it is clamped, as vLLM does."""
+MAX_LOGIT_BIAS = 100.0
+"""Largest absolute logit_bias. Larger values are clamped, as in vLLM."""
 
 
 def check_model(engine: TokenEngine, name: str | None) -> None:
-    """Raises WireError (404)."""
+    """Check that a request's model, if it names one, is the model that the engine serves.
+
+    Raises WireError (404) for another name.
+    """
     if name not in (None, engine.model_name):
         raise unknown_model(name or "", engine.model_name)
 
 
-def sampling_asked(request: ChatRequest, defaults: Json, max_tokens: int) -> Sampling:
-    """Raises WireError (400) for fewer tokens than must come."""
+def sampling_for_request(request: ChatRequest, defaults: Json, max_tokens: int) -> Sampling:
+    """Return how to sample one choice of a request.
+
+    `defaults` are the engine's default sampling parameters, which apply to parameters that the
+    request leaves out. Raises WireError (400) if the request's min_tokens exceeds `max_tokens`.
+    """
 
     def setting(name: str, neutral: Any) -> Any:
-        asked = getattr(request, name)
-        return defaults.get(name, neutral) if asked is None else asked
+        value = getattr(request, name)
+        return defaults.get(name, neutral) if value is None else value
 
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
@@ -49,7 +56,7 @@ def sampling_asked(request: ChatRequest, defaults: Json, max_tokens: int) -> Sam
         presence_penalty=request.presence_penalty or 0.0,
         repetition_penalty=setting("repetition_penalty", 1.0),
         logit_bias={
-            int(id): min(max(bias, -MOST_BIAS), MOST_BIAS)
+            int(id): min(max(bias, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS)
             for id, bias in (request.logit_bias or {}).items()
         },
         min_tokens=min_tokens,
@@ -61,8 +68,9 @@ def sampling_asked(request: ChatRequest, defaults: Json, max_tokens: int) -> Sam
     )
 
 
-def seeded(sampling: Sampling, nth: int) -> Sampling:
-    """Of several continuations each has its own seed, counted up as vLLM counts."""
-    if sampling.seed is None or nth == 0:
+def sampling_for_choice(sampling: Sampling, index: int) -> Sampling:
+    """Return the sampling of choice `index` of a prompt: as in vLLM, its seed is the request's seed
+    plus `index`."""
+    if sampling.seed is None or index == 0:
         return sampling
-    return replace(sampling, seed=sampling.seed + nth)
+    return replace(sampling, seed=sampling.seed + index)

@@ -1,5 +1,5 @@
-"""One /v1/completions request on a TokenEngine: from validated body to answer or chunks, as vLLM
-would write them."""
+"""One /v1/completions request on a TokenEngine: from the validated body to the answer or the chunks
+that vLLM would write."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fakevllm_adapters.vllm_compat.chat_request import allowed_new_tokens, truncate_prompt
@@ -19,19 +19,21 @@ from fakevllm_adapters.vllm_compat.completions import (
     TextChoice,
     legacy_logprobs,
 )
-from fakevllm_server.backends.http.completion import FINGERPRINT
-from fakevllm_server.backends.http.pieces import (
+from fakevllm_server.backends.http.chat_completion import FINGERPRINT
+from fakevllm_server.backends.http.choice_sampling import (
     Piece,
-    Progress,
-    drained,
-    sampled,
-    shown_allowed,
-    shown_ids,
-    shown_spans,
-    streamed,
-    together,
+    SampledChoice,
+    requested_allowed_sets,
+    requested_token_ids,
+    requested_version_spans,
+    sample_choice,
 )
-from fakevllm_server.backends.http.requested_sampling import check_model, sampling_asked, seeded
+from fakevllm_server.backends.http.concurrent_choices import drain, run_all, stream_all
+from fakevllm_server.backends.http.requested_sampling import (
+    check_model,
+    sampling_for_choice,
+    sampling_for_request,
+)
 from fakevllm_server.types.backend import TokenEngine
 from fakevllm_server.types.sampling import Sampling, Token
 
@@ -39,29 +41,53 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class ReadPrompt:
+class EncodedPrompt:
+    """One prompt of the request as token ids."""
+
     ids: list[int]
     text: str
-    """What an echo of it shows."""
+    """Text that an answer with `echo` repeats."""
 
 
 @dataclass(slots=True)
-class Choice:
-    """One of a prompt's continuations."""
+class Continuation:
+    """One continuation of a prompt: one choice of the answer."""
 
-    prompt: ReadPrompt
+    prompt: EncodedPrompt
     sampling: Sampling
-    progress: Progress
+    choice: SampledChoice
 
     @property
     def is_over(self) -> bool:
-        """Nothing more will be sampled; text held back may still come."""
-        is_full = len(self.progress.tokens) >= self.sampling.max_tokens
-        return is_full or self.progress.finish_reason == "stop"
+        """Whether no more tokens will be sampled. Text that was held back may still follow."""
+        is_full = len(self.choice.tokens) >= self.sampling.max_tokens
+        return is_full or self.choice.finish_reason == "stop"
+
+
+@dataclass(slots=True)
+class _PendingChunk:
+    """Sampled text and tokens of a continuation that are not yet in a chunk."""
+
+    num_chars_before: int = 0
+    """Number of characters in the earlier chunks, for the text offsets of the logprobs."""
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list[Token])
+    is_first: bool = True
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.tokens.extend(piece.tokens)
+
+    def next(self) -> _PendingChunk:
+        """Return the empty chunk that follows this one."""
+        return _PendingChunk(self.num_chars_before + len(self.text), is_first=False)
 
 
 class TextCompletion:
-    """The life of one request. Construction raises WireError for what vLLM would refuse."""
+    """One /v1/completions request, answered once: by `answer` or by `chunks`.
+
+    The constructor raises WireError for a request that vLLM would refuse.
+    """
 
     def __init__(
         self, engine: TokenEngine, request: CompletionRequest, request_id: str | None
@@ -70,10 +96,14 @@ class TextCompletion:
         self._request = request
         self._common = common = request.common
         check_model(engine, common.model)
-        self._prompts = [self._read(prompt) for prompt in request.prompts]
-        self._choices = [choice for prompt in self._prompts for choice in self._begun(prompt)]
-        for index, choice in enumerate(self._choices):
-            choice.progress.index = index
+        self._prompts = [self._encode(prompt) for prompt in request.prompts]
+        self._continuations = [
+            continuation
+            for prompt in self._prompts
+            for continuation in self._create_continuations(prompt)
+        ]
+        for index, continuation in enumerate(self._continuations):
+            continuation.choice.index = index
         self._writer = CompletionWriter(
             f"cmpl-{request_id or common.request_id or secrets.token_hex(8)}",
             int(time.time()),
@@ -82,15 +112,17 @@ class TextCompletion:
         )
 
     async def answer(self) -> Json:
-        await together([drained(self._pieces(choice)) for choice in self._choices])
-        whole = [self._whole(choice) for choice in self._choices]
-        return self._writer.completion(whole, self._usage(self._choices, self._prompts))
+        """Sample all choices to their end, and return the body of the answer."""
+        await run_all([drain(self._pieces(each)) for each in self._continuations])
+        choices = [self._whole_choice(each) for each in self._continuations]
+        return self._writer.completion(choices, self._usage(self._continuations, self._prompts))
 
     def chunks(self) -> AsyncGenerator[Json]:
-        choices = [self._chunks_of(choice) for choice in self._choices]
-        return streamed(choices, self._usage_chunk if self._common.include_usage else None)
+        """Yield the chunks of a streamed answer while it is sampled."""
+        streams = [self._chunks_of(each) for each in self._continuations]
+        return stream_all(streams, self._usage_chunk if self._common.include_usage else None)
 
-    def _read(self, prompt: Prompt) -> ReadPrompt:
+    def _encode(self, prompt: Prompt) -> EncodedPrompt:
         if isinstance(prompt, str):
             text, ids = prompt, self._engine.encode(prompt, self._request.add_special_tokens)
         else:
@@ -98,111 +130,106 @@ class TextCompletion:
             if self._request.echo:
                 text = self._engine.decode(prompt, skip_special_tokens=False)
         if self._common.return_token_ids:
-            text = ""  # vLLM has the ids stand for it
-        return ReadPrompt(truncate_prompt(ids, self._common, self._engine.max_model_len), text)
+            text = ""  # vLLM reports the prompt's ids instead of its text
+        return EncodedPrompt(truncate_prompt(ids, self._common, self._engine.max_model_len), text)
 
-    def _begun(self, prompt: ReadPrompt) -> list[Choice]:
+    def _create_continuations(self, prompt: EncodedPrompt) -> list[Continuation]:
         limit = allowed_new_tokens(
             len(prompt.ids), self._request.max_new_tokens, self._engine.max_model_len
         )
-        sampling = sampling_asked(self._common, self._engine.default_sampling, limit)
+        sampling = sampling_for_request(self._common, self._engine.default_sampling, limit)
         self._engine.check(sampling)
         return [
-            Choice(prompt, seeded(sampling, nth), Progress(nth))
-            for nth in range(self._common.n or 1)
+            Continuation(prompt, sampling_for_choice(sampling, index), SampledChoice(index))
+            for index in range(self._common.n or 1)
         ]
 
-    def _pieces(self, choice: Choice) -> AsyncGenerator[Piece]:
-        ids = choice.prompt.ids
-        return sampled(self._engine, self._common, ids, choice.sampling, choice.progress)
+    def _pieces(self, continuation: Continuation) -> AsyncGenerator[Piece]:
+        ids, sampling = continuation.prompt.ids, continuation.sampling
+        return sample_choice(self._engine, self._common, ids, sampling, continuation.choice)
 
-    async def _chunks_of(self, choice: Choice) -> AsyncGenerator[Json]:
-        """One for each iteration of the engine; the last says why it is the last, and so waits
-        for the text that was held back."""
-        text, tokens = "", list[Token]()
-        num_chars = 0
-        is_first = True
-        async with aclosing(self._pieces(choice)) as pieces:
+    async def _chunks_of(self, continuation: Continuation) -> AsyncGenerator[Json]:
+        """Yield one chunk for each iteration of the engine.
+
+        The last chunk contains the finish reason and the text that was held back, so it is yielded
+        after the end of sampling.
+        """
+        pending = _PendingChunk()
+        async with aclosing(self._pieces(continuation)) as pieces:
             async for piece in pieces:
-                text, tokens = text + piece.text, [*tokens, *piece.tokens]
-                if choice.is_over:
+                pending.add(piece)
+                if continuation.is_over:
                     continue
-                yield self._chunk(choice, text, tokens, num_chars, is_first=is_first)
-                num_chars += len(text)
-                text, tokens, is_first = "", [], False
-        yield self._chunk(choice, text, tokens, num_chars, is_first=is_first, is_last=True)
+                yield self._chunk(continuation, pending)
+                pending = pending.next()
+        yield self._chunk(continuation, pending, is_last=True)
 
     def _chunk(
-        self,
-        choice: Choice,
-        text: str,
-        tokens: Sequence[Token],
-        num_chars: int,
-        *,
-        is_first: bool,
-        is_last: bool = False,
+        self, continuation: Continuation, pending: _PendingChunk, *, is_last: bool = False
     ) -> Json:
-        """`num_chars`: of the text before it."""
-        progress = choice.progress
-        echoes = is_first and self._request.echo
-        shows_prompt = echoes or (is_first and self._common.return_token_ids)
+        choice, prompt, text = continuation.choice, continuation.prompt, pending.text
+        has_echo = pending.is_first and self._request.echo
+        has_prompt_ids = has_echo or (pending.is_first and self._common.return_token_ids)
         piece = TextChoice(
-            index=progress.index,
-            text=self._shown_text(choice, text) if echoes else text,
-            logprobs=self._logprobs(tokens, num_chars),
-            finish_reason=progress.finish_reason if is_last else None,
-            stop_reason=progress.stop_reason if is_last else None,
-            prompt_ids=choice.prompt.ids if shows_prompt else None,
-            token_ids=shown_ids(self._common, tokens),
-            weight_versions=shown_spans(self._common, progress.tokens) if is_last else None,
-            allowed_tokens=self._allowed(progress.tokens) if is_last else None,
+            index=choice.index,
+            text=self._text_with_echo(prompt, text) if has_echo else text,
+            logprobs=self._logprobs(pending.tokens, pending.num_chars_before),
+            finish_reason=choice.finish_reason if is_last else None,
+            stop_reason=choice.stop_reason if is_last else None,
+            prompt_ids=prompt.ids if has_prompt_ids else None,
+            token_ids=requested_token_ids(self._common, pending.tokens),
+            weight_versions=(
+                requested_version_spans(self._common, choice.tokens) if is_last else None
+            ),
+            allowed_tokens=self._allowed_sets(choice.tokens) if is_last else None,
         )
-        usage = (
-            self._usage([choice], [choice.prompt]) if self._common.wants_continuous_usage else None
-        )
+        has_usage = self._common.wants_continuous_usage
+        usage = self._usage([continuation], [prompt]) if has_usage else None
         return self._writer.chunk(piece, usage, closes_stream=not self._common.include_usage)
 
-    def _whole(self, choice: Choice) -> TextChoice:
-        progress = choice.progress
-        shows_prompt = self._common.return_token_ids
+    def _whole_choice(self, continuation: Continuation) -> TextChoice:
+        choice, prompt = continuation.choice, continuation.prompt
+        text = choice.text
         return TextChoice(
-            index=progress.index,
-            text=self._shown_text(choice, progress.text) if self._request.echo else progress.text,
-            logprobs=self._logprobs(progress.tokens, 0),
-            finish_reason=progress.finish_reason,
-            stop_reason=progress.stop_reason,
-            prompt_ids=choice.prompt.ids if shows_prompt else None,
-            token_ids=shown_ids(self._common, progress.tokens),
-            weight_versions=shown_spans(self._common, progress.tokens),
-            allowed_tokens=self._allowed(progress.tokens),
+            index=choice.index,
+            text=self._text_with_echo(prompt, text) if self._request.echo else text,
+            logprobs=self._logprobs(choice.tokens, 0),
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+            prompt_ids=prompt.ids if self._common.return_token_ids else None,
+            token_ids=requested_token_ids(self._common, choice.tokens),
+            weight_versions=requested_version_spans(self._common, choice.tokens),
+            allowed_tokens=self._allowed_sets(choice.tokens),
         )
 
-    def _allowed(self, tokens: Sequence[Token]) -> Json | None:
-        return shown_allowed(self._engine, self._common, tokens)
+    def _allowed_sets(self, tokens: Sequence[Token]) -> Json | None:
+        return requested_allowed_sets(self._engine, self._common, tokens)
 
-    def _shown_text(self, choice: Choice, text: str) -> str:
-        return choice.prompt.text + ("" if self._request.is_echo_only else text)
+    def _text_with_echo(self, prompt: EncodedPrompt, text: str) -> str:
+        return prompt.text + ("" if self._request.is_echo_only else text)
 
-    def _logprobs(self, tokens: Sequence[Token], num_chars: int) -> Json | None:
+    def _logprobs(self, tokens: Sequence[Token], num_chars_before: int) -> Json | None:
         if self._request.logprobs is None:
             return None
-        return legacy_logprobs([self._entry(token) for token in tokens], num_chars)
+        return legacy_logprobs([self._logprob_entry(token) for token in tokens], num_chars_before)
 
-    def _entry(self, token: Token) -> tuple[str, float, dict[str, float]]:
+    def _logprob_entry(self, token: Token) -> tuple[str, float, dict[str, float]]:
         likeliest = {token.id: token.logprob} | dict(token.top)
-        tops = {self._name(id): logprob for id, logprob in likeliest.items()}
-        return self._name(token.id), token.logprob, tops
+        top_logprobs = {self._token_text(id): logprob for id, logprob in likeliest.items()}
+        return self._token_text(token.id), token.logprob, top_logprobs
 
-    def _name(self, id: int) -> str:
+    def _token_text(self, id: int) -> str:
         if self._request.returns_tokens_as_ids:
             return f"token_id:{id}"
         return self._engine.decode([id], skip_special_tokens=False)
 
     def _usage_chunk(self) -> Json:
-        return self._writer.usage_chunk(self._usage(self._choices, self._prompts))
+        return self._writer.usage_chunk(self._usage(self._continuations, self._prompts))
 
-    def _usage(self, choices: Sequence[Choice], prompts: Sequence[ReadPrompt]) -> Json:
+    def _usage(
+        self, continuations: Sequence[Continuation], prompts: Sequence[EncodedPrompt]
+    ) -> Json:
         return usage_counts(
             sum(len(prompt.ids) for prompt in prompts),
-            sum(len(choice.progress.tokens) for choice in choices),
+            sum(len(each.choice.tokens) for each in continuations),
         )

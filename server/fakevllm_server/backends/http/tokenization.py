@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize on a TokenEngine, as vLLM answers them."""
+"""vLLM's /tokenize and /detokenize on a TokenEngine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class _Detokenize(BaseModel):
 
 
 def tokenize(engine: TokenEngine, raw: bytes) -> Json:
-    """Raises WireError, worded as vLLM words it."""
+    """Return the answer to a /tokenize request with the body `raw`: a text, or a conversation.
+
+    Raises WireError with vLLM's message for an invalid body.
+    """
     body: object = parse_json(raw)
     if isinstance(body, dict) and "messages" in body and "prompt" not in body:
         request = _read_chat(cast(Json, body))
@@ -54,7 +57,10 @@ def tokenize(engine: TokenEngine, raw: bytes) -> Json:
 
 
 def detokenize(engine: TokenEngine, raw: bytes) -> Json:
-    """Raises WireError, worded as vLLM words it."""
+    """Return the answer to a /detokenize request with the body `raw`.
+
+    Raises WireError with vLLM's message for an invalid body.
+    """
     request = _validated(_Detokenize, parse_json(raw))
     check_model(engine, request.model)
     try:

@@ -43,7 +43,7 @@ def _serve(options: argparse.Namespace) -> None:
     # Heavy, and not needed to print --help.
     from fakevllm_server.backends.embedded.device_and_dtype import resolve_dtype
     from fakevllm_server.backends.embedded.model_folder import read_config, resolve_model_folder
-    from fakevllm_server.backends.http.door import serve
+    from fakevllm_server.backends.http.engine_server import serve
     from fakevllm_server.backends.verl.cluster import Cluster
     from fakevllm_server.backends.verl.engine import VerlTrainer
     from fakevllm_server.backends.verl.group import Workers

@@ -11,7 +11,7 @@ from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.vllm_compat.chat_request import parse_chat_request
 from fakevllm_server.backends.fake.engine import EOS, FakeEngine
 from fakevllm_server.backends.fake.schema_min import smallest
-from fakevllm_server.backends.http.completion import Completion
+from fakevllm_server.backends.http.chat_completion import ChatCompletion
 from fakevllm_server.types.backend import Batch, Call, LossSpec
 
 Json = dict[str, Any]
@@ -35,7 +35,7 @@ def user(text: str) -> Json:
 
 async def choice(messages: list[Json], **fields: Any) -> Json:
     raw = orjson.dumps({"messages": messages} | fields)
-    completion = Completion(FakeEngine(), parse_chat_request(raw), None)
+    completion = ChatCompletion(FakeEngine(), parse_chat_request(raw), None)
     return (await completion.answer())["choices"][0]
 
 

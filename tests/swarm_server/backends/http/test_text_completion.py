@@ -17,32 +17,31 @@ Json = dict[str, Any]
 
 
 def completion(
-    asked: Json, engine: FakeEngine | None = None, request_id: str | None = None
+    fields: Json, engine: FakeEngine | None = None, request_id: str | None = None
 ) -> TextCompletion:
-    raw = orjson.dumps({"prompt": "[[say Hi]]"} | asked)
+    raw = orjson.dumps({"prompt": "[[say Hi]]"} | fields)
     return TextCompletion(engine or FakeEngine(), parse_completion_request(raw), request_id)
 
 
-async def answer(asked: Json, engine: FakeEngine | None = None) -> Json:
-    return await completion(asked, engine).answer()
+async def answer(fields: Json, engine: FakeEngine | None = None) -> Json:
+    return await completion(fields, engine).answer()
 
 
-async def streamed(asked: Json, engine: FakeEngine | None = None) -> list[Json]:
-    asked = asked | {"stream": True}
-    return [chunk async for chunk in completion(asked, engine).chunks()]
+async def read_chunks(fields: Json, engine: FakeEngine | None = None) -> list[Json]:
+    return [chunk async for chunk in completion(fields | {"stream": True}, engine).chunks()]
 
 
-def refusal(asked: Json) -> Json:
+def refusal(fields: Json) -> Json:
     with pytest.raises(WireError) as refused:
-        completion(asked)
+        completion(fields)
     assert refused.value.status == refused.value.body["error"]["code"]
     return refused.value.body["error"]
 
 
-ALL: Json = {"return_token_ids": True, "logprobs": 0, "return_weight_versions": True}
+REPORT_ALL: Json = {"return_token_ids": True, "logprobs": 0, "return_weight_versions": True}
 
 
-async def test_an_answer_has_vllms_keys_in_its_order_with_their_nulls() -> None:
+async def test_an_answer_has_vllms_keys_in_vllms_order_including_nulls() -> None:
     body = await answer({})
     assert list(body) == [
         *("id", "object", "created", "model", "choices", "service_tier", "system_fingerprint"),
@@ -64,8 +63,8 @@ async def test_an_answer_has_vllms_keys_in_its_order_with_their_nulls() -> None:
     ]
 
 
-async def test_a_chunk_comes_for_each_token_and_the_last_says_why_it_ended() -> None:
-    chunks = await streamed({})
+async def test_each_token_has_a_chunk_and_the_last_has_the_finish_reason() -> None:
+    chunks = await read_chunks({})
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["H", "i", ""]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, "stop"]
     assert list(chunks[0]["choices"][0]) == [
@@ -77,8 +76,8 @@ async def test_a_chunk_comes_for_each_token_and_the_last_says_why_it_ended() -> 
     assert list(chunks[-1]) == [*plain, "system_fingerprint", "kv_transfer_params"]
 
 
-async def test_ids_logprobs_and_versions_are_told_to_those_who_ask() -> None:
-    (choice,) = (await answer(ALL))["choices"]
+async def test_ids_logprobs_and_versions_are_reported_on_request() -> None:
+    (choice,) = (await answer(REPORT_ALL))["choices"]
     assert choice["token_ids"] == [*b"Hi", EOS]
     assert choice["prompt_token_ids"] == list(b"[[say Hi]]")
     assert choice["weight_versions"] == [{"version": 0, "start": 0, "end": 3}]
@@ -90,8 +89,8 @@ async def test_ids_logprobs_and_versions_are_told_to_those_who_ask() -> None:
     }
 
 
-async def test_a_stream_tells_the_prompt_once_and_counts_the_text_on() -> None:
-    choices = [chunk["choices"][0] for chunk in await streamed(ALL)]
+async def test_a_stream_has_the_prompt_ids_once_and_text_offsets_that_continue() -> None:
+    choices = [chunk["choices"][0] for chunk in await read_chunks(REPORT_ALL)]
     prompts = [choice["prompt_token_ids"] for choice in choices]
     assert prompts == [list(b"[[say Hi]]"), None, None]
     assert [choice["token_ids"] for choice in choices] == [[72], [105], [EOS]]
@@ -100,7 +99,7 @@ async def test_a_stream_tells_the_prompt_once_and_counts_the_text_on() -> None:
     assert spans == [None, None, [{"version": 0, "start": 0, "end": 3}]]
 
 
-async def test_tokens_may_be_named_by_their_ids() -> None:
+async def test_logprobs_can_name_tokens_by_their_ids() -> None:
     (choice,) = (await answer({"logprobs": 1, "return_tokens_as_token_ids": True}))["choices"]
     assert choice["logprobs"]["tokens"] == ["token_id:72", "token_id:105", f"token_id:{EOS}"]
     assert choice["logprobs"]["top_logprobs"][0] == {"token_id:72": 0.0}
@@ -115,19 +114,19 @@ PROMPTS: list[Any] = [
 
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=["text", "texts", "ids", "lists of ids"])
-async def test_a_prompt_is_the_same_in_each_of_its_forms(prompt: Any) -> None:
+async def test_each_form_of_a_prompt_gives_the_same_answer(prompt: Any) -> None:
     body = await answer({"prompt": prompt, "return_token_ids": True})
     (choice,) = body["choices"]
     assert (choice["text"], choice["prompt_token_ids"]) == ("Hi", list(b"[[say Hi]]"))
 
 
-async def test_each_of_several_prompts_has_its_choices_and_usage_is_the_sum() -> None:
-    asked: Json = {"prompt": ["[[say a]]", "[[say b]]"], "n": 2, "return_token_ids": True}
-    body = await answer(asked)
+async def test_each_prompt_has_its_own_choices_and_usage_is_the_sum() -> None:
+    fields: Json = {"prompt": ["[[say a]]", "[[say b]]"], "n": 2, "return_token_ids": True}
+    body = await answer(fields)
     shown = [(choice["index"], choice["text"]) for choice in body["choices"]]
     assert shown == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
     assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (18, 8)
-    chunks = await streamed(asked)
+    chunks = await read_chunks(fields)
     texts = ["", "", "", ""]
     for chunk in chunks:
         (choice,) = chunk["choices"]
@@ -135,41 +134,41 @@ async def test_each_of_several_prompts_has_its_choices_and_usage_is_the_sum() ->
     assert texts == ["a", "a", "b", "b"]
 
 
-async def test_a_limit_that_is_not_asked_for_is_sixteen() -> None:
-    for asked in ({}, {"max_tokens": None}):
-        body = await answer({"prompt": f"[[say {'a' * 20}]]"} | asked)
+async def test_the_default_token_limit_is_sixteen() -> None:
+    for fields in ({}, {"max_tokens": None}):
+        body = await answer({"prompt": f"[[say {'a' * 20}]]"} | fields)
         (choice,) = body["choices"]
         assert (choice["text"], choice["finish_reason"]) == ("a" * 16, "length")
 
 
-async def test_the_chunk_that_meets_the_limit_bears_its_text_and_the_reason() -> None:
-    chunks = await streamed({"max_tokens": 2})
+async def test_the_chunk_at_the_token_limit_has_its_text_and_the_finish_reason() -> None:
+    chunks = await read_chunks({"max_tokens": 2})
     ends = [(chunk["choices"][0]["text"], chunk["choices"][0]["finish_reason"]) for chunk in chunks]
     assert ends == [("H", None), ("i", "length")]
 
 
-@pytest.mark.parametrize("streams", [False, True])
-async def test_a_stop_string_ends_the_text_before_it_and_is_told(streams: bool) -> None:
-    asked: Json = {"prompt": "[[say one END two]]", "stop": "END", "max_tokens": 40}
-    if streams:
-        choices = [chunk["choices"][0] for chunk in await streamed(asked)]
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_stop_string_is_reported_and_cut_from_the_text(is_streamed: bool) -> None:
+    fields: Json = {"prompt": "[[say one END two]]", "stop": "END", "max_tokens": 40}
+    if is_streamed:
+        choices = [chunk["choices"][0] for chunk in await read_chunks(fields)]
         text, last = "".join(choice["text"] for choice in choices), choices[-1]
     else:
-        (last,) = (await answer(asked))["choices"]
+        (last,) = (await answer(fields))["choices"]
         text = last["text"]
     assert (text, last["finish_reason"], last["stop_reason"]) == ("one ", "stop", "END")
 
 
 async def test_text_held_back_for_a_stop_string_is_not_lost_at_the_end() -> None:
-    choices = [c["choices"][0] for c in await streamed({"prompt": "[[say xEN]]", "stop": "END"})]
+    choices = [c["choices"][0] for c in await read_chunks({"prompt": "[[say xEN]]", "stop": "END"})]
     assert "".join(choice["text"] for choice in choices) == "xEN"
     assert [choice["finish_reason"] for choice in choices] == [None, None, None, "stop"]
 
 
 @pytest.mark.parametrize("continuous", [False, True])
-async def test_usage_comes_last_and_all_along_where_that_is_asked(continuous: bool) -> None:
+async def test_usage_is_in_the_last_chunk_or_on_request_in_each_chunk(continuous: bool) -> None:
     options = {"include_usage": True, "continuous_usage_stats": continuous}
-    chunks = await streamed({"stream_options": options})
+    chunks = await read_chunks({"stream_options": options})
     last = chunks.pop()
     usage = {"prompt_tokens": 10, "total_tokens": 13, "completion_tokens": 3}
     assert (last["choices"], last["usage"]) == ([], usage)
@@ -183,24 +182,24 @@ async def test_an_echo_precedes_the_text() -> None:
     assert choice["text"] == "[[say Hi]]Hi"
     (choice,) = (await answer({"echo": True, "prompt": list(b"[[say Hi]]")}))["choices"]
     assert choice["text"] == "[[say Hi]]Hi"
-    chunks = await streamed({"echo": True})
+    chunks = await read_chunks({"echo": True})
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["[[say Hi]]H", "i", ""]
 
 
-async def test_an_echo_alone_shows_nothing_that_was_sampled() -> None:
-    asked: Json = {"echo": True, "max_tokens": 0}
-    (choice,) = (await answer(asked))["choices"]
+async def test_an_echo_with_zero_tokens_has_only_the_prompt() -> None:
+    fields: Json = {"echo": True, "max_tokens": 0}
+    (choice,) = (await answer(fields))["choices"]
     assert choice["text"] == "[[say Hi]]"
-    assert [chunk["choices"][0]["text"] for chunk in await streamed(asked)] == ["[[say Hi]]"]
+    assert [chunk["choices"][0]["text"] for chunk in await read_chunks(fields)] == ["[[say Hi]]"]
 
 
-async def test_the_request_id_becomes_the_answers() -> None:
+async def test_the_request_id_becomes_the_answers_id() -> None:
     assert (await completion({}, None, "abc").answer())["id"] == "cmpl-abc"
     assert (await answer({"request_id": "mine"}))["id"] == "cmpl-mine"
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind", "param", "message"),
+    ("fields", "kind", "param", "message"),
     [
         ({"prompt": None}, "BadRequestError", "prompt", "Either prompt or prompt_embeds"),
         ({"prompt": ""}, "BadRequestError", "prompt", "Either prompt or prompt_embeds"),
@@ -224,34 +223,35 @@ async def test_the_request_id_becomes_the_answers() -> None:
         ({"prompt_logprobs": 1}, "BadRequestError", "prompt_logprobs", "not supported"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_in_vllms_words(
-    asked: Json, kind: str, param: str | None, message: str
+def test_an_invalid_request_is_refused_in_vllms_words(
+    fields: Json, kind: str, param: str | None, message: str
 ) -> None:
-    error = refusal(asked)
+    error = refusal(fields)
     assert error["type"] == kind and message in error["message"]
     assert param is None or error["param"] == param
 
 
 def test_fields_of_chat_are_ignored_as_vllm_ignores_them() -> None:
-    asked: Json = {"messages": 3, "tools": [], "tool_choice": "odd", "top_logprobs": 5}
-    request = parse_completion_request(orjson.dumps({"prompt": "a", "frobnicate": 1} | asked))
+    fields: Json = {"messages": 3, "tools": [], "tool_choice": "odd", "top_logprobs": 5}
+    request = parse_completion_request(orjson.dumps({"prompt": "a", "frobnicate": 1} | fields))
     assert request.prompts == ["a"] and not request.common.tools
 
 
-class Seeds(FakeEngine):
-    """Keeps what it was asked; the second of two fails, the first waits for ever."""
+class RecordingEngine(FakeEngine):
+    """An engine that records the sampling of each call. With `fails`, the first call waits forever
+    and the second is refused."""
 
     def __init__(self, *, fails: bool = False) -> None:
         super().__init__()
-        self.asked: list[Sampling] = []
+        self.samplings: list[Sampling] = []
         self.num_cancelled = 0
         self._fails = fails
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[list[Token]]:
-        self.asked.append(sampling)
-        if self._fails and len(self.asked) == 2:
+        self.samplings.append(sampling)
+        if self._fails and len(self.samplings) == 2:
             raise unavailable("Too many requests are waiting.")
         try:
             if self._fails:
@@ -262,24 +262,24 @@ class Seeds(FakeEngine):
 
 
 async def test_each_continuation_has_the_next_seed() -> None:
-    engine = Seeds()
+    engine = RecordingEngine()
     await answer({"n": 3, "seed": 5, "prompt": ["a", "b"]}, engine)
-    assert [sampling.seed for sampling in engine.asked] == [5, 6, 7] * 2
+    assert [sampling.seed for sampling in engine.samplings] == [5, 6, 7] * 2
 
 
-async def test_when_one_choice_fails_the_others_are_cancelled_and_its_error_is_told() -> None:
-    engine = Seeds(fails=True)
+async def test_when_one_choice_fails_the_others_are_cancelled_and_its_error_is_raised() -> None:
+    engine = RecordingEngine(fails=True)
     with pytest.raises(WireError) as refused:
         await answer({"n": 2}, engine)
     assert refused.value.status == 503 and engine.num_cancelled == 1
 
 
-class Endless(FakeEngine):
-    """One token, and then none; knows when it is left."""
+class EndlessEngine(FakeEngine):
+    """An engine that samples one token and then waits until it is closed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.was_left = False
+        self.is_closed = False
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
@@ -288,13 +288,13 @@ class Endless(FakeEngine):
             yield [Token(ord("a"), 0.0, 0, [])]
             await asyncio.Event().wait()
         finally:
-            self.was_left = True
+            self.is_closed = True
 
 
-async def test_a_stream_that_is_left_cancels_what_is_sampled() -> None:
-    engine = Endless()
+async def test_closing_a_stream_cancels_the_sampling() -> None:
+    engine = EndlessEngine()
     chunks = completion({"stream": True}, engine).chunks()
     assert (await anext(chunks))["choices"][0]["text"] == "a"
-    assert not engine.was_left
+    assert not engine.is_closed
     await chunks.aclose()
-    assert engine.was_left
+    assert engine.is_closed

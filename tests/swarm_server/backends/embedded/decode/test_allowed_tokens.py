@@ -16,7 +16,7 @@ from fakevllm_adapters.formats.sse import SseDecoder
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
-from fakevllm_server.backends.http.door import create_app
+from fakevllm_server.backends.http.engine_server import create_app
 from fakevllm_server.rollout.capture.table import CAPTURES
 from fakevllm_server.training.batch import plan_step
 from fakevllm_server.types.backend import Batch, LossSpec, StepMetrics

@@ -21,7 +21,7 @@ from fakevllm_adapters.vllm_compat.grammar import Grammar
 from fakevllm_server.backends.embedded.decode.grammar import MAX_WHITESPACE, GrammarCompiler
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
-from fakevllm_server.backends.http.completion import Completion
+from fakevllm_server.backends.http.chat_completion import ChatCompletion
 from fakevllm_server.types.sampling import Sampling
 
 Json = dict[str, Any]
@@ -42,9 +42,9 @@ SCHEMA: Json = {
 REQUIRED: Json = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
 
 
-def completion(engine: EmbeddedEngine, **fields: Any) -> Completion:
+def completion(engine: EmbeddedEngine, **fields: Any) -> ChatCompletion:
     body: Json = {"messages": [{"role": "user", "content": "How is it?"}], "max_tokens": 200}
-    return Completion(engine, parse_chat_request(orjson.dumps(body | fields)), None)
+    return ChatCompletion(engine, parse_chat_request(orjson.dumps(body | fields)), None)
 
 
 def grammars(engine: EmbeddedEngine) -> GrammarCompiler:

@@ -17,7 +17,7 @@ from swarm_server.backends.embedded.engine_helpers import SPEC, load, random_cal
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.train.standalone import StandaloneTrainer
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
-from fakevllm_server.backends.http.door import create_app
+from fakevllm_server.backends.http.engine_server import create_app
 from fakevllm_server.backends.process.child import URL, ChildEngine
 from fakevllm_server.backends.torch_losses import LOSSES
 from fakevllm_server.backends.training.partial_step import PartialStep

@@ -8,23 +8,23 @@ import pytest
 from fakevllm_adapters.protocol.errors import WireError, unavailable
 from fakevllm_adapters.vllm_compat.chat_request import parse_chat_request
 from fakevllm_server.backends.fake.engine import FakeEngine
-from fakevllm_server.backends.http.completion import Completion
+from fakevllm_server.backends.http.chat_completion import ChatCompletion
 from fakevllm_server.types.sampling import Sampling, Token
 
 
-class OneFails(FakeEngine):
-    """The first choice waits for ever, the second is refused."""
+class SecondChoiceFails(FakeEngine):
+    """An engine whose first choice waits forever and whose second choice is refused."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[Sampling] = []
+        self.num_calls = 0
         self.num_cancelled = 0
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[list[Token]]:
-        self.asked.append(sampling)
-        if len(self.asked) == 2:
+        self.num_calls += 1
+        if self.num_calls == 2:
             raise unavailable("Too many requests are waiting.")
         try:
             await asyncio.Event().wait()
@@ -33,20 +33,20 @@ class OneFails(FakeEngine):
         yield []
 
 
-def completion(engine: FakeEngine, extra: bytes) -> Completion:
+def completion(engine: FakeEngine, extra: bytes) -> ChatCompletion:
     body = b'{"model": "fake", "messages": [{"role": "user", "content": "hi"}], ' + extra + b"}"
-    return Completion(engine, parse_chat_request(body), None)
+    return ChatCompletion(engine, parse_chat_request(body), None)
 
 
-async def test_when_one_choice_fails_the_others_are_cancelled_and_its_error_is_told() -> None:
-    engine = OneFails()
+async def test_when_one_choice_fails_the_others_are_cancelled_and_its_error_is_raised() -> None:
+    engine = SecondChoiceFails()
     with pytest.raises(WireError) as refused:
         await completion(engine, b'"n": 2').answer()
     assert refused.value.status == 503
     assert engine.num_cancelled == 1
 
 
-async def test_a_tiny_temperature_is_raised_to_what_logits_bear() -> None:
+async def test_a_tiny_temperature_does_not_overflow_the_logits() -> None:
     engine = FakeEngine()
     answer = await completion(engine, b'"temperature": 1e-45').answer()
     assert answer["choices"][0]["message"]["content"] == "no."

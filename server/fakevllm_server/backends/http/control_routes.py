@@ -1,4 +1,5 @@
-"""Control routes over a TrainEngine: `/control/…`, for the server that started the process."""
+"""Control routes (`/control/…`) over a TrainEngine, for the swarm server that started the
+process."""
 
 from __future__ import annotations
 
@@ -26,8 +27,12 @@ from fakevllm_server.types.backend import (
 Json = dict[str, Any]
 
 
-class Control:
-    """What the server asks of its own engine."""
+class ControlRoutes:
+    """Routes by which the swarm server reads an engine's properties and drives its trainer.
+
+    GET `/control/info` describes the engine. POST `/control/{action}` runs one action of the
+    trainer. A failed action is answered with status 500 and its message in `error`.
+    """
 
     def __init__(self, engine: TokenEngine | None, trainer: TrainEngine) -> None:
         self._info: Json = {
@@ -43,26 +48,30 @@ class Control:
     def routes(self) -> list[Route]:
         return [
             Route("/control/info", self.info),
-            Route("/control/{action}", self.act, methods=["POST"]),
+            Route("/control/{action}", self.run_action, methods=["POST"]),
         ]
 
     async def info(self, request: Request) -> Response:
+        """Return the engine's model name, context length and defaults; empty values where the
+        process does not sample."""
         return _json(self._info)
 
-    async def act(self, request: Request) -> Response:
+    async def run_action(self, request: Request) -> Response:
+        """Run the action that the path names, and return its result as JSON."""
         try:
             body: Json = orjson.loads(await request.body())
-            return _json(await self._act(request.path_params["action"], body) or {})
-        except Exception as failure:
+            return _json(await self._run(request.path_params["action"], body) or {})
+        # Translated at the boundary: the swarm server raises the error again in its own process.
+        except Exception as error:
             traceback.print_exc()
-            told: Json = {"error": f"{type(failure).__name__}: {failure}"}
-            if isinstance(failure, PartialStep):
-                told["is_partial"] = True
-            if isinstance(failure, BackendRefused):
-                told["refusal"] = str(failure)
-            return _json(told, 500)
+            reply: Json = {"error": f"{type(error).__name__}: {error}"}
+            if isinstance(error, PartialStep):
+                reply["is_partial"] = True
+            if isinstance(error, BackendRefused):
+                reply["refusal"] = str(error)
+            return _json(reply, 500)
 
-    async def _act(self, action: str, body: Json) -> Json | None:
+    async def _run(self, action: str, body: Json) -> Json | None:
         match action:
             case "boot":
                 return {"told": await self._trainer.boot(TrainJob.model_validate(body["job"]))}
@@ -72,8 +81,8 @@ class Control:
                 return jsonable_numbers(await self._trainer.step(batch, LossSpec(**body["loss"])))
             case "log_probs":
                 calls = [Call.from_wire(call) for call in body["calls"]]
-                found = await self._trainer.log_probs(calls, body["policy"])
-                return {"log_probs": [pack_floats(row) for row in found]}
+                rows = await self._trainer.log_probs(calls, body["policy"])
+                return {"log_probs": [pack_floats(row) for row in rows]}
             case "publish":
                 await self._trainer.publish(body["version"])
             case "load_weights":
@@ -85,7 +94,7 @@ class Control:
             case "restore":
                 await self._trainer.restore(Path(body["folder"]))
             case _:
-                raise ValueError(f"no control action {action!r}")
+                raise ValueError(f"unknown control action {action!r}")
         return None
 
 

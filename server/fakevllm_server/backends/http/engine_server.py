@@ -1,8 +1,11 @@
-"""An engine process's door: vLLM's HTTP over a TokenEngine, control routes over a TrainEngine, on
-a Unix socket. A trainer alone has the control routes and /health.
+"""HTTP server of an engine's process, on a Unix socket.
 
-Control routes (`/control/…`) are for the server that started the process; the socket's folder
-keeps others out.
+The server answers vLLM's public routes with a TokenEngine and the control routes (`/control/…`)
+with a TrainEngine. The process of a trainer that does not sample has only the control routes and
+/health.
+
+The control routes are for the swarm server that started the process. File permissions of the
+socket's folder keep other users out.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fakevllm_adapters.http.vary_origin import VaryOrigin
-from fakevllm_server.backends.http.control_door import Control
-from fakevllm_server.backends.http.routes import PublicRoutes, get_route
+from fakevllm_server.backends.http.control_routes import ControlRoutes
+from fakevllm_server.backends.http.vllm_routes import PublicRoutes, get_route
 from fakevllm_server.backends.process.uvicorn_server import GracefulServer
 from fakevllm_server.types.backend import TokenEngine, TrainEngine
 
@@ -31,8 +34,12 @@ from fakevllm_server.types.backend import TokenEngine, TrainEngine
 def serve(
     engine: TokenEngine | None, trainer: TrainEngine, socket: Path, *, on_close: Callable[[], None]
 ) -> None:
-    """Serves until SIGTERM, or until standard input closes: the parent that held it is gone.
-    Without an `engine` nothing samples."""
+    """Serve HTTP on `socket` until SIGTERM, or until standard input closes.
+
+    The swarm server holds the other end of standard input, so a closed input means that the swarm
+    server has died. With `engine` None, the process does not sample. `on_close` runs at the end,
+    also after an error.
+    """
     config = uvicorn.Config(
         create_app(engine, trainer),
         uds=str(socket),
@@ -43,28 +50,30 @@ def serve(
     )
     server = GracefulServer(config)
     try:
-        asyncio.run(_serve_until_orphaned(server))
+        asyncio.run(_serve_until_stdin_closes(server))
     finally:
         on_close()
 
 
-async def _serve_until_orphaned(server: uvicorn.Server) -> None:
+async def _serve_until_stdin_closes(server: uvicorn.Server) -> None:
     loop = asyncio.get_running_loop()
 
-    def orphaned() -> None:
+    def stop_at_end_of_stdin() -> None:
         if not os.read(sys.stdin.fileno(), 1024):
             loop.remove_reader(sys.stdin.fileno())
             server.should_exit = server.force_exit = True
 
-    loop.add_reader(sys.stdin.fileno(), orphaned)
+    loop.add_reader(sys.stdin.fileno(), stop_at_end_of_stdin)
     await server.serve()
 
 
 def create_app(engine: TokenEngine | None, trainer: TrainEngine) -> Starlette:
+    """Return the ASGI app of an engine's process. Without an `engine` it has no vLLM routes except
+    /health."""
     public = [] if engine is None else PublicRoutes(engine).routes()
     return Starlette(
-        routes=[*public, get_route("/health", _health), *Control(engine, trainer).routes()],
-        exception_handlers={HTTPException: _not_served},
+        routes=[*public, get_route("/health", _health), *ControlRoutes(engine, trainer).routes()],
+        exception_handlers={HTTPException: _http_error},
         middleware=[Middleware(VaryOrigin)],
     )
 
@@ -73,8 +82,8 @@ async def _health(request: Request) -> Response:
     return Response()
 
 
-async def _not_served(request: Request, error: Exception) -> Response:
-    """404 and 405, worded as FastAPI words them for vLLM."""
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Return a 404 or a 405 with the body that FastAPI writes for vLLM."""
     assert isinstance(error, HTTPException)
     return Response(
         orjson.dumps({"detail": error.detail}),

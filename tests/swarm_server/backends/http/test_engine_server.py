@@ -12,34 +12,35 @@ from fakevllm_adapters.formats.sse import DONE, SseDecoder, parse_event
 from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.reasons import REASON_HEADER, OutageReason
 from fakevllm_server.backends.fake.engine import EOS, FakeEngine
-from fakevllm_server.backends.http.door import create_app
+from fakevllm_server.backends.http.engine_server import create_app
 from fakevllm_server.types.sampling import Sampling, Token
 
 Json = dict[str, Any]
 
 
-def client_of(engine: FakeEngine | None) -> httpx.AsyncClient:
+def client_for(engine: FakeEngine | None) -> httpx.AsyncClient:
     app = create_app(engine, FakeEngine())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://engine")
 
 
 @pytest_asyncio.fixture
 async def http() -> AsyncGenerator[httpx.AsyncClient]:
-    async with client_of(FakeEngine()) as client:
+    async with client_for(FakeEngine()) as client:
         yield client
 
 
-async def metrics_of(http: httpx.AsyncClient) -> dict[str, float]:
-    """Samples of the model by name, and by finish reason where they have one."""
+async def read_metrics(http: httpx.AsyncClient) -> dict[str, float]:
+    """Return the values of the model's metrics by name. Where a metric has a finish reason, the key
+    is the name, a space and the reason."""
     page = (await http.get("/metrics")).text
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
             if sample.labels.get("model_name") == "fake" and "le" not in sample.labels:
                 assert sample.labels["engine"] == "0"
                 reason = sample.labels.get("finished_reason")
-                found[f"{sample.name} {reason}" if reason else sample.name] = sample.value
-    return found
+                values[f"{sample.name} {reason}" if reason else sample.name] = sample.value
+    return values
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ async def metrics_of(http: httpx.AsyncClient) -> dict[str, float]:
         ("GET", "/version", b'{"version":"0.33.0+fakevllm"}'),
     ],
 )
-async def test_the_small_routes_answer_as_vllms(
+async def test_the_small_routes_answer_as_vllm_does(
     http: httpx.AsyncClient, method: str, path: str, body: bytes
 ) -> None:
     answer = await http.request(method, path)
@@ -69,7 +70,7 @@ async def test_the_model_is_listed_as_vllm_lists_it(http: httpx.AsyncClient) -> 
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/models/fake", "/nothing", "/v1/embeddings"])
-async def test_a_path_that_is_not_there_is_said_so_in_vllms_words(
+async def test_an_unknown_path_is_refused_in_vllms_words(
     http: httpx.AsyncClient, path: str
 ) -> None:
     answer = await http.get(path)
@@ -88,7 +89,7 @@ async def test_a_path_that_is_not_there_is_said_so_in_vllms_words(
         ("POST", "/version", "GET"),
     ],
 )
-async def test_a_method_that_is_not_allowed_is_told_which_is(
+async def test_a_refused_method_is_answered_with_the_allowed_one(
     http: httpx.AsyncClient, method: str, path: str, allowed: str
 ) -> None:
     answer = await http.request(method, path)
@@ -97,18 +98,18 @@ async def test_a_method_that_is_not_allowed_is_told_which_is(
     assert method == "HEAD" or answer.content == b'{"detail":"Method Not Allowed"}'
 
 
-async def test_a_trainer_alone_is_well_and_serves_no_model() -> None:
-    async with client_of(None) as http:
+async def test_a_process_that_only_trains_is_healthy_and_serves_no_model() -> None:
+    async with client_for(None) as http:
         assert (await http.get("/health")).status_code == 200
         assert (await http.get("/v1/models")).status_code == 404
         assert (await http.get("/control/info")).json()["model_name"] == ""
 
 
 async def test_completions_are_answered_and_streamed(http: httpx.AsyncClient) -> None:
-    asked: Json = {"prompt": "[[say Hi]]"}
-    answer = await http.post("/v1/completions", json=asked, headers={"X-Request-Id": "abc"})
+    body: Json = {"prompt": "[[say Hi]]"}
+    answer = await http.post("/v1/completions", json=body, headers={"X-Request-Id": "abc"})
     assert (answer.json()["id"], answer.json()["choices"][0]["text"]) == ("cmpl-abc", "Hi")
-    streamed = await http.post("/v1/completions", json=asked | {"stream": True})
+    streamed = await http.post("/v1/completions", json=body | {"stream": True})
     assert streamed.headers["content-type"] == "text/event-stream; charset=utf-8"
     *events, last = SseDecoder().feed(streamed.content)
     texts = [(parse_event(event) or {})["choices"][0]["text"] for event in events]
@@ -118,7 +119,7 @@ async def test_completions_are_answered_and_streamed(http: httpx.AsyncClient) ->
 @pytest.mark.parametrize(
     "path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
 )
-async def test_what_is_no_json_is_refused_in_vllms_words(
+async def test_a_body_that_is_not_json_is_refused_in_vllms_words(
     http: httpx.AsyncClient, path: str
 ) -> None:
     broken = await http.post(path, content=b"{", headers={"content-type": "application/json"})
@@ -128,7 +129,7 @@ async def test_what_is_no_json_is_refused_in_vllms_words(
     assert "Only 'application/json' is allowed" in text.json()["error"]["message"]
 
 
-async def test_a_text_is_tokenized_and_back(http: httpx.AsyncClient) -> None:
+async def test_a_text_is_tokenized_and_detokenized(http: httpx.AsyncClient) -> None:
     answer = await http.post("/tokenize", json={"prompt": "Hi", "return_token_strs": True})
     assert answer.content == (
         b'{"count":2,"max_model_len":131072,"tokens":[72,105],"token_strs":["H","i"]}'
@@ -139,8 +140,8 @@ async def test_a_text_is_tokenized_and_back(http: httpx.AsyncClient) -> None:
 
 async def test_a_conversation_is_tokenized_as_chat_renders_it(http: httpx.AsyncClient) -> None:
     messages: list[Json] = [{"role": "user", "content": "hi"}]
-    asked: Json = {"messages": messages, "chat_template_kwargs": {"a": 1}}
-    tokenized = (await http.post("/tokenize", json=asked)).json()
+    body: Json = {"messages": messages, "chat_template_kwargs": {"a": 1}}
+    tokenized = (await http.post("/tokenize", json=body)).json()
     chat: Json = {"messages": messages, "return_token_ids": True}
     ids = (await http.post("/v1/chat/completions", json=chat)).json()["prompt_token_ids"]
     assert tokenized["tokens"] == ids and tokenized["count"] == len(ids)
@@ -148,7 +149,7 @@ async def test_a_conversation_is_tokenized_as_chat_renders_it(http: httpx.AsyncC
 
 
 @pytest.mark.parametrize(
-    ("path", "asked", "status", "message"),
+    ("path", "body", "status", "message"),
     [
         ("/tokenize", {}, 400, "body.prompt"),
         ("/tokenize", {"prompt": "a", "model": "zz"}, 404, "does not exist"),
@@ -165,63 +166,63 @@ async def test_a_conversation_is_tokenized_as_chat_renders_it(http: httpx.AsyncC
         ("/detokenize", {"tokens": [1], "model": "zz"}, 404, "does not exist"),
     ],
 )
-async def test_what_cannot_be_tokenized_is_refused_in_vllms_shape(
-    http: httpx.AsyncClient, path: str, asked: Json, status: int, message: str
+async def test_an_invalid_tokenization_request_is_refused_in_vllms_shape(
+    http: httpx.AsyncClient, path: str, body: Json, status: int, message: str
 ) -> None:
-    answer = await http.post(path, json=asked)
+    answer = await http.post(path, json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (status, status)
     assert message in error["message"]
 
 
-async def test_metrics_have_vllms_names_before_anything_was_asked(http: httpx.AsyncClient) -> None:
+async def test_metrics_have_vllms_names_before_the_first_request(http: httpx.AsyncClient) -> None:
     answer = await http.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
-    told = await metrics_of(http)
+    metrics = await read_metrics(http)
     for name in (
         *("vllm:num_requests_running", "vllm:num_requests_waiting"),
         *("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
         *("vllm:request_success_total stop", "vllm:request_success_total length"),
         *("vllm:e2e_request_latency_seconds_count", "vllm:time_to_first_token_seconds_count"),
     ):
-        assert told[name] == 0
+        assert metrics[name] == 0
 
 
-async def test_metrics_count_what_was_sampled(http: httpx.AsyncClient) -> None:
+async def test_metrics_count_requests_and_tokens(http: httpx.AsyncClient) -> None:
     for extra in ({}, {"max_tokens": 1}, {"stop": "i"}, {"stream": True}):
         await http.post("/v1/completions", json={"prompt": "[[say Hi]]"} | extra)
-    told = await metrics_of(http)
-    assert told["vllm:prompt_tokens_total"] == 40
-    assert told["vllm:generation_tokens_total"] == 3 + 1 + 2 + 3
-    assert told["vllm:request_success_total stop"] == 3
-    assert told["vllm:request_success_total length"] == 1
-    assert told["vllm:e2e_request_latency_seconds_count"] == 4
-    assert told["vllm:num_requests_running"] == 0
+    metrics = await read_metrics(http)
+    assert metrics["vllm:prompt_tokens_total"] == 40
+    assert metrics["vllm:generation_tokens_total"] == 3 + 1 + 2 + 3
+    assert metrics["vllm:request_success_total stop"] == 3
+    assert metrics["vllm:request_success_total length"] == 1
+    assert metrics["vllm:e2e_request_latency_seconds_count"] == 4
+    assert metrics["vllm:num_requests_running"] == 0
 
 
-async def test_a_call_is_running_while_it_is_sampled() -> None:
-    engine = Watched()
-    async with client_of(engine) as http:
+async def test_a_request_is_counted_as_running_while_it_is_sampled() -> None:
+    engine = MetricsReadingEngine()
+    async with client_for(engine) as http:
         engine.http = http
         await http.post("/v1/chat/completions", json={"messages": [{"role": "user"}]})
-    assert engine.told["vllm:num_requests_running"] == 1
+    assert engine.metrics["vllm:num_requests_running"] == 1
 
 
-class Watched(FakeEngine):
-    """Looks at the metrics while it samples."""
+class MetricsReadingEngine(FakeEngine):
+    """An engine that reads the metrics page while it samples."""
 
     http: httpx.AsyncClient
-    told: dict[str, float]
+    metrics: dict[str, float]
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[list[Token]]:
-        self.told = await metrics_of(self.http)
+        self.metrics = await read_metrics(self.http)
         async for tokens in super().generate(prompt_ids, sampling):
             yield tokens
 
 
-async def test_an_engine_that_does_not_know_what_tokens_were_chosen_from_says_nothing_of_it(
+async def test_an_engine_that_cannot_report_allowed_token_sets_leaves_them_out(
     http: httpx.AsyncClient,
 ) -> None:
     assert (await http.get("/control/info")).json()["reports_allowed"] is False
@@ -229,12 +230,12 @@ async def test_an_engine_that_does_not_know_what_tokens_were_chosen_from_says_no
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Yes or no?"}]}),
         ("/v1/completions", {"prompt": "Yes or no?"}),
     ):
-        told = await http.post(path, json=body | {"top_p": 0.5, "return_allowed_tokens": True})
-        assert told.status_code == 200 and b"allowed" not in told.content
+        answer = await http.post(path, json=body | {"top_p": 0.5, "return_allowed_tokens": True})
+        assert answer.status_code == 200 and b"allowed" not in answer.content
 
 
-class Busy(FakeEngine):
-    """An engine without capacity."""
+class BusyEngine(FakeEngine):
+    """An engine that refuses each request for lack of capacity."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
@@ -243,8 +244,8 @@ class Busy(FakeEngine):
         yield []
 
 
-async def test_an_engines_refusal_carries_its_machine_readable_reason() -> None:
-    async with client_of(Busy()) as http:
+async def test_an_engines_refusal_has_its_reason_in_a_header() -> None:
+    async with client_for(BusyEngine()) as http:
         refused = await http.post("/v1/completions", json={"prompt": "hi"})
         good = await http.get("/version")
     assert (refused.status_code, refused.headers[REASON_HEADER]) == (503, "engine_busy")

@@ -21,7 +21,7 @@ from fakevllm_adapters.protocol.errors import WireError, bad_content_type, inter
 from fakevllm_adapters.vllm_compat.chat_request import parse_chat_request
 from fakevllm_adapters.vllm_compat.chat_response import model_card
 from fakevllm_adapters.vllm_compat.completions import parse_completion_request
-from fakevllm_server.backends.http.completion import Completion
+from fakevllm_server.backends.http.chat_completion import ChatCompletion
 from fakevllm_server.backends.http.engine_metrics import MeasuredEngine
 from fakevllm_server.backends.http.text_completion import TextCompletion
 from fakevllm_server.backends.http.tokenization import detokenize, tokenize
@@ -32,14 +32,17 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 VERSION = "0.33.0+fakevllm"
 
 
-class Sampled(Protocol):
-    """A request that is being answered, whatever its format."""
+class SampledRequest(Protocol):
+    """A request of either format: chat completions or completions. It is answered once, by `answer`
+    or by `chunks`."""
 
     async def answer(self) -> Json: ...
     def chunks(self) -> AsyncGenerator[Json]: ...
 
 
 class PublicRoutes:
+    """vLLM's routes except /health."""
+
     def __init__(self, engine: TokenEngine) -> None:
         self._engine = MeasuredEngine(engine)
 
@@ -69,7 +72,7 @@ class PublicRoutes:
         )
 
     async def load(self, request: Request) -> Response:
-        # A vLLM counts here only with --enable-server-load-tracking.
+        # vLLM reports 0 too unless it runs with --enable-server-load-tracking.
         return _json({"server_load": 0})
 
     async def metrics(self, request: Request) -> Response:
@@ -79,51 +82,55 @@ class PublicRoutes:
         return Response()
 
     async def chat(self, request: Request) -> Response:
-        async def answered() -> Response:
-            body = parse_chat_request(await _body(request))
-            completion = Completion(self._engine, body, request.headers.get("x-request-id"))
-            return await _sampled(request, completion, is_streamed=bool(body.stream))
+        async def respond() -> Response:
+            body = parse_chat_request(await _json_body(request))
+            completion = ChatCompletion(self._engine, body, request.headers.get("x-request-id"))
+            return await _sampled_response(request, completion, is_streamed=bool(body.stream))
 
-        return await _or_error(answered())
+        return await _response_or_error(respond())
 
     async def completions(self, request: Request) -> Response:
-        async def answered() -> Response:
-            body = parse_completion_request(await _body(request))
+        async def respond() -> Response:
+            body = parse_completion_request(await _json_body(request))
             completion = TextCompletion(self._engine, body, request.headers.get("x-request-id"))
-            return await _sampled(request, completion, is_streamed=bool(body.common.stream))
+            is_streamed = bool(body.common.stream)
+            return await _sampled_response(request, completion, is_streamed=is_streamed)
 
-        return await _or_error(answered())
+        return await _response_or_error(respond())
 
     async def tokenize(self, request: Request) -> Response:
-        async def answered() -> Response:
-            return _json(tokenize(self._engine, await _body(request)))
+        async def respond() -> Response:
+            return _json(tokenize(self._engine, await _json_body(request)))
 
-        return await _or_error(answered())
+        return await _response_or_error(respond())
 
     async def detokenize(self, request: Request) -> Response:
-        async def answered() -> Response:
-            return _json(detokenize(self._engine, await _body(request)))
+        async def respond() -> Response:
+            return _json(detokenize(self._engine, await _json_body(request)))
 
-        return await _or_error(answered())
+        return await _response_or_error(respond())
 
 
-def get_route(path: str, endpoint: Endpoint, *more: str) -> Route:
-    """vLLM's routes take no HEAD, which Starlette adds to every GET."""
-    route = Route(path, endpoint, methods=["GET", *more])
+def get_route(path: str, endpoint: Endpoint, *other_methods: str) -> Route:
+    """Return a route for GET and `other_methods`, without the method HEAD that Starlette adds to
+    every GET route: vLLM's routes answer HEAD with 405."""
+    route = Route(path, endpoint, methods=["GET", *other_methods])
     assert route.methods is not None
     route.methods.discard("HEAD")
     return route
 
 
-async def _body(request: Request) -> bytes:
+async def _json_body(request: Request) -> bytes:
+    """Return the raw body. Raises WireError for a content type other than JSON."""
     if "json" not in request.headers.get("content-type", "json"):
         raise bad_content_type()
     return await request.body()
 
 
-async def _or_error(answered: Awaitable[Response]) -> Response:
+async def _response_or_error(response: Awaitable[Response]) -> Response:
+    """Await the response. Translate a WireError, or any other exception, into an error response."""
     try:
-        return await answered
+        return await response
     except WireError as error:
         return _json(error.body, error.status, reason_headers(error.reason))
     except Exception:
@@ -132,35 +139,38 @@ async def _or_error(answered: Awaitable[Response]) -> Response:
         return _json(error.body, error.status)
 
 
-async def _sampled(request: Request, sampled: Sampled, *, is_streamed: bool) -> Response:
+async def _sampled_response(
+    request: Request, sampled: SampledRequest, *, is_streamed: bool
+) -> Response:
     if is_streamed:
         return StreamingResponse(_events(sampled), media_type="text/event-stream")
-    return _json(await _unless_disconnected(request.receive, sampled.answer()))
+    return _json(await _cancel_on_disconnect(request.receive, sampled.answer()))
 
 
-async def _events(sampled: Sampled) -> AsyncIterator[bytes]:
+async def _events(sampled: SampledRequest) -> AsyncIterator[bytes]:
     try:
         async with aclosing(sampled.chunks()) as chunks:
             async for chunk in chunks:
                 yield encode(chunk)
-    except Exception as failure:  # the status is out: an error can only go into the stream
+    # Translated: the status is already sent, so the error becomes an event of the stream.
+    except Exception as exception:
         traceback.print_exc()
-        error = failure if isinstance(failure, WireError) else internal_error()
+        error = exception if isinstance(exception, WireError) else internal_error()
         yield encode(error.body)
     yield DONE
 
 
-async def _unless_disconnected(receive: Receive, work: Awaitable[Json]) -> Json:
-    """The result of `work`, which is cancelled when the client leaves."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(wait_for_disconnect(receive))
+async def _cancel_on_disconnect(receive: Receive, answer: Awaitable[Json]) -> Json:
+    """Await `answer`. If the client disconnects first, cancel it and return {}."""
+    task = asyncio.ensure_future(answer)
+    disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else {}
     finally:
         task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        disconnect.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
 def _json(value: object, status: int = 200, headers: Headers | None = None) -> Response:

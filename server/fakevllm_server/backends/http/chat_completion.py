@@ -1,0 +1,178 @@
+"""One chat completions request on a TokenEngine: from the validated body to the answer or the
+chunks that vLLM would write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, cast
+
+from fakevllm_adapters.vllm_compat.chat_request import (
+    ChatRequest,
+    allowed_new_tokens,
+    truncate_prompt,
+)
+from fakevllm_adapters.vllm_compat.chat_response import (
+    ChatWriter,
+    Choice,
+    assistant_message,
+    new_response_id,
+    usage_counts,
+)
+from fakevllm_server.backends.http.choice_sampling import (
+    Piece,
+    SampledChoice,
+    requested_allowed_sets,
+    requested_token_ids,
+    requested_version_spans,
+    sample_choice,
+)
+from fakevllm_server.backends.http.concurrent_choices import drain, run_all, stream_all
+from fakevllm_server.backends.http.requested_sampling import (
+    check_model,
+    sampling_for_choice,
+    sampling_for_request,
+)
+from fakevllm_server.backends.http.tool_calls import create_parser
+from fakevllm_server.types.backend import TokenEngine
+from fakevllm_server.types.sampling import Token
+
+Json = dict[str, Any]
+
+FINGERPRINT = "vllm-fakevllm-0"
+_EMPTY_DELTA: Json = {}
+
+
+class ChatCompletion:
+    """One chat completions request, answered once: by `answer` or by `chunks`.
+
+    The constructor raises WireError for a request that vLLM would refuse.
+    """
+
+    def __init__(self, engine: TokenEngine, request: ChatRequest, request_id: str | None) -> None:
+        check_model(engine, request.model)
+        self._engine = engine
+        self._request = request
+        self._prompt_ids = truncate_prompt(engine.render(request), request, engine.max_model_len)
+        limit = allowed_new_tokens(
+            len(self._prompt_ids), request.max_new_tokens, engine.max_model_len
+        )
+        self._sampling = sampling_for_request(request, engine.default_sampling, limit)
+        engine.check(self._sampling)
+        self._choices = [SampledChoice(index) for index in range(request.n or 1)]
+        self._writer = ChatWriter(
+            new_response_id(request_id or request.request_id),
+            int(time.time()),
+            engine.model_name,
+            FINGERPRINT,
+        )
+
+    async def answer(self) -> Json:
+        """Sample all choices to their end, and return the body of the answer."""
+        await run_all([drain(self._pieces(choice)) for choice in self._choices])
+        choices = [self._finished_choice(choice) for choice in self._choices]
+        return self._writer.completion(choices, self._usage(), self._requested_prompt_ids())
+
+    def chunks(self) -> AsyncGenerator[Json]:
+        """Yield the chunks of a streamed answer while it is sampled."""
+        choices = [self._chunks_of(choice) for choice in self._choices]
+        return stream_all(choices, self._usage_chunk if self._request.include_usage else None)
+
+    async def _chunks_of(self, choice: SampledChoice) -> AsyncGenerator[Json]:
+        parser = create_parser(self._request)
+        has_role = False
+        async with aclosing(self._pieces(choice)) as pieces:
+            async for piece in pieces:
+                if not has_role:
+                    has_role = True
+                    role = self._writer.role_chunk(choice.index, self._requested_prompt_ids())
+                    yield self._with_usage(role, 0)
+                deltas = parser.push(piece.text)
+                if not deltas and piece.tokens and self._reports_tokens():
+                    deltas = [_EMPTY_DELTA]
+                tokens = piece.tokens
+                for delta in deltas:
+                    yield self._delta_chunk(choice, delta, tokens)
+                    tokens = ()
+        for delta in parser.flush():
+            yield self._delta_chunk(choice, delta, ())
+        self._set_tool_calls_reason(choice, parser.has_tool_call)
+        finish = self._writer.finish_chunk(
+            self._without_message(choice), {}, closes_stream=not self._request.include_usage
+        )
+        yield self._with_usage(finish, len(choice.tokens))
+
+    def _pieces(self, choice: SampledChoice) -> AsyncGenerator[Piece]:
+        sampling = sampling_for_choice(self._sampling, choice.index)
+        return sample_choice(self._engine, self._request, self._prompt_ids, sampling, choice)
+
+    def _finished_choice(self, choice: SampledChoice) -> Choice:
+        content, calls = create_parser(self._request).parse_whole(choice.text)
+        self._set_tool_calls_reason(choice, bool(calls))
+        finished = self._without_message(choice)
+        finished.message = assistant_message(content, calls)
+        finished.logprobs = self._logprobs(choice.tokens)
+        finished.token_ids = requested_token_ids(self._request, choice.tokens)
+        return finished
+
+    def _set_tool_calls_reason(self, choice: SampledChoice, has_tool_call: bool) -> None:
+        """Replace the finish reason "stop" by "tool_calls" if a tool is called. As in OpenAI's API,
+        a call that `tool_choice` forced by the tool's name keeps "stop"."""
+        is_stop = choice.finish_reason == "stop"
+        if has_tool_call and is_stop and self._request.named_tool is None:
+            choice.finish_reason = "tool_calls"
+
+    def _without_message(self, choice: SampledChoice) -> Choice:
+        return Choice(
+            choice.index,
+            {},
+            choice.finish_reason,
+            stop_reason=cast(Any, choice.stop_reason),
+            weight_versions=requested_version_spans(self._request, choice.tokens),
+            allowed_tokens=requested_allowed_sets(self._engine, self._request, choice.tokens),
+        )
+
+    def _delta_chunk(self, choice: SampledChoice, delta: Json, tokens: Sequence[Token]) -> Json:
+        ids = requested_token_ids(self._request, tokens)
+        chunk = self._writer.delta_chunk(choice.index, delta, self._logprobs(tokens), ids)
+        return self._with_usage(chunk, len(choice.tokens))
+
+    def _with_usage(self, chunk: Json, num_sampled: int) -> Json:
+        """Return `chunk` with the choice's usage so far, if the request has
+        `continuous_usage_stats`. As in vLLM, the key follows `choices`."""
+        if not self._request.wants_continuous_usage:
+            return chunk
+        usage = usage_counts(len(self._prompt_ids), num_sampled) | {
+            "completion_tokens_details": None
+        }
+        keys = list(chunk)
+        end = keys.index("choices") + 1
+        return {key: chunk[key] for key in keys[:end]} | {"usage": usage} | chunk
+
+    def _reports_tokens(self) -> bool:
+        return bool(self._request.logprobs or self._request.return_token_ids)
+
+    def _requested_prompt_ids(self) -> list[int] | None:
+        return self._prompt_ids if self._request.return_token_ids else None
+
+    def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
+        if not self._request.logprobs or not tokens:
+            return None
+        return {"content": [self._logprob_entry(token) for token in tokens]}
+
+    def _logprob_entry(self, token: Token) -> Json:
+        top = [self._token_entry(id, logprob) for id, logprob in token.top]
+        return self._token_entry(token.id, token.logprob) | {"top_logprobs": top}
+
+    def _token_entry(self, id: int, logprob: float) -> Json:
+        text = self._engine.decode([id], skip_special_tokens=False)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    def _usage_chunk(self) -> Json:
+        return self._writer.usage_chunk(self._usage())
+
+    def _usage(self) -> Json:
+        return usage_counts(
+            len(self._prompt_ids), sum(len(choice.tokens) for choice in self._choices)
+        )
