@@ -20,6 +20,7 @@ PACKAGES = {
     "fakevllm": ROOT / "fakevllm",
     "fakevllm_server": ROOT / "server/fakevllm_server",
     "fakevllm_adapters": ROOT / "adapters/fakevllm_adapters",
+    "fakevllm_runtime": ROOT / "adapters/fakevllm_runtime",
 }
 ENTRY_POINTS = ("__init__", "__main__")
 """Modules that forward to the rest of their package, and that nothing in it imports."""

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 HEAVY = ("torch", "transformers", "ray", "vllm", "verl", "matplotlib")
-OURS = ("fakevllm", "fakevllm_adapters", "fakevllm_server", "reward_hooks")
+OURS = ("fakevllm", "fakevllm_adapters", "fakevllm_runtime", "fakevllm_server", "reward_hooks")
 
 for name in HEAVY:
     assert importlib.util.find_spec(name) is None, f"{name} came with the core install"

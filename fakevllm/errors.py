@@ -9,17 +9,9 @@ FakevllmError
 
 from __future__ import annotations
 
-
-class FakevllmError(Exception):
-    pass
-
-
-class UserError(FakevllmError):
-    pass
-
-
-class ConfigError(UserError):
-    pass
+from fakevllm_runtime.errors import ConfigError as ConfigError
+from fakevllm_runtime.errors import FakevllmError as FakevllmError
+from fakevllm_runtime.errors import UserError as UserError
 
 
 class HookError(UserError):

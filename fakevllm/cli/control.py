@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fakevllm.cli.options import ConfigFile, ProxyKey, ProxyUrl
-from fakevllm.runtime.exits import run_command
+from fakevllm_runtime.commands import run_command
 
 
 def proxy_url(url: str | None, config: Path | None) -> str:

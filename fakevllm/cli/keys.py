@@ -10,8 +10,8 @@ import typer
 
 from fakevllm.cli.options import ConfigFile, RunDir
 from fakevllm.errors import ConfigError
-from fakevllm.runtime.exits import run_command
 from fakevllm_adapters.protocol.keys import Role
+from fakevllm_runtime.commands import run_command
 
 if TYPE_CHECKING:
     from rich.table import Table

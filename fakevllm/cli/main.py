@@ -10,7 +10,7 @@ import typer
 from fakevllm.cli import control, keys, overwatch, tokens
 from fakevllm.cli.options import ConfigFile, ProxyKey, ProxyUrl, RunDir, SwarmKey
 from fakevllm.errors import UserError
-from fakevllm.runtime.exits import run_command
+from fakevllm_runtime.commands import run_command
 
 app = typer.Typer(
     name="fakevllm",

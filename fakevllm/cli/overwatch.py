@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fakevllm.cli.options import ConfigFile
-from fakevllm.runtime.exits import run_command
+from fakevllm_runtime.commands import run_command
 
 SwarmUrl = Annotated[
     str | None, typer.Option("--swarm-url", "--swarm", help="URL of the swarm server.")

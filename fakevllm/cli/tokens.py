@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from fakevllm.cli.options import ConfigFile, RunDir, SwarmKey
-from fakevllm.runtime.exits import run_command
+from fakevllm_runtime.commands import run_command
 
 
 def tokens(

@@ -28,6 +28,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.job.rules import check_job
 from fakevllm_adapters.protocol.keys import ReloadingKeyRing
 from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE
+from fakevllm_runtime.key_file import follow_key_file
 
 DEFAULT_FILE = Path("fakevllm.toml")
 WILDCARD_HOSTS = ("0.0.0.0", "::")
@@ -215,22 +216,7 @@ class Config(Section):
         `clock` returns seconds. Raises ConfigError if the file cannot be read, and if keys are
         needed and missing.
         """
-        file = self.key_file
-        try:
-            ring = ReloadingKeyRing(
-                lambda: _file_version(file),
-                lambda: file.read_text(encoding="utf-8"),
-                clock,
-                lambda error: log.warning(
-                    "the key file %s keeps its previous keys: %s", file, error
-                ),
-            )
-        except OSError as error:
-            raise ConfigError(f"The key file {file} cannot be read: {error.strerror}.") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"The key file {file} is not UTF-8 text.") from None
-        except ValueError as error:
-            raise ConfigError(f"The key file {file}: {error}.") from None
+        ring = follow_key_file(self.key_file, log, clock)
         if ring.num_valid == 0:
             self._refuse_without_keys()
         return ring
@@ -248,18 +234,6 @@ class Config(Section):
                 f"--host {self.proxy.host} is reachable from outside: "
                 f"{fix}, or add --key-file FILE with one API key a line."
             )
-
-
-def _file_version(file: Path) -> object:
-    """Return a value that differs after each change of the file; None if the file does not
-    exist."""
-    try:
-        stat = file.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:  # reading the file will raise the same error
-        return error.errno
-    return (stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
 def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:

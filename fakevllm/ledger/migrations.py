@@ -5,12 +5,9 @@ A released migration is never edited; a change of the schema is a new one at the
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from sqlalchemy import Connection
 
-from fakevllm.errors import LedgerError
+from fakevllm_runtime.migrations import Migration
 
 
 def m001_tables(db: Connection) -> None:
@@ -94,7 +91,7 @@ def m008_advantage(db: Connection) -> None:
     db.exec_driver_sql("ALTER TABLE siblings ADD COLUMN advantage FLOAT")
 
 
-MIGRATIONS: list[Callable[[Connection], None]] = [
+MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_response_id,
     m003_how_served,
@@ -104,23 +101,6 @@ MIGRATIONS: list[Callable[[Connection], None]] = [
     m007_failure,
     m008_advantage,
 ]
-
-
-def migrate(db: Connection) -> None:
-    """Apply the missing migrations. Raises LedgerError if a newer fakevllm has written the file."""
-    db.exec_driver_sql(
-        "CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at REAL NOT NULL)"
-    )
-    applied = set(db.exec_driver_sql("SELECT name FROM migrations").scalars())
-    unknown = applied - {migration.__name__ for migration in MIGRATIONS}
-    if unknown:
-        names = ", ".join(sorted(unknown))
-        raise LedgerError(f"written by a newer fakevllm ({names}); update, or use another file")
-    for migration in MIGRATIONS:
-        if migration.__name__ not in applied:
-            migration(db)
-            row = (migration.__name__, time.time())
-            db.exec_driver_sql("INSERT INTO migrations VALUES (?, ?)", row)
 
 
 _M001 = (

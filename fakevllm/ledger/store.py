@@ -24,7 +24,7 @@ from fakevllm.hooks.recorded import RecordedGroup
 from fakevllm.ledger import changes, reads
 from fakevllm.ledger.feedback_rows import FeedbackRows
 from fakevllm.ledger.kept_answers import KeptAnswers
-from fakevllm.ledger.migrations import migrate
+from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.prior_answers import recorded_messages
 from fakevllm.ledger.reads import CallReads
 from fakevllm.ledger.records import (
@@ -39,6 +39,7 @@ from fakevllm.ledger.session_reads import SessionReads
 from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
 from fakevllm.ledger.writer import Writer, WriteReceipt
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task
+from fakevllm_runtime.migrations import NewerSchemaError, migrate
 
 BUSY_TIMEOUT_S = 5.0
 """Seconds a write waits while another process holds the file's lock."""
@@ -80,8 +81,14 @@ class Ledger:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             path.chmod(0o600)
             with write_engine.begin() as db:
-                migrate(db)
-        except (OSError, DatabaseError, sqlite3.Error, LedgerError) as error:
+                migrate(db, MIGRATIONS)
+        except NewerSchemaError as error:
+            write_engine.dispose()
+            raise LedgerError(
+                f"the ledger {path} was written by a newer fakevllm ({error}); "
+                "update fakevllm, or use another file"
+            ) from error
+        except (OSError, DatabaseError, sqlite3.Error) as error:
             write_engine.dispose()
             cause = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
             message = f"the ledger {path} cannot be opened: {cause}; move it away or name another"

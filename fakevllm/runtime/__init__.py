@@ -1,6 +1,6 @@
 """Process plumbing for the proxy and its commands. Nothing here knows about groups or training.
 
-* Commands: `exits` (exit codes), `admin_client` (HTTP calls to a running proxy), `supervisor`
+* Commands: `admin_client` (HTTP calls to a running proxy), `supervisor`
   (child processes), `engine_choice` (the engines that `demo` and `train` start).
 * Asyncio: `uvicorn_server`, `task_set` (background tasks), `disconnect` (cancellation when the
   client disconnects).

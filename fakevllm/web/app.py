@@ -4,39 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import socket
-import sys
-import threading
 import time
 from collections.abc import Mapping
 
-import uvicorn
 from fastapi import FastAPI
 from starlette.routing import Route
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from fakevllm.config.model import Config
-from fakevllm.errors import ConfigError
 from fakevllm.runtime.log_throttle import LogThrottle
-from fakevllm.runtime.uvicorn_server import GracefulServer
 from fakevllm.web.components import ProxyComponents, open_proxy
 from fakevllm.web.cors import CorsPreflight
 from fakevllm.web.routes import admin, feedback, inference, passthrough
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.http.asgi import AsgiApp, AsgiEndpoint, Receive, Scope, Send
 from fakevllm_adapters.http.guard import Guard, GuardMiddleware
-from fakevllm_adapters.http.head_limit import limit_head
 from fakevllm_adapters.http.log_format import LogFormat, set_up_logging
 from fakevllm_adapters.http.open_calls import OpenCalls
+from fakevllm_runtime.http_server import (
+    GracefulServer,
+    listening_socket,
+    public_server_config,
+    stop_when_stdin_closes,
+)
 
 log = logging.getLogger("fakevllm.web.app")
 
 TELL_EVERY_S = 60.0
 """Between warnings of the same stray path."""
-KEEP_ALIVE_S = 65
-"""Longer than SDKs keep idle connections, so that it is they who close them."""
 
 
 def create_app(proxy: ProxyComponents) -> AsgiApp:
@@ -106,32 +101,17 @@ def serve(
     """Runs the proxy until it is told to stop. `listen_fd`: of the socket that a parent listens on
     for it. Raises UserError."""
     if until_stdin_closes:
-        threading.Thread(target=_leave_with_parent, daemon=True).start()
+        stop_when_stdin_closes()
     set_up_logging(log_format)
     config.keys()
-    if listen_fd is not None:
-        listener = socket.socket(fileno=listen_fd)
-    else:
-        listener = _bind(config.proxy.host, config.proxy.port)
+    listener = listening_socket(config.proxy.host, config.proxy.port, listen_fd)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(config, listener))
 
 
 async def _serve(config: Config, listener: socket.socket) -> None:
     async with open_proxy(config) as proxy:
-        server = GracefulServer(
-            uvicorn.Config(
-                create_app(proxy),
-                http=limit_head(AutoHTTPProtocol),
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=5,
-                ws="none",
-            )
-        )
+        server = GracefulServer(public_server_config(create_app(proxy)))
         logging.getLogger("fakevllm").info(
             "listening on http://%s:%d/v1, swarm server %s",
             *listener.getsockname()[:2],
@@ -143,27 +123,6 @@ async def _serve(config: Config, listener: socket.socket) -> None:
             )
         await server.serve(sockets=[listener])
     logging.getLogger("fakevllm").info("stopped")
-
-
-def _leave_with_parent() -> None:
-    """A parent that dies, however it dies, closes the pipe it holds."""
-    while os.read(sys.stdin.fileno(), 1024):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"{host}:{port} cannot be used ({error.strerror}): choose another --port."
-        ) from None
-    listener.listen(2048)
-    return listener
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fakevllm_server.cli.exits import guarded
+from fakevllm_server.cli.exits import run_server_command
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,7 +69,7 @@ def list_checkpoints(
             print(f"{run_dir} stands at step {saved.last_step()}.")
             Console().print(_table(rows))
 
-    guarded(run)
+    run_server_command(run)
 
 
 @app.command()
@@ -99,7 +99,7 @@ def verify(
         if not is_well:
             raise typer.Exit(1)
 
-    guarded(run)
+    run_server_command(run)
 
 
 @app.command()
@@ -141,7 +141,7 @@ def export(
         _export(saved, one, trained, to, dtype or "float32")
         print(f"Step {one.step} is exported: start a server with --model {to}")
 
-    guarded(run)
+    run_server_command(run)
 
 
 @app.command()
@@ -167,7 +167,7 @@ def restore(
             way.go()
         print(f"The next start of a server with --run-dir {run_dir} goes on from step {step}.")
 
-    guarded(run)
+    run_server_command(run)
 
 
 def _rows(run: RunArchive) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fakevllm_server.cli.exits import guarded
+from fakevllm_server.cli.exits import run_server_command
 
 
 def curves(
@@ -35,4 +35,4 @@ def curves(
         folder = run_dir / FOLDER
         print(f"{num} points written: tensorboard --logdir {folder}")
 
-    guarded(run)
+    run_server_command(run)

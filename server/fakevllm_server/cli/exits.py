@@ -1,25 +1,9 @@
-"""How a command ends. A user's mistake is one line and exit code 2; Ctrl-C is no error."""
+"""Exit codes of `fakevllm-server`: 2 and one line for a user's mistake, 130 for Ctrl-C."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from functools import partial
 
-import typer
+from fakevllm_runtime.commands import run_command
 
-
-def refused(error: Exception) -> typer.Exit:
-    print(f"fakevllm-server: {error}", file=sys.stderr)
-    return typer.Exit(2)
-
-
-def guarded(run: Callable[[], None]) -> None:
-    from fakevllm_server.config.model import ConfigError
-
-    try:
-        run()
-    except ConfigError as error:
-        raise refused(error) from None
-    except KeyboardInterrupt:
-        print("fakevllm-server: stopped", file=sys.stderr)
-        raise typer.Exit(130) from None
+run_server_command = partial(run_command, program="fakevllm-server")

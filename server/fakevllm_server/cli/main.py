@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from fakevllm_server.cli import checkpoints, curves
-from fakevllm_server.cli.exits import refused
+from fakevllm_server.cli.exits import run_server_command
 
 app = typer.Typer(
     name="fakevllm-server",
@@ -47,13 +47,13 @@ def _take_file(context: typer.Context, file: Path | None) -> Path | None:
     if file is None:
         return None
     from fakevllm_server.config.file import flag_types, read
-    from fakevllm_server.config.model import ConfigError
 
     flags = {name: kind for name, kind in flag_types(start).items() if name not in NOT_IN_A_FILE}
-    try:
+
+    def load() -> None:
         context.default_map = read(file, flags)
-    except ConfigError as error:
-        raise refused(error) from None
+
+    run_server_command(load)
     return file
 
 
@@ -116,10 +116,10 @@ def start(
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Start the server. A client's job starts the engine."""
-    from fakevllm_server.config.model import ConfigError, ServerConfig, read_key, read_keys
+    from fakevllm_server.config.model import ServerConfig, read_key, read_keys
     from fakevllm_server.web.run import serve
 
-    try:
+    def run() -> None:
         settings = ServerConfig(
             backend=backend,
             run_dir=run_dir,
@@ -148,8 +148,8 @@ def start(
             until_stdin_closes=until_stdin_closes,
             listen_fd=listen_fd,
         )
-    except ConfigError as error:
-        raise refused(error) from None
+
+    run_server_command(run)
 
 
 def _parts(arguments: list[str] | None) -> list[str]:

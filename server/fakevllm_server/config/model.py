@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 
 from fakevllm_adapters.http.guard import LOOPBACK, is_loopback
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.protocol.keys import KeyRing, ReloadingKeyRing
+from fakevllm_adapters.protocol.keys import KeyRing
+from fakevllm_runtime.errors import ConfigError as ConfigError
+from fakevllm_runtime.key_file import follow_key_file
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.process.table import PAIRS, ROLLOUTS, TRAINERS
 from fakevllm_server.backends.vllm.command import REFUSED, given_flags
@@ -20,10 +22,6 @@ DEFAULT_PORT = 10086
 MAX_PORT = 65535
 
 log = logging.getLogger("fakevllm.server.config")
-
-
-class ConfigError(Exception):
-    """A user's mistake; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,36 +195,13 @@ def read_keys(key_file: Path | None, clock: Callable[[], float] = time.monotonic
     """The keys that count now and, from the file's later changes, then. Raises ConfigError."""
     if key_file is None:
         return KeyRing()
-    try:
-        ring = ReloadingKeyRing(
-            lambda: _stamp(key_file),
-            lambda: key_file.read_text(encoding="utf-8"),
-            clock,
-            lambda trouble: log.warning("the key file %s counts as before: %s", key_file, trouble),
-        )
-    except OSError as error:
-        raise ConfigError(f"The key file {key_file} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"The key file {key_file} is not UTF-8 text.") from None
-    except ValueError as error:
-        raise ConfigError(f"The key file {key_file}: {error}.") from None
+    ring = follow_key_file(key_file, log, clock)
     if ring.num_valid == 0:
         raise ConfigError(
             f"The key file {key_file} holds no key that is good: "
             f"make one with `fakevllm keys add NAME --key-file {key_file}`."
         )
     return ring
-
-
-def _stamp(file: Path) -> object:
-    """Another one after each change of the file; None where there is none."""
-    try:
-        found = file.stat()
-    except FileNotFoundError:
-        return None
-    except OSError as error:  # reading it will say the same
-        return error.errno
-    return (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 def read_key(key_file: Path | None) -> str | None:

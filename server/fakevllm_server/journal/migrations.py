@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from sqlalchemy import Connection
 
-
-class NewerJournal(Exception):
-    """The file was written by a newer version of the server."""
+from fakevllm_runtime.migrations import Migration
 
 
 def m001_tables(db: Connection) -> None:
@@ -38,28 +33,12 @@ def m004_idempotency(db: Connection) -> None:
         db.exec_driver_sql(f"ALTER TABLE episodes ADD COLUMN {column}")
 
 
-MIGRATIONS: list[Callable[[Connection], None]] = [
+MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_drops,
     m003_owner,
     m004_idempotency,
 ]
-
-
-def migrate(db: Connection) -> None:
-    """Apply the missing migrations. Raises NewerJournal."""
-    db.exec_driver_sql(
-        "CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at REAL NOT NULL)"
-    )
-    applied = set(db.exec_driver_sql("SELECT name FROM migrations").scalars())
-    unknown = applied - {migration.__name__ for migration in MIGRATIONS}
-    if unknown:
-        raise NewerJournal(", ".join(sorted(unknown)))
-    for migration in MIGRATIONS:
-        if migration.__name__ not in applied:
-            migration(db)
-            row = (migration.__name__, time.time())
-            db.exec_driver_sql("INSERT INTO migrations VALUES (?, ?)", row)
 
 
 _M001 = (

@@ -19,8 +19,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import URL, Connection, Engine, StaticPool, create_engine, event
 from sqlalchemy.exc import DatabaseError
 
+from fakevllm_runtime.migrations import NewerSchemaError, migrate
 from fakevllm_server.config.model import ConfigError
-from fakevllm_server.journal.migrations import NewerJournal, migrate
+from fakevllm_server.journal.migrations import MIGRATIONS
 from fakevllm_server.journal.retention import Retention
 from fakevllm_server.journal.rows import CorruptCall
 from fakevllm_server.journal.writer import Change, JournalError, JournalWriter
@@ -47,9 +48,9 @@ class Journal:
             # SQLite gives its -wal and -shm files the mode of the file.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             with self._write_engine.begin() as db:
-                migrate(db)
+                migrate(db, MIGRATIONS)
             self._db = self._write_engine.connect()
-        except NewerJournal as error:
+        except NewerSchemaError as error:
             raise self._refused(f"was written by a newer version ({error})") from None
         except (OSError, DatabaseError, sqlite3.Error, ValueError) as error:
             cause = getattr(error, "orig", None) or getattr(error, "strerror", None) or error

@@ -83,7 +83,7 @@ def test_a_failed_migration_is_rolled_back(tmp_path: Path, monkeypatch: pytest.M
 
     path = tmp_path / "ledger"
     with monkeypatch.context() as patch:
-        patch.setattr("fakevllm.ledger.migrations.MIGRATIONS", [*MIGRATIONS, m002_broken])
+        patch.setattr("fakevllm.ledger.store.MIGRATIONS", [*MIGRATIONS, m002_broken])
         with pytest.raises(LedgerError):
             Ledger.open(path)
     db = sqlite3.connect(path)

@@ -99,7 +99,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(
         db.exec_driver_sql("not sql")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fakevllm_server.journal.migrations.MIGRATIONS", [*MIGRATIONS, m002_broken])
+        patch.setattr("fakevllm_server.journal.store.MIGRATIONS", [*MIGRATIONS, m002_broken])
         with pytest.raises(ConfigError, match="cannot be opened"):
             Journal(path)
     assert rows(path, "SELECT name FROM sqlite_master") == []
@@ -110,7 +110,7 @@ def test_claims_from_before_there_were_owners_are_nobodys(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("fakevllm_server.journal.migrations.MIGRATIONS", MIGRATIONS[:1])
+        patch.setattr("fakevllm_server.journal.store.MIGRATIONS", MIGRATIONS[:1])
         Journal(path).close()
     db = sqlite3.connect(path)
     with db:

@@ -25,9 +25,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fakevllm_adapters.http.vary_origin import VaryOrigin
+from fakevllm_runtime.http_server import GracefulServer
 from fakevllm_server.backends.http.control_routes import ControlRoutes
 from fakevllm_server.backends.http.vllm_routes import PublicRoutes, get_route
-from fakevllm_server.backends.process.uvicorn_server import GracefulServer
 from fakevllm_server.types.backend import TokenEngine, TrainEngine
 
 

@@ -1,0 +1,103 @@
+"""The HTTP server of a process: the listening socket, uvicorn, and the end of the process.
+
+Uvicorn's own server raises the stop signal again after it has stopped. That would end the process
+before its owner has written files and settled what is running. `GracefulServer` returns instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Generator
+from typing import TYPE_CHECKING, cast
+
+import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from fakevllm_adapters.http.asgi import AsgiApp
+from fakevllm_adapters.http.head_limit import limit_head
+from fakevllm_runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
+
+BACKLOG = 2_048
+"""Connections that the kernel may hold before the process accepts them."""
+KEEP_ALIVE_S = 65
+"""Longer than clients keep idle connections, so that clients close them and not the server: a
+request on a connection that the server is just closing would be lost."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class GracefulServer(uvicorn.Server):
+    """A uvicorn server that stops on Ctrl-C or SIGTERM and then returns to its caller."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.config.uds is not None:
+            os.chmod(self.config.uds, 0o600)  # uvicorn gives every user access
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        previous = {number: signal.signal(number, self.handle_exit) for number in STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def public_server_config(app: AsgiApp) -> uvicorn.Config:
+    """Return uvicorn's settings for a port that clients of any kind may reach."""
+    return uvicorn.Config(
+        cast("ASGI3Application", app),  # uvicorn types scopes and messages one by one
+        http=limit_head(AutoHTTPProtocol),
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=5,
+        ws="none",
+    )
+
+
+def listening_socket(host: str, port: int, fd: int | None = None) -> socket.socket:
+    """Return a socket that listens on `host` and `port`.
+
+    `fd` is the descriptor of a socket on which the parent process listens already. Raises
+    ConfigError if the address cannot be used.
+    """
+    if fd is not None:
+        return socket.socket(fileno=fd)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"{host}:{port} cannot be used ({error.strerror}): choose another --port."
+        ) from None
+    listener.listen(BACKLOG)
+    return listener
+
+
+def stop_when_stdin_closes() -> None:
+    """Send SIGTERM to this process once its standard input ends.
+
+    A parent that holds the other end of the pipe thus ends its child however the parent itself
+    dies.
+    """
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -1,0 +1,45 @@
+"""The key ring of a key file, which follows the file's later changes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fakevllm_adapters.protocol.keys import ReloadingKeyRing
+from fakevllm_runtime.errors import ConfigError
+
+
+def follow_key_file(
+    file: Path, log: logging.Logger, clock: Callable[[], float] = time.monotonic
+) -> ReloadingKeyRing:
+    """Return the keys of `file`, which may be absent. The ring reloads the file after a change.
+
+    `log` receives a warning when a reload fails and the previous keys stay. `clock` returns
+    seconds. Raises ConfigError if the file cannot be read or has a line that is not a key.
+    """
+    try:
+        return ReloadingKeyRing(
+            lambda: _file_version(file),
+            lambda: file.read_text(encoding="utf-8"),
+            clock,
+            lambda error: log.warning("the key file %s keeps its previous keys: %s", file, error),
+        )
+    except OSError as error:
+        raise ConfigError(f"The key file {file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"The key file {file} is not UTF-8 text.") from None
+    except ValueError as error:
+        raise ConfigError(f"The key file {file}: {error}.") from None
+
+
+def _file_version(file: Path) -> object:
+    """Return a value that differs after each change of the file; None if the file is absent."""
+    try:
+        stat = file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:  # reading the file will raise the same error
+        return error.errno
+    return (stat.st_mtime_ns, stat.st_size, stat.st_ino)

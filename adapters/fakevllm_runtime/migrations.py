@@ -1,0 +1,34 @@
+"""The migrations of an SQLite file: each runs once, in order, and is recorded in the file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from sqlalchemy import Connection
+
+Migration = Callable[[Connection], None]
+"""One change of the schema. The function's name identifies the migration in the file."""
+
+
+class NewerSchemaError(Exception):
+    """The file has migrations that this version does not know."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(", ".join(names))
+
+
+def migrate(db: Connection, migrations: Sequence[Migration]) -> None:
+    """Apply the migrations that the file lacks. Raises NewerSchemaError for a newer file."""
+    db.exec_driver_sql(
+        "CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at REAL NOT NULL)"
+    )
+    applied = set(db.exec_driver_sql("SELECT name FROM migrations").scalars())
+    unknown = applied - {migration.__name__ for migration in migrations}
+    if unknown:
+        raise NewerSchemaError(sorted(unknown))
+    for migration in migrations:
+        if migration.__name__ not in applied:
+            migration(db)
+            row = (migration.__name__, time.time())
+            db.exec_driver_sql("INSERT INTO migrations VALUES (?, ?)", row)
