@@ -52,7 +52,7 @@ async def rig(
 
 
 async def test_it_is_well_and_lists_its_model(rig: Rig) -> None:
-    assert await rig.rollout.health() and await rig.client.is_well()
+    assert await rig.rollout.health() and await rig.client.is_healthy()
     async with rig.http.get("/v1/models") as answer:
         (card,) = (await answer.json())["data"]
     assert (card["id"], card["max_model_len"]) == ("contract", rig.endpoint.max_model_len)

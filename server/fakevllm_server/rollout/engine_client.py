@@ -1,5 +1,8 @@
-"""The server's client to its engine: one call forwarded, captured where it belongs to an
-episode."""
+"""HTTP client with which the server forwards calls to its engine.
+
+`EngineClient.relay` forwards a call as it is. `EngineClient.capture` also records the call's tokens
+for training.
+"""
 
 from __future__ import annotations
 
@@ -35,31 +38,33 @@ Json = dict[str, Any]
 CALL_TIMEOUT_S = 3600
 HEALTH_TIMEOUT_S = 5
 IDLE_CONNECTION_S = 3
-"""Below the five seconds after which vLLM closes an idle connection, so that none is reused while
-it closes."""
+"""Seconds that an idle connection is kept. vLLM closes idle connections after five seconds. A
+shorter time avoids sending a request on a connection that vLLM is closing."""
 log = logging.getLogger("fakevllm.server")
 
-REFUSED = 400
+BAD_REQUEST = 400
 _JSON: Headers = [(b"content-type", b"application/json")]
-Refuses = Callable[[int, Json], bool]
-"""(status, error body): whether the caller asks another way instead of passing that on."""
-_TROUBLE = (500, 502, 503)
-"""What an engine answers while it dies, and sometimes while it lives."""
+ErrorPredicate = Callable[[int, Json], bool]
+"""Decides from an engine's HTTP status and error body whether `Refused` is raised. If not, the
+error is sent to the client."""
+_FAILURE_STATUSES = (500, 502, 503)
+"""Statuses that a dying engine sends. A healthy engine may send them too."""
 _REASON_OF_STATUS = {
     429: OutageReason.ENGINE_BUSY,
     502: OutageReason.ENGINE_FAILED,
     503: OutageReason.ENGINE_BUSY,
     504: OutageReason.ENGINE_FAILED,
 }
-"""The reason of an engine's error where the engine sends no reason itself, as vLLM."""
+"""Reason of an engine's error by HTTP status, for engines that do not send a reason. vLLM does
+not."""
 
 
 class EngineFailed(Exception):
-    """The engine gave no answer and nothing was sent to the client: the call may be sent again."""
+    """The engine did not answer, and nothing was sent to the client. The call may be retried."""
 
 
 class Refused(Exception):
-    """The engine answered an error to a call that can be asked another way; nothing was sent."""
+    """The engine answered with an error that the caller handles. Nothing was sent to the client."""
 
     def __init__(self, status: int, raw: bytes, headers: Headers) -> None:
         super().__init__(f"{status}: {raw[:200]!r}")
@@ -69,12 +74,12 @@ class Refused(Exception):
 
     @property
     def body(self) -> Json:
-        """vLLM's error body, or what stands for it."""
+        """The engine's error object, or an internal error if the engine did not send one."""
         return error_object(self.raw) or internal_error().body
 
 
 class EngineClient:
-    """Connections to one engine."""
+    """HTTP client for one engine."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -100,26 +105,27 @@ class EngineClient:
         await self._http.close()
 
     @property
-    def facts(self) -> EngineInfo:
+    def info(self) -> EngineInfo:
+        """Model name, context length and, after `fetch_version`, the engine's version."""
         return EngineInfo(self.endpoint.model_name, self.endpoint.max_model_len, self._version)
 
-    async def learn_version(self) -> None:
-        """Asks the engine for it, where it tells."""
+    async def fetch_version(self) -> None:
+        """Request the engine's version, for `info`. If that fails, the version is None."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
         try:
-            async with self._http.get("/version", timeout=timeout) as answer:
-                self._version = str((await answer.json())["version"])
+            async with self._http.get("/version", timeout=timeout) as response:
+                self._version = str((await response.json())["version"])
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
             self._version = None
 
-    async def is_well(self) -> bool:
-        """Whether it says of itself that it can answer calls."""
+    async def is_healthy(self) -> bool:
+        """Return whether the engine's `/health` reports that it can answer calls."""
         if self._http.closed:
             return False
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
         try:
-            async with self._http.get("/health", timeout=timeout) as answer:
-                return answer.status < 500
+            async with self._http.get("/health", timeout=timeout) as response:
+                return response.status < 500
         except (aiohttp.ClientError, TimeoutError):
             return False
 
@@ -130,13 +136,17 @@ class EngineClient:
         body: bytes,
         headers: dict[str, str],
         send: Send,
-        refuses: Refuses | None = None,
+        raises_refused: ErrorPredicate | None = None,
         exchange: Exchange | None = None,
     ) -> None:
-        """The engine's answer as it is, or as `exchange` words it. Raises EngineFailed while
-        nothing has been sent; Refused for an error that `refuses`."""
-        async with self._answer(method, path, body, headers) as answer:
-            await self._relay(answer, send, refuses, exchange)
+        """Forward a call to the engine and send the engine's answer to the client.
+
+        `exchange` translates the answer into the client's format. Without `exchange`, the answer is
+        sent unchanged. `raises_refused` selects the errors that are raised as Refused. Raises
+        EngineFailed if the engine fails before anything was sent to the client.
+        """
+        async with self._request(method, path, body, headers) as response:
+            await self._relay(response, send, raises_refused, exchange)
 
     async def capture(
         self,
@@ -145,114 +155,135 @@ class EngineClient:
         headers: dict[str, str],
         send: Send,
         on_finished: Callable[[], Awaitable[None]],
-        refuses: Refuses | None = None,
+        raises_refused: ErrorPredicate | None = None,
         exchange: Exchange | None = None,
         plain: bytes | None = None,
     ) -> None:
-        """The engine's answer as the app may see it. `plain`: the call as the client wrote it.
+        """Forward a call to the engine, record its tokens, and send the answer to the client.
 
-        `on_finished` runs before the last byte goes out, so that a client that acts on the answer
-        at once finds the call recorded. Raises EngineFailed while nothing has been sent; Refused
-        for an error that `refuses`."""
+        The fields that only the capture requested are removed from the answer. `on_finished` runs
+        before the last byte is sent, so that the call is recorded before the client can react to
+        its end. `plain` is the body as the client sent it. `exchange`, `raises_refused` and the
+        errors are those of `relay`.
+
+        If the engine refuses the request with the capture's additional fields, `plain` is sent
+        instead. A call that the engine then answers is recorded as untrainable.
+        """
         body = orjson.dumps(capture.upstream_body())
-        async with self._answer("POST", path, body, headers) as answer:
-            if answer.status == 200:
-                return await self._capture(answer, capture, send, on_finished, exchange)
-            if answer.status != REFUSED:
-                return await self._relay(answer, send, refuses)
-        # A refusal repeats what was asked, so the app's own words must be what is refused.
-        own = plain if plain is not None else orjson.dumps(capture.body)
-        async with self._answer("POST", path, own, headers) as answer:
-            await self._relay(answer, send, refuses, exchange)
-            if answer.status == 200:
-                capture.gave_up()
+        async with self._request("POST", path, body, headers) as response:
+            if response.status == 200:
+                return await self._capture(response, capture, send, on_finished, exchange)
+            if response.status != BAD_REQUEST:
+                return await self._relay(response, send, raises_refused)
+        # vLLM's error messages quote the request. The client must not see the capture's fields.
+        plain_body = plain if plain is not None else orjson.dumps(capture.body)
+        async with self._request("POST", path, plain_body, headers) as response:
+            await self._relay(response, send, raises_refused, exchange)
+            if response.status == 200:
+                capture.mark_refused()
                 await on_finished()
 
     async def _relay(
         self,
-        answer: aiohttp.ClientResponse,
+        response: aiohttp.ClientResponse,
         send: Send,
-        refuses: Refuses | None = None,
+        raises_refused: ErrorPredicate | None = None,
         exchange: Exchange | None = None,
     ) -> None:
-        shown = relayed_headers(answer.headers.items())
-        if answer.status >= REFUSED:
-            shown += reason_headers(_outage_reason(answer))
-            refused = Refused(answer.status, await _whole(answer), shown)
-            if refuses is not None and refuses(refused.status, refused.body):
+        headers = relayed_headers(response.headers.items())
+        if response.status >= BAD_REQUEST:
+            headers += reason_headers(_outage_reason(response))
+            refused = Refused(response.status, await _read(response), headers)
+            if raises_refused is not None and raises_refused(refused.status, refused.body):
                 raise refused
             return await send_bytes(send, refused.status, refused.raw, refused.headers)
-        if answer.content_type == "text/event-stream":
-            chunks = await self._begun(answer)
-            return await _stream(send, answer.status, shown, chunks, exchange)
-        await send_bytes(send, answer.status, _worded(await _whole(answer), exchange), shown)
+        if response.content_type == "text/event-stream":
+            chunks = await self._first_chunk_checked(response)
+            return await _send_stream(send, response.status, headers, chunks, exchange)
+        raw = _translated(await _read(response), exchange)
+        await send_bytes(send, response.status, raw, headers)
 
     async def _capture(
         self,
-        answer: aiohttp.ClientResponse,
+        response: aiohttp.ClientResponse,
         capture: CallCapture,
         send: Send,
         on_finished: Callable[[], Awaitable[None]],
         exchange: Exchange | None,
     ) -> None:
-        shown = relayed_headers(answer.headers.items())
-        if answer.content_type == "text/event-stream":
-            events = _captured(await self._begun(answer), capture, on_finished)
-            return await _stream(send, answer.status, shown, events, exchange)
-        raw = _worded(capture.answer(await _whole(answer)), exchange)
+        headers = relayed_headers(response.headers.items())
+        if response.content_type == "text/event-stream":
+            chunks = await self._first_chunk_checked(response)
+            events = _captured_stream(chunks, capture, on_finished)
+            return await _send_stream(send, response.status, headers, events, exchange)
+        raw = _translated(capture.answer(await _read(response)), exchange)
         await on_finished()
-        await send_bytes(send, answer.status, raw, shown)
+        await send_bytes(send, response.status, raw, headers)
 
     @asynccontextmanager
-    async def _answer(
+    async def _request(
         self, method: str, path: str, body: bytes, headers: dict[str, str]
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Send a request to the engine and yield the response. Raises EngineFailed."""
         if self._http.closed:
-            raise EngineFailed("its client is closed")
+            raise EngineFailed("the connection to the engine is closed")
         try:
             async with self._http.request(
                 method, path, data=body or None, headers=headers, allow_redirects=False
-            ) as answer:
-                if not is_final_status(answer.status):
-                    raise EngineFailed(f"it answered {answer.status}")
-                if answer.status in _TROUBLE and not await self.is_well():
-                    raise EngineFailed(f"it answered {answer.status} and is not well")
-                yield answer
+            ) as response:
+                if not is_final_status(response.status):
+                    raise EngineFailed(f"the engine answered with status {response.status}")
+                if response.status in _FAILURE_STATUSES and not await self.is_healthy():
+                    raise EngineFailed(
+                        f"the engine answered with status {response.status} and is not healthy"
+                    )
+                yield response
         except aiohttp.ClientError as error:
             raise EngineFailed(str(error)) from error
 
-    async def _begun(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        """A stream that has its first bytes: until then nothing is sent, and all can be sent
-        again. Raises EngineFailed, aiohttp.ClientError."""
-        chunks = _chunks(answer)
+    async def _first_chunk_checked(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        """Wait for the first bytes of a stream, then return the whole stream.
+
+        Until these bytes arrive, nothing is sent to the client, so the call can be retried. Raises
+        EngineFailed if the engine is not healthy and its stream is empty or begins with an error.
+        Raises aiohttp.ClientError if the connection breaks.
+        """
+        chunks = _chunks(response)
         first = await anext(chunks, b"")
-        if _is_trouble(first) and not await self.is_well():
-            raise EngineFailed("its stream began with an error")
+        if _is_failure(first) and not await self.is_healthy():
+            raise EngineFailed("the engine's stream began with an error")
         return _joined(first, chunks)
 
 
-def _outage_reason(answer: aiohttp.ClientResponse) -> OutageReason | None:
-    """Return the reason that the engine itself sends, or the one that its status implies. A 503
-    comes here only from an engine that reports itself healthy, so a 503 means too much load."""
-    sent = reason_from_header(answer.headers.get(REASON_HEADER))
-    return sent or _REASON_OF_STATUS.get(answer.status)
+def _outage_reason(response: aiohttp.ClientResponse) -> OutageReason | None:
+    """Return the reason that the engine sent, or the reason that its status implies.
+
+    An unhealthy engine's 503 raises EngineFailed before this function is called. Therefore a 503
+    here means that the engine is overloaded.
+    """
+    reason = reason_from_header(response.headers.get(REASON_HEADER))
+    return reason or _REASON_OF_STATUS.get(response.status)
 
 
-async def _whole(answer: aiohttp.ClientResponse) -> bytes:
-    return b"".join([chunk async for chunk in _chunks(answer)])
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """Return the whole body of a response."""
+    return b"".join([chunk async for chunk in _chunks(response)])
 
 
-async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Raises aiohttp.ClientError, whoever closed the connection."""
+async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield the chunks of a response's body.
+
+    Raises aiohttp.ClientError if the connection is closed, by the engine or by this process.
+    """
     try:
-        async for chunk in answer.content.iter_any():
+        async for chunk in response.content.iter_any():
             yield chunk
-    except RuntimeError as error:  # aiohttp's, where it was this side
+    except RuntimeError as error:  # aiohttp raises it if this process closed the connection
         raise aiohttp.ClientPayloadError(str(error)) from error
 
 
-def _is_trouble(first: bytes) -> bool:
-    """Whether a stream begins with an error instead of an answer."""
+def _is_failure(first: bytes) -> bool:
+    """Return whether a stream is empty or begins with an error event."""
     events = SseDecoder().feed(first)
     try:
         return not first or "error" in ((parse_event(events[0]) if events else None) or {})
@@ -267,10 +298,13 @@ async def _joined(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[b
         yield chunk
 
 
-async def _captured(
+async def _captured_stream(
     chunks: AsyncIterator[bytes], capture: CallCapture, on_finished: Callable[[], Awaitable[None]]
 ) -> AsyncIterator[bytes]:
-    """Raises aiohttp.ClientError where the engine's stream has no end."""
+    """Record each event of a stream and yield the events that the app may see.
+
+    Raises aiohttp.ClientError if the stream ends without `[DONE]`.
+    """
     decoder = SseDecoder()
     is_done = False
     async for chunk in chunks:
@@ -285,19 +319,22 @@ async def _captured(
         raise aiohttp.ClientPayloadError("the stream ended without [DONE]")
 
 
-async def _stream(
+async def _send_stream(
     send: Send,
     status: int,
     headers: Headers,
     chunks: AsyncIterator[bytes],
     exchange: Exchange | None = None,
 ) -> None:
-    """Once the status is out a broken engine can only be told of inside the stream, and it is:
-    never a bare end."""
+    """Send a stream to the client.
+
+    If the engine fails after the status was sent, the stream ends with an error event, so that the
+    client cannot take a cut-off answer for a complete one.
+    """
     await start_stream(send, status, headers)
     error = internal_error().body
     try:
-        async for chunk in chunks if exchange is None else told(chunks, exchange):
+        async for chunk in chunks if exchange is None else _translated_stream(chunks, exchange):
             if chunk:
                 await send_chunk(send, chunk)
     except (aiohttp.ClientError, TimeoutError):
@@ -305,26 +342,31 @@ async def _stream(
     await send_chunk(send, b"", last=True)
 
 
-def _worded(raw: bytes, exchange: Exchange | None) -> bytes:
-    """Raises Refused for an answer that cannot be told in the client's format: nothing was sent,
-    and asked again it would be sampled again."""
+def _translated(raw: bytes, exchange: Exchange | None) -> bytes:
+    """Translate an answer into the client's format; without `exchange`, return it unchanged.
+
+    Raises Refused, not EngineFailed, if the answer cannot be translated: a retry would sample a
+    second answer.
+    """
     try:
         return raw if exchange is None else exchange.answer(raw)
     except ValueError as error:
-        log.warning("an answer cannot be told in the client's format: %s", error)
+        log.warning("an engine's answer cannot be translated to the client's format: %s", error)
         raise Refused(500, orjson.dumps(internal_error().body), _JSON) from error
 
 
-# A stream of the engine's as the client's format tells it.
+async def _translated_stream(
+    chunks: AsyncIterator[bytes], exchange: Exchange
+) -> AsyncIterator[bytes]:
+    """Translate the engine's event stream into the client's format.
 
-
-async def told(chunks: AsyncIterator[bytes], exchange: Exchange) -> AsyncIterator[bytes]:
-    """Closed where the engine left it open."""
+    If the engine's stream has no `[DONE]`, the translated stream still gets its end.
+    """
     decoder = SseDecoder()
-    taken: list[bytes] = []
+    received: list[bytes] = []
     async for chunk in chunks:
         events = decoder.feed(chunk)
-        taken += events
+        received += events
         yield b"".join(map(exchange.event, events))
-    if DONE not in taken:
-        yield stream_end(exchange, taken)
+    if DONE not in received:
+        yield stream_end(exchange, received)

@@ -1,8 +1,11 @@
-"""Whether a request samples from what training compares with: the softmax at its temperature, over
-the whole vocabulary, or over a part of it that the engine tells. Pure.
+"""Decides whether a call may be trained on, from its sampling parameters. Pure.
 
-A token drawn from a bent distribution has another probability than the trainer computes; so has one
-drawn from a part that nobody knows.
+The trainer computes the probability of a token as the softmax at the call's temperature, over the
+whole vocabulary or over a set of tokens that the engine reports. A call must not be trained on if
+its tokens were sampled from any other distribution:
+
+* a distribution in which proportions between tokens were changed (penalties, logit bias, ...);
+* a part of the vocabulary that the engine does not report (top-p, grammars, ...).
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ from fakevllm_server.types.sampling import effective_temperature
 
 Json = dict[str, Any]
 
-_Neutral = dict[str, tuple[Any, ...]]
-"""Names of fields, with the values under which they do nothing."""
-_CUTS: _Neutral = {
+_NeutralValues = dict[str, tuple[Any, ...]]
+"""Names of request fields, with the values that leave sampling unchanged."""
+_TRUNCATING: _NeutralValues = {
     "top_p": (None, 1),
     "top_k": (None, 0, -1),
     "min_p": (None, 0),
@@ -26,8 +29,8 @@ _CUTS: _Neutral = {
     "min_tokens": (None, 0),
     "tool_choice": (None, "none", "auto"),
 }
-"""They leave out tokens; what remains keeps its proportions."""
-_BENDS: _Neutral = {
+"""Fields that exclude tokens from sampling. The other tokens keep their proportions."""
+_DISTORTING: _NeutralValues = {
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
     "repetition_penalty": (None, 1),
@@ -38,39 +41,43 @@ _BENDS: _Neutral = {
     "watermarking": (None, False),
     "n": (None, 1),
 }
-"""They change proportions, or are no plain sampling at all."""
+"""Fields that change the proportions between tokens, or with which the answer is not one plain
+sample."""
 
 
-def temperature_of(sampling: Json) -> float:
-    """What the engine samples with; 0 for what it will refuse anyway."""
+def sampling_temperature(sampling: Json) -> float:
+    """Return the temperature that the engine samples with; 0 if the engine refuses the value."""
     try:
-        asked = float(sampling.get("temperature", 1.0))
+        temperature = float(sampling.get("temperature", 1.0))
     except (TypeError, ValueError):
         return 0.0
-    return effective_temperature(asked) if math.isfinite(asked) else 0.0
+    return effective_temperature(temperature) if math.isfinite(temperature) else 0.0
 
 
 def untrainable_sampling(sampling: Json, *, reports_allowed: bool = False) -> str | None:
-    """`sampling` is the request over the engine's defaults, without nulls; `reports_allowed`: the
-    engine says of each token what it was chosen from."""
-    if temperature_of(sampling) == 0:
+    """Return the reason why calls with these parameters must not be trained on, or None.
+
+    `sampling` is the engine's defaults updated with the request, without nulls. `reports_allowed`:
+    whether the engine reports the set that each token was sampled from.
+    """
+    if sampling_temperature(sampling) == 0:
         return "sampling_not_trainable: temperature 0"
-    odd = [] if reports_allowed else truncations(sampling)
-    odd += _set(sampling, _BENDS)
-    return f"sampling_not_trainable: {', '.join(odd)}" if odd else None
+    fields = [] if reports_allowed else truncations(sampling)
+    fields += _active_fields(sampling, _DISTORTING)
+    return f"sampling_not_trainable: {', '.join(fields)}" if fields else None
 
 
 def truncations(sampling: Json) -> list[str]:
-    """What leaves tokens out, by the names of the fields."""
-    found = _set(sampling, _CUTS)
+    """Return the names of the fields that exclude tokens from sampling."""
+    fields = _active_fields(sampling, _TRUNCATING)
     if _object(sampling.get("response_format")).get("type", "text") != "text":
-        found.append("response_format")
+        fields.append("response_format")
     if sampling.get("tool_choice") != "none" and any(map(_is_strict, _list(sampling.get("tools")))):
-        found.append("tools.strict")  # vLLM then holds the arguments to their schema
-    return found
+        fields.append("tools.strict")  # vLLM then constrains the arguments to their schema
+    return fields
 
 
-def _set(sampling: Json, neutral: _Neutral) -> list[str]:
+def _active_fields(sampling: Json, neutral: _NeutralValues) -> list[str]:
     return [name for name, values in neutral.items() if sampling.get(name) not in values]
 
 
@@ -79,7 +86,7 @@ def _is_strict(tool: object) -> bool:
 
 
 def _object(value: object) -> Json:
-    """Requests come as apps send them: where an object should be, anything may stand."""
+    """Return the value if it is an object, else {}. A request may have any value in any field."""
     return cast(Json, value) if isinstance(value, dict) else {}
 
 

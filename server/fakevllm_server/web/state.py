@@ -223,7 +223,7 @@ class ServerState:
         where it is well again. Raises WireError as `attached_engine`."""
         while True:
             upstream = self.attached_engine()
-            if self.engine.is_serving and (upstream is not failed or await upstream.is_well()):
+            if self.engine.is_serving and (upstream is not failed or await upstream.is_healthy()):
                 if upstream is self.upstream:
                     return upstream
                 continue
@@ -240,7 +240,7 @@ class ServerState:
     async def connect(self, endpoint: Endpoint) -> None:
         """An engine answers there from now on."""
         client = EngineClient(endpoint)
-        await client.learn_version()
+        await client.fetch_version()
         before, self.upstream = self.upstream, client
         if before is not None:
             await _leave(before, to=endpoint)

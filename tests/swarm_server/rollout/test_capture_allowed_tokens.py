@@ -1,4 +1,4 @@
-"""Capture of what tokens were chosen from, from an engine that tells it."""
+"""Capture of allowed tokens from an engine that reports them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PAIR, ONE, ALL = packed(bytes([0b11, 0b1])), packed(bytes([0, 0b1])), None
 SHAPED: Json = {"response_format": {"type": "json_object"}}
 
 
-def told(*chosen_from: bytes | None) -> Json:
-    return TokenMasks.from_packed_sets(chosen_from).to_wire()
+def reported(*packed_sets: bytes | None) -> Json:
+    return TokenMasks.from_packed_sets(packed_sets).to_wire()
 
 
 def answer(allowed: Any, ids: tuple[int, ...] = (1, 8)) -> Json:
@@ -56,32 +56,32 @@ def recorded(
 
 
 @pytest.mark.parametrize("kind", CAPTURES)
-def test_an_engine_is_asked_only_where_it_tells_and_tokens_are_left_out(
+def test_allowed_tokens_are_requested_only_if_the_engine_reports_them_and_sampling_excludes_tokens(
     kind: type[CallCapture],
 ) -> None:
-    def asked(body: Json, *, reports_allowed: bool, defaults: Json | None = None) -> bool:
+    def requested(body: Json, *, reports_allowed: bool, defaults: Json | None = None) -> bool:
         capture = kind(body, defaults or {}, reports_allowed=reports_allowed)
         return "return_allowed_tokens" in capture.upstream_body()
 
-    assert asked(SHAPED, reports_allowed=True)
-    assert asked({}, reports_allowed=True, defaults={"top_k": 20})
-    assert not asked(SHAPED, reports_allowed=False)
-    assert not asked({"temperature": 0.7}, reports_allowed=True)
-    assert not asked(SHAPED | {"presence_penalty": 1}, reports_allowed=True)
+    assert requested(SHAPED, reports_allowed=True)
+    assert requested({}, reports_allowed=True, defaults={"top_k": 20})
+    assert not requested(SHAPED, reports_allowed=False)
+    assert not requested({"temperature": 0.7}, reports_allowed=True)
+    assert not requested(SHAPED | {"presence_penalty": 1}, reports_allowed=True)
 
 
 @pytest.mark.parametrize("kind", CAPTURES)
-def test_what_each_token_was_chosen_from_is_kept_and_not_shown(kind: type[CallCapture]) -> None:
-    call = recorded(answer(told(PAIR, ALL)), kind=kind)
+def test_allowed_tokens_are_recorded_and_hidden_from_the_app(kind: type[CallCapture]) -> None:
+    call = recorded(answer(reported(PAIR, ALL)), kind=kind)
     assert call.untrainable is None
     assert call.allowed == TokenMasks.from_packed_sets([PAIR, ALL])
     assert call.num_trained == 2
 
 
 @pytest.mark.parametrize("kind", CAPTURES)
-def test_a_stream_says_it_at_its_end(kind: type[CallCapture]) -> None:
+def test_a_stream_reports_allowed_tokens_in_its_last_chunk(kind: type[CallCapture]) -> None:
     capture = kind(SHAPED | {"stream": True}, {}, reports_allowed=True)
-    first, last = answer(None, (1,)), answer(told(PAIR, ONE), (8,))
+    first, last = answer(None, (1,)), answer(reported(PAIR, ONE), (8,))
     first["choices"][0]["finish_reason"] = None
     last["usage"]["completion_tokens"] = 2
     shown = b"".join(capture.event(event) for event in (encode(first), encode(last), DONE))
@@ -95,28 +95,28 @@ def test_a_stream_says_it_at_its_end(kind: type[CallCapture]) -> None:
     "allowed",
     [
         None,
-        told(PAIR),
-        told(PAIR, PAIR, PAIR),
-        told(ONE, ALL),
-        told(ALL, packed(b"\3")),
+        reported(PAIR),
+        reported(PAIR, PAIR, PAIR),
+        reported(ONE, ALL),
+        reported(ALL, packed(b"\3")),
         {"sets": ["?"], "of_token": ""},
         [],
         7,
     ],
 )
-def test_a_call_whose_tokens_are_not_all_in_sets_of_theirs_trains_nothing(allowed: Any) -> None:
+def test_a_call_with_a_token_outside_its_reported_set_is_untrainable(allowed: Any) -> None:
     assert recorded(answer(allowed)).untrainable == "missing_allowed_tokens"
 
 
-def test_a_call_that_could_be_no_other_trains_nothing() -> None:
-    assert recorded(answer(told(ONE, ONE), (8, 8))).untrainable == "nothing_to_choose"
+def test_a_call_with_only_forced_tokens_is_untrainable() -> None:
+    assert recorded(answer(reported(ONE, ONE), (8, 8))).untrainable == "nothing_to_choose"
 
 
-def test_what_was_not_asked_for_is_not_read() -> None:
+def test_allowed_tokens_that_were_not_requested_are_ignored() -> None:
     call = recorded(answer({"sets": 7}), body={})
     assert (call.untrainable, call.allowed) == (None, None)
 
 
-def test_the_sets_stay_at_the_server() -> None:
-    wire = recorded(answer(told(PAIR, ALL))).to_wire()
+def test_allowed_tokens_are_not_sent_to_the_proxy() -> None:
+    wire = recorded(answer(reported(PAIR, ALL))).to_wire()
     assert wire.model_fields_set == sample_call().to_wire().model_fields_set

@@ -1,4 +1,4 @@
-"""What is kept of a whole answer, and what the app sees of it."""
+"""Capture of a complete chat answer: the record, and the answer that the app sees."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ STAMP = CallStamp([9])
 
 
 def as_vllm_writes(reply: Json) -> bytes:
-    """NaN is printed as null."""
+    """Return the answer as JSON, with NaN as null."""
     return orjson.dumps(reply)
 
 
@@ -50,7 +50,7 @@ def test_ids_logprobs_and_version_are_the_engines_own() -> None:
     assert (call.version, call.untrainable) == (3, None)
 
 
-def test_what_the_app_did_not_ask_for_is_null_again() -> None:
+def test_fields_that_the_app_did_not_request_are_null() -> None:
     shown = shown_to({"messages": []})
     choice = shown["choices"][0]
     assert (choice["logprobs"], choice["token_ids"], choice["weight_versions"]) == (
@@ -61,7 +61,7 @@ def test_what_the_app_did_not_ask_for_is_null_again() -> None:
     assert shown["prompt_token_ids"] is None
 
 
-def test_what_the_app_asked_for_stays() -> None:
+def test_fields_that_the_app_requested_are_kept() -> None:
     body: Json = {"messages": [], "logprobs": True, "return_token_ids": True}
     shown = shown_to(body)
     assert shown["choices"][0]["logprobs"] is not None
@@ -83,11 +83,11 @@ def spans(call: Any) -> list[tuple[int, int, int]]:
     return [(span.version, span.start, span.end) for span in call.versions]
 
 
-def test_the_stamps_version_stands_in_where_the_engine_tells_none() -> None:
+def test_the_stamps_version_is_used_if_the_engine_reports_no_version() -> None:
     assert spans(recorded({}, without_spans())) == [(9, 0, 2)]
 
 
-def test_a_call_across_a_change_of_weights_has_a_span_of_each_over_all_of_it() -> None:
+def test_a_call_during_a_change_of_weights_has_one_span_per_version_over_all_tokens() -> None:
     capture = ChatCapture({}, {})
     capture.answer(as_vllm_writes(without_spans()))
     call = capture.record(CallStamp([3, 4]))
@@ -96,33 +96,33 @@ def test_a_call_across_a_change_of_weights_has_a_span_of_each_over_all_of_it() -
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         [{"version": "default", "start": 0, "end": 2}],
         [{"version": 3, "start": 0, "end": 1}],
         [{"version": 3, "start": 0, "end": 1}, {"version": 4, "start": 0, "end": 2}],
     ],
 )
-def test_spans_that_do_not_say_which_weights_sampled_each_token_are_not_used(told: Any) -> None:
+def test_spans_that_do_not_cover_each_token_with_one_version_are_not_used(reported: Any) -> None:
     reply = answer()
-    reply["choices"][0]["weight_versions"] = told
+    reply["choices"][0]["weight_versions"] = reported
     assert spans(recorded({}, reply)) == [(9, 0, 2)]
 
 
-def test_a_version_told_as_a_word_of_digits_counts() -> None:
+def test_a_version_sent_as_a_string_of_digits_is_used() -> None:
     reply = answer()
     reply["choices"][0]["weight_versions"] = [{"version": "3", "start": 0, "end": 2}]
     assert spans(recorded({}, reply)) == [(3, 0, 2)]
 
 
-def test_a_call_under_a_failed_change_of_weights_trains_nothing() -> None:
+def test_a_call_during_a_failed_change_of_weights_is_untrainable() -> None:
     capture = ChatCapture({}, {})
     capture.answer(as_vllm_writes(without_spans()))
     call = capture.record(CallStamp([3, 4], is_doubtful=True))
     assert call is not None and call.untrainable == "unknown_weights"
 
 
-def test_an_engine_nothing_may_train_on_says_so_in_every_call() -> None:
+def test_the_engines_refusal_is_the_reason_of_each_call() -> None:
     capture = ChatCapture({"temperature": 0}, {}, refusal="its logprobs are raw")
     capture.answer(as_vllm_writes(answer()))
     call = capture.record(STAMP)
@@ -150,15 +150,15 @@ def test_an_engine_nothing_may_train_on_says_so_in_every_call() -> None:
         ),
     ],
 )
-def test_a_call_not_sampled_from_the_whole_distribution_is_masked(
+def test_a_call_not_sampled_from_the_whole_distribution_is_untrainable(
     body: Json, defaults: Json, reason: str
 ) -> None:
     assert recorded(body, defaults=defaults).untrainable == reason
 
 
-@pytest.mark.parametrize(("asked", "used"), [(1e-45, 0.01), (0.7, 0.7), (0, 0)])
-def test_the_temperature_is_the_one_the_engine_used(asked: float, used: float) -> None:
-    assert recorded({"temperature": asked}).temperature == used
+@pytest.mark.parametrize(("requested", "used"), [(1e-45, 0.01), (0.7, 0.7), (0, 0)])
+def test_the_recorded_temperature_is_the_one_the_engine_used(requested: float, used: float) -> None:
+    assert recorded({"temperature": requested}).temperature == used
 
 
 def test_an_explicit_null_means_the_engines_default() -> None:
@@ -175,33 +175,33 @@ def test_a_missing_logprob_is_never_padded(logprobs: list[float]) -> None:
     assert call.to_wire().logprobs is None
 
 
-def test_a_call_whose_prompt_is_not_known_says_so() -> None:
+def test_a_call_without_prompt_ids_is_untrainable() -> None:
     reply = answer()
     del reply["prompt_token_ids"]
     assert recorded({}, reply).untrainable == "missing_prompt_ids"
 
 
-def test_an_answer_without_usage_cannot_be_checked_and_is_not_trained() -> None:
+def test_an_answer_without_usage_is_untrainable() -> None:
     reply = answer()
     del reply["usage"]
     assert recorded({}, reply).untrainable == "missing_usage"
 
 
 @pytest.mark.parametrize("finish", ["length", "tool_calls", "stop"])
-def test_an_answer_that_came_to_its_end_trains_as_it_was_sampled(finish: str) -> None:
+def test_a_complete_answer_is_trainable_whatever_ended_it(finish: str) -> None:
     reply = answer()
     reply["choices"][0] |= {"finish_reason": finish, "stop_reason": "END"}
     assert recorded({}, reply).untrainable is None
 
 
 @pytest.mark.parametrize("finish", ["abort", "error"])
-def test_an_answer_that_was_cut_off_is_no_call(finish: str) -> None:
+def test_an_aborted_answer_is_not_recorded(finish: str) -> None:
     reply = answer()
     reply["choices"][0]["finish_reason"] = finish
     assert recorded({}, reply) is None
 
 
-def test_of_several_choices_the_first_is_kept() -> None:
+def test_the_first_of_several_choices_is_recorded() -> None:
     reply = answer()
     other = reply["choices"][0] | {"index": 1, "token_ids": [5, 6, 7]}
     reply["choices"] = [other, reply["choices"][0]]
@@ -209,7 +209,7 @@ def test_of_several_choices_the_first_is_kept() -> None:
 
 
 @pytest.mark.parametrize("odd", [[], 5, [{"index": 0, "token_ids": "x"}], [None], {"a": 1}])
-def test_an_answer_of_another_shape_is_passed_on_and_says_it_was_not_read(odd: Any) -> None:
+def test_an_unreadable_answer_is_relayed_unchanged_and_untrainable(odd: Any) -> None:
     raw = orjson.dumps({"choices": odd, "usage": 3})
     capture = ChatCapture({}, {})
     assert capture.answer(raw) == raw
@@ -217,47 +217,49 @@ def test_an_answer_of_another_shape_is_passed_on_and_says_it_was_not_read(odd: A
     assert call is not None and call.untrainable == "unreadable_answer"
 
 
-def test_ids_that_do_not_add_up_to_the_usage_are_not_trained() -> None:
+def test_a_call_with_fewer_ids_than_its_usage_is_untrainable() -> None:
     assert recorded({}, answer([-0.1], ids=(7,))).untrainable == "missing_token_ids"
 
 
-def test_an_answer_without_a_finish_reason_is_no_call() -> None:
+def test_an_answer_without_a_finish_reason_is_not_recorded() -> None:
     reply = answer()
     reply["choices"][0]["finish_reason"] = None
     assert recorded({}, reply) is None
 
 
-def test_fields_that_need_logprobs_are_left_for_the_engine_to_refuse() -> None:
+def test_logprobs_are_not_requested_for_fields_that_the_engine_refuses_without_them() -> None:
     for body in ({"top_logprobs": 2}, {"logprob_token_ids": [5]}):
         assert "logprobs" not in ChatCapture(body, {}).upstream_body()
     upstream = ChatCapture({"logprobs": True, "top_logprobs": 2}, {}).upstream_body()
     assert (upstream["logprobs"], upstream["top_logprobs"]) == (True, 2)
 
 
-def test_a_null_for_top_logprobs_hides_logprobs_from_the_app_as_in_vllm_but_not_from_us() -> None:
+def test_a_null_for_top_logprobs_hides_logprobs_from_the_app_but_not_from_the_capture() -> None:
     body: Json = {"logprobs": True, "top_logprobs": None}
     assert ChatCapture(body, {}).upstream_body()["top_logprobs"] == 0
     assert shown_to(body)["choices"][0]["logprobs"] is None
     assert recorded(body).untrainable is None
 
 
-SILENT: Json = {"include_reasoning": False}
+NO_REASONING: Json = {"include_reasoning": False}
 
 
-def test_hidden_reasoning_is_asked_for_and_hidden_by_us_as_vllm_hides_it() -> None:
-    assert ChatCapture(SILENT, {}).upstream_body()["include_reasoning"] is True
+def test_hidden_reasoning_is_requested_from_the_engine_and_hidden_as_vllm_hides_it() -> None:
+    assert ChatCapture(NO_REASONING, {}).upstream_body()["include_reasoning"] is True
     reply = answer()
     reply["choices"][0]["message"]["reasoning"] = "hm"
-    assert shown_to(SILENT, reply)["choices"][0]["message"] == {
+    assert shown_to(NO_REASONING, reply)["choices"][0]["message"] == {
         "role": "assistant",
         "content": "hi",
         "reasoning": None,
     }
-    assert recorded(SILENT, reply).untrainable is None
+    assert recorded(NO_REASONING, reply).untrainable is None
 
 
-@pytest.mark.parametrize("asked", [{"logprobs": True}, {"return_token_ids": True}, {"top_p": 0.5}])
-def test_reasoning_is_left_to_the_engine_where_hiding_it_would_show_more_or_train_nothing(
-    asked: Json,
+@pytest.mark.parametrize(
+    "requested", [{"logprobs": True}, {"return_token_ids": True}, {"top_p": 0.5}]
+)
+def test_the_engine_hides_reasoning_if_the_app_requests_tokens_or_the_call_is_untrainable(
+    requested: Json,
 ) -> None:
-    assert ChatCapture(SILENT | asked, {}).upstream_body()["include_reasoning"] is False
+    assert ChatCapture(NO_REASONING | requested, {}).upstream_body()["include_reasoning"] is False

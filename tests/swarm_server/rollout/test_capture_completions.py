@@ -21,7 +21,7 @@ def legacy(*logprobs: float) -> Json:
 
 
 def answer() -> Json:
-    """As vLLM prints it to our asking."""
+    """Return an answer as vLLM prints it for a captured request."""
     choice = {
         "index": 0,
         "text": "hi",
@@ -54,27 +54,27 @@ def test_ids_and_logprobs_are_the_engines_own() -> None:
     assert call.untrainable is None
 
 
-def test_an_engine_that_tells_which_weights_sampled_is_believed() -> None:
+def test_the_version_that_the_engine_reports_is_used() -> None:
     reply = answer()
     reply["choices"][0]["weight_versions"] = [{"version": 3, "start": 0, "end": 2}]
     assert recorded({"prompt": "a"}, reply).version == 3
     assert shown_to({"prompt": "a"}, reply)["choices"][0]["weight_versions"] is None
 
 
-def test_what_the_app_did_not_ask_for_is_null_again_in_the_same_order() -> None:
+def test_fields_that_the_app_did_not_request_are_null_and_in_the_same_order() -> None:
     (choice,) = shown_to({"prompt": "a"})["choices"]
     assert list(choice) == list(answer()["choices"][0])
     hidden = ("logprobs", "token_ids", "prompt_token_ids")
     assert [choice[name] for name in hidden] == [None] * 3
 
 
-def test_what_the_app_asked_for_stays() -> None:
-    asked: Json = {"prompt": "a", "logprobs": 0, "return_token_ids": True}
-    assert shown_to(asked) == answer()
+def test_fields_that_the_app_requested_are_kept() -> None:
+    requested: Json = {"prompt": "a", "logprobs": 0, "return_token_ids": True}
+    assert shown_to(requested) == answer()
 
 
 @pytest.mark.parametrize(
-    ("asked", "sent"),
+    ("requested", "sent"),
     [
         ({}, 0),
         ({"logprobs": None}, 0),
@@ -83,10 +83,10 @@ def test_what_the_app_asked_for_stays() -> None:
         ({"logprob_token_ids": [5]}, None),
     ],
 )
-def test_logprobs_are_asked_for_where_the_app_does_not_and_the_engine_takes_it(
-    asked: Json, sent: int | None
+def test_logprobs_are_requested_unless_the_app_requests_them_or_the_engine_would_refuse(
+    requested: Json, sent: int | None
 ) -> None:
-    upstream = CompletionsCapture({"prompt": "a", "frobnicate": 1} | asked, {}).upstream_body()
+    upstream = CompletionsCapture({"prompt": "a", "frobnicate": 1} | requested, {}).upstream_body()
     assert upstream.get("logprobs") == sent
     assert (upstream["return_token_ids"], upstream["frobnicate"]) == (True, 1)
     assert "top_logprobs" not in upstream and "stream_options" not in upstream
@@ -103,13 +103,13 @@ def test_a_missing_logprob_is_never_padded(logprobs: list[float] | None, reason:
     assert recorded({"prompt": "a"}, reply).untrainable == reason
 
 
-def test_a_call_not_sampled_from_the_whole_distribution_is_masked() -> None:
+def test_a_call_not_sampled_from_the_whole_distribution_is_untrainable() -> None:
     call = recorded({"prompt": "a", "top_p": 0.5})
     assert call.untrainable == "sampling_not_trainable: top_p"
 
 
 @pytest.mark.parametrize("odd", [[], 5, [{"index": 0, "logprobs": 3}], [None]])
-def test_an_answer_of_another_shape_is_passed_on_and_says_it_was_not_read(odd: Any) -> None:
+def test_an_unreadable_answer_is_relayed_unchanged_and_untrainable(odd: Any) -> None:
     raw = orjson.dumps({"choices": odd, "usage": 3})
     capture = CompletionsCapture({"prompt": "a"}, {})
     assert capture.answer(raw) == raw
@@ -146,14 +146,14 @@ EVENTS = [
 
 
 def streamed(body: Json, *events: bytes) -> tuple[list[Json], Any]:
-    """The chunks the app sees, and the record."""
+    """Capture a stream; return the chunks that the app sees, and the record."""
     capture = CompletionsCapture({"prompt": "a", "stream": True} | body, {})
     shown = SseDecoder().feed(b"".join(map(capture.event, events)))
     assert shown.pop() == DONE
     return [parse_event(event) or {} for event in shown], capture.record(STAMP)
 
 
-def test_a_stream_gives_the_same_record_and_no_trace_of_our_asking() -> None:
+def test_a_stream_is_recorded_and_the_app_sees_no_capture_fields() -> None:
     chunks, call = streamed({}, *EVENTS)
     assert (call.prompt_ids, call.response_ids, call.logprobs) == ([1, 2], [7, 9, 8], [-0.5] * 3)
     assert call.untrainable is None
@@ -164,17 +164,17 @@ def test_a_stream_gives_the_same_record_and_no_trace_of_our_asking() -> None:
     assert [chunk.get("system_fingerprint") for chunk in chunks] == [None, None, "vllm"]
 
 
-def test_a_stream_whose_app_asked_for_all_of_it_is_not_changed() -> None:
-    asked: Json = {
+def test_a_stream_is_unchanged_if_the_app_requested_all_fields() -> None:
+    requested: Json = {
         "logprobs": 0,
         "return_token_ids": True,
         "stream_options": {"include_usage": True},
     }
-    chunks, _ = streamed(asked, *EVENTS)
+    chunks, _ = streamed(requested, *EVENTS)
     assert chunks == [parse_event(event) for event in EVENTS[:-1]]
 
 
-def test_a_stream_that_ends_with_an_error_is_no_call() -> None:
+def test_a_stream_that_ends_with_an_error_is_not_recorded() -> None:
     chunks, call = streamed({}, *EVENTS[:3], encode({"error": {"message": "odd"}}), DONE)
     assert call is None
     assert [next(iter(chunk)) for chunk in chunks] == ["id", "id", "id", "error"]
@@ -198,8 +198,8 @@ def test_a_stream_that_ends_with_an_error_is_no_call() -> None:
         {"prompt": "a", "prompt_embeds": "x"},
     ],
 )
-def test_a_call_that_is_not_one_continuation_of_one_prompt_is_not_captured(body: Json) -> None:
-    assert CompletionsCapture.refuses(body)
+def test_a_call_other_than_one_continuation_of_one_prompt_is_not_captured(body: Json) -> None:
+    assert CompletionsCapture.cannot_capture(body)
 
 
 @pytest.mark.parametrize(
@@ -212,4 +212,4 @@ def test_a_call_that_is_not_one_continuation_of_one_prompt_is_not_captured(body:
     ],
 )
 def test_one_continuation_of_one_prompt_is_captured(body: Json) -> None:
-    assert not CompletionsCapture.refuses(body)
+    assert not CompletionsCapture.cannot_capture(body)

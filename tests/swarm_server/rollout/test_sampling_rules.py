@@ -7,7 +7,7 @@ import pytest
 from fakevllm_server.rollout.sampling_rules import truncations, untrainable_sampling
 
 Json = dict[str, Any]
-BENT: list[Json] = [
+DISTORTING: list[Json] = [
     {"presence_penalty": 0.1},
     {"frequency_penalty": -1},
     {"repetition_penalty": 1.1},
@@ -15,7 +15,7 @@ BENT: list[Json] = [
     {"logits_processors": ["x"]},
     {"n": 2},
 ]
-CUT: list[Json] = [
+TRUNCATING: list[Json] = [
     {"top_p": 0.9},
     {"top_k": 5},
     {"min_p": 0.1},
@@ -32,34 +32,34 @@ CUT: list[Json] = [
 ]
 
 
-@pytest.mark.parametrize("asked", [*BENT, *CUT])
-def test_what_is_not_drawn_from_the_whole_softmax_is_not_trained_on(asked: Json) -> None:
-    reason = untrainable_sampling(asked)
+@pytest.mark.parametrize("requested", [*DISTORTING, *TRUNCATING])
+def test_sampling_from_a_changed_distribution_is_untrainable(requested: Json) -> None:
+    reason = untrainable_sampling(requested)
     assert reason is not None
-    assert reason.removesuffix(".strict") == f"sampling_not_trainable: {next(iter(asked))}"
+    assert reason.removesuffix(".strict") == f"sampling_not_trainable: {next(iter(requested))}"
 
 
-@pytest.mark.parametrize("cut", CUT)
-def test_what_leaves_tokens_out_is_trained_on_where_the_engine_tells_what_was_left(
-    cut: Json,
+@pytest.mark.parametrize("truncating", TRUNCATING)
+def test_truncated_sampling_is_trainable_if_the_engine_reports_the_allowed_tokens(
+    truncating: Json,
 ) -> None:
-    assert untrainable_sampling(cut, reports_allowed=True) is None
-    assert len(truncations(cut)) == 1
+    assert untrainable_sampling(truncating, reports_allowed=True) is None
+    assert len(truncations(truncating)) == 1
 
 
-@pytest.mark.parametrize("bent", BENT)
-def test_what_changes_proportions_is_trained_on_nowhere(bent: Json) -> None:
-    reason = f"sampling_not_trainable: {next(iter(bent))}"
-    assert untrainable_sampling(bent | {"top_p": 0.9}, reports_allowed=True) == reason
-    assert truncations(bent) == []
+@pytest.mark.parametrize("distorting", DISTORTING)
+def test_distorted_sampling_is_never_trainable(distorting: Json) -> None:
+    reason = f"sampling_not_trainable: {next(iter(distorting))}"
+    assert untrainable_sampling(distorting | {"top_p": 0.9}, reports_allowed=True) == reason
+    assert truncations(distorting) == []
 
 
-def test_greedy_answers_are_trained_on_nowhere() -> None:
+def test_greedy_sampling_is_never_trainable() -> None:
     reason = untrainable_sampling({"temperature": 0, "top_p": 0.9}, reports_allowed=True)
     assert reason == "sampling_not_trainable: temperature 0"
 
 
-def test_what_only_ends_or_cuts_the_prompt_leaves_a_call_trainable() -> None:
+def test_fields_that_only_end_the_answer_or_cut_the_prompt_leave_a_call_trainable() -> None:
     plain = {
         "stop": ["x"],
         "stop_token_ids": [5],

@@ -1,10 +1,12 @@
-"""Capture of one LLM call: what to ask of the engine, what to keep of its answer, what the app
-must not see. What holds for every format; each has its own class.
+"""Capture of one LLM call: its tokens are recorded for training, and the app sees a plain answer.
 
-The engine is asked for ids, logprobs, weight versions and usage. What the app did not ask for
-itself is set back to null, as a plain vLLM prints it, and chunks that exist only because of our
-asking are dropped. Ids and logprobs are the engine's own, never aligned with text; a call with a
-hole in them is kept but marked untrainable, never padded.
+This module has the part that all formats share. Each format has a subclass of CallCapture.
+
+* The engine is asked for token ids, logprobs, weight versions and usage.
+* Fields that the app did not request are reset to null, as a plain vLLM would print them. Chunks
+  that exist only because of the capture's fields are removed.
+* Ids and logprobs are those that the engine reported. They are never derived from the text.
+* A call with a missing id or logprob is kept, but marked as untrainable. Nothing is padded.
 """
 
 from __future__ import annotations
@@ -18,26 +20,28 @@ from typing import Any
 import orjson
 
 from fakevllm_adapters.formats.sse import DONE, encode, parse_event
-from fakevllm_server.rollout.sampling_rules import temperature_of, truncations, untrainable_sampling
-from fakevllm_server.types.calls import RecordedCall, VersionSpan
+from fakevllm_server.rollout.sampling_rules import (
+    sampling_temperature,
+    truncations,
+    untrainable_sampling,
+)
+from fakevllm_server.types.calls import MAX_ID, RecordedCall, VersionSpan
 from fakevllm_server.types.token_masks import TokenMasks
 from fakevllm_server.types.weight_gate import CallStamp
 
 Json = dict[str, Any]
 
 _USAGE = "include_usage"
-_FLOOR = -9999.0
-"""vLLM prints it where it has no number."""
+_MISSING_LOGPROB = -9999.0
+"""Value that vLLM prints for a logprob that it does not have."""
 _CUT_OFF = ("abort", "error")
-"""Finish reasons of answers that have no end."""
-_ODD_SHAPE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""What reading an answer that is not vLLM's raises."""
-_MOST = 2**31 - 1
-"""Ids, positions and versions travel to the trainer in 32 bits."""
+"""Finish reasons of incomplete answers."""
+_PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""Errors that can occur while reading an answer that does not have vLLM's form."""
 
 
 class CallCapture(ABC):
-    """Follows one call from the app's body to its record."""
+    """Capture of one call, from the app's request body to the recorded call."""
 
     def __init__(
         self,
@@ -47,15 +51,21 @@ class CallCapture(ABC):
         *,
         reports_allowed: bool = False,
     ) -> None:
-        """`defaults` are the engine's own; `refusal`, why nothing of this engine trains;
-        `reports_allowed`, whether it says what tokens were chosen from."""
+        """Prepare the capture of one call.
+
+        `body` is the app's request. `defaults` are the engine's default sampling parameters.
+        `refusal` is the reason why no call of this engine may be trained on, or None.
+        `reports_allowed`: whether the engine can report the set that each token was sampled from.
+        """
         sampling = defaults | {key: value for key, value in body.items() if value is not None}
         self.body = body
-        self._temperature = temperature_of(sampling)
+        self._temperature = sampling_temperature(sampling)
         self._refusal = refusal
-        self._bent = untrainable_sampling(sampling, reports_allowed=reports_allowed)
-        self._asks_allowed = reports_allowed and self._bent is None and bool(truncations(sampling))
-        self._hides_logprobs = self._hides_logprobs_of(body)
+        self._untrainable_sampling = untrainable_sampling(sampling, reports_allowed=reports_allowed)
+        self._requests_allowed = (
+            reports_allowed and self._untrainable_sampling is None and bool(truncations(sampling))
+        )
+        self._hides_logprobs = self._app_gets_no_logprobs(body)
         self._hides_ids = not body.get("return_token_ids")
         self._hides_versions = not body.get("return_weight_versions")
         self._hides_usage = _adds_usage(body)
@@ -63,97 +73,103 @@ class CallCapture(ABC):
         self._ids: list[int] = []
         self._logprobs: list[Any] = []
         self._spans: list[VersionSpan] = []
-        self._chosen_from: Any = None
+        self._allowed_tokens: Any = None
         self._finish_reason: str | None = None
         self._completion_tokens: int | None = None
-        self._held: Json | None = None
-        self._trouble: str | None = None
-        self._is_broken = False
+        self._held_chunk: Json | None = None
+        self._capture_failure: str | None = None
+        self._has_error_event = False
 
     @property
     def _hides_all(self) -> bool:
         return self._hides_logprobs and self._hides_ids
 
-    # --- what differs by format
+    # --- differences between the formats
 
     @staticmethod
-    def refuses(body: Json) -> bool:
-        """Whether the call is to be relayed as it is: nothing of it could be trained."""
+    def cannot_capture(body: Json) -> bool:
+        """Return whether no part of the call could be trained on, so that it is only relayed."""
         return False
 
     @abstractmethod
-    def _hides_logprobs_of(self, body: Json) -> bool:
-        """Whether a plain vLLM would show the app none."""
+    def _app_gets_no_logprobs(self, body: Json) -> bool:
+        """Return whether a plain vLLM would answer this body without logprobs."""
 
     @abstractmethod
-    def _ask_logprobs(self, body: Json) -> None:
-        """Asks for them in `body`, where the app's own fields let the engine take that."""
+    def _request_logprobs(self, body: Json) -> None:
+        """Add the field that requests logprobs to `body`, unless the app's fields forbid that."""
 
     @abstractmethod
     def _logprobs_in(self, choice: Json) -> list[Any]:
-        """One per token of this choice, as printed."""
+        """Return the logprob of each token in this choice, as the engine printed it."""
 
     @abstractmethod
-    def _exists_for_us(self, choice: Json) -> bool:
-        """Whether a streamed choice would not be there but for our asking."""
+    def _is_extra_choice(self, choice: Json) -> bool:
+        """Return whether a plain vLLM would not have streamed this choice."""
 
-    # --- the life of a call
+    # --- from the request to the record
 
     def upstream_body(self) -> Json:
-        """The app's body with the capture fields."""
+        """Return the request for the engine: the app's body with the capture's fields added."""
         body: Json = self.body | {"return_token_ids": True, "return_weight_versions": True}
-        self._ask_logprobs(body)
-        if self._asks_allowed:
+        self._request_logprobs(body)
+        if self._requests_allowed:
             body["return_allowed_tokens"] = True
         if self._hides_usage:
-            asked: Json = body.get("stream_options") or {}
-            body["stream_options"] = asked | {
+            options: Json = body.get("stream_options") or {}
+            body["stream_options"] = options | {
                 _USAGE: True,
                 "continuous_usage_stats": False,
             }
         return body
 
     def answer(self, raw: bytes) -> bytes:
-        """Record a whole answer; returns it as the app may see it."""
+        """Record a complete answer, and return the answer that the app may see."""
         try:
             body: Json = orjson.loads(raw)
             usage: Json = body.get("usage") or {}
             self._completion_tokens = usage.get("completion_tokens")
-            self._follow(body)
+            self._record_and_hide(body)
             return _as_vllm_writes(body) if not self._hides_logprobs else orjson.dumps(body)
-        except _ODD_SHAPE:
-            self._trouble = "unreadable_answer"
+        except _PARSE_ERRORS:
+            self._capture_failure = "unreadable_answer"
             return raw
 
     def event(self, event: bytes) -> bytes:
-        """Record one stream event; returns what the app may see now: the event, nothing where it
-        would not exist for the app, or one held back before with it."""
+        """Record one event of a stream, and return the bytes that the app may see now.
+
+        These are empty if the app must not see the event, or not yet. A chunk that was held back is
+        returned before a later event.
+        """
         try:
             chunk = parse_event(event)
             if chunk is not None and "error" in chunk:
-                self._is_broken = True
-                return self._released() + event
+                self._has_error_event = True
+                return self._release_held_chunk() + event
             if chunk is not None:
                 return self._chunk(chunk)
-        except _ODD_SHAPE:
-            self._trouble = "unreadable_answer"
-            return self._released() + event
-        return self._released() + event if event == DONE else event
+        except _PARSE_ERRORS:
+            self._capture_failure = "unreadable_answer"
+            return self._release_held_chunk() + event
+        return self._release_held_chunk() + event if event == DONE else event
 
-    def gave_up(self) -> None:
-        """The engine answers the app's own body and refuses ours."""
-        self._trouble = "capture_refused"
+    def mark_refused(self) -> None:
+        """Record that the engine refused the capture's fields and answered the app's own body."""
+        self._capture_failure = "capture_refused"
 
     def record(self, stamp: CallStamp) -> RecordedCall | None:
-        """The call, or None where it did not come to its end."""
+        """Return the recorded call, or None if the answer is incomplete.
+
+        `stamp` provides the weight versions if the engine did not report them for every token.
+        """
         cut_off = self._finish_reason is None or self._finish_reason in _CUT_OFF
-        if (cut_off and self._trouble is None) or self._is_broken:
+        if (cut_off and self._capture_failure is None) or self._has_error_event:
             return None
         has_all = len(self._logprobs) == len(self._ids) and all(map(_is_number, self._logprobs))
         versions = self._spans if _cover(self._spans, len(self._ids)) else None
         allowed = (
-            TokenMasks.from_engine_answer(self._chosen_from, self._ids)
-            if self._asks_allowed
+            TokenMasks.from_engine_answer(self._allowed_tokens, self._ids)
+            if self._requests_allowed
             else None
         )
         return RecordedCall(
@@ -163,18 +179,19 @@ class CallCapture(ABC):
             versions=versions or [VersionSpan(v, 0, len(self._ids)) for v in stamp.versions],
             temperature=self._temperature,
             finish_reason=self._finish_reason,
-            untrainable=self._untrainable(
+            untrainable=self._untrainable_reason(
                 has_all, allowed, is_doubtful=versions is None and stamp.is_doubtful
             ),
             allowed=allowed,
         )
 
-    def _untrainable(
+    def _untrainable_reason(
         self, has_logprobs: bool, allowed: TokenMasks | None, *, is_doubtful: bool
     ) -> str | None:
-        told = self._refusal or self._trouble or self._bent
-        if told is not None:
-            return told
+        """Return the reason why the call must not be trained on, or None."""
+        known = self._refusal or self._capture_failure or self._untrainable_sampling
+        if known is not None:
+            return known
         if not self._prompt_ids:
             return "missing_prompt_ids"
         if not self._ids and not self._completion_tokens:
@@ -183,82 +200,95 @@ class CallCapture(ABC):
             return "missing_logprob"
         if self._completion_tokens != len(self._ids):
             return "missing_usage" if self._completion_tokens is None else "missing_token_ids"
-        if self._asks_allowed and allowed is None:
+        if self._requests_allowed and allowed is None:
             return "missing_allowed_tokens"
         if allowed is not None and all(allowed.is_forced):
             return "nothing_to_choose"
         return "unknown_weights" if is_doubtful else None
 
     def _chunk(self, chunk: Json) -> bytes:
+        """Record one chunk of a stream, and return the bytes that the app may see now."""
         usage: Json = chunk.get("usage") or {}
         self._completion_tokens = usage.get("completion_tokens", self._completion_tokens)
         choices: list[Json] = chunk.get("choices") or []
         if self._hides_usage and usage:
             if not choices:
-                return self._released(chunk.get("system_fingerprint"))
-            self._hides_usage = False  # this engine tells it to everybody
-        self._follow(chunk)
-        if choices and all(map(self._exists_for_us, choices)):
+                return self._release_held_chunk(chunk.get("system_fingerprint"))
+            self._hides_usage = False  # this engine sends usage with each chunk, requested or not
+        self._record_and_hide(chunk)
+        if choices and all(map(self._is_extra_choice, choices)):
             return b""
         if self._hides_usage and any(choice.get("finish_reason") for choice in choices):
-            self._held = chunk
+            self._held_chunk = chunk
             return b""
-        return self._released() + encode(chunk)
+        return self._release_held_chunk() + encode(chunk)
 
-    def _released(self, fingerprint: str | None = None) -> bytes:
-        """The last chunk. Without a usage chunk behind it, it is the one to bear the
-        fingerprint, which our asking moved there."""
-        held, self._held = self._held, None
+    def _release_held_chunk(self, fingerprint: str | None = None) -> bytes:
+        """Return the chunk that was held back, or no bytes if there is none.
+
+        vLLM prints the system fingerprint in the last chunk: in the usage chunk if usage is
+        requested, otherwise in the last chunk with a choice. As the capture removes the usage
+        chunk, `fingerprint` is added to the chunk before it.
+        """
+        held, self._held_chunk = self._held_chunk, None
         if held is None:
             return b""
         return encode(held if fingerprint is None else _with_fingerprint(held, fingerprint))
 
-    def _follow(self, body: Json) -> None:
-        self._take_prompt(body)
+    def _record_and_hide(self, body: Json) -> None:
+        """Record an answer or a chunk, and hide the fields that the app did not request."""
+        self._record_prompt(body)
         for choice in body.get("choices") or ():
             if choice.get("index", 0) == 0:
-                self._take(choice)
-            self._take_prompt(choice)
+                self._record_choice(choice)
+            self._record_prompt(choice)
             self._hide(choice)
 
-    def _take_prompt(self, holder: Json) -> None:
-        """From the whole answer or from a choice, as the format has it."""
+    def _record_prompt(self, holder: Json) -> None:
+        """Record and hide the prompt's ids, which are in the answer or, in completions, in the
+        choice."""
         if holder.get("prompt_token_ids") is not None:
-            self._prompt_ids = [_whole(id) for id in holder["prompt_token_ids"]]
+            self._prompt_ids = [_checked_id(id) for id in holder["prompt_token_ids"]]
         if self._hides_ids and "prompt_token_ids" in holder:
             holder["prompt_token_ids"] = None
 
-    def _take(self, choice: Json) -> None:
-        self._ids.extend([_whole(id) for id in choice.get("token_ids") or ()])
+    def _record_choice(self, choice: Json) -> None:
+        """Record ids, logprobs, finish reason, allowed tokens and weight versions of a choice."""
+        self._ids.extend([_checked_id(id) for id in choice.get("token_ids") or ()])
         self._logprobs.extend(self._logprobs_in(choice))
         reason: Any = choice.get("finish_reason")
         if reason is not None and not isinstance(reason, str):
-            raise TypeError(f"a finish_reason is a word, not {reason!r:.100}")
+            raise TypeError(f"finish_reason must be a string, got {reason!r:.100}")
         self._finish_reason = reason or self._finish_reason
-        if self._asks_allowed:
-            self._chosen_from = choice.get("allowed_tokens", self._chosen_from)
+        if self._requests_allowed:
+            self._allowed_tokens = choice.get("allowed_tokens", self._allowed_tokens)
         for span in choice.get("weight_versions") or ():
-            if str(span["version"]).isdecimal():  # vLLM's own may be any word
-                version = _whole(int(span["version"]))
-                self._spans.append(VersionSpan(version, _whole(span["start"]), _whole(span["end"])))
+            if str(span["version"]).isdecimal():  # vLLM's own weight version may be any string
+                version = _checked_id(int(span["version"]))
+                start, end = _checked_id(span["start"]), _checked_id(span["end"])
+                self._spans.append(VersionSpan(version, start, end))
 
     def _hide(self, choice: Json) -> None:
+        """Reset the fields of a choice that the app did not request."""
         if self._hides_logprobs and "logprobs" in choice:
             choice["logprobs"] = None
         if self._hides_ids and "token_ids" in choice:
             choice["token_ids"] = None
         if self._hides_versions and "weight_versions" in choice:
             choice["weight_versions"] = None
-        choice.pop("allowed_tokens", None)  # no vLLM has it, whoever asked
+        choice.pop("allowed_tokens", None)  # no vLLM has this field, even if the app requests it
 
 
 def _as_vllm_writes(body: Json) -> bytes:
-    """Small numbers as 1e-05, where orjson has 1e-5."""
+    """Return the JSON with small numbers as vLLM writes them: 1e-05, where orjson writes 1e-5."""
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _adds_usage(body: Json) -> bool:
-    """Whether usage is asked for by us alone. Of several choices it tells only the sum."""
+    """Return whether the capture requests usage that the app does not request.
+
+    It does so only for streams of one choice: usage is the sum over all choices.
+    """
     if body.get("stream") is not True or body.get("n") not in (None, 1):
         return False
     options = body.get("stream_options")
@@ -266,28 +296,31 @@ def _adds_usage(body: Json) -> bool:
 
 
 def _with_fingerprint(chunk: Json, fingerprint: str) -> Json:
-    """Where vLLM prints it."""
-    shown: Json = {}
+    """Return the chunk with a system fingerprint after its choices, the position that vLLM uses."""
+    extended: Json = {}
     for key, value in chunk.items():
-        shown[key] = value
+        extended[key] = value
         if key == "choices":
-            shown["system_fingerprint"] = fingerprint
-    return shown
+            extended["system_fingerprint"] = fingerprint
+    return extended
 
 
 def _cover(spans: Sequence[VersionSpan], length: int) -> bool:
-    """Whether every token has its version, without a gap."""
+    """Return whether the spans follow each other without a gap and cover `length` tokens."""
     begins = [span.start for span in spans]
     ends = [span.end for span in spans]
     return bool(spans) and begins == [0, *ends[:-1]] and ends[-1] == length
 
 
-def _whole(value: object) -> int:
-    """The same number. Raises ValueError for what is none that could be an id."""
-    if type(value) is not int or not 0 <= value <= _MOST:
+def _checked_id(value: object) -> int:
+    """Return the value if it can be an id, a position or a version. Raises ValueError otherwise."""
+    if type(value) is not int or not 0 <= value <= MAX_ID:
         raise ValueError(f"not an id: {value!r:.100}")
     return value
 
 
 def _is_number(logprob: object) -> bool:
-    return isinstance(logprob, int | float) and math.isfinite(logprob) and logprob > _FLOOR
+    """Return whether a value is a logprob that vLLM really computed."""
+    return (
+        isinstance(logprob, int | float) and math.isfinite(logprob) and logprob > _MISSING_LOGPROB
+    )

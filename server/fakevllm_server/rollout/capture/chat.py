@@ -1,4 +1,4 @@
-"""ChatCapture of chat completions; capture_base.py has what holds for every format."""
+"""Capture of chat completions, and hiding of reasoning that the app does not want to see. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fakevllm_server.rollout.capture.base import CallCapture, Json
 
 
 class ChatCapture(CallCapture):
-    """Follows one chat call from the app's body to its record."""
+    """Capture of one chat call, from the app's request body to the recorded call."""
 
     def __init__(
         self,
@@ -19,20 +19,24 @@ class ChatCapture(CallCapture):
         reports_allowed: bool = False,
     ) -> None:
         super().__init__(body, defaults, refusal, reports_allowed=reports_allowed)
-        hidden = body.get("include_reasoning") is False and self._hides_all and self._bent is None
-        self._reasoning = HiddenReasoning() if hidden else None
+        hides_reasoning = (
+            body.get("include_reasoning") is False
+            and self._hides_all
+            and self._untrainable_sampling is None
+        )
+        self._hidden_reasoning = HiddenReasoning() if hides_reasoning else None
 
     def upstream_body(self) -> Json:
         body = super().upstream_body()
-        if self._reasoning is not None:
-            body["include_reasoning"] = True  # hidden reasoning hides ids and logprobs with it
+        if self._hidden_reasoning is not None:
+            body["include_reasoning"] = True  # see HiddenReasoning
         return body
 
-    def _hides_logprobs_of(self, body: Json) -> bool:
-        # vLLM prints none where the app sets `top_logprobs` to null.
+    def _app_gets_no_logprobs(self, body: Json) -> bool:
+        # vLLM prints no logprobs if the app sets `top_logprobs` to null.
         return not body.get("logprobs") or body.get("top_logprobs", 0) is None
 
-    def _ask_logprobs(self, body: Json) -> None:
+    def _request_logprobs(self, body: Json) -> None:
         if not _needs_own_logprobs(body):
             body["logprobs"] = True
             body["top_logprobs"] = body.get("top_logprobs") or 0
@@ -44,63 +48,75 @@ class ChatCapture(CallCapture):
 
     def _hide(self, choice: Json) -> None:
         super()._hide(choice)
-        if self._reasoning is not None:
-            self._reasoning.hide(choice)
+        if self._hidden_reasoning is not None:
+            self._hidden_reasoning.hide(choice)
 
-    def _exists_for_us(self, choice: Json) -> bool:
-        """A token the engine's parser swallowed shows up as an empty delta only where ids or
-        logprobs were asked."""
+    def _is_extra_choice(self, choice: Json) -> bool:
+        """Return whether the choice is an empty delta that a plain vLLM would not have sent.
+
+        vLLM's parsers remove some tokens from the text. Such a token appears as an empty delta, but
+        only if ids or logprobs are requested.
+        """
         is_empty = choice.get("delta") == {} and choice.get("finish_reason") is None
         return is_empty and self._hides_all
 
 
 def _needs_own_logprobs(body: Json) -> bool:
-    """Fields the engine refuses without `logprobs`, and must be left to refuse."""
+    """Return whether vLLM refuses the body because it has `top_logprobs` or `logprob_token_ids`
+    without `logprobs`. The app must get this refusal, so the capture must not add `logprobs`."""
     return not body.get("logprobs") and bool(
         body.get("top_logprobs") or body.get("logprob_token_ids")
     )
 
 
-# Reasoning an app does not want to see, hidden by us. Pure.
-#
-# vLLM hides it itself on `include_reasoning: false`, and hides ids and logprobs with it; so it is
-# asked for all, and the app is shown what vLLM would have printed.
-
-_NAMES = ("reasoning", "reasoning_content")
-"""vLLM's, and its name before 0.16."""
+_REASONING_FIELDS = ("reasoning", "reasoning_content")
+"""vLLM's current name of the field, and its name before vLLM 0.16."""
 
 
 class HiddenReasoning:
-    """Of one answer, whole or in chunks."""
+    """Removes the reasoning from one answer, complete or streamed, as vLLM would.
+
+    With `include_reasoning: false`, vLLM hides the reasoning and also its ids and logprobs.
+    Therefore the capture requests the reasoning from vLLM and hides it from the app.
+    """
 
     def __init__(self) -> None:
-        self._seen = False
+        self._has_reasoning = False
 
     def hide(self, choice: Json) -> None:
+        """Remove the reasoning from a choice of an answer or of a chunk."""
         message: Json = choice.get("message") or {}
-        for name in _NAMES:
+        for name in _REASONING_FIELDS:
             if name in message:
                 message[name] = None
         delta: Json = choice.get("delta") or {}
-        # An empty text counts: only a parser that looks for reasoning writes it.
-        self._seen = self._seen or any(delta.get(name) is not None for name in _NAMES)
-        if self._seen and "role" not in delta:
-            choice["delta"] = _spoken(delta)
+        # An empty text counts too: only a parser for reasoning writes the field at all.
+        self._has_reasoning = self._has_reasoning or any(
+            delta.get(name) is not None for name in _REASONING_FIELDS
+        )
+        if self._has_reasoning and "role" not in delta:
+            choice["delta"] = _without_reasoning(delta)
 
 
-def _spoken(delta: Json) -> Json:
-    """What a parser of vLLM's leaves of it: a null for the reasoning, and nothing at all where
-    nothing else is said.
+def _without_reasoning(delta: Json) -> Json:
+    """Return the delta that vLLM's reasoning parsers would send with `include_reasoning: false`.
 
-    >>> _spoken({"reasoning": "hm"}), _spoken({"reasoning": "hm", "content": "Hi"})
-    ({}, {'content': 'Hi', 'reasoning': None})
+    The reasoning is null. A delta without content and tool calls is empty.
+
+    >>> _without_reasoning({"reasoning": "hm"})
+    {}
+    >>> _without_reasoning({"reasoning": "hm", "content": "Hi"})
+    {'content': 'Hi', 'reasoning': None}
     """
     if not (delta.get("content") or delta.get("tool_calls")):
         return {}
-    said: Json = {}
+    ordered: Json = {}
     for name in ("content", "reasoning", "tool_calls"):
         if name == "reasoning":
-            said[name] = None
+            ordered[name] = None
         elif name in delta:
-            said[name] = delta[name]
-    return said | {name: value for name, value in delta.items() if name not in (*said, *_NAMES)}
+            ordered[name] = delta[name]
+    others = {
+        name: value for name, value in delta.items() if name not in (*ordered, *_REASONING_FIELDS)
+    }
+    return ordered | others

@@ -1,4 +1,4 @@
-"""Capture of text completions: one prompt, one choice, ids and logprobs inside the choice."""
+"""Capture of text completions: one prompt, one choice, with ids and logprobs in the choice."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ from typing import Any, cast
 
 from fakevllm_server.rollout.capture.base import CallCapture, Json
 
-_SHOWS_MORE = ("echo", "prompt_logprobs", "prompt_embeds", "suffix", "use_beam_search")
-"""Fields under which an answer is not one sampled continuation of known ids."""
+_UNCAPTURED_FIELDS = ("echo", "prompt_logprobs", "prompt_embeds", "suffix", "use_beam_search")
+"""Request fields with which the answer is not one sampled continuation of known token ids."""
 
 
 class CompletionsCapture(CallCapture):
-    """Follows one completions call from the app's body to its record."""
+    """Capture of one completions call, from the app's request body to the recorded call."""
 
     @staticmethod
-    def refuses(body: Json) -> bool:
+    def cannot_capture(body: Json) -> bool:
         if body.get("n") not in (None, 1) or _num_prompts(body.get("prompt")) != 1:
             return True
-        asked = [body.get(name) for name in _SHOWS_MORE]
-        return any(value is not None and value is not False for value in asked)  # 0 asks too
+        values = [body.get(name) for name in _UNCAPTURED_FIELDS]
+        # 0 counts as set: `prompt_logprobs` 0 is a request for prompt logprobs.
+        return any(value is not None and value is not False for value in values)
 
-    def _hides_logprobs_of(self, body: Json) -> bool:
-        return body.get("logprobs") is None  # 0 is an answer: the sampled tokens alone
+    def _app_gets_no_logprobs(self, body: Json) -> bool:
+        return body.get("logprobs") is None  # 0 requests the logprobs of the sampled tokens
 
-    def _ask_logprobs(self, body: Json) -> None:
-        # With ids of its own and no `logprobs` the engine refuses, and must be left to.
+    def _request_logprobs(self, body: Json) -> None:
+        # vLLM refuses `logprob_token_ids` without `logprobs`. The app must get this refusal.
         if body.get("logprobs") is None and not body.get("logprob_token_ids"):
             body["logprobs"] = 0
 
@@ -32,12 +33,12 @@ class CompletionsCapture(CallCapture):
         logprobs: Json = choice.get("logprobs") or {}
         return logprobs.get("token_logprobs") or []
 
-    def _exists_for_us(self, choice: Json) -> bool:
-        return False  # vLLM prints a chunk for every iteration, whatever was asked
+    def _is_extra_choice(self, choice: Json) -> bool:
+        return False  # vLLM prints a chunk for each iteration, whatever was requested
 
 
 def _num_prompts(prompt: object) -> int:
-    """How many answers it asks for; 0 where it is none."""
+    """Return the number of prompts in the field `prompt`; 0 if it is not a prompt."""
     if isinstance(prompt, str):
         return 1
     if not isinstance(prompt, list):

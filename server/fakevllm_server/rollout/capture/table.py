@@ -1,4 +1,4 @@
-"""The capture of each format the engine is asked in, by its path."""
+"""The capture class for each path at which the engine is called."""
 
 from __future__ import annotations
 
@@ -10,3 +10,4 @@ CAPTURES: dict[str, type[CallCapture]] = {
     "/v1/chat/completions": ChatCapture,
     "/v1/completions": CompletionsCapture,
 }
+"""Calls at other paths are not captured."""

@@ -25,7 +25,7 @@ from fakevllm_adapters.vllm_compat.token_limits import (
     is_over_context,
 )
 from fakevllm_server.rollout.capture.table import CAPTURES
-from fakevllm_server.rollout.engine_client import EngineClient, Refused, Refuses
+from fakevllm_server.rollout.engine_client import EngineClient, ErrorPredicate, Refused
 from fakevllm_server.training.episode_body import with_job_sampling
 from fakevllm_server.types.calls import RecordedCall
 from fakevllm_server.types.weight_gate import CallStamp
@@ -54,7 +54,7 @@ class ClientCall:
         if isinstance(exchange, WireError):
             return await self._native(upstream, exchange)
 
-        async def ask(refuses: Refuses) -> None:
+        async def ask(refuses: ErrorPredicate) -> None:
             asked, path = self._asked(exchange), self.adapter.upstream_path
             shown = self._shown(exchange)
             await upstream.relay("POST", path, asked, self.headers, self.send, refuses, shown)
@@ -70,10 +70,10 @@ class ClientCall:
             exchange = self._open(upstream)
             if isinstance(exchange, WireError):
                 return await self._native(upstream, exchange)
-            if CAPTURES[self.adapter.upstream_path].refuses(exchange.body):
+            if CAPTURES[self.adapter.upstream_path].cannot_capture(exchange.body):
                 return await self.relay(upstream)
 
-            async def ask(refuses: Refuses) -> None:
+            async def ask(refuses: ErrorPredicate) -> None:
                 await self._capture(upstream, exchange, stamp, keep, refuses)
 
             await self._ask(upstream, exchange, ask)
@@ -86,7 +86,7 @@ class ClientCall:
         exchange: Exchange,
         stamp: CallStamp,
         keep: SaveCall,
-        refuses: Refuses,
+        refuses: ErrorPredicate,
     ) -> None:
         path, engine = self.adapter.upstream_path, upstream.endpoint
         capture = CAPTURES[path](
@@ -107,7 +107,10 @@ class ClientCall:
         )
 
     async def _ask(
-        self, upstream: EngineClient, exchange: Exchange, ask: Callable[[Refuses], Awaitable[None]]
+        self,
+        upstream: EngineClient,
+        exchange: Exchange,
+        ask: Callable[[ErrorPredicate], Awaitable[None]],
     ) -> None:
         """Once more without a limit where prompt and limit together are too long for the context.
         What is refused then is told of the first."""
@@ -130,7 +133,7 @@ class ClientCall:
         """The exchange, or what to answer where the engine has no route of its own."""
         try:
             parsed = self.parsed if self.parsed is not None else parse_object(self.raw)
-            exchange = self.adapter.open(parsed, upstream.facts)
+            exchange = self.adapter.open(parsed, upstream.info)
         except WireError as error:
             return error
         except NotTranslated as why:

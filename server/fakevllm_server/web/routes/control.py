@@ -49,7 +49,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/get_engine_status")
     async def get_engine_status() -> EngineStatusReply:
-        facts = state.upstream.facts if state.upstream is not None else EngineInfo()
+        facts = state.upstream.info if state.upstream is not None else EngineInfo()
         return EngineStatusReply(
             engine_status=state.engine.status,
             engine_status_detail=state.detail,

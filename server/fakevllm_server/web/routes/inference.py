@@ -104,7 +104,7 @@ async def _answer(
     if episode is None:
         found = CheckedBody(body, json_object(body))
     else:
-        job, served = state.job, state.attached_engine().facts.model
+        job, served = state.job, state.attached_engine().info.model
         found = _of_its_model(check_body(body, LIMITS), served)
     call = ClientCall(adapter, found.raw, found.body, engine_headers(headers), send, job)
     if sibling is None and episode is None:
