@@ -1,4 +1,7 @@
-"""The picture on a whole terminal, drawn each second, with keys. The only place for textual."""
+"""The full-screen terminal application: it redraws the snapshot once a second and handles keys.
+
+This is the only module that imports textual.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,23 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Static
 
-from fakevllm.overwatch.acts import ACTS, Act
-from fakevllm.overwatch.poll import Watched
-from fakevllm.overwatch.render import drawn
+from fakevllm.overwatch.poller import WatchedServer
+from fakevllm.overwatch.render import render_snapshot
+from fakevllm.overwatch.server_actions import SERVER_ACTIONS, ServerAction
 from fakevllm.overwatch.snapshot import Snapshot
 from fakevllm.sdk.types import SwarmError
 
-LOOK_EVERY_S = 1.0
-TELL_S = 10.0
-"""How long an act's outcome is on the screen."""
-MARGIN = 2
-"""Columns that the scroll bar takes."""
-LEAVE = "Quit? The drain ends here: episodes stay paused, and the engine runs on."
+POLL_INTERVAL_S = 1.0
+NOTIFICATION_S = 10.0
+"""Seconds for which the result of an action is shown."""
+SCROLL_BAR_COLUMNS = 2
+QUIT_DURING_DRAIN = (
+    "Quit? This ends the drain: episode claims stay paused, and the engine keeps running."
+)
 
 
 class Confirm(ModalScreen[bool]):
-    """One question, y or n."""
+    """A question that the user answers with y or n."""
 
     CSS = """
     Confirm { align: center middle; }
@@ -51,21 +55,24 @@ class Confirm(ModalScreen[bool]):
         self.dismiss(is_yes)
 
 
-class Overwatch(App[None]):
+class OverwatchApp(App[None]):
     CSS = "#picture { height: auto; }"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(act.key, f"ask('{act.name}')", act.name) for act in ACTS),
+        *(
+            Binding(action.key, f"confirm('{action.name}')", action.name)
+            for action in SERVER_ACTIONS
+        ),
         Binding("q,ctrl+c", "leave", "quit"),
     ]
 
-    def __init__(self, server: Watched, every_s: float = LOOK_EVERY_S) -> None:
+    def __init__(self, server: WatchedServer, poll_interval_s: float = POLL_INTERVAL_S) -> None:
         super().__init__()
         self._server = server
-        self._every_s = every_s
-        self._picture = Static("asking the server …", id="picture", markup=False)
-        self._shot: Snapshot | None = None
-        self._at_work: list[Act] = []
+        self._poll_interval_s = poll_interval_s
+        self._picture = Static("polling the server …", id="picture", markup=False)
+        self._snapshot: Snapshot | None = None
+        self._running_actions: list[ServerAction] = []
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():
@@ -73,53 +80,64 @@ class Overwatch(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self._begin_look()
-        self.set_interval(self._every_s, self._begin_look)
+        self._start_poll()
+        self.set_interval(self._poll_interval_s, self._start_poll)
 
     def on_resize(self) -> None:
         self._draw()
 
-    def _begin_look(self) -> None:
-        """One at a time: a server that is slow to answer is not fetch more for it."""
-        if not any(worker.group == "look" and worker.is_running for worker in self.workers):
-            self.run_worker(self._look, group="look")
+    def _start_poll(self) -> None:
+        """Start a poll unless one is running, so that polls do not pile up at a slow server."""
+        if not any(worker.group == "poll" and worker.is_running for worker in self.workers):
+            self.run_worker(self._poll, group="poll")
 
-    async def _look(self) -> None:
-        self._shot = await self._server.look()
+    async def _poll(self) -> None:
+        self._snapshot = await self._server.poll()
         self._draw()
 
     def _draw(self) -> None:
-        """Not while the screen is being taken down: an answer may come as late as that."""
-        if self._shot is not None and self._picture.is_attached and self.is_running:
-            width = max(1, self.size.width - MARGIN)
-            self._picture.update(drawn(self._shot, width))
+        """Draw the snapshot, unless the screen is being closed: a poll may end as late as that."""
+        if self._snapshot is not None and self._picture.is_attached and self.is_running:
+            width = max(1, self.size.width - SCROLL_BAR_COLUMNS)
+            self._picture.update(render_snapshot(self._snapshot, width))
 
-    def action_ask(self, name: str) -> None:
-        act = next(act for act in ACTS if act.name == name)
-        if act in self._at_work:  # a second drain would go on where the first one's end is undone
-            return self.notify("It is still at work.", title=act.name, timeout=TELL_S)
-        self.push_screen(Confirm(act.question), partial(self._answered, act))
+    def action_confirm(self, name: str) -> None:
+        """Ask the question of an action, unless the action is running already.
 
-    def _answered(self, act: Act, is_yes: bool | None) -> None:
+        Without that check, a second drain would pause claims again after somebody had cancelled the
+        first drain by resuming them.
+        """
+        action = next(action for action in SERVER_ACTIONS if action.name == name)
+        if action in self._running_actions:
+            return self.notify(
+                "This action is still running.", title=action.name, timeout=NOTIFICATION_S
+            )
+        self.push_screen(Confirm(action.question), partial(self._start_action, action))
+
+    def _start_action(self, action: ServerAction, is_yes: bool | None) -> None:
         if is_yes:
-            self._at_work.append(act)
-            self.run_worker(partial(self._do, act), group="acts")
+            self._running_actions.append(action)
+            self.run_worker(partial(self._perform, action), group="actions")
 
-    async def _do(self, act: Act) -> None:
+    async def _perform(self, action: ServerAction) -> None:
         try:
-            told = await self._server.do(act)
+            message = await self._server.perform(action)
         except SwarmError as error:
             self.notify(
-                error.detail, title=act.name, severity="error", timeout=TELL_S, markup=False
+                error.detail,
+                title=action.name,
+                severity="error",
+                timeout=NOTIFICATION_S,
+                markup=False,
             )
         else:
-            self.notify(told, title=act.name, timeout=TELL_S, markup=False)
+            self.notify(message, title=action.name, timeout=NOTIFICATION_S, markup=False)
         finally:
-            self._at_work.remove(act)
+            self._running_actions.remove(action)
 
     def action_leave(self) -> None:
-        """Who says it again to the question means it."""
-        is_asked = isinstance(self.screen, Confirm) and self.screen.question == LEAVE
-        if is_asked or not any(act.name == "drain" for act in self._at_work):
+        """Quit. During a drain, ask first; a second quit while that question is open quits."""
+        is_asked = isinstance(self.screen, Confirm) and self.screen.question == QUIT_DURING_DRAIN
+        if is_asked or not any(action.name == "drain" for action in self._running_actions):
             return self.exit()
-        self.push_screen(Confirm(LEAVE), lambda is_yes: self.exit() if is_yes else None)
+        self.push_screen(Confirm(QUIT_DURING_DRAIN), lambda is_yes: self.exit() if is_yes else None)

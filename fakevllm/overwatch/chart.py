@@ -1,4 +1,4 @@
-"""A curve in text: columns of blocks, a gap where there is no number. Pure."""
+"""A chart in text: columns of block characters, with a gap where a value is not finite. Pure."""
 
 from __future__ import annotations
 
@@ -7,44 +7,55 @@ from collections.abc import Iterator, Sequence
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 EIGHTHS = 8
+"""Heights that a block character can show within one row."""
 
 
 def chart(values: Sequence[float], width: int, height: int) -> list[str]:
-    """Rows from the top, as wide as there are values, at most `width`: then several share a column.
+    """Draw the values as `height` rows of text, the top row first.
+
+    The chart has one column per value, and at most `width` columns. If there are more values, each
+    column shows the mean of several neighbours. Return [] if no value is finite.
 
     >>> chart([0.0, 0.5, 1.0, math.nan, 1.0], 10, 2)
     ['  █ █', '▁██ █']
     """
-    columns = list(_columns(values, width))
-    known = [value for value in columns if value is not None]
-    if not known:
+    columns = list(_column_means(values, width))
+    finite = [value for value in columns if value is not None]
+    if not finite:
         return []
-    low, high = min(known), max(known)
-    levels = [None if one is None else _level(one, low, high, height) for one in columns]
+    low, high = min(finite), max(finite)
+    levels = [None if value is None else _level(value, low, high, height) for value in columns]
     return ["".join(_block(level, row) for level in levels) for row in reversed(range(height))]
 
 
 def bounds(values: Sequence[float], width: int) -> tuple[float, float] | None:
-    """What the chart's bottom and top stand for."""
-    known = [value for value in _columns(values, width) if value is not None]
-    return (min(known), max(known)) if known else None
+    """Return the values of the chart's bottom and top; None if no value is finite."""
+    finite = [value for value in _column_means(values, width) if value is not None]
+    return (min(finite), max(finite)) if finite else None
 
 
-def _columns(values: Sequence[float], width: int) -> Iterator[float | None]:
-    """Means of equal shares, as even as may be."""
-    num = max(1, min(width, len(values)))
-    for place in range(num if values else 0):
-        share = values[place * len(values) // num : (place + 1) * len(values) // num]
-        finite = [value for value in share if math.isfinite(value)]
-        yield sum(one / len(finite) for one in finite) if finite else None
+def _column_means(values: Sequence[float], width: int) -> Iterator[float | None]:
+    """Yield the mean of each column's finite values; None for a column without finite values.
+
+    The sizes of the columns differ by at most one value.
+    """
+    num_columns = max(1, min(width, len(values)))
+    for column in range(num_columns if values else 0):
+        start = column * len(values) // num_columns
+        end = (column + 1) * len(values) // num_columns
+        finite = [value for value in values[start:end] if math.isfinite(value)]
+        # The values are divided before they are added, because a sum may exceed any float.
+        yield sum(value / len(finite) for value in finite) if finite else None
 
 
 def _level(value: float, low: float, high: float, height: int) -> int:
-    """In eighths of a row; the lowest is still to be seen."""
+    """Return the height of a column in eighths of a row. It is at least 1, so that the lowest value
+    is visible."""
     span = high - low
     share = (value - low) / span if span > 0 and math.isfinite(span) else 0.5
     return max(1, round(share * height * EIGHTHS))
 
 
 def _block(level: int | None, row: int) -> str:
+    """Return a column's character in a row. Row 0 is at the bottom."""
     return BLOCKS[max(0, min(EIGHTHS, (level or 0) - row * EIGHTHS))]

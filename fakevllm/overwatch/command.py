@@ -1,4 +1,4 @@
-"""Once, as a picture or as JSON; or on a whole terminal until it is left."""
+"""Run `fakevllm overwatch`: print one snapshot as text or JSON, or show the full screen."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rich.console import Console
 
 from fakevllm.config.upstream import checked_http_url
 from fakevllm.errors import UserError
-from fakevllm.overwatch.poll import Poll
-from fakevllm.overwatch.render import drawn
+from fakevllm.overwatch.poller import ServerPoller
+from fakevllm.overwatch.render import render_snapshot
 from fakevllm.overwatch.snapshot import Snapshot
 
 
@@ -21,45 +21,51 @@ class OverwatchSettings:
     url: str
     key: str | None
     is_once: bool
+    """Print one snapshot instead of the full screen."""
     is_json: bool
+    """Print the snapshot as JSON. Requires `is_once`."""
 
 
 def run_overwatch(settings: OverwatchSettings, console: Console) -> bool:
-    """Whether the server answered, the last time it was fetch. Raises UserError."""
+    """Show the server. Return False if the only snapshot of `--once` got no answer from the server.
+
+    Raises UserError for wrong settings, and if the full screen is not possible here.
+    """
     if settings.is_json and not settings.is_once:
-        raise UserError("--json goes with --once: the screen is not for programs.")
+        raise UserError("--json works only together with --once.")
     try:
         checked_http_url(settings.url)
     except ValueError as error:
-        raise UserError(f"--swarm-url {settings.url}: {error}; a key goes into --key.") from None
+        raise UserError(f"--swarm-url {settings.url}: {error}; pass a key with --key.") from None
     if not settings.is_once:
-        return asyncio.run(_watched(settings))
-    shot = asyncio.run(_once(settings))
+        asyncio.run(_show_screen(settings))
+        return True
+    snapshot = asyncio.run(_poll_once(settings))
     if settings.is_json:
-        print(json.dumps(shot.as_json(), indent=2))
+        print(json.dumps(snapshot.as_json(), indent=2))
     else:
-        console.print(drawn(shot, console.width))
-    return not shot.is_away
+        console.print(render_snapshot(snapshot, console.width))
+    return not snapshot.is_away
 
 
-async def _once(settings: OverwatchSettings) -> Snapshot:
-    async with Poll(settings.url, settings.key) as poll:
-        return await poll.look()
+async def _poll_once(settings: OverwatchSettings) -> Snapshot:
+    async with ServerPoller(settings.url, settings.key) as poller:
+        return await poller.poll()
 
 
-async def _watched(settings: OverwatchSettings) -> bool:
+async def _show_screen(settings: OverwatchSettings) -> None:
+    """Show the screen until the user quits. Raises UserError without textual or a terminal."""
     try:
-        from fakevllm.overwatch.app import Overwatch
+        from fakevllm.overwatch.app import OverwatchApp
     except ModuleNotFoundError as error:
         raise UserError(
-            f"The screen needs textual ({error}): "
-            "in the clone's folder, pip install -c constraints.txt -e '.[overwatch]'; "
-            "--once needs nothing more."
+            f"The screen needs the package textual ({error}): in the folder of the clone, run "
+            "pip install -c constraints.txt -e '.[overwatch]'. --once works without textual."
         ) from None
-    if not all(one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr)):
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         raise UserError(
-            "The screen needs a terminal to read from and to write to; --once needs none."
+            "The screen needs a terminal for stdin, stdout and stderr. --once works without a "
+            "terminal."
         )
-    async with Poll(settings.url, settings.key) as poll:
-        await Overwatch(poll).run_async()
-    return True
+    async with ServerPoller(settings.url, settings.key) as poller:
+        await OverwatchApp(poller).run_async()

@@ -1,5 +1,7 @@
-"""What the server's run log has told so far: the steps as they stand, what evaluations of their
-weights came to, and its last lines. Pure."""
+"""History of a run, built from the server's run log: steps, evaluations and the last log lines.
+
+Pure: `History.with_entries` returns a new history.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from fakevllm.overwatch.formatting import format_groups
 from fakevllm_adapters.protocol.swarm import LogEntry
 
 MAX_STEPS = 5_000
-"""The last ones; a chart has fewer columns."""
+"""Maximum number of steps kept, the newest ones. A chart has fewer columns."""
 MAX_LINES = 50
+"""Maximum number of log lines kept, the newest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,107 +27,124 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
-    """The evaluations of one step's weights; step 0: of those before any step."""
+class EvaluationRewards:
+    """Rewards of the evaluation episodes of one step's weights."""
 
     step: int
+    """Number of the step; 0 for the weights before the first step."""
     episodes: int = 0
     total: float = 0.0
     low: float = math.inf
     high: float = -math.inf
 
-    def joined(self, reward: float) -> Evaluated:
+    def with_reward(self, reward: float) -> EvaluationRewards:
         low, high = min(self.low, reward), max(self.high, reward)
-        return Evaluated(self.step, self.episodes + 1, self.total + reward, low, high)
+        return EvaluationRewards(self.step, self.episodes + 1, self.total + reward, low, high)
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
+    """A line of the run log as the screen shows it."""
+
     text: str
     is_trouble: bool = False
     times: int = 1
-    """One after the other: groups that come when training is over are dropped one by one."""
+    """Number of consecutive entries with this text. Groups that arrive after training has ended are
+    dropped one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
     run_id: str = ""
     last_seq: int = 0
+    """Sequence number of the last entry that was read."""
     steps: tuple[Step, ...] = ()
-    evaluated: tuple[Evaluated, ...] = ()
-    """By step, from the weights before the first of `steps` on."""
+    evaluations: tuple[EvaluationRewards, ...] = ()
+    """Evaluations ordered by step. Evaluations older than the weights before the first of `steps`
+    are dropped."""
     lines: tuple[LogLine, ...] = ()
 
-    def of_run(self, run_id: str) -> History:
-        """Another run has a log of its own."""
+    def for_run(self, run_id: str) -> History:
+        """Return this history if it belongs to `run_id`, else an empty one for that run."""
         return self if self.run_id == run_id else History(run_id)
 
-    def followed(self, entries: Iterable[LogEntry]) -> History:
+    def with_entries(self, entries: Iterable[LogEntry]) -> History:
+        """Return the history with further entries of the run log, which are in the log's order."""
         steps, lines, last_seq = list(self.steps), list(self.lines), self.last_seq
-        evaluated = {one.step: one for one in self.evaluated}
+        evaluations = {evaluation.step: evaluation for evaluation in self.evaluations}
         for entry in entries:
             last_seq = max(last_seq, entry.seq)
             if entry.kind == "restored":
                 steps = [step for step in steps if step.number <= entry.step]
-                if entry.reason:  # else the steps are trained again, as they were
-                    evaluated = {step: one for step, one in evaluated.items() if step <= entry.step}
+                if entry.reason:  # without a reason, the same steps are trained again
+                    evaluations = {
+                        step: evaluation
+                        for step, evaluation in evaluations.items()
+                        if step <= entry.step
+                    }
             elif entry.kind == "evaluated" and "reward" in entry.metrics:
-                known = evaluated.get(entry.step, Evaluated(entry.step))
-                evaluated[entry.step] = known.joined(entry.metrics["reward"])
-            elif entry.kind == "step":  # one that is trained again takes its own place
+                evaluation = evaluations.get(entry.step, EvaluationRewards(entry.step))
+                evaluations[entry.step] = evaluation.with_reward(entry.metrics["reward"])
+            elif entry.kind == "step":  # a step that is trained again replaces its old entry
                 steps = [step for step in steps if step.number < entry.step]
                 steps.append(Step(entry.step, entry.version, entry.metrics))
-            line = line_of(entry)
-            if line is not None and lines and lines[-1].text == line.text:
-                lines[-1] = replace(line, times=lines[-1].times + 1)
-            elif line is not None:
-                lines.append(line)
+            _append_line(lines, describe_entry(entry))
         steps = steps[-MAX_STEPS:]
         oldest = steps[0].number - 1 if steps else 0
         return replace(
             self,
             last_seq=last_seq,
             steps=tuple(steps),
-            evaluated=tuple(one for step, one in sorted(evaluated.items()) if step >= oldest),
+            evaluations=tuple(
+                evaluation for step, evaluation in sorted(evaluations.items()) if step >= oldest
+            ),
             lines=tuple(lines[-MAX_LINES:]),
         )
 
 
-def line_of(entry: LogEntry) -> LogLine | None:
-    """None for what nobody has to read.
+def _append_line(lines: list[LogLine], line: LogLine | None) -> None:
+    """Append a line, or count it if its text equals that of the last line."""
+    if line is not None and lines and lines[-1].text == line.text:
+        lines[-1] = replace(line, times=lines[-1].times + 1)
+    elif line is not None:
+        lines.append(line)
 
-    >>> line_of(LogEntry(seq=1, kind="dropped", step=2, reasons={"a": "stale: old", "b": "stale"}))
+
+def describe_entry(entry: LogEntry) -> LogLine | None:
+    """Return an entry of the run log as a line of text; None if the screen does not show its kind.
+
+    >>> reasons = {"a": "stale: old", "b": "stale"}
+    >>> describe_entry(LogEntry(seq=1, kind="dropped", step=2, reasons=reasons))
     LogLine(text='dropped 2 groups at step 2: 2 stale', is_trouble=False, times=1)
     """
     match entry.kind:
         case "step":
-            return LogLine(f"step {entry.step} → version {entry.version}: {_told(entry.metrics)}")
+            metrics = _describe_metrics(entry.metrics)
+            return LogLine(f"step {entry.step} → version {entry.version}: {metrics}")
         case "dropped":
-            why = Counter(reason.partition(":")[0] for reason in entry.reasons.values())
-            told = ", ".join(f"{number} {reason}" for reason, number in why.most_common())
-            return LogLine(f"dropped {_groups(len(entry.reasons))} at step {entry.step}: {told}")
+            slugs = Counter(reason.partition(":")[0] for reason in entry.reasons.values())
+            counts = ", ".join(f"{count} {slug}" for slug, count in slugs.most_common())
+            groups = format_groups(len(entry.reasons))
+            return LogLine(f"dropped {groups} at step {entry.step}: {counts}")
         case "restored":
-            lost = f", {_groups(len(entry.lost))} lost" if entry.lost else ""
-            why = f": {entry.reason}" if entry.reason else ""
-            return LogLine(f"back to the end of step {entry.step}{lost}{why}", is_trouble=True)
+            lost = f", {format_groups(len(entry.lost))} lost" if entry.lost else ""
+            reason = f": {entry.reason}" if entry.reason else ""
+            return LogLine(f"back to the end of step {entry.step}{lost}{reason}", is_trouble=True)
         case "stopped":
             return LogLine(f"no more steps after {entry.step}: {entry.reason}", is_trouble=True)
         case _:
             return None
 
 
-def _told(metrics: Mapping[str, float]) -> str:
-    """Shorter than the server's own line: the numbers stand beside it."""
+def _describe_metrics(metrics: Mapping[str, float]) -> str:
+    """Describe a step in fewer words than the server's log, because a table shows all metrics."""
     parts: list[str] = []
     if "reward_mean" in metrics:
-        parts.append(f"reward {metrics['reward_mean']:.3f} of {_groups(metrics.get('groups', 0))}")
+        groups = format_groups(metrics.get("groups", 0))
+        parts.append(f"reward {metrics['reward_mean']:.3f} of {groups}")
     parts.append(f"{metrics.get('tokens_trained', 0):.0f} tokens trained")
     if metrics.get("skipped"):
         parts.append("NO UPDATE" if metrics.get("no_update") else "NOT ALL UPDATES")
     if "step_seconds" in metrics:
         parts.append(f"{metrics['step_seconds']:.1f} s")
     return ", ".join(parts)
-
-
-def _groups(number: float) -> str:
-    return f"{number:.0f} group{'s' * (number != 1)}"

@@ -1,4 +1,7 @@
-"""The picture of a snapshot, at a given width. Pure; what others said cannot drive the terminal."""
+"""Draw a snapshot at a given width. Pure.
+
+Text from the server, its clients and users is escaped, so that it cannot control the terminal.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,21 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fakevllm.overwatch import numbers, tables
 from fakevllm.overwatch.chart import bounds, chart
+from fakevllm.overwatch.formatting import clean, format_counts, format_duration, format_number
 from fakevllm.overwatch.history import LogLine
+from fakevllm.overwatch.metrics_table import metrics_table
 from fakevllm.overwatch.snapshot import Snapshot
-from fakevllm.overwatch.words import ago, clean, counted, shown
+from fakevllm.overwatch.tables import clients_table, running_table, tasks_table
 from fakevllm_adapters.protocol.closed_run import FINISHED
 
 TWO_COLUMNS_FROM = 100
 NARROW_BELOW = 60
 CHART_ROWS, EVALUATION_ROWS = 5, 3
-MOST_LINES, MOST_NOTICES = 10, 4
+MAX_LINES, MAX_NOTICES = 10, 4
 SLOW_BOOT_S = 300.0
-"""A large model takes minutes; after these somebody should look."""
-COLOURS = {
+"""Boot time after which the screen points to engine.log. A large model takes some minutes."""
+STATE_COLOURS = {
     "ROLLING": "green",
     "ROLLING_POST": "cyan",
     "WEIGHT_SYNCING": "cyan",
@@ -32,107 +36,118 @@ COLOURS = {
     "OFFLINE": "red",
     "AWAY": "red",
 }
-MEANS = {
-    "ROLLING": "collects",
+STATE_MEANINGS = {
+    "ROLLING": "collects groups for the next step",
     "ROLLING_POST": "waits for the last episodes of the step",
-    "WEIGHT_SYNCING": "trains",
+    "WEIGHT_SYNCING": "trains and publishes the weights",
     "BOOTING": "the engine is being started",
     "OFFLINE": "no engine runs",
-    "AWAY": "no server tells of itself",
+    "AWAY": "the server does not answer",
 }
-NO_MORE_STEPS = {FINISHED: "has taken its last step, and serves on"}
-"""By why it takes none; what went wrong has words of its own."""
+CLOSED_MEANINGS = {FINISHED: "has taken its last step and still serves requests"}
+"""Meaning of ROLLING by the reason why the run takes no more steps. Other reasons are errors, which
+the server describes itself."""
 
 
-def drawn(shot: Snapshot, width: int) -> RenderableType:
-    head = _panel("overwatch", Group(*_head(shot)))
-    return head if shot.seen_at is None else Group(head, *_middle(shot, width), _log(shot))
+def render_snapshot(snapshot: Snapshot, width: int) -> RenderableType:
+    """Return the picture of a snapshot, `width` characters wide.
+
+    If the server was never reached, the picture is only its head.
+    """
+    head = _panel("overwatch", Group(*_head(snapshot)))
+    if snapshot.seen_at is None:
+        return head
+    return Group(head, *_middle(snapshot, width), _log_panel(snapshot))
 
 
-def _middle(shot: Snapshot, width: int) -> list[RenderableType]:
+def _middle(snapshot: Snapshot, width: int) -> list[RenderableType]:
+    """Return the panels between head and log: in two columns on a wide screen, else in one."""
     is_narrow = width < NARROW_BELOW
-    collected = _panel("batch", Group(*_batch(shot), tables.tasks(shot, is_narrow)))
-    playing = _panel(f"running {len(shot.running)}", tables.running(shot, is_narrow))
-    people = _panel(f"clients {len(shot.clients)}", tables.clients(shot))
+    batch = _panel("batch", Group(*_batch(snapshot), tasks_table(snapshot, is_narrow)))
+    running = _panel(f"running {len(snapshot.running)}", running_table(snapshot, is_narrow))
+    clients = _panel(f"clients {len(snapshot.clients)}", clients_table(snapshot))
     if width >= TWO_COLUMNS_FROM:
         half = width // 2
-        learning = _panel("learning", Group(*_learning(shot, half - 4)))
-        sides = Table.grid(expand=True)
-        sides.add_column(width=half)
-        sides.add_column(ratio=1)
-        sides.add_row(Group(collected, playing), Group(learning, people))
-        return [sides]
-    learning = _panel("learning", Group(*_learning(shot, width - 4)))
-    return [collected, playing, people, learning]
+        learning = _panel("learning", Group(*_learning(snapshot, half - 4)))
+        columns = Table.grid(expand=True)
+        columns.add_column(width=half)
+        columns.add_column(ratio=1)
+        columns.add_row(Group(batch, running), Group(learning, clients))
+        return [columns]
+    learning = _panel("learning", Group(*_learning(snapshot, width - 4)))
+    return [batch, running, clients, learning]
 
 
-def _panel(title: str, inside: RenderableType) -> Panel:
-    return Panel(inside, title=title, title_align="left", border_style="dim")
+def _panel(title: str, content: RenderableType) -> Panel:
+    return Panel(content, title=title, title_align="left", border_style="dim")
 
 
 # --- the head
 
 
-def _head(shot: Snapshot) -> Iterator[Text]:
+def _head(snapshot: Snapshot) -> Iterator[Text]:
     state = Text.assemble(
-        (shot.state, f"bold {COLOURS.get(shot.state, 'white')}"),
-        (f"  {_meaning(shot)}", "dim"),
+        (snapshot.state, f"bold {STATE_COLOURS.get(snapshot.state, 'white')}"),
+        (f"  {_state_meaning(snapshot)}", "dim"),
     )
-    if shot.is_paused:
+    if snapshot.is_paused:
         state.append("  claims are paused", "bold yellow")
     yield state
-    if shot.seen_at is not None:
-        facts = [_step(shot), f"version {shot.version}", clean(shot.model or "")]
-        yield Text(" · ".join(filter(None, [*facts, clean(shot.run_id)[:8]])))
-    yield Text(clean(shot.url), "dim")
-    if shot.booting_s is not None:
-        is_slow = shot.booting_s >= SLOW_BOOT_S
-        hint = ": if it stays so, look into engine.log in the run directory" if is_slow else ""
-        yield Text(f"booting for {ago(shot.booting_s)}{hint}", "yellow" if is_slow else "dim")
-    if shot.trouble is not None:
-        yield Text(clean(shot.trouble), "red")
-        if shot.seen_at is not None:
-            yield Text(f"what follows was so {ago(shot.at - shot.seen_at)} ago", "yellow")
-    if shot.detail is not None:
-        yield Text(clean(shot.detail), "yellow")
+    if snapshot.seen_at is not None:
+        facts = [_step(snapshot), f"version {snapshot.version}", clean(snapshot.model or "")]
+        yield Text(" · ".join(filter(None, [*facts, clean(snapshot.run_id)[:8]])))
+    yield Text(clean(snapshot.url), "dim")
+    if snapshot.booting_s is not None:
+        is_slow = snapshot.booting_s >= SLOW_BOOT_S
+        hint = "; see engine.log in the run directory" if is_slow else ""
+        duration = format_duration(snapshot.booting_s)
+        yield Text(f"booting for {duration}{hint}", "yellow" if is_slow else "dim")
+    if snapshot.trouble is not None:
+        yield Text(clean(snapshot.trouble), "red")
+        if snapshot.seen_at is not None:
+            age = format_duration(snapshot.at - snapshot.seen_at)
+            yield Text(f"the data below is {age} old", "yellow")
+    if snapshot.detail is not None:
+        yield Text(clean(snapshot.detail), "yellow")
 
 
-def _step(shot: Snapshot) -> str:
-    if shot.step and shot.closed == FINISHED:
-        return f"step {shot.step - 1}"  # the one behind it is not taken
-    return f"step {shot.step or '-'}"
+def _step(snapshot: Snapshot) -> str:
+    """Return the step that is being collected; the last step if the run has finished."""
+    if snapshot.step and snapshot.closed == FINISHED:
+        return f"step {snapshot.step - 1}"
+    return f"step {snapshot.step or '-'}"
 
 
-def _meaning(shot: Snapshot) -> str:
-    if shot.state == "ROLLING" and shot.closed is not None:
-        return NO_MORE_STEPS.get(shot.closed, "serves, and takes no more steps")
-    return MEANS.get(shot.state, "")
+def _state_meaning(snapshot: Snapshot) -> str:
+    if snapshot.state == "ROLLING" and snapshot.closed is not None:
+        return CLOSED_MEANINGS.get(snapshot.closed, "serves requests and takes no more steps")
+    return STATE_MEANINGS.get(snapshot.state, "")
 
 
 # --- the batch
 
 
-def _batch(shot: Snapshot) -> Iterator[RenderableType]:
-    if shot.batch is None:
-        yield Text("nothing is told of a batch", "dim")
+def _batch(snapshot: Snapshot) -> Iterator[RenderableType]:
+    if snapshot.batch is None:
+        yield Text("the server does not report its batch", "dim")
         return
     bars = Table.grid(padding=(0, 2, 0, 0), expand=True)
     bars.add_column(no_wrap=True)
     bars.add_column(no_wrap=True, justify="right")
     bars.add_column(ratio=1)
-    batch = shot.batch
+    batch = snapshot.batch
     if batch.tasks_wanted:
-        _bar(bars, "tasks", batch.tasks, batch.tasks_wanted)
-        _bar(bars, "with signal", batch.tasks_with_signal, batch.tasks_wanted)
-    _bar(bars, "episodes", batch.episodes, batch.episodes_wanted)
+        _add_bar(bars, "tasks", batch.tasks, batch.tasks_wanted)
+        _add_bar(bars, "with signal", batch.tasks_with_signal, batch.tasks_wanted)
+    _add_bar(bars, "episodes", batch.episodes, batch.episodes_wanted)
     yield bars
-    if waits := counted(shot.waiting or {}):
-        yield Text(f"held: {waits}", "dim")
-    if dropped := counted(shot.dropped or {}):
+    if waiting := format_counts(snapshot.waiting or {}):
+        yield Text(f"waiting: {waiting}", "dim")
+    if dropped := format_counts(snapshot.dropped or {}):
         yield Text(f"dropped in the run: {dropped}", "dim")
 
 
-def _bar(bars: Table, name: str, done: int, wanted: int) -> None:
+def _add_bar(bars: Table, name: str, done: int, wanted: int) -> None:
     total, completed = max(wanted, 1), min(done, wanted)
     bar = ProgressBar(
         total=total, completed=completed, complete_style="cyan", finished_style="green"
@@ -143,62 +158,70 @@ def _bar(bars: Table, name: str, done: int, wanted: int) -> None:
 # --- learning
 
 
-def _learning(shot: Snapshot, width: int) -> Iterator[RenderableType]:
-    yield from _curves(shot, width)
-    yield numbers.table(shot)
+def _learning(snapshot: Snapshot, width: int) -> Iterator[RenderableType]:
+    yield from _charts(snapshot, width)
+    yield metrics_table(snapshot)
 
 
-def _curves(shot: Snapshot, width: int) -> Iterator[Text]:
-    """Steps stand below each other; a single evaluation is told by the numbers alone."""
-    if not shot.curve:
+def _charts(snapshot: Snapshot, width: int) -> Iterator[Text]:
+    """Yield the chart of training rewards, and the chart of evaluations below it.
+
+    Both charts have the same step axis. The chart of evaluations needs evaluations of at least two
+    steps; the table of metrics shows a single one.
+    """
+    if not snapshot.curve:
         yield Text("no step has been trained yet", "dim")
         return
-    trained = {point.step: point.reward for point in shot.curve}
-    evaluated = {point.step: point.reward for point in shot.evaluations}
-    known = trained | evaluated
-    steps = range(min(known), max(known) + 1)
-    drawn = list(_curve(trained, steps, width, CHART_ROWS, "green"))
-    yield from drawn or [Text("no step has a reward that is a number", "yellow")]
-    if drawn:
+    trained = {point.step: point.reward for point in snapshot.curve}
+    evaluated = {point.step: point.reward for point in snapshot.evaluations}
+    all_steps = trained | evaluated
+    steps = range(min(all_steps), max(all_steps) + 1)
+    rows = list(_chart_rows(trained, steps, width, CHART_ROWS, "green"))
+    yield from rows or [Text("no step has a finite reward", "yellow")]
+    if rows:
         yield _caption("mean reward", trained)
     if len(evaluated) > 1:
-        yield from _curve(evaluated, steps, width, EVALUATION_ROWS, "cyan")
+        yield from _chart_rows(evaluated, steps, width, EVALUATION_ROWS, "cyan")
         yield _caption("mean reward of evaluations", evaluated)
 
 
-def _curve(
+def _chart_rows(
     values: Mapping[int, float], steps: range, width: int, num_rows: int, colour: str
 ) -> Iterator[Text]:
-    """Nothing where no value is a number."""
-    columns = max(8, width - 9)
-    along = [values.get(step, math.nan) for step in steps]
-    found = bounds(along, columns)
-    if found is None:
+    """Yield the rows of a chart with its axis labels. Yield nothing if no value is finite."""
+    num_columns = max(8, width - 9)
+    series = [values.get(step, math.nan) for step in steps]
+    axis = bounds(series, num_columns)
+    if axis is None:
         return
-    labels = {0: shown(found[1]), num_rows - 1: shown(found[0])}
-    for place, row in enumerate(chart(along, columns, num_rows)):
-        yield Text.assemble((f"{labels.get(place, ''):>7} ", "dim"), (row, colour), no_wrap=True)
+    low, high = axis
+    labels = {0: format_number(high), num_rows - 1: format_number(low)}
+    for number, row in enumerate(chart(series, num_columns, num_rows)):
+        label = labels.get(number, "")
+        yield Text.assemble((f"{label:>7} ", "dim"), (row, colour), no_wrap=True)
 
 
-def _caption(told: str, values: Mapping[int, float]) -> Text:
-    return Text(f"{'':>7} {told}, steps {min(values)} to {max(values)}", "dim")
+def _caption(title: str, values: Mapping[int, float]) -> Text:
+    return Text(f"{'':>7} {title}, steps {min(values)} to {max(values)}", "dim")
 
 
 # --- the log
 
 
-def _log(shot: Snapshot) -> Panel:
+def _log_panel(snapshot: Snapshot) -> Panel:
     lines = [
-        Text(_line(line), "yellow" if line.is_trouble else "") for line in shot.lines[-MOST_LINES:]
+        Text(_format_line(line), "yellow" if line.is_trouble else "")
+        for line in snapshot.lines[-MAX_LINES:]
     ]
-    for notice in shot.notices[-MOST_NOTICES:]:
+    for notice in snapshot.notices[-MAX_NOTICES:]:
+        age = format_duration(snapshot.at - notice.at)
         tag = f"{clean(notice.tag)}: " if notice.tag else ""
-        told = Text.assemble((f"{ago(shot.at - notice.at)} ago  ", "dim"), (tag, "cyan"))
-        lines.append(told.append(clean(notice.message)))
+        text = Text.assemble((f"{age} ago  ", "dim"), (tag, "cyan"))
+        lines.append(text.append(clean(notice.message)))
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return _panel("log", Group(*(lines or [Text("nothing yet", "dim")])))
 
 
-def _line(line: LogLine) -> str:
+def _format_line(line: LogLine) -> str:
     return clean(line.text) + (f"  ({line.times} times)" if line.times > 1 else "")

@@ -1,4 +1,7 @@
-"""All that is shown of a server at one moment, made of its replies. Pure, the clock passed in."""
+"""A snapshot: everything that the screen shows of a server at one moment, built from its replies.
+
+Pure: the clock is an argument. The names of the fields are the keys of `--json`.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
-from fakevllm.overwatch.history import Evaluated, History, LogLine, Step
-from fakevllm.overwatch.words import seconds_of
+from fakevllm.overwatch.formatting import parse_seconds
+from fakevllm.overwatch.history import EvaluationRewards, History, LogLine, Step
 from fakevllm_adapters.protocol.packed_numbers import jsonable_number
 from fakevllm_adapters.protocol.pool import PoolInformation
 from fakevllm_adapters.protocol.swarm import EngineStatusReply
 
 AWAY = "AWAY"
-"""Our word for a server that does not answer, or not us."""
-RATE_STEPS = 5
-"""Steps that a speed is the mean of."""
+"""State of a server that does not answer, or that refuses this client. No engine reports it."""
+SPEED_STEPS = 5
+"""Number of steps that a speed is averaged over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """How full the batch is that is being collected."""
+    """Progress of the batch that the server is collecting."""
 
     method: str
+    """The job's `swarm_mode_sample_collection_method`."""
     tasks: int
     tasks_wanted: int
-    """0 where the method counts episodes alone."""
+    """Number of tasks in a batch; 0 if the method counts only episodes."""
     tasks_with_signal: int
+    """Number of completed tasks whose episodes did not all get the same reward."""
     episodes: int
     episodes_wanted: int
 
@@ -38,16 +43,16 @@ class TaskProgress:
     ended: int
     wanted: int
     running: int
-    """Of those that named their task at the claim."""
+    """Number of running episodes that named this task at the claim."""
     rewards: tuple[float, ...]
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return self.ended >= self.wanted
 
     @property
     def mean(self) -> float | None:
-        """Not `fmean`, which raises where a sum is beyond any float."""
+        """Mean reward; None without rewards. `fmean` would raise if the sum exceeds any float."""
         return sum(self.rewards) / len(self.rewards) if self.rewards else None
 
 
@@ -59,15 +64,18 @@ class RunningEpisode:
     calls: int
     idle_s: float
     idle_limit_s: float | None
-    """After which the server takes the claim back; None where it tells none."""
+    """Idle seconds after which the server takes the claim back; None if the server does not report
+    the limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class ClientSeen:
+class ClientActivity:
     uuid: str
     idle_s: float | None
     has_agreed: bool
+    """Whether the client agreed to take the next step."""
     running: int
+    """Number of the client's running episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPoint:
-    """Of the episodes that measured the weights at the end of a step."""
+    """Mean, lowest and highest reward of the episodes that evaluated the weights of a step."""
 
     step: int
     reward: float
@@ -89,7 +97,7 @@ class EvaluationPoint:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Means over the last steps."""
+    """Means over the last SPEED_STEPS steps, in tokens per second and in seconds per step."""
 
     sampled_per_s: float
     trained_per_s: float
@@ -98,9 +106,10 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What a client said to all."""
+    """A message that a client sent to everybody with `push_verbose_log`."""
 
     at: float
+    """Unix time in seconds, by the server's clock."""
     tag: str
     message: str
 
@@ -109,36 +118,46 @@ class Notice:
 class Snapshot:
     url: str
     at: float
-    """Unix seconds, of ours."""
+    """Unix time of the poll in seconds, by this machine's clock."""
     state: str
-    """Of the engine, such as ROLLING; AWAY where the server does not answer."""
+    """State of the engine, such as ROLLING; AWAY if the server does not answer."""
     trouble: str | None = None
-    """Why the server's answer is not there. All else is then of `seen_at`."""
+    """Why the last poll failed; None if it succeeded. After a failure, all other fields are those
+    of the last successful poll."""
     seen_at: float | None = None
+    """Unix time of the last successful poll; None before the first one."""
     detail: str | None = None
-    """What the server says is wrong."""
+    """Error that the server reports."""
     closed: str | None = None
-    """Why no more steps are taken; None while they are."""
+    """Why the run takes no more steps; None while it takes steps."""
     step: int | None = None
     version: int = 0
     model: str | None = None
     run_id: str = ""
     is_paused: bool = False
     booting_s: float | None = None
+    """Seconds since the engine began to boot; None if it is not booting."""
     batch: Batch | None = None
+    """None if the server does not report its pool."""
     tasks: tuple[TaskProgress, ...] = ()
+    """Tasks of the batch: incomplete tasks first, and among equals those with more ended
+    episodes."""
     running: tuple[RunningEpisode, ...] = ()
-    """Longest idle first."""
-    clients: tuple[ClientSeen, ...] = ()
+    """Running episodes, ordered by idle time, the longest first."""
+    clients: tuple[ClientActivity, ...] = ()
     waiting: Mapping[str, int] | None = None
+    """Counts of data that the server holds and has not trained yet: groups, tasks and tokens."""
     dropped: Mapping[str, int] | None = None
+    """Number of groups that the run dropped, by reason."""
     totals: Mapping[str, float] | None = None
-    """Of the run."""
+    """Counters of the whole run."""
     metrics: Mapping[str, float] | None = None
-    """Of the last step."""
+    """Metrics of the last step; None before the first step."""
     curve: tuple[CurvePoint, ...] = ()
+    """Mean reward of each step."""
     evaluations: tuple[EvaluationPoint, ...] = ()
     speed: Speed | None = None
+    """None if the duration of no step is known."""
     lines: tuple[LogLine, ...] = ()
     notices: tuple[Notice, ...] = ()
 
@@ -147,17 +166,17 @@ class Snapshot:
         return self.state == AWAY
 
     def as_json(self) -> dict[str, Any]:
-        """Numbers that are none are told by name, as in the run's log."""
-        return _finite(asdict(self))
+        """Return the snapshot for `--json`. Numbers that are not finite become strings."""
+        return _to_jsonable(asdict(self))
 
 
-def away(url: str, at: float, why: str, before: Snapshot | None) -> Snapshot:
-    """What was seen last stays, with the word that it is old."""
-    known = before or Snapshot(url, at, AWAY)
-    return replace(known, at=at, state=AWAY, trouble=why)
+def away_snapshot(url: str, at: float, trouble: str, previous: Snapshot | None) -> Snapshot:
+    """Return a snapshot for a server that does not answer. It keeps the data of `previous`."""
+    known = previous or Snapshot(url, at, AWAY)
+    return replace(known, at=at, state=AWAY, trouble=trouble)
 
 
-def taken(
+def build_snapshot(
     url: str,
     at: float,
     status: EngineStatusReply,
@@ -165,11 +184,14 @@ def taken(
     history: History,
     notices: Sequence[Notice] = (),
 ) -> Snapshot:
-    """`pool` is None where the server tells none."""
-    pool_told = pool or PoolInformation()
-    running = tuple(sorted(_running(pool_told), key=lambda one: -one.idle_s))
-    last = history.steps[-1] if history.steps else None
-    began_at = pool_told.booting_start_time
+    """Return the snapshot of a server that answered at Unix time `at`.
+
+    `pool` is None if the server has no route for it.
+    """
+    known_pool = pool or PoolInformation()
+    running = tuple(sorted(_running_episodes(known_pool), key=lambda episode: -episode.idle_s))
+    last_step = history.steps[-1] if history.steps else None
+    booting_since = known_pool.booting_start_time
     return Snapshot(
         url=url,
         at=at,
@@ -182,18 +204,18 @@ def taken(
         model=status.model,
         run_id=status.run_id,
         is_paused=status.claims_paused,
-        booting_s=None if began_at is None else max(0.0, at - began_at),
+        booting_s=None if booting_since is None else max(0.0, at - booting_since),
         batch=None if pool is None else _batch(pool),
-        tasks=tuple(_tasks(pool_told, running)),
+        tasks=tuple(_tasks(known_pool, running)),
         running=running,
-        clients=tuple(_clients(pool_told, running, at)),
+        clients=tuple(_clients(known_pool, running, at)),
         waiting=status.waiting,
         dropped=status.dropped,
         totals=status.totals,
-        metrics=None if last is None else last.metrics,
+        metrics=None if last_step is None else last_step.metrics,
         curve=tuple(_curve(history.steps)),
-        evaluations=tuple(_evaluations(history.evaluated)),
-        speed=_speed(history.steps[-RATE_STEPS:]),
+        evaluations=tuple(_evaluations(history.evaluations)),
+        speed=_speed(history.steps[-SPEED_STEPS:]),
         lines=history.lines,
         notices=tuple(notices),
     )
@@ -211,50 +233,55 @@ def _batch(pool: PoolInformation) -> Batch:
 
 
 def _tasks(pool: PoolInformation, running: Sequence[RunningEpisode]) -> Iterator[TaskProgress]:
-    """Those under way first, the fullest before the others."""
-    at_play = Counter(one.task_id for one in running if one.task_id)
-    ended = {name: len(of) for name, of in pool.completed_tasks_details.items()}
-    names = sorted(
-        {**ended, **at_play},
-        key=lambda name: (ended.get(name, 0) >= pool.task_expected_num_repeat, -ended.get(name, 0)),
-    )
-    for name in names:
+    num_wanted = pool.task_expected_num_repeat
+    num_running = Counter(episode.task_id for episode in running if episode.task_id)
+    num_ended = {
+        task_id: len(episodes) for task_id, episodes in pool.completed_tasks_details.items()
+    }
+
+    def sort_key(task_id: str) -> tuple[bool, int]:
+        ended = num_ended.get(task_id, 0)
+        return ended >= num_wanted, -ended
+
+    for task_id in sorted({**num_ended, **num_running}, key=sort_key):
         yield TaskProgress(
-            name,
-            ended.get(name, 0),
-            pool.task_expected_num_repeat,
-            at_play[name],
-            tuple(pool.completed_tasks_rewards.get(name, ())),
+            task_id,
+            num_ended.get(task_id, 0),
+            num_wanted,
+            num_running[task_id],
+            tuple(pool.completed_tasks_rewards.get(task_id, ())),
         )
 
 
-def _running(pool: PoolInformation) -> Iterator[RunningEpisode]:
-    for uuid, told in (pool.running_episode_details or {}).items():
-        limit_s = seconds_of(told.get("discard_episode_timeout", ""))
+def _running_episodes(pool: PoolInformation) -> Iterator[RunningEpisode]:
+    for uuid, details in (pool.running_episode_details or {}).items():
+        limit_s = parse_seconds(details.get("discard_episode_timeout", ""))
         yield RunningEpisode(
             uuid,
-            told.get("optional_task_id", ""),
-            told.get("client_uuid", ""),
-            int(seconds_of(told.get("llm_call_count", "")) or 0),
-            seconds_of(told.get("time_since_last_activity", "")) or 0.0,
+            details.get("optional_task_id", ""),
+            details.get("client_uuid", ""),
+            int(parse_seconds(details.get("llm_call_count", "")) or 0),
+            parse_seconds(details.get("time_since_last_activity", "")) or 0.0,
             limit_s if limit_s and limit_s > 0 else None,
         )
 
 
 def _clients(
     pool: PoolInformation, running: Sequence[RunningEpisode], at: float
-) -> Iterator[ClientSeen]:
-    """Those with a say in the step, then those that only play."""
-    at_play = Counter(one.client for one in running if one.client)
-    told: list[dict[str, Any]] = (pool.swarm_client_instruction or {}).get("active_clients", [])
-    for one in told:
-        uuid = str(one.get("client_uuid", ""))
-        last = one.get("last_activity_at")
-        idle_s = max(0.0, at - last) if isinstance(last, int | float) else None
-        yield ClientSeen(uuid, idle_s, bool(one.get("allowed_sync_weight")), at_play.pop(uuid, 0))
-    for uuid, number in at_play.items():
-        idle_s = min(one.idle_s for one in running if one.client == uuid)
-        yield ClientSeen(uuid, idle_s, False, number)
+) -> Iterator[ClientActivity]:
+    """Yield the clients whose agreement the server counts, then those that only run episodes."""
+    num_running = Counter(episode.client for episode in running if episode.client)
+    instruction = pool.swarm_client_instruction or {}
+    active_clients: list[dict[str, Any]] = instruction.get("active_clients", [])
+    for client in active_clients:
+        uuid = str(client.get("client_uuid", ""))
+        active_at = client.get("last_activity_at")
+        idle_s = max(0.0, at - active_at) if isinstance(active_at, int | float) else None
+        has_agreed = bool(client.get("allowed_sync_weight"))
+        yield ClientActivity(uuid, idle_s, has_agreed, num_running.pop(uuid, 0))
+    for uuid, count in num_running.items():
+        idle_s = min(episode.idle_s for episode in running if episode.client == uuid)
+        yield ClientActivity(uuid, idle_s, False, count)
 
 
 def _curve(steps: Iterable[Step]) -> Iterator[CurvePoint]:
@@ -263,30 +290,34 @@ def _curve(steps: Iterable[Step]) -> Iterator[CurvePoint]:
             yield CurvePoint(step.number, step.metrics["reward_mean"])
 
 
-def _evaluations(evaluated: Iterable[Evaluated]) -> Iterator[EvaluationPoint]:
-    for one in evaluated:
-        mean = one.total / one.episodes
-        yield EvaluationPoint(one.step, mean, one.low, one.high, one.episodes)
+def _evaluations(evaluations: Iterable[EvaluationRewards]) -> Iterator[EvaluationPoint]:
+    for rewards in evaluations:
+        mean = rewards.total / rewards.episodes
+        yield EvaluationPoint(rewards.step, mean, rewards.low, rewards.high, rewards.episodes)
 
 
 def _speed(steps: Sequence[Step]) -> Speed | None:
-    """Only of steps whose time is known: the first of a life has none."""
+    """Return the speed over the steps of known duration; None if there are none.
+
+    The duration of the first step after a server's start is unknown.
+    """
     timed = [step.metrics for step in steps if step.metrics.get("step_seconds", 0.0) > 0]
     if not timed:
         return None
-    seconds = sum(one["step_seconds"] for one in timed)
+    seconds = sum(metrics["step_seconds"] for metrics in timed)
     return Speed(
-        sum(one.get("tokens_sampled", 0.0) for one in timed) / seconds,
-        sum(one.get("tokens_trained", 0.0) for one in timed) / seconds,
+        sum(metrics.get("tokens_sampled", 0.0) for metrics in timed) / seconds,
+        sum(metrics.get("tokens_trained", 0.0) for metrics in timed) / seconds,
         seconds / len(timed),
     )
 
 
-def _finite(told: Any) -> Any:
-    if isinstance(told, float):
-        return jsonable_number(told)
-    if isinstance(told, dict):
-        return {name: _finite(value) for name, value in cast(dict[str, Any], told).items()}
-    if isinstance(told, list | tuple):
-        return [_finite(value) for value in cast(Sequence[Any], told)]
-    return told
+def _to_jsonable(value: Any) -> Any:
+    if isinstance(value, float):
+        return jsonable_number(value)
+    if isinstance(value, dict):
+        items = cast(dict[str, Any], value).items()
+        return {name: _to_jsonable(member) for name, member in items}
+    if isinstance(value, list | tuple):
+        return [_to_jsonable(member) for member in cast(Sequence[Any], value)]
+    return value

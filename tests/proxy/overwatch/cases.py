@@ -1,4 +1,4 @@
-"""Replies of a server, as it sends them, and the snapshots made of them."""
+"""Replies of a server, and the snapshots that are built from them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from fakevllm.overwatch.history import History
-from fakevllm.overwatch.render import drawn
-from fakevllm.overwatch.snapshot import Notice, Snapshot, away, taken
+from fakevllm.overwatch.render import render_snapshot
+from fakevllm.overwatch.snapshot import Notice, Snapshot, away_snapshot, build_snapshot
 from fakevllm_adapters.protocol.pool import PoolInformation
 from fakevllm_adapters.protocol.swarm import EngineStatusReply, LogEntry
 
@@ -38,7 +38,7 @@ STEP: dict[str, float] = {
 
 
 def status(state: str = "ROLLING", **changes: Any) -> EngineStatusReply:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "engine_status": f"ENGINE.{state}",
         "global_step": 13,
         "run_id": "c9143c58c970e212",
@@ -48,10 +48,10 @@ def status(state: str = "ROLLING", **changes: Any) -> EngineStatusReply:
         "dropped": {"stale": 3},
         "waiting": {"finished_groups": 2, "open_groups": 0, "tokens": 2600},
     }
-    return EngineStatusReply.model_validate(told | changes)
+    return EngineStatusReply.model_validate(fields | changes)
 
 
-def running(task: str, idle_s: float, client: str = "f383a582b2af9eea") -> dict[str, str]:
+def running_details(task: str, idle_s: float, client: str = "f383a582b2af9eea") -> dict[str, str]:
     return {
         "episode_status": "claimed",
         "time_since_last_activity": f"{idle_s:.1f}s",
@@ -63,7 +63,7 @@ def running(task: str, idle_s: float, client: str = "f383a582b2af9eea") -> dict[
 
 
 def pool(**changes: Any) -> PoolInformation:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "sample_collection_method": "rollout_until_finish_enough_tasks",
         "completed_episodes": 10,
         "completed_episode_target": 16,
@@ -78,8 +78,8 @@ def pool(**changes: Any) -> PoolInformation:
             "sum-3": [0.5, 0.25],
         },
         "running_episode_details": {
-            "11112222aaaa": running("sum-3", 4.0),
-            "33334444bbbb": running("sum-4", 200.0, "0badc0de"),
+            "11112222aaaa": running_details("sum-3", 4.0),
+            "33334444bbbb": running_details("sum-4", 200.0, "0badc0de"),
         },
         "swarm_client_instruction": {
             "active_clients": [
@@ -91,80 +91,90 @@ def pool(**changes: Any) -> PoolInformation:
             ]
         },
     }
-    return PoolInformation.model_validate(told | changes)
+    return PoolInformation.model_validate(fields | changes)
 
 
-def entry(seq: int, kind: str = "step", **fields: Any) -> LogEntry:
+def log_entry(seq: int, kind: str = "step", **fields: Any) -> LogEntry:
     return LogEntry.model_validate({"seq": seq, "kind": kind, "step": seq} | fields)
 
 
-def steps(rewards: list[float]) -> list[LogEntry]:
+def step_entries(rewards: list[float]) -> list[LogEntry]:
     return [
-        entry(number, version=number, metrics=STEP | {"reward_mean": reward})
+        log_entry(number, version=number, metrics=STEP | {"reward_mean": reward})
         for number, reward in enumerate(rewards, 1)
     ]
 
 
-def evaluated(seq: int, step: int, reward: float) -> LogEntry:
-    return entry(seq, "evaluated", step=step, version=step, metrics={"reward": reward}, at=NOW)
+def evaluation_entry(seq: int, step: int, reward: float) -> LogEntry:
+    return log_entry(seq, "evaluated", step=step, version=step, metrics={"reward": reward}, at=NOW)
 
 
-def shot(
-    told: EngineStatusReply | None = None,
-    batch: PoolInformation | None = None,
+def snapshot(
+    status_reply: EngineStatusReply | None = None,
+    pool_reply: PoolInformation | None = None,
     log: list[LogEntry] | None = None,
     notices: tuple[Notice, ...] = (),
 ) -> Snapshot:
-    history = History().of_run("c9143c58c970e212").followed(log or [])
-    return taken(URL, NOW, told or status(), batch or pool(), history, notices)
+    history = History().for_run("c9143c58c970e212").with_entries(log or [])
+    return build_snapshot(
+        URL, NOW, status_reply or status(), pool_reply or pool(), history, notices
+    )
 
 
-def at_work() -> Snapshot:
+def snapshot_at_work() -> Snapshot:
     log = [
-        *steps([0.1, 0.15, 0.12, 0.3, 0.28, 0.4, 0.55, 0.5, 0.62, 0.8, 0.78, 0.9]),
-        entry(13, "dropped", step=12, reasons={"a": "stale: 4 steps", "b": "stale", "c": "shut"}),
+        *step_entries([0.1, 0.15, 0.12, 0.3, 0.28, 0.4, 0.55, 0.5, 0.62, 0.8, 0.78, 0.9]),
+        log_entry(
+            13, "dropped", step=12, reasons={"a": "stale: 4 steps", "b": "stale", "c": "shut"}
+        ),
         *(
-            evaluated(14 + place, step, reward)
+            evaluation_entry(14 + place, step, reward)
             for place, (step, reward) in enumerate(
                 [(0, 0.0), (0, 0.25), (5, 0.5), (5, 0.25), (10, 1.0), (10, 0.5)]
             )
         ),
     ]
-    return shot(log=log, notices=(Notice(NOW - 3, "math", "half of my tasks are done"),))
+    return snapshot(log=log, notices=(Notice(NOW - 3, "math", "half of my tasks are done"),))
 
 
 EMPTY = PoolInformation(task_expected_num_repeat=4, completed_task_target=4)
 CASES: dict[str, Snapshot] = {
-    "at_work": at_work(),
-    "never_seen": away(URL, NOW, f"No swarm server answers at {URL} (refused)", None),
-    "gone": away(URL, NOW + 90, f"No swarm server answers at {URL} (refused)", at_work()),
-    "offline": shot(status("OFFLINE", engine_status_detail="the trainer refuses the job"), EMPTY),
-    "booting_for_long": shot(
+    "at_work": snapshot_at_work(),
+    "never_seen": away_snapshot(URL, NOW, f"No swarm server answers at {URL} (refused)", None),
+    "gone": away_snapshot(
+        URL, NOW + 90, f"No swarm server answers at {URL} (refused)", snapshot_at_work()
+    ),
+    "offline": snapshot(
+        status("OFFLINE", engine_status_detail="the trainer refuses the job"), EMPTY
+    ),
+    "booting_for_long": snapshot(
         status("BOOTING"), EMPTY.model_copy(update={"booting_start_time": NOW - 900})
     ),
-    "finished": shot(status(closed="training_finished"), EMPTY),
-    "paused": shot(status(claims_paused=True), EMPTY),
-    "a_hundred_running": shot(
-        batch=pool(
+    "finished": snapshot(status(closed="training_finished"), EMPTY),
+    "paused": snapshot(status(claims_paused=True), EMPTY),
+    "a_hundred_running": snapshot(
+        pool_reply=pool(
             running_episode_details={
-                f"{number:08d}": running(f"task-{number % 25}", float(number))
+                f"{number:08d}": running_details(f"task-{number % 25}", float(number))
                 for number in range(100)
             }
         )
     ),
-    "no_numbers": shot(
+    "no_numbers": snapshot(
         log=[
-            *steps([0.5, math.nan, 0.75]),
-            entry(4, metrics=STEP | {"reward_mean": math.nan, "loss": math.inf, "skipped": 1.0}),
-            entry(5, "stopped", step=4, reason="mismatch is too large"),
+            *step_entries([0.5, math.nan, 0.75]),
+            log_entry(
+                4, metrics=STEP | {"reward_mean": math.nan, "loss": math.inf, "skipped": 1.0}
+            ),
+            log_entry(5, "stopped", step=4, reason="mismatch is too large"),
         ]
     ),
 }
 WIDTHS = {"at_work": (30, 80, 130), "a_hundred_running": (50, 80)}
 
 
-def text_of(snapshot: Snapshot, width: int) -> str:
+def rendered_text(shown: Snapshot, width: int) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(drawn(snapshot, width))
+    console.print(render_snapshot(shown, width))
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"

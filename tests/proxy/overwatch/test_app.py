@@ -1,4 +1,4 @@
-"""The screen and its keys, driven as a user would, before a server that notes what it is told."""
+"""The full-screen application with a server that records the actions, driven by key presses."""
 
 from __future__ import annotations
 
@@ -8,172 +8,175 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from fakevllm.overwatch.acts import ACTS, Act
-from fakevllm.overwatch.app import LEAVE, Confirm, Overwatch
+from fakevllm.overwatch.app import QUIT_DURING_DRAIN, Confirm, OverwatchApp
+from fakevllm.overwatch.server_actions import SERVER_ACTIONS, ServerAction
 from fakevllm.overwatch.snapshot import Snapshot
 from fakevllm.sdk.types import SwarmError
-from tests.proxy.overwatch.cases import CASES, at_work
+from tests.proxy.overwatch.cases import CASES, snapshot_at_work
 
 NEVER_S = 3600.0
 
 
-class Noting:
+class RecordingServer:
+    """A server that records the actions, and fails each action if it has a refusal."""
+
     def __init__(self, refusal: str | None = None) -> None:
-        self.looks = 0
-        self.done: list[str] = []
+        self.num_polls = 0
+        self.performed: list[str] = []
         self.refusal = refusal
-        self.goes_on = asyncio.Event()
-        self.goes_on.set()
+        self.may_finish = asyncio.Event()
+        self.may_finish.set()
 
-    async def look(self) -> Snapshot:
-        self.looks += 1
-        return at_work()
+    async def poll(self) -> Snapshot:
+        self.num_polls += 1
+        return snapshot_at_work()
 
-    async def do(self, act: Act) -> str:
-        self.done.append(act.name)
-        await self.goes_on.wait()
+    async def perform(self, action: ServerAction) -> str:
+        self.performed.append(action.name)
+        await self.may_finish.wait()
         if self.refusal is not None:
             raise SwarmError(self.refusal, 403)
-        return f"{act.name}: done"
+        return f"{action.name}: done"
 
 
-def picture(app: Overwatch) -> str:
+def picture_text(app: OverwatchApp) -> str:
     static = app.screen_stack[0].query_one("#picture", Static)
     strips = static.render_lines(static.size.region)
     return "\n".join(strip.text for strip in strips)
 
 
-def told(app: Overwatch) -> list[str]:
+def notifications(app: OverwatchApp) -> list[str]:
     return [note.message for note in app._notifications]  # pyright: ignore[reportPrivateUsage]
 
 
-async def settled(pilot: Pilot[None]) -> None:
+async def wait_until_idle(pilot: Pilot[None]) -> None:
     await pilot.app.workers.wait_for_complete()  # pyright: ignore[reportUnknownMemberType]
     await pilot.pause()
 
 
-async def test_what_the_server_does_is_on_the_screen() -> None:
-    app = Overwatch(Noting(), NEVER_S)
+async def test_the_screen_shows_the_server_and_follows_the_terminals_size() -> None:
+    app = OverwatchApp(RecordingServer(), NEVER_S)
     async with app.run_test(size=(110, 40)) as pilot:
-        await settled(pilot)
-        text = picture(app)
+        await wait_until_idle(pilot)
+        text = picture_text(app)
         assert "ROLLING" in text and "sum-3" in text and "mean reward, steps 1 to 12" in text
         await pilot.resize_terminal(50, 40)
         await pilot.pause()
-        assert max(map(len, picture(app).splitlines())) <= 50
+        assert max(map(len, picture_text(app).splitlines())) <= 50
 
 
-@pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name)
-async def test_nothing_is_done_before_a_yes(act: Act) -> None:
-    server = Noting()
-    app = Overwatch(server, NEVER_S)
+@pytest.mark.parametrize("action", SERVER_ACTIONS, ids=lambda action: action.name)
+async def test_an_action_needs_the_answer_yes(action: ServerAction) -> None:
+    server = RecordingServer()
+    app = OverwatchApp(server, NEVER_S)
     async with app.run_test() as pilot:
         for no in ("n", "escape"):
-            await pilot.press(act.key)
+            await pilot.press(action.key)
             assert isinstance(app.screen, Confirm)
             await pilot.press(no)
-            await settled(pilot)
-        assert server.done == []
-        await pilot.press(act.key, "y")
-        await settled(pilot)
-        assert server.done == [act.name] and told(app) == [f"{act.name}: done"]
+            await wait_until_idle(pilot)
+        assert server.performed == []
+        await pilot.press(action.key, "y")
+        await wait_until_idle(pilot)
+        assert server.performed == [action.name] and notifications(app) == [f"{action.name}: done"]
 
 
-async def test_a_refusal_is_told_in_the_servers_words() -> None:
-    app = Overwatch(Noting("/stop_engine is for admins [alice]"), NEVER_S)
+async def test_a_refusal_is_shown_in_the_servers_words() -> None:
+    app = OverwatchApp(RecordingServer("/stop_engine is for admins [alice]"), NEVER_S)
     async with app.run_test() as pilot:
         await pilot.press("x", "y")
-        await settled(pilot)
-        assert told(app) == ["/stop_engine is for admins [alice]"]
+        await wait_until_idle(pilot)
+        assert notifications(app) == ["/stop_engine is for admins [alice]"]
 
 
-async def test_q_leaves_at_once_and_asks_only_while_a_drain_is_at_work() -> None:
-    server = Noting()
-    app = Overwatch(server, NEVER_S)
+async def test_q_quits_at_once_and_asks_only_during_a_drain() -> None:
+    server = RecordingServer()
+    app = OverwatchApp(server, NEVER_S)
     async with app.run_test() as pilot:
         await pilot.press("q")
     assert app.return_code == 0
-    server.goes_on.clear()
-    app = Overwatch(server, NEVER_S)
+    server.may_finish.clear()
+    app = OverwatchApp(server, NEVER_S)
     async with app.run_test() as pilot:
         await pilot.press("d", "y")
         await pilot.press("q")
         assert isinstance(app.screen, Confirm)
         await pilot.press("n")
         assert app.is_running
-        server.goes_on.set()
-        await settled(pilot)
+        server.may_finish.set()
+        await wait_until_idle(pilot)
         await pilot.press("q")
     assert app.return_code == 0
 
 
-async def test_ctrl_c_leaves_from_a_question_too_and_said_twice_from_a_drain() -> None:
-    server = Noting()
-    app = Overwatch(server, NEVER_S)
+async def test_ctrl_c_quits_from_a_question_and_needs_a_second_press_during_a_drain() -> None:
+    server = RecordingServer()
+    app = OverwatchApp(server, NEVER_S)
     async with app.run_test() as pilot:
         await pilot.press("d", "ctrl+c")
-        assert app.return_code == 0 and server.done == []
-    server.goes_on.clear()
-    app = Overwatch(server, NEVER_S)
+        assert app.return_code == 0 and server.performed == []
+    server.may_finish.clear()
+    app = OverwatchApp(server, NEVER_S)
     async with app.run_test() as pilot:
         await pilot.press("d", "y", "x", "ctrl+c")
-        assert isinstance(app.screen, Confirm) and app.screen.question == LEAVE
+        assert isinstance(app.screen, Confirm) and app.screen.question == QUIT_DURING_DRAIN
         assert app.return_code is None
         await pilot.press("ctrl+c")
-        assert app.return_code == 0 and server.done == ["drain"]
+        assert app.return_code == 0 and server.performed == ["drain"]
 
 
-async def test_an_act_that_is_at_work_is_not_begun_again() -> None:
-    server = Noting()
-    server.goes_on.clear()
-    app = Overwatch(server, NEVER_S)
+async def test_a_running_action_is_not_started_again() -> None:
+    server = RecordingServer()
+    server.may_finish.clear()
+    app = OverwatchApp(server, NEVER_S)
     async with app.run_test() as pilot:
         await pilot.press("d", "y", "d", "y")
         await pilot.press("x", "y")
-        assert server.done == ["drain", "stop"] and told(app) == ["It is still at work."]
-        server.goes_on.set()
-        await settled(pilot)
+        assert server.performed == ["drain", "stop"] and notifications(app) == [
+            "This action is still running."
+        ]
+        server.may_finish.set()
+        await wait_until_idle(pilot)
         await pilot.press("d", "y")
-        await settled(pilot)
-        assert server.done == ["drain", "stop", "drain"]
+        await wait_until_idle(pilot)
+        assert server.performed == ["drain", "stop", "drain"]
 
 
-async def test_an_answer_that_comes_while_the_screen_is_left_is_not_stumbled_over() -> None:
-    app = Overwatch(Noting(), NEVER_S)
+async def test_a_poll_that_ends_after_the_screen_was_closed_raises_nothing() -> None:
+    app = OverwatchApp(RecordingServer(), NEVER_S)
     async with app.run_test() as pilot:
-        await settled(pilot)
-    await app._look()  # pyright: ignore[reportPrivateUsage]
+        await wait_until_idle(pilot)
+    await app._poll()  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_a_server_that_is_away_is_shown_as_such() -> None:
-    class Away(Noting):
-        async def look(self) -> Snapshot:
+async def test_a_server_that_does_not_answer_is_shown_as_away() -> None:
+    class AwayServer(RecordingServer):
+        async def poll(self) -> Snapshot:
             return CASES["never_seen"]
 
-    app = Overwatch(Away(), NEVER_S)
+    app = OverwatchApp(AwayServer(), NEVER_S)
     async with app.run_test() as pilot:
-        await settled(pilot)
-        assert "AWAY" in picture(app)
+        await wait_until_idle(pilot)
+        assert "AWAY" in picture_text(app)
 
 
-async def test_the_server_is_asked_again_and_again_but_never_twice_at_once() -> None:
-    server = Noting()
-    asked_thrice = asyncio.Event()
+async def test_the_server_is_polled_repeatedly_and_never_twice_at_once() -> None:
+    polled_three_times = asyncio.Event()
 
-    class Counted(Noting):
-        at_once = 0
+    class CountingServer(RecordingServer):
+        num_running = 0
 
-        async def look(self) -> Snapshot:
-            self.at_once += 1
-            assert self.at_once == 1
+        async def poll(self) -> Snapshot:
+            self.num_running += 1
+            assert self.num_running == 1
             await asyncio.sleep(0)
-            self.at_once -= 1
-            self.looks += 1
-            if self.looks >= 3:
-                asked_thrice.set()
-            return at_work()
+            self.num_running -= 1
+            self.num_polls += 1
+            if self.num_polls >= 3:
+                polled_three_times.set()
+            return snapshot_at_work()
 
-    server = Counted()
-    async with Overwatch(server, 0.01).run_test():
+    server = CountingServer()
+    async with OverwatchApp(server, 0.01).run_test():
         async with asyncio.timeout(20):
-            await asked_thrice.wait()
+            await polled_three_times.wait()

@@ -1,0 +1,134 @@
+"""Actions that a key of the screen starts on the server: start, stop, pause, resume and drain.
+
+Each action is a `ServerCall` (see `sdk/protocol`), so this module does no I/O. The screen asks the
+action's question and starts the call only after the answer yes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fakevllm.sdk import batch_calls, engine_calls
+from fakevllm.sdk.protocol import ENGINE_TIMEOUT_S, Backoff, ServerCall, ServerRequest, fetch
+from fakevllm.sdk.types import ServerUnreachable, SwarmError
+from fakevllm_adapters.protocol.swarm import EngineStatus, SuccessReply
+
+NOT_FOUND = 404
+DRAIN_POLL_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAction:
+    """A named action on the server, with its key and its confirmation question."""
+
+    name: str
+    key: str
+    question: str
+    call: Callable[[], ServerCall[str]]
+    """Factory of the server call. The call returns a message for the user and raises SwarmError if
+    the action fails."""
+
+
+def _start() -> ServerCall[str]:
+    """Start the engine without waiting until it is ready. The screen shows its progress."""
+    reply = yield from fetch(
+        ServerRequest("/start_engine", {}, ENGINE_TIMEOUT_S), engine_calls.ControlReply
+    )
+    if not reply.success:
+        raise SwarmError(
+            f"The engine was not started: {reply.error}. Its job comes from `fakevllm serve` or "
+            "from a client."
+        )
+    return "The engine is being started."
+
+
+def _stop() -> ServerCall[str]:
+    yield from engine_calls.stop()
+    return "The engine is off."
+
+
+def _pause() -> ServerCall[str]:
+    yield from _post("/pause_claims")
+    return "Episode claims are paused; press r to resume."
+
+
+def _resume() -> ServerCall[str]:
+    yield from _post("/resume_claims")
+    return "Episode claims are resumed."
+
+
+def _drain() -> ServerCall[str]:
+    """Pause claims, wait until no episode runs and no step is due, then stop the engine.
+
+    Any client may cancel the drain by resuming claims, and may finish it early by stopping the
+    engine. If the server does not answer, it is polled again: its claims stay paused meanwhile.
+    """
+    yield from _post("/pause_claims")
+    backoff = Backoff(None, DRAIN_POLL_INTERVAL_S)
+    while True:
+        reason = "a drain waits for the last episodes and their step"
+        try:
+            if message := (yield from _stop_if_idle()):
+                return message
+        except ServerUnreachable as error:
+            reason = error.detail
+        yield from backoff.pause(reason)
+
+
+def _stop_if_idle() -> ServerCall[str | None]:
+    """Stop the engine if no episode runs and no step is due.
+
+    Return a message for the user once the engine is off, else None. Raises SwarmError if somebody
+    resumed claims.
+    """
+    status = yield from engine_calls.status()
+    if status.engine_status is EngineStatus.OFFLINE:
+        return "The engine is off."
+    if not status.claims_paused:
+        raise SwarmError("The drain was cancelled: somebody resumed episode claims.")
+    pool = yield from batch_calls.pool_information()
+    is_step_due = status.engine_status is not EngineStatus.ROLLING or status.backlog >= 1
+    is_busy = bool(pool.running_episode_details) or is_step_due
+    return None if is_busy else (yield from _stop())
+
+
+def _post(path: str) -> ServerCall[None]:
+    """Send an empty POST. Raises SwarmError if the server has no such path or refuses."""
+    try:
+        reply = yield from fetch(ServerRequest(path, {}), SuccessReply)
+    except SwarmError as error:
+        if error.status != NOT_FOUND:
+            raise
+        raise SwarmError(
+            f"This server has no {path}: it is another program, or an older version."
+        ) from None
+    if not reply.success:
+        raise SwarmError(reply.failure_reason)
+
+
+SERVER_ACTIONS: tuple[ServerAction, ...] = (
+    ServerAction("start", "s", "Start the engine with the server's current job?", _start),
+    ServerAction(
+        "stop",
+        "x",
+        "Stop the engine? The server finishes and saves the current step. Running episodes are "
+        "aborted, and requests from apps fail.",
+        _stop,
+    ),
+    ServerAction(
+        "pause",
+        "p",
+        "Pause episode claims? No new episode can be claimed; running episodes continue. Requests "
+        "through a proxy are not held back (`fakevllm pause` does that).",
+        _pause,
+    ),
+    ServerAction("resume", "r", "Resume episode claims?", _resume),
+    ServerAction(
+        "drain",
+        "d",
+        "Drain the server? No new episode can be claimed. The engine is stopped when the running "
+        "episodes have ended and the step that is due, if any, has been trained.",
+        _drain,
+    ),
+)
