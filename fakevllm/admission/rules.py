@@ -114,7 +114,7 @@ class AdmissionRules:
 
     def side_call(self, asked: RequestFacts, session: SessionSummary | None) -> ServeOnly | None:
         """`session`: the main calls before it, where there were any."""
-        rule = self.side_calls.of(asked.model, asked.headers, asked.body, session)
+        rule = self.side_calls.matching_rule(asked.model, asked.headers, asked.body, session)
         return None if rule is None else ServeOnly(ServeOnlyReason.SIDE_CALL, rule)
 
     def decide(self, asked: RequestFacts, subject: str, *, is_paused: bool = False) -> Ruling:

@@ -57,7 +57,7 @@ class SideCallRules:
     markers: Sequence[str] = MARKERS
     guesses: Collection[str] = ("no_tools", "marker", "quoted")
 
-    def of(
+    def matching_rule(
         self,
         model: str,
         headers: Mapping[bytes, bytes],

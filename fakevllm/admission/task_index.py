@@ -26,13 +26,14 @@ class TaskIndex:
     """Tasks by id, and optionally by their text. With a secret, task keys are signed by it."""
 
     def __init__(
-        self, secret: bytes | None = None, takes_unsigned: Callable[[], bool] | None = None
+        self, secret: bytes | None = None, accepts_unsigned: Callable[[], bool] | None = None
     ) -> None:
-        """`takes_unsigned`: whether a task's bare id opens it, asked each time; without a secret it
-        does."""
+        """`secret`: key that signs task keys; None: they are not signed. `accepts_unsigned`: called
+        for each look-up; whether a task key without a signature is accepted as well. By default it
+        is accepted only if there is no secret."""
         self._secret = secret
-        self._takes_unsigned = takes_unsigned or (lambda: secret is None)
-        self._by_id: dict[str, Task] = {}
+        self._accepts_unsigned = accepts_unsigned or (lambda: secret is None)
+        self._tasks: dict[str, Task] = {}
         self._by_text: defaultdict[str, list[Task]] = defaultdict(list)
         self._texts = TextIndex()
         self.counts: Counter[str] = Counter()
@@ -40,7 +41,7 @@ class TaskIndex:
 
     def add(self, tasks: Iterable[Task], *, by_text: bool = False) -> None:
         for task in tasks:
-            self._by_id[task.task_id] = task
+            self._tasks[task.task_id] = task
             if by_text and (text := normalised(task.main_query)):
                 self._by_text[text].append(task)
                 self._texts.add(text)
@@ -53,26 +54,26 @@ class TaskIndex:
 
     def knows(self, key: str | None) -> bool:
         """Whether `key` names a registered task."""
-        return self._of_key(key) is not None
+        return self._by_key(key) is not None
 
     def find(self, key: str | None, opening: str) -> Task | None:
         """The task of a `sk-task-…` key, else the one row the first user message contains."""
         if task_id_of(key) is not None:
-            return self._of_key(key)
+            return self._by_key(key)
         return self._by_opening(opening) if self._by_text else None
 
-    def of_id(self, task_id: str | None) -> Task | None:
-        return self._by_id.get(task_id or "")
+    def by_id(self, task_id: str | None) -> Task | None:
+        return self._tasks.get(task_id or "")
 
-    def _of_key(self, key: str | None) -> Task | None:
+    def _by_key(self, key: str | None) -> Task | None:
         task_id = task_id_of(key)
         if task_id is None:
             return None
         if self._secret is not None:
             signed, _, mac = task_id.rpartition(".")
             if hmac.compare_digest(mac.encode(), self._mac(self._secret, signed).encode()):
-                return self._by_id.get(signed)
-        return self._by_id.get(task_id) if self._takes_unsigned() else None
+                return self._tasks.get(signed)
+        return self._tasks.get(task_id) if self._accepts_unsigned() else None
 
     @staticmethod
     def _mac(secret: bytes, task_id: str) -> str:

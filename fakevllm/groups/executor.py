@@ -27,7 +27,7 @@ from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.transport.engine_client import EngineResponse
 from fakevllm.transport.relay import pass_on
-from fakevllm.transport.request import SiblingResult, outcome_of, read_answer, with_apps_id
+from fakevllm.transport.request import SiblingResult, outcome_of, read_answer, with_app_id
 from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.http.asgi import wait_for_disconnect
 from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
@@ -52,7 +52,7 @@ class GroupServices:
 
     sampler: Sampler
     hooks: HookWorker
-    room: SiblingLimit
+    sibling_limit: SiblingLimit
     rng: random.Random
     on_end: Callable[[GroupExecutor, GroupRecord], None]
     """Called once per group, with the group's record."""
@@ -62,8 +62,8 @@ class GroupServices:
 class GroupExecutor:
     """The run of one group: calls, scoring, the app's answer and the record.
 
-    The caller has already taken capacity for `plan.num - 1` siblings from `services.room`; the
-    executor gives it back as siblings end.
+    The caller has already acquired capacity for `plan.num - 1` siblings from
+    `services.sibling_limit`; the executor releases it as siblings end.
     """
 
     def __init__(self, services: GroupServices, context: GroupContext) -> None:
@@ -107,14 +107,14 @@ class GroupExecutor:
             # Only a stop of the proxy cancels a request. The app gets an error, and the task ends.
             self.stop()
             await self.wait_closed()
-            await self._app.break_off(STOPPING)
+            await self._app.end_with_error(STOPPING)
         except WireError as error:
             await self._app.refuse(error)
             self._execute(self._scheduler.abort("upstream_unreachable"))
         except Exception:  # isolates: a proxy bug must not leave the app without an answer
             self._log.exception("request %s failed", self._request.id)
             self._execute(self._scheduler.abort("internal_error"))
-            await self._app.break_off(internal_error())
+            await self._app.end_with_error(internal_error())
         finally:
             watch.remove_done_callback(self._on_disconnect)
             watch.cancel()
@@ -194,7 +194,7 @@ class GroupExecutor:
         """Answer with the fallback if it has an answer, else with `error`. The fallback's answer is
         no sibling."""
         try:
-            self._fallback_reply = await self._services.sampler.lifeline.fall_back(
+            self._fallback_reply = await self._services.sampler.retry_handler.use_fallback(
                 self._request, self._app, error
             )
             self._draft.is_answered_well = True
@@ -241,7 +241,7 @@ class GroupExecutor:
         task = asyncio.create_task(self._run_sibling(index, is_relayed=is_relayed))
         self._tasks[index] = task
         if index > 0:
-            task.add_done_callback(lambda _: self._services.room.leave())
+            task.add_done_callback(lambda _: self._services.sibling_limit.release())
 
     def _resolve_answer(self, answer: Serve | Refuse | BreakOff | None) -> None:
         if not self._answer.done():
@@ -257,13 +257,13 @@ class GroupExecutor:
             case BreakOff(reason):
                 await self.wait_closed()  # after it, a relayed lead writes no more
                 error = STOPPING if reason == "proxy_stopped" else internal_error()
-                return await self._app.break_off(error)
+                return await self._app.end_with_error(error)
             case None:
                 return
         if (outage := result.outage) is not None:
             return await self._refuse(outage)
         assert result.reply is not None
-        reply = with_apps_id(result.reply, self._request, index)
+        reply = with_app_id(result.reply, self._request, index)
         await pass_on(self._services.sampler.upstream, self._request, self._app, reply)
 
     def _end(self, reason: str | None) -> None:
@@ -276,12 +276,13 @@ class GroupExecutor:
             timer.cancel()
         if self._scoring is not None:
             self._scoring.cancel()
-        room = self._services.room
-        room.leave(self._plan.num - max(1, len(self._tasks)))  # siblings that never started
+        sibling_limit = self._services.sibling_limit
+        num_never_started = self._plan.num - max(1, len(self._tasks))
+        sibling_limit.release(num_never_started)
         lead = self._results.get(0)
         is_answered = lead is not None and lead.answer is not None
-        if is_answered and not any(result.is_too_much for result in self._results.values()):
-            room.went_well()
+        if is_answered and not any(result.is_busy for result in self._results.values()):
+            sibling_limit.request_succeeded()
         try:
             record = self._record(reason)
         except Exception:  # isolates: the server must be sent the group's end in any case

@@ -81,7 +81,7 @@ class Lockstep:
             return self._delivery.num_unsettled == 0 or not self._link.reached.is_set()
 
         await _wait_until(is_accepted)
-        while not is_idle(await self._link.ask()):
+        while not is_idle(await self._link.fetch_status()):
             await asyncio.sleep(POLL_EVERY_S)
 
 

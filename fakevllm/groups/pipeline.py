@@ -45,7 +45,7 @@ from fakevllm.settlement.delivery import Delivery
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.request import Request, SiblingPlan
-from fakevllm.transport.retry import RetryHandler, why_failed
+from fakevllm.transport.retry import RetryHandler, failure_reason
 from fakevllm_adapters.formats.base import Json
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.http.asgi import ClientDisconnected, Receive, Send
@@ -68,7 +68,7 @@ class Pipeline:
         hooks: HookWorker | None,
         ledger: Ledger,
         delivery: Delivery,
-        lifeline: RetryHandler,
+        retry_handler: RetryHandler,
         resends: ResendCache,
         metrics: Metrics,
         *,
@@ -79,8 +79,8 @@ class Pipeline:
         before the request is answered. It is called only if there are hooks."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
-        self._lifeline = lifeline
-        self._room = lifeline.room
+        self._retry_handler = retry_handler
+        self._sibling_limit = retry_handler.sibling_limit
         self._metrics = metrics
         self._num_siblings = config.job.num_repeat
         self._hooks = hooks
@@ -98,9 +98,9 @@ class Pipeline:
         self._services: GroupServices | None = None
         if hooks is not None:
             self._services = GroupServices(
-                sampler=Sampler(upstream, lifeline, config.job.temperature),
+                sampler=Sampler(upstream, retry_handler, config.job.temperature),
                 hooks=hooks,
-                room=self._room,
+                sibling_limit=self._sibling_limit,
                 rng=random.Random(config.job.seed),
                 on_end=self._on_group_end,
                 failure_floor=config.reward.failure_floor,
@@ -117,7 +117,7 @@ class Pipeline:
         own_task = self._track_task()
         try:
             async with AppResponse(
-                send, request.adapter, request.exchange, on_begun=draft.stream_began
+                send, request.adapter, request.exchange, on_stream_started=draft.stream_began
             ) as app:
                 draft.app = app
                 try:
@@ -126,7 +126,7 @@ class Pipeline:
                 except asyncio.CancelledError:
                     # Only a stop of the proxy cancels a request. The app gets an error, and the
                     # task ends. A group has sent that error itself.
-                    await app.break_off(STOPPING)
+                    await app.end_with_error(STOPPING)
                     self._record(draft.failed("proxy_stopped", 503))
                 finally:
                     self._resends.ended(attempt, app, is_answered=draft.is_answered_well)
@@ -148,7 +148,7 @@ class Pipeline:
                 except ClientDisconnected:
                     return True
                 except asyncio.CancelledError:
-                    await app.break_off(STOPPING)
+                    await app.end_with_error(STOPPING)
                     return True
         finally:
             self._request_tasks.discard(own_task)
@@ -222,7 +222,7 @@ class Pipeline:
         if isinstance(request.ruling, ServeOnly):
             return SiblingPlan(1), request.ruling.recorded_reason
         if request.exchange is None:
-            return SiblingPlan(1), request.reason or "not_translated"
+            return SiblingPlan(1), request.no_exchange_reason or "not_translated"
         num = request.ruling.num or self._num_siblings
         if self._hooks is None:
             return SiblingPlan(1), why_only_served(request.body, 1)
@@ -255,14 +255,14 @@ class Pipeline:
 
         A lead without siblings is only served. It is sampled as it would be within a group.
         """
-        granted = self._room.take(
+        granted = self._sibling_limit.acquire(
             plan.num - 1,
             num_awaited=self._num_awaited + _num_awaited(plan, context.rules),
-            num_waiting=self._lifeline.num_waiting,
+            num_waiting=self._retry_handler.num_waiting,
         )
         if granted.num == 0:
-            return replace(plan, num=1), granted.cut
-        context.draft.cut_reason = granted.cut
+            return replace(plan, num=1), granted.cut_reason
+        context.draft.cut_reason = granted.cut_reason
         return replace(plan, num=granted.num + 1), None
 
     async def _serve_single(self, context: GroupContext, reason: str) -> None:
@@ -270,10 +270,10 @@ class Pipeline:
         request, draft, app = context.request, context.draft, context.app
         try:
             async with CancelOnDisconnect(context.receive, LINGER_S):
-                reply, trouble = await self._lifeline.relay(request, app, context.plan)
+                reply, trouble = await self._retry_handler.relay(request, app, context.plan)
             draft.mark_answered()
             if reply.status == 200:
-                self._room.went_well()
+                self._sibling_limit.request_succeeded()
             if trouble is None:
                 self._record(draft.served_once(reply, reason))
             else:
@@ -282,10 +282,10 @@ class Pipeline:
             self._record(draft.failed("client_disconnected", 499))
         except WireError as error:
             await app.refuse(error)
-            self._record(draft.failed(why_failed(error), error.status))
+            self._record(draft.failed(failure_reason(error), error.status))
         except Exception:  # isolates: a proxy bug must not leave the app without an answer
             log.exception("request %s failed", request.id, extra={"group": request.id})
-            await app.break_off(internal_error())
+            await app.end_with_error(internal_error())
             self._record(draft.failed("internal_error", 500))
 
     def _on_group_end(self, executor: GroupExecutor, group: GroupRecord) -> None:

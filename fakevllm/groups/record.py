@@ -18,7 +18,7 @@ from fakevllm.sessions.placement import Placement
 from fakevllm.sessions.types import Place
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.request import Request, SiblingResult, read_answer
-from fakevllm.transport.retry import why_failed
+from fakevllm.transport.retry import failure_reason
 from fakevllm_adapters.formats.base import Answer, Json
 from fakevllm_adapters.protocol.reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import Task
@@ -217,7 +217,7 @@ class GroupDraft:
     def _is_cut(self) -> bool:
         """Return whether the app left early and nobody has got the answer since."""
         is_delivered = self.attempt is not None and self.attempt.num_delivered > 0
-        return self.app is not None and self.app.was_cut and not is_delivered
+        return self.app is not None and self.app.is_cut_short and not is_delivered
 
     def _kept(self) -> KeptAnswer | None:
         if self.attempt is None or self.app is None or not self.is_answered_well:
@@ -319,7 +319,7 @@ def _failure_reason(lead: SiblingResult) -> str:
     if lead.answer is not None:
         return NOT_SHOWN
     if lead.error is not None:
-        return why_failed(lead.error)
+        return failure_reason(lead.error)
     is_refused = lead.reply is not None and lead.status >= 400
     return f"upstream_{lead.status}" if is_refused else "no_answer"
 

@@ -132,16 +132,16 @@ class ResendCache:
                 if answered is not None:
                     if pending.on_delivery is not None:
                         pending.on_delivery()
-                    await app.again(answered)
-                elif app.is_begun:
+                    await app.send_stored(answered)
+                elif app.is_started:
                     await app.refuse(_FAILED)
         except (ClientDisconnected, asyncio.CancelledError):
             self._attempts.connection_lost(entry, self._now())
             raise
         if answered is None:
             self._attempts.stopped_waiting(entry, self._now())
-            return app.is_begun
-        if app.was_cut:
+            return app.is_started
+        if app.is_cut_short:
             self._attempts.connection_lost(entry, self._now())
             return True
         self._delivered(entry, app)
@@ -166,7 +166,7 @@ class ResendCache:
         if entry is None:
             return
         pending, now = entry.pending, self._now()
-        answered = app.answered if is_answered else None
+        answered = app.complete_answer if is_answered else None
         if answered is None:
             self._attempts.failed(entry, now)
         else:
@@ -176,13 +176,13 @@ class ResendCache:
                 self._attempts.stopped_waiting(entry, now)
             else:
                 self._delivered(entry, app)
-        elif not app.was_cut:
+        elif not app.is_cut_short:
             self._attempts.delivery_confirmed(entry, now)
         if not pending.answered.done():
             pending.answered.set_result(answered)
 
     def _delivered(self, entry: ResendEntry, app: AppResponse) -> None:
-        entry.pending.delivered_at = self._now() if app.is_in_one_piece else -math.inf
+        entry.pending.delivered_at = self._now() if app.is_single_chunk else -math.inf
         self._attempts.delivered(entry, self._now())
 
     def _first_connection_reset(self, entry: ResendEntry, error: Exception | None) -> None:
@@ -211,9 +211,9 @@ class ResendCache:
 
 def undelivered_answer(entry: ResendEntry, app: AppResponse, now: float) -> KeptAnswer | None:
     """Return the answer that the app missed, or None if nobody missed it or a resend got it."""
-    if not app.was_cut or entry.num_delivered or app.answered is None:
+    if not app.is_cut_short or entry.num_delivered or app.complete_answer is None:
         return None
-    return _kept_answer(entry, app.answered, now)
+    return _kept_answer(entry, app.complete_answer, now)
 
 
 def _kept_answer(entry: ResendEntry, answered: SentResponse, now: float) -> KeptAnswer:

@@ -19,7 +19,7 @@ class Sampler:
     """Calls to the engine for the siblings of a group."""
 
     upstream: EngineClient
-    lifeline: RetryHandler
+    retry_handler: RetryHandler
     temperature: float
     """Sampling temperature of every sibling but the lead."""
 
@@ -32,23 +32,25 @@ class Sampler:
         lead waits and is retried; a sibling is not.
         """
         last = SiblingResult(index)
-        room = self.lifeline.room
+        sibling_limit = self.retry_handler.sibling_limit
 
-        async def call(request: Request, is_by_us: Callable[[], bool]) -> SiblingResult:
+        async def call(
+            request: Request, is_caused_by_siblings: Callable[[], bool]
+        ) -> SiblingResult:
             nonlocal last
             last = await sample(self.upstream, request, plan, index, self.temperature)
-            if index > 0 and last.is_too_much:
-                room.refused()
+            if index > 0 and last.is_busy:
+                sibling_limit.engine_refused()
                 return last
             if (outage := last.outage) is not None:
                 raise outage
-            if last.told is not None and last.is_too_much and is_by_us():
-                raise last.told
+            if last.upstream_error is not None and last.is_busy and is_caused_by_siblings():
+                raise last.upstream_error
             return last
 
-        with room.with_engine() if index > 0 else contextlib.nullcontext():
+        with sibling_limit.sampling() if index > 0 else contextlib.nullcontext():
             try:
-                return await self.lifeline.held(request, app, call)
+                return await self.retry_handler.retry_until_answered(request, app, call)
             except WireError as error:
                 return last if last.outage is not None else SiblingResult(index, error=error)
 
@@ -64,9 +66,13 @@ class Sampler:
         Raises WireError if nothing of an answer has been sent to the app.
         """
 
-        async def call(request: Request, is_by_us: Callable[[], bool]) -> EngineResponse:
+        async def call(
+            request: Request, is_caused_by_siblings: Callable[[], bool]
+        ) -> EngineResponse:
             body = plan.body(request, 0, self.temperature)
             lead = LeadCall(body, sibling_headers(request, 0), on_first_token)
-            return await relay(self.upstream, request, app, lead, is_by_us=is_by_us)
+            return await relay(
+                self.upstream, request, app, lead, is_caused_by_siblings=is_caused_by_siblings
+            )
 
-        return await self.lifeline.held(request, app, call)
+        return await self.retry_handler.retry_until_answered(request, app, call)

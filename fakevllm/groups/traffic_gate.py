@@ -52,7 +52,7 @@ class TrafficGate:
         facts = RequestFacts(
             route=request.adapter.name,
             model=request.model,
-            headers=request.apps_headers,
+            headers=request.app_headers,
             body=request.body,
             key_names=self._key_names(key, app_key),
         )

@@ -24,7 +24,7 @@ from fakevllm.ledger.writer import WriteReceipt
 from fakevllm.runtime.task_set import TaskSet
 from fakevllm.sessions.types import Place
 from fakevllm.settlement.pending_groups import PendingGroups
-from fakevllm.swarm.errors import is_passing, mend_of
+from fakevllm.swarm.errors import describe_error, is_transient
 from fakevllm.swarm.link import SwarmLink
 from fakevllm_adapters.protocol.swarm import EndGroupReply, EndGroupRequest
 
@@ -171,7 +171,7 @@ class Delivery:
             try:
                 return await self._end(group)
             except Exception as error:  # isolates: one odd group must not hold up the others
-                if not is_passing(error):
+                if not is_transient(error):
                     return self._lose(group.group_id, error)
             with self._stoppable_wait():
                 await asyncio.sleep(RESEND_PAUSE_S)
@@ -255,7 +255,7 @@ class Delivery:
         log.warning(
             "group %s could not be ended: the swarm server %s",
             group_id,
-            mend_of(error),
+            describe_error(error),
             extra={"group": group_id},
         )
         self.forget(group_id)
@@ -291,7 +291,7 @@ def reason_of(error: Exception) -> str:
     >>> reason_of(TimeoutError())
     'swarm_unreachable'
     """
-    if is_passing(error):
+    if is_transient(error):
         return "swarm_unreachable"
     if isinstance(error, aiohttp.ClientResponseError):
         return f"swarm_refused: {error.status}"

@@ -267,7 +267,7 @@ class FeedbackService:
         subject = await self._subject(row.group_id)
         if subject is None:
             return HookFailure("not_in_ledger: the answer's group was not written")
-        task = self._tasks.of_id(subject.group.task_id)
+        task = self._tasks.by_id(subject.group.task_id)
         return await self._hooks.feedback(hook_argument(subject, task, row))
 
     async def _process_implicit(
@@ -301,7 +301,7 @@ class FeedbackService:
             state=FeedbackState.KEPT,  # the outcome, if it counts, replaces it
             reason="not_heard",
         )
-        task = self._tasks.of_id(subject.group.task_id)
+        task = self._tasks.by_id(subject.group.task_id)
         value = await self._hooks.feedback(hook_argument(subject, task, row, text))
         if isinstance(value, FeedbackValue) and value.value is None:
             return None

@@ -17,7 +17,7 @@ from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
 from fakevllm.settlement.delivery import reason_of
 from fakevllm.settlement.feedback_values import MIN_ADVANTAGE, baseline_of
-from fakevllm.swarm.errors import is_passing, mend_of
+from fakevllm.swarm.errors import describe_error, is_transient
 from fakevllm.swarm.link import SwarmLink
 from fakevllm_adapters.protocol.swarm import MAX_SAMPLE_CALLS, AddSampleRequest
 
@@ -65,7 +65,7 @@ class LateSamples:
                 cause = (
                     str(error)
                     if isinstance(error, LedgerError)
-                    else f"swarm server {mend_of(error)}"
+                    else f"swarm server {describe_error(error)}"
                 )
                 log.warning("late feedback could not be sent and is retried: %s", cause)
                 await asyncio.sleep(PAUSE_S)
@@ -131,12 +131,12 @@ class LateSamples:
                 )
             )
         except Exception as error:  # isolates: one odd feedback must not hold up the others
-            if is_passing(error):
+            if is_transient(error):
                 raise
             log.warning(
                 "feedback about %s is lost: the swarm server %s",
                 row.group_id,
-                mend_of(error),
+                describe_error(error),
                 extra={"group": row.group_id},
             )
             return FeedbackState.LOST, reason_of(error)

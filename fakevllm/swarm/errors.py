@@ -7,27 +7,27 @@ import os
 import aiohttp
 
 CALL_TIMEOUT_S = 10
-NO_ADMIN = (
+NEEDS_ADMIN_KEY = (
     "our key may not start the engine: have an admin start it, or give an admin's key with "
     "--swarm-key and start this again"
 )
-TROUBLE = (aiohttp.ClientError, TimeoutError, OSError)
+NETWORK_ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether the same call may succeed later: what the server refuses (4xx) it refuses again.
 
-    >>> is_passing(TimeoutError()), is_passing(ValueError())
+    >>> is_transient(TimeoutError()), is_transient(ValueError())
     (True, False)
     """
     is_refusal = isinstance(error, aiohttp.ClientResponseError) and 400 <= error.status < 500
-    return isinstance(error, TROUBLE) and not is_refusal
+    return isinstance(error, NETWORK_ERRORS) and not is_refusal
 
 
-def mend_of(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """What is wrong with the server and what to do, in one line; the sentence begins with its URL.
 
-    >>> mend_of(TimeoutError())
+    >>> describe_error(TimeoutError())
     'does not answer within 10 s: see its log'
     """
     match error:

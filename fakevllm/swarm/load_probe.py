@@ -9,7 +9,7 @@ from collections.abc import Callable
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-ASK_EVERY_S = 1.0
+PROBE_EVERY_S = 1.0
 """A real engine's page takes it milliseconds."""
 TIMEOUT_S = 2.0
 log = logging.getLogger("fakevllm.link")
@@ -27,7 +27,7 @@ class LoadProbe:
         self._is_wanted = is_wanted
         self._clock = clock
         self._next_at = clock()
-        self._is_asked = False
+        self._has_probed = False
         """Since the engine began to answer."""
         self.num_waiting: int | None = None
         """As last heard; None where the engine does not tell."""
@@ -35,30 +35,30 @@ class LoadProbe:
     async def follow(self, http: aiohttp.ClientSession, *, is_serving: bool) -> None:
         """To be called often; asks when it is time. Raises nothing of the server's."""
         if not is_serving:
-            self.num_waiting, self._is_asked = None, False
-        elif self._is_asked and not self._is_wanted():
+            self.num_waiting, self._has_probed = None, False
+        elif self._has_probed and not self._is_wanted():
             if self.num_waiting is not None:
                 self.num_waiting, self._next_at = 0, self._clock()
         elif self._clock() >= self._next_at:
-            self._is_asked, self._next_at = True, self._clock() + ASK_EVERY_S
-            self.num_waiting = await _asked(http)
+            self._has_probed, self._next_at = True, self._clock() + PROBE_EVERY_S
+            self.num_waiting = await _fetch_queue_length(http)
 
 
-async def _asked(http: aiohttp.ClientSession) -> int | None:
+async def _fetch_queue_length(http: aiohttp.ClientSession) -> int | None:
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     try:
         async with http.get("/metrics", timeout=timeout) as answer:
-            return queue_in(await answer.text()) if answer.status == 200 else None
+            return parse_queue_length(await answer.text()) if answer.status == 200 else None
     except Exception as error:  # isolates: a garbled page is no reason to lose the server
         log.debug("no queue is known: %s", error)
         return None
 
 
-def queue_in(page: str) -> int | None:
+def parse_queue_length(page: str) -> int | None:
     """Of all the engines on a page; None where it tells of none. Raises some
     exception where it is garbled.
 
-    >>> queue_in('vllm:num_requests_waiting{engine="0"} 2.0')
+    >>> parse_queue_length('vllm:num_requests_waiting{engine="0"} 2.0')
     2
     """
     lines = [line for line in page.splitlines() if line.startswith(_WAITING)]

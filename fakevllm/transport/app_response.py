@@ -34,7 +34,7 @@ GRACE_S = 1.5
 """Clients retry errors inside a stream without end; most permanent ones are known by then."""
 KEEP_ALIVE_EVERY_S = 5.0
 """Well below the 300 s after which the strictest client gives up on a stream."""
-PATIENCE_S = 50.0
+WHITE_SPACE_AFTER_S = 50.0
 """How long a whole answer leaves the app in silence: below the 60 s of common reverse proxies.
 White space before JSON fixes the status at 200, so it comes late."""
 
@@ -61,12 +61,12 @@ class WatchedSend:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.is_begun = False
+        self.is_started = False
         self.is_ended = False
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            self.is_begun = True
+            self.is_started = True
         elif message["type"] == "http.response.body":
             self.is_ended = not message.get("more_body", False)
         await self._send(message)
@@ -81,11 +81,11 @@ class AppResponse:
         adapter: Adapter,
         exchange: Exchange | None,
         *,
-        on_begun: Callable[[str | None], None] = lambda _: None,
+        on_stream_started: Callable[[str | None], None] = lambda _: None,
     ) -> None:
-        """`exchange` None: the engine's own route answers, in a format that is not read here.
-        `on_begun`: called with the engine's id of the answer once the app has read the first part
-        of a stream."""
+        """`exchange`: None if the engine's own route answers, in a format that the proxy does not
+        parse. `on_stream_started`: called with the engine's id of the answer, or None if the answer
+        has no id, once the first part of a streamed answer has been sent."""
         self._send = WatchedSend(send)
         self._adapter = adapter
         self._exchange = exchange
@@ -93,11 +93,11 @@ class AppResponse:
         self._is_sending = False
         self._wrote_at = 0.0
         self._began_at = 0.0
-        self.is_told = False
+        self.has_answer_data = False
         """Whether the app has got anything of an answer, and not only what keeps it waiting."""
-        self.on_begun = on_begun
-        self._beat: asyncio.TimerHandle | None = None
-        self._beating: asyncio.Task[None] | None = None
+        self.on_stream_started = on_stream_started
+        self._keep_alive_timer: asyncio.TimerHandle | None = None
+        self._keep_alive_task: asyncio.Task[None] | None = None
         self._is_held = False
         self._is_closed = False
         self._headers: Headers = []
@@ -106,7 +106,7 @@ class AppResponse:
         self._num_said_before_it_left: int | None = None
 
     @property
-    def was_cut(self) -> bool:
+    def is_cut_short(self) -> bool:
         """Whether the app was seen to leave before it had all that it was told. Some clients hang
         up at the event that ends an answer, before the last byte."""
         if self._num_said_before_it_left is None:
@@ -115,17 +115,17 @@ class AppResponse:
         return not self._send.is_ended or missed not in (b"", DONE)
 
     @property
-    def num_said(self) -> int:
+    def num_answer_chunks(self) -> int:
         """Pieces of an answer so far."""
         return len(self._said)
 
     @property
-    def is_in_one_piece(self) -> bool:
+    def is_single_chunk(self) -> bool:
         """Whether the answer went out at once, and not as it came."""
         return sum(map(bool, self._said)) <= 1
 
     @property
-    def answered(self) -> SentResponse | None:
+    def complete_answer(self) -> SentResponse | None:
         """All that the app got, where that was an answer to its end; whether it was still there
         to get it or not."""
         if self._is_trouble or not self._send.is_ended:
@@ -133,13 +133,13 @@ class AppResponse:
         return SentResponse(200, self._headers, b"".join(self._said))
 
     @property
-    def is_begun(self) -> bool:
-        return self._send.is_begun
+    def is_started(self) -> bool:
+        return self._send.is_started
 
     async def __aenter__(self) -> Self:
         self._began_at = asyncio.get_running_loop().time()
         if self._exchange is not None:
-            self._schedule(GRACE_S if self._streamed else PATIENCE_S)
+            self._schedule(GRACE_S if self._streamed else WHITE_SPACE_AFTER_S)
         return self
 
     async def __aexit__(
@@ -148,21 +148,23 @@ class AppResponse:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        self.fall_silent()
+        self.stop_keep_alives()
         self._is_closed = True
-        if self._beating is not None and not self._beating.done():
-            self._beating.cancel()
-            await asyncio.wait({self._beating})
+        if self._keep_alive_task is not None and not self._keep_alive_task.done():
+            self._keep_alive_task.cancel()
+            await asyncio.wait({self._keep_alive_task})
 
-    def watching(self, receive: Receive, on_left: Callable[[], None] = lambda: None) -> Receive:
+    def watching(
+        self, receive: Receive, on_disconnect: Callable[[], None] = lambda: None
+    ) -> Receive:
         """The app's `receive`; whoever awaits it learns when the app leaves, and so does this.
-        `on_left`: called where that is before the last byte is out."""
+        `on_disconnect`: called where that is before the last byte is out."""
 
         async def watched() -> MutableMapping[str, Any]:
             message = await receive()
             if message["type"] == "http.disconnect" and not self._send.is_ended:
                 self._num_said_before_it_left = len(self._said)
-                on_left()
+                on_disconnect()
             return message
 
         return watched
@@ -185,13 +187,13 @@ class AppResponse:
             shown = self._exchange.answer(reply.body)
         except ValueError:
             return await self.refuse(internal_error())
-        await self.whole(reply.status, shown, reply.headers)
+        await self.send_body(reply.status, shown, reply.headers)
 
-    async def whole(self, status: int, body: bytes, headers: Headers) -> None:
+    async def send_body(self, status: int, body: bytes, headers: Headers) -> None:
         """One body in the app's format, with its status where that is still open."""
-        self.is_told = True
+        self.has_answer_data = True
         self._is_trouble = status != 200
-        if not self.is_begun:
+        if not self.is_started:
             self._is_sending = True
             self._headers, self._said = headers, [body]
             return await send_bytes(self._send, status, body, headers)
@@ -199,16 +201,16 @@ class AppResponse:
             body = self._exchange.end_with_error(_error_in(body))
         await self.write(body, last=True)
 
-    async def again(self, answered: SentResponse) -> None:
+    async def send_stored(self, answered: SentResponse) -> None:
         """The answer that an earlier app was to get for the same request."""
         if not self._streamed:
-            return await self.whole(answered.status, answered.body, answered.headers)
+            return await self.send_body(answered.status, answered.body, answered.headers)
         await self.open(answered.headers)
         await self.write(answered.body, last=True)
 
     async def refuse(self, error: WireError) -> None:
-        self.is_told = self._is_trouble = True
-        if not self.is_begun:
+        self.has_answer_data = self._is_trouble = True
+        if not self.is_started:
             self._is_sending = True
             worded = self._adapter.refusal(error.status, error.body)
             return await send_error(self._send, replace(error, body=worded))
@@ -219,13 +221,13 @@ class AppResponse:
 
     async def open(self, headers: Headers) -> None:
         """Begins a stream, where it has not been begun to keep the app waiting."""
-        if not self.is_begun:
+        if not self.is_started:
             self._headers = headers
             await start_stream(self._send, 200, headers)
 
     async def write(self, chunk: bytes, *, last: bool = False, is_answer: bool = True) -> None:
         """`is_answer`: whether it is any of an answer, and not only what keeps the app waiting."""
-        self.is_told = self.is_told or last or (is_answer and bool(chunk))
+        self.has_answer_data = self.has_answer_data or last or (is_answer and bool(chunk))
         if is_answer:
             self._said.append(chunk)
         self._is_sending = True
@@ -236,32 +238,34 @@ class AppResponse:
             self._is_sending = last
             self._wrote_at = asyncio.get_running_loop().time()
 
-    async def break_off(self, error: WireError) -> None:
+    async def end_with_error(self, error: WireError) -> None:
         """An answer that has not ended ends with `error`; what has ended stays as it is."""
         if not self._send.is_ended:
             await self.refuse(error)
 
     # --- what keeps it waiting
 
-    def fall_silent(self) -> None:
+    def stop_keep_alives(self) -> None:
         """From now on nothing is sent but what the caller sends."""
-        if self._beat is not None:
-            self._beat.cancel()
+        if self._keep_alive_timer is not None:
+            self._keep_alive_timer.cancel()
 
-    def hold_back(self) -> None:
+    def postpone_start(self) -> None:
         """What has not begun waits for a while: an error that clients get as a status they ask
         again for by themselves, and none that comes inside a stream."""
-        if self._exchange is None or self.is_begun or self._is_held or self._is_closed:
+        if self._exchange is None or self.is_started or self._is_held or self._is_closed:
             return
-        self.fall_silent()
+        self.stop_keep_alives()
         self._is_held = True
         waited_s = asyncio.get_running_loop().time() - self._began_at
-        self._schedule(max(PATIENCE_S - waited_s, 0.0))
+        self._schedule(max(WHITE_SPACE_AFTER_S - waited_s, 0.0))
 
     def _schedule(self, delay_s: float) -> None:
-        self._beat = asyncio.get_running_loop().call_later(delay_s, self.on_beat)
+        self._keep_alive_timer = asyncio.get_running_loop().call_later(
+            delay_s, self.on_keep_alive_due
+        )
 
-    def on_beat(self) -> None:
+    def on_keep_alive_due(self) -> None:
         """Says something where nothing was said for a while."""
         if self._send.is_ended or self._is_closed:
             return
@@ -269,7 +273,7 @@ class AppResponse:
         silent_s = loop.time() - self._wrote_at
         if silent_s >= KEEP_ALIVE_EVERY_S:
             silent_s = 0.0
-            self._beating = loop.create_task(self._keep_alive())
+            self._keep_alive_task = loop.create_task(self._keep_alive())
         self._schedule(KEEP_ALIVE_EVERY_S - silent_s)
 
     async def _keep_alive(self) -> None:

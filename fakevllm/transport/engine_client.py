@@ -47,38 +47,37 @@ class EngineResponse:
     body: bytes
     streamed: bool
     latency_s: float
-    is_late: bool = False
+    is_from_stream: bool = False
     """An error that came as the first event of a stream, told as a status."""
-    cut: list[bytes] | None = None
+    parsed_events: list[bytes] | None = None
     """The events, where they are known already."""
     reason: OutageReason | None = None
     """Reason that the server sent with an error, None where it sent none."""
 
     @staticmethod
-    def of_events(events: list[bytes], latency_s: float) -> EngineResponse:
-        return EngineResponse(200, [], b"".join(events), True, latency_s, cut=events)
+    def from_events(events: list[bytes], latency_s: float) -> EngineResponse:
+        return EngineResponse(200, [], b"".join(events), True, latency_s, parsed_events=events)
 
     @property
     def events(self) -> list[bytes]:
-        if self.cut is not None:
-            return self.cut
+        if self.parsed_events is not None:
+            return self.parsed_events
         return SseDecoder().feed(self.body) if self.streamed else []
 
-    @property
-    def timely(self) -> EngineResponse:
+    def unwrap_early_error(self) -> EngineResponse:
         """A stream that begins with an error that will not heal, as a status: clients ask again
         without end for what fails inside a stream, and take a status for final."""
         if not self.streamed or b'"error"' not in self.body:
             return self
         first = next(iter(self.events), b"")
-        code = _lasting(first)
+        code = _permanent_error_code(first)
         if code is None:
             return self
         body = data_of(first) or b""
-        return EngineResponse(code, JSON, body, False, self.latency_s, is_late=True)
+        return EngineResponse(code, JSON, body, False, self.latency_s, is_from_stream=True)
 
     @property
-    def broke_off(self) -> bool:
+    def is_broken_off(self) -> bool:
         """Whether this is a stream that the engine did not live to end: its server can only say so
         inside it."""
         return self.streamed and _CUT_OFF in self.body
@@ -96,13 +95,13 @@ class LiveResponse:
     """Reason that the server sent with an error, None where it sent none."""
 
 
-REST_S = 0.1
+DRAIN_TIMEOUT_S = 0.1
 """For what is behind the end of a stream, before its connection is given up."""
 
 
 class EngineClient:
     def __init__(self, url: str, key: str | None) -> None:
-        self._resting = TaskSet(log, "what is behind a stream's end could not be read")
+        self._drains = TaskSet(log, "what is behind a stream's end could not be read")
         self._http = aiohttp.ClientSession(
             url,
             headers=bearer_header(key) | PROXY_HEADERS,
@@ -113,12 +112,12 @@ class EngineClient:
         )
 
     @property
-    def num_resting(self) -> int:
+    def num_draining(self) -> int:
         """Calls that are over but for what is behind their end."""
-        return len(self._resting)
+        return len(self._drains)
 
     async def close(self) -> None:
-        await self._resting.close()
+        await self._drains.close()
         await self._http.close()
 
     async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> EngineResponse:
@@ -130,7 +129,7 @@ class EngineClient:
                 path, data=body, headers=headers, allow_redirects=False
             ) as answer:
                 if not is_final_status(answer.status):
-                    raise _odd(answer)
+                    raise _bad_status(answer)
                 raw = await answer.read()
                 streamed = answer.status == 200 and answer.content_type == EVENT_STREAM
                 shown = relayed_headers(answer.headers.items())
@@ -139,11 +138,11 @@ class EngineClient:
                 reply = EngineResponse(
                     answer.status, shown, raw, streamed, latency_s, reason=reason
                 )
-                if reply.broke_off:
+                if reply.is_broken_off:
                     raise aiohttp.ClientPayloadError("its engine broke off")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise unreachable(error) from error
-        return reply.timely
+        return reply.unwrap_early_error()
 
     def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
@@ -154,7 +153,7 @@ class EngineClient:
             self._http.request(
                 method, path, data=body or None, headers=headers, allow_redirects=False
             ),
-            self._resting,
+            self._drains,
         )
 
 
@@ -164,10 +163,10 @@ class _Live(AbstractAsyncContextManager[LiveResponse]):
     def __init__(
         self,
         asked: AbstractAsyncContextManager[aiohttp.ClientResponse],
-        resting: TaskSet,
+        drains: TaskSet,
     ) -> None:
         self._asked = asked
-        self._resting = resting
+        self._drains = drains
 
     async def __aenter__(self) -> LiveResponse:
         try:
@@ -176,7 +175,7 @@ class _Live(AbstractAsyncContextManager[LiveResponse]):
             raise unreachable(error) from error
         if not is_final_status(answer.status):
             answer.close()
-            raise unreachable(_odd(answer))
+            raise unreachable(_bad_status(answer))
         self._answer = answer
         streamed = answer.status == 200 and answer.content_type == EVENT_STREAM
         shown = relayed_headers(answer.headers.items())
@@ -190,7 +189,7 @@ class _Live(AbstractAsyncContextManager[LiveResponse]):
     ) -> None:
         if kind is None and not self._answer.content.at_eof():
             # Beside the app: its request is over, and a row waits to be written.
-            rest = self._resting.start(self._take_rest())
+            rest = self._drains.start(self._drain())
             # Also where it is cancelled before it begins. What came to its end is closed already.
             rest.add_done_callback(lambda _: self._answer.close())
             return
@@ -198,15 +197,15 @@ class _Live(AbstractAsyncContextManager[LiveResponse]):
         if isinstance(error, aiohttp.ClientError | TimeoutError):
             raise unreachable(error) from error
 
-    async def _take_rest(self) -> None:
+    async def _drain(self) -> None:
         """What is behind the end of a stream, so that its connection can be used again."""
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with asyncio.timeout(REST_S):
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 while await self._answer.content.readany():
                     pass
 
 
-def _odd(answer: aiohttp.ClientResponse) -> aiohttp.ClientError:
+def _bad_status(answer: aiohttp.ClientResponse) -> aiohttp.ClientError:
     """For what is no answer to pass on."""
     return aiohttp.ClientPayloadError(f"status {answer.status}")
 
@@ -224,7 +223,7 @@ async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         raise unreachable(error) from error
 
 
-def _lasting(event: bytes) -> int | None:
+def _permanent_error_code(event: bytes) -> int | None:
     """The code of the error in an event, where it is one of 4xx."""
     if b'"error"' not in event:
         return None

@@ -24,7 +24,7 @@ STREAM_BEGINS_S = 60.0
 """Within it a server that lives has begun a stream, also one that queues its requests."""
 ANSWER_BEGINS_S = 600.0
 """What comes in one piece begins when it is done: as long as OpenAI's SDK waits by default."""
-_VLLMS_OWN = "continuous_usage_stats"
+_VLLM_OPTION = "continuous_usage_stats"
 """What our translations ask of a vLLM, and other servers may refuse."""
 
 
@@ -40,12 +40,12 @@ class Fallback:
         stream_begins_s: float = STREAM_BEGINS_S,
         answer_begins_s: float = ANSWER_BEGINS_S,
     ) -> None:
-        self._streaming = _Elsewhere(url, key, stream_begins_s)
-        self._whole = _Elsewhere(url, key, answer_begins_s)
+        self._streaming = _FallbackClient(url, key, stream_begins_s)
+        self._whole = _FallbackClient(url, key, answer_begins_s)
         self._model = model
 
     @staticmethod
-    def of(settings: FallbackSection) -> Fallback | None:
+    def from_settings(settings: FallbackSection) -> Fallback | None:
         if settings.url is None:
             return None
         return Fallback(settings.url, settings.key, settings.model)
@@ -56,14 +56,14 @@ class Fallback:
         model = self._model or request.model
         asked = with_model(request, model) if model else request
         upstream = self._streaming if request.streamed else self._whole
-        return await relay(upstream, _plain(asked), app)
+        return await relay(upstream, _without_vllm_options(asked), app)
 
     async def close(self) -> None:
         await self._streaming.close()
         await self._whole.close()
 
 
-class _Elsewhere(EngineClient):
+class _FallbackClient(EngineClient):
     """Its `/v1` may lie below a path; what it refuses is no answer, and neither is
     one that does not begin within `begins_s`."""
 
@@ -71,7 +71,7 @@ class _Elsewhere(EngineClient):
         parts = urlsplit(url)
         super().__init__(f"{parts.scheme}://{parts.netloc}", key)
         self._begins_s = begins_s
-        self._below = parts.path.rstrip("/").removesuffix("/v1")
+        self._path_prefix = parts.path.rstrip("/").removesuffix("/v1")
 
     @contextlib.asynccontextmanager
     async def live(
@@ -79,7 +79,10 @@ class _Elsewhere(EngineClient):
     ) -> AsyncGenerator[LiveResponse]:
         begins = asyncio.timeout(self._begins_s)
         try:
-            async with begins, super().live(method, self._below + path, body, headers) as live:
+            async with (
+                begins,
+                super().live(method, self._path_prefix + path, body, headers) as live,
+            ):
                 if live.status != 200:
                     said = b"".join([chunk async for chunk in live.chunks])
                     raise _refused(live.status, said)
@@ -91,15 +94,15 @@ class _Elsewhere(EngineClient):
             raise unavailable(f"The fallback said nothing for {self._begins_s:g} s.") from error
 
 
-def _plain(request: Request) -> Request:
+def _without_vllm_options(request: Request) -> Request:
     """Without what only a vLLM understands and the app did not ask for."""
     if request.exchange is None or not request.is_translated:
         return request
     options = request.body.get("stream_options")
-    if not isinstance(options, dict) or _VLLMS_OWN not in options:
+    if not isinstance(options, dict) or _VLLM_OPTION not in options:
         return request
-    del options[_VLLMS_OWN]
-    return replace(request, asked=orjson.dumps(request.body))
+    del options[_VLLM_OPTION]
+    return replace(request, upstream_body=orjson.dumps(request.body))
 
 
 def _refused(status: int, said: bytes) -> WireError:
@@ -117,7 +120,7 @@ def with_model(request: Request, model: str) -> Request:
     except (ValueError, AttributeError, RecursionError):
         return request
     if request.exchange is None:
-        return replace(request, raw=raw, asked=raw)
+        return replace(request, raw=raw, upstream_body=raw)
     request.exchange.body["model"] = model
-    asked = orjson.dumps(request.exchange.body) if request.is_translated else raw
-    return replace(request, raw=raw, asked=asked)
+    upstream_body = orjson.dumps(request.exchange.body) if request.is_translated else raw
+    return replace(request, raw=raw, upstream_body=upstream_body)

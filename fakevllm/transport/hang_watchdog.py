@@ -33,7 +33,7 @@ class HangWatchdog:
         self._engine = AbsenceTimer(limit_s, now_s)
         # At least one look: a server may have come back, and its link not have heard it yet.
         self._server = AbsenceTimer(max(limit_s, LOOK_EVERY_S), now_s)
-        self._num_said = app.num_said
+        self._num_answer_chunks = app.num_answer_chunks
         self._is_engine_away = False
         self._limit = asyncio.timeout(None)
         self._next: asyncio.TimerHandle | None = None
@@ -65,9 +65,12 @@ class HangWatchdog:
             self._next = self._clock.call_later(LOOK_EVERY_S, self._look)
 
     def _is_in_vain(self, now_s: float) -> bool:
-        is_told, has_said = self._app.is_told, self._app.num_said > self._num_said
-        self._num_said = self._app.num_said
+        has_answer_data, has_said = (
+            self._app.has_answer_data,
+            self._app.num_answer_chunks > self._num_answer_chunks,
+        )
+        self._num_answer_chunks = self._app.num_answer_chunks
         is_away = self._engine.is_too_long(now_s, is_there=self._link.is_serving)
-        self._is_engine_away = is_away and self._has_other and not is_told
+        self._is_engine_away = is_away and self._has_other and not has_answer_data
         is_there = has_said or not self._link.is_silent
         return self._server.is_too_long(now_s, is_there=is_there) or self._is_engine_away

@@ -26,7 +26,7 @@ class LeadCall:
     on_first_token: Callable[[], None]
 
 
-def _by_others() -> bool:
+def _never() -> bool:
     return False
 
 
@@ -36,17 +36,24 @@ async def relay(
     app: AppResponse,
     lead: LeadCall | None = None,
     *,
-    is_by_us: Callable[[], bool] = _by_others,
+    is_caused_by_siblings: Callable[[], bool] = _never,
 ) -> EngineResponse:
-    """Returns what the upstream answered. Raises WireError while the app has got nothing.
-    `is_by_us`: whether a 429 is raised too, for it is our doing and no answer to the app."""
+    """Relay the upstream's answer to the app while it arrives, and return it.
+
+    `is_caused_by_siblings`: whether siblings of the proxy overload the engine. In that case a 429
+    is raised as an outage and not relayed. Raises WireError if no answer data has been sent to the
+    app."""
     if request.exchange is None:
-        return await relay_native(upstream, request, app, is_by_us=is_by_us)
+        return await relay_native(
+            upstream, request, app, is_caused_by_siblings=is_caused_by_siblings
+        )
     started = time.monotonic()
     path = request.adapter.upstream_path
-    body, headers = (request.asked, request.headers) if lead is None else (lead.body, lead.headers)
+    body, headers = (
+        (request.upstream_body, request.headers) if lead is None else (lead.body, lead.headers)
+    )
     async with upstream.live("POST", path, body, headers) as live:
-        await raise_outage(live, is_by_us)
+        await raise_outage(live, is_caused_by_siblings)
         if live.streamed and request.streamed:
             return await _stream(live, request, app, started, lead)
         raw = b"".join([chunk async for chunk in live.chunks])
@@ -62,10 +69,10 @@ async def pass_on(
     if reply.status == 200:
         await app.answer(reply)
         return reply
-    is_refused = 400 <= reply.status < 500 and not reply.is_late
-    if request.is_translated and is_refused and not app.is_begun:
+    is_refused = 400 <= reply.status < 500 and not reply.is_from_stream
+    if request.is_translated and is_refused and not app.is_started:
         # A refusal repeats what was asked, so the app's own words must be what is refused.
-        app.fall_silent()
+        app.stop_keep_alives()
         return await relay_native(upstream, request, app)
     return await _refuse(request, app, reply)
 
@@ -75,7 +82,7 @@ async def relay_native(
     request: Request,
     app: AppResponse,
     *,
-    is_by_us: Callable[[], bool] = _by_others,
+    is_caused_by_siblings: Callable[[], bool] = _never,
 ) -> EngineResponse:
     """The answer of the engine's own route for the app's format, byte for byte."""
     started = time.monotonic()
@@ -86,7 +93,7 @@ async def relay_native(
         async with upstream.live(
             "POST", request.adapter.path, request.raw, request.headers
         ) as live:
-            await raise_outage(live, is_by_us)
+            await raise_outage(live, is_caused_by_siblings)
             status, headers, is_streamed = live.status, live.headers, live.streamed
             if is_streamed:
                 await app.open(headers)
@@ -97,9 +104,9 @@ async def relay_native(
             if is_streamed:
                 await app.write(b"", last=True)
             else:
-                await app.whole(status, b"".join(taken), headers)
+                await app.send_body(status, b"".join(taken), headers)
     except WireError as error:
-        if not app.is_begun:
+        if not app.is_started:
             raise
         await app.write(encode(error.body) + DONE, last=True)
     latency_s = time.monotonic() - started
@@ -116,8 +123,10 @@ async def _stream(
     try:
         async for chunk in live.chunks:
             events = decoder.feed(chunk)
-            if events and not taken and not app.is_begun:
-                early = EngineResponse(200, [], events[0], True, time.monotonic() - started).timely
+            if events and not taken and not app.is_started:
+                early = EngineResponse(
+                    200, [], events[0], True, time.monotonic() - started
+                ).unwrap_early_error()
                 if not early.streamed:
                     return await _refuse(request, app, early)
             taken += events
@@ -125,25 +134,25 @@ async def _stream(
             is_done = DONE in events  # whatever comes behind it is nobody's
             if shown or is_done:
                 await app.open(live.headers)
-                was_told = app.is_told
+                was_told = app.has_answer_data
                 is_answer = was_told or any(not one.startswith(b":") for one in events)
                 await app.write(shown, last=is_done, is_answer=is_answer)
                 if is_answer and not was_told:
-                    app.on_begun(_id_in(events))
+                    app.on_stream_started(_id_in(events))
             # Behind the write: the app's first token waits for nothing.
             if is_waited_for and lead is not None and _has_token(taken):
                 is_waited_for = False
                 lead.on_first_token()
             if is_done:
-                return EngineResponse.of_events(taken, time.monotonic() - started)
+                return EngineResponse.from_events(taken, time.monotonic() - started)
         await app.open(live.headers)
         await app.write(stream_end(request.exchange, taken), last=True)
     except WireError as error:
-        if not app.is_told:
+        if not app.has_answer_data:
             raise
         taken += [encode(error.body), DONE]
         await app.write(request.exchange.end_with_error(error.body), last=True)
-    return EngineResponse.of_events(taken, time.monotonic() - started)
+    return EngineResponse.from_events(taken, time.monotonic() - started)
 
 
 def _id_in(events: Sequence[bytes]) -> str | None:
@@ -160,9 +169,11 @@ def _has_token(events: Sequence[bytes]) -> bool:
     return sum(not event.startswith(b":") for event in events) >= 2
 
 
-async def raise_outage(live: LiveResponse, is_by_us: Callable[[], bool] = _by_others) -> None:
+async def raise_outage(
+    live: LiveResponse, is_caused_by_siblings: Callable[[], bool] = _never
+) -> None:
     """Raises WireError for a status by which a server says that it has no answer now."""
-    if live.status in OUTAGES or (live.status == TOO_MANY and is_by_us()):
+    if live.status in OUTAGES or (live.status == TOO_MANY and is_caused_by_siblings()):
         raw = b"".join([chunk async for chunk in live.chunks])
         raise outage_error(live.status, raw, live.headers, live.reason)
 
@@ -172,5 +183,5 @@ async def _refuse(request: Request, app: AppResponse, reply: EngineResponse) -> 
         told = error_object(reply.body) or internal_error().body
         await app.refuse(WireError(reply.status, told))
     else:
-        await app.whole(reply.status, reply.body, reply.headers)
+        await app.send_body(reply.status, reply.body, reply.headers)
     return reply

@@ -1,4 +1,4 @@
-"""The siblings of one group: their bodies, and what became of each."""
+"""One request of an app, the plan of its siblings, and the result of each sibling."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ _REQUEST_ID = "X-Request-Id"
 
 
 class SiblingOutcome(StrEnum):
-    """What became of a sibling."""
+    """Kind of a sibling's result."""
 
     ANSWERED = "answered"
+    """The answer can be served and trained."""
     HIDDEN = "hidden"
-    """An answer that cannot be told in the app's format: it can be trained, not served."""
+    """The answer can be trained but not served, because the app's format cannot express it."""
     REFUSED = "refused"
-    """For what is asked, whoever asks."""
+    """The engine refused the content of the request; every sibling would be refused."""
     FAILED = "failed"
+    """There is no answer, for a reason other than the content of the request."""
 
 
 @dataclass(slots=True)
@@ -40,25 +42,26 @@ class Request:
     id: str
     adapter: Adapter
     raw: bytes
-    """In the app's own format and words, but for the model's name."""
-    asked: bytes
-    """What goes upstream: the same bytes where the upstream speaks the app's format."""
+    """Body in the app's own format, unchanged except for the model's name."""
+    upstream_body: bytes
+    """Body that is sent to the engine. It equals `raw` if the upstream route has the app's
+    format."""
     exchange: Exchange | None
-    """None: only the engine's own route can answer it."""
+    """Parsed request. None if only the engine's own route for the app's format can answer."""
     headers: dict[str, str]
-    """Those the engine may see."""
-    reason: str | None = None
-    """Why there is no exchange."""
+    """The app's headers that may be sent to the engine."""
+    no_exchange_reason: str | None = None
+    """Why `exchange` is None."""
     model: str = ""
-    """As the app names it."""
-    apps_headers: Mapping[bytes, bytes] = field(default_factory=dict[bytes, bytes])
-    """All of the app's, names in lower case."""
+    """Model name as the app sent it."""
+    app_headers: Mapping[bytes, bytes] = field(default_factory=dict[bytes, bytes])
+    """All headers of the app, with names in lower case."""
     ruling: Ruling = TRAIN
-    """Set once, before anybody acts on it: all else is never changed."""
+    """Admission decision. It is set once, before it is first read. No other field ever changes."""
 
     @property
     def body(self) -> Json:
-        """As it goes upstream, {} where it is not read here."""
+        """Parsed body in the upstream's format; {} if `exchange` is None."""
         return self.exchange.body if self.exchange is not None else {}
 
     @property
@@ -66,24 +69,26 @@ class Request:
         return self.exchange is not None and self.exchange.streamed
 
     def can_show(self, result: SiblingResult) -> bool:
-        """Whether this sibling's answer can be told in the app's format."""
+        """Return whether the app's format can express this sibling's answer."""
         if self.exchange is None or result.answer is None:
             return False
         return self.exchange.can_show(result.answer)
 
     @property
     def is_translated(self) -> bool:
+        """Whether the upstream route has another format than the app."""
         return self.adapter.path != self.adapter.upstream_path
 
     @property
     def response_id(self) -> str | None:
-        """The name later requests may call the answer by."""
+        """Id that the proxy chose for the answer, so that later requests can refer to the answer;
+        None if the format has no such id."""
         return getattr(self.exchange, "response_id", None)
 
 
 @dataclass(frozen=True, slots=True)
 class SiblingResult:
-    """What became of one sibling: an answer, or the reply or error that was not one."""
+    """Result of one sibling: an answer, or the reply or error in place of an answer."""
 
     index: int
     reply: EngineResponse | None = None
@@ -92,86 +97,98 @@ class SiblingResult:
 
     @property
     def status(self) -> int:
+        """HTTP status; 499 if there is neither a reply nor an error."""
         if self.reply is not None:
             return self.reply.status
         return self.error.status if self.error is not None else 499
 
     @property
     def outage(self) -> WireError | None:
-        """Where the model was not there: what the app is told if it stays away."""
+        """Error to send to the app if the engine was unavailable; None if it was not."""
         is_answer = self.reply is not None and self.reply.status not in OUTAGES
-        return None if is_answer else self.told
+        return None if is_answer else self.upstream_error
 
     @property
-    def told(self) -> WireError | None:
-        """What was said instead of an answer, in the server's own words as far as it has any."""
+    def upstream_error(self) -> WireError | None:
+        """Error in place of an answer, with the server's own message if it sent one."""
         reply = self.reply
         if reply is None or reply.status == 200:
             return self.error
         return outage_error(reply.status, reply.body, reply.headers, reply.reason)
 
     @property
-    def is_too_much(self) -> bool:
-        """Whether the engine had too much to do for it: another one may well be answered."""
-        return self.told is not None and self.told.reason is OutageReason.ENGINE_BUSY
+    def is_busy(self) -> bool:
+        """Whether the engine refused this sibling because of overload. Another sibling may still be
+        answered."""
+        error = self.upstream_error
+        return error is not None and error.reason is OutageReason.ENGINE_BUSY
 
     def answer_id(self, request: Request) -> str | None:
-        """What the app that gets it calls it by."""
-        name = self.answer.id if self.answer is not None else None
-        if request.response_id is not None or name is None:
+        """Return the id under which the app knows this answer; None if the answer has no id."""
+        engine_id = self.answer.id if self.answer is not None else None
+        if request.response_id is not None or engine_id is None:
             return request.response_id
-        own = _own_id(request, self.index)
-        return name if own is None else re.sub(f"^{own}$", r"\1", name)
+        pattern = _sibling_id_pattern(request, self.index)
+        return engine_id if pattern is None else re.sub(f"^{pattern}$", r"\1", engine_id)
 
     @property
     def shown_message(self) -> Json:
-        """What the reward hook sees."""
+        """Message of the answer as the reward hook gets it, with its `finish_reason`."""
         assert self.answer is not None
         return self.answer.message | {"finish_reason": self.answer.finish_reason}
 
 
 @dataclass(frozen=True, slots=True)
 class SiblingPlan:
-    """How many siblings, and what each changes; item 0 changes nothing."""
+    """Number of siblings, and what each of them changes in the request."""
 
     num: int
     overrides: Sequence[Json] = field(default_factory=list[dict[str, Any]])
+    """Fields that replace fields of the body, one object per sibling. The lead's object, at index
+    0, is empty. An empty list means no overrides."""
     is_greedy: bool = False
-    """The lead is sampled at temperature 0."""
+    """Whether the lead is sampled at temperature 0."""
     seed: int | None = None
-    """Of the lead, where its app names none; siblings count up from it."""
+    """Seed of the lead if its app sent none. Each sibling adds its index to it."""
 
     def body(self, request: Request, index: int, temperature: float) -> bytes:
-        """Of one sibling, as it goes upstream."""
+        """Return the body of sibling `index` for the engine.
+
+        `temperature` is the sampling temperature of every sibling but the lead.
+        """
         seed = self._seed_for(request)
         if index > 0:
             changed = request.adapter.sibling_body(request.body | seed, index, temperature)
             return orjson.dumps(changed | (self.overrides[index] if self.overrides else {}))
         changed = seed | self._temperature_for(request)
-        return rewrite_body(request.asked, **changed) if changed else request.asked
+        body = request.upstream_body
+        return rewrite_body(body, **changed) if changed else body
 
-    def lead(self, request: Request) -> Request:
-        """As its lead goes upstream where it is asked for alone."""
-        asked = self.body(request, 0, 0.0)
-        return request if asked is request.asked else replace(request, asked=asked)
+    def lead_request(self, request: Request) -> Request:
+        """Return the request with the lead's body, for a lead that is sent without siblings."""
+        body = self.body(request, 0, 0.0)
+        is_same = body is request.upstream_body
+        return request if is_same else replace(request, upstream_body=body)
 
     def _seed_for(self, request: Request) -> Json:
-        is_read = request.exchange is not None
-        needs_one = self.seed is not None and is_read and request.body.get("seed") is None
-        return {"seed": self.seed} if needs_one else {}
+        is_parsed = request.exchange is not None
+        needs_seed = self.seed is not None and is_parsed and request.body.get("seed") is None
+        return {"seed": self.seed} if needs_seed else {}
 
     def _temperature_for(self, request: Request) -> Json:
-        own: object = request.body.get("temperature")
-        # What the engine would refuse it is to refuse.
-        is_good = own is None or (isinstance(own, int | float) and own >= 0)
-        return {"temperature": 0} if self.is_greedy and is_good else {}
+        temperature: object = request.body.get("temperature")
+        # An invalid temperature is kept, so that the engine refuses the request.
+        is_valid = temperature is None or (
+            isinstance(temperature, int | float) and temperature >= 0
+        )
+        return {"temperature": 0} if self.is_greedy and is_valid else {}
 
 
 def sibling_headers(request: Request, index: int) -> dict[str, str]:
-    """The app's that an engine may see, and which sibling it is."""
+    """Return the headers of sibling `index` for the engine. They name the group and the sibling."""
     headers = request.headers | {SIBLING_HEADER: SiblingRef(request.id, index).episode_id}
     if index > 0 and _REQUEST_ID in headers:
-        # Engines take an id for one request: a second one of that name may be refused.
+        # Request ids must be unique at the engine: it may refuse a second request with the same id.
         headers[_REQUEST_ID] += f"-{index}"
     return headers
 
@@ -179,7 +196,8 @@ def sibling_headers(request: Request, index: int) -> dict[str, str]:
 async def sample(
     upstream: EngineClient, request: Request, plan: SiblingPlan, index: int, temperature: float
 ) -> SiblingResult:
-    """One sibling, whatever becomes of it."""
+    """Send one sibling to the engine and return its result. Errors of the upstream are part of the
+    result."""
     body = plan.body(request, index, temperature)
     try:
         reply = await upstream.call(
@@ -191,14 +209,16 @@ async def sample(
 
 
 def outcome_of(request: Request, result: SiblingResult) -> SiblingOutcome:
+    """Return the kind of a sibling's result."""
     if result.answer is not None:
         return SiblingOutcome.ANSWERED if request.can_show(result) else SiblingOutcome.HIDDEN
-    is_refused = 400 <= result.status < 500 and not result.is_too_much
+    is_refused = 400 <= result.status < 500 and not result.is_busy
     return SiblingOutcome.REFUSED if is_refused else SiblingOutcome.FAILED
 
 
 def read_answer(request: Request, reply: EngineResponse) -> Answer | None:
-    """The completion in a reply, or None where it holds none that its app can read."""
+    """Parse the answer in a reply. Return None if the reply is an error, cannot be parsed, or is
+    streamed although the app did not ask for a stream, or the reverse."""
     if reply.status != 200 or reply.streamed != request.streamed:
         return None
     adapter = request.adapter
@@ -212,17 +232,21 @@ def read_answer(request: Request, reply: EngineResponse) -> Answer | None:
         return None
 
 
-def with_apps_id(reply: EngineResponse, request: Request, index: int) -> EngineResponse:
-    """A sibling's reply under the id the app chose, where it chose one."""
-    own = _own_id(request, index)
-    if own is None:
+def with_app_id(reply: EngineResponse, request: Request, index: int) -> EngineResponse:
+    """Return a sibling's reply with the id that the app chose for its request, or the reply as it
+    is if the app chose none."""
+    pattern = _sibling_id_pattern(request, index)
+    if pattern is None:
         return reply
-    told = re.compile(rb'("id":\s?")%s"' % own.encode())
-    return replace(reply, body=told.sub(rb'\1\2"', reply.body))
+    id_field = re.compile(rb'("id":\s?")%s"' % pattern.encode())
+    return replace(reply, body=id_field.sub(rb'\1\2"', reply.body))
 
 
-def _own_id(request: Request, index: int) -> str | None:
-    """How a sibling's id looks, the app's one its first group; None where they are the same."""
+def _sibling_id_pattern(request: Request, index: int) -> str | None:
+    """Return a pattern for the ids in this sibling's answer, whose first group is the app's own id.
+
+    Return None if both ids are equal, or if the app chose no id.
+    """
     chosen = request.headers.get(_REQUEST_ID) or request.body.get("request_id")
     if index == 0 or not isinstance(chosen, str):
         return None

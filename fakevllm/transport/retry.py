@@ -17,7 +17,7 @@ from fakevllm.transport.fallback import Fallback, with_model
 from fakevllm.transport.hang_watchdog import HangWatchdog
 from fakevllm.transport.relay import relay
 from fakevllm.transport.request import Request, SiblingPlan
-from fakevllm.transport.retry_policy import RetrySchedule, hold_s
+from fakevllm.transport.retry_policy import RetrySchedule, max_hold_s
 from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.reasons import OutageReason
@@ -25,11 +25,11 @@ from fakevllm_adapters.protocol.reasons import OutageReason
 log = logging.getLogger("fakevllm.transport.retry")
 
 T = TypeVar("T")
-Ask = Callable[[Request, Callable[[], bool]], Awaitable[T]]
+Attempt = Callable[[Request, Callable[[], bool]], Awaitable[T]]
 """Asks for one answer. Raises WireError for an outage, and for a 429 where the second argument
 says that it is our doing."""
 
-ALONE = SiblingPlan(1)
+LEAD_ONLY = SiblingPlan(1)
 
 
 class RetryHandler:
@@ -40,85 +40,93 @@ class RetryHandler:
         limit_s: float = 0.0,
         fallback: Fallback | None = None,
         served_name: Callable[[str], str | None] = lambda _: None,
-        room: SiblingLimit | None = None,
+        sibling_limit: SiblingLimit | None = None,
     ) -> None:
-        """`link` None: nobody knows more than the calls tell. `limit_s`: how long a request is
-        held at most. `served_name`: what the model is called that an app may ask for by this name,
-        None where that is its own; raises WireError (503) while that is not known. `room`: of the
-        siblings that may keep the engine from a request."""
+        """`link`: None if the state of the server is known only from the calls themselves.
+        `limit_s`: maximum seconds for which a request is held. `served_name`: maps an alias that an
+        app requested to the served model's name, and any other name to None; it raises WireError
+        (503) if the served model is not known yet. `sibling_limit`: the siblings that compete with
+        this handler's requests for the engine."""
         self._upstream = upstream
         self._link = link
         self._limit_s = limit_s
         self._fallback = fallback
         self._served_name = served_name
-        self.room = room or SiblingLimit()
+        self.sibling_limit = sibling_limit or SiblingLimit()
 
     @property
     def num_waiting(self) -> int | None:
         """Requests in the engine's queue, None where that is not known."""
-        return None if self._link is None else self._link.queue.num_waiting
+        return None if self._link is None else self._link.load_probe.num_waiting
 
     async def relay(
-        self, request: Request, app: AppResponse, plan: SiblingPlan = ALONE
+        self, request: Request, app: AppResponse, plan: SiblingPlan = LEAD_ONLY
     ) -> tuple[EngineResponse, OutageReason | None]:
         """What the app got, and why it had to be of the fallback, if it was. Raises WireError
         while the app has got nothing of an answer."""
 
-        async def ask(request: Request, is_by_us: Callable[[], bool]) -> EngineResponse:
-            return await relay(self._upstream, plan.lead(request), app, is_by_us=is_by_us)
+        async def ask(
+            request: Request, is_caused_by_siblings: Callable[[], bool]
+        ) -> EngineResponse:
+            return await relay(
+                self._upstream,
+                plan.lead_request(request),
+                app,
+                is_caused_by_siblings=is_caused_by_siblings,
+            )
 
         try:
-            return await self.held(request, app, ask), None
+            return await self.retry_until_answered(request, app, ask), None
         except WireError as error:
-            return await self.fall_back(request, app, error)
+            return await self.use_fallback(request, app, error)
 
-    async def held(self, request: Request, app: AppResponse, ask: Ask[T]) -> T:
+    async def retry_until_answered(self, request: Request, app: AppResponse, ask: Attempt[T]) -> T:
         """Asks until there is an answer, as long as a request may be held. Raises the last
         WireError."""
-        hold = RetrySchedule(hold_s(self._limit_s, request.apps_headers), time.monotonic())
+        hold = RetrySchedule(max_hold_s(self._limit_s, request.app_headers), time.monotonic())
         while True:
-            is_by_us = self.room.looks()
+            is_caused_by_siblings = self.sibling_limit.watch_engine()
             try:
-                request = self._named(request)
-                async with self._patience(hold.limit_s, app):
-                    return await ask(request, is_by_us)
+                request = self._with_served_name(request)
+                async with self._watchdog(hold.limit_s, app):
+                    return await ask(request, is_caused_by_siblings)
             except WireError as error:
                 reason = error.reason
-                if reason is None or app.is_told:
+                if reason is None or app.has_answer_data:
                     raise
                 is_busy = reason is OutageReason.ENGINE_BUSY
-                is_coming = is_by_us() if is_busy else self._is_coming
-                pause_s = hold.pause(reason, time.monotonic(), is_coming=is_coming)
+                may_succeed = is_caused_by_siblings() if is_busy else self._may_become_ready
+                pause_s = hold.pause(reason, time.monotonic(), may_succeed=may_succeed)
                 if pause_s is None:
                     raise
-            app.hold_back()
-            await self._rest(reason, pause_s)
+            app.postpone_start()
+            await self._pause(reason, pause_s)
 
-    async def fall_back(
+    async def use_fallback(
         self, request: Request, app: AppResponse, error: WireError
     ) -> tuple[EngineResponse, OutageReason]:
         """The fallback's answer in the place of `error`, which is raised again where it has
         none."""
-        if error.reason is None or self._fallback is None or app.is_told:
+        if error.reason is None or self._fallback is None or app.has_answer_data:
             raise error
         try:
             return await self._fallback.relay(request, app), error.reason
         except WireError as failed:
-            if app.is_told:
+            if app.has_answer_data:
                 raise
             log.warning("the fallback does not answer either: %s", failed)
         raise error
 
     @property
-    def _is_coming(self) -> bool:
-        return self._link is None or self._link.is_coming
+    def _may_become_ready(self) -> bool:
+        return self._link is None or self._link.may_become_ready
 
-    async def _rest(self, reason: OutageReason, pause_s: float) -> None:
+    async def _pause(self, reason: OutageReason, pause_s: float) -> None:
         """Until it is worth another try."""
         if reason is OutageReason.ENGINE_BUSY:
-            self.room.refused()
+            self.sibling_limit.engine_refused()
             left = asyncio.Event()
-            with contextlib.suppress(TimeoutError), self.room.awaited(left.set):
+            with contextlib.suppress(TimeoutError), self.sibling_limit.lead_waiting(left.set):
                 # wait_for may lose a cancellation that comes with the event, up to Python 3.11
                 async with asyncio.timeout(pause_s):
                     await left.wait()
@@ -127,13 +135,13 @@ class RetryHandler:
         else:
             await asyncio.sleep(pause_s)
 
-    def _named(self, request: Request) -> Request:
+    def _with_served_name(self, request: Request) -> Request:
         """A name of the app's is replaced as soon as ours is known."""
         name = request.body.get("model") or request.model
         served = self._served_name(name) if isinstance(name, str) else None
         return request if served is None else with_model(request, served)
 
-    def _patience(
+    def _watchdog(
         self, limit_s: float, app: AppResponse
     ) -> contextlib.AbstractAsyncContextManager[None]:
         """Around each time that it is asked."""
@@ -142,7 +150,7 @@ class RetryHandler:
         return HangWatchdog(self._link, app, limit_s, has_other=self._fallback is not None)
 
 
-def why_failed(error: WireError) -> str:
+def failure_reason(error: WireError) -> str:
     """As the ledger shows it."""
     is_gone = error.reason in (OutageReason.SERVER_UNREACHABLE, OutageReason.SERVER_BROKE_OFF)
     return "upstream_unreachable" if is_gone else f"upstream_{error.status}"

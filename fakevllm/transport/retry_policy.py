@@ -59,14 +59,16 @@ class RetrySchedule:
     _num_tries: int = 0
     _num_resent: int = 0
 
-    def pause(self, reason: OutageReason, now_s: float, *, is_coming: bool = True) -> float | None:
-        """Seconds until the next try; None: try no more. `is_coming`: whether a server that
+    def pause(
+        self, reason: OutageReason, now_s: float, *, may_succeed: bool = True
+    ) -> float | None:
+        """Seconds until the next try; None: try no more. `may_succeed`: whether a server that
         refuses may yet take it: not one that was stopped, nor one that others than our siblings
         keep busy."""
         left_s = self.started_s + self.limit_s - now_s
         if left_s <= 0 or reason is OutageReason.ENGINE_FAILED:
             return None
-        if reason in (OutageReason.ENGINE_NOT_READY, OutageReason.ENGINE_BUSY) and not is_coming:
+        if reason in (OutageReason.ENGINE_NOT_READY, OutageReason.ENGINE_BUSY) and not may_succeed:
             return None
         if reason is OutageReason.SERVER_BROKE_OFF:
             self._num_resent += 1
@@ -98,10 +100,10 @@ class AbsenceTimer:
         return not is_there and now_s - self.there_s >= self.limit_s
 
 
-def hold_s(limit_s: float, headers: Mapping[bytes, bytes]) -> float:
+def max_hold_s(limit_s: float, headers: Mapping[bytes, bytes]) -> float:
     """How long a request may be held, by its client's own limit too.
 
-    >>> hold_s(25.0, {b"x-stainless-read-timeout": b"10"}), hold_s(25.0, {})
+    >>> max_hold_s(25.0, {b"x-stainless-read-timeout": b"10"}), max_hold_s(25.0, {})
     (5.0, 25.0)
     """
     told = [headers[name] for name in _READ_TIMEOUTS if name in headers]

@@ -1,7 +1,8 @@
-"""How many siblings fit now, of all requests together, and which leads wait for them. Pure.
+"""Limit on the number of siblings that all requests together may have in flight, and the queue of
+leads that wait for siblings to end. Pure.
 
-Leads are not counted: each is a call that its app would have made anyway. What is bounded is what
-we add to them.
+Leads do not count against the limit, because each lead is a call that its app would have made
+without the proxy. The limit applies to the calls that the proxy adds.
 """
 
 from __future__ import annotations
@@ -10,110 +11,138 @@ import contextlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-_FORGOTTEN = 1024
-"""With room for so many siblings the engine's refusals are history."""
+_MAX_ENGINE_LIMIT = 1024
+"""A limit that was derived from the engine's refusals is dropped once it has grown to this
+number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
+    """Reply to a request for sibling capacity."""
+
     num: int
-    cut: str | None = None
-    """Why it is fewer than asked for."""
+    """Number of siblings that the group may start."""
+    cut_reason: str | None = None
+    """Why `num` is less than requested; None if it is not."""
 
 
 class SiblingLimit:
-    """A sibling has a place from `take` to `leave`, and is with the engine inside `with_engine`.
+    """Counter of the siblings in flight, with a fixed limit and one derived from engine refusals.
 
-    >>> room = SiblingLimit(bound=4)
-    >>> room.take(3), room.take(3, num_awaited=6)
-    (Grant(num=3, cut=None), Grant(num=1, cut='siblings_in_flight: 1 of 3 fit'))
+    A sibling holds capacity from `acquire` to `release`. It is at the engine while `sampling` is
+    entered.
+
+    >>> limit = SiblingLimit(fixed_limit=4)
+    >>> limit.acquire(3), limit.acquire(3, num_awaited=6)
+    (Grant(num=3, cut_reason=None), Grant(num=1, cut_reason='siblings_in_flight: 1 of 3 fit'))
     """
 
-    def __init__(self, bound: int = 0) -> None:
-        """`bound` 0: none but what the apps and the engine tell."""
-        self._bound = bound or None
-        self._learnt: int | None = None
-        self._waiting: list[Callable[[], None]] = []
-        """What wakes the leads that wait, first come first."""
-        self._num_begun = 0
+    def __init__(self, fixed_limit: int = 0) -> None:
+        """`fixed_limit`: maximum number of siblings in flight. 0 means no fixed limit."""
+        self._fixed_limit = fixed_limit or None
+        self._engine_limit: int | None = None
+        """Limit derived from the engine's refusals; None if the engine has not refused a request
+        recently."""
+        self._waiting_leads: list[Callable[[], None]] = []
+        """Callbacks that wake the waiting leads, in the order of their arrival."""
+        self._num_started = 0
         self._num_ended = 0
         self.in_flight = 0
-        """Places taken, also of siblings that are still to be started."""
+        """Number of siblings that hold capacity, including siblings that have not started yet."""
 
-    def take(self, asked: int, *, num_awaited: int = 0, num_waiting: int | None = None) -> Grant:
-        """Each one taken is left again. `num_awaited`: siblings that apps wait for, with those of
-        this group if its app does. `num_waiting`: in the engine's queue, None where that is not
-        known.
+    def acquire(
+        self, num_requested: int, *, num_awaited: int = 0, num_waiting: int | None = None
+    ) -> Grant:
+        """Return how many of a group's siblings may start. The caller must release each of them.
 
-        Apps that wait for siblings ask for no more before they have come. Siblings that nobody
-        waits for have no such bound: they shrink this group by as much as the engine cannot keep
-        up with; where nobody knows how much that is, by as many as are in flight."""
+        `num_awaited`: siblings in flight whose apps wait for them, plus this group's siblings if
+        its own app waits for them. `num_waiting`: requests in the engine's queue; None if that
+        number is unknown.
+
+        An app that waits for its siblings sends no further request before they end, so awaited
+        siblings need no limit. Siblings that no app waits for could pile up. They therefore shrink
+        this group by the number of requests that wait in the engine's queue, or, if that number is
+        unknown, by the number of siblings in flight.
+        """
         if num_waiting is None:
             num_waiting = self.in_flight
-        unawaited = max(0, self.in_flight + asked - num_awaited)
-        queued = min(unawaited, num_waiting)
-        by_bound = self._free(self._bound, asked)
-        by_engine = min(self._free(self._learnt, asked), max(0, asked - queued))
-        if self._waiting:
+        num_unawaited = max(0, self.in_flight + num_requested - num_awaited)
+        num_queued = min(num_unawaited, num_waiting)
+        by_fixed_limit = self._free(self._fixed_limit, num_requested)
+        by_engine = min(
+            self._free(self._engine_limit, num_requested), max(0, num_requested - num_queued)
+        )
+        if self._waiting_leads:
             by_engine = 0
-        num = min(by_bound, by_engine)
+        num = min(by_fixed_limit, by_engine)
         self.in_flight += num
-        if num == asked:
+        if num == num_requested:
             return Grant(num)
-        reason = "engine_busy" if by_engine < by_bound else "siblings_in_flight"
-        return Grant(num, f"{reason}: {num} of {asked} fit")
+        reason = "engine_busy" if by_engine < by_fixed_limit else "siblings_in_flight"
+        return Grant(num, f"{reason}: {num} of {num_requested} fit")
 
-    def leave(self, num: int = 1) -> None:
+    def release(self, num: int = 1) -> None:
+        """Give back the capacity of `num` siblings."""
         self.in_flight -= num
-        assert self.in_flight >= 0, "what was not taken cannot be left"
+        assert self.in_flight >= 0, "capacity was released that had not been acquired"
 
-    # --- what the engine makes of them
+    # --- siblings at the engine, and its refusals
 
     @contextlib.contextmanager
-    def with_engine(self) -> Generator[None]:
-        """A sibling is sampled. Its end is room for the lead that waits longest."""
-        self._num_begun += 1
+    def sampling(self) -> Generator[None]:
+        """Count a sibling as being at the engine. At the end, wake the lead that has waited
+        longest."""
+        self._num_started += 1
         try:
             yield
         finally:
             self._num_ended += 1
-            self._wake()
+            self._wake_first_lead()
 
-    def looks(self) -> Callable[[], bool]:
-        """Whether a sibling was with the engine at any time since now."""
-        ended = self._num_ended
-        return lambda: self._num_begun > ended
+    def watch_engine(self) -> Callable[[], bool]:
+        """Return a function that reports whether any sibling has been at the engine since this
+        call."""
+        num_ended = self._num_ended
+        return lambda: self._num_started > num_ended
 
     @contextlib.contextmanager
-    def awaited(self, wake: Callable[[], None]) -> Generator[None]:
-        """A lead waits until `wake` is called, once, or for as long as it likes. Meanwhile no group
-        gets siblings."""
-        self._waiting.append(wake)
-        if self._num_begun == self._num_ended:  # the last one has just gone
-            self._wake()
+    def lead_waiting(self, wake: Callable[[], None]) -> Generator[None]:
+        """Queue a lead that the engine refused. While any lead is queued, groups get no siblings.
+
+        `wake` is called once: when a sibling ends, or at once if no sibling is at the engine. The
+        lead may leave the block earlier.
+        """
+        self._waiting_leads.append(wake)
+        if self._num_started == self._num_ended:  # the last sibling has just ended
+            self._wake_first_lead()
         try:
             yield
         finally:
-            if wake in self._waiting:
-                self._waiting.remove(wake)
+            if wake in self._waiting_leads:
+                self._waiting_leads.remove(wake)
 
-    def refused(self) -> None:
-        """The engine had too much to do, for a sibling or for a lead: it has one too many."""
-        running = self._num_begun - self._num_ended
-        if running:
-            fitting = running - 1
-            self._learnt = fitting if self._learnt is None else min(self._learnt, fitting)
+    def engine_refused(self) -> None:
+        """Record that the overloaded engine refused a sibling or a lead, and lower the limit to one
+        sibling less than are at the engine now."""
+        num_running = self._num_started - self._num_ended
+        if num_running:
+            num_fitting = num_running - 1
+            known = self._engine_limit
+            self._engine_limit = num_fitting if known is None else min(known, num_fitting)
 
-    def went_well(self) -> None:
-        """A request was answered and nothing of it was refused. Makes room for one more."""
-        if self._learnt is not None:
-            self._learnt += 1
-            if self._learnt >= _FORGOTTEN:
-                self._learnt = None
+    def request_succeeded(self) -> None:
+        """Record that a request was answered without a refusal, and raise the derived limit by
+        one."""
+        if self._engine_limit is not None:
+            self._engine_limit += 1
+            if self._engine_limit >= _MAX_ENGINE_LIMIT:
+                self._engine_limit = None
 
-    def _wake(self) -> None:
-        if self._waiting:
-            self._waiting.pop(0)()
+    def _wake_first_lead(self) -> None:
+        if self._waiting_leads:
+            self._waiting_leads.pop(0)()
 
-    def _free(self, limit: int | None, asked: int) -> int:
-        return asked if limit is None else min(asked, max(0, limit - self.in_flight))
+    def _free(self, limit: int | None, num_requested: int) -> int:
+        if limit is None:
+            return num_requested
+        return min(num_requested, max(0, limit - self.in_flight))

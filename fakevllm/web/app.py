@@ -1,4 +1,4 @@
-"""Wires the proxy: its parts, its doors, its guard; and runs it."""
+"""Wires the proxy: its parts, its endpoints, its guard; and runs it."""
 
 from __future__ import annotations
 
@@ -30,23 +30,25 @@ from fakevllm_runtime.http_server import (
 
 log = logging.getLogger("fakevllm.web.app")
 
-TELL_EVERY_S = 60.0
+WARN_EVERY_S = 60.0
 """Between warnings of the same stray path."""
 
 
 def create_app(proxy: ProxyComponents) -> AsgiApp:
-    doors = {adapter.path: inference.door(proxy, adapter) for adapter in ADAPTERS.values()}
+    endpoints = {
+        adapter.path: inference.create_endpoint(proxy, adapter) for adapter in ADAPTERS.values()
+    }
     return GuardMiddleware(
-        CorsPreflight(FastPathRouter(create_routes(proxy, doors), doors)), _guard(proxy)
+        CorsPreflight(FastPathRouter(create_routes(proxy, endpoints), endpoints)), _guard(proxy)
     )
 
 
-def create_routes(proxy: ProxyComponents, doors: Mapping[str, AsgiApp]) -> FastAPI:
+def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> FastAPI:
     app = FastAPI(title="fakevllm", docs_url=None, redoc_url=None, openapi_url=None)
     for module in (passthrough, admin, feedback):
         app.include_router(module.router(proxy))
-    for path, door in doors.items():
-        app.router.routes.append(Route(path, AsgiEndpoint(door), methods=["POST"]))
+    for path, endpoint in endpoints.items():
+        app.router.routes.append(Route(path, AsgiEndpoint(endpoint), methods=["POST"]))
     return app
 
 
@@ -54,20 +56,20 @@ class FastPathRouter:
     """The busy paths, without the way through the framework; the framework has them too, for what
     is asked of them by another method."""
 
-    def __init__(self, app: AsgiApp, doors: Mapping[str, AsgiApp]) -> None:
+    def __init__(self, app: AsgiApp, endpoints: Mapping[str, AsgiApp]) -> None:
         self._app = app
-        self._doors = doors
-        self._ends = tuple(path.removeprefix("/v1") for path in doors)
-        self._throttle = LogThrottle(TELL_EVERY_S)
+        self._endpoints = endpoints
+        self._ends = tuple(path.removeprefix("/v1") for path in endpoints)
+        self._throttle = LogThrottle(WARN_EVERY_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_posted = scope["type"] == "http" and scope["method"] == "POST"
-        door = self._doors.get(scope["path"]) if is_posted else None
-        if is_posted and door is None:
-            self._tell_of_stray(scope["path"])
-        await (door or self._app)(scope, receive, send)
+        endpoint = self._endpoints.get(scope["path"]) if is_posted else None
+        if is_posted and endpoint is None:
+            self._warn_of_wrong_path(scope["path"])
+        await (endpoint or self._app)(scope, receive, send)
 
-    def _tell_of_stray(self, path: str) -> None:
+    def _warn_of_wrong_path(self, path: str) -> None:
         """Of an app whose base URL has no /v1, or two of them, and that gets 404 for it."""
         is_stray = path.endswith(self._ends)
         if is_stray and self._throttle.due(path, time.monotonic()) is not None:

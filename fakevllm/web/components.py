@@ -95,23 +95,23 @@ async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
         keys = config.keys()
         # A task's key is also an API key. If the proxy requires keys, task keys must be signed, so
         # that a client that guesses a task's id is refused.
-        tasks = TaskIndex(ledger.task_secret(), takes_unsigned=lambda: not keys)
+        tasks = TaskIndex(ledger.task_secret(), accepts_unsigned=lambda: not keys)
         tasks.add(rows, by_text=True)
         tasks.add(ledger.tasks())
         hooks = await _start_hooks(config, stack)
         upstream = EngineClient(config.swarm.url, config.swarm.key)
         stack.push_async_callback(upstream.close)
-        room = SiblingLimit(config.serve.max_siblings_in_flight)
-        link = _start_link(config, ledger, room, stack)
+        sibling_limit = SiblingLimit(config.serve.max_siblings_in_flight)
+        link = _start_link(config, ledger, sibling_limit, stack)
         model_names = ModelNames(config.models.aliases, link)
         late = LateSamples(config.feedback, ledger, link)
         delivery = Delivery(ledger, link, config.feedback.window_s, late.group_settled)
         stack.push_async_callback(delivery.close)
-        fallback = Fallback.of(config.fallback)
+        fallback = Fallback.from_settings(config.fallback)
         if fallback is not None:
             stack.push_async_callback(fallback.close)
-        lifeline = RetryHandler(
-            upstream, link, config.upstream.hold_s, fallback, model_names.served_name, room
+        retry_handler = RetryHandler(
+            upstream, link, config.upstream.hold_s, fallback, model_names.served_name, sibling_limit
         )
         metrics = Metrics()
         feedback = FeedbackService(config.feedback, ledger, delivery, late, hooks, tasks, metrics)
@@ -122,7 +122,7 @@ async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
             hooks,
             ledger,
             delivery,
-            lifeline,
+            retry_handler,
             resends,
             metrics,
             lockstep=Lockstep(config.job.seed, delivery, link) if config.job.lockstep else None,
@@ -139,7 +139,7 @@ async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
         metrics.gauge(
             "fakevllm_siblings_in_flight",
             "Siblings at the engine, without the leads.",
-            lambda: room.in_flight,
+            lambda: sibling_limit.in_flight,
         )
         metrics.gauge(
             "fakevllm_ledger_dropped",
@@ -192,9 +192,9 @@ def _open_resend_cache(config: Config, ledger: Ledger) -> ResendCache:
 
 
 def _start_link(
-    config: Config, ledger: Ledger, room: SiblingLimit, stack: contextlib.AsyncExitStack
+    config: Config, ledger: Ledger, sibling_limit: SiblingLimit, stack: contextlib.AsyncExitStack
 ) -> SwarmLink:
-    queue = LoadProbe(lambda: room.in_flight > 0)
+    queue = LoadProbe(lambda: sibling_limit.in_flight > 0)
     link = SwarmLink(config.swarm.url, config.swarm.key, config.job, ledger, queue)
     stack.push_async_callback(link.close)
     following = asyncio.create_task(link.run())

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 
 from fakevllm.web.components import ProxyComponents
-from fakevllm.web.routes.passthrough import worded
+from fakevllm.web.routes.passthrough import error_response
 from fakevllm_adapters.http.asgi import ClientDisconnected, read_body
 from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.errors import WireError, error_body, schema_error
@@ -110,9 +110,9 @@ def router(proxy: ProxyComponents) -> APIRouter:
     @routes.post("/tasks", response_model=TaskKeys)
     async def put_tasks(request: Request) -> TaskKeys | Response:
         try:
-            tasks = _tasks_in(await read_body(request.receive, proxy.config.limits.body_bytes))
+            tasks = _parse_tasks(await read_body(request.receive, proxy.config.limits.body_bytes))
         except WireError as error:
-            return worded(error)
+            return error_response(error)
         except ClientDisconnected:
             return Response()  # to nobody
         proxy.tasks.add(tasks)
@@ -140,7 +140,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
         )
         if found is None:
             message = f"No group {group_id} is in the ledger."
-            return worded(WireError(404, error_body(message, "NotFoundError", 404)))
+            return error_response(WireError(404, error_body(message, "NotFoundError", 404)))
         shown = {name: getattr(found, name, None) for name in GroupReply.model_fields}
         return GroupReply.model_validate(
             shown
@@ -167,7 +167,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
         run_id = next((one for one in runs if one.startswith(run)), "")
         if not run_id.startswith(run):
             message = f"No run that begins with {run!r} is in the ledger: {', '.join(runs)} are."
-            return worded(WireError(404, error_body(message, "NotFoundError", 404, "run")))
+            return error_response(WireError(404, error_body(message, "NotFoundError", 404, "run")))
         counts, untrained, curve, tokens = await asyncio.to_thread(
             lambda: (
                 ledger.counts(),
@@ -198,7 +198,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
     return routes
 
 
-def _tasks_in(raw: bytes) -> list[Task]:
+def _parse_tasks(raw: bytes) -> list[Task]:
     """Raises WireError (400). What cannot be written again (NaN, half a surrogate) is refused: the
     ledger would not take it."""
     try:

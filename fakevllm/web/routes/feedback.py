@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from fakevllm.settlement.feedback_values import FeedbackBody
 from fakevllm.web.components import ProxyComponents
-from fakevllm.web.routes.passthrough import worded
+from fakevllm.web.routes.passthrough import error_response
 from fakevllm_adapters.http.asgi import ClientDisconnected, header_map, read_body
 from fakevllm_adapters.http.json_body import parse_object
 from fakevllm_adapters.protocol.credentials import api_key_of
@@ -36,10 +36,10 @@ def router(proxy: ProxyComponents) -> APIRouter:
     async def feedback(request: Request) -> FeedbackReply | Response:
         key = api_key_of(header_map(request.scope))
         try:
-            said = _said(await read_body(request.receive, proxy.config.limits.body_bytes))
+            said = _parse_feedback(await read_body(request.receive, proxy.config.limits.body_bytes))
             row, is_repeated = await proxy.feedback.accept(said, fingerprint(key) if key else None)
         except WireError as error:
-            return worded(error)
+            return error_response(error)
         except ClientDisconnected:
             return Response()  # to nobody
         return FeedbackReply(
@@ -54,7 +54,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
     return routes
 
 
-def _said(raw: bytes) -> FeedbackBody:
+def _parse_feedback(raw: bytes) -> FeedbackBody:
     """Raises WireError (400)."""
     try:
         return FeedbackBody.model_validate(parse_object(raw))

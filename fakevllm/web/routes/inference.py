@@ -41,7 +41,7 @@ FLUSH_S = 2.0
 """The answer that a request names may have been given an instant ago."""
 
 
-def door(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
+def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = header_map(scope)
         limits = proxy.config.limits
@@ -106,10 +106,10 @@ async def _decode(
     proxy: ProxyComponents,
     adapter: Adapter,
     found: CheckedBody,
-    apps_headers: dict[bytes, bytes],
+    app_headers: dict[bytes, bytes],
     app_key: str | None,
 ) -> Request:
-    raw, body, headers = found.raw, found.body, engine_headers(apps_headers)
+    raw, body, headers = found.raw, found.body, engine_headers(app_headers)
     if found.removed:
         log.info("taken out of a request: %s", ", ".join(found.removed))
     model: object = body.get("model") if body is not None else None
@@ -123,7 +123,7 @@ async def _decode(
         reason = "invalid_json"
     else:
         try:
-            earlier = await _earlier(proxy, adapter, body, app_key)
+            earlier = await _prior_history(proxy, adapter, body, app_key)
             opened = adapter.open(body, proxy.link.engine, earlier)
             is_same = adapter.path == adapter.upstream_path
             asked, exchange = raw if is_same else orjson.dumps(opened.body), opened
@@ -138,11 +138,11 @@ async def _decode(
         headers,
         reason,
         model=named,
-        apps_headers=apps_headers,
+        app_headers=app_headers,
     )
 
 
-async def _earlier(
+async def _prior_history(
     proxy: ProxyComponents, adapter: Adapter, body: Json, app_key: str | None
 ) -> History | None:
     """The requests and answers a body only names; None where it names none, or one that this app

@@ -41,7 +41,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
             async with CancelOnDisconnect(request.receive):
                 return await relayed(proxy, request.method, path, body, headers)
         except WireError as error:
-            return worded(error)
+            return error_response(error)
         except ClientDisconnected:
             return Response()  # to nobody
 
@@ -59,13 +59,13 @@ async def relayed(
         async with proxy.upstream.live(method, path, body, headers) as live:
             whole = b"".join([chunk async for chunk in live.chunks])
     except WireError as error:
-        return worded(error)
+        return error_response(error)
     response = Response(whole, live.status)
     response.raw_headers = [*live.headers, (b"content-length", b"%d" % len(whole))]
     return response
 
 
-def worded(error: WireError) -> Response:
+def error_response(error: WireError) -> Response:
     retry = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     return Response(orjson.dumps(error.body), error.status, retry, "application/json")
 

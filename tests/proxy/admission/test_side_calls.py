@@ -40,7 +40,7 @@ def asks(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
 def rule(
     body: dict[str, Any], session: SessionSummary | None = None, rules: SideCallRules | None = None
 ) -> Any:
-    return (rules or SideCallRules()).of("m", {}, body, session)
+    return (rules or SideCallRules()).matching_rule("m", {}, body, session)
 
 
 @pytest.mark.parametrize("marker", MARKERS)
@@ -80,10 +80,10 @@ def test_a_marker_of_ones_own_counts_beside_the_known_ones() -> None:
 def test_what_the_operator_names_counts_before_all_guesses() -> None:
     rules = SideCallRules(models=("*-small",), headers=("X-Task: title*", "x-side"), guesses=())
     body = asks(user(MARKERS[0]))
-    assert rules.of("big-small", {}, body) == "model"
-    assert rules.of("big", {b"x-task": b"title-7"}, body) == "header"
-    assert rules.of("big", {b"x-side": b""}, body) == "header"
-    assert rules.of("big", {b"x-task": b"main"}, body) is None
+    assert rules.matching_rule("big-small", {}, body) == "model"
+    assert rules.matching_rule("big", {b"x-task": b"title-7"}, body) == "header"
+    assert rules.matching_rule("big", {b"x-side": b""}, body) == "header"
+    assert rules.matching_rule("big", {b"x-task": b"main"}, body) is None
 
 
 def test_a_call_without_tools_in_a_session_that_has_them_is_a_side_call() -> None:
@@ -218,7 +218,7 @@ def found_in(recordings: list[Recorded], rules: SideCallRules) -> list[tuple[Rec
             body = {}
         name = f"{one.client} {hints_of(one.headers, one.body).session}"
         known = sessions.get(name) if not name.endswith(" None") else None
-        by = rules.of(str(one.body.get("model")), one.headers, body, known)
+        by = rules.matching_rule(str(one.body.get("model")), one.headers, body, known)
         if by is None:
             sessions.note(name, body)
         found.append((one, by))

@@ -20,7 +20,7 @@ from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder
 from fakevllm.web.routes.admin import Stats, StepStats
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 from fakevllm_server.backends.process import table
-from tests.proxy.odd_swarm import ROLLING, OddSwarm
+from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm
 
 FAKE = EngineChoice.resolve("fake")
 
@@ -38,7 +38,7 @@ def stats(engine: EngineStatusReply, *curve: StepStats) -> Stats:
 
 async def test_an_engine_that_stays_offline_ends_the_demo_with_its_reason(tmp_path: Path) -> None:
     refused = EngineStatusReply(engine_status=EngineStatus.OFFLINE, engine_status_detail="no GPU")
-    async with OddSwarm() as proxy:
+    async with ScriptedSwarm() as proxy:
         proxy.answers["/fakevllm/stats"] = stats(refused)
         with pytest.raises(FakevllmError, match="did not start: no GPU"):
             await ready(run_at(proxy.url, tmp_path))
@@ -62,7 +62,7 @@ def test_a_run_that_stopped_training_ends_the_demo_with_its_reason(tmp_path: Pat
 
 async def test_an_engine_that_takes_too_long_ends_the_demo_with_a_line(tmp_path: Path) -> None:
     booting = EngineStatusReply(engine_status=EngineStatus.BOOTING, engine_status_detail="loading")
-    async with OddSwarm() as proxy:
+    async with ScriptedSwarm() as proxy:
         proxy.answers["/fakevllm/stats"] = stats(booting)
         with pytest.raises(FakevllmError, match="not ready within 1 s: loading"):
             await ready(run_at(proxy.url, tmp_path), timeout_s=0.6)
@@ -73,7 +73,7 @@ async def test_a_step_without_a_scored_answer_is_left_out_of_the_view(tmp_path: 
         StepStats(step=step, groups=1, policy_mean=0.5, returned_best=value, without_signal=0)
         for step, value in ((1, None), (2, 1.0))
     )
-    async with OddSwarm() as proxy:
+    async with ScriptedSwarm() as proxy:
         proxy.answers["/fakevllm/stats"] = stats(ROLLING, unknown, best)
         run = run_at(proxy.url, tmp_path)
         assert await ready(run) == "fake"
@@ -85,7 +85,7 @@ def test_a_curve_has_a_point_for_each_step_with_a_value() -> None:
 
 
 async def test_a_probe_the_model_refuses_ends_the_demo_with_a_line(tmp_path: Path) -> None:
-    async with OddSwarm() as server:
+    async with ScriptedSwarm() as server:
         server.answers["/v1/chat/completions"] = 400
         with pytest.raises(FakevllmError, match="The probe before training failed"):
             await probe_once(run_at(server.url, tmp_path), "fake", "before")
@@ -181,7 +181,7 @@ def test_a_run_cannot_be_resumed_with_other_engines(tmp_path: Path) -> None:
 
 async def test_the_view_names_the_engines_that_are_starting(tmp_path: Path) -> None:
     booting = EngineStatusReply(engine_status=EngineStatus.BOOTING)
-    async with OddSwarm() as proxy:
+    async with ScriptedSwarm() as proxy:
         proxy.answers["/fakevllm/stats"] = stats(booting)
         run = run_at(proxy.url, tmp_path)
         with pytest.raises(FakevllmError):

@@ -23,7 +23,7 @@ from fakevllm.errors import FakevllmError
 from fakevllm.runtime.supervisor import SupervisedProcess
 from fakevllm.web.routes.admin import Stats
 from tests.proxy.demo.test_demo import run_at
-from tests.proxy.odd_swarm import ROLLING, until
+from tests.proxy.scripted_swarm import ROLLING, until
 
 NUM_REFUSED = 12
 """More than a client tries by itself."""

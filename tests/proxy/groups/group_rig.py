@@ -173,7 +173,7 @@ class Stage:
 
     upstream: Siblings
     judge: Judge
-    room: SiblingLimit
+    sibling_limit: SiblingLimit
     run: GroupExecutor
     handler: asyncio.Task[None]
     sent: list[MutableMapping[str, Any]]
@@ -251,17 +251,19 @@ async def staged(
 ) -> AsyncGenerator[Stage]:
     """Whatever is left under way at the end is stopped."""
     request = asked_for(streamed, headers or {}, shadow)
-    upstream, judge, room, caller = Siblings(), Judge(), SiblingLimit(bound), Caller()
+    upstream, judge, sibling_limit, caller = Siblings(), Judge(), SiblingLimit(bound), Caller()
     records: list[GroupRecord] = []
     services = GroupServices(
-        sampler=Sampler(upstream, RetryHandler(upstream, link, hold_s, room=room), 1.0),
+        sampler=Sampler(
+            upstream, RetryHandler(upstream, link, hold_s, sibling_limit=sibling_limit), 1.0
+        ),
         hooks=judge,
-        room=room,
+        sibling_limit=sibling_limit,
         rng=random.Random(0),
         on_end=lambda _, record: records.append(record),
         failure_floor=failure_floor,
     )
-    room.take(num - 1)
+    sibling_limit.acquire(num - 1)
     policy = ServeRules(**rules)
     app = AppResponse(caller.send, request.adapter, request.exchange)
     draft = GroupDraft(request, Task(), "", None, placement=placement, app=app)
@@ -274,7 +276,9 @@ async def staged(
             await run.answer_app()
 
     handler = asyncio.create_task(handle())
-    stage = Stage(upstream, judge, room, run, handler, caller.sent, caller.has_left, records)
+    stage = Stage(
+        upstream, judge, sibling_limit, run, handler, caller.sent, caller.has_left, records
+    )
     await stage.turn()
     try:
         yield stage

@@ -22,7 +22,7 @@ async def test_the_best_is_served_with_its_own_bytes_and_how_it_was_chosen_is_ke
         record = stage.record
     assert (record.state, record.served_index, record.best_index) == ("scored", 1, 1)
     assert (record.served_by, record.propensity, record.status) == ("best", 1.0, 200)
-    assert stage.room.in_flight == 0
+    assert stage.sibling_limit.in_flight == 0
 
 
 async def test_a_quorum_is_served_and_the_late_one_is_scored_and_kept() -> None:
@@ -102,7 +102,7 @@ async def test_a_streaming_leads_trouble_is_the_apps_and_starts_nobody(word: str
         await stage.tell(0, word)
         assert (stage.sent[0]["status"], stage.upstream.asked) == (status, [0])
         assert (stage.record.state, stage.record.status) == ("failed", status)
-    assert stage.room.in_flight == 0
+    assert stage.sibling_limit.in_flight == 0
 
 
 @pytest.mark.parametrize("policy", ["best", "lead", "greedy"])
@@ -114,8 +114,8 @@ async def test_siblings_that_find_no_room_are_not_seen_by_the_app(policy: str, w
         await stage.tell(0, "answers")
         assert stage.sent[0]["status"] == 200 and stage.body == answer_of(0)
         assert (stage.record.state, stage.record.reason) == ("dropped", "no_group")
-        fits = stage.room.take(5).num
-        stage.room.leave(fits)
+        fits = stage.sibling_limit.acquire(5).num
+        stage.sibling_limit.release(fits)
     assert fits == (0 if word in ("is too much", "is crowded") else 5)
 
 
@@ -148,7 +148,7 @@ async def test_an_app_that_leaves_cancels_every_call_and_the_group() -> None:
         assert sorted(stage.upstream.ended) == [0, 1, 2] and stage.handler.done()
         assert not stage.sent
         assert (stage.record.state, stage.record.reason) == ("failed", "client_disconnected")
-    assert stage.room.in_flight == 0
+    assert stage.sibling_limit.in_flight == 0
 
 
 async def test_a_group_whose_app_left_goes_on_and_chooses_an_answer_all_the_same() -> None:
@@ -219,7 +219,7 @@ async def test_a_defect_before_the_answer_is_an_error_of_ours(
         await stage.tell(1, "answers")
         assert stage.sent[0]["status"] == 500 and stage.is_answered
         assert (stage.record.state, stage.record.reason) == ("failed", "internal_error")
-    assert sorted(stage.upstream.ended) == [0, 1, 2] and stage.room.in_flight == 0
+    assert sorted(stage.upstream.ended) == [0, 1, 2] and stage.sibling_limit.in_flight == 0
 
 
 def _broken(*_: Any) -> None:

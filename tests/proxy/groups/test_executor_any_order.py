@@ -93,7 +93,7 @@ async def played(rules: dict[str, Any], streamed: bool, shadow: bool, events: li
         assert sorted(stage.upstream.asked) == sorted(stage.upstream.ended)
         siblings = [index for index in stage.upstream.asked if index > 0]
         assert len(set(siblings)) == len(siblings)
-    assert len(stage.records) == 1 and stage.room.in_flight == 0
+    assert len(stage.records) == 1 and stage.sibling_limit.in_flight == 0
     starts = [message for message in stage.sent if message["type"] == "http.response.start"]
     is_there = stage.is_answered or not stage.has_left.is_set()
     assert len(starts) == (1 if is_there or stage.sent else 0)

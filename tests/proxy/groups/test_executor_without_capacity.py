@@ -1,4 +1,4 @@
-"""Leads that find no room at the engine, and what an app gets in shadow mode."""
+"""Leads that are refused by a full engine, and what an app gets in shadow mode."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_a_streaming_lead_that_others_siblings_keep_out_waits_for_one_of_t
     policy: str, word: str, status: int
 ) -> None:
     async with staged(2, streamed=True, policy=policy) as stage:
-        with stage.room.with_engine():
+        with stage.sibling_limit.sampling():
             await stage.tell(0, word)
             assert 0 not in stage.upstream.words and not stage.sent
         await stage.turn()
@@ -54,14 +54,14 @@ async def test_a_lead_is_kept_out_no_longer_than_a_request_may_be_held(
     word: str, status: int
 ) -> None:
     async with staged(2, streamed=True, policy="lead", hold_s=0.0) as stage:
-        with stage.room.with_engine():
+        with stage.sibling_limit.sampling():
             await stage.tell(0, word)
             assert stage.sent[0]["status"] == status and b"error" in stage.body
 
 
 async def test_a_lead_that_waits_for_room_ends_with_the_proxy() -> None:
     async with staged(2, streamed=True, policy="lead") as stage:
-        with stage.room.with_engine():
+        with stage.sibling_limit.sampling():
             await stage.tell(0, "is too much")
             stage.run.stop()
             await stage.turn()
@@ -101,7 +101,7 @@ async def test_in_shadow_the_app_gets_its_own_trouble_and_no_siblings_answer(wor
         await stage.tell(0, word)
         assert stage.sent[0]["status"] == status[word] and stage.upstream.asked == [0]
         assert (stage.record.state, stage.record.served_index) == ("failed", None)
-    assert stage.room.in_flight == 0
+    assert stage.sibling_limit.in_flight == 0
 
 
 async def test_in_shadow_siblings_of_a_whole_lead_start_behind_it_and_train() -> None:

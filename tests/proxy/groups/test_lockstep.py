@@ -29,7 +29,7 @@ from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EndGroupReply, EngineStatus, EngineStatusReply, Task
 from tests.proxy.ledger.ledger_cases import group
-from tests.proxy.odd_swarm import ROLLING, OddSwarm, until
+from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm, until
 
 ROW = Task(task_id="row", main_query="What is 1 plus 2?")
 DUE = ROLLING.model_copy(update={"backlog": 1.0})
@@ -40,7 +40,7 @@ JOB = TrainJob(lockstep=True)
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    swarm: OddSwarm
+    swarm: ScriptedSwarm
     delivery: Delivery
     lockstep: Lockstep
 
@@ -48,7 +48,7 @@ class Rig:
 @asynccontextmanager
 async def rig(folder: Path, run_seed: int = 0) -> AsyncGenerator[Rig]:
     ledger = Ledger.open(folder / "ledger.sqlite")
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         swarm.answers |= {"/end_group": POOLED}
         link = SwarmLink(swarm.url, None, JOB, ledger)
         following = asyncio.create_task(link.run())
@@ -179,13 +179,15 @@ def test_an_apps_own_seed_stays() -> None:
 
 def test_what_is_served_once_has_a_seed_too_and_its_other_bytes_stay() -> None:
     request = asked(temperature=0.5)
-    assert orjson.loads(SiblingPlan(1, seed=40).lead(request).asked) == request.body | {"seed": 40}
-    assert SiblingPlan(1).lead(request) is request
+    assert orjson.loads(
+        SiblingPlan(1, seed=40).lead_request(request).upstream_body
+    ) == request.body | {"seed": 40}
+    assert SiblingPlan(1).lead_request(request) is request
 
 
 def test_a_body_that_cannot_be_read_goes_on_as_it_is() -> None:
     odd = Request("r", ADAPTERS["chat"], b"{odd", b"{odd", None, {})
-    assert SiblingPlan(1, seed=40).lead(odd).asked == b"{odd"
+    assert SiblingPlan(1, seed=40).lead_request(odd).upstream_body == b"{odd"
 
 
 # --- what cannot be in lockstep
@@ -231,7 +233,7 @@ def test_a_run_does_not_go_on_in_another_mode(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("told", [None, ROLLING])
 async def test_a_replay_in_lockstep_needs_a_proxy_that_is(told: EngineStatusReply | None) -> None:
-    async with OddSwarm() as proxy:
+    async with ScriptedSwarm() as proxy:
         proxy.answers["/fakevllm/engine"] = told
         with pytest.raises(ConfigError, match=r"does not run in lockstep: .* with --lockstep"):
             await require_lockstep(f"{proxy.url}/v1", "sk-1")

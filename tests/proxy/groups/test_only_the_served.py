@@ -18,7 +18,7 @@ from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, EndGroupReply, SuccessReply
 from tests.e2e.hook_files import write_hooks
 from tests.fuzz.rig import proxy_over
-from tests.proxy.odd_swarm import OddSwarm, until
+from tests.proxy.scripted_swarm import ScriptedSwarm, until
 
 PREFER_TWO = """
 def on_compute_relative_reward(valid_results, all_answers):
@@ -43,7 +43,7 @@ SEEN = re.compile(rb"mark-of-(\d)")
 """Stands in a sibling's words, in the name of its call, in its arguments and in its id."""
 
 
-class CallingSwarm(OddSwarm):
+class CallingSwarm(ScriptedSwarm):
     """Each sibling calls a tool of its own, all over the answer."""
 
     async def _answer(self, request: web.Request) -> web.Response:

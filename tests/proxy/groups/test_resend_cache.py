@@ -18,7 +18,7 @@ from fakevllm.groups import resend_cache
 from fakevllm.transport import app_response
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.fuzz.rig import TIMEOUT_S, Got, Stack, running
-from tests.proxy.odd_swarm import until
+from tests.proxy.scripted_swarm import until
 
 JSON = {"Content-Type": "application/json"}
 AGAIN = JSON | {"x-stainless-retry-count": "1"}
@@ -245,15 +245,15 @@ async def test_who_leaves_while_a_hook_plans_is_seen_to_leave(tmp_path: Path) ->
         await was_told_again(tmp_path)
 
 
-@pytest.mark.parametrize(("is_told", "kind"), [(True, "regenerates"), (False, "repeats")])
+@pytest.mark.parametrize(("has_answer", "kind"), [(True, "regenerates"), (False, "repeats")])
 async def test_what_nobody_has_read_is_nobodys_turn_until_it_is_told(
-    tmp_path: Path, is_told: bool, kind: str
+    tmp_path: Path, has_answer: bool, kind: str
 ) -> None:
     named = JSON | {"x-session-id": "s"}
     async with running(tmp_path, **sections(tmp_path)) as stack:
         await cut(stack, chat(LONG), headers=named)
         await settled(tmp_path, 1)
-        if is_told:
+        if has_answer:
             await asked(stack, chat(LONG), named)
         await asked(stack, chat(LONG, max_tokens=99), named)  # another request, of the same history
         rows = await settled(tmp_path, 2)

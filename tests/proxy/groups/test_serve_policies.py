@@ -17,7 +17,7 @@ from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.fuzz.rig import Stack, running
 from tests.fuzz.test_answers import ASKED, ENDS
-from tests.proxy.odd_swarm import until
+from tests.proxy.scripted_swarm import until
 
 TAKEN = ("pooled", None)
 """By a server whose engine trains nothing yet: it waits."""

@@ -11,7 +11,7 @@ from fakevllm.replay.progress import Progress
 from fakevllm.replay.proxy_queries import first_model, register_tasks
 from fakevllm.replay.retry_deadline import RetryDeadline
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Task
-from tests.proxy.odd_swarm import OddSwarm, until
+from tests.proxy.scripted_swarm import ScriptedSwarm, until
 
 TASKS = [Task(task_id=name, main_query=f"say {name}") for name in "abc"]
 URL = "http://127.0.0.1:9/v1"
@@ -138,7 +138,7 @@ def test_rows_wait_for_a_full_backlog_only_while_an_engine_is_running(
 
 
 async def test_every_query_to_the_proxy_carries_the_key() -> None:
-    async with OddSwarm() as proxy:
+    async with ScriptedSwarm() as proxy:
         proxy.answers |= {
             "/fakevllm/tasks": {"keys": ["ka", "kb", "kc"]},
             "/v1/models": {"data": [{"id": "m"}]},
@@ -157,7 +157,7 @@ async def test_every_query_to_the_proxy_carries_the_key() -> None:
 
 
 async def test_a_missing_key_is_reported_with_the_flag_to_set() -> None:
-    async with OddSwarm() as proxy:
+    async with ScriptedSwarm() as proxy:
         proxy.answers |= {"/fakevllm/tasks": 401, "/v1/models": 401}
         with pytest.raises(ConfigError, match="--key"):
             await register_tasks(f"{proxy.url}/v1", TASKS)
@@ -166,7 +166,7 @@ async def test_a_missing_key_is_reported_with_the_flag_to_set() -> None:
 
 
 async def test_a_server_that_is_not_a_proxy_is_reported_as_a_wrong_url() -> None:
-    async with OddSwarm() as server:
+    async with ScriptedSwarm() as server:
         server.answers["/fakevllm/tasks"] = 404
         with pytest.raises(ConfigError) as refused:
             await register_tasks(f"{server.url}/v1", TASKS)

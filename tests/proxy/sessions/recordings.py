@@ -47,7 +47,7 @@ class Recorded:
     @property
     def is_side(self) -> bool:
         body = ADAPTERS[self.adapter].open(self.body, EngineInfo("m")).body
-        return SideCallRules(markers=MARKERS).of("m", self.headers, body) is not None
+        return SideCallRules(markers=MARKERS).matching_rule("m", self.headers, body) is not None
 
 
 def sessions() -> dict[str, list[Recorded]]:

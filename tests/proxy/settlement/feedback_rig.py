@@ -16,7 +16,7 @@ from fakevllm.web.components import ProxyComponents, open_proxy
 from fakevllm_adapters.protocol.swarm import EndGroupReply
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.proxy.ledger.ledger_cases import call, group
-from tests.proxy.odd_swarm import ROLLING, OddSwarm, until
+from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm, until
 
 KEY = "0a1b2c3d"
 POOLED = EndGroupReply(success=True, pooled=True, step=3)
@@ -25,8 +25,8 @@ POOLED = EndGroupReply(success=True, pooled=True, step=3)
 @asynccontextmanager
 async def open_feedback_proxy(
     folder: Path, *, status: object = None, hooks: str = "", **settings: Any
-) -> AsyncGenerator[tuple[ProxyComponents, FeedbackService, OddSwarm]]:
-    async with OddSwarm() as swarm:
+) -> AsyncGenerator[tuple[ProxyComponents, FeedbackService, ScriptedSwarm]]:
+    async with ScriptedSwarm() as swarm:
         swarm.answers["/add_sample"] = POOLED
         swarm.answers["/get_engine_status"] = status or ROLLING
         flags: dict[str, Any] = {

@@ -20,7 +20,7 @@ from fakevllm.swarm.link import SwarmLink
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EndGroupReply, SuccessReply
 from tests.proxy.ledger.ledger_cases import group
-from tests.proxy.odd_swarm import OddSwarm, until
+from tests.proxy.scripted_swarm import ScriptedSwarm, until
 
 T = TypeVar("T")
 POOLED = EndGroupReply(success=True, pooled=True, step=3)
@@ -35,7 +35,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 @asynccontextmanager
-async def delivering(swarm: OddSwarm, ledger: Ledger) -> AsyncGenerator[Delivery]:
+async def delivering(swarm: ScriptedSwarm, ledger: Ledger) -> AsyncGenerator[Delivery]:
     swarm_link = SwarmLink(swarm.url, None, TrainJob(), ledger)
     following = asyncio.create_task(swarm_link.run())
     delivery = Delivery(ledger, swarm_link)
@@ -69,12 +69,12 @@ async def test_groups_left_scored_by_an_earlier_process_are_sent_once_the_server
     ledger.record(group("old", [1.0, None, 0.0], task_id="t"))
     ledger.record(group("done", state="pooled"))
     assert ledger.drain()
-    async with OddSwarm() as swarm, delivering(swarm, ledger) as delivery:
+    async with ScriptedSwarm() as swarm, delivering(swarm, ledger) as delivery:
         swarm.answers |= {"/get_engine_status": 503, "/end_group": answer}
         delivery.resend(ledger.scored_groups())
         await until(lambda: swarm.calls["/get_engine_status"] > 1)
         assert swarm.calls["/end_group"] == 0
-        swarm.answers["/get_engine_status"] = OddSwarm().answers["/get_engine_status"]
+        swarm.answers["/get_engine_status"] = ScriptedSwarm().answers["/get_engine_status"]
         await until(lambda: outcome(ledger, "old") == (state, reason))
         assert swarm.calls["/end_group"] == 1
         sent = swarm.bodies["/end_group"]
@@ -87,7 +87,7 @@ async def test_a_stop_while_the_server_is_unreachable_leaves_the_group_scored(
 ) -> None:
     ledger.record(group("old"))
     assert ledger.drain()
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         swarm.answers["/get_engine_status"] = 503
         async with delivering(swarm, ledger) as delivery:
             delivery.resend(ledger.scored_groups())
@@ -95,7 +95,7 @@ async def test_a_stop_while_the_server_is_unreachable_leaves_the_group_scored(
 
 
 async def test_a_group_that_the_server_refuses_is_lost_without_retries(ledger: Ledger) -> None:
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         swarm.answers["/end_group"] = 422
         async with delivering(swarm, ledger) as delivery:
             delivery.settle(group("g1"))
@@ -112,9 +112,9 @@ def _without_retries(post: T) -> T:
 async def test_a_group_waits_until_the_server_is_reachable_and_is_sent_then(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "_patiently", _without_retries)
+    monkeypatch.setattr(link, "_with_retries", _without_retries)
     monkeypatch.setattr(delivery_module, "RESEND_PAUSE_S", 0.0)
-    async with OddSwarm() as swarm, delivering(swarm, ledger) as delivery:
+    async with ScriptedSwarm() as swarm, delivering(swarm, ledger) as delivery:
         well = swarm.answers["/get_engine_status"]
         swarm.answers |= {"/get_engine_status": 503, "/end_group": 503}
         await until(lambda: swarm.calls["/get_engine_status"] > 1)
@@ -129,7 +129,7 @@ async def test_a_group_waits_until_the_server_is_reachable_and_is_sent_then(
 async def test_a_group_that_the_server_already_has_with_other_rewards_is_pooled(
     ledger: Ledger,
 ) -> None:
-    async with OddSwarm() as swarm, delivering(swarm, ledger) as delivery:
+    async with ScriptedSwarm() as swarm, delivering(swarm, ledger) as delivery:
         swarm.answers["/end_group"] = 409
         delivery.settle(group("g1"))
         await until(lambda: bool(swarm.calls["/end_group"]))
@@ -137,7 +137,7 @@ async def test_a_group_that_the_server_already_has_with_other_rewards_is_pooled(
 
 
 async def test_a_group_that_is_too_large_to_send_is_lost_with_the_reason(ledger: Ledger) -> None:
-    async with OddSwarm() as swarm, delivering(swarm, ledger) as delivery:
+    async with ScriptedSwarm() as swarm, delivering(swarm, ledger) as delivery:
         delivery.settle(group("g1", [0.5] * 300))
         await until(lambda: outcome(ledger, "g1") == ("lost", "end_failed: ValidationError"))
 
@@ -147,7 +147,7 @@ async def test_a_group_that_the_ledger_does_not_have_is_not_trained(
 ) -> None:
     other = sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         swarm.answers |= {"/end_group": POOLED, "/abort_group": SuccessReply(success=True)}
         async with delivering(swarm, ledger) as delivery:
             delivery.settle(group("g1"))
@@ -159,7 +159,7 @@ async def test_a_group_that_the_ledger_does_not_have_is_not_trained(
 async def test_one_unwritable_group_does_not_hold_back_the_groups_of_the_same_flush(
     ledger: Ledger,
 ) -> None:
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         swarm.answers |= {"/end_group": POOLED, "/abort_group": SuccessReply(success=True)}
         async with delivering(swarm, ledger) as delivery:
             delivery.settle(group("before"))

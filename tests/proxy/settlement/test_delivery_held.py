@@ -16,7 +16,7 @@ from fakevllm.swarm.link import SwarmLink
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EndGroupReply
 from tests.proxy.ledger.ledger_cases import group
-from tests.proxy.odd_swarm import OddSwarm, until
+from tests.proxy.scripted_swarm import ScriptedSwarm, until
 
 POOLED = EndGroupReply(success=True, pooled=True, step=3, run_id="r")
 KEY = "0a1b2c3d"
@@ -33,7 +33,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 class HeldDelivery:
     """A delivery that sends groups to a stub of the swarm server."""
 
-    def __init__(self, swarm: OddSwarm, ledger: Ledger, window_s: float) -> None:
+    def __init__(self, swarm: ScriptedSwarm, ledger: Ledger, window_s: float) -> None:
         swarm.answers["/end_group"] = POOLED
         self.swarm = swarm
         self.link = SwarmLink(swarm.url, None, TrainJob(), ledger)
@@ -49,7 +49,7 @@ class HeldDelivery:
 
 
 async def test_feedback_releases_a_held_group_and_is_added_to_its_reward(ledger: Ledger) -> None:
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         held = HeldDelivery(swarm, ledger, LONG_S)
         held.delivery.register_answer("g1", "chatcmpl-1", KEY, None)
         held.delivery.settle(group("g1", [0.5, 1.0], served=1))
@@ -70,7 +70,7 @@ async def test_feedback_releases_a_held_group_and_is_added_to_its_reward(ledger:
 
 
 async def test_a_group_is_not_sent_while_feedback_is_being_processed(ledger: Ledger) -> None:
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         held = HeldDelivery(swarm, ledger, 0.0)
         held.delivery.register_answer("g1", "chatcmpl-1", KEY, None)
         held.delivery.feedback_started("g1")
@@ -85,7 +85,7 @@ async def test_a_group_is_not_sent_while_feedback_is_being_processed(ledger: Led
 
 
 async def test_the_next_turn_of_the_session_releases_a_held_group(ledger: Ledger) -> None:
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         held = HeldDelivery(swarm, ledger, LONG_S)
         first = Place(session_id="s", parent_id=None, turn=1, kind=Kind.NEW)
         held.delivery.register_answer("g1", "chatcmpl-1", KEY, first)
@@ -99,7 +99,7 @@ async def test_the_next_turn_of_the_session_releases_a_held_group(ledger: Ledger
 
 
 async def test_a_group_without_feedback_is_sent_at_the_end_of_its_window(ledger: Ledger) -> None:
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         held = HeldDelivery(swarm, ledger, 0.01)
         held.delivery.settle(group("g1"))
         assert await held.sent() == [0.0, 1.0]
@@ -109,7 +109,7 @@ async def test_a_group_without_feedback_is_sent_at_the_end_of_its_window(ledger:
 async def test_held_groups_are_sent_with_their_feedback_after_a_restart(
     ledger: Ledger,
 ) -> None:
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         held = HeldDelivery(swarm, ledger, LONG_S)
         for name in ("g1", "g2"):
             held.delivery.settle(group(name, [0.5, 1.0]))
@@ -136,7 +136,7 @@ async def test_held_groups_are_sent_with_their_feedback_after_a_restart(
 
 
 async def test_waiting_for_a_group_ends_when_it_is_dropped(ledger: Ledger) -> None:
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         held = HeldDelivery(swarm, ledger, LONG_S)
         held.delivery.register_answer("g1", "chatcmpl-1", KEY, None)
         held.delivery.feedback_started("g1")

@@ -11,7 +11,7 @@ from fakevllm.ledger.records import FeedbackRecord
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import EndGroupReply, LogEntry, TrainedGroup
 from tests.proxy.ledger.ledger_cases import call, dropped, group, restored
-from tests.proxy.odd_swarm import until
+from tests.proxy.scripted_swarm import until
 from tests.proxy.settlement.feedback_rig import (
     KEY,
     POOLED,

@@ -17,7 +17,7 @@ from fakevllm.web.components import ProxyComponents
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import AddSampleRequest, EndGroupReply
 from tests.proxy.ledger.ledger_cases import group
-from tests.proxy.odd_swarm import until
+from tests.proxy.scripted_swarm import until
 from tests.proxy.settlement.feedback_rig import (
     KEY,
     POOLED,

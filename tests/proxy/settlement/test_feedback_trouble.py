@@ -19,7 +19,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import EndGroupReply, EngineStatus
 from tests.proxy.ledger.ledger_cases import call, group
-from tests.proxy.odd_swarm import ROLLING, OddSwarm, until
+from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm, until
 from tests.proxy.settlement.feedback_rig import (
     KEY,
     POOLED,
@@ -81,7 +81,7 @@ async def test_feedback_that_the_ledger_could_not_store_is_not_added_to_a_group(
 
 async def test_no_event_is_left_after_a_window_has_ended(tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path / "ledger.sqlite")
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         swarm.answers["/end_group"] = POOLED
         link = SwarmLink(swarm.url, None, TrainJob(), ledger)
         one = Delivery(ledger, link, 0.1)

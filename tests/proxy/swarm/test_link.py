@@ -16,12 +16,12 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from fakevllm.ledger.store import Ledger
-from fakevllm.swarm.errors import NO_ADMIN, mend_of
+from fakevllm.swarm.errors import NEEDS_ADMIN_KEY, describe_error
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from tests.proxy.odd_swarm import ROLLING, OddSwarm, until
+from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm, until
 
 
 def answered(status: int, message: str) -> aiohttp.ClientResponseError:
@@ -39,7 +39,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @asynccontextmanager
 async def following(
-    swarm: OddSwarm, ledger: Ledger, queue: LoadProbe | None = None
+    swarm: ScriptedSwarm, ledger: Ledger, queue: LoadProbe | None = None
 ) -> AsyncGenerator[SwarmLink]:
     link = SwarmLink(swarm.url, None, TrainJob(), ledger, queue)
     task = asyncio.create_task(link.run())
@@ -56,7 +56,7 @@ async def test_an_odd_answer_is_reported_once_and_outlived(
     ledger: Ledger, caplog: pytest.LogCaptureFixture, answer: object
 ) -> None:
     caplog.set_level(logging.INFO, "fakevllm.link")
-    async with OddSwarm() as swarm, following(swarm, ledger) as link:
+    async with ScriptedSwarm() as swarm, following(swarm, ledger) as link:
         await link.reached.wait()
         assert link.status == ROLLING
         swarm.answers["/get_engine_status"] = answer
@@ -105,7 +105,7 @@ def told_of_link(caplog: pytest.LogCaptureFixture) -> list[str]:
     ],
 )
 def test_whatever_is_wrong_with_the_server_is_told_in_one_line(error: Exception, told: str) -> None:
-    line = mend_of(error)
+    line = describe_error(error)
     assert line.startswith(told)
     assert "\n" not in line and "ConnectionKey" not in line and len(line) < 400
 
@@ -128,7 +128,7 @@ async def test_the_cursor_is_read_once_off_the_event_loop_and_its_trouble_is_out
     plain = Ledger.open(tmp_path / "ledger.sqlite")
     plain.__class__ = CountingLedger
     assert isinstance(plain, CountingLedger)
-    async with OddSwarm() as swarm, following(swarm, plain) as link:
+    async with ScriptedSwarm() as swarm, following(swarm, plain) as link:
         await link.reached.wait()
         heard = swarm.calls["/get_run_log"]
         await until(lambda: swarm.calls["/get_run_log"] >= heard + 3)
@@ -139,7 +139,7 @@ async def test_the_cursor_is_read_once_off_the_event_loop_and_its_trouble_is_out
 async def test_a_server_that_is_heard_again_is_silent_no_more_although_its_log_cannot_be_had(
     ledger: Ledger,
 ) -> None:
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         swarm.answers["/get_run_log"] = 500
         link = SwarmLink(swarm.url, None, TrainJob(), ledger)
         link.is_silent = True
@@ -153,7 +153,7 @@ async def test_a_server_that_is_heard_again_is_silent_no_more_although_its_log_c
 
 async def test_an_engine_that_is_heard_to_go_is_waited_for(ledger: Ledger) -> None:
     gone = ROLLING.model_copy(update={"engine_status": EngineStatus.BOOTING})
-    async with OddSwarm() as swarm, following(swarm, ledger) as link:
+    async with ScriptedSwarm() as swarm, following(swarm, ledger) as link:
         await link.reached.wait()
         await until(lambda: swarm.calls["/get_run_log"] >= 2)
         swarm.answers["/get_engine_status"] = gone
@@ -165,7 +165,7 @@ async def test_an_engine_that_is_heard_to_go_is_waited_for(ledger: Ledger) -> No
 
 async def test_an_engine_that_is_heard_to_come_is_waited_for_no_longer(ledger: Ledger) -> None:
     coming = ROLLING.model_copy(update={"engine_status": EngineStatus.BOOTING})
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         swarm.answers["/get_engine_status"] = coming
         async with following(swarm, ledger) as link:
             await link.reached.wait()
@@ -192,7 +192,7 @@ async def test_a_server_is_followed_although_its_engine_does_not_tell_its_queue(
     ledger: Ledger,
 ) -> None:
     queue = HangingQueue()
-    async with OddSwarm() as swarm, following(swarm, ledger, queue) as link:
+    async with ScriptedSwarm() as swarm, following(swarm, ledger, queue) as link:
         async with asyncio.timeout(10):
             await link.reached.wait()
         await until(lambda: queue.num_asked == 1)
@@ -215,7 +215,7 @@ async def test_why_a_job_was_not_taken_is_logged_once_and_stays_in_the_status(
     ledger: Ledger, caplog: pytest.LogCaptureFixture, sync: object, start: object
 ) -> None:
     told = "1 validation error future_setting is not known"
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         swarm.answers |= {
             "/get_engine_status": OFFLINE,
             "/sync_train_config": sync,
@@ -239,7 +239,7 @@ async def test_a_key_that_may_not_start_the_engine_is_told_with_the_mend(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     detail = "/sync_train_config is for admins"
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         swarm.answers |= {
             "/get_engine_status": OFFLINE,
             "/sync_train_config": web.json_response({"detail": detail}, status=403),
@@ -247,9 +247,9 @@ async def test_a_key_that_may_not_start_the_engine_is_told_with_the_mend(
         async with following(swarm, ledger) as link:
             await until(lambda: swarm.calls["/get_engine_status"] >= 5)
             assert link.status is not None
-            assert link.status.engine_status_detail == f"{NO_ADMIN} ({detail})"
+            assert link.status.engine_status_detail == f"{NEEDS_ADMIN_KEY} ({detail})"
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert errors == [f"{swarm.url}/sync_train_config: {NO_ADMIN} ({detail})"]
+    assert errors == [f"{swarm.url}/sync_train_config: {NEEDS_ADMIN_KEY} ({detail})"]
     assert swarm.calls["/start_engine"] == 0
 
 
@@ -257,7 +257,7 @@ async def test_what_of_a_job_is_not_done_is_told_in_the_proxys_log_too(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = "logging = 'tensorboard' is without effect:\ncurves are elsewhere"
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         swarm.answers |= {
             "/get_engine_status": OFFLINE,
             "/sync_train_config": TAKEN | {"warnings": [told]},
@@ -273,7 +273,7 @@ async def test_what_of_a_job_is_not_done_is_told_in_the_proxys_log_too(
 async def test_an_engine_that_runs_with_another_job_is_told_key_by_key(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         swarm.answers["/get_train_config"] = TrainJob(lora_rank=4, num_repeat=9).model_dump()
         async with following(swarm, ledger) as link:
             await link.reached.wait()

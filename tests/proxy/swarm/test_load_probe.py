@@ -5,8 +5,8 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from fakevllm.swarm.load_probe import ASK_EVERY_S, LoadProbe, queue_in
-from tests.proxy.odd_swarm import OddSwarm
+from fakevllm.swarm.load_probe import PROBE_EVERY_S, LoadProbe, parse_queue_length
+from tests.proxy.scripted_swarm import ScriptedSwarm
 
 PAGE = """# HELP vllm:num_requests_waiting Number of requests waiting to be processed.
 # TYPE vllm:num_requests_waiting gauge
@@ -23,7 +23,7 @@ class Rig:
         self.is_wanted = True
         self.queue = LoadProbe(lambda: self.is_wanted, lambda: self.now)
 
-    async def heard(self, swarm: OddSwarm, *, is_serving: bool = True) -> int | None:
+    async def heard(self, swarm: ScriptedSwarm, *, is_serving: bool = True) -> int | None:
         async with aiohttp.ClientSession(swarm.url) as http:
             await self.queue.follow(http, is_serving=is_serving)
         return self.queue.num_waiting
@@ -31,12 +31,12 @@ class Rig:
 
 async def test_what_waits_in_all_engines_is_one_queue_and_asked_for_now_and_then() -> None:
     rig = Rig()
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         swarm.answers["/metrics"] = PAGE
         assert await rig.heard(swarm) == 7
         swarm.answers["/metrics"] = PAGE.replace("3.0", "1.0")
         assert await rig.heard(swarm) == 7
-        rig.now += ASK_EVERY_S
+        rig.now += PROBE_EVERY_S
         assert await rig.heard(swarm) == 5
         assert swarm.calls["/metrics"] == 2
 
@@ -47,14 +47,14 @@ async def test_a_queue_that_nobody_goes_by_is_asked_for_once_in_an_engines_life(
 ) -> None:
     rig = Rig()
     rig.is_wanted = False
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         swarm.answers["/metrics"] = page
         for num_lives in (1, 2):
             assert await rig.heard(swarm, is_serving=False) is None
-            rig.now += ASK_EVERY_S
+            rig.now += PROBE_EVERY_S
             assert await rig.heard(swarm) == first
             for _ in range(3):
-                rig.now += ASK_EVERY_S
+                rig.now += PROBE_EVERY_S
                 assert await rig.heard(swarm) == then
             assert swarm.calls["/metrics"] == num_lives
         swarm.answers["/metrics"] = PAGE
@@ -71,20 +71,22 @@ async def test_an_engine_that_tells_nothing_that_can_be_read_has_no_known_queue(
     page: str | int,
 ) -> None:
     rig = Rig()
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         swarm.answers["/metrics"] = page
         assert await rig.heard(swarm) is None
 
 
 async def test_an_engine_that_does_not_answer_has_no_queue() -> None:
     rig = Rig()
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         swarm.answers["/metrics"] = PAGE
         assert await rig.heard(swarm) == 7
         assert await rig.heard(swarm, is_serving=False) is None
-    rig.now += ASK_EVERY_S
+    rig.now += PROBE_EVERY_S
     assert await rig.heard(swarm) is None, "the server has gone"
 
 
 def test_nothing_else_is_taken_for_the_queue() -> None:
-    assert queue_in("vllm:num_requests_waiting_by_reason 3\nnum_requests_waiting 4") is None
+    assert (
+        parse_queue_length("vllm:num_requests_waiting_by_reason 3\nnum_requests_waiting 4") is None
+    )

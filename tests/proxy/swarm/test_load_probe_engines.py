@@ -18,7 +18,7 @@ from fakevllm_server.backends.fake.engine import FakeEngine
 from fakevllm_server.backends.http.engine_server import create_app as engine_app
 from tests.fuzz.rig import Stack, listening, proxy_over, swarm_over
 from tests.proxy.groups.test_serve_policies import CHAT, JSON, TAKEN, chat, groups, policy, settled
-from tests.proxy.odd_swarm import until
+from tests.proxy.scripted_swarm import until
 
 COMPLETIONS = "/v1/completions"
 QUEUE = "vllm:num_requests_waiting"
@@ -64,7 +64,7 @@ async def running(folder: Path, engine: Narrow, **sections: Any) -> AsyncGenerat
 
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue is heard of."""
-    monkeypatch.setattr(load_probe, "ASK_EVERY_S", 0.01)
+    monkeypatch.setattr(load_probe, "PROBE_EVERY_S", 0.01)
     monkeypatch.setattr(link, "POLL_EVERY_S", 0.01)
 
 

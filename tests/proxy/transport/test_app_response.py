@@ -82,7 +82,7 @@ async def test_a_stream_that_flows_gets_no_keep_alive(monkeypatch: pytest.Monkey
     async with reply_to(sent) as app:
         await app.open([])
         await app.write(b"data: 1\n\n")
-        app.on_beat()
+        app.on_keep_alive_due()
         await app.write(DONE, last=True)
     assert sent.body == b"data: 1\n\n" + DONE
 
@@ -90,7 +90,7 @@ async def test_a_stream_that_flows_gets_no_keep_alive(monkeypatch: pytest.Monkey
 async def test_a_slow_whole_answer_is_kept_alive_with_white_space(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(app_response, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(app_response, "WHITE_SPACE_AFTER_S", 0.01)
     sent = Sent()
     async with reply_to(sent, streamed=False) as app:
         await sent.has(2)
@@ -104,7 +104,7 @@ async def test_a_slow_whole_answer_is_kept_alive_with_white_space(
 async def test_an_error_after_the_white_space_is_in_vllms_shape(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(app_response, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(app_response, "WHITE_SPACE_AFTER_S", 0.01)
     sent = Sent()
     async with reply_to(sent, streamed=False) as app:
         await sent.has(2)
@@ -119,7 +119,7 @@ async def test_an_error_after_the_stream_is_open_ends_it_inside(
     sent = Sent()
     async with reply_to(sent) as app:
         await sent.has(2)
-        await app.whole(400, REFUSED.body, REFUSED.headers)
+        await app.send_body(400, REFUSED.body, REFUSED.headers)
     assert sent.status == 200
     assert sent.body.endswith(b'data: {"error":{}}\n\n' + DONE)
 
@@ -165,13 +165,13 @@ async def test_an_error_within_the_grace_is_a_status() -> None:
 async def test_what_is_held_back_behind_the_block_says_nothing_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(app_response, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(app_response, "WHITE_SPACE_AFTER_S", 0.0)
     monkeypatch.setattr(app_response, "KEEP_ALIVE_EVERY_S", 0.001)
     sent = Sent()
     async with reply_to(sent) as app:
         pass
-    app.hold_back()
-    app.on_beat()
+    app.postpone_start()
+    app.on_keep_alive_due()
     for _ in range(20):
         await asyncio.sleep(0.001)
     assert not sent.messages

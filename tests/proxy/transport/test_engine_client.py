@@ -65,7 +65,7 @@ async def test_a_call_is_over_at_done_and_its_connection_is_used_again(
     await read_to_done(upstream)
     assert not engine.may_end.is_set(), "the call did not wait for the end behind it"
     engine.may_end.set()
-    await until(lambda: not upstream.num_resting)
+    await until(lambda: not upstream.num_draining)
     await read_to_done(upstream)
     assert len(engine.connections) == 2 and len(set(engine.connections)) == 1
 
@@ -75,7 +75,7 @@ async def test_an_end_that_does_not_come_gives_the_connection_up(
 ) -> None:
     engine, upstream = streaming
     await read_to_done(upstream)
-    await until(lambda: not upstream.num_resting)
+    await until(lambda: not upstream.num_draining)
     await read_to_done(upstream)
     assert len(set(engine.connections)) == 2
 
@@ -86,7 +86,7 @@ async def test_closing_does_not_wait_for_ends_that_do_not_come(
     engine, upstream = streaming
     await read_to_done(upstream)
     await upstream.close()
-    assert not upstream.num_resting and not engine.may_end.is_set()
+    assert not upstream.num_draining and not engine.may_end.is_set()
 
 
 TOKEN = encode({"choices": [{"index": 0, "delta": {"content": 'it says {"error": 500}'}}]})

@@ -13,14 +13,14 @@ from fakevllm.transport.request import SiblingPlan
 from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.protocol.reasons import OutageReason
-from tests.proxy.odd_swarm import until
+from tests.proxy.scripted_swarm import until
 from tests.proxy.transport.test_retry import (
     ALL_FORMATS,
     ANSWER,
     BOTH_MODES,
-    Server,
-    asked_of,
-    relayed,
+    ScriptedServer,
+    relay_request,
+    request_for,
 )
 
 BUSY: dict[str, Any] = {"error": {"message": "Too many requests are waiting.", "code": 503}}
@@ -33,76 +33,86 @@ FULL = pytest.mark.parametrize("status", [429, 503])
 async def test_who_is_kept_out_by_siblings_of_ours_waits_for_one_of_them(
     name: str, stream: bool, status: int
 ) -> None:
-    room = SiblingLimit()
-    async with Server((status, BUSY), (200, ANSWER)).running() as server:
-        with room.with_engine():
+    sibling_limit = SiblingLimit()
+    async with ScriptedServer((status, BUSY), (200, ANSWER)).running() as server:
+        with sibling_limit.sampling():
             asking = asyncio.create_task(
-                relayed(server.url, asked_of(name, stream=stream), 3600, room=room)
+                relay_request(
+                    server.url, request_for(name, stream=stream), 3600, sibling_limit=sibling_limit
+                )
             )
-            await until(lambda: len(server.asked) == 1)
+            await until(lambda: len(server.requests) == 1)
         got, trouble = await asking
     assert got.status == 200 and (b"Hello." in got.body or b"Hi" in got.body)
-    assert trouble is None and len(server.asked) == 2
-    assert server.asked[0][0] == ADAPTERS[name].upstream_path
+    assert trouble is None and len(server.requests) == 2
+    assert server.requests[0][0] == ADAPTERS[name].upstream_path
 
 
 @FULL
 async def test_a_request_of_the_engines_own_route_waits_for_them_too(status: int) -> None:
-    room = SiblingLimit()
-    async with Server((status, BUSY), (200, {"id": "resp_1"})).running() as server:
-        with room.with_engine():
-            request = asked_of("responses", background=True)
-            asking = asyncio.create_task(relayed(server.url, request, 3600, room=room))
-            await until(lambda: len(server.asked) == 1)
+    sibling_limit = SiblingLimit()
+    async with ScriptedServer((status, BUSY), (200, {"id": "resp_1"})).running() as server:
+        with sibling_limit.sampling():
+            request = request_for("responses", background=True)
+            asking = asyncio.create_task(
+                relay_request(server.url, request, 3600, sibling_limit=sibling_limit)
+            )
+            await until(lambda: len(server.requests) == 1)
         got, _ = await asking
     assert (got.status, got.body) == (200, b'{"id": "resp_1"}')
 
 
 @FULL
 async def test_who_is_kept_out_by_others_is_told_so_at_once(status: int) -> None:
-    room = SiblingLimit()
-    with room.with_engine():
+    sibling_limit = SiblingLimit()
+    with sibling_limit.sampling():
         pass  # it has gone before anybody asked
-    async with Server((status, BUSY)).running() as server:
-        got, _ = await relayed(server.url, asked_of("chat"), 3600, room=room)
-    assert (got.status, orjson.loads(got.body)) == (status, BUSY) and len(server.asked) == 1
+    async with ScriptedServer((status, BUSY)).running() as server:
+        got, _ = await relay_request(
+            server.url, request_for("chat"), 3600, sibling_limit=sibling_limit
+        )
+    assert (got.status, orjson.loads(got.body)) == (status, BUSY) and len(server.requests) == 1
 
 
 @FULL
 async def test_who_is_kept_out_for_too_long_is_told_so_in_the_engines_words(status: int) -> None:
-    room = SiblingLimit()
-    async with Server((status, BUSY)).running() as server:
-        with room.with_engine():
-            got, _ = await relayed(server.url, asked_of("chat"), 0.2, room=room)
-    assert (got.status, orjson.loads(got.body)) == (status, BUSY) and len(server.asked) > 1
+    sibling_limit = SiblingLimit()
+    async with ScriptedServer((status, BUSY)).running() as server:
+        with sibling_limit.sampling():
+            got, _ = await relay_request(
+                server.url, request_for("chat"), 0.2, sibling_limit=sibling_limit
+            )
+    assert (got.status, orjson.loads(got.body)) == (status, BUSY) and len(server.requests) > 1
     assert got.headers[b"retry-after"] == b"2"
 
 
 @FULL
 async def test_who_is_kept_out_for_too_long_goes_to_the_fallback(status: int) -> None:
-    room = SiblingLimit()
+    sibling_limit = SiblingLimit()
     async with (
-        Server((status, BUSY)).running() as server,
-        Server((200, ANSWER)).running() as other,
+        ScriptedServer((status, BUSY)).running() as server,
+        ScriptedServer((200, ANSWER)).running() as other,
     ):
-        with room.with_engine():
+        with sibling_limit.sampling():
             fallback = Fallback(other.url, None, None)
-            got, trouble = await relayed(server.url, asked_of("chat"), 0.0, fallback, room)
+            got, trouble = await relay_request(
+                server.url, request_for("chat"), 0.0, fallback, sibling_limit
+            )
     assert (got.status, trouble) == (200, OutageReason.ENGINE_BUSY)
 
 
 async def test_what_the_engine_would_not_take_beside_so_many_siblings_bounds_them() -> None:
-    room = SiblingLimit()
-    async with Server((429, BUSY), (200, ANSWER)).running() as server:
-        with room.with_engine(), room.with_engine():
-            await relayed(server.url, asked_of("chat"), 3600, room=room)
-    assert room.take(5).num == 1
+    sibling_limit = SiblingLimit()
+    async with ScriptedServer((429, BUSY), (200, ANSWER)).running() as server:
+        with sibling_limit.sampling(), sibling_limit.sampling():
+            await relay_request(server.url, request_for("chat"), 3600, sibling_limit=sibling_limit)
+    assert sibling_limit.acquire(5).num == 1
 
 
 async def test_a_lead_that_is_asked_alone_is_as_greedy_as_among_its_siblings() -> None:
-    request = asked_of("chat", temperature=0.7)
-    async with Server((200, ANSWER)).running() as server:
-        await relayed(server.url, request, plan=SiblingPlan(1, is_greedy=True))
-        await relayed(server.url, request)
-    assert [body["temperature"] for _, body, _ in server.asked] == [0, 0.7]
-    assert not any("sibling" in name.lower() for _, _, told in server.asked for name in told)
+    request = request_for("chat", temperature=0.7)
+    async with ScriptedServer((200, ANSWER)).running() as server:
+        await relay_request(server.url, request, plan=SiblingPlan(1, is_greedy=True))
+        await relay_request(server.url, request)
+    assert [body["temperature"] for _, body, _ in server.requests] == [0, 0.7]
+    assert not any("sibling" in name.lower() for _, _, told in server.requests for name in told)

@@ -1,4 +1,4 @@
-"""A call that a server keeps, where nobody else could answer: over when the server is gone."""
+"""A call that a server keeps, where no other server could answer: over when the server is gone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.transport.app_response import GRACE_S, AppResponse
 from fakevllm.transport.hang_watchdog import HangWatchdog
-from fakevllm.transport.retry import RetryHandler, why_failed
+from fakevllm.transport.retry import RetryHandler, failure_reason
 from fakevllm_adapters.formats.sse import DONE
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import EngineStatus
@@ -23,10 +23,10 @@ from tests.proxy.transport.test_retry import (
     BOOTING,
     BOTH_MODES,
     SYNCING,
-    Got,
-    Hanging,
-    asked_of,
+    HangingClient,
+    ReceivedResponse,
     link_at,
+    request_for,
 )
 
 HOLD_S = 0.2
@@ -40,15 +40,22 @@ async def silent_link(folder: Path) -> AsyncGenerator[SwarmLink]:
         yield link
 
 
-async def asked(link: SwarmLink, name: str, hold_s: float, *, stream: bool) -> tuple[Got, str]:
+async def asked(
+    link: SwarmLink, name: str, hold_s: float, *, stream: bool
+) -> tuple[ReceivedResponse, str]:
     """What the app got of a server that keeps its request, and the ledger's reason."""
-    upstream, request, got, why = Hanging(), asked_of(name, stream=stream), Got(), ""
+    upstream, request, got, why = (
+        HangingClient(),
+        request_for(name, stream=stream),
+        ReceivedResponse(),
+        "",
+    )
     async with AppResponse(got, request.adapter, request.exchange) as app:
         try:
             async with asyncio.timeout(IN_VAIN_S):
                 await RetryHandler(upstream, link, hold_s).relay(request, app)
         except WireError as error:
-            why = why_failed(error)
+            why = failure_reason(error)
             await app.refuse(error)
     await upstream.close()
     assert upstream.is_asked.is_set()
@@ -78,10 +85,10 @@ async def test_where_keep_alives_have_begun_it_ends_in_an_error_inside_the_strea
 async def test_a_server_that_is_heard_is_left_to_its_own_patience(
     tmp_path: Path, state: EngineStatus
 ) -> None:
-    upstream, request = Hanging(), asked_of("chat")
+    upstream, request = HangingClient(), request_for("chat")
     async with (
         link_at(tmp_path, state) as link,
-        AppResponse(Got(), request.adapter, request.exchange) as app,
+        AppResponse(ReceivedResponse(), request.adapter, request.exchange) as app,
     ):
         with pytest.raises(TimeoutError):  # it would wait for ever
             async with asyncio.timeout(1.2):
@@ -90,7 +97,7 @@ async def test_a_server_that_is_heard_is_left_to_its_own_patience(
 
 
 async def test_a_server_whose_answer_comes_lives_whatever_its_link_hears(tmp_path: Path) -> None:
-    request, got = asked_of("chat", stream=True), Got()
+    request, got = request_for("chat", stream=True), ReceivedResponse()
     async with (
         silent_link(tmp_path) as link,
         AppResponse(got, request.adapter, request.exchange) as app,

@@ -13,15 +13,21 @@ import pytest
 from aiohttp import web
 
 from fakevllm.config.model import load
-from fakevllm.transport.retry import why_failed
+from fakevllm.transport.retry import failure_reason
 from fakevllm.web.app import create_app
 from fakevllm.web.components import open_proxy
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.reasons import REASON_HEADER, OutageReason
 from tests.e2e.hook_files import PREFER_YES, write_hooks
-from tests.proxy.odd_swarm import OddSwarm, until
-from tests.proxy.transport.test_retry import ANSWER, EVENTS, Server, asked_of, relayed
+from tests.proxy.scripted_swarm import ScriptedSwarm, until
+from tests.proxy.transport.test_retry import (
+    ANSWER,
+    EVENTS,
+    ScriptedServer,
+    relay_request,
+    request_for,
+)
 
 HEADER = "X-Fakevllm-Reason"
 SENTENCES = (
@@ -56,9 +62,11 @@ def test_the_header_has_the_documented_name() -> None:
 async def test_a_request_waits_for_an_engine_that_is_not_ready_whatever_the_sentence(
     sentence: str, stream: bool
 ) -> None:
-    async with Server(refusal("engine_not_ready", sentence), (200, ANSWER)).running() as server:
-        got, _ = await relayed(server.url, asked_of("chat", stream=stream))
-    assert got.status == 200 and len(server.asked) == 2
+    async with ScriptedServer(
+        refusal("engine_not_ready", sentence), (200, ANSWER)
+    ).running() as server:
+        got, _ = await relay_request(server.url, request_for("chat", stream=stream))
+    assert got.status == 200 and len(server.requests) == 2
 
 
 @ANY_SENTENCE
@@ -66,19 +74,19 @@ async def test_a_request_waits_for_an_engine_that_is_not_ready_whatever_the_sent
 async def test_a_failed_or_busy_engine_is_not_asked_again_whatever_the_sentence(
     sentence: str, reason: str
 ) -> None:
-    async with Server(refusal(reason, sentence)).running() as server:
-        got, _ = await relayed(server.url, asked_of("chat"))
-    assert got.status == 503 and len(server.asked) == 1
+    async with ScriptedServer(refusal(reason, sentence)).running() as server:
+        got, _ = await relay_request(server.url, request_for("chat"))
+    assert got.status == 503 and len(server.requests) == 1
     assert orjson.loads(got.body)["error"]["message"] == sentence
 
 
 def test_the_ledger_shows_an_unreachable_server_by_reason_and_any_other_outage_by_status() -> None:
     for sentence in SENTENCES:
-        shown = [why_failed(unavailable(sentence, reason)) for reason in OutageReason]
+        shown = [failure_reason(unavailable(sentence, reason)) for reason in OutageReason]
         assert shown == ["upstream_unreachable"] * 2 + ["upstream_503"] * 3
 
 
-class ReasonSwarm(OddSwarm):
+class ReasonSwarm(ScriptedSwarm):
     """A swarm server that sends the reason header with every answer of its model routes."""
 
     def __init__(self, status: int) -> None:

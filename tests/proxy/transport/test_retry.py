@@ -20,7 +20,7 @@ from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient, LiveResponse
 from fakevllm.transport.fallback import Fallback, with_model
 from fakevllm.transport.request import Request, SiblingPlan
-from fakevllm.transport.retry import ALONE, RetryHandler
+from fakevllm.transport.retry import LEAD_ONLY, RetryHandler
 from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.formats.base import EngineInfo, NotTranslated
 from fakevllm_adapters.formats.registry import ADAPTERS
@@ -57,7 +57,7 @@ Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 """Status and body of a response, and headers where a test wants some."""
 
 
-class Server:
+class ScriptedServer:
     """Gives its answers one after the other, and the last for ever: an error, or a good one; a
     None closes the connection."""
 
@@ -65,7 +65,7 @@ class Server:
         self._answers = list(answers)
         self._prefix = prefix
         self.port = port
-        self.asked: list[tuple[str, dict[str, Any], dict[str, str]]] = []
+        self.requests: list[tuple[str, dict[str, Any], dict[str, str]]] = []
 
     @property
     def url(self) -> str:
@@ -73,7 +73,7 @@ class Server:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        self.asked.append((request.path, body, dict(request.headers)))
+        self.requests.append((request.path, body, dict(request.headers)))
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if answer is None:
             assert request.transport is not None
@@ -90,7 +90,7 @@ class Server:
         return web.json_response(told, status=status, headers=headers[0] if headers else None)
 
     @asynccontextmanager
-    async def running(self) -> AsyncGenerator[Server]:
+    async def running(self) -> AsyncGenerator[ScriptedServer]:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._answer)
         runner = web.AppRunner(app)
@@ -103,7 +103,7 @@ class Server:
             await runner.cleanup()
 
 
-class Got:
+class ReceivedResponse:
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
@@ -115,7 +115,7 @@ class Got:
         self.body += message.get("body", b"")
 
 
-def asked_of(name: str, *, stream: bool = False, **more: Any) -> Request:
+def request_for(name: str, *, stream: bool = False, **more: Any) -> Request:
     adapter = ADAPTERS[name]
     body: dict[str, Any] = {"model": "mine", **more}
     body |= {"prompt": "hi"} if name == "completions" else {}
@@ -133,22 +133,24 @@ def asked_of(name: str, *, stream: bool = False, **more: Any) -> Request:
     return Request("r", adapter, raw, asked, exchange, {}, model="mine")
 
 
-async def relayed(
+async def relay_request(
     url: str,
     request: Request,
     limit_s: float = 10.0,
     fallback: Fallback | None = None,
-    room: SiblingLimit | None = None,
-    plan: SiblingPlan = ALONE,
-) -> tuple[Got, OutageReason | None]:
+    sibling_limit: SiblingLimit | None = None,
+    plan: SiblingPlan = LEAD_ONLY,
+) -> tuple[ReceivedResponse, OutageReason | None]:
     """As the runner does it."""
-    got, upstream = Got(), EngineClient(url, None)
+    got, upstream = ReceivedResponse(), EngineClient(url, None)
     trouble: OutageReason | None = None
     try:
         async with AppResponse(got, request.adapter, request.exchange) as app:
             try:
-                lifeline = RetryHandler(upstream, None, limit_s, fallback, room=room)
-                _, trouble = await lifeline.relay(request, app, plan)
+                retry_handler = RetryHandler(
+                    upstream, None, limit_s, fallback, sibling_limit=sibling_limit
+                )
+                _, trouble = await retry_handler.relay(request, app, plan)
             except WireError as error:
                 await app.refuse(error)
     finally:
@@ -158,9 +160,9 @@ async def relayed(
     return got, trouble
 
 
-async def nobody() -> str:
+async def closed_server_url() -> str:
     """The address of a server that was there."""
-    async with Server((200, ANSWER)).running() as server:
+    async with ScriptedServer((200, ANSWER)).running() as server:
         return server.url
 
 
@@ -171,16 +173,18 @@ ALL_FORMATS = pytest.mark.parametrize("name", list(ADAPTERS))
 @BOTH_MODES
 @ALL_FORMATS
 async def test_a_booting_engine_is_waited_for(name: str, stream: bool) -> None:
-    async with Server((503, NOT_READY), (503, NOT_READY), (200, ANSWER)).running() as server:
-        got, trouble = await relayed(server.url, asked_of(name, stream=stream))
+    async with ScriptedServer(
+        (503, NOT_READY), (503, NOT_READY), (200, ANSWER)
+    ).running() as server:
+        got, trouble = await relay_request(server.url, request_for(name, stream=stream))
     assert got.status == 200 and (b"Hello." in got.body or b"Hi" in got.body)
-    assert trouble is None and len(server.asked) == 3
+    assert trouble is None and len(server.requests) == 3
 
 
 async def test_a_server_that_comes_back_is_asked_again_and_its_answer_is_the_apps() -> None:
-    url = await nobody()
-    asking = asyncio.create_task(relayed(url, asked_of("chat")))
-    async with Server((200, ANSWER), port=int(url.rpartition(":")[2])).running():
+    url = await closed_server_url()
+    asking = asyncio.create_task(relay_request(url, request_for("chat")))
+    async with ScriptedServer((200, ANSWER), port=int(url.rpartition(":")[2])).running():
         got, trouble = await asking
     assert (got.status, orjson.loads(got.body), trouble) == (200, ANSWER, None)
 
@@ -194,59 +198,61 @@ async def test_nothing_is_asked_by_a_name_that_may_not_be_the_models() -> None:
             raise unavailable("No name is known yet.", OutageReason.ENGINE_NOT_READY)
         return name
 
-    got, request = Got(), asked_of("chat")
-    async with Server((200, ANSWER)).running() as server:
+    got, request = ReceivedResponse(), request_for("chat")
+    async with ScriptedServer((200, ANSWER)).running() as server:
         upstream = EngineClient(server.url, None)
         async with AppResponse(got, request.adapter, request.exchange) as app:
-            lifeline = RetryHandler(upstream, None, 10.0, served_name=served_name)
-            await lifeline.relay(request, app)
+            retry_handler = RetryHandler(upstream, None, 10.0, served_name=served_name)
+            await retry_handler.relay(request, app)
         await upstream.close()
     assert got.status == 200 and names == []
-    assert [body["model"] for _, body, _ in server.asked] == ["served"]
+    assert [body["model"] for _, body, _ in server.requests] == ["served"]
 
 
 async def test_a_request_that_breaks_its_server_twice_is_not_sent_a_third_time() -> None:
-    async with Server(None).running() as server:
-        got, _ = await relayed(server.url, asked_of("chat"))
-    assert got.status == 503 and len(server.asked) == 2
+    async with ScriptedServer(None).running() as server:
+        got, _ = await relay_request(server.url, request_for("chat"))
+    assert got.status == 503 and len(server.requests) == 2
 
 
 async def test_a_request_that_its_engine_failed_is_not_sent_again() -> None:
-    async with Server((503, FAILED)).running() as server:
-        got, _ = await relayed(server.url, asked_of("chat"))
-    assert (got.status, orjson.loads(got.body)) == (503, FAILED) and len(server.asked) == 1
+    async with ScriptedServer((503, FAILED)).running() as server:
+        got, _ = await relay_request(server.url, request_for("chat"))
+    assert (got.status, orjson.loads(got.body)) == (503, FAILED) and len(server.requests) == 1
     assert got.headers[b"retry-after"] == b"2"
 
 
 @BOTH_MODES
 @ALL_FORMATS
 async def test_without_a_fallback_the_app_gets_a_503_as_a_status(name: str, stream: bool) -> None:
-    got, trouble = await relayed(await nobody(), asked_of(name, stream=stream), 0.1)
+    got, trouble = await relay_request(
+        await closed_server_url(), request_for(name, stream=stream), 0.1
+    )
     assert got.status == 503 and got.headers[b"retry-after"] == b"2" and trouble is None
     worded = orjson.loads(got.body)
     assert worded.get("type") == "error" if name == "messages" else worded["error"]["code"] == 503
 
 
 async def test_a_clients_own_limit_shortens_the_wait() -> None:
-    request = asked_of("chat")
+    request = request_for("chat")
     hasty = Request(
         "r",
         request.adapter,
         request.raw,
-        request.asked,
+        request.upstream_body,
         request.exchange,
         {},
-        apps_headers={b"x-stainless-read-timeout": b"0.2"},
+        app_headers={b"x-stainless-read-timeout": b"0.2"},
     )
     async with asyncio.timeout(30):
-        got, _ = await relayed(await nobody(), hasty, 3600)
+        got, _ = await relay_request(await closed_server_url(), hasty, 3600)
     assert got.status == 503
 
 
 # --- the fallback
 
 
-class Hanging(EngineClient):
+class HangingClient(EngineClient):
     """Takes a call and keeps it, as a server does whose engine is started again."""
 
     def __init__(self) -> None:
@@ -283,9 +289,9 @@ async def link_at(folder: Path, state: EngineStatus) -> AsyncGenerator[SwarmLink
 async def test_a_request_that_a_server_keeps_while_its_engine_is_away_goes_to_the_fallback(
     tmp_path: Path,
 ) -> None:
-    upstream, request = Hanging(), asked_of("chat")
-    got = Got()
-    async with Server((200, ANSWER)).running() as other, link_at(tmp_path, BOOTING) as link:
+    upstream, request = HangingClient(), request_for("chat")
+    got = ReceivedResponse()
+    async with ScriptedServer((200, ANSWER)).running() as other, link_at(tmp_path, BOOTING) as link:
         fallback = Fallback(other.url, None, None)
         async with AppResponse(got, request.adapter, request.exchange) as app:
             _, trouble = await RetryHandler(upstream, link, 0.2, fallback).relay(request, app)
@@ -298,31 +304,34 @@ async def test_a_request_that_a_server_keeps_while_its_engine_is_away_goes_to_th
 
 
 async def test_an_engine_that_steps_is_waited_for_and_not_given_up(tmp_path: Path) -> None:
-    upstream, request = Hanging(), asked_of("chat")
-    async with Server((200, ANSWER)).running() as other, link_at(tmp_path, SYNCING) as link:
+    upstream, request = HangingClient(), request_for("chat")
+    async with ScriptedServer((200, ANSWER)).running() as other, link_at(tmp_path, SYNCING) as link:
         fallback = Fallback(other.url, None, None)
-        async with AppResponse(Got(), request.adapter, request.exchange) as app:
-            lifeline = RetryHandler(upstream, link, 0.0, fallback)
+        async with AppResponse(ReceivedResponse(), request.adapter, request.exchange) as app:
+            retry_handler = RetryHandler(upstream, link, 0.0, fallback)
             with pytest.raises(TimeoutError):  # it would wait for ever
                 async with asyncio.timeout(1.2):
-                    await lifeline.relay(request, app)
+                    await retry_handler.relay(request, app)
         await fallback.close()
-        assert other.asked == []
+        assert other.requests == []
     await upstream.close()
 
 
 async def test_an_engine_that_was_stopped_is_not_waited_for(tmp_path: Path) -> None:
-    request = asked_of("chat")
-    async with Server((503, NOT_READY)).running() as server, link_at(tmp_path, OFFLINE) as link:
-        assert link.is_coming, "this link has not started it yet"
-        link._started_on = "s"  # pyright: ignore[reportPrivateUsage] - it had
-        assert not link.is_coming
+    request = request_for("chat")
+    async with (
+        ScriptedServer((503, NOT_READY)).running() as server,
+        link_at(tmp_path, OFFLINE) as link,
+    ):
+        assert link.may_become_ready, "this link has not started it yet"
+        link._started_server_id = "s"  # pyright: ignore[reportPrivateUsage] - it had
+        assert not link.may_become_ready
         upstream = EngineClient(server.url, None)
-        async with AppResponse(Got(), request.adapter, request.exchange) as app:
+        async with AppResponse(ReceivedResponse(), request.adapter, request.exchange) as app:
             with pytest.raises(WireError, match="not ready"):
                 await RetryHandler(upstream, link, 3600).relay(request, app)
         await upstream.close()
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 @BOTH_MODES
@@ -330,13 +339,13 @@ async def test_an_engine_that_was_stopped_is_not_waited_for(tmp_path: Path) -> N
 async def test_the_fallback_answers_in_every_format_and_by_the_name_it_knows(
     name: str, stream: bool
 ) -> None:
-    async with Server((200, ANSWER), prefix="/below/v1").running() as other:
+    async with ScriptedServer((200, ANSWER), prefix="/below/v1").running() as other:
         fallback = Fallback(other.url, "sk-other", "theirs")
-        request = asked_of(name, stream=stream)
-        got, trouble = await relayed(await nobody(), request, 0.1, fallback)
+        request = request_for(name, stream=stream)
+        got, trouble = await relay_request(await closed_server_url(), request, 0.1, fallback)
     assert got.status == 200 and (b"Hello." in got.body or b"Hi" in got.body)
     assert trouble is OutageReason.SERVER_UNREACHABLE
-    ((path, body, headers),) = other.asked
+    ((path, body, headers),) = other.requests
     assert path == f"/below{ADAPTERS[name].upstream_path}" and body["model"] == "theirs"
     assert headers["Authorization"] == "Bearer sk-other"
     assert "continuous_usage_stats" not in json.dumps(body)
@@ -344,19 +353,23 @@ async def test_the_fallback_answers_in_every_format_and_by_the_name_it_knows(
 
 
 async def test_the_fallback_is_asked_for_the_apps_own_name_by_default() -> None:
-    async with Server((200, ANSWER)).running() as other:
-        request = with_model(asked_of("chat"), "served")
-        await relayed(await nobody(), request, 0.0, Fallback(other.url, None, None))
-    assert other.asked[0][1]["model"] == "mine" and "Authorization" not in other.asked[0][2]
+    async with ScriptedServer((200, ANSWER)).running() as other:
+        request = with_model(request_for("chat"), "served")
+        await relay_request(
+            await closed_server_url(), request, 0.0, Fallback(other.url, None, None)
+        )
+    assert other.requests[0][1]["model"] == "mine" and "Authorization" not in other.requests[0][2]
 
 
 async def test_a_request_only_the_engines_own_route_can_answer_goes_to_the_fallbacks() -> None:
-    request = asked_of("responses", background=True)
+    request = request_for("responses", background=True)
     assert request.exchange is None
-    async with Server((200, {"id": "resp_1"})).running() as other:
-        got, _ = await relayed(await nobody(), request, 0.0, Fallback(other.url, None, "theirs"))
+    async with ScriptedServer((200, {"id": "resp_1"})).running() as other:
+        got, _ = await relay_request(
+            await closed_server_url(), request, 0.0, Fallback(other.url, None, "theirs")
+        )
     assert (got.status, got.body) == (200, b'{"id": "resp_1"}')
-    path, body, _ = other.asked[0]
+    path, body, _ = other.requests[0]
     assert path == "/v1/responses" and body["model"] == "theirs" and body["background"] is True
 
 
@@ -365,9 +378,11 @@ async def test_what_a_fallback_refuses_is_no_answer_and_the_app_is_told_to_come_
     status: int,
 ) -> None:
     said = {"error": {"message": "sk-other is no key", "code": status}}
-    async with Server((status, said)).running() as other:
+    async with ScriptedServer((status, said)).running() as other:
         fallback = Fallback(other.url, "sk-other", None)
-        got, trouble = await relayed(await nobody(), asked_of("chat"), 0.0, fallback)
+        got, trouble = await relay_request(
+            await closed_server_url(), request_for("chat"), 0.0, fallback
+        )
     assert got.status == 503 and got.headers[b"retry-after"] == b"2" and trouble is None
     assert b"cannot be reached" in got.body and b"sk-other" not in got.body
 
@@ -379,12 +394,12 @@ async def test_a_fallback_that_takes_the_call_and_says_nothing_is_no_answer(stre
     with socket.create_server(("127.0.0.1", 0)) as mute:
         fallback = Fallback(f"http://127.0.0.1:{mute.getsockname()[1]}", None, None, **begins_s)
         async with asyncio.timeout(20):
-            request = asked_of("chat", stream=stream)
-            got, trouble = await relayed(await nobody(), request, 0.0, fallback)
+            request = request_for("chat", stream=stream)
+            got, trouble = await relay_request(await closed_server_url(), request, 0.0, fallback)
     assert got.status == 503 and b"cannot be reached" in got.body and trouble is None
 
 
-class Thinking(Server):
+class SlowServer(ScriptedServer):
     """Begins its stream at once, and says something later."""
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -396,9 +411,11 @@ class Thinking(Server):
 
 
 async def test_a_fallback_that_has_begun_is_not_hurried() -> None:
-    async with Thinking((200, ANSWER)).running() as other:
+    async with SlowServer((200, ANSWER)).running() as other:
         fallback = Fallback(other.url, None, None, stream_begins_s=0.3)
-        got, _ = await relayed(await nobody(), asked_of("chat", stream=True), 0.0, fallback)
+        got, _ = await relay_request(
+            await closed_server_url(), request_for("chat", stream=True), 0.0, fallback
+        )
     assert got.status == 200 and b"Hello." in got.body
 
 
@@ -414,17 +431,23 @@ async def test_a_fallback_that_has_begun_is_not_hurried() -> None:
 async def test_the_ledger_is_told_what_the_fallback_was_for(
     answer: Any, trouble: OutageReason
 ) -> None:
-    async with Server(answer).running() as server, Server((200, ANSWER)).running() as other:
+    async with (
+        ScriptedServer(answer).running() as server,
+        ScriptedServer((200, ANSWER)).running() as other,
+    ):
         fallback = Fallback(other.url, None, None)
-        got, why = await relayed(server.url, asked_of("chat"), 0.0, fallback)
+        got, why = await relay_request(server.url, request_for("chat"), 0.0, fallback)
     assert (got.status, why) == (200, trouble)
 
 
 @pytest.mark.parametrize("status", [400, 404, 422, 429, 500])
 async def test_an_answer_that_is_an_error_is_the_apps_and_nobody_elses(status: int) -> None:
     said = {"error": {"message": "as it is", "code": status}}
-    async with Server((status, said)).running() as server, Server((200, ANSWER)).running() as other:
+    async with (
+        ScriptedServer((status, said)).running() as server,
+        ScriptedServer((200, ANSWER)).running() as other,
+    ):
         fallback = Fallback(other.url, None, None)
-        got, trouble = await relayed(server.url, asked_of("chat"), 10.0, fallback)
+        got, trouble = await relay_request(server.url, request_for("chat"), 10.0, fallback)
     assert (got.status, orjson.loads(got.body), trouble) == (status, said, None)
-    assert len(server.asked) == 1 and other.asked == []
+    assert len(server.requests) == 1 and other.requests == []

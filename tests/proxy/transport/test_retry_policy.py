@@ -13,7 +13,7 @@ from fakevllm.transport.retry_policy import (
     MOST_RETRY_S,
     OUTAGES,
     RetrySchedule,
-    hold_s,
+    max_hold_s,
     outage_error,
     outage_reason,
 )
@@ -68,10 +68,11 @@ def test_a_request_that_was_at_work_when_the_server_went_is_sent_again_once() ->
 
 def test_an_engine_that_was_stopped_is_not_waited_for() -> None:
     assert (
-        RetrySchedule(20.0, 0.0).pause(OutageReason.ENGINE_NOT_READY, 0.0, is_coming=False) is None
+        RetrySchedule(20.0, 0.0).pause(OutageReason.ENGINE_NOT_READY, 0.0, may_succeed=False)
+        is None
     )
     assert (
-        RetrySchedule(20.0, 0.0).pause(OutageReason.SERVER_UNREACHABLE, 0.0, is_coming=False)
+        RetrySchedule(20.0, 0.0).pause(OutageReason.SERVER_UNREACHABLE, 0.0, may_succeed=False)
         is not None
     )
 
@@ -96,7 +97,7 @@ def test_without_a_limit_nobody_is_held() -> None:
 def test_a_request_is_held_for_half_of_what_its_client_waits(
     headers: dict[bytes, bytes], held_s: float
 ) -> None:
-    assert hold_s(25.0, headers) == held_s
+    assert max_hold_s(25.0, headers) == held_s
 
 
 @given(st.integers(100, 599), st.sampled_from([None, *ENGINES_REASONS]), st.text())
@@ -152,7 +153,7 @@ def test_without_the_header_the_sentences_of_old_servers_tell_a_busy_engine_from
 @pytest.mark.parametrize("reason", [OutageReason.ENGINE_BUSY, OutageReason.ENGINE_NOT_READY])
 def test_who_will_not_take_it_is_not_asked_again(reason: OutageReason) -> None:
     assert RetrySchedule(10.0, 0.0).pause(reason, 0.0) == FIRST_PAUSE_S
-    assert RetrySchedule(10.0, 0.0).pause(reason, 0.0, is_coming=False) is None
+    assert RetrySchedule(10.0, 0.0).pause(reason, 0.0, may_succeed=False) is None
 
 
 @pytest.mark.parametrize(

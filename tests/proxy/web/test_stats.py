@@ -17,7 +17,7 @@ from fakevllm.web.components import ProxyComponents, open_proxy
 from fakevllm.web.routes import admin
 from fakevllm_adapters.protocol.swarm import Task
 from tests.proxy.ledger.ledger_cases import group
-from tests.proxy.odd_swarm import OddSwarm
+from tests.proxy.scripted_swarm import ScriptedSwarm
 
 TASKS = {"tasks": [{"task_id": "t1", "main_query": "hi"}]}
 
@@ -26,7 +26,7 @@ TASKS = {"tasks": [{"task_id": "t1", "main_query": "hi"}]}
 async def asked(
     folder: Path, **proxy_flags: Path
 ) -> AsyncGenerator[tuple[ProxyComponents, httpx.AsyncClient]]:
-    async with OddSwarm() as swarm:
+    async with ScriptedSwarm() as swarm:
         flags = {"proxy": {"run_dir": folder, **proxy_flags}, "swarm": {"url": swarm.url}}
         async with open_proxy(load(None, flags)) as proxy:
             app = FastAPI()

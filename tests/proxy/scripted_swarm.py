@@ -20,7 +20,7 @@ ROLLING = EngineStatusReply(
 TIMEOUT_S = 10.0
 
 
-class OddSwarm:
+class ScriptedSwarm:
     """Knows the routes a link follows; `answers` holds a test's own, by path."""
 
     def __init__(self) -> None:
