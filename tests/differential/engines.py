@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
-from fakevllm_server.backends.vllm.command import command, environment
-from fakevllm_server.backends.vllm.model_folder import chat_template
+from fakevllm_server.backends.vllm.command import serve_command, serve_environment
+from fakevllm_server.backends.vllm.model_folder import read_chat_template
 from fakevllm_server.backends.vllm.rollout import find_install
 from fakevllm_server.types.engine_spec import EngineSpec
 from tests.differential.asking import Seen, ask
@@ -111,7 +111,7 @@ def vllm(
     spec = EngineSpec("vllm", folder, str(model), MODEL, extra_args=tuple(flags))
     install = find_install()
     socket, port = folder / "engine.sock", free_port()
-    arguments = command(spec, install, socket, chat_template(spec.model, {}))
+    arguments = serve_command(spec, install, socket, read_chat_template(spec.model, {}))
     where = arguments.index("--uds")
     arguments[where : where + 2] = ["--host", "127.0.0.1", "--port", str(port)]
     arguments += ["--api-key", KEY]
@@ -119,10 +119,10 @@ def vllm(
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             arguments,
-            stdin=subprocess.PIPE,  # its keeper ends with us
+            stdin=subprocess.PIPE,  # the process supervisor ends vLLM when this pipe closes
             stdout=log,
             stderr=log,
-            env={**spec.environment, **environment(spec.environment, install), **ONE_THREAD},
+            env={**spec.environment, **serve_environment(spec.environment, install), **ONE_THREAD},
             start_new_session=True,
         )
     url = f"http://127.0.0.1:{port}"

@@ -159,9 +159,10 @@ async def under_load(proxy: Process, server: Process) -> int:
 
 
 def vllm_processes(server: Process) -> list[int]:
-    """vLLM's API process of this server: what its keeper started."""
-    keepers = [pid for pid in living(PARENT, server.pid) if "vllm.keeper" in command_of(pid)]
-    found = [pid for keeper in keepers for pid in living(PARENT, keeper)]
+    """Return vLLM's processes of this server that the process supervisor started."""
+    children = living(PARENT, server.pid)
+    supervisors = [pid for pid in children if "vllm.process_supervisor" in command_of(pid)]
+    found = [pid for supervisor in supervisors for pid in living(PARENT, supervisor)]
     assert found
     return found
 

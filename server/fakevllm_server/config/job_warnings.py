@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms import NEEDS_GREEDY
-from fakevllm_server.backends.vllm.command import JOB_ARGUMENTS, given_flags
+from fakevllm_server.backends.vllm.command import JOB_ARGUMENTS, parse_flags
 from fakevllm_server.config.model import ServerConfig
 
 EVERYWHERE = {
@@ -63,7 +63,7 @@ def _here(job: TrainJob, config: ServerConfig) -> Iterator[tuple[str, str]]:
         yield "max_prompt_length", "it is checked, and longer prompts train too"
         if job.overlong_buffer_len is None:
             yield "max_response_length", "it is checked, and longer episodes train too"
-    given = given_flags(config.engine_args)
+    given = parse_flags(config.engine_args)
     for flag, setting in JOB_ARGUMENTS.items():
         if config.rollout_name != "vllm":
             yield setting, f"it is for vLLM, and --rollout is {config.rollout_name}"

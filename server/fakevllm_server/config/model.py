@@ -16,7 +16,7 @@ from fakevllm_runtime.errors import ConfigError as ConfigError
 from fakevllm_runtime.key_file import follow_key_file
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.process.table import PAIRS, ROLLOUTS, TRAINERS
-from fakevllm_server.backends.vllm.command import REFUSED, given_flags
+from fakevllm_server.backends.vllm.command import REFUSED, parse_flags
 
 DEFAULT_PORT = 10086
 MAX_PORT = 65535
@@ -81,7 +81,7 @@ class ServerConfig:
             find_model(self.model, self.allow_hub)
 
     def _refuse_vllm_arguments(self) -> None:
-        for flag in given_flags(self.engine_args):
+        for flag in parse_flags(self.engine_args):
             if flag in REFUSED:
                 raise ConfigError(f"--engine-arg=--{flag}: {REFUSED[flag]}.")
 

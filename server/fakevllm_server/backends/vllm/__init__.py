@@ -1,1 +1,1 @@
-"""vLLM as the rollout engine: a child process or somebody else's server, over its own HTTP."""
+"""vLLM as the rollout engine: a child process of the server, or a vLLM server at a URL."""

@@ -1,6 +1,6 @@
-"""How vLLM is started: its arguments and environment. Decides only; nothing is run here.
+"""The command line and environment of `vllm serve`. Pure: this module starts nothing.
 
-What is set here are defaults: an argument or a variable of the user's own wins.
+All values set here are defaults. An argument or environment variable of the user overrides them.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.types.backend import BackendRefused
 from fakevllm_server.types.engine_spec import EngineSpec
 
-KEEPER = (sys.executable, "-m", "fakevllm_server.backends.vllm.keeper", "--")
+SUPERVISOR = (sys.executable, "-m", "fakevllm_server.backends.vllm.process_supervisor", "--")
 VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")
-"""Rather than the `vllm` script, which is found only where the environment is activated."""
+"""The module behind the `vllm` script. The script is on PATH only in an activated environment."""
 
 KNOWN_VERSIONS = ((0, 24), (0, 32))
-"""From the first, below the second."""
+"""The tested range of (major, minor): the first version is included, the second is not."""
 
 REFUSED = {
-    "uds": "the server chooses the engine's socket: leave --uds away",
-    "api-key": "only the server reaches the engine: guard the server itself with --key-file",
-    "trust-remote-code": "code from a model folder is never run: leave --trust-remote-code away",
+    "uds": "the server chooses the engine's socket: remove --uds",
+    "api-key": "only the server reaches the engine: protect the server with --key-file",
+    "trust-remote-code": "code from a model folder is never run: remove --trust-remote-code",
 }
-"""Arguments of vLLM's that break what the server relies on, and what to do."""
+"""vLLM arguments that break an assumption of the server -> the reason and the fix."""
 
 JOB_ARGUMENTS = {
     "max-model-len": "max_model_len",
@@ -34,7 +34,7 @@ JOB_ARGUMENTS = {
     "gpu-memory-utilization": "gpu_memory_utilization",
     "tensor-parallel-size": "tensor_model_parallel_size",
 }
-"""vLLM's name -> the job's."""
+"""vLLM's argument -> the job setting with the same meaning."""
 
 TOOL_MARKERS = (
     ("<tool_call>", "<arg_key>", "glm45"),
@@ -54,88 +54,94 @@ TOOL_MARKERS = (
     ("<|tool|>", "<|tool_call|>", "phi4_mini_json"),
     ("<|tool_call|>", "", "granite"),
 )
-"""Two literals of a chat template -> vLLM's name for the parser of its tool calls. The first match
-counts. Only parsers that every known version has."""
+"""Two literals and vLLM's name of a tool-call parser. The parser fits a chat template that contains
+both literals. The first match counts. Every version in `KNOWN_VERSIONS` has these parsers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """The vLLM beside this Python."""
+    """The vLLM that is installed for this Python."""
 
     version: str
 
     @property
     def is_cpu(self) -> bool:
-        """vLLM chooses its own platform by the same word."""
+        """Whether it is the CPU build. vLLM itself selects its platform by the same substring."""
         return "cpu" in self.version
 
     @property
     def is_known(self) -> bool:
+        """Whether the version is in `KNOWN_VERSIONS`."""
         low, high = KNOWN_VERSIONS
         return low <= _release(self.version) < high
 
 
-def command(
+def serve_command(
     spec: EngineSpec, install: Install, socket: Path, chat_template: str | None
 ) -> list[str]:
-    """Raises BackendRefused where the user's arguments contradict the server's."""
+    """Return the command that starts `vllm serve` on a Unix socket, under the process supervisor.
+
+    Raises BackendRefused if `spec` has no model or has an argument in `REFUSED`.
+    """
     if spec.model is None:
-        raise BackendRefused("vLLM needs a model: give --model a folder in Hugging Face form")
-    given = given_flags(spec.extra_args)
+        raise BackendRefused("vLLM needs a model: set --model to a folder in Hugging Face format")
+    user_flags = parse_flags(spec.extra_args)
     for flag, reason in REFUSED.items():
-        if flag in given:
+        if flag in user_flags:
             raise BackendRefused(reason)
     arguments = [
         part
         for name, value in _defaults(spec, install, chat_template)
-        if name not in given
+        if name not in user_flags
         for part in ([f"--{name}"] if value is None else [f"--{name}", value])
     ]
-    return [*KEEPER, *VLLM, spec.model, "--uds", str(socket), *arguments, *spec.extra_args]
+    return [*SUPERVISOR, *VLLM, spec.model, "--uds", str(socket), *arguments, *spec.extra_args]
 
 
 def job_arguments(job: TrainJob) -> dict[str, str]:
-    """What the job says of the engine.
+    """Return the vLLM arguments for the engine settings of the job, by name without dashes.
 
     >>> job_arguments(TrainJob(max_num_seqs=8))
     {'max-num-seqs': '8'}
     """
-    asked = {name: getattr(job, setting) for name, setting in JOB_ARGUMENTS.items()}
-    return {name: str(value) for name, value in asked.items() if value is not None}
+    values = {name: getattr(job, setting) for name, setting in JOB_ARGUMENTS.items()}
+    return {name: str(value) for name, value in values.items() if value is not None}
 
 
-def environment(given: Mapping[str, str], install: Install) -> dict[str, str]:
-    """Of vLLM's process, from the server's."""
-    ours = {
-        # The routes that change weights. Nothing but the server reaches the socket.
+def serve_environment(inherited: Mapping[str, str], install: Install) -> dict[str, str]:
+    """Return the environment for vLLM's process. Inherited variables override the defaults."""
+    defaults = {
+        # Enables the routes that change weights. Only the server can reach the socket.
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
     }
     if install.is_cpu:
-        # "auto" binds the worker's threads to the first cores, whoever else runs there.
-        ours |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    result = ours | dict(given)
-    # It is for a vLLM with a port of its own; here it would shut out the server.
+        # "auto" binds the worker's threads to the first cores, even if these are busy.
+        defaults |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    result = defaults | dict(inherited)
+    # With this variable, vLLM would refuse the server's requests, which carry no key.
     result.pop("VLLM_API_KEY", None)
     return result
 
 
 def tool_parser(chat_template: str | None) -> str | None:
-    """vLLM's parser for the tool calls this template writes, or None where none is known.
+    """Return the name of vLLM's parser for the tool calls of a chat template, or None.
 
     >>> tool_parser("{{ '<tool_call>' }}")
     'hermes'
     """
     template = chat_template or ""
-    matching = (name for one, other, name in TOOL_MARKERS if one in template and other in template)
+    matching = (name for a, b, name in TOOL_MARKERS if a in template and b in template)
     return next(matching, None)
 
 
-def given_flags(arguments: Sequence[str]) -> dict[str, str | None]:
-    """Long flags by the name vLLM knows them by, with their value where they have one.
+def parse_flags(arguments: Sequence[str]) -> dict[str, str | None]:
+    """Parse long flags into vLLM's name of the flag -> its value, or None if it has no value.
 
-    >>> given_flags(["--max_model_len=512", "--no-enforce-eager", "--dtype", "half"])
+    The name has no leading dashes, no `no-`, and hyphens instead of underscores.
+
+    >>> parse_flags(["--max_model_len=512", "--no-enforce-eager", "--dtype", "half"])
     {'max-model-len': '512', 'enforce-eager': None, 'dtype': 'half'}
     """
     return dict(_flags(arguments))
@@ -156,12 +162,12 @@ def _defaults(
 ) -> Iterator[tuple[str, str | None]]:
     yield "served-model-name", spec.served_model_name
     yield "seed", str(spec.seed)
-    # Training needs the logprobs of the distribution that was sampled from, temperature included.
+    # Training needs the logprobs of the distribution that was sampled from, with the temperature.
     yield "logprobs-mode", "processed_logprobs"
     yield "enable-prefix-caching", None
     yield "disable-uvicorn-access-log", None
     parser = tool_parser(chat_template)
-    if parser is not None or "tool-call-parser" in given_flags(spec.extra_args):
+    if parser is not None or "tool-call-parser" in parse_flags(spec.extra_args):
         yield "enable-auto-tool-choice", None
     if parser is not None:
         yield "tool-call-parser", parser
@@ -174,7 +180,8 @@ def _defaults(
 
 
 def _release(version: str) -> tuple[int, int]:
-    """
+    """Return (major, minor) of a version. Parts that are not numbers count as 0.
+
     >>> _release("0.27.1+cpu")
     (0, 27)
     """

@@ -1,57 +1,59 @@
-"""What the server reads from vLLM's model folder: the chat template and the default sampling. A
-model that vLLM takes from the hub tells neither."""
+"""The chat template and the default sampling, read from vLLM's model folder.
+
+Neither can be read if `model` is a name that vLLM downloads from the Hugging Face hub.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from fakevllm_server.backends.vllm.answer import Json, as_list, as_object, object_in
+from fakevllm_server.backends.vllm.response import Json, as_list, as_object, parse_object
 
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""What vLLM takes from generation_config.json where a request is silent, whatever `do_sample`
-says."""
+"""Keys of generation_config.json that vLLM uses for a request without these settings. vLLM ignores
+`do_sample`."""
 
 
-def chat_template(model: str | None, flags: Mapping[str, str | None]) -> str | None:
-    """The template vLLM will use, where it can be read."""
-    own = flags.get("chat-template")
-    if own is not None:
-        return _text(Path(own)) or own
+def read_chat_template(model: str | None, flags: Mapping[str, str | None]) -> str | None:
+    """Return the chat template that vLLM will use, or None if it cannot be read."""
+    user_template = flags.get("chat-template")
+    if user_template is not None:
+        return _read_text(Path(user_template)) or user_template
     if model is None:
         return None
     folder = Path(model)
-    return _text(folder / "chat_template.jinja") or _template_in(
-        _json(folder / "tokenizer_config.json")
+    return _read_text(folder / "chat_template.jinja") or _template_in(
+        _read_json(folder / "tokenizer_config.json")
     )
 
 
-def default_sampling(model: str | None, flags: Mapping[str, str | None]) -> Json:
-    """What vLLM samples with where a request is silent."""
+def read_default_sampling(model: str | None, flags: Mapping[str, str | None]) -> Json:
+    """Return the sampling settings that vLLM uses for a request that sets none."""
     source = flags.get("generation-config") or "auto"
     folder = model if source == "auto" else source
-    found: Json = {}
+    settings: Json = {}
     if folder is not None and folder != "vllm":
-        found = _json(Path(folder) / "generation_config.json")
-    found |= object_in(flags.get("override-generation-config") or "{}")
-    return {key: found[key] for key in SAMPLING_KEYS if found.get(key) is not None}
+        settings = _read_json(Path(folder) / "generation_config.json")
+    settings |= parse_object(flags.get("override-generation-config") or "{}")
+    return {key: settings[key] for key in SAMPLING_KEYS if settings.get(key) is not None}
 
 
 def _template_in(config: Json) -> str | None:
     template = config.get("chat_template")
     if isinstance(template, str):
         return template
-    # Several by name: tool calls look alike in all of them.
+    # A list of named templates. All of them write tool calls in the same way.
     texts = [str(as_object(entry).get("template")) for entry in as_list(template)]
     return "\n".join(texts) or None
 
 
-def _text(path: Path) -> str | None:
+def _read_text(path: Path) -> str | None:
     try:
         return path.read_text()
     except (OSError, ValueError):
         return None
 
 
-def _json(path: Path) -> Json:
-    return object_in(_text(path) or "{}")
+def _read_json(path: Path) -> Json:
+    return parse_object(_read_text(path) or "{}")

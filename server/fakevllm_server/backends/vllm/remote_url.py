@@ -1,4 +1,4 @@
-"""The address of a vLLM that somebody else runs. Pure."""
+"""Validation of `--rollout-url`, the URL of a vLLM that the server did not start. Pure."""
 
 from __future__ import annotations
 
@@ -10,44 +10,47 @@ SCHEMES = ("http", "https")
 PATHS = ("", "/", "/v1", "/v1/")
 
 
-def base_of(url: str) -> str:
-    """Raises BackendRefused, which repeats nothing of the URL: it may hold a password.
+def base_url(url: str) -> str:
+    """Return the URL without its path.
 
-    >>> base_of("http://gpu-box:8000/v1/")
+    Raises BackendRefused for a URL that cannot be a vLLM server. The message contains no part of
+    the URL, because the URL may contain a password.
+
+    >>> base_url("http://gpu-box:8000/v1/")
     'http://gpu-box:8000'
     """
     reason = "it cannot be read"
     try:
         parts = urlsplit(url)
-        reason = _wrong_in(parts)
+        reason = _problem(parts)
     except ValueError:
         parts = None
     if parts is None or reason is not None:
         raise BackendRefused(
-            f"--rollout-url is not the URL of a vLLM ({reason}): give --rollout-url "
-            "http://HOST:PORT"
+            f"--rollout-url is not the URL of a vLLM ({reason}): set --rollout-url http://HOST:PORT"
         )
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def peer_of(url: str) -> str:
-    """
-    >>> peer_of("http://gpu-box:8000")
+def host_and_port(url: str) -> str:
+    """Return the host, and the port if the URL has one. Raises BackendRefused as `base_url`.
+
+    >>> host_and_port("http://gpu-box:8000")
     'gpu-box:8000'
     """
-    return urlsplit(base_of(url)).netloc
+    return urlsplit(base_url(url)).netloc
 
 
-def _wrong_in(parts: SplitResult) -> str | None:
-    """Raises ValueError for a port that is none."""
+def _problem(parts: SplitResult) -> str | None:
+    """Return why the URL is refused, or None. Raises ValueError for an invalid port."""
     if parts.scheme not in SCHEMES:
         return "it does not begin with http:// or https://"
     if "@" in parts.netloc:
-        return "it holds a user or password: give a key with --rollout-key-file FILE"
+        return "it contains a user or password: give a key with --rollout-key-file FILE"
     if not parts.hostname or any(char.isspace() for char in parts.netloc):
-        return "it names no host"
+        return "it has no host"
     if parts.port == 0 or parts.netloc.endswith(":"):
-        return "it names no port"
+        return "it has no port"
     if parts.path not in PATHS:
         return "it has a path other than /v1"
     if parts.query or parts.fragment:

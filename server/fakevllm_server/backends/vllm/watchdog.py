@@ -1,4 +1,4 @@
-"""When a vLLM that has not ended is hung all the same."""
+"""Detection of a vLLM whose process is alive but hangs."""
 
 from __future__ import annotations
 
@@ -8,97 +8,103 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fakevllm_server.backends.vllm.answer import Answer
-from fakevllm_server.backends.vllm.control import Control
+from fakevllm_server.backends.vllm.control_client import ControlClient
+from fakevllm_server.backends.vllm.response import VllmResponse
 
 HEALTH_BOUND_S = 60.0
-"""The API process answers by itself, whatever the engine does."""
+"""Maximum seconds without a response to /health. The API process responds to /health even if the
+engine is busy."""
 TOKEN_BOUND_S = 300.0
-"""Longer than any step, the first one's compilation included."""
-
-
-LOOK_EVERY_S = 10.0
-PROGRESS = b"vllm:generation_tokens_total", b"vllm:iteration_tokens_total_count"
-"""Counters that rise with every step of the engine's."""
+"""Maximum seconds without a token while calls wait. It is longer than any engine step, including
+the compilation in the first one."""
+POLL_INTERVAL_S = 10.0
+PROGRESS_COUNTERS = b"vllm:generation_tokens_total", b"vllm:iteration_tokens_total_count"
+"""Prometheus counters of vLLM that increase with every engine step."""
 CANARY = {"prompt": "a", "max_tokens": 1}
+"""The request for one token that tests whether the engine samples."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What was seen of vLLM at one time."""
+class Observation:
+    """The state of vLLM at one moment."""
 
     at: float
-    """Seconds on a clock that never goes back."""
+    """Seconds on a monotonic clock."""
     is_healthy: bool
     num_running: int
-    """Calls that wait for tokens."""
-    has_moved: bool
-    """It has sampled since the look before: its counter rose, or a completion came back."""
+    """Number of calls that wait for tokens."""
+    has_progressed: bool
+    """Whether vLLM has sampled since the previous observation: a counter increased, or the
+    canary completion succeeded."""
     is_paused: bool
-    """Its weights are being changed, which has bounds of its own."""
+    """Whether weights are being replaced, which has timeouts of its own."""
 
 
 class Watchdog:
-    """Of one vLLM; told what is seen, in order."""
+    """The decision whether one vLLM hangs, from its observations in order of time. Pure."""
 
     def __init__(self, now: float) -> None:
-        self._last_health = now
-        self._last_token = now
+        self._last_healthy_at = now
+        self._last_progress_at = now
 
-    def verdict(self, look: Look) -> str | None:
-        """How it hangs, or None."""
-        if look.is_healthy:
-            self._last_health = look.at
-        if look.has_moved or look.is_paused or not look.num_running:
-            self._last_token = look.at
-        silent_s, idle_s = look.at - self._last_health, look.at - self._last_token
-        if silent_s > HEALTH_BOUND_S:
-            return f"has not answered /health for {silent_s:.0f} s"
+    def observe(self, state: Observation) -> str | None:
+        """Return how vLLM hangs, as the predicate of a sentence, or None if it does not hang."""
+        if state.is_healthy:
+            self._last_healthy_at = state.at
+        if state.has_progressed or state.is_paused or not state.num_running:
+            self._last_progress_at = state.at
+        unhealthy_s, idle_s = state.at - self._last_healthy_at, state.at - self._last_progress_at
+        if unhealthy_s > HEALTH_BOUND_S:
+            return f"has not responded to /health for {unhealthy_s:.0f} s"
         if idle_s > TOKEN_BOUND_S:
-            return f"has sampled nothing for {idle_s:.0f} s, with {look.num_running} calls waiting"
+            return f"has sampled nothing for {idle_s:.0f} s, with {state.num_running} calls waiting"
         return None
 
 
-async def until_hung(
-    control: Control, num_running: Callable[[], int], is_paused: Callable[[], bool]
+async def wait_until_hung(
+    client: ControlClient, num_running: Callable[[], int], is_paused: Callable[[], bool]
 ) -> str:
-    """Looks now and then; returns how it hangs once it does."""
-    dog, eye = Watchdog(time.monotonic()), _Eye(control)
+    """Observe vLLM every `POLL_INTERVAL_S`. Return how it hangs once it hangs."""
+    watchdog, progress = Watchdog(time.monotonic()), _ProgressProbe(client)
     try:
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             running = num_running()
-            is_healthy = await control.is_healthy()
-            has_moved = bool(running and is_healthy) and await eye.has_moved()
-            look = Look(time.monotonic(), is_healthy, running, has_moved, is_paused())
-            if (how := dog.verdict(look)) is not None:
-                return how
+            is_healthy = await client.is_healthy()
+            has_progressed = bool(running and is_healthy) and await progress.has_progressed()
+            now = time.monotonic()
+            state = Observation(now, is_healthy, running, has_progressed, is_paused())
+            if (problem := watchdog.observe(state)) is not None:
+                return problem
     finally:
-        await eye.close()
+        await progress.close()
 
 
-class _Eye:
-    """Whether the engine samples: by its counters, and where they stand still or there are none,
-    by a completion of one token."""
+class _ProgressProbe:
+    """A test whether the engine samples.
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self._counted: float | None = None
-        self._canary: asyncio.Task[Answer] | None = None
+    It compares vLLM's counters with the previous ones. If they have not increased, or if there are
+    no counters, it requests a completion of one token.
+    """
 
-    async def has_moved(self) -> bool:
-        metrics = await self._control.get("/metrics")
-        before, self._counted = self._counted, progress_in(metrics.body)
-        if self._counted is not None and self._counted != before:
+    def __init__(self, client: ControlClient) -> None:
+        self._client = client
+        self._count: float | None = None
+        self._canary: asyncio.Task[VllmResponse] | None = None
+
+    async def has_progressed(self) -> bool:
+        metrics = await self._client.get("/metrics")
+        previous, self._count = self._count, sum_progress_counters(metrics.body)
+        if self._count is not None and self._count != previous:
             return True
         if self._canary is None:
             self._canary = asyncio.create_task(
-                self._control.post("/v1/completions", CANARY, TOKEN_BOUND_S)
+                self._client.post("/v1/completions", CANARY, TOKEN_BOUND_S)
             )
         if not self._canary.done():
             return False
-        answer, self._canary = self._canary.result(), None
-        return answer.is_ok
+        response, self._canary = self._canary.result(), None
+        return response.is_ok
 
     async def close(self) -> None:
         if self._canary is not None:
@@ -107,15 +113,15 @@ class _Eye:
                 await self._canary
 
 
-def progress_in(metrics: bytes) -> float | None:
-    r"""The sum of the counters, None where there are none.
+def sum_progress_counters(metrics: bytes) -> float | None:
+    r"""Return the sum of all progress counters, or None if there are none.
 
-    >>> progress_in(b'vllm:generation_tokens_total{engine="0"} 12.0\nother 3')
+    >>> sum_progress_counters(b'vllm:generation_tokens_total{engine="0"} 12.0\nother 3')
     12.0
     """
-    counted = [
+    values = [
         float(line.rpartition(b" ")[2])
         for line in metrics.split(b"\n")
-        if line.startswith(PROGRESS)
+        if line.startswith(PROGRESS_COUNTERS)
     ]
-    return sum(counted) if counted else None
+    return sum(values) if values else None

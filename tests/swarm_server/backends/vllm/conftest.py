@@ -1,4 +1,4 @@
-"""A stand-in for vLLM: as somebody else's server, and as a child."""
+"""Rollouts of a simulated vLLM: as an external server, and as a child process."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestServer
-from swarm_server.backends.vllm.rollouts import Remote
+from swarm_server.backends.vllm.rollouts import ExternalVllm
 
 from fakevllm_server.backends.vllm import command, rollout
 from fakevllm_server.backends.vllm.command import Install
 from fakevllm_server.backends.vllm.rollout import VllmRollout
-from fakevllm_server.backends.vllm.stand_in import Fault, StandIn
+from fakevllm_server.backends.vllm.simulated_vllm import Fault, SimulatedVllm
 from fakevllm_server.types.engine_spec import EngineSpec
 
 
 @pytest.fixture
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout, "DRAIN_BOUND_S", 0.05)
 
 
@@ -32,15 +32,15 @@ def weights(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def remote(tmp_path: Path) -> Remote:
+def external_vllm(tmp_path: Path) -> ExternalVllm:
     @asynccontextmanager
     async def serve(
         *faults: Fault, api_key: str | None = None, path: str = ""
-    ) -> AsyncGenerator[tuple[VllmRollout, StandIn]]:
-        engine = StandIn(tmp_path, faults=faults)
+    ) -> AsyncGenerator[tuple[VllmRollout, SimulatedVllm]]:
+        engine = SimulatedVllm(tmp_path, faults=faults)
         async with TestServer(engine.app()) as server:
             url = str(server.make_url(path))
-            spec = EngineSpec("vllm", tmp_path, None, "stand-in", url=url, api_key=api_key)
+            spec = EngineSpec("vllm", tmp_path, None, "simulated", url=url, api_key=api_key)
             vllm = VllmRollout(spec)
             try:
                 yield vllm, engine
@@ -54,18 +54,18 @@ def remote(tmp_path: Path) -> Remote:
 async def child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncGenerator[Callable[..., VllmRollout]]:
-    """Starts the stand-in where vLLM would be started."""
-    program = (sys.executable, "-m", "fakevllm_server.backends.vllm.stand_in")
+    """Create rollouts whose child process is the simulated vLLM."""
+    program = (sys.executable, "-m", "fakevllm_server.backends.vllm.simulated_vllm")
     monkeypatch.setattr(command, "VLLM", program)
     monkeypatch.setattr(rollout, "find_install", lambda: Install("0.27.1"))
-    made: list[VllmRollout] = []
+    rollouts: list[VllmRollout] = []
 
-    def make(*faults: str) -> VllmRollout:
+    def create(*faults: str) -> VllmRollout:
         arguments = [part for fault in faults for part in ("--fault", fault)]
-        spec = EngineSpec("vllm", tmp_path, str(tmp_path), "stand-in", extra_args=arguments)
-        made.append(VllmRollout(spec))
-        return made[-1]
+        spec = EngineSpec("vllm", tmp_path, str(tmp_path), "simulated", extra_args=arguments)
+        rollouts.append(VllmRollout(spec))
+        return rollouts[-1]
 
-    yield make
-    for vllm in made:
+    yield create
+    for vllm in rollouts:
         await vllm.close()

@@ -1,4 +1,4 @@
-"""The demo model by transformers, in float32: what vLLM must answer greedily."""
+"""Greedy decoding with transformers in float32: the reference for vLLM's answers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ torch.set_num_threads(1)
 
 
 class Greedy:
-    """One set of weights."""
+    """A model with one set of weights."""
 
     def __init__(self, folder: Path) -> None:
         load: Any = AutoModelForCausalLM.from_pretrained
         self._model = load(folder, dtype=torch.float32).eval()
 
     def answer(self, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
-        """Whatever ends a sentence does not end it."""
+        """Return the next `num_tokens` greedy tokens. An end token does not stop decoding."""
         ids = list(prompt_ids)
         with torch.inference_mode():
             for _ in range(num_tokens):
@@ -30,16 +30,16 @@ class Greedy:
                 ids.append(int(logits.argmax()))
         return ids[len(prompt_ids) :]
 
-    def would_say(self, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> list[bool]:
-        """Of every token, whether these weights sample it after all that is before it."""
+    def is_greedy_token(self, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> list[bool]:
+        """Return for each response token whether it is the greedy choice."""
         ids = torch.tensor([[*prompt_ids, *response_ids]])
         with torch.inference_mode():
-            likeliest = self._model(ids).logits[0, len(prompt_ids) - 1 : -1].argmax(-1)
-        return [int(own) == token for own, token in zip(likeliest, response_ids, strict=True)]
+            greedy = self._model(ids).logits[0, len(prompt_ids) - 1 : -1].argmax(-1)
+        return [int(choice) == token for choice, token in zip(greedy, response_ids, strict=True)]
 
 
-def disturbed(folder: Path, seed: int) -> Path:
-    """The demo model with other opinions, as a trainer would hand it over."""
+def save_perturbed_model(folder: Path, seed: int) -> Path:
+    """Save the demo model with random changes of its weights, and return the folder."""
     load: Any = AutoModelForCausalLM.from_pretrained
     model = load(DEMO_MODEL_DIR, dtype=torch.float32)
     torch.manual_seed(seed)

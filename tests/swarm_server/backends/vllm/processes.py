@@ -1,4 +1,4 @@
-"""Processes of an engine, as the kernel tells them."""
+"""The processes of an engine, read from /proc."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Running(NamedTuple):
+class Process(NamedTuple):
     pid: int
     group: int
     command: str
 
 
-def running() -> list[Running]:
-    """Every process that has not ended."""
-    found: list[Running] = []
+def living_processes() -> list[Process]:
+    """Return all processes that have not ended."""
+    processes: list[Process] = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
@@ -25,14 +25,20 @@ def running() -> list[Running]:
         except OSError:
             continue
         if state != "Z":
-            found.append(Running(int(folder.name), int(group), command))
-    return found
+            processes.append(Process(int(folder.name), int(group), command))
+    return processes
 
 
-def api_process(socket: Path) -> Running:
-    """The one that serves the socket; its keeper names it too."""
-    (found,) = (
-        one for one in running() if str(socket) in one.command and ".keeper " not in one.command
+def api_process(socket: Path) -> Process:
+    """Return the process that serves the socket, not its supervisor, whose command names it too."""
+    (process,) = (
+        process
+        for process in living_processes()
+        if str(socket) in process.command and not is_supervisor(process)
     )
-    assert found.pid != os.getpid()
-    return found
+    assert process.pid != os.getpid()
+    return process
+
+
+def is_supervisor(process: Process) -> bool:
+    return ".process_supervisor " in process.command

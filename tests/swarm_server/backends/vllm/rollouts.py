@@ -1,4 +1,4 @@
-"""What tests of a rollout ask of it."""
+"""A helper that calls an engine as an app does."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from contextlib import AbstractAsyncContextManager
 import aiohttp
 
 from fakevllm_server.backends.vllm.rollout import VllmRollout
-from fakevllm_server.backends.vllm.stand_in import StandIn
+from fakevllm_server.backends.vllm.simulated_vllm import SimulatedVllm
 from fakevllm_server.types.backend import Endpoint
 
-Remote = Callable[..., AbstractAsyncContextManager[tuple[VllmRollout, StandIn]]]
+ExternalVllm = Callable[..., AbstractAsyncContextManager[tuple[VllmRollout, SimulatedVllm]]]
 
 
-async def said(endpoint: Endpoint) -> str:
-    """What the engine answers, as an app is answered: through its gate."""
+async def complete(endpoint: Endpoint) -> str:
+    """Return the content of one answer, requested through the endpoint's gate."""
     connector = aiohttp.UnixConnector(str(endpoint.socket)) if endpoint.socket else None
     async with (
         aiohttp.ClientSession(endpoint.url, connector=connector) as app,
         endpoint.gate.call(),
-        app.post("/v1/chat/completions", json={"messages": []}) as answer,
+        app.post("/v1/chat/completions", json={"messages": []}) as response,
     ):
-        return (await answer.json())["choices"][0]["message"]["content"]
+        return (await response.json())["choices"][0]["message"]["content"]

@@ -1,4 +1,4 @@
-"""How vLLM is started."""
+"""The command line and environment of `vllm serve`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.vllm import command as module
 from fakevllm_server.backends.vllm.command import (
     Install,
-    command,
-    environment,
-    given_flags,
     job_arguments,
+    parse_flags,
+    serve_command,
+    serve_environment,
     tool_parser,
 )
 from fakevllm_server.types.backend import BackendRefused
@@ -23,14 +23,14 @@ GPU, CPU = Install("0.31.0"), Install("0.27.1+cpu")
 HERMES = "{{ '<tool_call>' }}"
 
 
-def started(
+def vllm_arguments(
     *arguments: str,
     install: Install = GPU,
     template: str | None = None,
     model: str | None = "m",
     job: TrainJob | None = None,
 ) -> list[str]:
-    """What vLLM itself is given."""
+    """Return the arguments after `vllm serve`."""
     spec = EngineSpec(
         "vllm",
         Path("."),
@@ -40,13 +40,13 @@ def started(
         extra_args=arguments,
         job_args=job_arguments(job or TrainJob()),
     )
-    whole = command(spec, install, Path("s"), template)
-    assert whole[: len(module.KEEPER)] == list(module.KEEPER)
-    return whole[len(module.KEEPER) + len(module.VLLM) :]
+    whole_command = serve_command(spec, install, Path("s"), template)
+    assert whole_command[: len(module.SUPERVISOR)] == list(module.SUPERVISOR)
+    return whole_command[len(module.SUPERVISOR) + len(module.VLLM) :]
 
 
-def test_ours_are_the_defaults() -> None:
-    assert started() == [
+def test_the_default_commandare_these() -> None:
+    assert vllm_arguments() == [
         *("m", "--uds", "s", "--served-model-name", "served", "--seed", "7"),
         *("--logprobs-mode", "processed_logprobs", "--enable-prefix-caching"),
         "--disable-uvicorn-access-log",
@@ -64,16 +64,18 @@ def test_ours_are_the_defaults() -> None:
         (("--served-model-name", "a", "b"), "served"),
     ],
 )
-def test_an_argument_of_the_users_replaces_ours(arguments: tuple[str, ...], replaced: str) -> None:
-    given = started(*arguments)
-    assert replaced not in given
-    assert given[-len(arguments) :] == list(arguments)
+def test_an_argument_of_the_user_replaces_the_default(
+    arguments: tuple[str, ...], replaced: str
+) -> None:
+    command = vllm_arguments(*arguments)
+    assert replaced not in command
+    assert command[-len(arguments) :] == list(arguments)
 
 
-def test_on_a_cpu_nothing_is_compiled_and_numbers_are_exact_unless_the_user_says_so() -> None:
-    assert started(install=CPU)[-3:] == ["--enforce-eager", "--dtype", "float32"]
-    asked = started("--dtype", "bfloat16", "--no-enforce-eager", install=CPU)
-    assert "--enforce-eager" not in asked and "float32" not in asked
+def test_on_a_cpu_vllm_runs_eagerly_in_float32_unless_the_user_overrides_it() -> None:
+    assert vllm_arguments(install=CPU)[-3:] == ["--enforce-eager", "--dtype", "float32"]
+    overridden = vllm_arguments("--dtype", "bfloat16", "--no-enforce-eager", install=CPU)
+    assert "--enforce-eager" not in overridden and "float32" not in overridden
 
 
 JOB = TrainJob(
@@ -81,38 +83,38 @@ JOB = TrainJob(
 )
 
 
-def test_what_the_job_says_of_the_engine_is_ours_to_pass_on() -> None:
-    assert started(job=JOB)[-8:] == [
+def test_engine_settings_of_the_job_become_arguments() -> None:
+    assert vllm_arguments(job=JOB)[-8:] == [
         *("--max-model-len", "18000", "--max-num-seqs", "64"),
         *("--gpu-memory-utilization", "0.85", "--tensor-parallel-size", "2"),
     ]
-    assert started(job=TrainJob()) == started()
+    assert vllm_arguments(job=TrainJob()) == vllm_arguments()
 
 
-def test_an_argument_of_the_users_replaces_the_jobs() -> None:
-    given = started("--max_model_len=512", "--gpu-memory-utilization", "0.45", job=JOB)
-    assert "18000" not in given and "0.85" not in given
-    assert given[-3:] == ["--max_model_len=512", "--gpu-memory-utilization", "0.45"]
+def test_an_argument_of_the_user_replaces_the_jobs() -> None:
+    command = vllm_arguments("--max_model_len=512", "--gpu-memory-utilization", "0.45", job=JOB)
+    assert "18000" not in command and "0.85" not in command
+    assert command[-3:] == ["--max_model_len=512", "--gpu-memory-utilization", "0.45"]
 
 
-def test_a_cpu_has_no_memory_of_a_gpu() -> None:
-    assert "--gpu-memory-utilization" not in started(job=JOB, install=CPU)
-    assert "--max-model-len" in started(job=JOB, install=CPU)
+def test_gpu_memory_utilization_is_not_passed_on_a_cpu() -> None:
+    assert "--gpu-memory-utilization" not in vllm_arguments(job=JOB, install=CPU)
+    assert "--max-model-len" in vllm_arguments(job=JOB, install=CPU)
 
 
-def test_tool_calls_are_parsed_as_the_chat_template_writes_them() -> None:
-    assert started(template=HERMES)[-3:] == [
+def test_the_tool_parser_is_the_one_that_fits_the_chat_template() -> None:
+    assert vllm_arguments(template=HERMES)[-3:] == [
         "--enable-auto-tool-choice",
         *("--tool-call-parser", "hermes"),
     ]
-    assert "--tool-call-parser" not in started(template="no tools")
+    assert "--tool-call-parser" not in vllm_arguments(template="no tools")
 
 
-def test_a_tool_parser_of_the_users_replaces_ours_and_is_switched_on() -> None:
-    given = started("--tool-call-parser", "xlam", template=HERMES)
-    assert "hermes" not in given and "--enable-auto-tool-choice" in given
-    assert "--enable-auto-tool-choice" in started("--tool-call-parser", "xlam")
-    off = started("--no-enable-auto-tool-choice", template=HERMES)
+def test_a_tool_parser_of_the_user_replaces_the_default_and_is_enabled() -> None:
+    command = vllm_arguments("--tool-call-parser", "xlam", template=HERMES)
+    assert "hermes" not in command and "--enable-auto-tool-choice" in command
+    assert "--enable-auto-tool-choice" in vllm_arguments("--tool-call-parser", "xlam")
+    off = vllm_arguments("--no-enable-auto-tool-choice", template=HERMES)
     assert "--enable-auto-tool-choice" not in off
 
 
@@ -137,23 +139,23 @@ def test_the_first_marker_of_a_template_names_the_parser(
 @pytest.mark.parametrize(
     "flag", ["--uds", "--api-key=k", "--trust-remote-code", "--trust_remote_code"]
 )
-def test_what_would_break_or_open_the_server_is_refused(flag: str) -> None:
-    with pytest.raises(BackendRefused, match=r"leave --|--key-file"):
-        started(flag)
+def test_an_argument_that_would_break_or_expose_the_server_is_refused(flag: str) -> None:
+    with pytest.raises(BackendRefused, match=r"remove --|--key-file"):
+        vllm_arguments(flag)
 
 
-def test_code_of_a_model_is_never_trusted_by_default() -> None:
-    assert not any("trust" in part for part in started(install=CPU, template=HERMES))
+def test_code_of_a_model_is_not_trusted_by_default() -> None:
+    assert not any("trust" in part for part in vllm_arguments(install=CPU, template=HERMES))
 
 
-def test_without_a_model_the_user_is_told_what_to_give() -> None:
+def test_without_a_model_the_error_names_the_flag() -> None:
     with pytest.raises(BackendRefused, match="--model"):
-        started(model=None)
+        vllm_arguments(model=None)
 
 
-def test_weights_can_be_changed_and_nothing_is_reported_outside() -> None:
-    ours = environment({"PATH": "/bin"}, GPU)
-    assert ours == {
+def test_the_environment_enables_weight_updates_and_disables_usage_reports() -> None:
+    environment = serve_environment({"PATH": "/bin"}, GPU)
+    assert environment == {
         "PATH": "/bin",
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -161,18 +163,18 @@ def test_weights_can_be_changed_and_nothing_is_reported_outside() -> None:
     }
 
 
-def test_on_a_cpu_memory_is_bounded_and_threads_are_not_bound_unless_the_user_says_so() -> None:
-    ours = environment({"VLLM_CPU_KVCACHE_SPACE": "8"}, CPU)
-    assert ours["VLLM_CPU_KVCACHE_SPACE"] == "8"
-    assert ours["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+def test_on_a_cpu_the_cache_is_bounded_and_threads_are_not_pinned() -> None:
+    environment = serve_environment({"VLLM_CPU_KVCACHE_SPACE": "8"}, CPU)
+    assert environment["VLLM_CPU_KVCACHE_SPACE"] == "8"
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
 
 
-def test_a_key_for_some_other_vllm_does_not_shut_out_the_server() -> None:
-    assert "VLLM_API_KEY" not in environment({"VLLM_API_KEY": "k"}, GPU)
+def test_an_api_key_in_the_environment_is_not_passed_on() -> None:
+    assert "VLLM_API_KEY" not in serve_environment({"VLLM_API_KEY": "k"}, GPU)
 
 
-def test_a_flag_without_a_value_takes_none_from_the_next_flag() -> None:
-    assert given_flags(["--enforce-eager", "--dtype", "half", "-tp", "2"]) == {
+def test_the_next_flag_is_not_the_value_of_a_flag() -> None:
+    assert parse_flags(["--enforce-eager", "--dtype", "half", "-tp", "2"]) == {
         "enforce-eager": None,
         "dtype": "half",
     }

@@ -1,6 +1,6 @@
-"""Real vLLM with the shipped demo model: it starts, its weights change, and its end is seen.
+"""Real vLLM with the shipped demo model: its start, new weights, and the detection of its end.
 
-The tests share one vLLM, which takes half a minute to start, and leave weights of any version.
+The tests share one vLLM, because a start takes half a minute. A test may leave any weights behind.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from swarm_server.backends.vllm.greedy import Greedy, disturbed
-from swarm_server.backends.vllm.processes import api_process, running
+from swarm_server.backends.vllm.greedy import Greedy, save_perturbed_model
+from swarm_server.backends.vllm.processes import api_process, is_supervisor, living_processes
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.vllm import rollout as rollout_module
@@ -39,7 +39,7 @@ QUESTIONS = ["What is 2 plus 3?", "What is 7 plus 1?", "How much is 4 plus 4?"]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Answer:
     prompt_ids: list[int]
     ids: list[int]
     versions: list[int]
@@ -47,7 +47,7 @@ class Said:
 
 @dataclass(slots=True)
 class Engines:
-    """At most one vLLM at a time, started anew where other arguments or an end ask for it."""
+    """At most one vLLM at a time. It is restarted if it has ended or needs other arguments."""
 
     run_dir: Path
     rollout: VllmRollout | None = None
@@ -67,7 +67,7 @@ class Engines:
         return self.endpoint
 
     async def push(self, folder: Path) -> int:
-        """The version it has from now on."""
+        """Load weights into vLLM and return their version."""
         assert self.rollout is not None
         self.version += 1
         await self.rollout.load_weights(folder, self.version)
@@ -87,14 +87,14 @@ async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[En
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two sets of weights."""
-    return [disturbed(tmp_path_factory.mktemp("weights"), seed) for seed in (1, 2)]
+    """Return two folders with different weights."""
+    return [save_perturbed_model(tmp_path_factory.mktemp("weights"), seed) for seed in (1, 2)]
 
 
 @asynccontextmanager
 async def app(endpoint: Endpoint) -> AsyncGenerator[aiohttp.ClientSession]:
     assert endpoint.socket is not None
-    # vLLM closes a kept connection after five seconds, which transformers may take meanwhile.
+    # vLLM closes an idle connection after five seconds. transformers may take longer than that.
     connector = aiohttp.UnixConnector(str(endpoint.socket), limit=0, force_close=True)
     async with aiohttp.ClientSession(endpoint.url, connector=connector) as session:
         yield session
@@ -102,9 +102,9 @@ async def app(endpoint: Endpoint) -> AsyncGenerator[aiohttp.ClientSession]:
 
 async def ask(
     session: aiohttp.ClientSession, endpoint: Endpoint, text: str, num_tokens: int = NUM_TOKENS
-) -> Said:
-    """A greedy answer, through the gate."""
-    body: dict[str, Any] = {
+) -> Answer:
+    """Request a greedy answer through the gate."""
+    request: dict[str, Any] = {
         "messages": [{"role": "user", "content": text}],
         "max_tokens": num_tokens,
         "temperature": 0,
@@ -112,29 +112,29 @@ async def ask(
         "return_token_ids": True,
     }
     async with endpoint.gate.call() as stamp:
-        async with session.post("/v1/chat/completions", json=body) as answer:
-            told = await answer.json()
-            assert answer.status == 200, told
+        async with session.post("/v1/chat/completions", json=request) as response:
+            body = await response.json()
+            assert response.status == 200, body
         versions = list(stamp.versions)
-    return Said(told["prompt_token_ids"], told["choices"][0]["token_ids"], versions)
+    return Answer(body["prompt_token_ids"], body["choices"][0]["token_ids"], versions)
 
 
-async def test_every_probe_is_good(engines: Engines) -> None:
+async def test_every_capability_check_succeeds(engines: Engines) -> None:
     endpoint = await engines.up()
     assert endpoint.refusal is None
     assert (endpoint.model_name, endpoint.max_model_len) == ("demo", 512)
-    found = json.loads((engines.run_dir / "engine_probes.json").read_text())
-    assert len(found) == 8
-    assert [verdict for verdict in found if not verdict["ok"]] == []
+    results = json.loads((engines.run_dir / "engine_probes.json").read_text())
+    assert len(results) == 8
+    assert [result for result in results if not result["ok"]] == []
 
 
-async def test_only_its_owner_may_reach_it(engines: Engines) -> None:
+async def test_only_the_owner_may_access_the_socket(engines: Engines) -> None:
     endpoint = await engines.up()
     assert endpoint.socket is not None
     assert endpoint.socket.stat().st_mode & 0o077 == 0
 
 
-async def test_after_a_push_it_answers_as_transformers_does_with_those_weights(
+async def test_after_a_push_the_answers_are_those_of_transformers_with_the_new_weights(
     engines: Engines, folders: list[Path]
 ) -> None:
     endpoint = await engines.up()
@@ -144,23 +144,23 @@ async def test_after_a_push_it_answers_as_transformers_does_with_those_weights(
             version = await engines.push(folder)
             model = Greedy(folder)
             for question in QUESTIONS:
-                said = await ask(session, endpoint, question)
-                assert said.versions == [version]
-                assert said.ids == model.answer(said.prompt_ids, NUM_TOKENS)
-                answers.append(said.ids)
+                answer = await ask(session, endpoint, question)
+                assert answer.versions == [version]
+                assert answer.ids == model.answer(answer.prompt_ids, NUM_TOKENS)
+                answers.append(answer.ids)
     assert answers[:3] != answers[3:6] != answers[6:9]
     assert answers[:3] == answers[9:]
 
 
-async def num_begun(session: aiohttp.ClientSession) -> int:
-    """Answers that have a first token, since this vLLM is up."""
-    async with session.get("/metrics") as answer:
-        lines = (await answer.text()).splitlines()
-    told = "vllm:time_to_first_token_seconds_count"
-    return sum(int(float(line.split()[-1])) for line in lines if line.startswith(told))
+async def count_started(session: aiohttp.ClientSession) -> int:
+    """Return the number of answers with a first token since the start of this vLLM."""
+    async with session.get("/metrics") as response:
+        lines = (await response.text()).splitlines()
+    counter = "vllm:time_to_first_token_seconds_count"
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith(counter))
 
 
-async def test_a_request_in_flight_goes_on_with_the_new_weights_and_nothing_of_the_old_ones(
+async def test_a_request_in_flight_continues_with_the_new_weights_and_an_empty_cache(
     engines: Engines, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollout_module, "DRAIN_BOUND_S", 0.0)
@@ -168,33 +168,33 @@ async def test_a_request_in_flight_goes_on_with_the_new_weights_and_nothing_of_t
     old, new = Greedy(folders[0]), Greedy(folders[1])
     before = await engines.push(folders[0])
     async with app(endpoint) as session:
-        before_them = await num_begun(session)
+        num_before = await count_started(session)
         calls = [asyncio.create_task(ask(session, endpoint, text, 400)) for text in QUESTIONS]
-        while await num_begun(session) < before_them + len(calls):
+        while await count_started(session) < num_before + len(calls):
             assert not any(call.done() for call in calls)
         after = await engines.push(folders[1])
         answers = await asyncio.gather(*calls)
-    for said in answers:
-        assert said.versions == [before, after]
-        of_old = old.would_say(said.prompt_ids, said.ids)
-        of_new = new.would_say(said.prompt_ids, said.ids)
-        switched = of_old.index(False)
-        assert 0 < switched < len(said.ids)
-        # What the old weights left in the cache would show as tokens of neither.
-        assert all(of_new[switched:])
+    for answer in answers:
+        assert answer.versions == [before, after]
+        is_of_old = old.is_greedy_token(answer.prompt_ids, answer.ids)
+        is_of_new = new.is_greedy_token(answer.prompt_ids, answer.ids)
+        switch = is_of_old.index(False)
+        assert 0 < switch < len(answer.ids)
+        # With cached keys and values of the old weights, some tokens would be of neither model.
+        assert all(is_of_new[switch:])
 
 
-async def test_no_request_fails_while_weights_change_and_each_carries_the_right_version(
+async def test_no_request_fails_during_pushes_and_each_has_the_right_version(
     engines: Engines, folders: list[Path]
 ) -> None:
     endpoint = await engines.up()
     expected: dict[tuple[int, str], list[int]] = {}
-    of_version: dict[int, int] = {}
-    answers: list[tuple[str, Said]] = []
-    is_over = asyncio.Event()
+    folder_of_version: dict[int, int] = {}
+    answers: list[tuple[str, Answer]] = []
+    is_done = asyncio.Event()
 
-    async def keep_asking(text: str) -> None:
-        while not is_over.is_set():
+    async def send_requests(text: str) -> None:
+        while not is_done.is_set():
             answers.append((text, await ask(session, endpoint, text)))
 
     async with app(endpoint) as session:
@@ -202,24 +202,26 @@ async def test_no_request_fails_while_weights_change_and_each_carries_the_right_
             prompt_ids = (await ask(session, endpoint, text)).prompt_ids
             for index, folder in enumerate(folders):
                 expected[index, text] = Greedy(folder).answer(prompt_ids, NUM_TOKENS)
-        askers = [asyncio.create_task(keep_asking(text)) for text in QUESTIONS * 3]
+        clients = [asyncio.create_task(send_requests(text)) for text in QUESTIONS * 3]
         for push in range(20):
-            of_version[await engines.push(folders[push % 2])] = push % 2
+            folder_of_version[await engines.push(folders[push % 2])] = push % 2
             before = len(answers)
-            while len(answers) < before + len(askers):
+            while len(answers) < before + len(clients):
                 await asyncio.sleep(0.01)
-                assert not any(task.done() for task in askers)
-        is_over.set()
-        await asyncio.gather(*askers)
-    assert {version for _, said in answers for version in said.versions} == of_version.keys()
-    # On a very slow machine a call may outlast the bound, and have two.
-    settled = [(text, said) for text, said in answers if len(said.versions) == 1]
+                assert not any(task.done() for task in clients)
+        is_done.set()
+        await asyncio.gather(*clients)
+    assert {
+        version for _, answer in answers for version in answer.versions
+    } == folder_of_version.keys()
+    # On a very slow machine a call may take longer than DRAIN_BOUND_S, and have two versions.
+    settled = [(text, answer) for text, answer in answers if len(answer.versions) == 1]
     assert len(settled) > len(answers) / 2
-    for text, said in settled:
-        assert said.ids == expected[of_version[said.versions[0]], text]
+    for text, answer in settled:
+        assert answer.ids == expected[folder_of_version[answer.versions[0]], text]
 
 
-async def test_weights_that_do_not_fit_end_it_and_it_can_be_started_again(
+async def test_weights_that_cannot_be_loaded_end_vllm_and_it_can_be_started_again(
     engines: Engines, tmp_path: Path
 ) -> None:
     endpoint = await engines.up()
@@ -229,7 +231,9 @@ async def test_weights_that_do_not_fit_end_it_and_it_can_be_started_again(
     assert (await engines.up()).gate is not endpoint.gate
 
 
-async def test_a_killed_api_process_is_told_and_it_can_be_started_again(engines: Engines) -> None:
+async def test_a_killed_api_process_is_reported_and_vllm_can_be_started_again(
+    engines: Engines,
+) -> None:
     assert (
         await kill(engines, "entrypoints")
         == "vLLM exited with code 137 (killed: out of memory?); see engine.log"
@@ -239,35 +243,35 @@ async def test_a_killed_api_process_is_told_and_it_can_be_started_again(engines:
         assert (await ask(session, endpoint, QUESTIONS[0])).versions == [0]
 
 
-async def test_a_killed_engine_process_is_told(engines: Engines) -> None:
+async def test_a_killed_engine_process_is_reported(engines: Engines) -> None:
     assert "vLLM exited with code" in await kill(engines, "EngineCore")
 
 
 async def kill(engines: Engines, victim: str) -> str:
-    """Of the running vLLM, one process; what is told of it once nothing is left of the others."""
+    """Kill one process of the running vLLM. Return the report once no other process is left."""
     endpoint = await engines.up()
     assert engines.rollout is not None and endpoint.socket is not None
     api = api_process(endpoint.socket)
-    group = [one for one in running() if one.group == api.group]
+    group = [process for process in living_processes() if process.group == api.group]
     assert len(group) >= 4
     lost = asyncio.create_task(engines.rollout.lost())
-    victims = (one for one in group if victim in one.command and ".keeper " not in one.command)
+    victims = (p for p in group if victim in p.command and not is_supervisor(p))
     os.kill(next(victims).pid, signal.SIGKILL)
-    told = await asyncio.wait_for(lost, 60)
-    assert [one for one in running() if one.group == api.group] == []
+    report = await asyncio.wait_for(lost, 60)
+    assert [process for process in living_processes() if process.group == api.group] == []
     assert not await engines.rollout.health()
-    return told
+    return report
 
 
-async def test_set_up_wrongly_it_serves_and_says_what_to_mend(
+async def test_with_a_wrong_setup_vllm_serves_and_the_refusal_names_the_fixes(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "0")
     endpoint = await engines.up("--logprobs-mode=raw_logprobs", "--no-enable-auto-tool-choice")
     assert "--logprobs-mode processed_logprobs" in (endpoint.refusal or "")
     assert "VLLM_SERVER_DEV_MODE=1" in (endpoint.refusal or "")
-    found = json.loads((engines.run_dir / "engine_probes.json").read_text())
-    mended = {verdict["name"]: verdict["mend"] for verdict in found if not verdict["ok"]}
-    assert mended["tool calls"] == "--enable-auto-tool-choice --tool-call-parser hermes"
+    results = json.loads((engines.run_dir / "engine_probes.json").read_text())
+    fixes = {result["name"]: result["mend"] for result in results if not result["ok"]}
+    assert fixes["tool calls"] == "--enable-auto-tool-choice --tool-call-parser hermes"
     async with app(endpoint) as session:
         assert (await ask(session, endpoint, QUESTIONS[0])).ids

@@ -1,10 +1,10 @@
-"""Which addresses of a vLLM are taken, and that a bad one is told without its secrets."""
+"""Which URLs of a vLLM are accepted, and that a refusal does not repeat the URL's secrets."""
 
 from __future__ import annotations
 
 import pytest
 
-from fakevllm_server.backends.vllm.remote_url import base_of, peer_of
+from fakevllm_server.backends.vllm.remote_url import base_url, host_and_port
 from fakevllm_server.types.backend import BackendRefused
 
 
@@ -17,8 +17,8 @@ from fakevllm_server.types.backend import BackendRefused
         ("http://[::1]:8000/v1/", "http://[::1]:8000", "[::1]:8000"),
     ],
 )
-def test_an_address_may_end_as_clients_write_it(url: str, base: str, peer: str) -> None:
-    assert (base_of(url), peer_of(url)) == (base, peer)
+def test_a_url_may_end_in_a_slash_or_v1(url: str, base: str, peer: str) -> None:
+    assert (base_url(url), host_and_port(url)) == (base, peer)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_an_address_may_end_as_clients_write_it(url: str, base: str, peer: str) 
         "http://host:8000/v1#secret",
     ],
 )
-def test_what_is_no_address_is_refused_in_one_line_that_repeats_none_of_it(url: str) -> None:
+def test_an_invalid_url_is_refused_on_one_line_that_repeats_no_part_of_it(url: str) -> None:
     with pytest.raises(BackendRefused, match="--rollout-url http://HOST:PORT") as refused:
-        base_of(url)
+        base_url(url)
     assert "secret" not in str(refused.value) and "\n" not in str(refused.value)

@@ -1,5 +1,5 @@
-"""New weights for a vLLM that somebody else runs: they arrive between calls, and nobody is
-answered by half of them."""
+"""New weights for an external vLLM: they arrive between calls, and no call is answered by weights
+that are loaded only in part."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from swarm_server.backends.vllm.rollouts import Remote, said
+from swarm_server.backends.vllm.rollouts import ExternalVllm, complete
 
-from fakevllm_server.backends.vllm.stand_in import Fault
+from fakevllm_server.backends.vllm.simulated_vllm import Fault
 from fakevllm_server.types.backend import ActionFailed, BackendError
 from fakevllm_server.types.weight_gate import GateAbandoned
 
-pytestmark = pytest.mark.usefixtures("no_waiting")
+pytestmark = pytest.mark.usefixtures("short_drain")
 
 
-async def test_weights_change_while_nothing_is_sampled_and_carry_their_version(
-    remote: Remote, weights: Path
+async def test_weights_are_replaced_during_a_pause_and_carry_their_version(
+    external_vllm: ExternalVllm, weights: Path
 ) -> None:
-    async with remote() as (vllm, engine):
+    async with external_vllm() as (vllm, engine):
         endpoint = await vllm.launch()
         await vllm.load_weights(weights, 3)
-        assert await said(endpoint) == "trained"
-        assert engine.acts == [
+        assert await complete(endpoint) == "trained"
+        assert engine.control_requests == [
             "pause",
             "collective_rpc",
             "reset_prefix_cache",
@@ -36,51 +36,53 @@ async def test_weights_change_while_nothing_is_sampled_and_carry_their_version(
 
 
 @pytest.mark.parametrize("fault", [Fault.NO_VERSION_ROUTE, Fault.VERSION_FAILS])
-async def test_an_engine_that_keeps_no_version_takes_weights_all_the_same(
-    remote: Remote, weights: Path, fault: Fault
+async def test_an_engine_that_records_no_version_takes_weights(
+    external_vllm: ExternalVllm, weights: Path, fault: Fault
 ) -> None:
-    async with remote(fault) as (vllm, _):
+    async with external_vllm(fault) as (vllm, _):
         endpoint = await vllm.launch()
         await vllm.load_weights(weights, 1)
-        assert await said(endpoint) == "trained"
+        assert await complete(endpoint) == "trained"
 
 
-async def test_a_reload_that_fails_once_is_tried_again(remote: Remote, weights: Path) -> None:
-    async with remote(Fault.ONE_RELOAD_FAILS) as (vllm, engine):
+async def test_a_reload_that_fails_once_is_retried(
+    external_vllm: ExternalVllm, weights: Path
+) -> None:
+    async with external_vllm(Fault.ONE_RELOAD_FAILS) as (vllm, engine):
         endpoint = await vllm.launch()
         await vllm.load_weights(weights, 1)
-        assert await said(endpoint) == "trained"
-        assert engine.acts.count("collective_rpc") == 2
+        assert await complete(endpoint) == "trained"
+        assert engine.control_requests.count("collective_rpc") == 2
 
 
 @pytest.mark.parametrize("fault", [Fault.RELOADS_FAIL, Fault.CACHE_STAYS])
-async def test_after_weights_that_did_not_arrive_nobody_is_answered_until_others_do(
-    remote: Remote, weights: Path, fault: Fault
+async def test_after_a_failed_publish_calls_wait_until_a_publish_succeeds(
+    external_vllm: ExternalVllm, weights: Path, fault: Fault
 ) -> None:
-    async with remote(fault) as (vllm, engine):
+    async with external_vllm(fault) as (vllm, engine):
         endpoint = await vllm.launch()
         with pytest.raises(BackendError, match="did not take the weights"):
             await vllm.load_weights(weights, 1)
         assert engine.is_paused
-        waiting = asyncio.create_task(said(endpoint))
+        waiting = asyncio.create_task(complete(endpoint))
         engine.faults.clear()
         await vllm.load_weights(weights, 2)
         assert await waiting == "trained"
 
 
-async def test_a_folder_that_the_other_server_cannot_see_is_told(
-    remote: Remote, tmp_path: Path
+async def test_a_folder_that_the_external_server_cannot_see_is_an_error_that_names_weights_dir(
+    external_vllm: ExternalVllm, tmp_path: Path
 ) -> None:
-    async with remote() as (vllm, _):
+    async with external_vllm() as (vllm, _):
         await vllm.launch()
         with pytest.raises(BackendError, match="--weights-dir"):
             await vllm.load_weights(tmp_path / "elsewhere", 1)
 
 
-async def test_an_engine_left_paused_by_a_failure_goes_on_once_the_server_leaves(
-    remote: Remote, weights: Path
+async def test_an_engine_left_paused_by_a_failure_is_resumed_at_close(
+    external_vllm: ExternalVllm, weights: Path
 ) -> None:
-    async with remote(Fault.RELOADS_FAIL) as (vllm, engine):
+    async with external_vllm(Fault.RELOADS_FAIL) as (vllm, engine):
         await vllm.launch()
         with pytest.raises(BackendError):
             await vllm.load_weights(weights, 1)
@@ -89,30 +91,30 @@ async def test_an_engine_left_paused_by_a_failure_goes_on_once_the_server_leaves
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         (Fault.NO_DEV_MODE, "VLLM_SERVER_DEV_MODE=1 in its environment"),
         (Fault.PAUSE_FAILS, "pause"),
     ],
 )
-async def test_where_vllm_is_not_paused_calls_go_on_with_the_weights_they_had(
-    remote: Remote, weights: Path, fault: Fault, told: str
+async def test_if_vllm_cannot_be_paused_calls_continue_with_the_old_weights(
+    external_vllm: ExternalVllm, weights: Path, fault: Fault, message: str
 ) -> None:
-    async with remote(fault) as (vllm, engine):
+    async with external_vllm(fault) as (vllm, engine):
         endpoint = await vllm.launch()
         async with endpoint.gate.call() as stamp:
-            with pytest.raises(ActionFailed, match=told) as failure:
+            with pytest.raises(ActionFailed, match=message) as failure:
                 await vllm.load_weights(weights, 1)
         assert "--weights-dir" not in str(failure.value)
         assert (stamp.versions, stamp.is_doubtful) == ([0], False)
-        assert await said(endpoint) == "untrained"
+        assert await complete(endpoint) == "untrained"
         assert await vllm.health() and not engine.is_paused
 
 
-async def test_one_that_neither_pauses_nor_resumes_is_reached_anew(
-    remote: Remote, weights: Path, caplog: pytest.LogCaptureFixture
+async def test_an_engine_that_neither_pauses_nor_resumes_is_unhealthy_until_the_next_launch(
+    external_vllm: ExternalVllm, weights: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with remote(Fault.PAUSE_FAILS, Fault.PAUSE_STAYS) as (vllm, engine):
+    async with external_vllm(Fault.PAUSE_FAILS, Fault.PAUSE_STAYS) as (vllm, engine):
         await vllm.launch()
         with pytest.raises(BackendError, match="was not paused"):
             await vllm.load_weights(weights, 1)
@@ -125,10 +127,10 @@ async def test_one_that_neither_pauses_nor_resumes_is_reached_anew(
         assert await vllm.health()
 
 
-async def test_a_pause_that_fails_after_weights_that_did_not_arrive_opens_nothing(
-    remote: Remote, weights: Path
+async def test_a_pause_that_fails_after_a_failed_publish_does_not_resume_the_engine(
+    external_vllm: ExternalVllm, weights: Path
 ) -> None:
-    async with remote(Fault.RELOADS_FAIL) as (vllm, engine):
+    async with external_vllm(Fault.RELOADS_FAIL) as (vllm, engine):
         endpoint = await vllm.launch()
         with pytest.raises(BackendError):
             await vllm.load_weights(weights, 1)
@@ -136,16 +138,16 @@ async def test_a_pause_that_fails_after_weights_that_did_not_arrive_opens_nothin
         with pytest.raises(BackendError, match="was not paused"):
             await vllm.load_weights(weights, 2)
         assert engine.is_paused and not await vllm.health()
-        waiting = asyncio.create_task(said(endpoint))
+        waiting = asyncio.create_task(complete(endpoint))
         await vllm.close()
         with pytest.raises(GateAbandoned):
             await waiting
 
 
-async def test_after_three_publishes_in_a_row_that_failed_the_server_is_reached_anew(
-    remote: Remote, weights: Path, caplog: pytest.LogCaptureFixture
+async def test_after_three_failed_publishes_in_a_row_the_server_is_unhealthy_until_the_next_launch(
+    external_vllm: ExternalVllm, weights: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with remote(Fault.RELOADS_FAIL) as (vllm, engine):
+    async with external_vllm(Fault.RELOADS_FAIL) as (vllm, engine):
         await vllm.launch()
         for version in (1, 2, 3):
             assert await vllm.health()
@@ -157,13 +159,13 @@ async def test_after_three_publishes_in_a_row_that_failed_the_server_is_reached_
         engine.faults.clear()
         endpoint = await vllm.launch()
         await vllm.load_weights(weights, 4)
-        assert await vllm.health() and await said(endpoint) == "trained"
+        assert await vllm.health() and await complete(endpoint) == "trained"
 
 
-async def test_a_publish_that_went_well_begins_the_count_of_failures_anew(
-    remote: Remote, weights: Path
+async def test_a_successful_publish_resets_the_count_of_failures(
+    external_vllm: ExternalVllm, weights: Path
 ) -> None:
-    async with remote() as (vllm, engine):
+    async with external_vllm() as (vllm, engine):
         await vllm.launch()
         for faults in [{Fault.RELOADS_FAIL}, {Fault.RELOADS_FAIL}, set[Fault]()] * 2:
             engine.faults = faults

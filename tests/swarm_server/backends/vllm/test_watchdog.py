@@ -1,4 +1,4 @@
-"""When a vLLM is held to hang."""
+"""The conditions under which a vLLM counts as hung."""
 
 from __future__ import annotations
 
@@ -8,56 +8,56 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from fakevllm_server.backends.vllm import watchdog
-from fakevllm_server.backends.vllm.control import Control
-from fakevllm_server.backends.vllm.stand_in import Fault, StandIn
+from fakevllm_server.backends.vllm.control_client import ControlClient
+from fakevllm_server.backends.vllm.simulated_vllm import Fault, SimulatedVllm
 from fakevllm_server.backends.vllm.watchdog import (
     HEALTH_BOUND_S,
     TOKEN_BOUND_S,
-    Look,
+    Observation,
     Watchdog,
-    progress_in,
-    until_hung,
+    sum_progress_counters,
+    wait_until_hung,
 )
 
 
-def look(
+def observed(
     at: float, *, healthy: bool = True, running: int = 1, moved: bool = False, paused: bool = False
-) -> Look:
-    return Look(at, healthy, running, moved, paused)
+) -> Observation:
+    return Observation(at, healthy, running, moved, paused)
 
 
-def test_an_api_that_does_not_answer_for_the_bound_hangs() -> None:
-    dog = Watchdog(0)
-    assert dog.verdict(look(HEALTH_BOUND_S, healthy=False)) is None
-    assert "/health" in (dog.verdict(look(HEALTH_BOUND_S + 1, healthy=False)) or "")
+def test_an_api_that_does_not_respond_within_the_bound_hangs() -> None:
+    watchdog = Watchdog(0)
+    assert watchdog.observe(observed(HEALTH_BOUND_S, healthy=False)) is None
+    assert "/health" in (watchdog.observe(observed(HEALTH_BOUND_S + 1, healthy=False)) or "")
 
 
-def test_an_api_that_answers_now_and_then_does_not() -> None:
-    dog = Watchdog(0)
-    assert dog.verdict(look(HEALTH_BOUND_S, healthy=False)) is None
-    assert dog.verdict(look(HEALTH_BOUND_S + 1)) is None
-    assert dog.verdict(look(2 * HEALTH_BOUND_S, healthy=False)) is None
+def test_an_api_that_responds_now_and_then_does_not_hang() -> None:
+    watchdog = Watchdog(0)
+    assert watchdog.observe(observed(HEALTH_BOUND_S, healthy=False)) is None
+    assert watchdog.observe(observed(HEALTH_BOUND_S + 1)) is None
+    assert watchdog.observe(observed(2 * HEALTH_BOUND_S, healthy=False)) is None
 
 
 def test_an_engine_that_samples_nothing_while_calls_wait_hangs() -> None:
-    dog = Watchdog(0)
-    assert dog.verdict(look(TOKEN_BOUND_S)) is None
-    how = dog.verdict(look(TOKEN_BOUND_S + 1, running=3))
-    assert how == "has sampled nothing for 301 s, with 3 calls waiting"
+    watchdog = Watchdog(0)
+    assert watchdog.observe(observed(TOKEN_BOUND_S)) is None
+    problem = watchdog.observe(observed(TOKEN_BOUND_S + 1, running=3))
+    assert problem == "has sampled nothing for 301 s, with 3 calls waiting"
 
 
-@pytest.mark.parametrize("sign", [{"moved": True}, {"running": 0}, {"paused": True}])
-def test_one_that_moves_or_has_nothing_to_do_or_takes_weights_does_not(sign: dict) -> None:
-    dog = Watchdog(0)
-    assert dog.verdict(look(TOKEN_BOUND_S)) is None
-    assert dog.verdict(look(TOKEN_BOUND_S + 1, **sign)) is None
-    assert dog.verdict(look(2 * TOKEN_BOUND_S + 1)) is None
+@pytest.mark.parametrize("change", [{"moved": True}, {"running": 0}, {"paused": True}])
+def test_an_engine_that_progresses_or_is_idle_or_takes_weights_does_not_hang(change: dict) -> None:
+    watchdog = Watchdog(0)
+    assert watchdog.observe(observed(TOKEN_BOUND_S)) is None
+    assert watchdog.observe(observed(TOKEN_BOUND_S + 1, **change)) is None
+    assert watchdog.observe(observed(2 * TOKEN_BOUND_S + 1)) is None
 
 
-def test_the_bound_begins_with_the_first_waiting_call() -> None:
-    dog = Watchdog(0)
-    assert dog.verdict(look(10 * TOKEN_BOUND_S, running=0)) is None
-    assert dog.verdict(look(11 * TOKEN_BOUND_S)) is None
+def test_the_bound_starts_with_the_first_waiting_call() -> None:
+    watchdog = Watchdog(0)
+    assert watchdog.observe(observed(10 * TOKEN_BOUND_S, running=0)) is None
+    assert watchdog.observe(observed(11 * TOKEN_BOUND_S)) is None
 
 
 def test_the_counters_of_all_engines_are_added() -> None:
@@ -68,37 +68,39 @@ def test_the_counters_of_all_engines_are_added() -> None:
         b'vllm:iteration_tokens_total_count{engine="0"} 5.0\n'
         b'vllm:prompt_tokens_total{engine="0"} 100.0\n'
     )
-    assert progress_in(metrics) == 20.0
-    assert progress_in(b"") is None
+    assert sum_progress_counters(metrics) == 20.0
+    assert sum_progress_counters(b"") is None
 
 
-async def test_an_engine_without_counters_is_asked_for_a_token(
+async def test_an_engine_without_counters_is_tested_with_a_completion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(watchdog, "POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(watchdog, "TOKEN_BOUND_S", 0.3)
-    engine = StandIn(tmp_path)
-    looks = iter([1] * 200)
+    engine = SimulatedVllm(tmp_path)
+    observations = iter([1] * 200)
 
     def num_running() -> int:
-        if next(looks, None) is None:
+        if next(observations, None) is None:
             engine.faults.add(Fault.SAMPLES_NOTHING)
         return 1
 
     async with TestServer(engine.app()) as server:
-        control = Control(str(server.make_url("/")), None, {})
+        control = ControlClient(str(server.make_url("/")), None, {})
         try:
-            how = await until_hung(control, num_running, lambda: False)
+            problem = await wait_until_hung(control, num_running, lambda: False)
         finally:
             await control.close()
-    # It was fine for all of the first looks, far longer than the bound.
-    assert next(looks, None) is None
-    assert how.startswith("has sampled nothing")
+    # The engine was healthy in the first 200 observations, for far longer than the bound.
+    assert next(observations, None) is None
+    assert problem.startswith("has sampled nothing")
 
 
-async def test_an_api_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "LOOK_EVERY_S", 0.01)
+async def test_an_api_that_cannot_be_reached_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(watchdog, "HEALTH_BOUND_S", 0.05)
-    control = Control("http://engine", tmp_path / "nobody", {})
-    assert "/health" in await until_hung(control, lambda: 0, lambda: False)
+    control = ControlClient("http://engine", tmp_path / "nobody", {})
+    assert "/health" in await wait_until_hung(control, lambda: 0, lambda: False)
     await control.close()

@@ -1,11 +1,15 @@
-"""What the server uses of vLLM, without a model: its control routes and one deterministic policy.
+"""A simulation of vLLM without a model, for tests: its control routes and a deterministic policy.
 
-    python -m fakevllm_server.backends.vllm.stand_in FOLDER --uds PATH [--fault NAME]
+    python -m fakevllm_server.backends.vllm.simulated_vllm FOLDER --uds PATH [--fault NAME]
 
-It is honest: the logprobs are those of its policy at the temperature asked for, weights are read
-from the folder named (its `weights.txt` is what it answers), a paused engine samples nothing, and
-weights that failed half-way answer NOBODY_KNOWS. Every `Fault` is one way in which a vLLM may be
-set up wrongly or go wrong.
+The simulation keeps these properties of vLLM:
+
+* The logprobs are those of its policy at the requested temperature.
+* The weights are `weights.txt` in the weights folder. Its text is the content of every answer.
+* While paused, it samples nothing.
+* After a failed reload, it answers HALF_LOADED.
+
+Each `Fault` is one wrong setup or one failure of vLLM.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from typing import Any
 
 from aiohttp import web
 
-from fakevllm_server.backends.vllm.verdicts import UPDATE_ROUTES
+from fakevllm_server.backends.vllm.capability_checks import UPDATE_ROUTES
 
 Json = dict[str, Any]
 
@@ -29,7 +33,8 @@ VOCABULARY = 32
 PROMPT_IDS = [5, 6, 7]
 MAX_MODEL_LEN = 512
 WEIGHTS_FILE = "weights.txt"
-NOBODY_KNOWS = "half-loaded"
+HALF_LOADED = "half-loaded"
+"""The answer with weights that were loaded only in part."""
 KEY = "secret"
 
 
@@ -52,19 +57,20 @@ class Fault(StrEnum):
     CACHE_STAYS = "cache-stays"
 
 
-class StandIn:
-    def __init__(self, folder: Path, name: str = "stand-in", faults: Collection[str] = ()) -> None:
+class SimulatedVllm:
+    def __init__(self, folder: Path, name: str = "simulated", faults: Collection[str] = ()) -> None:
         self.name = name
         self.faults = {Fault(fault) for fault in faults}
-        self.weights = _weights_in(folder)
+        self.weights = _read_weights(folder)
         self.is_paused = False
         self.version: str | None = None
-        self.acts: list[str] = []
-        """Control routes in the order they were asked."""
-        self._awake = asyncio.Event()
-        self._awake.set()
+        self.control_requests: list[str] = []
+        """Control routes in the order of their requests."""
+        self._resumed = asyncio.Event()
+        self._resumed.set()
 
     def app(self) -> web.Application:
+        """Return the HTTP application."""
         app = web.Application()
         app.add_routes(
             [
@@ -76,17 +82,17 @@ class StandIn:
             ]
         )
         if Fault.NO_DEV_MODE not in self.faults:
-            app.add_routes([web.post(route, self._act) for route in UPDATE_ROUTES])
+            app.add_routes([web.post(route, self._control) for route in UPDATE_ROUTES])
             app.add_routes([web.get("/is_paused", self._paused)])
             if Fault.NO_VERSION_ROUTE not in self.faults:
-                app.add_routes([web.post("/update_weight_version", self._tell_version)])
+                app.add_routes([web.post("/update_weight_version", self._update_version)])
         return app
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
 
     async def _version(self, request: web.Request) -> web.Response:
-        return web.json_response({"version": "0.27.1+stand-in"})
+        return web.json_response({"version": "0.27.1+simulated"})
 
     async def _paused(self, request: web.Request) -> web.Response:
         return web.json_response({"is_paused": self.is_paused})
@@ -104,51 +110,51 @@ class StandIn:
             return web.json_response({"error": {"message": text}}, status=400)
         if Fault.ONE_COMPLETION_FAILS in self.faults:
             self.faults.discard(Fault.ONE_COMPLETION_FAILS)
-            return _failed("EngineCore is busy")
-        await self._awake.wait()
+            return _server_error("EngineCore is busy")
+        await self._resumed.wait()
         if Fault.SAMPLES_NOTHING in self.faults:
             await asyncio.Event().wait()
-        return web.json_response(self._answer(body))
+        return web.json_response(self._completion(body))
 
-    async def _act(self, request: web.Request) -> web.Response:
-        self.acts.append(request.path.strip("/"))
+    async def _control(self, request: web.Request) -> web.Response:
+        self.control_requests.append(request.path.strip("/"))
         match request.path:
             case "/pause" if Fault.PAUSE_FAILS in self.faults:
-                return _failed("no pause")
+                return _server_error("no pause")
             case "/resume" if Fault.PAUSE_STAYS in self.faults:
-                return _failed("no resume")
+                return _server_error("no resume")
             case "/pause":
                 self.is_paused = True
-                self._awake.clear()
+                self._resumed.clear()
             case "/resume":
                 self.is_paused = False
-                self._awake.set()
+                self._resumed.set()
             case "/reset_prefix_cache":
                 return web.json_response({"success": Fault.CACHE_STAYS not in self.faults})
             case _:
                 return self._reload(await request.json())
         return web.json_response({"status": "done"})
 
-    async def _tell_version(self, request: web.Request) -> web.Response:
-        self.acts.append(request.path.strip("/"))
+    async def _update_version(self, request: web.Request) -> web.Response:
+        self.control_requests.append(request.path.strip("/"))
         if Fault.VERSION_FAILS in self.faults:
-            return _failed("no version")
+            return _server_error("no version")
         self.version = (await request.json())["new_version"]
         return web.json_response({"success": True})
 
     def _reload(self, body: Json) -> web.Response:
-        self.weights = NOBODY_KNOWS
+        self.weights = HALF_LOADED
         if Fault.DIES_IN_RELOAD in self.faults:
             os._exit(70)
         folder = Path(body["kwargs"]["weights_path"])
         fails = self.faults & {Fault.RELOADS_FAIL, Fault.ONE_RELOAD_FAILS}
         self.faults.discard(Fault.ONE_RELOAD_FAILS)
         if fails or not folder.is_dir():
-            return _failed(f"Worker failed with error 'no weights in {folder}'")
-        self.weights = _weights_in(folder)
+            return _server_error(f"Worker failed with error 'no weights in {folder}'")
+        self.weights = _read_weights(folder)
         return web.json_response({"results": [None]})
 
-    def _answer(self, body: Json) -> Json:
+    def _completion(self, body: Json) -> Json:
         num_tokens = min(4, int(body.get("max_tokens", 4)))
         ids = list(range(num_tokens))
         choice: Json = {"index": 0, "message": {"role": "assistant", "content": self.weights}}
@@ -156,26 +162,31 @@ class StandIn:
         if body.get("logprobs") and Fault.NO_LOGPROBS not in self.faults:
             choice["logprobs"] = {"content": [self._logprob(token, body) for token in ids]}
         usage = {"prompt_tokens": len(PROMPT_IDS), "completion_tokens": num_tokens}
-        answer: Json = {"object": "chat.completion", "choices": [choice], "usage": usage}
+        completion: Json = {"object": "chat.completion", "choices": [choice], "usage": usage}
         if body.get("return_token_ids") and Fault.NO_TOKEN_IDS not in self.faults:
             choice["token_ids"] = ids
-            answer["prompt_token_ids"] = PROMPT_IDS
-        return answer
+            completion["prompt_token_ids"] = PROMPT_IDS
+        return completion
 
     def _logprob(self, token: int, body: Json) -> Json:
         raw = Fault.RAW_LOGPROBS in self.faults
         logprobs = policy(1.0 if raw else float(body.get("temperature", 1.0)))
         top = range(int(body.get("top_logprobs", 0)))
-        named = [{"token": f"token_id:{other}", "logprob": logprobs[other]} for other in top]
-        return {"token": f"token_id:{token}", "logprob": logprobs[token], "top_logprobs": named}
+        alternatives = [{"token": f"token_id:{other}", "logprob": logprobs[other]} for other in top]
+        return {
+            "token": f"token_id:{token}",
+            "logprob": logprobs[token],
+            "top_logprobs": alternatives,
+        }
 
 
-def _failed(message: str) -> web.Response:
+def _server_error(message: str) -> web.Response:
     return web.json_response({"error": {"message": message}}, status=500)
 
 
 def policy(temperature: float) -> list[float]:
-    """Logprobs of the whole vocabulary, the likeliest first, whatever came before."""
+    """Return the logprobs of the whole vocabulary, from the most to the least likely token. They do
+    not depend on the prompt."""
     logits = [-0.25 * token / temperature for token in range(VOCABULARY)]
     total = math.log(sum(map(math.exp, logits)))
     return [logit - total for logit in logits]
@@ -184,7 +195,7 @@ def policy(temperature: float) -> list[float]:
 _BEARER = f"Bearer {KEY}"
 
 
-def _weights_in(folder: Path) -> str:
+def _read_weights(folder: Path) -> str:
     file = folder / WEIGHTS_FILE
     return file.read_text() if file.is_file() else "untrained"
 
@@ -194,11 +205,11 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--uds", required=True)
     parser.add_argument("--fault", action="append", default=[], choices=list(Fault))
-    parser.add_argument("--served-model-name", default="stand-in")
-    # What vLLM would do with the rest has no meaning here.
-    given, _ = parser.parse_known_args()
-    engine = StandIn(given.model, given.served_model_name, given.fault)
-    web.run_app(engine.app(), path=given.uds, print=None, shutdown_timeout=0.1)
+    parser.add_argument("--served-model-name", default="simulated")
+    # Other arguments of vLLM have no effect here.
+    arguments, _ = parser.parse_known_args()
+    engine = SimulatedVllm(arguments.model, arguments.served_model_name, arguments.fault)
+    web.run_app(engine.app(), path=arguments.uds, print=None, shutdown_timeout=0.1)
 
 
 if __name__ == "__main__":

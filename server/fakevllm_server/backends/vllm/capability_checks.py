@@ -1,0 +1,210 @@
+"""Checks of what vLLM can do, evaluated from its responses. Pure: `capability_probe` sends the
+requests.
+
+vLLM can serve even if all checks fail. Training requires the checks with `is_required`: token ids,
+their logprobs, and routes that replace the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from fakevllm_server.backends.vllm.command import Install, tool_parser
+from fakevllm_server.backends.vllm.response import Json, VllmResponse, as_list, as_object
+
+UPDATE_ROUTES = ("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache")
+NO_SUCH_METHOD = 405
+"""Status of a GET on a POST route that exists. A route that does not exist gives 404."""
+MINUS_INFINITY = -9999.0
+"""The value that vLLM sends as the logprob minus infinity."""
+PROCESSED_RATIO = (0.4, 0.62)
+"""Range for logprobs that include the temperature: a difference between two logprobs at temperature
+2, divided by the same difference at temperature 1. The exact ratio is 0.5; the range allows for
+logits in bfloat16."""
+RAW_RATIO = (0.8, 1.25)
+"""Range of the same ratio for logprobs that ignore the temperature. The exact ratio is 1."""
+MIN_GAP = 1e-4
+"""Smallest difference of two logprobs at temperature 1 that allows the ratio to be measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    name: str
+    is_ok: bool
+    finding: str
+    fix: str = ""
+    """The flag or environment variable to start vLLM with."""
+    is_required: bool = field(default=False, kw_only=True)
+    """Whether training requires that the check succeeds."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry for engine_probes.json."""
+        return {
+            "name": self.name,
+            "ok": self.is_ok,
+            "found": self.finding,
+            "mend": self.fix,
+            "is_needed": self.is_required,
+        }
+
+    def __str__(self) -> str:
+        text = f"{'ok' if self.is_ok else 'NOT OK'}: {self.name}: {self.finding}"
+        return text if self.is_ok or not self.fix else f"{text}; start vLLM with {self.fix}"
+
+
+def training_refusal(results: Sequence[CheckResult]) -> str | None:
+    """Return in one sentence why this vLLM's samples cannot be trained on, or None."""
+    failed = [result for result in results if result.is_required and not result.is_ok]
+    if not failed:
+        return None
+    return "vLLM cannot be trained with: " + "; ".join(
+        f"{result.finding} (start it with {result.fix})" if result.fix else result.finding
+        for result in failed
+    )
+
+
+def check_version(response: VllmResponse) -> CheckResult:
+    """Check the response to GET /version."""
+    version = response.json.get("version")
+    if version is None:
+        return CheckResult("version", False, f"not reported ({response.detail})")
+    if not Install(str(version)).is_known:
+        return CheckResult("version", False, f"{version} is untested")
+    return CheckResult("version", True, str(version))
+
+
+def check_model_name(served: str, wanted: str, max_model_len: int) -> CheckResult:
+    """Check whether vLLM serves the model under the wanted name."""
+    if served == wanted:
+        return CheckResult("model", True, f"{served}, {max_model_len} tokens")
+    finding = f"it serves no {wanted!r}; apps must use {served!r} ({max_model_len} tokens)"
+    return CheckResult("model", False, finding, f"--served-model-name {wanted}")
+
+
+def check_token_ids(response: VllmResponse) -> CheckResult:
+    """Check a chat completion that was requested with `return_token_ids`."""
+
+    def failed(finding: str) -> CheckResult:
+        return CheckResult("token ids", False, finding, "version >=0.24", is_required=True)
+
+    if not response.is_ok:
+        return failed(f"a completion with token ids fails ({response.detail})")
+    prompt = as_list(response.json.get("prompt_token_ids"))
+    usage = as_object(response.json.get("usage"))
+    ids = as_list(_choice(response).get("token_ids"))
+    if not prompt or not ids:
+        return failed("it returns no token ids")
+    if len(prompt) != usage.get("prompt_tokens") or len(ids) != usage.get("completion_tokens"):
+        return failed(f"its numbers of token ids ({len(prompt)} + {len(ids)}) differ from {usage}")
+    finding = f"{len(prompt)} + {len(ids)}, as counted"
+    return CheckResult("token ids", True, finding, is_required=True)
+
+
+def check_logprobs(response: VllmResponse) -> CheckResult:
+    """Check that a chat completion has one finite logprob for each token."""
+
+    def failed(finding: str, fix: str = "") -> CheckResult:
+        return CheckResult("logprobs", False, finding, fix, is_required=True)
+
+    if not response.is_ok:
+        return failed(f"a completion with logprobs fails ({response.detail})", "--max-logprobs 20")
+    logprobs = [entry.get("logprob") for entry in _logprobs(response)]
+    ids = _choice(response).get("token_ids") or logprobs
+    if not logprobs or len(logprobs) != len(ids):
+        return failed(f"it returns {len(logprobs)} logprobs for {len(ids)} tokens")
+    invalid = [value for value in logprobs if not _is_logprob(value)]
+    if invalid:
+        return failed(f"it returns {invalid[0]} as the logprob of a sampled token")
+    return CheckResult("logprobs", True, f"{len(logprobs)}, one a token", is_required=True)
+
+
+def check_sampled_distribution(at_one: VllmResponse, at_two: VllmResponse) -> CheckResult:
+    """Check that the logprobs are those of the sampled distribution, which has the temperature.
+
+    The arguments are completions of the same prompt at temperatures 1 and 2, with the top logprobs
+    of the first token. The temperature divides logits, so at temperature 2 the difference of two
+    logprobs must be half the difference at temperature 1.
+    """
+
+    def result(is_ok: bool, finding: str, fix: str = "") -> CheckResult:
+        name = "logprobs of the sampled distribution"
+        return CheckResult(name, is_ok, finding, fix, is_required=True)
+
+    fix = "--logprobs-mode processed_logprobs"
+    first, second = _top_logprobs(at_one), _top_logprobs(at_two)
+    shared = sorted(first.keys() & second.keys(), key=lambda token: first[token])
+    if len(shared) < 2:
+        return result(False, "it returns no top logprobs", "--max-logprobs 20")
+    low, high = shared[0], shared[-1]
+    gap = first[high] - first[low]
+    if gap < MIN_GAP:
+        return result(False, "its tokens are so equally likely that the check is not conclusive")
+    ratio = (second[high] - second[low]) / gap
+    if PROCESSED_RATIO[0] < ratio < PROCESSED_RATIO[1]:
+        return result(True, f"gaps at temperature 2 are {ratio:.2f} of those at 1")
+    if RAW_RATIO[0] < ratio < RAW_RATIO[1]:
+        return result(False, "its logprobs ignore the temperature", fix)
+    finding = f"its logprobs at temperature 2 have {ratio:.2f} of the gaps at 1, not half"
+    return result(False, finding, fix)
+
+
+def check_weight_update(responses: Mapping[str, VllmResponse]) -> CheckResult:
+    """Check the routes that replace weights, by the response to a GET on each of UPDATE_ROUTES."""
+    name, fix = "weight update", "VLLM_SERVER_DEV_MODE=1 in its environment"
+    missing = [route for route, response in responses.items() if response.status != NO_SUCH_METHOD]
+    if missing:
+        finding = f"its weights cannot be replaced, because it has no {', '.join(missing)}"
+        return CheckResult(name, False, finding, fix, is_required=True)
+    return CheckResult(name, True, "all routes exist", is_required=True)
+
+
+def check_tool_calls(response: VllmResponse, chat_template: str | None) -> CheckResult:
+    """Check the response to a chat completion with tools and `tool_choice: auto`."""
+    if response.is_ok:
+        return CheckResult("tool calls", True, "accepted")
+    parser = tool_parser(chat_template) or "NAME"
+    fix = f"--enable-auto-tool-choice --tool-call-parser {parser}"
+    return CheckResult("tool calls", False, f"refused ({response.detail})", fix)
+
+
+def check_reasoning(server_info: VllmResponse, chat_template: str | None) -> CheckResult:
+    """Check that a model whose template has `<think>` is served with a reasoning parser.
+
+    Only a vLLM in development mode responds to GET /server_info. Otherwise the check succeeds.
+    """
+    name = "reasoning parser"
+    config = as_object(server_info.json.get("vllm_config")).get("structured_outputs_config")
+    if config is None:
+        return CheckResult(name, True, "not reported")
+    parser = as_object(config).get("reasoning_parser")
+    if parser:
+        return CheckResult(name, True, str(parser))
+    if "<think>" in (chat_template or ""):
+        finding = "none, though the chat template has <think>: reasoning is part of the answer"
+        return CheckResult(name, False, finding, "--reasoning-parser NAME")
+    return CheckResult(name, True, "none, and the chat template has no <think>")
+
+
+def _choice(response: VllmResponse) -> Json:
+    choices = as_list(response.json.get("choices"))
+    return as_object(choices[0]) if choices else {}
+
+
+def _logprobs(response: VllmResponse) -> list[Json]:
+    content = as_object(_choice(response).get("logprobs")).get("content")
+    return [as_object(entry) for entry in as_list(content)]
+
+
+def _is_logprob(value: object) -> TypeGuard[float]:
+    return isinstance(value, float | int) and math.isfinite(value) and MINUS_INFINITY < value <= 0
+
+
+def _top_logprobs(response: VllmResponse) -> dict[str, float]:
+    """Return token -> logprob for the first token's alternatives, without impossible tokens."""
+    entries = _logprobs(response)
+    alternatives = as_list(entries[0].get("top_logprobs")) if entries else []
+    by_token = {entry.get("token"): entry.get("logprob") for entry in map(as_object, alternatives)}
+    return {str(token): logprob for token, logprob in by_token.items() if _is_logprob(logprob)}

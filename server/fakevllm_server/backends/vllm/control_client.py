@@ -1,0 +1,126 @@
+"""HTTP client for vLLM's own routes: health, weight updates, and what the probes need.
+
+Every call has a timeout.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import aiohttp
+
+from fakevllm_server.backends.vllm.response import Json, VllmResponse
+from fakevllm_server.types.backend import ActionFailed, BackendError
+
+log = logging.getLogger("fakevllm.server")
+
+HEALTH_TIMEOUT_S = 5.0
+DEFAULT_TIMEOUT_S = 30.0
+"""For routes that vLLM's API process answers without the engine, on a busy machine."""
+PAUSE_TIMEOUT_S = 120.0
+"""vLLM first finishes its current engine step, which may have a large batch."""
+RELOAD_TIMEOUT_S = 900.0
+"""Weights of hundreds of gigabytes may come from a slow disk."""
+NO_ROUTE = 404, 405
+CONNECTION_ERRORS = aiohttp.ClientError, OSError, TimeoutError
+
+
+class ControlClient:
+    """A client for one vLLM. Each connection is used once, because vLLM may close an idle
+    connection at any time."""
+
+    def __init__(self, url: str, socket: Path | None, headers: Mapping[str, str]) -> None:
+        connector: aiohttp.BaseConnector
+        if socket is not None:
+            connector = aiohttp.UnixConnector(str(socket), force_close=True, limit=0)
+        else:
+            connector = aiohttp.TCPConnector(force_close=True, limit=0)
+        self._http = aiohttp.ClientSession(url, connector=connector, headers=headers)
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def get(self, path: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> VllmResponse:
+        """Send a GET. A connection error or timeout is a response with status 0."""
+        return await self._send("GET", path, None, timeout_s)
+
+    async def post(
+        self, path: str, body: Json | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> VllmResponse:
+        """Send a POST. A connection error or timeout is a response with status 0."""
+        return await self._send("POST", path, body, timeout_s)
+
+    async def is_healthy(self) -> bool:
+        return (await self.get("/health", HEALTH_TIMEOUT_S)).is_ok
+
+    async def pause(self) -> None:
+        """Pause vLLM. It runs no engine step until `resume`, and keeps its requests.
+
+        Raises the errors of `load_weights`.
+        """
+        await self._require("/pause?mode=keep", PAUSE_TIMEOUT_S)
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """Load weights into a paused vLLM, then resume it.
+
+        The pause prevents an engine step with a mixture of old and new weights. If loading fails,
+        vLLM stays paused. Raises ActionFailed if vLLM reports a failure, and BackendError if vLLM
+        does not respond.
+        """
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        await self._require("/collective_rpc", RELOAD_TIMEOUT_S, body)
+        # The KV cache of the old weights is discarded, also for paused requests. These are computed
+        # again from their tokens.
+        path = "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
+        response = await self._require(path, PAUSE_TIMEOUT_S)
+        # Older versions of vLLM respond with 200 and without "success".
+        if response.json.get("success") is False:
+            raise ActionFailed(
+                "reset_prefix_cache failed: cache blocks of the old weights are still in use"
+            )
+        if not await self.update_version(version):
+            log.debug("vLLM did not record the version of its weights: it has no such route")
+        await self.resume()
+
+    async def resume(self) -> None:
+        """Resume a paused vLLM. Raises the errors of `load_weights`."""
+        await self._require("/resume", DEFAULT_TIMEOUT_S)
+
+    async def is_paused(self) -> bool:
+        return (await self.get("/is_paused")).json.get("is_paused") is True
+
+    async def update_version(self, version: int) -> bool:
+        """Tell vLLM the version of its weights. Return False if this vLLM does not record it."""
+        body = {"new_version": str(version)}
+        return (await self.post("/update_weight_version", body, HEALTH_TIMEOUT_S)).is_ok
+
+    async def _require(self, path: str, timeout_s: float, body: Json | None = None) -> VllmResponse:
+        """Send a POST and return the response with status 200. Raises as `load_weights`."""
+        response = await self.post(path, body, timeout_s)
+        name = path.partition("?")[0].strip("/")
+        if response.status == 0:
+            raise BackendError(f"vLLM did not respond to {name}: {response.detail}")
+        if response.status in NO_ROUTE:
+            raise ActionFailed(
+                f"vLLM has no route {name} (HTTP {response.status}): "
+                "start it with VLLM_SERVER_DEV_MODE=1 in its environment"
+            )
+        if not response.is_ok:
+            raise ActionFailed(f"{name} failed: {response.detail}")
+        return response
+
+    async def _send(
+        self, method: str, path: str, body: Json | None, timeout_s: float
+    ) -> VllmResponse:
+        if self._http.closed:
+            return VllmResponse(0, b"the connection was closed")
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._http.request(method, path, json=body, timeout=timeout) as response:
+                return VllmResponse(response.status, await response.read())
+        except TimeoutError:
+            return VllmResponse(0, f"no response within {timeout_s:g} s".encode())
+        except CONNECTION_ERRORS as error:
+            return VllmResponse(0, f"{type(error).__name__}: {error}".encode())

@@ -1,0 +1,110 @@
+"""A process between the server and vLLM that leaves no process of vLLM behind.
+
+    python -m fakevllm_server.backends.vllm.process_supervisor -- PROGRAM [ARGUMENT...]
+
+The server starts the supervisor as the leader of a new process group. PROGRAM and all processes
+that it starts belong to that group. The supervisor passes SIGTERM on to PROGRAM. It ends the whole
+group when PROGRAM ends, or when its standard input closes because the server was killed. Its exit
+code is that of PROGRAM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fakevllm_server.backends.process.procfs import GROUP, living
+
+GRACE_S = 5.0
+"""Seconds that the program has after SIGTERM to end and to remove its shared memory."""
+LEFTOVER_GRACE_S = 1.0
+"""Seconds that the program's child processes have after SIGTERM. vLLM's engine process ends by
+itself once its API process has ended."""
+END_BOUND_S = 8.0
+"""Maximum seconds for ending the group. The server's `STOP_GRACE_S` for the supervisor is
+longer."""
+POLL_INTERVAL_S = 0.02
+
+
+def main() -> int:
+    """Run the program in `sys.argv` and return its exit code, or 128 + the signal that ended it."""
+    command = sys.argv[1:]
+    if command[:1] != ["--"] or not command[1:]:
+        print("usage: process_supervisor -- PROGRAM [ARGUMENT...]", file=sys.stderr)
+        return 2
+    # Only the owner may access sockets and files that the engine creates.
+    os.umask(0o077)
+    child = subprocess.Popen(command[1:], stdin=subprocess.DEVNULL)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: child.terminate())
+    if not _wait_for_exit_or_eof(child.pid):
+        child.terminate()
+        try:
+            child.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+    code = child.wait()
+    _end_group()
+    return code if code >= 0 else 128 - code
+
+
+def _wait_for_exit_or_eof(pid: int) -> bool:
+    """Return True once the process has ended, or False once standard input has closed."""
+    process = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    poll.register(sys.stdin.fileno(), select.POLLIN)
+    while True:
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if process in ready:
+            return True
+        if not os.read(sys.stdin.fileno(), 1024):
+            return False
+
+
+def _end_group() -> None:
+    """End all other processes of the group: first with SIGTERM, then with SIGKILL.
+
+    Python's resource trackers get SIGKILL last, because they clean up after the others. A process
+    that survives SIGKILL hangs in the kernel, and nothing can end it.
+    """
+    started_at = time.monotonic()
+    _send_signal(_other_processes(), signal.SIGTERM)
+    while (others := _other_processes()) and time.monotonic() < started_at + END_BOUND_S:
+        if time.monotonic() > started_at + LEFTOVER_GRACE_S:
+            _send_signal([pid for pid in others if not _is_resource_tracker(pid)], signal.SIGKILL)
+        time.sleep(POLL_INTERVAL_S)
+    _send_signal(_other_processes(), signal.SIGKILL)
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    """Return whether the process is Python's resource tracker.
+
+    The tracker removes the shared memory of killed processes. It ignores SIGTERM, and ends by
+    itself after the processes that it serves.
+    """
+    try:
+        return b"resource_tracker" in (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _other_processes() -> list[int]:
+    """Return the ids of the living processes in this group, except this process."""
+    return [process for process in living(GROUP, os.getpgrp()) if process != os.getpid()]
+
+
+def _send_signal(processes: Sequence[int], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

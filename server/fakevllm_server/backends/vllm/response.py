@@ -1,0 +1,55 @@
+"""One HTTP response of vLLM, and tolerant access to its JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+
+Json = dict[str, Any]
+
+MAX_DETAIL_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class VllmResponse:
+    """A response, or the reason why none arrived: then `status` is 0 and `body` is the reason."""
+
+    status: int
+    body: bytes
+
+    @property
+    def is_ok(self) -> bool:
+        return self.status == 200
+
+    @property
+    def json(self) -> Json:
+        """The body as a JSON object. Any other body gives an empty object."""
+        return parse_object(self.body)
+
+    @property
+    def detail(self) -> str:
+        """The reason for a failure, on one line of at most `MAX_DETAIL_CHARS` characters."""
+        error = self.json.get("error")
+        message = as_object(error).get("message") or error or self.body.decode(errors="replace")
+        prefix = f"HTTP {self.status}: " if self.status else ""
+        return prefix + " ".join(str(message).split())[:MAX_DETAIL_CHARS]
+
+
+def parse_object(text: bytes | str) -> Json:
+    """Parse a JSON object. Return {} for any other text."""
+    try:
+        return as_object(orjson.loads(text))
+    except ValueError:
+        return {}
+
+
+def as_object(value: object) -> Json:
+    """Return `value` if it is an object, else {}."""
+    return cast(Json, value) if isinstance(value, dict) else {}
+
+
+def as_list(value: object) -> list[Any]:
+    """Return `value` if it is a list, else []."""
+    return cast(list[Any], value) if isinstance(value, list) else []
