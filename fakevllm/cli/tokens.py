@@ -43,14 +43,16 @@ def tokens(
         from rich.console import Console
 
         from fakevllm.config.model import load
-        from fakevllm.tokens.colours import By
+        from fakevllm.tokens.colours import ColourBy
         from fakevllm.tokens.command import TokensSettings, run_tokens
 
         flags = {"proxy": {"run_dir": run_dir}, "swarm": {"url": swarm, "key": swarm_key}}
         settings = load(config, flags)
         file = settings.ledger_file if ledger is None else ledger
         server = settings.swarm
-        tokens_settings = TokensSettings(episode, file, server.url, server.key, model, html, By(by))
+        tokens_settings = TokensSettings(
+            episode, file, server.url, server.key, model, html, ColourBy(by)
+        )
         run_tokens(tokens_settings, Console())
 
     run_command(run)

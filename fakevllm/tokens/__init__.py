@@ -1,1 +1,4 @@
-"""`fakevllm tokens`: what the model was shown and said, token by token, and what that was worth."""
+"""`fakevllm tokens`: the tokens of a group or an episode as training sees them.
+
+Each token has its text, its log-probability, and its advantage if it was trained.
+"""

@@ -1,4 +1,4 @@
-"""Puts the page together: what is found, with its texts, drawn or written."""
+"""Run `fakevllm tokens`: load a page and the texts of its tokens, then print it or write HTML."""
 
 from __future__ import annotations
 
@@ -9,75 +9,90 @@ from pathlib import Path
 from rich.console import Console
 
 from fakevllm.errors import UserError
-from fakevllm.tokens import found, html, terminal, texts
-from fakevllm.tokens.colours import By
+from fakevllm.tokens.colours import ColourBy
+from fakevllm.tokens.detokenizer import (
+    TextsUnavailable,
+    TokenTexts,
+    texts_from_engine,
+    texts_from_folder,
+)
+from fakevllm.tokens.html import render_html
 from fakevllm.tokens.page import Page
-from fakevllm.tokens.texts import NoTexts, Texts
+from fakevllm.tokens.page_sources import load_from_ledger, load_from_server
+from fakevllm.tokens.terminal import render_page
 
 
 @dataclass(frozen=True, slots=True)
 class TokensSettings:
     episode: str | None
-    """None: the newest group that was trained, or else has tokens."""
+    """Id of a group, a sibling or an episode. None selects the group that was trained last; if none
+    was, the last group with tokens."""
     ledger: Path
     swarm: str
+    """URL of the swarm server."""
     swarm_key: str | None
     model: Path | None
-    """Whose tokenizer.json is read; else the engine is asked."""
+    """Folder with the tokenizer.json that gives the tokens' texts. Without it, the running engine
+    gives them."""
     html_file: Path | None
-    by: By
+    by: ColourBy
 
 
 def run_tokens(settings: TokensSettings, console: Console) -> None:
-    """Raises UserError."""
-    page = _found(settings)
-    known = _texts(settings, page)
+    """Print the page, or write it to the HTML file. Raises UserError."""
+    page = _load_page(settings)
+    texts = _load_texts(settings, page)
     if settings.html_file is None:
         has_shades = console.color_system not in (None, "standard", "windows")
-        console.print(terminal.drawn(page, known, settings.by, has_shades=has_shades))
+        console.print(render_page(page, texts, settings.by, has_shades=has_shades))
     else:
-        _write(settings.html_file, html.written(page, known, settings.by))
+        _write_private(settings.html_file, render_html(page, texts, settings.by))
         console.print(f"{settings.html_file} written", highlight=False, soft_wrap=True)
 
 
-def _found(settings: TokensSettings) -> Page:
+def _load_page(settings: TokensSettings) -> Page:
     episode = settings.episode
-    page = found.in_ledger(settings.ledger, episode)
+    page = load_from_ledger(settings.ledger, episode)
     if page is None and episode is not None:
-        page = found.at_server(settings.swarm, settings.swarm_key, episode)
+        page = load_from_server(settings.swarm, settings.swarm_key, episode)
     if page is None:
-        raise UserError(_nothing(settings))
-    if not page.answers:
+        raise UserError(_not_found(settings))
+    if not page.samples:
         raise UserError(f"{page.title} has no such sibling.")
     return page
 
 
-def _nothing(settings: TokensSettings) -> str:
-    """What was looked into, and what to name."""
-    mend = "name a proxy's run with --run-dir, or its ledger with --ledger"
+def _not_found(settings: TokensSettings) -> str:
+    """Return the error message: the places that were searched, and the options that help."""
+    fix = "name a proxy's run directory with --run-dir, or its ledger with --ledger"
+    has_ledger = settings.ledger.exists()
     if settings.episode is None:
-        has = "has no group with tokens" if settings.ledger.exists() else "does not exist"
-        return f"The ledger {settings.ledger} {has}: {mend}; or an active client's episode."
-    lacks = f"has nothing of {settings.episode}" if settings.ledger.exists() else "does not exist"
+        problem = "has no group with tokens" if has_ledger else "does not exist"
+        return (
+            f"The ledger {settings.ledger} {problem}: {fix}, or give the id of an active client's "
+            "episode."
+        )
+    problem = f"has no group {settings.episode}" if has_ledger else "does not exist"
     return (
-        f"The ledger {settings.ledger} {lacks}, and the server {settings.swarm} knows no "
-        f"{settings.episode} either: {mend}, or another server with --swarm."
+        f"The ledger {settings.ledger} {problem}, and the server {settings.swarm} does not know "
+        f"{settings.episode} either: {fix}, or name another server with --swarm."
     )
 
 
-def _texts(settings: TokensSettings, page: Page) -> Texts:
+def _load_texts(settings: TokensSettings, page: Page) -> TokenTexts:
+    """Return the texts of the page's tokens. If they are unavailable, add a note to the page."""
     ids = {token.id for token in page.tokens}
     try:
         if settings.model is not None:
-            return texts.of_folder(settings.model, ids)
-        return texts.of_engine(settings.swarm, settings.swarm_key, ids) if ids else {}
-    except NoTexts as error:
+            return texts_from_folder(settings.model, ids)
+        return texts_from_engine(settings.swarm, settings.swarm_key, ids) if ids else {}
+    except TextsUnavailable as error:
         page.notes.append(str(error))
         return {}
 
 
-def _write(file: Path, text: str) -> None:
-    """Readable by its owner alone: it holds what users wrote."""
+def _write_private(file: Path, text: str) -> None:
+    """Write a file that only its owner can read, because it contains what users wrote."""
     try:
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as page:
             page.write(text)

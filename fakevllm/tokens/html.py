@@ -1,19 +1,19 @@
-"""A page of tokens as one HTML file: no script, and nothing from elsewhere."""
+"""Write a page of tokens as one HTML file, without scripts and without external resources."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
 
-from fakevllm.tokens.colours import By, colour
-from fakevllm.tokens.page import Answer, Page, Token, Turn, headed, numbers
-from fakevllm.tokens.texts import Texts
+from fakevllm.tokens.colours import ColourBy, colour
+from fakevllm.tokens.detokenizer import TokenTexts
+from fakevllm.tokens.page import CallTokens, Page, Sample, Token, format_values, heading
 
-STRONGEST = 0.75
-"""Of a ground, so that what stands on it can be read."""
+MAX_OPACITY = 0.75
+"""Opacity of a background at full strength. The text on it stays readable."""
 LEGEND = {
-    By.ADVANTAGE: "green: made likelier; red: made less likely; dotted: not in the loss",
-    By.LOGPROB: "orange: surprising to the model; dotted: not in the loss",
+    ColourBy.ADVANTAGE: "green: made more likely; red: made less likely; dotted: not in the loss",
+    ColourBy.LOGPROB: "orange: surprising to the model; dotted: not in the loss",
 }
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -48,89 +48,92 @@ body:has(#logprob:checked) .of-advantage {{ display: none; }}
 """
 
 
-def written(page: Page, texts: Texts, by: By) -> str:
+def render_html(page: Page, texts: TokenTexts, by: ColourBy) -> str:
+    """Return the page as HTML. `by` is the initial choice of colours; the reader can switch."""
     return "".join(_parts(page, texts, by))
 
 
-def _parts(page: Page, texts: Texts, by: By) -> Iterator[str]:
+def _parts(page: Page, texts: TokenTexts, by: ColourBy) -> Iterator[str]:
     yield _HEAD.format(title=escape(page.title))
     yield f"<h1>{escape(page.title)}</h1>\n"
     yield f'<p class="facts">{escape(", ".join(page.facts))}</p>\n'
     if page.question:
         yield f"<pre>{escape(page.question)}</pre>\n"
     yield "<p>coloured by "
-    for way in By:
-        checked = " checked" if way is by else ""
-        yield f'<label><input type="radio" name="by" id="{way}"{checked}> {way}</label> '
-    for way, told in LEGEND.items():
-        yield f'<span class="legend of-{way}">({escape(told)})</span>'
+    for choice in ColourBy:
+        checked = " checked" if choice is by else ""
+        yield f'<label><input type="radio" name="by" id="{choice}"{checked}> {choice}</label> '
+    for choice, legend in LEGEND.items():
+        yield f'<span class="legend of-{choice}">({escape(legend)})</span>'
     yield "</p>\n"
     for note in page.notes:
         yield f'<p class="notes">{escape(note)}</p>\n'
     largest = page.largest_advantage
-    for answer in page.answers:
-        yield from _answer(answer, texts, largest)
+    for sample in page.samples:
+        yield from _sample(sample, texts, largest)
     yield "</body>\n</html>\n"
 
 
-def _answer(answer: Answer, texts: Texts, largest: float) -> Iterator[str]:
-    yield f"<h2>{escape(headed(answer))}</h2>\n"
-    if not answer.turns:
-        yield '<p class="notes">no tokens are known of it</p>\n'
-    for turn in answer.turns:
-        yield f'<p class="facts">{escape(", ".join(turn.notes))}</p>\n'
-        prompt = "".join(_span(token, texts, largest) for token in turn.prompt)
-        yield f"<details><summary>prompt, {len(turn.prompt)} tokens</summary>"
+def _sample(sample: Sample, texts: TokenTexts, largest: float) -> Iterator[str]:
+    yield f"<h2>{escape(heading(sample))}</h2>\n"
+    if not sample.calls:
+        yield '<p class="notes">no tokens are recorded</p>\n'
+    for call in sample.calls:
+        yield f'<p class="facts">{escape(", ".join(call.notes))}</p>\n'
+        prompt = "".join(_span(token, texts, largest) for token in call.prompt)
+        yield f"<details><summary>prompt, {len(call.prompt)} tokens</summary>"
         yield f'<pre class="prompt">{prompt}</pre></details>\n'
-        yield f"<pre>{''.join(_span(token, texts, largest) for token in turn.answer)}</pre>\n"
-        yield from _table(turn, texts, largest)
+        yield f"<pre>{''.join(_span(token, texts, largest) for token in call.response)}</pre>\n"
+        yield from _table(call, texts, largest)
 
 
-def _span(token: Token, texts: Texts, largest: float) -> str:
-    kinds = "t" if token.is_trained or token.logprob is None else "t out"
+def _span(token: Token, texts: TokenTexts, largest: float) -> str:
+    classes = "t" if token.is_trained or token.logprob is None else "t out"
     return (
-        f'<span class="{kinds}"{_colours(token, largest)} title="{escape(_told(token))}">'
+        f'<span class="{classes}"{_style(token, largest)} title="{escape(_tooltip(token))}">'
         f"{_text(token, texts)}</span>"
     )
 
 
-def _table(turn: Turn, texts: Texts, largest: float) -> Iterator[str]:
-    yield f"<details><summary>table, {len(turn.answer)} tokens</summary>\n<table>\n"
+def _table(call: CallTokens, texts: TokenTexts, largest: float) -> Iterator[str]:
+    yield f"<details><summary>table, {len(call.response)} tokens</summary>\n<table>\n"
     yield "<tr><th>id</th><th>text</th><th>mask</th><th>logprob</th><th>advantage</th></tr>\n"
-    for token in turn.answer:
+    for token in call.response:
         text = _text(token, texts).replace("\n", "")
-        cells = (str(token.id), None, str(int(token.is_trained)), *numbers(token))
-        yield "<tr>"
-        for cell in cells:
-            if cell is None:
-                yield f'<td><span class="t"{_colours(token, largest)}>{text}</span></td>'
-            else:
-                yield f"<td>{cell}</td>"
-        yield "</tr>\n"
+        logprob, advantage = format_values(token)
+        yield (
+            f"<tr><td>{token.id}</td>"
+            f'<td><span class="t"{_style(token, largest)}>{text}</span></td>'
+            f"<td>{int(token.is_trained)}</td><td>{logprob}</td><td>{advantage}</td></tr>\n"
+        )
     yield "</table></details>\n"
 
 
-def _told(token: Token) -> str:
+def _tooltip(token: Token) -> str:
     if token.logprob is None:
         return f"id {token.id}"
-    logprob, advantage = numbers(token)
+    logprob, advantage = format_values(token)
     mask = "in the loss" if token.is_trained else "not in the loss"
     return f"id {token.id}, logprob {logprob}, advantage {advantage}, {mask}"
 
 
-def _text(token: Token, texts: Texts) -> str:
+def _text(token: Token, texts: TokenTexts) -> str:
     text = texts.get(token.id)
     if text is None:
         return f"[{token.id}] "
     return escape(text).replace("\n", '<span class="end">⏎</span>\n')
 
 
-def _colours(token: Token, largest: float) -> str:
-    """Of each way, as variables that the page's style chooses from."""
-    found = {"--a": colour(token, By.ADVANTAGE, largest), "--l": colour(token, By.LOGPROB, largest)}
-    told = [
-        f"{name}:rgba({','.join(map(str, one[0]))},{STRONGEST * one[1]:.2f})"
-        for name, one in found.items()
-        if one is not None
-    ]
-    return f' style="{";".join(told)}"' if told else ""
+def _style(token: Token, largest: float) -> str:
+    """Return the colours of both choices as CSS variables. The page's style sheet selects one."""
+    colours = {
+        "--a": colour(token, ColourBy.ADVANTAGE, largest),
+        "--l": colour(token, ColourBy.LOGPROB, largest),
+    }
+    variables: list[str] = []
+    for name, token_colour in colours.items():
+        if token_colour is not None:
+            rgb, strength = token_colour
+            channels = ",".join(map(str, rgb))
+            variables.append(f"{name}:rgba({channels},{MAX_OPACITY * strength:.2f})")
+    return f' style="{";".join(variables)}"' if variables else ""

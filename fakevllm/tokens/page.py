@@ -1,7 +1,8 @@
 """A page of tokens: a group or an episode as training sees it. Pure.
 
-An advantage is the one of the step that trained the answer, as the server told it: the mean over
-the answer's tokens, which for most algorithms is that of each. Nothing here computes one.
+An advantage is the one that the training step used, as the server reported it. It is the mean over
+the trained tokens of a sibling or an episode; with most algorithms all of these tokens have the
+same advantage. Nothing in this package computes an advantage.
 """
 
 from __future__ import annotations
@@ -24,91 +25,102 @@ class Token:
 
     id: int
     is_trained: bool
-    """The mask: whether it is in the loss."""
+    """The loss mask: whether the token is in the loss."""
     logprob: float | None = None
-    """As the engine sampled it; None in a prompt."""
+    """Log-probability that the engine reported when it sampled the token; None in a prompt."""
     advantage: float | None = None
-    """None where it is not in the loss, or not known."""
+    """None if the token is not in the loss, or if its advantage is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One call of the model."""
+class CallTokens:
+    """The tokens of one model call."""
 
     prompt: Sequence[Token]
-    answer: Sequence[Token]
+    response: Sequence[Token]
     notes: Sequence[str]
-    """Version, temperature, how it ended, why it does not train."""
+    """Weight versions, temperature, finish reason, and the reason if the call is not trained."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One sibling, or one episode."""
+class Sample:
+    """The tokens of one sibling or one episode."""
 
     name: str
     reward: float | None
     advantage: float | None
     is_trained: bool
     is_served: bool
-    turns: Sequence[Turn]
+    """Whether the app got this sibling as its answer."""
+    calls: Sequence[CallTokens]
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
     title: str
     question: str
+    """The user's question, as the ledger has it; "" for a page from the server."""
     facts: Sequence[str]
-    answers: Sequence[Answer]
+    """State of the group, training step and resulting weight version."""
+    samples: Sequence[Sample]
     notes: list[str] = field(default_factory=list[str])
-    """What is missing, and where to have it from."""
+    """Hints about missing data and how to get them."""
 
     @property
     def tokens(self) -> Iterator[Token]:
-        for answer in self.answers:
-            for turn in answer.turns:
-                yield from turn.prompt
-                yield from turn.answer
+        for sample in self.samples:
+            for call in sample.calls:
+                yield from call.prompt
+                yield from call.response
 
     @property
     def largest_advantage(self) -> float:
-        """Of either sign; 1 where there is none, to divide by."""
-        return max((abs(one.advantage) for one in self.tokens if one.advantage), default=1.0)
+        """The largest absolute advantage, to divide by; 1 if no token has an advantage."""
+        return max((abs(token.advantage) for token in self.tokens if token.advantage), default=1.0)
 
 
-def of_ledger(
+def ledger_page(
     group: GroupRecord, calls: Mapping[int, Sequence[CapturedCall]], index: int | None
 ) -> Page:
-    """`index`: of the only sibling asked for."""
-    answers = [
-        Answer(
-            name=f"sibling {one.index}",
-            reward=one.reward,
-            advantage=one.advantage,
-            is_trained=one.trained,
-            is_served=one.served,
-            turns=[_turn(call, one.trained, one.advantage) for call in calls.get(one.index, ())],
+    """Return the page of a group in the ledger.
+
+    `calls` has the captured calls by the sibling's index. `index` selects a single sibling; None
+    selects all of them.
+    """
+    samples = [
+        Sample(
+            name=f"sibling {sibling.index}",
+            reward=sibling.reward,
+            advantage=sibling.advantage,
+            is_trained=sibling.trained,
+            is_served=sibling.served,
+            calls=[
+                _call_tokens(call, sibling.trained, sibling.advantage)
+                for call in calls.get(sibling.index, ())
+            ],
         )
-        for one in group.siblings
-        if index is None or one.index == index
+        for sibling in group.siblings
+        if index is None or sibling.index == index
     ]
     facts = _outcome(group.state, group.reason, group.trained_step, group.trained_version)
-    return Page(f"group {group.group_id}", group.question, facts, answers)
+    return Page(f"group {group.group_id}", group.question, facts, samples)
 
 
-def of_server(group: GroupView) -> Page:
-    answers = [
-        Answer(
-            name=f"episode {one.name}" if "/" not in one.name else f"sibling {one.index}",
-            reward=one.reward,
-            advantage=one.advantage,
-            is_trained=one.is_trained,
+def server_page(group: GroupView) -> Page:
+    """Return the page of a group that the server returned."""
+    samples = [
+        Sample(
+            name=f"sibling {view.index}" if "/" in view.name else f"episode {view.name}",
+            reward=view.reward,
+            advantage=view.advantage,
+            is_trained=view.is_trained,
             is_served=False,
-            turns=[_turn(call, one.is_trained, one.advantage) for call in one.calls],
+            calls=[_call_tokens(call, view.is_trained, view.advantage) for call in view.calls],
         )
-        for one in group.siblings
+        for view in group.siblings
     ]
     facts = _outcome(group.state, group.reason, group.step, group.version)
-    return Page(f"group {group.group_id}", "", facts, answers)
+    return Page(f"group {group.group_id}", "", facts, samples)
 
 
 def _outcome(state: str, reason: str | None, step: int | None, version: int | None) -> list[str]:
@@ -120,51 +132,54 @@ def _outcome(state: str, reason: str | None, step: int | None, version: int | No
     return facts
 
 
-def _turn(call: CapturedCall, is_trained: bool, advantage: float | None) -> Turn:
-    ids = unpack_ids(call.response_ids)
+def _call_tokens(call: CapturedCall, is_trained: bool, advantage: float | None) -> CallTokens:
+    """Return the tokens of a call. `is_trained` and `advantage` are those of its sibling."""
     logprobs = [] if call.logprobs is None else unpack_floats(call.logprobs)
-    is_in = is_trained and call.untrainable is None
-    answer: list[Token] = []
-    for place, id in enumerate(ids):
-        logprob = logprobs[place] if place < len(logprobs) else None
-        own = is_in and not _is_forced(call, place, logprob)
-        answer.append(Token(id, own, logprob, advantage if own else None))
+    is_call_trained = is_trained and call.untrainable is None
+    response: list[Token] = []
+    for position, id in enumerate(unpack_ids(call.response_ids)):
+        logprob = logprobs[position] if position < len(logprobs) else None
+        is_in_loss = is_call_trained and not _is_forced(call, position, logprob)
+        response.append(Token(id, is_in_loss, logprob, advantage if is_in_loss else None))
     prompt = [Token(id, is_trained=False) for id in unpack_ids(call.prompt_ids)]
-    return Turn(prompt, answer, _notes(call))
+    return CallTokens(prompt, response, _notes(call))
 
 
-def _is_forced(call: CapturedCall, place: int, logprob: float | None) -> bool:
-    """Whether nothing else could have been sampled. The server knows; the ledger has the
-    log-probability of such a token, which is 0."""
+def _is_forced(call: CapturedCall, position: int, logprob: float | None) -> bool:
+    """Return whether no other token could have been sampled at this position.
+
+    The server knows these positions. The ledger does not: a token of a grammar-constrained answer
+    counts as forced if its log-probability is 0.
+    """
     if isinstance(call, CallView):
-        return place in call.forced
+        return position in call.forced
     return call.shaped and logprob == 0
 
 
 def _notes(call: CapturedCall) -> list[str]:
     versions = sorted({span[0] for span in call.weight_versions})
-    told = [f"version {'–'.join(str(one) for one in versions)}"] if versions else []
-    told += [f"temperature {call.temperature:g}"]
-    told += [f"ended by {call.finish_reason}"] if call.finish_reason else []
-    return told + ([f"not trained: {call.untrainable}"] if call.untrainable else [])
+    notes = [f"version {'–'.join(str(version) for version in versions)}"] if versions else []
+    notes += [f"temperature {call.temperature:g}"]
+    notes += [f"ended by {call.finish_reason}"] if call.finish_reason else []
+    return notes + ([f"not trained: {call.untrainable}"] if call.untrainable else [])
 
 
-def headed(answer: Answer) -> str:
+def heading(sample: Sample) -> str:
     """
-    >>> headed(Answer("sibling 0", 1.0, 0.75, True, True, []))
+    >>> heading(Sample("sibling 0", 1.0, 0.75, True, True, []))
     'sibling 0, reward 1, advantage +0.75, served'
     """
-    said = [answer.name]
-    said += [] if answer.reward is None else [f"reward {answer.reward:g}"]
-    said += [] if answer.advantage is None else [f"advantage {answer.advantage:+.3g}"]
-    said += ["served"] if answer.is_served else []
-    return ", ".join(said + ([] if answer.is_trained else ["not in the loss"]))
+    parts = [sample.name]
+    parts += [] if sample.reward is None else [f"reward {sample.reward:g}"]
+    parts += [] if sample.advantage is None else [f"advantage {sample.advantage:+.3g}"]
+    parts += ["served"] if sample.is_served else []
+    return ", ".join(parts + ([] if sample.is_trained else ["not in the loss"]))
 
 
-def numbers(token: Token) -> tuple[str, str]:
-    """Log-probability and advantage.
+def format_values(token: Token) -> tuple[str, str]:
+    """Return the log-probability and the advantage as texts.
 
-    >>> numbers(Token(1, True, logprob=-0.00001, advantage=0.5))
+    >>> format_values(Token(1, True, logprob=-0.00001, advantage=0.5))
     ('0.0000', '+0.5000')
     """
     logprob = "–" if token.logprob is None else f"{token.logprob:z.4f}"

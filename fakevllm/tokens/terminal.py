@@ -1,4 +1,4 @@
-"""A page of tokens on a terminal: text in colours, and for a single answer a table as well."""
+"""Draw a page of tokens on a terminal: coloured texts, and a table if there is only one sample."""
 
 from __future__ import annotations
 
@@ -12,89 +12,101 @@ from rich.table import Table
 from rich.text import Text
 
 from fakevllm.runtime.terminal_text import printable
-from fakevllm.tokens.colours import BAD, GOOD, SURPRISING, By, Rgb, colour, mixed
-from fakevllm.tokens.page import Page, Token, Turn, headed, numbers
-from fakevllm.tokens.texts import Texts
+from fakevllm.tokens.colours import BAD, GOOD, SURPRISING, ColourBy, Rgb, blend, colour
+from fakevllm.tokens.detokenizer import TokenTexts
+from fakevllm.tokens.page import CallTokens, Page, Token, format_values, heading
 
-GROUND: Rgb = (0, 0, 0)
-FEW_COLOURS = {GOOD: "green", BAD: "red", SURPRISING: "yellow"}
-SHOWN_FROM = 0.1
-"""Strength, where there are few colours and no shades of them."""
+BACKGROUND: Rgb = (0, 0, 0)
+BASIC_COLOURS = {GOOD: "green", BAD: "red", SURPRISING: "yellow"}
+"""Colours for a terminal with 16 colours."""
+MIN_BASIC_STRENGTH = 0.1
+"""Strength below which a terminal with 16 colours shows no colour. It cannot show shades."""
 PROMPT_TOKENS = 40
-"""Of a prompt, the last ones; all of it is on the HTML page."""
+"""Number of tokens shown of a prompt, the last ones. The HTML page shows the whole prompt."""
 LEGEND = {
-    By.ADVANTAGE: "green: made likelier; red: made less likely; dim: not in the loss",
-    By.LOGPROB: "orange: surprising to the model; dim: not in the loss",
+    ColourBy.ADVANTAGE: "green: made more likely; red: made less likely; dim: not in the loss",
+    ColourBy.LOGPROB: "orange: surprising to the model; dim: not in the loss",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Paint:
-    by: By
-    texts: Texts
+class Painter:
+    """The texts and colours of tokens."""
+
+    by: ColourBy
+    texts: TokenTexts
     largest_advantage: float
     has_shades: bool
 
-    def text(self, token: Token) -> Text:
-        """Ends of lines are marked, and kept; what could drive a terminal is not."""
+    def token_text(self, token: Token) -> Text:
+        """Return the token's text in its colour; its id if the text is unknown.
+
+        Line ends are kept and marked with ⏎. Other control characters are escaped.
+        """
         text = self.texts.get(token.id)
         if text is None:
             return Text(f"[{token.id}] ", self._style(token))
-        kept = printable(text, keep="\n\t")
-        return Text(kept.replace("\n", "⏎\n"), self._style(token))
+        escaped = printable(text, keep="\n\t")
+        return Text(escaped.replace("\n", "⏎\n"), self._style(token))
 
-    def texts_of(self, tokens: Sequence[Token]) -> Text:
-        return Text().join(self.text(token) for token in tokens)
+    def joined_texts(self, tokens: Sequence[Token]) -> Text:
+        return Text().join(self.token_text(token) for token in tokens)
 
     def _style(self, token: Token) -> Style:
-        found = colour(token, self.by, self.largest_advantage)
         is_dim = not token.is_trained
-        if found is None or (not self.has_shades and found[1] < SHOWN_FROM):
+        token_colour = colour(token, self.by, self.largest_advantage)
+        if token_colour is None:
             return Style(dim=is_dim)
-        if not self.has_shades:
-            return Style(color="black", bgcolor=FEW_COLOURS[found[0]], dim=is_dim)
-        red, green, blue = mixed(found, GROUND)
-        return Style(color="white", bgcolor=f"rgb({red},{green},{blue})", dim=is_dim)
+        rgb, strength = token_colour
+        if self.has_shades:
+            red, green, blue = blend(token_colour, BACKGROUND)
+            return Style(color="white", bgcolor=f"rgb({red},{green},{blue})", dim=is_dim)
+        if strength < MIN_BASIC_STRENGTH:
+            return Style(dim=is_dim)
+        return Style(color="black", bgcolor=BASIC_COLOURS[rgb], dim=is_dim)
 
 
-def drawn(page: Page, texts: Texts, by: By, *, has_shades: bool = True) -> RenderableType:
-    """`has_shades`: whether the terminal has more than 16 colours."""
-    paint = Paint(by, texts, page.largest_advantage, has_shades)
+def render_page(
+    page: Page, texts: TokenTexts, by: ColourBy, *, has_shades: bool = True
+) -> RenderableType:
+    """Return the page for a terminal. `has_shades` says that it has more than 16 colours."""
+    painter = Painter(by, texts, page.largest_advantage, has_shades)
     parts: list[RenderableType] = [Text(page.title, "bold"), Text(", ".join(page.facts), "dim")]
     if page.question:
         parts.append(Text(printable(page.question, keep="\n\t"), no_wrap=True, overflow="ellipsis"))
-    before: Sequence[Token] = ()
-    for answer in page.answers:
-        parts.append(Rule(Text(headed(answer)), align="left", style="dim"))
-        for number, turn in enumerate(answer.turns):
-            if len(answer.turns) > 1:
-                parts.append(Text(f"call {number}, {', '.join(turn.notes)}", "italic dim"))
-            if turn.prompt != before:  # siblings have the same
-                parts.append(_prompt(turn, paint))
-            parts.append(paint.texts_of(turn.answer))
-            before = turn.prompt
-        if not answer.turns:
-            parts.append(Text("no tokens are known of it", "dim"))
-    if len(page.answers) == 1:
-        parts += [_table(turn, paint) for turn in page.answers[0].turns]
+    last_prompt: Sequence[Token] = ()
+    for sample in page.samples:
+        parts.append(Rule(Text(heading(sample)), align="left", style="dim"))
+        for number, call in enumerate(sample.calls):
+            if len(sample.calls) > 1:
+                parts.append(Text(f"call {number}, {', '.join(call.notes)}", "italic dim"))
+            if call.prompt != last_prompt:  # siblings of a group have the same prompt
+                parts.append(_prompt(call, painter))
+            parts.append(painter.joined_texts(call.response))
+            last_prompt = call.prompt
+        if not sample.calls:
+            parts.append(Text("no tokens are recorded", "dim"))
+    if len(page.samples) == 1:
+        parts += [_table(call, painter) for call in page.samples[0].calls]
     return Group(*parts, Text(""), *(Text(note, "dim") for note in (LEGEND[by], *page.notes)))
 
 
-def _prompt(turn: Turn, paint: Paint) -> Text:
-    last = turn.prompt[-PROMPT_TOKENS:]
-    shown = Text("… " if len(last) < len(turn.prompt) else "", "dim")
-    shown.append_text(paint.texts_of(last))
-    shown.rstrip()
-    return shown
+def _prompt(call: CallTokens, painter: Painter) -> Text:
+    shown = call.prompt[-PROMPT_TOKENS:]
+    text = Text("… " if len(shown) < len(call.prompt) else "", "dim")
+    text.append_text(painter.joined_texts(shown))
+    text.rstrip()
+    return text
 
 
-def _table(turn: Turn, paint: Paint) -> Table:
+def _table(call: CallTokens, painter: Painter) -> Table:
     table = Table("id", "text", "mask", "logprob", "advantage", box=None, pad_edge=False)
     for column in table.columns:
         column.justify = "left" if column.header == "text" else "right"
-    for token in turn.answer:
-        text = Text("").append_text(paint.text(token))  # its ground is not the whole cell's
+    for token in call.response:
+        # Appended to an empty text, so that the colour does not fill the whole cell.
+        text = Text("").append_text(painter.token_text(token))
         if text.plain.endswith("\n"):
             text.right_crop(1)
-        table.add_row(str(token.id), text, str(int(token.is_trained)), *numbers(token))
+        table.add_row(str(token.id), text, str(int(token.is_trained)), *format_values(token))
     return table

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fakevllm.ledger.records import GroupRecord
-from fakevllm.tokens.page import Page, of_ledger
+from fakevllm.tokens.page import Page, ledger_page
 from fakevllm_adapters.protocol.packed_numbers import pack_floats, pack_ids
 from fakevllm_adapters.protocol.swarm import CapturedCall
 from tests.proxy.ledger.ledger_cases import group
@@ -37,16 +37,16 @@ def call(
 
 
 def trained_group(*advantages: float | None) -> GroupRecord:
-    """Those of None were not trained."""
+    """Return a trained group with one sibling per advantage. None: the sibling was not trained."""
     record = group("g1", [1.0] * len(advantages), state="trained")
     siblings = [
-        replace(one, advantage=advantage, trained=advantage is not None)
-        for one, advantage in zip(record.siblings, advantages, strict=True)
+        replace(sibling, advantage=advantage, trained=advantage is not None)
+        for sibling, advantage in zip(record.siblings, advantages, strict=True)
     ]
     return replace(record, siblings=siblings, trained_step=5, trained_version=6)
 
 
 def page(*advantages: float | None, **facts: Any) -> Page:
     record = trained_group(*advantages)
-    calls = {one.index: [call(**facts)] for one in record.siblings}
-    return of_ledger(record, calls, None)
+    calls = {sibling.index: [call(**facts)] for sibling in record.siblings}
+    return ledger_page(record, calls, None)

@@ -1,0 +1,83 @@
+"""Look up the texts of token ids: with a model folder's tokenizer, or at the running engine."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import urllib.request
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from fakevllm.errors import ConfigError
+from fakevllm_adapters.protocol.keys import bearer_header
+
+TIMEOUT_S = 10.0
+MAX_PARALLEL_REQUESTS = 8
+TokenTexts = Mapping[int, str]
+"""Texts by token id. An id without a text is shown as a number."""
+
+
+class TextsUnavailable(Exception):
+    """The texts cannot be looked up. The message says why, and what the user can do."""
+
+
+def texts_from_folder(model: Path, ids: Collection[int]) -> TokenTexts:
+    """Return the texts by the tokenizer in a model folder.
+
+    Raises ConfigError if the folder has no readable tokenizer, and TextsUnavailable if the package
+    tokenizers is missing.
+    """
+    file = model / "tokenizer.json"
+    if not file.is_file():
+        raise ConfigError(
+            f"The folder {model} has no tokenizer.json: name the served model's folder."
+        )
+    try:
+        tokenizers: Any = importlib.import_module("tokenizers")
+    except ImportError:
+        raise TextsUnavailable(
+            "Texts are missing: the package tokenizers is not installed; pip install tokenizers"
+        ) from None
+    try:
+        tokenizer: Any = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # translated: the package has no narrower exception
+        raise ConfigError(f"{file} cannot be read: {error}.") from None
+    return {id: _decode(tokenizer, id) for id in set(ids)}
+
+
+def _decode(tokenizer: Any, id: int) -> str:
+    """Return the text of a token, with the leading space that its name in the vocabulary has.
+
+    Decoding a single token drops that space.
+    """
+    name: str | None = tokenizer.id_to_token(id)
+    text: str = tokenizer.decode([id], skip_special_tokens=False)
+    return f" {text}" if name is not None and name.startswith("▁") and text[:1] != " " else text
+
+
+def texts_from_engine(swarm: str, key: str | None, ids: Collection[int]) -> TokenTexts:
+    """Return the texts by the engine of the server at `swarm`.
+
+    One request is sent per id, because the text of several tokens cannot be split into theirs.
+    Raises TextsUnavailable.
+    """
+
+    def fetch_text(id: int) -> str:
+        body = json.dumps({"tokens": [id]}).encode()
+        headers = {"Content-Type": "application/json", **bearer_header(key)}
+        request = urllib.request.Request(f"{swarm.rstrip('/')}/detokenize", body, headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+            return json.load(reply)["prompt"]
+
+    unique_ids = sorted(set(ids))
+    try:
+        with ThreadPoolExecutor(MAX_PARALLEL_REQUESTS) as pool:
+            return dict(zip(unique_ids, pool.map(fetch_text, unique_ids), strict=True))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        cause = getattr(error, "reason", error)
+        raise TextsUnavailable(
+            f"Texts are missing: no engine at {swarm} returned them ({cause}). Name the model's "
+            "folder with --model."
+        ) from None
