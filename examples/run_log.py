@@ -1,4 +1,4 @@
-"""What a swarm server has trained, step by step, as its run log tells it."""
+"""The training steps of a swarm server, read from its run log."""
 
 from __future__ import annotations
 
@@ -11,42 +11,48 @@ import httpx
 from fakevllm import ServerUnreachable, SwarmClient
 from fakevllm_adapters.protocol.swarm import EngineStatus, LogEntry, LogReply
 
-LOOK_EVERY_S = 0.2
-SETTLE_LIMIT_S = 60.0
-"""A step that takes longer than this is left out of a report."""
+POLL_INTERVAL_S = 0.2
+IDLE_TIMEOUT_S = 60.0
+"""Maximum wait for the last step. A report leaves out a step that takes longer."""
 
 
-def steps_of(server_url: str) -> list[LogEntry]:
-    """In order. One that was trained once more after a crash counts as it was the last time."""
+def trained_steps(server_url: str) -> list[LogEntry]:
+    """Return the server's training steps in order.
+
+    If a step was trained again after a crash, only the last entry counts. Raises httpx.HTTPError.
+    """
     steps = {step.step: step for step in RunLog(server_url).new_steps()}
     return [steps[number] for number in sorted(steps)]
 
 
 class RunLog:
-    """Follows a server: what it has trained since the last look."""
+    """A reader of a server's run log that remembers its position."""
 
     def __init__(self, server_url: str) -> None:
         self._url = server_url
         self._after = 0
 
     def new_steps(self) -> Iterator[LogEntry]:
-        """Raises httpx.HTTPError; the next look goes on from there."""
-        while entries := self._entries():
+        """Yield the training steps since the last call.
+
+        Raises httpx.HTTPError. The next call then continues at the same position.
+        """
+        while entries := self._next_entries():
             self._after = entries[-1].seq
             yield from (entry for entry in entries if entry.kind == "step")
 
-    def _entries(self) -> list[LogEntry]:
-        """The next thousand or fewer."""
-        answer = httpx.get(f"{self._url}/get_run_log", params={"after": self._after}, timeout=30)
-        return LogReply.model_validate(answer.raise_for_status().json()).entries
+    def _next_entries(self) -> list[LogEntry]:
+        """Return up to a thousand entries after the current position."""
+        reply = httpx.get(f"{self._url}/get_run_log", params={"after": self._after}, timeout=30)
+        return LogReply.model_validate(reply.raise_for_status().json()).entries
 
 
-def settle(client: SwarmClient) -> None:
-    """Returns once no step is due or made."""
-    limit = time.monotonic() + SETTLE_LIMIT_S
-    while time.monotonic() < limit:
+def wait_until_idle(client: SwarmClient) -> None:
+    """Wait until the server trains no step and has no batch for the next step."""
+    deadline = time.monotonic() + IDLE_TIMEOUT_S
+    while time.monotonic() < deadline:
         with contextlib.suppress(ServerUnreachable):
-            known = client.status()
-            if known.engine_status is EngineStatus.ROLLING and known.backlog < 1:
+            status = client.status()
+            if status.engine_status is EngineStatus.ROLLING and status.backlog < 1:
                 return
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)

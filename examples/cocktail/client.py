@@ -1,4 +1,4 @@
-"""One kind of task, played until the server has trained enough steps:
+"""A client that plays one kind of task until the server has trained enough steps.
 
 python -m examples.cocktail.client --mix math
 """
@@ -11,17 +11,17 @@ import time
 from statistics import fmean
 from typing import Any
 
-from examples import ending
-from examples.cocktail.tasks import BATCH_SIZE, MIXES, NUM_REPEAT, job, sums
+from examples import exit_codes
+from examples.cocktail.tasks import BATCH_SIZE, MIXES, NUM_REPEAT, create_job, sums
 from fakevllm import PeriodicDrainThreadPoolExecutor, SwarmClient, Task, ThrottlePolicy
 from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_adapters.protocol.swarm import EngineStatus
 
-LOOK_EVERY_S = 0.2
+POLL_INTERVAL_S = 0.2
 
 
 def play(client: SwarmClient, name: str, task: Task) -> None:
-    """One episode. Its claim waits while this kind is ahead of its share."""
+    """Play one episode. Its claim waits while this mix has more than its share of the batch."""
     mix = MIXES[name]
     policy = ThrottlePolicy(share=mix.share, mix=name)
     messages: list[Any] = [{"role": "system", "content": mix.system}]
@@ -38,7 +38,7 @@ def play(client: SwarmClient, name: str, task: Task) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="One kind of task of the cocktail.")
+    parser = argparse.ArgumentParser(description="Play one kind of task of the cocktail.")
     parser.add_argument("--mix", choices=MIXES, required=True)
     parser.add_argument("--server", default="http://127.0.0.1:10086")
     parser.add_argument("--steps", type=int, default=20)
@@ -46,20 +46,20 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=8)
     options = parser.parse_args()
     client = SwarmClient(options.server)
-    client.auto_sync_train_config_and_start_engine(job(options.num_repeat))
+    client.auto_sync_train_config_and_start_engine(create_job(options.num_repeat))
     executor = PeriodicDrainThreadPoolExecutor(max_parallel=options.concurrency)
-    own = new_id()  # a client that is started again has tasks of its own
+    client_id = new_id()  # part of the task ids, so that a restarted client plays new tasks
     for number in range(options.steps * BATCH_SIZE):
-        task = Task(task_id=f"{options.mix}-{own}-{number}")
+        task = Task(task_id=f"{options.mix}-{client_id}-{number}")
         for _ in range(options.num_repeat):
             executor.submit(play, client, options.mix, task)
     while client.get_global_step() <= options.steps:
-        # a server that does not answer may come back; nobody starts an engine that was stopped
+        # A server that does not answer may be restarted. A stopped engine stays stopped.
         if client.get_engine_status()[0] == EngineStatus.OFFLINE:
             sys.exit(f"{options.mix}: the engine was stopped before {options.steps} steps")
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)
     print(f"{options.mix}: {options.steps} steps are trained")
 
 
 if __name__ == "__main__":
-    ending.run(main)
+    exit_codes.run(main)

@@ -1,4 +1,4 @@
-"""The three clients at once, each a process of its own, and the report:
+"""Run all three clients, each in a process of its own, then print the report.
 
 python -m examples.cocktail.run [--steps 20]
 """
@@ -14,86 +14,88 @@ from collections.abc import Sequence
 
 import httpx
 
-from examples import ending
-from examples.cocktail.report import realised
-from examples.cocktail.tasks import MIXES, NUM_REPEAT, job
-from examples.run_log import LOOK_EVERY_S, RunLog
+from examples import exit_codes
+from examples.cocktail.report import trained_shares
+from examples.cocktail.tasks import MIXES, NUM_REPEAT, create_job
+from examples.run_log import POLL_INTERVAL_S, RunLog
 from fakevllm import SwarmClient, SwarmError
 from fakevllm_adapters.protocol.swarm import LogEntry
 
-END_LIMIT_S = 10.0
-"""For a client that gives up what it plays."""
+STOP_TIMEOUT_S = 10.0
+"""Seconds that a client may take to abort its episodes before it is killed."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Three kinds of tasks train one model.")
+    parser = argparse.ArgumentParser(description="Train one model on three kinds of tasks.")
     parser.add_argument("--server", default="http://127.0.0.1:10086")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--num-repeat", type=int, default=NUM_REPEAT)
     options = parser.parse_args()
-    with SwarmClient(options.server) as client:  # one starts the engine, for three
-        client.auto_sync_train_config_and_start_engine(job(options.num_repeat))
+    with SwarmClient(options.server) as client:  # starts the engine once for all clients
+        client.auto_sync_train_config_and_start_engine(create_job(options.num_repeat))
         if client.get_global_step() > options.steps:
             raise SwarmError(
-                f"The server has trained {options.steps} steps before: begin anew with a new "
-                "--run-dir of the server, or ask for more --steps."
+                f"The server has already trained {options.steps} steps: start it with a new "
+                "--run-dir, or pass a larger --steps."
             )
-    place = ["--server", options.server, "--steps", str(options.steps)]
-    command = [sys.executable, "-m", "examples.cocktail.client", *place]
+    flags = ["--server", options.server, "--steps", str(options.steps)]
+    command = [sys.executable, "-m", "examples.cocktail.client", *flags]
     command += ["--num-repeat", str(options.num_repeat), "--mix"]
     log = RunLog(options.server)
     if num_before := len({step.step for step in log.new_steps()}):
-        print(f"{num_before} of {options.steps} steps are trained; it goes on from there")
-    clients = started([[*command, name] for name in MIXES])
+        print(f"{num_before} of {options.steps} steps are already trained; the run continues")
+    clients = start([[*command, name] for name in MIXES])
     try:
-        watch(clients, log, options.steps)
+        print_steps(clients, log, options.steps)
     finally:
-        for one in clients:
-            one.terminate()
-        for one in clients:
-            ended(one)
-    subprocess.run([sys.executable, "-m", "examples.cocktail.report", *place], check=True)
-    sys.exit(any(one.returncode for one in clients))
+        for process in clients:
+            process.terminate()
+        for process in clients:
+            wait_or_kill(process)
+    subprocess.run([sys.executable, "-m", "examples.cocktail.report", *flags], check=True)
+    sys.exit(any(process.returncode for process in clients))
 
 
-def ended(client: subprocess.Popen[bytes]) -> None:
-    try:
-        client.wait(END_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        client.kill()
-        client.wait()
-
-
-def started(commands: Sequence[Sequence[str]]) -> list[subprocess.Popen[bytes]]:
-    """Ctrl-C in the terminal is not for them: who has started them ends them."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def start(commands: Sequence[Sequence[str]]) -> list[subprocess.Popen[bytes]]:
+    """Start processes that ignore Ctrl-C in the terminal, because this script stops them."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         return [subprocess.Popen(command) for command in commands]
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
 
 
-def watch(clients: Sequence[subprocess.Popen[bytes]], log: RunLog, num_steps: int) -> None:
-    """Prints the steps until all clients are done."""
+def wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of a terminated process; kill it after the timeout."""
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def print_steps(clients: Sequence[subprocess.Popen[bytes]], log: RunLog, num_steps: int) -> None:
+    """Print each new step until all clients have ended."""
     is_over = False
     while not is_over:
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)
         is_over = all(client.poll() is not None for client in clients)
         try:
             for step in log.new_steps():
-                print(told(step, num_steps), flush=True)
+                print(describe(step, num_steps), flush=True)
         except httpx.HTTPError:
-            pass  # the clients say that nobody answers
+            pass  # the clients report that no server answers
 
 
-def told(step: LogEntry, num_steps: int) -> str:
-    """
-    >>> told(LogEntry(seq=1, kind="step", step=3, metrics={"reward_mean": 0.5}), 20)
+def describe(step: LogEntry, num_steps: int) -> str:
+    """Describe a step in one line.
+
+    >>> describe(LogEntry(seq=1, kind="step", step=3, metrics={"reward_mean": 0.5}), 20)
     'step 3 of 20: mean reward 0.50, math 0%, words 0%, format 0%'
     """
-    mix = ", ".join(f"{name} {share:.0%}" for name, share in realised([step]).items())
+    mix = ", ".join(f"{name} {share:.0%}" for name, share in trained_shares([step]).items())
     return f"step {step.step} of {num_steps}: mean reward {step.metrics['reward_mean']:.2f}, {mix}"
 
 
 if __name__ == "__main__":
-    ending.run(main)
+    exit_codes.run(main)

@@ -1,7 +1,7 @@
-"""Arithmetic with a calculator.
+"""An agent that answers arithmetic questions with a calculator.
 
-`run` is for the demo model, which cannot write JSON: its tool is a form of words. `solve` is for a
-real model, with the tool in OpenAI's form and as many turns as it takes.
+`run` is for the demo model, which cannot write JSON and calls the calculator in words. `solve` is
+for a real model: the calculator is a tool in OpenAI's format, and an episode has several turns.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ CALCULATOR: Any = {
         },
     },
 }
-SAID = re.compile(r"(\d+) plus (\d+)")
+STATED_SUM = re.compile(r"(\d+) plus (\d+)")
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 MAX_EXPRESSION_CHARS = 200
 MAX_TURNS = 6
 MAX_TOKENS = 1024
+"""Maximum length of one answer of a real model, in tokens."""
 PROMPT = (
     "Solve the problem step by step. Use the calculator for every calculation. End your last "
     "answer with a line `#### N`, where N is the number asked for."
@@ -46,26 +47,33 @@ PROMPT = (
 
 
 def run(task: Task, access: EpisodeAccess) -> WorkflowOutput:
-    """One answer. Where it says a sum, `3 plus 4 is 9.`, it has called the calculator, whose number
-    counts and not its own; `The answer is 9.` is a guess."""
+    """Ask the demo model one question and reward the right number.
+
+    An answer that states a sum, such as `3 plus 4 is 9.`, calls the calculator. The calculator's
+    number counts, and the model's own number does not. `The answer is 9.` is a guess.
+    """
     with access.openai() as client:
         answer = client.chat.completions.create(
             model="any", messages=[{"role": "user", "content": task.main_query}], max_tokens=24
         )
     text = answer.choices[0].message.content or ""
-    called = SAID.search(text)
-    number = calculator("+".join(called.groups())) if called else last_number(text)
+    call = STATED_SUM.search(text)
+    number = calculator("+".join(call.groups())) if call else last_number(text)
     reward = float(is_same(number, task.metadata["answer"]))
-    return WorkflowOutput(reward=reward, log_metrics={"calculator": float(called is not None)})
+    return WorkflowOutput(reward=reward, log_metrics={"calculator": float(call is not None)})
 
 
 async def solve(task: Task, access: EpisodeAccess) -> WorkflowOutput:
-    """Turns until an answer calls no tool; where none comes, nothing was said."""
+    """Let the model call the calculator, and reward the right number in its final answer.
+
+    The final answer is the first one without a tool call. If all MAX_TURNS answers have tool
+    calls, the reward is 0.
+    """
     messages: list[Any] = [
         {"role": "system", "content": PROMPT},
         {"role": "user", "content": task.main_query},
     ]
-    said, num_calls = "", 0
+    final_answer, num_calls = "", 0
     async with access.async_openai() as client:
         for _ in range(MAX_TURNS):
             answer = await client.chat.completions.create(
@@ -78,18 +86,21 @@ async def solve(task: Task, access: EpisodeAccess) -> WorkflowOutput:
             messages.append(message.model_dump(exclude_none=True))
             calls = message.tool_calls or []
             if not calls:
-                said = message.content or ""
+                final_answer = message.content or ""
                 break
             for call in calls:
                 num_calls += 1
-                told = answered(call.function.arguments if call.type == "function" else "")
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": told})
-    reward = float(is_same(marked_number(said), task.metadata["answer"]))
+                result = call_calculator(call.function.arguments if call.type == "function" else "")
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    reward = float(is_same(marked_number(final_answer), task.metadata["answer"]))
     return WorkflowOutput(reward=reward, log_metrics={"calculator": float(num_calls)})
 
 
-def answered(arguments: str) -> str:
-    """What the tool says to a call; a mistake is told, so that the model can mend it."""
+def call_calculator(arguments: str) -> str:
+    """Return the tool's result for the JSON arguments of a call.
+
+    If the call is wrong, the result is an error message, so that the model can correct the call.
+    """
     try:
         return calculator(str(json.loads(arguments)["expression"]))
     except (ValueError, TypeError, KeyError, SyntaxError, ArithmeticError) as error:
@@ -97,7 +108,9 @@ def answered(arguments: str) -> str:
 
 
 def calculator(expression: str) -> str:
-    """Raises ValueError, SyntaxError, ZeroDivisionError.
+    """Return the value of an arithmetic expression.
+
+    Raises ValueError, SyntaxError or ZeroDivisionError for an expression without a value.
 
     >>> calculator("3+4"), calculator("(1/3 + 2) * 3"), calculator("7/2")
     ('7', '7', '3.5')
@@ -119,27 +132,29 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def last_number(text: str) -> str | None:
-    """
+    """Return the last number in a text, without thousands separators, or None.
+
     >>> last_number("It is 7."), last_number("#### 1,250"), last_number("well")
     ('7', '1250', None)
     """
-    found = NUMBER.findall(text)
-    return found[-1].replace(",", "") if found else None
+    numbers = NUMBER.findall(text)
+    return numbers[-1].replace(",", "") if numbers else None
 
 
 def marked_number(text: str) -> str | None:
-    """Behind the last `####`.
+    """Return the first number after the last `####` of a text, or None.
 
     >>> marked_number("70 + 2\\n#### 1,072\\nI used 2 calls."), marked_number("It is 72.")
     ('1072', None)
     """
-    _, mark, behind = text.rpartition("####")
-    found = NUMBER.search(behind) if mark else None
-    return found.group().replace(",", "") if found else None
+    _, mark, rest = text.rpartition("####")
+    match = NUMBER.search(rest) if mark else None
+    return match.group().replace(",", "") if match else None
 
 
 def is_same(number: str | None, answer: str) -> bool:
-    """
+    """Return whether a number equals the last number of the reference answer.
+
     >>> is_same("7.0", "7"), is_same(None, "7"), is_same("1250", "so 5 * 250\\n#### 1,250")
     (True, False, True)
     """
@@ -148,10 +163,10 @@ def is_same(number: str | None, answer: str) -> bool:
 
 
 def gsm8k() -> TaskReader:
-    """7473 problems; the package `datasets` fetches them."""
+    """Return a reader of GSM8K's 7473 training problems, which the package `datasets` downloads."""
     return HfReader("openai/gsm8k", name="main", split="train")
 
 
 def gsm8k_eval() -> list[Task]:
-    """The first 200 of the test problems."""
+    """Return the first 200 test problems of GSM8K."""
     return list(HfReader("openai/gsm8k", name="main", split="test"))[:200]

@@ -1,4 +1,4 @@
-"""A planner and an executor, each a model of its own on a server of its own, learn together:
+"""Train a planner and an executor together, each with its own model on its own server.
 
 python -m examples.multi_model.run [--steps 40]
 """
@@ -13,8 +13,8 @@ from statistics import fmean
 
 from openai import OpenAI
 
-from examples import ending
-from examples.run_log import settle, steps_of
+from examples import exit_codes
+from examples.run_log import trained_steps, wait_until_idle
 from fakevllm import (
     SwarmClient,
     Task,
@@ -25,34 +25,37 @@ from fakevllm import (
 )
 
 BATCH_SIZE, NUM_REPEAT, MAX_PARALLEL = 8, 8, 16
-LAST = 5
-"""Steps at each end of a curve that are compared."""
+NUM_COMPARED_STEPS = 5
+"""Number of steps at the start and at the end of a curve whose means are compared."""
 
 
-def planned(words: str) -> str | None:
-    """The sum that the planner's words name.
+def parse_plan(reply: str) -> str | None:
+    """Return the sum that the planner's reply begins with, or None.
 
-    >>> planned("3 plus 4 is 9."), planned("The answer is 7.")
+    >>> parse_plan("3 plus 4 is 9."), parse_plan("The answer is 7.")
     ('3 plus 4', None)
     """
-    found = re.match(r"\d+ plus \d+", words)
-    return found and found.group()
+    match = re.match(r"\d+ plus \d+", reply)
+    return match and match.group()
 
 
-def said(model: OpenAI, question: str) -> str:
+def ask(model: OpenAI, question: str) -> str:
+    """Return the model's reply to one question."""
     message = {"role": "user", "content": question}
     reply = model.chat.completions.create(model="any", messages=[message], max_tokens=24)  # pyright: ignore[reportArgumentType] - a plain dict is a message
     return reply.choices[0].message.content or ""
 
 
 def play(clients: Sequence[SwarmClient], task: Task) -> tuple[float, float]:
-    """The planner hears the task and should name the sum; the executor hears the plan alone. What
-    each of them gets."""
+    """Play one episode and return the rewards of planner and executor.
+
+    The planner gets the task and should name the sum. The executor gets only the plan.
+    """
     with episodes_together(clients, task) as (planner, executor):
         with planner.openai() as model:
-            plan = planned(said(model, task.main_query))
+            plan = parse_plan(ask(model, task.main_query))
         with executor.openai() as model:
-            reply = said(model, f"What is {plan}?" if plan else "What is it?")
+            reply = ask(model, f"What is {plan}?" if plan else "What is it?")
         is_planned = float(plan == task.metadata["plan"])
         is_right = float(re.findall(r"\d+", reply)[-1:] == [task.metadata["answer"]])
         planner.end(reward=is_planned)
@@ -60,32 +63,34 @@ def play(clients: Sequence[SwarmClient], task: Task) -> tuple[float, float]:
     return is_planned, is_right
 
 
-def sums(number: int, seed: int) -> list[Task]:
-    chance = random.Random(seed)
-    pairs = [(chance.randrange(8), chance.randrange(8)) for _ in range(number)]
+def create_tasks(number: int, seed: int) -> list[Task]:
+    """Create tasks with random sums."""
+    rng = random.Random(seed)
+    pairs = [(rng.randrange(8), rng.randrange(8)) for _ in range(number)]
     return [
         Task(
-            task_id=f"{seed}-{place}",
+            task_id=f"{seed}-{index}",
             main_query=f"What is {left} plus {right}?",
             metadata={"plan": f"{left} plus {right}", "answer": str(left + right)},
         )
-        for place, (left, right) in enumerate(pairs)
+        for index, (left, right) in enumerate(pairs)
     ]
 
 
-def curve(server_url: str) -> list[float]:
-    """The mean reward of each step."""
-    return [step.metrics["reward_mean"] for step in steps_of(server_url)]
+def learning_curve(server_url: str) -> list[float]:
+    """Return the mean reward of each training step."""
+    return [step.metrics["reward_mean"] for step in trained_steps(server_url)]
 
 
-def show(name: str, means: Sequence[float]) -> None:
+def print_curve(name: str, means: Sequence[float]) -> None:
     print(f"{name}: {' '.join(f'{mean:.2f}' for mean in means)}")
     if means:
-        print(f"  first steps {fmean(means[:LAST]):.2f}, last steps {fmean(means[-LAST:]):.2f}")
+        first, last = means[:NUM_COMPARED_STEPS], means[-NUM_COMPARED_STEPS:]
+        print(f"  first steps {fmean(first):.2f}, last steps {fmean(last):.2f}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Two models of one agent learn.")
+    parser = argparse.ArgumentParser(description="Train the two models of one agent.")
     parser.add_argument("--planner", default="http://127.0.0.1:10086")
     parser.add_argument("--executor", default="http://127.0.0.1:10087")
     parser.add_argument("--steps", type=int, default=40)
@@ -103,7 +108,7 @@ def main() -> None:
     )
     clients = [SwarmClient(options.planner), SwarmClient(options.executor)]
     start_engines([(client, job) for client in clients])
-    tasks = sums(options.steps * options.batch_size, options.seed)
+    tasks = create_tasks(options.steps * options.batch_size, options.seed)
     for step in range(options.steps):
         batch = tasks[step * options.batch_size : (step + 1) * options.batch_size]
         rewards = run_episodes_until_all_complete(
@@ -114,10 +119,10 @@ def main() -> None:
         means = "planner {:.2f}, executor {:.2f}".format(*map(fmean, zip(*rewards, strict=True)))
         print(f"step {step + 1} of {options.steps}: {means}", flush=True)
     for client in clients:
-        settle(client)  # the last step
-    show("planner ", curve(options.planner))
-    show("executor", curve(options.executor))
+        wait_until_idle(client)  # the last step is still training
+    print_curve("planner ", learning_curve(options.planner))
+    print_curve("executor", learning_curve(options.executor))
 
 
 if __name__ == "__main__":
-    ending.run(main)
+    exit_codes.run(main)

@@ -1,5 +1,7 @@
-"""The rules, as a state machine: whose turn it is and what may be named, then what was named. No
-I/O and no clock; lots are drawn from the seed: the same seed and the same moves make the same game.
+"""The rules of the game, as a state machine without I/O.
+
+The game offers a turn with its legal choices, and takes the player that was named. All random
+numbers are derived from the seed: the same seed and the same moves make the same game.
 
     game = Game(seed=3)
     while game.turn is not None:
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 NOBODY = 0
-"""Players count from 1."""
+"""Choice of an accusation that names no player. Players are numbered from 1."""
 
 
 class Role(StrEnum):
@@ -38,14 +40,18 @@ class Act(StrEnum):
 
 
 NINE = (Role.WOLF,) * 2 + (Role.SEER,) + (Role.VILLAGER,) * 6
-"""With three wolves, and neither witch nor hunter, they win nine games of ten."""
+"""Roles of the normal game. Three wolves would win nine games of ten, because no witch or hunter
+helps the village."""
 FIVE = (Role.WOLF,) + (Role.SEER,) + (Role.VILLAGER,) * 3
-"""The small form: the same rules in a third of the moves."""
+"""Roles of the small game, which has the same rules and a third of the moves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """`Turn(4, Act.VOTE, (1, 2, 6))`: player 4 votes for 1, 2 or 6."""
+    """A player's turn and its legal choices.
+
+    `Turn(4, Act.VOTE, (1, 2, 6))` means that player 4 votes for 1, 2 or 6.
+    """
 
     player: int
     act: Act
@@ -54,7 +60,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """`Move(1, 4, Act.ACCUSE, 6)`: on day 1 player 4 accused 6."""
+    """A move: the player that was named in a turn.
+
+    `Move(1, 4, Act.ACCUSE, 6)` means that player 4 accused player 6 on day 1.
+    """
 
     day: int
     player: int
@@ -63,43 +72,48 @@ class Move:
 
 
 class Game:
-    """A night, then a day, until no wolf is left (the village wins), or no fewer wolves than others
-    (the wolves win). In the first night nobody is killed."""
+    """One game: nights and days alternate until one side has won.
+
+    The village wins when no wolf is left. The wolves win when they are at least as many as the
+    others. Nobody is killed in the first night.
+    """
 
     def __init__(self, seed: int, roles: tuple[Role, ...] = NINE) -> None:
-        self._lots = random.Random(seed)
-        dealt = self._lots.sample(roles, len(roles))
-        self.roles = dict(enumerate(dealt, start=1))
+        self._rng = random.Random(seed)
+        shuffled = self._rng.sample(roles, len(roles))
+        self.roles = dict(enumerate(shuffled, start=1))
         self.living = set(self.roles)
         self.day = 1
         self.moves: list[Move] = []
         self.gone: list[tuple[int, Act]] = []
-        """Who, and by which act, in this order."""
+        """Players who are dead, each with the act that removed the player, in order of time."""
         self._acts = [Act.CHECK]
-        """Of this round, that which runs first."""
+        """Remaining acts of this round. The first one is being played."""
         self._waiting = self._movers(Act.CHECK)
+        """Players who have not moved in the current act, in order."""
 
     @property
     def wolves(self) -> set[int]:
-        """The living ones."""
+        """Living wolves."""
         return {player for player in self.living if self.roles[player] is Role.WOLF}
 
     @property
     def winner(self) -> Side | None:
+        """Side that has won, or None."""
         if not self.wolves:
             return Side.VILLAGE
         return Side.WOLVES if 2 * len(self.wolves) >= len(self.living) else None
 
     @property
     def turn(self) -> Turn | None:
-        """None once there is a winner."""
+        """Current turn, or None if a side has won."""
         if self.winner is not None:
             return None
         player, act = self._waiting[0], self._acts[0]
         return Turn(player, act, self._choices(player, act))
 
     def play(self, named: int) -> None:
-        """Raises ValueError for what may not be named."""
+        """Make a move in the current turn. Raises ValueError for an illegal choice."""
         turn = self.turn
         if turn is None or named not in turn.choices:
             raise ValueError(f"{named} cannot be named: {turn or 'the game is over'}")
@@ -109,12 +123,15 @@ class Game:
             self._next_act()
 
     def checked(self) -> dict[int, bool]:
-        """Whom the seer has checked, and whether that is a wolf. Nobody else is to know."""
-        seen = (move.named for move in self.moves if move.act is Act.CHECK)
-        return {player: self.roles[player] is Role.WOLF for player in seen}
+        """Return for each player whom the seer has checked whether the player is a wolf.
+
+        Only the seer may know the result.
+        """
+        players = (move.named for move in self.moves if move.act is Act.CHECK)
+        return {player: self.roles[player] is Role.WOLF for player in players}
 
     def accusations(self, day: int | None = None) -> list[Move]:
-        """Of one day, or all; everybody has heard them."""
+        """Return the accusations of one day, or of all days. Every player knows them."""
         return [
             move
             for move in self.moves
@@ -132,11 +149,13 @@ class Game:
         return tuple(sorted(others))
 
     def _movers(self, act: Act) -> list[int]:
-        alone = {Act.KILL: Role.WOLF, Act.CHECK: Role.SEER}.get(act)
-        movers = [one for one in sorted(self.living) if alone in (None, self.roles[one])]
-        return [one for one in movers if self._choices(one, act)]
+        """Return the living players who take part in an act and have a legal choice."""
+        role = {Act.KILL: Role.WOLF, Act.CHECK: Role.SEER}.get(act)
+        movers = [player for player in sorted(self.living) if role in (None, self.roles[player])]
+        return [player for player in movers if self._choices(player, act)]
 
     def _next_act(self) -> None:
+        """Carry out the act that has ended, then begin the next act."""
         ended = self._acts.pop(0)
         if ended in (Act.KILL, Act.VOTE):
             self._remove(ended)
@@ -148,16 +167,20 @@ class Game:
         self._waiting = self._movers(self._acts[0])
 
     def _remove(self, act: Act) -> None:
-        """Who was named most in this round, if that is anybody; among equals by lot."""
+        """Remove the player who was named most often in this act, if any player was named.
+
+        Ties are broken at random.
+        """
         named = [move.named for move in self.moves if (move.day, move.act) == (self.day, act)]
-        player = self._lots.choice(most_named(named))
+        player = self._rng.choice(most_named(named))
         if player != NOBODY:
             self.living.remove(player)
             self.gone.append((player, act))
 
 
 def most_named(named: Iterable[int]) -> list[int]:
-    """
+    """Return the players who were named most often, in ascending order.
+
     >>> most_named([3, 5, 5, 3, 1])
     [3, 5]
     """

@@ -1,7 +1,7 @@
-"""One game in the terminal: `python -m examples.werewolves.play --seed 3`.
+"""Show one game in the terminal: `python -m examples.werewolves.play --seed 3`.
 
-`--me 4` plays player 4 yourself: you are told what it is told, and no more. `--model URL` lets a
-model play the wolves and the seer, as it is trained.
+With `--me 4` you are player 4, and see only the information that player 4 has. With `--model URL`
+a model plays the wolves and the seer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rich.table import Table
 
 from examples.werewolves.game import FIVE, NINE, NOBODY, Act, Game, Move, Role, Turn
 from examples.werewolves.players import Endpoint, Player, Scripted, take_turn
-from examples.werewolves.prompts import named_in
+from examples.werewolves.prompts import parse_choice
 
 COLOURS = {Role.WOLF: "red", Role.SEER: "cyan", Role.VILLAGER: "green"}
 SECRET = (Act.KILL, Act.CHECK)
-DOES = {
+VERBS = {
     Act.KILL: "wants to kill",
     Act.CHECK: "checks",
     Act.ACCUSE: "accuses",
@@ -29,20 +29,20 @@ DOES = {
 
 
 class Person:
-    """You, at the keyboard."""
+    """A player who types at the keyboard."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def answer(self, prompt: str, turn: Turn) -> str:
         self._console.print(f"\n[bold]{prompt}[/]" + (" (0: nobody)" if 0 in turn.choices else ""))
-        while named_in(said := self._console.input("> "), turn.choices) is None:
-            self._console.print(f"One of {' '.join(map(str, turn.choices))}.")
-        return said
+        while parse_choice(line := self._console.input("> "), turn.choices) is None:
+            self._console.print(f"Enter one of {' '.join(map(str, turn.choices))}.")
+        return line
 
 
-class Shown:
-    """Draws what happens; with `me` only what that player may see."""
+class GameView:
+    """A view of the game in the terminal. With `me`, it shows only what player `me` may see."""
 
     def __init__(self, console: Console, game: Game, me: int | None) -> None:
         self._console, self._game, self._me = console, game, me
@@ -50,22 +50,24 @@ class Shown:
         self._heading = ""
 
     def heading(self, day: int, act: Act) -> None:
-        """Before the first move of each night and day."""
-        now = f"{'Night' if act in SECRET else 'Day'} {day}"
-        if now != self._heading:
-            self._heading = now
-            self._console.rule(now, style="dim")
+        """Print a heading before the first move of each night and day."""
+        heading = f"{'Night' if act in SECRET else 'Day'} {day}"
+        if heading != self._heading:
+            self._heading = heading
+            self._console.rule(heading, style="dim")
 
     def move(self, move: Move) -> None:
+        """Print a move, and the players that it removed from the game."""
         if self._me is None or move.player == self._me or move.act not in SECRET:
             named = "nobody" if move.named == NOBODY else self._name(move.named)
-            self._console.print(f"{self._name(move.player)} {DOES[move.act]} {named}")
+            self._console.print(f"{self._name(move.player)} {VERBS[move.act]} {named}")
         for player, act in self._game.gone[self._num_gone :]:
-            how = "was killed in the night" if act is Act.KILL else "is voted off"
-            self._console.print(f"[bold]{self._name(player)} {how}[/]")
+            fate = "was killed in the night" if act is Act.KILL else "is voted off"
+            self._console.print(f"[bold]{self._name(player)} {fate}[/]")
         self._num_gone = len(self._game.gone)
 
     def end(self) -> None:
+        """Print the winner, and all players with their roles."""
         gone = dict(self._game.gone)
         table = Table("player", "role", "end", title=f"The {self._game.winner} won")
         for player, role in self._game.roles.items():
@@ -81,39 +83,44 @@ class Shown:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="One game of werewolves in the terminal.")
+    parser = argparse.ArgumentParser(
+        description="Show or play one game of werewolves in the terminal."
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--small", action="store_true", help="five players instead of nine")
-    parser.add_argument("--me", type=int, help="the player that you are")
-    parser.add_argument("--model", help="OpenAI base URL that plays the wolves and the seer")
-    parser.add_argument("--key", default="any", help="of --model")
+    parser.add_argument("--me", type=int, help="number of the player that you play")
+    parser.add_argument(
+        "--model", help="OpenAI base URL of a model that plays the wolves and the seer"
+    )
+    parser.add_argument("--key", default="any", help="API key for --model")
     options = parser.parse_args()
     game = Game(options.seed, FIVE if options.small else NINE)
     if options.me not in (None, *game.roles):
-        parser.error(f"--me is one of 1 to {len(game.roles)}")
+        parser.error(f"--me must be between 1 and {len(game.roles)}")
     console = Console(highlight=False)
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         players: dict[int, Player] = dict.fromkeys(game.roles, Scripted(options.seed))
         if options.model:
-            client = opened.enter_context(OpenAI(base_url=options.model, api_key=options.key))
-            model = Endpoint(client, held=True)
-            special = [one for one, role in game.roles.items() if role is not Role.VILLAGER]
-            players |= dict.fromkeys(special, model)
+            client = stack.enter_context(OpenAI(base_url=options.model, api_key=options.key))
+            model = Endpoint(client, constrained=True)
+            trained = [number for number, role in game.roles.items() if role is not Role.VILLAGER]
+            players |= dict.fromkeys(trained, model)
         if options.me:
             players[options.me] = Person(console)
             console.print(f"You are player {options.me}, a {game.roles[options.me]}.")
         try:
-            _play(game, players, Shown(console, game, options.me), random.Random(options.seed))
+            view = GameView(console, game, options.me)
+            _play(game, players, view, random.Random(options.seed))
         except (EOFError, KeyboardInterrupt):
             console.print("\nYou have left the game.")
 
 
-def _play(game: Game, players: dict[int, Player], shown: Shown, lots: random.Random) -> None:
+def _play(game: Game, players: dict[int, Player], view: GameView, rng: random.Random) -> None:
     while (turn := game.turn) is not None:
-        shown.heading(game.day, turn.act)
-        take_turn(game, players, lots)
-        shown.move(game.moves[-1])
-    shown.end()
+        view.heading(game.day, turn.act)
+        take_turn(game, players, rng)
+        view.move(game.moves[-1])
+    view.end()
 
 
 if __name__ == "__main__":

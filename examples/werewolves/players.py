@@ -1,8 +1,7 @@
-"""Who answers at the table. A player is anything with an OpenAI base URL and a key; the scripted
-ones also answer in this process.
+"""The players of a game: models behind OpenAI endpoints, or scripts in this process.
 
-Roles of the trained side ask the episode's endpoint, all others ask the static one. What a player
-says is read leniently: an answer that names nobody who may be named is a move by lot, and counted.
+The roles of the trained side call the episode's endpoint. All other players are static. An answer
+without a legal choice becomes a random legal move, and is counted.
 """
 
 from __future__ import annotations
@@ -16,17 +15,19 @@ from openai import OpenAI
 
 from examples.werewolves import scripted
 from examples.werewolves.game import Act, Game, Role, Side, Turn
-from examples.werewolves.prompts import named_in, prompt
+from examples.werewolves.prompts import build_prompt, parse_choice
 
 MAX_TOKENS = 16
 
 
 class Player(Protocol):
+    """A player: anything that answers a prompt with text that should name one of the choices."""
+
     def answer(self, prompt: str, turn: Turn) -> str: ...
 
 
 class Scripted:
-    """In this process, and so without any cost."""
+    """A scripted player in this process."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -36,29 +37,38 @@ class Scripted:
 
 
 class Endpoint:
-    """A model behind an OpenAI endpoint. With `held` its engine holds the answer to what may be
-    named (`structured_outputs`, as vLLM and the embedded engine know it)."""
+    """A model behind an OpenAI endpoint.
+
+    If `constrained` is true, the engine samples only legal choices (`structured_outputs`, which
+    vLLM and the embedded engine support).
+    """
 
     def __init__(
-        self, client: OpenAI, model: str = "any", *, held: bool = False, seed: int | None = None
+        self,
+        client: OpenAI,
+        model: str = "any",
+        *,
+        constrained: bool = False,
+        seed: int | None = None,
     ) -> None:
-        self._client, self._model, self._held, self._seed = client, model, held, seed
+        self._client, self._model = client, model
+        self._constrained, self._seed = constrained, seed
 
     def answer(self, prompt: str, turn: Turn) -> str:
-        choice = {"choice": [str(one) for one in turn.choices]}
+        choice = {"choice": [str(player) for player in turn.choices]}
         reply = self._client.chat.completions.create(
             model=self._model,
             messages=[{"role": "user", "content": prompt}],
             max_tokens=MAX_TOKENS,
             seed=self._seed,
-            extra_body={"structured_outputs": choice} if self._held else None,
+            extra_body={"structured_outputs": choice} if self._constrained else None,
         )
         return reply.choices[0].message.content or ""
 
 
 @contextmanager
-def static_for(base_url: str | None, api_key: str, seed: int) -> Generator[Player]:
-    """Who plays the static roles of one game."""
+def static_player(base_url: str | None, api_key: str, seed: int) -> Generator[Player]:
+    """Yield the player of all static roles in one game: the endpoint, or a script without one."""
     if base_url is None:
         yield Scripted(seed)
         return
@@ -66,41 +76,51 @@ def static_for(base_url: str | None, api_key: str, seed: int) -> Generator[Playe
         yield Endpoint(client, seed=seed)
 
 
-def side_of(seed: int) -> Side:
-    """The side that is trained in this game: every second seed's wolves, else the seer."""
+def trained_side(seed: int) -> Side:
+    """Return the trained side: the wolves if the seed is odd, else the village with its seer."""
     return Side.WOLVES if seed % 2 else Side.VILLAGE
 
 
-def seated(game: Game, side: Side, trained: Player, static: Player) -> dict[int, Player]:
-    """By player: the wolves or the seer are the trained model, all others are not."""
+def assign_players(game: Game, side: Side, trained: Player, static: Player) -> dict[int, Player]:
+    """Return the player for each number.
+
+    The wolves or the seer, depending on `side`, are `trained`. All other players are `static`.
+    """
     role = Role.WOLF if side is Side.WOLVES else Role.SEER
     return {player: trained if own is role else static for player, own in game.roles.items()}
 
 
-def take_turn(game: Game, players: Mapping[int, Player], lots: random.Random) -> bool:
-    """False for an answer that names nobody who may be named; then it is the lot's move."""
+def take_turn(game: Game, players: Mapping[int, Player], rng: random.Random) -> bool:
+    """Let the current player move; return whether the answer contained a legal choice.
+
+    Without a legal choice the move is random.
+    """
     turn = game.turn
     assert turn is not None, "the game is over"
-    named = named_in(players[turn.player].answer(prompt(game, turn), turn), turn.choices)
-    game.play(lots.choice(turn.choices) if named is None else named)
+    answer = players[turn.player].answer(build_prompt(game, turn), turn)
+    named = parse_choice(answer, turn.choices)
+    game.play(rng.choice(turn.choices) if named is None else named)
     return named is not None
 
 
 def play_to_the_end(game: Game, players: Mapping[int, Player], seed: int) -> int:
-    """How many answers were no move."""
-    lots = random.Random(f"moves {seed}")  # others than the game's own, which deal the roles
+    """Play a game and return the number of answers without a legal choice."""
+    rng = random.Random(f"moves {seed}")  # independent of the numbers that assign the roles
     num_illegal = 0
     while game.turn is not None:
-        num_illegal += not take_turn(game, players, lots)
+        num_illegal += not take_turn(game, players, rng)
     return num_illegal
 
 
 def aim(game: Game, side: Side) -> float:
-    """The share of the side's moves that named whom it must find: a wolf, or the seer. Nearer to
-    the moves than the outcome; a check is a question and does not count."""
-    own, sought = Role.SEER, Role.WOLF
+    """Return the share of the side's moves that named its target: a wolf, or the seer.
+
+    Single moves change the aim more than they change the outcome. The seer's checks do not count.
+    """
+    own, target = Role.SEER, Role.WOLF
     if side is Side.WOLVES:
-        own, sought = Role.WOLF, Role.SEER
-    moves = [one for one in game.moves if game.roles[one.player] is own and one.act != Act.CHECK]
-    hits = sum(game.roles.get(one.named) is sought for one in moves)
+        own, target = Role.WOLF, Role.SEER
+    moves = [move for move in game.moves if game.roles[move.player] is own]
+    moves = [move for move in moves if move.act is not Act.CHECK]
+    hits = sum(game.roles.get(move.named) is target for move in moves)
     return hits / len(moves) if moves else 0.0

@@ -1,6 +1,7 @@
-"""What a player is told and how an answer is read. Pure; short, for the demo model's context ends
-at 512 tokens, with what matters most at the end, where so small a model finds it. Only what the
-player may know is in it.
+"""The prompts of the players, and the parsing of their answers. Pure.
+
+A prompt contains only what its player may know. Prompts are short, because the demo model's context
+has 512 tokens. The most important information comes last, where a small model can use it.
 
     You are 2, a wolf. Wolves: 2 4. Accused today: 4 by 5. Kill: 1 3 5 6. Accused a wolf: 5.
     You are 6, the seer. No wolf: 1. Accused today: nobody. Accuse: 0 1 2 3 4 5. A wolf: 4.
@@ -15,29 +16,32 @@ from collections.abc import Iterable, Sequence
 from examples.werewolves.game import Game, Role, Turn
 
 
-def prompt(game: Game, turn: Turn) -> str:
+def build_prompt(game: Game, turn: Turn) -> str:
+    """Build the prompt for the player whose turn it is."""
     me = turn.player
     role = game.roles[me]
-    told = [f"You are {me}, {'the' if role is Role.SEER else 'a'} {role}."]
-    seen = {player: wolf for player, wolf in game.checked().items() if player in game.living}
+    sentences = [f"You are {me}, {'the' if role is Role.SEER else 'a'} {role}."]
+    checked = {one: is_wolf for one, is_wolf in game.checked().items() if one in game.living}
     if role is Role.WOLF:
-        told += [f"Wolves: {_listed(sorted(game.wolves))}."]
+        sentences += [f"Wolves: {_listed(sorted(game.wolves))}."]
     if role is Role.SEER:
-        told += [f"No wolf: {_listed(player for player, wolf in seen.items() if not wolf)}."]
-    heard = [f"{move.named} by {move.player}" for move in game.accusations(game.day)]
-    told += [f"Accused today: {', '.join(heard) or 'nobody'}."]
-    told += [f"{turn.act.capitalize()}: {_listed(turn.choices)}."]
+        sentences += [
+            f"No wolf: {_listed(one for one, is_wolf in checked.items() if not is_wolf)}."
+        ]
+    accusations = [f"{move.named} by {move.player}" for move in game.accusations(game.day)]
+    sentences += [f"Accused today: {', '.join(accusations) or 'nobody'}."]
+    sentences += [f"{turn.act.capitalize()}: {_listed(turn.choices)}."]
     if role is Role.WOLF:
-        told += [f"Accused a wolf: {_listed(_accusers_of_wolves(game))}."]
+        sentences += [f"Accused a wolf: {_listed(_accusers_of_wolves(game))}."]
     if role is Role.SEER:
-        told += [f"A wolf: {_listed(player for player, wolf in seen.items() if wolf)}."]
-    return " ".join(told)
+        sentences += [f"A wolf: {_listed(one for one, is_wolf in checked.items() if is_wolf)}."]
+    return " ".join(sentences)
 
 
-def named_in(answer: str, choices: Sequence[int]) -> int | None:
-    """The first number that may be named; None where there is none.
+def parse_choice(answer: str, choices: Sequence[int]) -> int | None:
+    """Return the first number in an answer that is a legal choice, or None.
 
-    >>> named_in("Not 3, but 5.", (4, 5))
+    >>> parse_choice("Not 3, but 5.", (4, 5))
     5
     """
     numbers = (int(number) for number in re.findall(r"\d+", answer))
@@ -45,11 +49,11 @@ def named_in(answer: str, choices: Sequence[int]) -> int | None:
 
 
 def _accusers_of_wolves(game: Game) -> list[int]:
-    """Living others, the newest last: of them the seer may be one."""
+    """Return the living players who have accused a wolf, the latest last. One may be the seer."""
     wolves = {player for player, role in game.roles.items() if role is Role.WOLF}
-    heard = reversed(game.accusations())
-    accusers = dict.fromkeys(move.player for move in heard if move.named in wolves)
-    return [one for one in reversed(accusers) if one in game.living - wolves]
+    newest_first = reversed(game.accusations())
+    accusers = dict.fromkeys(move.player for move in newest_first if move.named in wolves)
+    return [player for player in reversed(accusers) if player in game.living - wolves]
 
 
 def _listed(players: Iterable[int]) -> str:

@@ -1,9 +1,9 @@
-"""The opponents by default: rules of thumb that read the very prompt a model gets, and answer with
-a number. What they answer depends on prompt and seed alone.
+"""Scripted players, the default opponents. They get the same prompts as a model.
+
+An answer is a number and depends only on the prompt and the seed. This command serves the scripted
+players as an OpenAI endpoint, whose URL can be passed to `--static`:
 
     python -m examples.werewolves.scripted --port 9000
-
-serves them as an OpenAI endpoint, to be named like any other (`--static`).
 """
 
 from __future__ import annotations
@@ -19,37 +19,42 @@ from fastapi import FastAPI
 
 from examples.werewolves.game import NOBODY, Act, most_named
 
-SILENCE = 0.75
-"""How often a villager, who knows nothing, accuses nobody. So who speaks up may be the seer: that
-is the tell by which wolves find it."""
+SILENCE_PROBABILITY = 0.75
+"""Probability that a villager, who knows nothing, accuses nobody. A player who accuses is therefore
+more likely to be the seer, and wolves can learn that."""
 
 
 def answer(prompt: str, seed: int) -> str:
-    lots = random.Random(f"{seed} {prompt}")
-    act, choices = _asked(prompt)
-    known = [one for one in _after("A wolf|Accused a wolf", prompt) if one in choices]
+    """Return the number of the player to name, or NOBODY."""
+    rng = random.Random(f"{seed} {prompt}")
+    act, choices = _parse_turn(prompt)
+    targets = [one for one in _numbers_after("A wolf|Accused a wolf", prompt) if one in choices]
     accused = [one for one in _accused(prompt) if one in choices]
-    if known and not (act is Act.ACCUSE and "a wolf" in prompt):
-        return str(known[-1])
+    if targets and not (act is Act.ACCUSE and "a wolf" in prompt):
+        return str(targets[-1])
     if act is Act.VOTE and accused:
-        return str(lots.choice(most_named(accused)))
-    if act is Act.ACCUSE and ("seer" in prompt or lots.random() < SILENCE):
+        return str(rng.choice(most_named(accused)))
+    if act is Act.ACCUSE and ("seer" in prompt or rng.random() < SILENCE_PROBABILITY):
         return str(NOBODY)
-    return str(lots.choice([one for one in choices if one not in _after("Wolves", prompt)]))
+    wolves = _numbers_after("Wolves", prompt)
+    return str(rng.choice([one for one in choices if one not in wolves]))
 
 
-def _asked(prompt: str) -> tuple[Act, list[int]]:
+def _parse_turn(prompt: str) -> tuple[Act, list[int]]:
+    """Return the act and the legal choices of a prompt."""
     act = next(act for act in Act if f" {act.capitalize()}: " in prompt)
-    return act, _after(act.capitalize(), prompt)
+    return act, _numbers_after(act.capitalize(), prompt)
 
 
-def _after(words: str, prompt: str) -> list[int]:
-    found = re.search(rf"(?:{words}): ([\d ]+)\.", prompt)
-    return [int(number) for number in found.group(1).split()] if found else []
+def _numbers_after(label: str, prompt: str) -> list[int]:
+    """Return the numbers after a label, such as `Wolves: 2 4.`; `label` is a regular expression."""
+    match = re.search(rf"(?:{label}): ([\d ]+)\.", prompt)
+    return [int(number) for number in match.group(1).split()] if match else []
 
 
 def _accused(prompt: str) -> list[int]:
-    wolves = _after("Wolves", prompt)
+    """Return the players accused today, without the wolves that the prompt names."""
+    wolves = _numbers_after("Wolves", prompt)
     accused = [int(number) for number in re.findall(r"(\d+) by", prompt)]
     return [one for one in accused if one not in wolves]
 
@@ -58,16 +63,19 @@ app = FastAPI(title="Scripted werewolves")
 
 
 @app.post("/v1/chat/completions")
-def complete(body: dict[str, Any]) -> dict[str, Any]:
-    said = answer(body["messages"][-1]["content"], body.get("seed") or 0)
-    message = {"role": "assistant", "content": said}
+def chat_completion(body: dict[str, Any]) -> dict[str, Any]:
+    """Answer the last message of a chat request."""
+    text = answer(body["messages"][-1]["content"], body.get("seed") or 0)
+    message = {"role": "assistant", "content": text}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    head = {"id": "scripted", "object": "chat.completion", "created": int(time.time())}
-    return head | {"model": body.get("model", "scripted"), "choices": [choice]}
+    fields = {"id": "scripted", "object": "chat.completion", "created": int(time.time())}
+    return fields | {"model": body.get("model", "scripted"), "choices": [choice]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Scripted players as an OpenAI endpoint.")
+    parser = argparse.ArgumentParser(
+        description="Serve the scripted players as an OpenAI endpoint."
+    )
     parser.add_argument("--port", type=int, default=9000)
     uvicorn.run(app, port=parser.parse_args().port, log_level="warning")
 

@@ -1,5 +1,4 @@
-"""The cocktail by its README's commands, on the fake engine: three clients' tasks make the mix that
-was asked for."""
+"""The cocktail example on the fake engine, run with the README's commands."""
 
 from __future__ import annotations
 
@@ -10,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from examples.cocktail.report import realised
+from examples.cocktail.report import trained_shares
 from examples.cocktail.tasks import MIXES
-from examples.run_log import steps_of
+from examples.run_log import trained_steps
 from fakevllm import SwarmClient
 from fakevllm_adapters.protocol.swarm import LogEntry, TrainedGroup
 from tests.e2e.processes import Processes, wait_until
@@ -22,13 +21,13 @@ STEPS = 20
 
 
 @pytest.mark.live
-def test_twenty_steps_have_the_mix_that_was_asked_for(tmp_path: Path) -> None:
+def test_twenty_steps_have_the_requested_mix(tmp_path: Path) -> None:
     with Processes(tmp_path) as started:
         server = started.server("--backend", "fake")
         command = [sys.executable, "-m", "examples.cocktail.run", "--server", server.url]
         command += ["--num-repeat", "2", "--steps", str(STEPS)]
         played = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        shares = realised(steps_of(server.url)[:STEPS])
+        shares = trained_shares(trained_steps(server.url)[:STEPS])
     print(played.stdout)
     assert "20 steps" in played.stdout
     for name, mix in MIXES.items():
@@ -47,7 +46,7 @@ def test_a_small_cocktail_is_trained_and_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cocktail_whose_engine_is_stopped_says_so_and_ends(tmp_path: Path) -> None:
+def test_a_cocktail_ends_with_a_message_if_its_engine_is_stopped(tmp_path: Path) -> None:
     with Processes(tmp_path) as started:
         server = started.server("--backend", "fake")
         command = [sys.executable, "-m", "examples.cocktail.run", "--server", server.url]
@@ -59,16 +58,16 @@ def test_a_cocktail_whose_engine_is_stopped_says_so_and_ends(tmp_path: Path) -> 
             try:
                 wait_until(lambda: client.get_global_step() >= 2, 60, "a step of the cocktail")
                 client.stop_engine()
-                _, told = played.communicate(timeout=30)
+                _, errors = played.communicate(timeout=30)
             finally:
-                played.send_signal(signal.SIGINT)  # it ends its clients
+                played.send_signal(signal.SIGINT)  # the script stops its clients
     assert played.returncode == 1
     for name in MIXES:
-        assert f"{name}: the engine was stopped" in told
+        assert f"{name}: the engine was stopped" in errors
 
 
-def test_the_report_counts_groups_by_the_mix_their_task_begins_with() -> None:
+def test_the_report_counts_groups_by_the_mix_in_their_task_id() -> None:
     ids = ["task:math-a-0#e1", "task:math-a-1#e2", "task:words-b-0#e3", "task:format-c-0#e4"]
     groups = [TrainedGroup(group_id=one, siblings=[0]) for one in ids]
     step = LogEntry(seq=1, kind="step", groups=groups)
-    assert realised([step]) == {"math": 0.5, "words": 0.25, "format": 0.25}
+    assert trained_shares([step]) == {"math": 0.5, "words": 0.25, "format": 0.25}

@@ -31,17 +31,19 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[SwarmClient]:
             yield client
 
 
-def test_the_small_form_has_all_it_names() -> None:
+def test_the_demo_configuration_names_a_valid_agent_and_dataset() -> None:
     material = material_of(load(MATH / "math.yaml"))
     assert len(material.tasks) == len(material.eval_tasks) == 64
     assert all(
-        agent.is_same(agent.calculator("+".join(agent.SAID.findall(task.main_query)[0])), answer)
+        agent.is_same(
+            agent.calculator("+".join(agent.STATED_SUM.findall(task.main_query)[0])), answer
+        )
         for task in material.tasks
         if (answer := task.metadata["answer"])
     )
 
 
-def test_the_job_for_a_real_model_is_valid_and_asks_for_nothing_it_does_not_get(
+def test_the_configuration_for_a_real_model_is_valid_and_causes_no_warnings(
     tmp_path: Path,
 ) -> None:
     settings = load(MATH / "gsm8k.yaml")
@@ -52,40 +54,40 @@ def test_the_job_for_a_real_model_is_valid_and_asks_for_nothing_it_does_not_get(
 
 
 @pytest.mark.parametrize(
-    ("said", "reward", "called"),
+    ("reply", "reward", "num_calls"),
     [("3 plus 4 is 9.", 1.0, 1.0), ("The answer is 9.", 0.0, 0.0), ("It is 7.", 1.0, 0.0)],
 )
-def test_a_sum_that_is_said_is_a_call_whose_number_counts(
-    client: SwarmClient, said: str, reward: float, called: float
+def test_a_stated_sum_calls_the_calculator_whose_number_counts(
+    client: SwarmClient, reply: str, reward: float, num_calls: float
 ) -> None:
-    task = Task(task_id=said, main_query=f"[[say {said}]]", metadata={"answer": "7"})
+    task = Task(task_id=reply, main_query=f"[[say {reply}]]", metadata={"answer": "7"})
     with client.episode(task, episode_type="eval") as episode:
         output = agent.run(task, episode.access)
-    assert output == WorkflowOutput(reward=reward, log_metrics={"calculator": called})
+    assert output == WorkflowOutput(reward=reward, log_metrics={"calculator": num_calls})
 
 
 @pytest.mark.parametrize(
-    ("num_calls", "said", "reward"),
+    ("num_calls", "reply", "reward"),
     [
         (1, "#### 72", 1.0),
         (2, "#### 72\nThe calculator was used 2 times.", 1.0),
         (1, "It is 72.", 0.0),
-        (agent.MAX_TURNS, "#### 72", 0.0),  # it never comes to say so
+        (agent.MAX_TURNS, "#### 72", 0.0),  # no turn is left for this answer
     ],
 )
-def test_a_real_models_calls_are_answered_and_what_it_says_behind_the_mark_counts(
-    client: SwarmClient, num_calls: int, said: str, reward: float
+def test_a_real_models_calls_get_results_and_the_number_after_the_mark_counts(
+    client: SwarmClient, num_calls: int, reply: str, reward: float
 ) -> None:
     call = f"[[call calculator {json.dumps({'expression': '48/2 + 48'})}]]"
-    asked = f"{call * num_calls}[[say {said}]]"
-    task = Task(task_id="clips", main_query=asked, metadata={"answer": "48 / 2 = 24\n#### 72"})
+    question = f"{call * num_calls}[[say {reply}]]"
+    task = Task(task_id="clips", main_query=question, metadata={"answer": "48 / 2 = 24\n#### 72"})
     with client.episode(task, episode_type="eval") as episode:
         output = asyncio.run(agent.solve(task, episode.access))
     assert output == WorkflowOutput(reward=reward, log_metrics={"calculator": float(num_calls)})
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "result"),
     [
         ('{"expression": "48/2 + 48"}', "72"),
         ('{"expression": "1/0"}', "error: "),
@@ -97,5 +99,5 @@ def test_a_real_models_calls_are_answered_and_what_it_says_behind_the_mark_count
         ("{", "error: "),
     ],
 )
-def test_the_calculator_answers_and_says_what_is_wrong(arguments: str, said: str) -> None:
-    assert agent.answered(arguments).startswith(said)
+def test_a_call_gets_the_value_or_an_error_message(arguments: str, result: str) -> None:
+    assert agent.call_calculator(arguments).startswith(result)

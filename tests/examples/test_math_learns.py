@@ -1,4 +1,4 @@
-"""The math example's README, by its command: the demo model learns to use its calculator."""
+"""The math example, run with the README's command: the demo model learns to use the calculator."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NUM_STEPS = 20
 
 class Run(NamedTuple):
     rise: float
-    """Of the last five steps' mean reward over the first five's, 320 episodes each."""
+    """Mean reward of the last five steps minus that of the first five, each from 320 episodes."""
     before: float
     after: float
 
 
-def run_of(folder: Path, control: str) -> Run:
-    """The example as it is, but for the control."""
+def run_example(folder: Path, control: str) -> Run:
+    """Run a copy of the example with this setting of `control`."""
     example = folder / "math"
     example.mkdir(parents=True)
     for file in (ROOT / "examples/math").iterdir():
@@ -38,16 +38,19 @@ def run_of(folder: Path, control: str) -> Run:
     command = [sys.executable, "-m", "fakevllm", "train", "--conf", "math/math.yaml"]
     played = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     print(control, played.stdout)
-    told = re.search(r"64 tasks: ([\d.]+) before, ([\d.]+) after", played.stdout)
-    assert told is not None
+    match = re.search(r"64 tasks: ([\d.]+) before, ([\d.]+) after", played.stdout)
+    assert match is not None
     means = [step["metrics"]["reward_mean"] for step in steps_of(folder / "runs/math")]
     assert len(means) == NUM_STEPS
-    return Run(fmean(means[-5:]) - fmean(means[:5]), float(told[1]), float(told[2]))
+    return Run(fmean(means[-5:]) - fmean(means[:5]), float(match[1]), float(match[2]))
 
 
-def test_the_demo_model_learns_to_call_and_without_updates_nothing_is_learnt(
+def test_the_demo_model_learns_to_call_the_calculator_and_learns_nothing_without_updates(
     tmp_path: Path,
 ) -> None:
-    learns, frozen = run_of(tmp_path / "learns", "none"), run_of(tmp_path / "frozen", "frozen")
+    learns, frozen = (
+        run_example(tmp_path / "learns", "none"),
+        run_example(tmp_path / "frozen", "frozen"),
+    )
     assert learns.rise > 0.12 and learns.after > 0.9
     assert abs(frozen.rise) < 0.1 and frozen.after < 0.85

@@ -1,4 +1,4 @@
-"""Planner and executor by their README's command, each on a server of its own."""
+"""The example with two models, run with the README's command on two servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from examples.multi_model.run import LAST, curve
+from examples.multi_model.run import NUM_COMPARED_STEPS, learning_curve
 from tests.e2e.processes import Processes, wait_until
 from tests.examples.webchats import ROOT
 
@@ -19,7 +19,10 @@ STEPS = 24
 def curves(
     folder: Path, backend: list[str], *arguments: str, least: int = 1
 ) -> tuple[list[float], list[float]]:
-    """The mean rewards of the planner's steps, and of the executor's, `least` or more of each."""
+    """Run the example; return the mean rewards of each step of the planner and of the executor.
+
+    Wait until each server has trained `least` steps.
+    """
     with Processes(folder) as started:
         planner, executor = (
             started.server(*backend, folder=name) for name in ("planner", "executor")
@@ -29,12 +32,16 @@ def curves(
         played = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         print(played.stdout)
         urls = planner.url, executor.url
-        wait_until(lambda: all(len(curve(url)) >= least for url in urls), 30, f"{least} steps each")
-        return curve(planner.url), curve(executor.url)
+        wait_until(
+            lambda: all(len(learning_curve(url)) >= least for url in urls),
+            30,
+            f"{least} steps each",
+        )
+        return learning_curve(planner.url), learning_curve(executor.url)
 
 
 @pytest.mark.slow
-def test_a_batch_of_both_trains_a_step_of_each(tmp_path: Path) -> None:
+def test_each_batch_trains_one_step_of_both_models(tmp_path: Path) -> None:
     small = ("--steps", "2", "--batch-size", "2", "--num-repeat", "2")
     for means in curves(tmp_path, ["--backend", "fake"], *small, least=2):
         assert len(means) == 2
@@ -42,10 +49,10 @@ def test_a_batch_of_both_trains_a_step_of_each(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_both_models_learn_and_without_updates_neither_does(tmp_path: Path) -> None:
+def test_both_models_learn_and_neither_learns_without_updates(tmp_path: Path) -> None:
     demo = ["--backend", "embedded", "--model", "demo"]
     for means in curves(tmp_path / "learns", demo, "--steps", str(STEPS)):
-        assert fmean(means[-LAST:]) - fmean(means[:LAST]) > 0.15
+        assert fmean(means[-NUM_COMPARED_STEPS:]) - fmean(means[:NUM_COMPARED_STEPS]) > 0.15
     frozen = ("--steps", "10", "--control", "frozen")
     for means in curves(tmp_path / "frozen", demo, *frozen):
-        assert abs(fmean(means[-LAST:]) - fmean(means[:LAST])) < 0.15
+        assert abs(fmean(means[-NUM_COMPARED_STEPS:]) - fmean(means[:NUM_COMPARED_STEPS])) < 0.15

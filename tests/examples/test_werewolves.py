@@ -1,4 +1,4 @@
-"""The werewolves: the rules under any moves, what players are told, and the training script."""
+"""The werewolves example: the rules under random moves, the prompts, and the scripts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,15 @@ from starlette.testclient import TestClient
 
 from examples.werewolves import scripted
 from examples.werewolves.game import FIVE, NINE, NOBODY, Act, Game, Role, Side, Turn
-from examples.werewolves.players import Scripted, aim, play_to_the_end, seated, side_of, take_turn
-from examples.werewolves.prompts import named_in, prompt
+from examples.werewolves.players import (
+    Scripted,
+    aim,
+    assign_players,
+    play_to_the_end,
+    take_turn,
+    trained_side,
+)
+from examples.werewolves.prompts import build_prompt, parse_choice
 from fakevllm import RandomReader
 from tests.e2e.processes import Processes, wait_until
 
@@ -30,21 +37,21 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 class Stubborn:
-    """Says the same whatever it is asked."""
+    """A player that always gives the same answer."""
 
-    def __init__(self, said: str) -> None:
-        self._said = said
+    def __init__(self, reply: str) -> None:
+        self._reply = reply
 
     def answer(self, prompt: str, turn: Turn) -> str:
-        return self._said
+        return self._reply
 
 
 @settings(derandomize=True, deadline=None)
 @given(FORMS, SEEDS, SEEDS)
-def test_a_game_ends_whatever_is_named_and_only_the_living_act(
+def test_a_game_ends_with_any_moves_and_only_living_players_act(
     form: tuple[Role, ...], seed: int, moves: int
 ) -> None:
-    game, drawn = Game(seed, form), random.Random(moves)
+    game, rng = Game(seed, form), random.Random(moves)
     while (turn := game.turn) is not None:
         assert game.winner is None
         assert turn.player in game.living and turn.player not in turn.choices
@@ -54,7 +61,7 @@ def test_a_game_ends_whatever_is_named_and_only_the_living_act(
         if turn.act is Act.CHECK:
             assert game.roles[turn.player] is Role.SEER
             assert not game.checked().keys() & set(turn.choices)
-        game.play(drawn.choice(turn.choices))
+        game.play(rng.choice(turn.choices))
     assert game.day <= len(form)
     assert (game.winner is Side.VILLAGE) == (not game.wolves)
     assert len(game.living) + len(game.gone) == len(form)
@@ -62,30 +69,30 @@ def test_a_game_ends_whatever_is_named_and_only_the_living_act(
 
 @settings(derandomize=True, deadline=None)
 @given(FORMS, SEEDS, SEEDS)
-def test_the_seer_is_told_the_truth_and_nobody_else_a_role(
+def test_only_seer_and_wolves_learn_roles_and_these_are_true(
     form: tuple[Role, ...], seed: int, moves: int
 ) -> None:
-    game, drawn = Game(seed, form), random.Random(moves)
+    game, rng = Game(seed, form), random.Random(moves)
     while (turn := game.turn) is not None:
-        told, role = prompt(game, turn), game.roles[turn.player]
-        assert ("A wolf:" in told) == (role is Role.SEER)
-        assert ("Wolves:" in told) == (role is Role.WOLF)
+        prompt, role = build_prompt(game, turn), game.roles[turn.player]
+        assert ("A wolf:" in prompt) == (role is Role.SEER)
+        assert ("Wolves:" in prompt) == (role is Role.WOLF)
         if role is Role.SEER:
-            for is_wolf, players in ((True, _after("A wolf", told)), (False, _after("No w", told))):
-                assert all((game.roles[one] is Role.WOLF) == is_wolf for one in players)
+            assert all(game.roles[one] is Role.WOLF for one in _numbers_after("A wolf", prompt))
+            assert all(game.roles[one] is not Role.WOLF for one in _numbers_after("No w", prompt))
         if role is Role.WOLF:
-            assert set(_after("Wolves", told)) == game.wolves
-        game.play(drawn.choice(turn.choices))
+            assert set(_numbers_after("Wolves", prompt)) == game.wolves
+        game.play(rng.choice(turn.choices))
 
 
-def _after(words: str, told: str) -> list[int]:
-    found = re.search(rf"{words}\w*: ([\d ]+)\.", told)
-    return [int(number) for number in found.group(1).split()] if found else []
+def _numbers_after(label: str, prompt: str) -> list[int]:
+    match = re.search(rf"{label}\w*: ([\d ]+)\.", prompt)
+    return [int(number) for number in match.group(1).split()] if match else []
 
 
 @settings(derandomize=True, deadline=None, max_examples=30)
 @given(FORMS, SEEDS)
-def test_the_scripted_name_only_whom_they_may_and_play_a_seed_alike(
+def test_scripted_players_make_legal_moves_and_repeat_them_for_one_seed(
     form: tuple[Role, ...], seed: int
 ) -> None:
     games = [Game(seed, form) for _ in range(2)]
@@ -94,7 +101,7 @@ def test_the_scripted_name_only_whom_they_may_and_play_a_seed_alike(
     assert games[0].moves == games[1].moves
 
 
-def test_the_scripted_seer_accuses_the_wolf_it_found_and_wolves_then_kill_it() -> None:
+def test_the_scripted_seer_accuses_a_known_wolf_and_wolves_kill_its_accuser() -> None:
     seer = "You are 6, the seer. No wolf: 1. Accused today: nobody. Accuse: 0 1 4 5. A wolf: 4."
     wolf = "You are 2, a wolf. Wolves: 2 4. Accused today: nobody. Kill: 1 6. Accused a wolf: 6."
     for seed in range(20):
@@ -104,17 +111,17 @@ def test_the_scripted_seer_accuses_the_wolf_it_found_and_wolves_then_kill_it() -
 
 def test_nobody_is_killed_in_the_first_night() -> None:
     game = Game(0)
-    acts = {move.act for move in _played_until_gone(game).moves}
+    acts = {move.act for move in _play_until_a_death(game).moves}
     assert acts == {Act.CHECK, Act.ACCUSE, Act.VOTE}
 
 
-def _played_until_gone(game: Game) -> Game:
+def _play_until_a_death(game: Game) -> Game:
     while not game.gone and (turn := game.turn) is not None:
         game.play(turn.choices[-1])
     return game
 
 
-def test_what_may_not_be_named_is_refused() -> None:
+def test_an_illegal_choice_is_refused() -> None:
     game = Game(0)
     turn = game.turn
     assert turn is not None
@@ -122,12 +129,12 @@ def test_what_may_not_be_named_is_refused() -> None:
         game.play(turn.player)
 
 
-@pytest.mark.parametrize(("said", "named"), [("I say 5, or 4.", 5), ("14", None), ("", None)])
-def test_the_first_number_that_may_be_named_is_the_answer(said: str, named: int | None) -> None:
-    assert named_in(said, (4, 5)) == named
+@pytest.mark.parametrize(("reply", "named"), [("I say 5, or 4.", 5), ("14", None), ("", None)])
+def test_the_first_legal_number_is_the_choice(reply: str, named: int | None) -> None:
+    assert parse_choice(reply, (4, 5)) == named
 
 
-def test_an_answer_without_a_move_is_a_move_by_lot_and_counted() -> None:
+def test_an_answer_without_a_legal_choice_becomes_a_random_move() -> None:
     game = Game(0)
     legal = take_turn(game, dict.fromkeys(game.roles, Stubborn("hm")), random.Random(0))
     assert not legal and len(game.moves) == 1
@@ -136,13 +143,13 @@ def test_an_answer_without_a_move_is_a_move_by_lot_and_counted() -> None:
 def test_only_the_roles_of_the_trained_side_are_the_trained_model() -> None:
     game, trained, static = Game(0), Stubborn("1"), Stubborn("2")
     for side, role in ((Side.WOLVES, Role.WOLF), (Side.VILLAGE, Role.SEER)):
-        players = seated(game, side, trained, static)
-        assert {one for one, who in players.items() if who is trained} == {
+        players = assign_players(game, side, trained, static)
+        assert {one for one, player in players.items() if player is trained} == {
             one for one, own in game.roles.items() if own is role
         }
 
 
-def test_the_aim_is_the_share_of_moves_that_named_whom_the_side_seeks() -> None:
+def test_the_aim_is_the_share_of_moves_that_named_the_sides_target() -> None:
     game = Game(0)
     seer = next(one for one, role in game.roles.items() if role is Role.SEER)
     while game.day == 1 and (turn := game.turn) is not None:
@@ -152,43 +159,47 @@ def test_the_aim_is_the_share_of_moves_that_named_whom_the_side_seeks() -> None:
 
 
 class Hinted:
-    """Names the last number of the prompt where it may, as a model could learn to; else a lot."""
+    """A player that names the last number of the prompt if it is legal, as a model could learn to.
 
-    def __init__(self, seed: int, looks: bool) -> None:
-        self._lots, self._looks = random.Random(f"hinted {seed}"), looks
+    Otherwise, or with `follows_hint` False, its move is random.
+    """
+
+    def __init__(self, seed: int, follows_hint: bool) -> None:
+        self._rng, self._follows_hint = random.Random(f"hinted {seed}"), follows_hint
 
     def answer(self, prompt: str, turn: Turn) -> str:
         hint = re.search(r"(?:A wolf|Accused a wolf): (?:\d+ )*(\d+)\.$", prompt)
-        if self._looks and hint and int(hint[1]) in turn.choices:
+        if self._follows_hint and hint and int(hint[1]) in turn.choices:
             return hint[1]
-        return str(self._lots.choice(turn.choices))
+        return str(self._rng.choice(turn.choices))
 
 
-def test_who_follows_the_hint_wins_more_than_the_lot_so_there_is_something_to_learn() -> None:
+def test_following_the_hint_wins_more_games_than_random_moves() -> None:
     won: dict[bool, float] = {}
-    for looks in (False, True):
+    for follows_hint in (False, True):
         results: list[tuple[float, float]] = []
         for task in RandomReader(600, seed=1):
             seed: int = task.metadata["seed"]
-            game, side = Game(seed, FIVE), side_of(seed)
-            players = seated(game, side, Hinted(seed, looks), Scripted(seed))
+            game, side = Game(seed, FIVE), trained_side(seed)
+            players = assign_players(game, side, Hinted(seed, follows_hint), Scripted(seed))
             play_to_the_end(game, players, seed)
             results.append((float(game.winner is side), aim(game, side)))
-        won[looks], aimed = map(fmean, zip(*results, strict=True))
-        print(f"{'hint' if looks else 'lot'}: won {won[looks]:.2f}, aim {aimed:.2f}")
+        won[follows_hint], mean_aim = map(fmean, zip(*results, strict=True))
+        label = "hint" if follows_hint else "random"
+        print(f"{label}: won {won[follows_hint]:.2f}, aim {mean_aim:.2f}")
     assert won[True] - won[False] > 0.08
 
 
-def test_the_scripted_answer_as_an_openai_endpoint() -> None:
-    told = "You are 3, a villager. Accused today: 4 by 6. Vote: 1 2 4."
-    body = {"model": "any", "seed": 1, "messages": [{"role": "user", "content": told}]}
+def test_the_endpoint_of_the_scripted_players_gives_their_answers() -> None:
+    prompt = "You are 3, a villager. Accused today: 4 by 6. Vote: 1 2 4."
+    body = {"model": "any", "seed": 1, "messages": [{"role": "user", "content": prompt}]}
     with TestClient(scripted.app) as http:
         answer = http.post("/v1/chat/completions", json=body).json()
-    assert answer["choices"][0]["message"]["content"] == scripted.answer(told, 1) == "4"
+    assert answer["choices"][0]["message"]["content"] == scripted.answer(prompt, 1) == "4"
 
 
 def test_the_training_script_is_short() -> None:
-    assert len((ROOT / "examples/werewolves/train.py").read_text().splitlines()) < 80
+    assert len((ROOT / "examples/werewolves/train.py").read_text().splitlines()) < 90
 
 
 @pytest.fixture
@@ -203,8 +214,8 @@ def test_the_training_script_plays_games_and_each_batch_is_a_step(processes: Pro
     command += ["--small", "--free", "--steps", "2", "--batch-size", "2", "--num-repeat", "2"]
     done = subprocess.run([*command, "--games", "2"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    said = [line.split(":")[0] for line in done.stdout.splitlines()]
-    assert said == ["before", "step 1", "step 2", "after"]
+    labels = [line.split(":")[0] for line in done.stdout.splitlines()]
+    assert labels == ["before", "step 1", "step 2", "after"]
 
     def steps() -> list[dict[str, Any]]:
         entries = httpx.get(f"{server.url}/get_run_log").json()["entries"]
@@ -216,7 +227,7 @@ def test_the_training_script_plays_games_and_each_batch_is_a_step(processes: Pro
         assert 0 <= step["metrics"]["reward_mean"] <= 1
 
 
-def test_a_game_can_be_watched_and_every_command_of_the_readme_is_there() -> None:
+def test_a_game_can_be_watched_and_the_readme_names_existing_commands() -> None:
     watch = [sys.executable, "-m", "examples.werewolves.play", "--seed", "3"]
     done = subprocess.run(watch, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
     assert re.search(r"The (wolves|village) won", done.stdout)

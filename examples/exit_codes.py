@@ -1,4 +1,4 @@
-"""How a script of these ends: Ctrl-C is no error, and what a server says is one line."""
+"""Exit codes of the example scripts: 130 after Ctrl-C, 2 if the server is missing or refuses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from fakevllm import SwarmError
 
 
 def run(main: Callable[[], None]) -> None:
-    """Exits with 130 after Ctrl-C or a TERM, with 2 where the server was not there or refused."""
+    """Run a script's `main`.
+
+    Exit with 130 after Ctrl-C or SIGTERM. Exit with 2, and print the error in one line, if no
+    server answers or if the server refuses a request.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main()
@@ -21,5 +25,5 @@ def run(main: Callable[[], None]) -> None:
         print(error, file=sys.stderr)
         sys.exit(2)
     finally:
-        # what its threads still say is of episodes that are given up
+        # Threads that still run would only log the failures of abandoned episodes.
         logging.getLogger("fakevllm.sdk").setLevel(logging.CRITICAL)
