@@ -25,7 +25,7 @@ def test_a_server_goes_on_from_rows_that_were_made(tmp_path: Path) -> None:
     assert (log.last_step, log.version, saved.step) == (3, 3, 3)
     assert CheckpointFolders(run_dir / "checkpoints").find(saved).is_dir()
     assert told is not None and told.reply_json == '{"success":true}'
-    assert [len(entry.groups) for entry in log.after(0)] == [swarm_rows.BATCH_SIZE] * 3
+    assert [len(entry.groups) for entry in log.entries_after(0)] == [swarm_rows.BATCH_SIZE] * 3
     assert journal.read(_newest_reply) < time.time() - 3600
     journal.close()
 

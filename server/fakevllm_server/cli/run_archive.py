@@ -214,7 +214,7 @@ class CheckpointRestore:
                 f"The journal cannot be written ({self._journal.error or 'the disk is slow'}): "
                 "mend that, and restore again."
             )
-        self._folders.sweep([one.folder for one in self._journal.read(reads.checkpoints)])
+        self._folders.delete_except([one.folder for one in self._journal.read(reads.checkpoints)])
 
     def close(self) -> None:
         self._journal.close()

@@ -1,7 +1,8 @@
-"""Checkpoints on disk: written aside, flushed to disk, renamed. The journal knows which of them
-are whole: a folder without a row there was never finished, and goes.
+"""The folders of a run's checkpoints.
 
-A folder named `*.tmp` is being written or removed and is no checkpoint.
+A checkpoint is written to a folder with a temporary name, flushed to disk and renamed. Then it is
+recorded in the journal. A folder that is not in the journal is incomplete and is deleted at the
+next start. A folder named `*.tmp` is being written or deleted.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from fakevllm_server.types.crash_points import crash_point
 log = logging.getLogger("fakevllm.server")
 
 CHUNK = 1 << 20
+"""Bytes that `digest` reads at a time."""
 
 
 class CheckpointFolders:
-    """The run directory's `checkpoints`."""
+    """The folder `checkpoints` of a run directory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -31,59 +33,71 @@ class CheckpointFolders:
 
     @property
     def is_empty(self) -> bool:
+        """Whether there is no folder of a checkpoint, complete or not."""
         return not any(self._folder.glob("step-*"))
 
-    def sweep(self, known: Collection[str]) -> None:
-        """Removes all but the folders of these names."""
+    def delete_except(self, names: Collection[str]) -> None:
+        """Delete everything in the folder except the entries with these names."""
         for folder in self._folder.iterdir():
-            if folder.name not in known:
-                self.remove(folder.name)
+            if folder.name not in names:
+                self.delete(folder.name)
 
     async def write(self, step: int, save: Callable[[Path], Awaitable[None]]) -> tuple[str, str]:
-        """Name and digest of the folder; `save` writes the trainer's own files. Raises OSError
-        where the disk does not take it."""
-        aside = self._folder / f"step-{step:08d}.tmp"
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(mode=0o700)
-        await save(aside)
+        """Write the checkpoint of a step, and return its folder's name and digest.
+
+        `save` writes the trainer's files into the folder that it is called with. Raises OSError if
+        the disk fails or is full.
+        """
+        temporary = self._folder / f"step-{step:08d}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(mode=0o700)
+        await save(temporary)
         crash_point("save.written")
-        return aside.stem, await asyncio.to_thread(self._seal, aside)
+        return temporary.stem, await asyncio.to_thread(self._sync_and_rename, temporary)
 
     def find(self, saved: SavedCheckpoint) -> Path:
-        """The folder the trainer is restored from. Raises OSError where it is not what was
-        written."""
+        """Return the folder of a checkpoint, after checking its digest.
+
+        Raises OSError if the files are not those that were written.
+        """
         folder = self._folder / saved.folder
         if digest(folder) != saved.digest:
-            raise OSError(f"checkpoint {folder} is not what was written")
+            raise OSError(f"checkpoint {folder} is damaged: its files are not those written")
         return folder
 
-    def remove(self, name: str) -> None:
-        """Renamed first, so that a crash in the middle leaves no half of a checkpoint behind. What
-        cannot be removed is told, and costs no step: it is tried again at the next start."""
-        doomed = self._folder / f"{name.removesuffix('.tmp').removesuffix('.old')}.old.tmp"
+    def delete(self, name: str) -> None:
+        """Delete an entry of the folder.
+
+        The entry is renamed first, so that a crash leaves no partly deleted checkpoint under its
+        name. If the deletion fails, an error is logged, and the next start tries again.
+        """
+        renamed = self._folder / f"{name.removesuffix('.tmp').removesuffix('.old')}.old.tmp"
         try:
-            _delete(doomed)
+            _delete(renamed)
             if (self._folder / name).exists():
-                (self._folder / name).rename(doomed)
-            _delete(doomed)
+                (self._folder / name).rename(renamed)
+            _delete(renamed)
         except OSError as error:
             log.error("%s cannot be removed: %s", self._folder / name, error.strerror)
 
-    def _seal(self, aside: Path) -> str:
-        for path in [*aside.rglob("*"), aside]:
+    def _sync_and_rename(self, temporary: Path) -> str:
+        """Flush a checkpoint to disk, rename it to its final name, and return its digest."""
+        for path in [*temporary.rglob("*"), temporary]:
             _sync(path)
-        sealed = digest(aside)
+        folder_digest = digest(temporary)
         crash_point("save.synced")
-        self.remove(aside.stem)  # of a step that was undone
-        aside.rename(aside.with_suffix(""))
+        self.delete(temporary.stem)  # the same step's checkpoint, if the step was rolled back
+        temporary.rename(temporary.with_suffix(""))
         _sync(self._folder)
         crash_point("save.renamed")
-        return sealed
+        return folder_digest
 
 
 def digest(folder: Path, on_read: Callable[[int], object] = int) -> str:
-    """Of the names and bytes of all its files; `on_read` hears of each number of bytes that was
-    read. Raises OSError."""
+    """Return the SHA-256 of the names, sizes and contents of all files below a folder.
+
+    `on_read` is called with the size of each chunk that was read, in bytes. Raises OSError.
+    """
     hashed = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = str(path.relative_to(folder)).encode()
@@ -97,7 +111,7 @@ def digest(folder: Path, on_read: Callable[[int], object] = int) -> str:
 
 
 def _delete(path: Path) -> None:
-    """A folder, or a file that somebody left there. Raises OSError."""
+    """Delete a folder, or a file that the user left among the checkpoints. Raises OSError."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -105,6 +119,7 @@ def _delete(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
+    """Flush a file or a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

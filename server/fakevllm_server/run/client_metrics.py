@@ -1,7 +1,8 @@
-"""What active clients measure themselves (`log_metrics` of an ended episode): means over the
-episodes that end while a step is collected, told with that step. Pure.
+"""Metrics that active clients measure (`log_metrics` of an ended episode). Pure.
 
-They are kept in memory until then: a server that dies takes those of the step in hand with it.
+Each metric is averaged over the episodes that end while a step is collected, and is logged with
+that step. The values are kept in memory until then. If the server dies, the values of the current
+step are lost.
 """
 
 from __future__ import annotations
@@ -10,35 +11,43 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 PREFIX = "train_"
-"""As AgentJet's clients know them."""
+"""Prefix of the metrics' names, which AgentJet's clients expect."""
 MAX_NAMES = 100
+"""Maximum number of different metrics in one step."""
 MAX_NAME_CHARS = 100
+"""Maximum length of a metric's name in characters."""
 
 
 class ClientMetrics:
+    """Collects the clients' metrics of one step."""
+
     def __init__(self) -> None:
-        self._heard: dict[str, list[float]] = {}
+        self._values: dict[str, list[float]] = {}
 
     def add(self, metrics: Mapping[str, float | Sequence[float]]) -> list[str]:
-        """Of one episode; a list counts as its mean. Names that are too long or too many, which do
-        not count."""
+        """Add the metrics of one episode, and return the names that were refused.
+
+        A list of values counts as its mean. A name is refused if it is too long, or if there are
+        too many names.
+        """
         refused: list[str] = []
         for name, value in metrics.items():
-            is_room = name in self._heard or len(self._heard) < MAX_NAMES
-            if len(name) > MAX_NAME_CHARS or not is_room:
+            has_room = name in self._values or len(self._values) < MAX_NAMES
+            if len(name) > MAX_NAME_CHARS or not has_room:
                 refused.append(name)
             elif isinstance(value, int | float):
-                self._heard.setdefault(name, []).append(value)
+                self._values.setdefault(name, []).append(value)
             elif value:
-                self._heard.setdefault(name, []).append(fmean(value))
+                self._values.setdefault(name, []).append(fmean(value))
         return refused
 
     def take(self) -> dict[str, float]:
-        """
-        >>> heard = ClientMetrics()
-        >>> _ = heard.add({"tools": 1.0}), heard.add({"tools": [2.0, 4.0]})
-        >>> heard.take(), heard.take()
+        """Return the mean of each metric, and start to collect the next step.
+
+        >>> metrics = ClientMetrics()
+        >>> _ = metrics.add({"tools": 1.0}), metrics.add({"tools": [2.0, 4.0]})
+        >>> metrics.take(), metrics.take()
         ({'train_tools': 2.0}, {})
         """
-        heard, self._heard = self._heard, {}
-        return {PREFIX + name: fmean(values) for name, values in heard.items()}
+        values, self._values = self._values, {}
+        return {PREFIX + name: fmean(numbers) for name, numbers in values.items()}

@@ -1,10 +1,12 @@
-"""How much of what was sampled is trained, and why the rest is not. Pure.
+"""Metrics of the share of sampled tokens that is trained, and of why the others are not. Pure.
 
-    sample_coverage = tokens trained / tokens that could be
+    sample_coverage = tokens trained / tokens eligible
 
-Tokens that could be trained are those of calls whose ids, log-probabilities and way of sampling
-training can take; the rest is `untrainable`, by reason. What could be and is not is `untrained`.
-Tokens that a grammar left no choice for are in neither.
+* Eligible tokens belong to calls with complete ids and log-probabilities and with sampling
+  parameters that can be trained on.
+* `untrainable` metrics count the other calls and tokens, by reason.
+* `untrained` metrics count the eligible tokens that the step did not train on, by reason.
+* Forced tokens, for which a grammar allowed one token only, are not eligible.
 """
 
 from __future__ import annotations
@@ -16,17 +18,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from fakevllm_server.types.backend import Call
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
-MAX_WORDS = 40
-"""Characters of a reason in a metric's name."""
-_ADDED = re.compile(
+MAX_REASON_CHARS = 40
+"""Maximum length of a reason within a metric's name, in characters."""
+_ADDITIVE = re.compile(
     r"tokens_(sampled|eligible|trained|saved|computed)|(untrainable|untrained)_.*|branch_(?!rate$).*"
     r"|groups(_with_signal)?|(tied|partial)_groups|feedback_samples|stale_calls"
 )
 
 
 def coverage(groups: Sequence[FinishedGroup], trained: Sequence[Call]) -> dict[str, float]:
-    """Of one step: its groups, and the calls it trains on. Feedback samples are left out: their
-    tokens were counted with the groups they come from."""
+    """Return the coverage metrics of one step.
+
+    `groups` are the step's groups. `trained` are the calls that the step trains on. Feedback
+    samples are not counted, because their tokens were counted with their original groups.
+    """
     groups = [group for group in groups if not group.is_sample]
     ids = {group.group_id for group in groups}
     trained = [call for call in trained if call.group_id in ids]
@@ -36,71 +41,76 @@ def coverage(groups: Sequence[FinishedGroup], trained: Sequence[Call]) -> dict[s
         counts["untrainable_tokens"] += len(call.response_ids)
         counts[f"untrainable_calls_{reason}"] += 1
         counts[f"untrainable_tokens_{reason}"] += len(call.response_ids)
-    every = [call for group in groups for episode in group.episodes for call in episode.calls]
-    eligible = sum(call.num_trained for call in every if untrainable_reason(call) is None)
-    done = sum(call.num_trained for call in trained)
-    unscored = _unscored(groups)
-    told = {
-        "tokens_sampled": sum(len(call.response_ids) for call in every),
-        "tokens_eligible": eligible,
-        "tokens_trained": done,
+    calls = [call for group in groups for episode in group.episodes for call in episode.calls]
+    num_eligible = sum(call.num_trained for call in calls if untrainable_reason(call) is None)
+    num_trained = sum(call.num_trained for call in trained)
+    num_unscored = _num_unscored(groups)
+    totals = {
+        "tokens_sampled": sum(len(call.response_ids) for call in calls),
+        "tokens_eligible": num_eligible,
+        "tokens_trained": num_trained,
         "untrainable_calls": 0,
         "untrainable_tokens": 0,
-        "untrained_tokens_no_reward": unscored,
-        "untrained_tokens_no_signal": eligible - done - unscored,
+        "untrained_tokens_no_reward": num_unscored,
+        "untrained_tokens_no_signal": num_eligible - num_trained - num_unscored,
     }
-    metrics = {name: float(number) for name, number in (told | counts).items()}
-    return metrics | {"sample_coverage": share(done, eligible)}
+    metrics = {name: float(number) for name, number in (totals | counts).items()}
+    return metrics | {"sample_coverage": share(num_trained, num_eligible)}
 
 
 def without_update(metrics: Mapping[str, float], reason: str) -> dict[str, float]:
-    """The same step, which made no update after all."""
-    lost = metrics["tokens_trained"]
+    """Return a step's coverage metrics, corrected for an update that was not applied.
+
+    All trained tokens count as untrained for `reason`.
+    """
     return {
         **metrics,
         "tokens_trained": 0.0,
-        f"untrained_tokens_{reason}": lost,
+        f"untrained_tokens_{reason}": metrics["tokens_trained"],
         "sample_coverage": share(0, metrics["tokens_eligible"]),
     }
 
 
 def untrainable_reason(call: RecordedCall) -> str | None:
-    """As a part of a metric's name; the call has the whole reason.
+    """Return why a call must not be trained on, as part of a metric's name; None if it may be.
+
+    `call.untrainable` has the full text of the reason.
 
     >>> from fakevllm_server.types.calls import RecordedCall
     >>> untrainable_reason(RecordedCall([1], [2], None, [], 1.0, "stop", None))
     'missing_logprob'
     """
     if call.untrainable is not None:
-        return _word(call.untrainable)
+        return _metric_name_part(call.untrainable)
     if call.logprobs is None or len(call.logprobs) != len(call.response_ids):
         return "missing_logprob"
     return None
 
 
 def additive_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Those of a step that add up over a run."""
-    return {name: value for name, value in metrics.items() if _ADDED.fullmatch(name)}
+    """Return the metrics of a step that can be summed over the steps of a run."""
+    return {name: value for name, value in metrics.items() if _ADDITIVE.fullmatch(name)}
 
 
 def run_totals(sums: Mapping[str, float]) -> dict[str, float]:
-    """Sums of `additive_metrics`, and the shares they make."""
-    later = sum(value for name, value in sums.items() if name.startswith("branch_"))
-    later -= sums.get("branch_first", 0.0)
-    branched = later - sums.get("branch_extends", 0.0)
+    """Return a run's totals: the sums of `additive_metrics`, and the ratios computed from them."""
+    num_later = sum(value for name, value in sums.items() if name.startswith("branch_"))
+    num_later -= sums.get("branch_first", 0.0)
+    num_branched = num_later - sums.get("branch_extends", 0.0)
     return {
         **sums,
         "sample_coverage": share(sums.get("tokens_trained", 0), sums.get("tokens_eligible", 0)),
-        **({"branch_rate": branched / later} if later else {}),
+        **({"branch_rate": num_branched / num_later} if num_later else {}),
     }
 
 
 def share(part: float, whole: float) -> float:
-    """1 of nothing: nothing was left out."""
+    """Return part / whole, or 1 if `whole` is 0."""
     return part / whole if whole else 1.0
 
 
 def _untrainable(groups: Sequence[FinishedGroup]) -> Iterator[tuple[str, RecordedCall]]:
+    """Yield each untrainable call with its reason."""
     for group in groups:
         for episode in group.episodes:
             for call in episode.calls:
@@ -109,18 +119,22 @@ def _untrainable(groups: Sequence[FinishedGroup]) -> Iterator[tuple[str, Recorde
                     yield reason, call
 
 
-def _unscored(groups: Sequence[FinishedGroup]) -> int:
-    return sum(_eligible(one) for group in groups for one in group.episodes if one.reward is None)
+def _num_unscored(groups: Sequence[FinishedGroup]) -> int:
+    """Return the number of eligible tokens in episodes without a reward."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    return sum(_num_eligible(episode) for episode in episodes if episode.reward is None)
 
 
-def _eligible(episode: ScoredEpisode) -> int:
+def _num_eligible(episode: ScoredEpisode) -> int:
+    """Return the number of eligible tokens in an episode."""
     return sum(call.num_trained for call in episode.calls if untrainable_reason(call) is None)
 
 
-def _word(reason: str) -> str:
-    """
-    >>> _word("sampling_not_trainable: top_p, min_p")
+def _metric_name_part(reason: str) -> str:
+    """Return a reason up to its colon, in the characters of a metric's name.
+
+    >>> _metric_name_part("sampling_not_trainable: top_p, min_p")
     'sampling_not_trainable'
     """
-    first = re.sub(r"[^a-z0-9]+", "_", reason.partition(":")[0].lower())
-    return first.strip("_")[:MAX_WORDS] or "unknown"
+    part = re.sub(r"[^a-z0-9]+", "_", reason.partition(":")[0].lower())
+    return part.strip("_")[:MAX_REASON_CHARS] or "unknown"

@@ -1,4 +1,4 @@
-"""A run's directory: private to its user, and one server's at a time."""
+"""The run directory: readable only by its user, and locked by one server at a time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ log = logging.getLogger("fakevllm.server")
 
 
 class RunInUse(ConfigError):
-    """Another server holds the directory."""
+    """Another server has locked the run directory."""
 
 
 class RunFolder:
-    """Holds the directory's lock until closed. The kernel lets go of it when the process dies."""
+    """A locked run directory. `close` releases the lock; if the process dies, the kernel does."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError where the directory cannot be used."""
+        """Create the directory if it does not exist, and lock it.
+
+        Raises RunInUse if another server has locked the directory, and ConfigError if it cannot be
+        used.
+        """
         self._path = path
         self._model_file = path / "model.json"
         try:
@@ -43,36 +47,42 @@ class RunFolder:
             raise RunInUse(f"{path} is used by another server: choose another --run-dir.") from None
 
     def check_model(self, backend: str, model: str | None) -> None:
-        """Raises ConfigError where this run was begun with another model: its checkpoints would
-        be served under the wrong name, or not load at all."""
+        """Raise ConfigError if the run was started with another trainer or model.
+
+        The run's checkpoints would be served under the wrong name, or could not be loaded.
+        """
         if not self._model_file.exists():
             return
-        known = json.loads(self._model_file.read_bytes())
-        if known["backend"] != backend or known["fingerprint"] != fingerprint(model):
+        recorded = json.loads(self._model_file.read_bytes())
+        if recorded["backend"] != backend or recorded["fingerprint"] != fingerprint(model):
             raise ConfigError(
-                f"{self._path} belongs to a run of {known['model'] or known['backend']}: "
+                f"{self._path} belongs to a run of {recorded['model'] or recorded['backend']}: "
                 "choose another --run-dir."
             )
 
     def record_model(self, backend: str, model: str | None) -> None:
-        """Once the engine is up: a model that cannot be loaded must not take the directory."""
+        """Write trainer and model to `model.json`, for `check_model`.
+
+        Call this after the engine has started. A model that cannot be loaded must not make the
+        directory unusable for other models.
+        """
         identity = {"backend": backend, "model": model, "fingerprint": fingerprint(model)}
         if not self._model_file.exists():
             write_atomically(self._model_file, json.dumps(identity))
 
     def run_id(self) -> str:
-        """By which proxies know this run: made once, and kept."""
+        """Return the id by which proxies recognize this run. The first call creates it."""
         file = self._path / "run_id"
         if not (file.exists() and file.read_text()):
             write_atomically(file, new_id())
         return file.read_text()
 
-    def record_engine_start(self, life: EngineStart) -> None:
-        """In `run.json`, which is for people. A disk that does not take it stops no engine."""
+    def record_engine_start(self, start: EngineStart) -> None:
+        """Add an engine start to `run.json`. If the file cannot be written, log a warning."""
         file = self._path / "run.json"
         try:
-            known = file.read_text() if file.exists() else None
-            write_atomically(file, with_engine_start(known, self.run_id(), life, time.time()))
+            text = file.read_text() if file.exists() else None
+            write_atomically(file, with_engine_start(text, self.run_id(), start, time.time()))
         except OSError as error:
             log.warning("%s was not written: %s", file, error.strerror)
 
@@ -81,18 +91,23 @@ class RunFolder:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """All of it or nothing, whatever dies and however full the disk is: half of it would be taken
-    for what was meant by every later life. Raises OSError."""
-    aside = file.with_name(f"{file.name}.tmp")
-    with aside.open("w") as out:
+    """Replace a file's text completely or, after a crash or on a full disk, not at all.
+
+    Otherwise a later server would read a partly written file. Raises OSError.
+    """
+    temporary = file.with_name(f"{file.name}.tmp")
+    with temporary.open("w") as out:
         out.write(text)
         out.flush()
         os.fsync(out.fileno())
-    aside.replace(file)
+    temporary.replace(file)
 
 
 def fingerprint(model: str | None) -> str | None:
-    """Of a model folder: its config, and names and sizes of its weights. None for what is none."""
+    """Return a hash of a model folder's config and of its weight files' names and sizes.
+
+    A `model` that is not a folder, such as a hub name or None, is returned unchanged.
+    """
     folder = Path(model) if model is not None else None
     if folder is None or not folder.is_dir():
         return model

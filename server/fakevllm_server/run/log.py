@@ -1,8 +1,7 @@
-"""The run's log: which steps were planned, trained, undone, which groups were dropped, and what
-evaluations came to. Its entries are told to proxies, which keep a cursor: the number of the last
-one they have seen.
+"""The run log: steps that were planned, trained or rolled back, dropped groups, and evaluations.
 
-Every change of a group's state on its way through training goes through here, into the journal.
+Every change of a group's state during training is made here and written to the journal. Proxies
+read the entries of the log. A proxy keeps a cursor: the number of the last entry that it has read.
 """
 
 from __future__ import annotations
@@ -23,37 +22,44 @@ from fakevllm_server.run.coverage import additive_metrics
 log = logging.getLogger("fakevllm.server")
 
 MAX_ENTRIES = 1_000
-"""Entries told at once."""
+"""Maximum number of entries that `RunLog.entries_after` returns."""
 
 
 class RunLog:
+    """Writes the entries of the run log, and keeps the totals of the run."""
+
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        found = journal.read(reads.log_position)
-        self._seq = found.last_seq
-        self.version = found.version
-        """Highest ever published or promised."""
-        self.last_step = found.last_step
-        """The last step that is trained, as the weights stand."""
+        position = journal.read(reads.log_position)
+        self._seq = position.last_seq
+        self.version = position.version
+        """Highest version that was ever published or announced."""
+        self.last_step = position.last_step
+        """The last step that the current weights were trained in."""
         self._served = journal.read(reads.served_weights)
-        """None while what is served was given up."""
+        """The served weights; None if the steps that trained them were rolled back for good."""
         self.totals: defaultdict[str, float] = defaultdict(float)
-        """Counts of those steps by their metric's name."""
+        """Sums of the additive metrics over the steps up to `last_step`."""
         self._drops: tuple[int, dict[str, int]] | None = None
-        """As they were read last, and how far the journal was written then."""
+        """The journal's written position when the dropped groups were counted, and the counts."""
         self._client_metrics = ClientMetrics()
-        """Told with the next step."""
-        self._count()
+        """The clients' metrics, which are logged with the next step."""
+        self._update_totals()
 
     def record_client_metrics(self, metrics: Mapping[str, float | Sequence[float]]) -> None:
-        """By a client, in an episode that ended."""
+        """Add the metrics that a client sent with an ended episode."""
         refused = self._client_metrics.add(metrics)
         if refused:
-            told = len(refused), refused[0][:MAX_NAME_CHARS]
-            log.warning("%d log_metrics are not kept, for there are too many: %r and so on", *told)
+            log.warning(
+                "%d names in log_metrics were refused because there are too many or they are too "
+                "long; the first is %r",
+                len(refused),
+                refused[0][:MAX_NAME_CHARS],
+            )
 
     async def record_plan(self, batch: PlannedBatch) -> None:
-        await self._journal.write(_planned(batch))
+        """Record the batch that the next step trains."""
+        await self._journal.write(_plan_change(batch))
 
     async def record_step(
         self,
@@ -63,6 +69,10 @@ class RunLog:
         metrics: dict[str, float],
         checkpoint: SavedCheckpoint | None = None,
     ) -> None:
+        """Record a trained step and, if one was saved, its checkpoint.
+
+        `version` is the version of the new weights. `groups` are the groups that were trained.
+        """
         metrics = metrics | self._client_metrics.take()
         entry = self._next(
             LogEntry(seq=0, kind="step", step=step, version=version, groups=groups, metrics=metrics)
@@ -73,30 +83,37 @@ class RunLog:
         await self._journal.write(changes.trained(entry, checkpoint))
 
     async def record_checkpoint(self, checkpoint: SavedCheckpoint) -> None:
+        """Record a checkpoint that is complete on disk."""
         await self._journal.write(changes.saved(checkpoint))
 
     async def record_publication(self, version: int, step: int) -> None:
+        """Record that the rollout engine serves the weights of a step as `version`."""
         self.version = max(self.version, version)
         self._served = ServedWeights(version, step)
         await self._journal.write(changes.published(version, step))
 
     async def record_rollback(self, step: int, version: int) -> list[PlannedBatch]:
-        """The trainer stands at the end of `step`, and will serve as `version`. Returns the batches
-        it is to train again, as they were planned."""
-        if version == 0:  # nothing was ever trained
-            return self._batches(step)
-        if step < self._journal.read(reads.last_pruned):  # no batch since can be made again
+        """Record that the trainer was restored to the end of `step` and will serve as `version`.
+
+        Return the planned batches of the later steps, which must be trained again.
+        """
+        if version == 0:  # no step was ever trained
+            return self._read_batches(step)
+        if step < self._journal.read(reads.last_pruned):  # later batches were deleted
             self.record_abandoned(step, version, "lost_with_checkpoint")
             await self._journal.write()
         else:
             entry = LogEntry(seq=0, kind="restored", step=step, version=version)
             await self._journal.write(changes.rolled_back(self._next(entry)))
         self.version, self.last_step = max(self.version, version), step
-        self._count()
-        return self._batches(step)
+        self._update_totals()
+        return self._read_batches(step)
 
     def record_abandoned(self, step: int, version: int, reason: str) -> None:
-        """Nothing that was trained or planned after `step` will be trained again."""
+        """Record that the run continues from `step`, and that later batches are given up.
+
+        Groups that were trained or planned after `step` will not be trained again.
+        """
         if self._served is not None and self._served.step > step:
             self._served = None
         entry = LogEntry(seq=0, kind="restored", step=step, version=version, reason=reason)
@@ -104,56 +121,72 @@ class RunLog:
         self._put(changes.abandoned, entry)
 
     async def record_untrainable_batch(self, batch: PlannedBatch, reason: str) -> None:
-        """No trainer took it."""
+        """Drop a planned batch that the trainer could not train."""
         self.record_drops(batch.step, {group.group_id: reason for group in batch.groups})
         await self._journal.write(changes.unplanned(batch.step))
 
     def record_drops(self, step: int, reasons: Mapping[str, str]) -> None:
+        """Record dropped groups. `reasons` has the reason for each group id."""
         if reasons:
             entry = LogEntry(seq=0, kind="dropped", step=step, reasons=dict(reasons))
             self._put(changes.dropped, entry)
 
     def record_evaluation(self, reward: float, now: float) -> LogEntry | None:
-        """Of an evaluation that ends now, for the step whose weights are served; to be written with
-        its end, next of all entries. None where they were given up: they are no step's any more."""
+        """Return the entry for an evaluation that ends now (`now` in Unix seconds).
+
+        The evaluation counts for the step whose weights are served. The caller writes the entry
+        together with the end of the episode, before any other entry. Return None if the step of the
+        served weights was given up.
+        """
         if self._served is None:
             return None
-        version, step, told = self._served.version, self._served.step, {"reward": reward}
         return self._next(
-            LogEntry(seq=0, kind="evaluated", step=step, version=version, metrics=told, at=now)
+            LogEntry(
+                seq=0,
+                kind="evaluated",
+                step=self._served.step,
+                version=self._served.version,
+                metrics={"reward": reward},
+                at=now,
+            )
         )
 
     def record_stop(self, step: int, reason: str) -> None:
-        """No more steps are taken until the engine is started again."""
+        """Record that training stops until the engine is started again."""
         self._put(changes.entry_logged, LogEntry(seq=0, kind="stopped", step=step, reason=reason))
 
     def steps_since_stop(self) -> list[LogEntry]:
-        """The steps since training last stopped, as the weights stand."""
+        """Return the entries of the steps that were trained since training last stopped."""
         return self._journal.read(reads.steps_since_stop, self.last_step)
 
     @property
     def drops(self) -> dict[str, int]:
-        """Groups of the run that were dropped and are on disk as such, by the first word of the
-        reason. Every client asks several times a second: read again once something was written."""
-        reached = self._journal.written_position
-        if self._drops is None or self._drops[0] != reached:
-            self._drops = reached, self._journal.read(reads.drop_counts)
+        """Number of groups that were dropped during the run, by the first word of the reason.
+
+        Only drops that are on disk count. Clients poll this several times a second, so the counts
+        are read from the journal only if it was written since.
+        """
+        position = self._journal.written_position
+        if self._drops is None or self._drops[0] != position:
+            self._drops = position, self._journal.read(reads.drop_counts)
         return self._drops[1]
 
-    def after(self, seq: int) -> list[LogEntry]:
-        """Entries with a higher number, oldest first."""
+    def entries_after(self, seq: int) -> list[LogEntry]:
+        """Return up to MAX_ENTRIES entries with a number above `seq`, oldest first."""
         return self._journal.read(reads.entries, seq, MAX_ENTRIES) if seq < self._seq else []
 
-    def _batches(self, step: int) -> list[PlannedBatch]:
+    def _read_batches(self, step: int) -> list[PlannedBatch]:
+        """Return the planned batches that must be trained, without their corrupt groups."""
         corrupt: list[str] = []
         batches = self._journal.read(reads.planned_batches, corrupt)
         self.record_drops(step, dict.fromkeys(corrupt, reads.CORRUPT))
         for batch in batches:
             if not batch.is_whole:
-                self._journal.put(_replanned(batch))
+                self._journal.put(_replan_change(batch))
         return [batch for batch in batches if batch.groups]
 
-    def _count(self) -> None:
+    def _update_totals(self) -> None:
+        """Sum the metrics of all steps up to `last_step` again."""
         self.totals.clear()
         for metrics in self._journal.read(reads.step_metrics, self.last_step):
             self._add(metrics)
@@ -163,18 +196,20 @@ class RunLog:
             self.totals[name] += value
 
     def _put(self, change: Callable[[LogEntry], Change], entry: LogEntry) -> None:
+        """Number an entry and queue its change for the journal."""
         self._journal.put(change(self._next(entry)))
 
     def _next(self, entry: LogEntry) -> LogEntry:
+        """Return the entry with the next number."""
         self._seq += 1
         return entry.model_copy(update={"seq": self._seq})
 
 
-def _planned(batch: PlannedBatch) -> Change:
+def _plan_change(batch: PlannedBatch) -> Change:
     ids = [group.group_id for group in batch.groups]
     return changes.planned(batch.step, batch.version, ids)
 
 
-def _replanned(batch: PlannedBatch) -> Change:
-    """With the groups it still has."""
-    return _planned(batch) if batch.groups else changes.unplanned(batch.step)
+def _replan_change(batch: PlannedBatch) -> Change:
+    """Return the change for a batch that has lost groups."""
+    return _plan_change(batch) if batch.groups else changes.unplanned(batch.step)

@@ -1,7 +1,8 @@
-"""What a run was made with, for people: `run.json` in its directory. Nothing reads it again: the
-job that counts is the journal's.
+"""The file `run.json` in a run directory: engines, model, job and package versions of the run.
 
-It says what ran and not where, so that two runs can be compared: no addresses, no machine, no keys.
+The file is for people. The server only adds to it; a restarted server reads its job from the
+journal. To make runs on different machines comparable, the file has no addresses, no machine names
+and no keys.
 """
 
 from __future__ import annotations
@@ -20,20 +21,25 @@ from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.config.model import ServerConfig
 
 EngineStart = dict[str, Any]
-"""What an engine was started with; as JSON."""
+"""Settings and versions of one engine start, as JSON."""
 
 PACKAGES = (
     *("fakevllm", "torch", "transformers", "tokenizers", "peft", "safetensors", "xgrammar"),
     *("vllm", "verl", "ray", "numpy"),
 )
 HIDDEN = "…"
+"""Text that replaces a secret."""
 _SECRET = re.compile(r"(key|token|secret|password)$")
 
 
 def engine_start(
     config: ServerConfig, job: TrainJob, model: str | None, fingerprint: str | None
 ) -> EngineStart:
-    """`model`: as the engine loads it."""
+    """Return the settings and versions of an engine start.
+
+    `model` is the folder or hub name from which the engine loads the model. `fingerprint` is the
+    fingerprint of that model.
+    """
     return {
         "engines": {
             "rollout": config.rollout_name,
@@ -50,48 +56,53 @@ def engine_start(
 
 
 def versions() -> dict[str, str]:
-    """Of what is installed, without loading it."""
-    found: dict[str, str] = {}
+    """Return the versions of the installed PACKAGES, without importing them."""
+    installed: dict[str, str] = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """
+    """Return command-line arguments with the values of secret flags hidden.
+
     >>> without_secrets(["--hf-token", "abc", "--api-key=x", "--max-num-batched-tokens", "8192"])
     ['--hf-token', '…', '--api-key=…', '--max-num-batched-tokens', '8192']
     """
-    told: list[str] = []
-    is_value = False
+    cleaned: list[str] = []
+    is_secret_value = False
     for argument in arguments:
         flag, equals, _ = argument.partition("=")
         is_secret = flag.startswith("--") and _SECRET.search(flag) is not None
-        if is_value:
-            told.append(HIDDEN)
+        if is_secret_value:
+            cleaned.append(HIDDEN)
         else:
-            told.append(f"{flag}={HIDDEN}" if is_secret and equals else argument)
-        is_value = is_secret and not equals
-    return told
+            cleaned.append(f"{flag}={HIDDEN}" if is_secret and equals else argument)
+        is_secret_value = is_secret and not equals
+    return cleaned
 
 
-def with_engine_start(known: str | None, run_id: str, life: EngineStart, now: float) -> str:
-    """The file with one life more. What was started again just as it was is one entry with one
-    time more. A file that is none is begun anew."""
+def with_engine_start(text: str | None, run_id: str, start: EngineStart, now: float) -> str:
+    """Return the text of `run.json` with one more engine start.
+
+    `text` is the current text of the file, or None. An unreadable text is replaced. `now` is in
+    Unix seconds. A start with the settings of the previous one adds only its time to the previous
+    entry.
+    """
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
-    lives = _lives(known)
-    if lives and {**lives[-1], "started": None} == {"started": None, **life}:
-        lives[-1]["started"].append(started)
+    starts = _parse_starts(text)
+    if starts and {**starts[-1], "started": None} == {"started": None, **start}:
+        starts[-1]["started"].append(started)
     else:
-        lives.append({"started": [started], **life})
-    return json.dumps({"run_id": run_id, "lives": lives}, indent=2, ensure_ascii=False) + "\n"
+        starts.append({"started": [started], **start})
+    return json.dumps({"run_id": run_id, "lives": starts}, indent=2, ensure_ascii=False) + "\n"
 
 
 def _name(model: str | None) -> str | None:
-    """A folder's own, wherever it lies; a hub's as it is. `demo` is what `--model` calls it."""
+    """Return the name of a model: `demo`, a folder's own name without its path, or a hub name."""
     if model == str(DEMO_MODEL_DIR):
         return "demo"
     if model is None or not Path(model).is_dir():
@@ -99,9 +110,10 @@ def _name(model: str | None) -> str | None:
     return Path(model).resolve().name
 
 
-def _lives(known: str | None) -> list[dict[str, Any]]:
+def _parse_starts(text: str | None) -> list[dict[str, Any]]:
+    """Return the engine starts in the text of `run.json`; an empty list if it is unreadable."""
     try:
-        lives = json.loads(known or "{}")["lives"]
-        return [one for one in lives if isinstance(one["started"], list)]
+        starts = json.loads(text or "{}")["lives"]
+        return [start for start in starts if isinstance(start["started"], list)]
     except (ValueError, KeyError, TypeError):
         return []

@@ -50,7 +50,7 @@ class Checkpointer:
         """
         self._rewards = []
         known = self._journal.read(reads.checkpoints)
-        self._folders.sweep([saved.folder for saved in known])
+        self._folders.delete_except([saved.folder for saved in known])
         for saved in known:
             try:
                 folder = await asyncio.to_thread(self._folders.find, saved)
@@ -109,7 +109,7 @@ class Checkpointer:
         oldest_kept = known[:KEEP][-1].step
         await self._journal.write(changes.pruned([saved.step for saved in old], oldest_kept))
         for saved in old:
-            await asyncio.to_thread(self._folders.remove, saved.folder)
+            await asyncio.to_thread(self._folders.delete, saved.folder)
 
 
 def best_checkpoint(known: Sequence[SavedCheckpoint]) -> SavedCheckpoint | None:

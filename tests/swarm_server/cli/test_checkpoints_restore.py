@@ -30,14 +30,14 @@ async def test_the_next_start_goes_on_from_the_restored_step(run_dir: Path) -> N
     async with life(run_dir) as one:
         assert (one.state.runlog.last_step, one.state.engine.global_step) == (2, 3)
         assert one.state.engine.version > 5
-        told = [entry for entry in one.state.runlog.after(0) if entry.kind == "restored"]
+        told = [entry for entry in one.state.runlog.entries_after(0) if entry.kind == "restored"]
         assert [(entry.step, entry.lost) for entry in told] == [(2, ["c", "d", "e"]), (2, [])]
         await one.end_group("c")  # sent again: answered as before, and to no effect
         assert one.state.pool.num_finished == 0
         for name in ("f", "g"):
             await one.train(name)
         assert one.state.engine.version > 7
-        versions = [entry.version for entry in one.state.runlog.after(0) if entry.version]
+        versions = [entry.version for entry in one.state.runlog.entries_after(0) if entry.version]
         assert versions == sorted(versions)
     # The same step on the same weights: those of step 2.
     assert theta(run_dir, 4) == given_up
@@ -88,7 +88,9 @@ async def test_a_run_restored_to_before_what_is_pruned_can_train_again_what_it_t
         shutil.copytree(run_dir, crashed, ignore=shutil.ignore_patterns("*.sock"))
     async with life(crashed) as one:
         await one.until(lambda: one.state.runlog.last_step == 3)
-        lost = [entry.lost for entry in one.state.runlog.after(0) if entry.kind == "restored"]
+        lost = [
+            entry.lost for entry in one.state.runlog.entries_after(0) if entry.kind == "restored"
+        ]
         assert lost == [["c", "d", "e"], [], []]
         assert one.state.journal.read(reads.ended_reason, "f") == "already_trained"
 

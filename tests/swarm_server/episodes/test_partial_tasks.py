@@ -145,6 +145,6 @@ async def test_a_loop_trains_what_there_is_of_a_task(tmp_path: Path) -> None:
     run.intake.sweep(time.monotonic() + HOUR_S + 1)
     run.loop.notify()
     await run.until(lambda: bool(run.trained_groups))
-    (step,) = [entry for entry in run.log.after(0) if entry.kind == "step"]
+    (step,) = [entry for entry in run.log.entries_after(0) if entry.kind == "step"]
     assert step.metrics["partial_groups"] == 1 and len(step.groups) == 1
     await run.stop()

@@ -45,7 +45,7 @@ async def play(life: Life, reward: float, kind: str = "eval") -> EndEpisodeReque
 
 def told(life: Life) -> list[LogEntry]:
     assert life.journal.drain()
-    return [entry for entry in life.log.after(0) if entry.kind == "evaluated"]
+    return [entry for entry in life.log.entries_after(0) if entry.kind == "evaluated"]
 
 
 def facts(life: Life) -> list[tuple[int, int, float]]:
@@ -81,7 +81,9 @@ async def test_a_killed_server_tells_the_same_and_goes_on_behind_it(
     await play(again, 1.0)
     await again.intake.end_episode(end, 0.75, None)
     assert facts(again)[2:] == [(2, 3, 1.0)]
-    assert [one.seq for one in again.log.after(0)] == sorted({o.seq for o in again.log.after(0)})
+    assert [one.seq for one in again.log.entries_after(0)] == sorted(
+        {o.seq for o in again.log.entries_after(0)}
+    )
     again.close()
 
 

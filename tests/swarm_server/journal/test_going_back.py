@@ -56,7 +56,7 @@ class Run:
     @property
     def lost(self) -> list[str]:
         assert self.life.journal.drain()
-        return [name for entry in self.life.log.after(0) for name in entry.lost]
+        return [name for entry in self.life.log.entries_after(0) for name in entry.lost]
 
 
 @pytest.fixture(params=[False, True], ids=["", "forgets"])

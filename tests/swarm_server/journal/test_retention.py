@@ -83,7 +83,7 @@ async def test_the_log_and_its_counts_are_whole(lives: Lives) -> None:
     await pass_by(lives)
     num_steps, totals = lives.now.log.last_step, dict(lives.now.log.totals)
     await go_on(lives)
-    told = [one.group_id for entry in lives.now.log.after(0) for one in entry.groups]
+    told = [one.group_id for entry in lives.now.log.entries_after(0) for one in entry.groups]
     assert told[:2] == ["a", "b"] and len(told) == num_steps
     assert lives.now.log.totals == totals
 
@@ -222,7 +222,7 @@ async def test_a_group_is_kept_until_no_checkpoint_can_need_it(
     while await lives.now.step():
         pass
     assert lives.now.trainer.weights == trained
-    assert not any(entry.lost for entry in lives.now.log.after(0))
+    assert not any(entry.lost for entry in lives.now.log.entries_after(0))
 
 
 async def test_what_is_lost_with_a_checkpoint_is_told_though_its_rows_are_forgotten(
@@ -237,5 +237,5 @@ async def test_what_is_lost_with_a_checkpoint_is_told_though_its_rows_are_forgot
     (lives.now.folder / "checkpoints" / newest.folder / "weights.json").write_text("[]")
     await lives.now.boot_trainer()
     assert lives.now.journal.drain()
-    assert [name for entry in lives.now.log.after(0) for name in entry.lost] == trained[1:]
+    assert [name for entry in lives.now.log.entries_after(0) for name in entry.lost] == trained[1:]
     assert trained[0] == "best" and len(lives.now.trainer.weights) == 1

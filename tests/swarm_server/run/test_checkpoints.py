@@ -16,31 +16,31 @@ async def written(folders: CheckpointFolders, step: int) -> SavedCheckpoint:
     return SavedCheckpoint(step, folder, step, digest, None)
 
 
-async def test_what_was_written_is_found_as_it_was(tmp_path: Path) -> None:
+async def test_a_written_checkpoint_is_found_unchanged(tmp_path: Path) -> None:
     folders = CheckpointFolders(tmp_path)
     folder = folders.find(await written(folders, 7))
     assert (folder / "theta.json").read_text() == "{}"
     assert folder.name == "step-00000007"
 
 
-async def test_only_those_the_journal_knows_stay(tmp_path: Path) -> None:
+async def test_folders_that_the_journal_does_not_know_are_deleted(tmp_path: Path) -> None:
     folders = CheckpointFolders(tmp_path)
     for step in (1, 2):
         await written(folders, step)
     (tmp_path / "step-00000009.tmp").mkdir()
-    folders.sweep(["step-00000002"])
+    folders.delete_except(["step-00000002"])
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
 
 
-async def test_a_file_that_somebody_left_there_goes_as_well(tmp_path: Path) -> None:
+async def test_a_file_among_the_checkpoints_is_deleted(tmp_path: Path) -> None:
     folders = CheckpointFolders(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     for _ in range(2):
-        folders.sweep([])
+        folders.delete_except([])
         assert list(tmp_path.iterdir()) == []
 
 
-async def test_what_cannot_be_removed_is_told_and_stops_nothing(
+async def test_a_failed_deletion_is_logged_and_the_others_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folders = CheckpointFolders(tmp_path)
@@ -53,13 +53,13 @@ async def test_what_cannot_be_removed_is_told_and_stops_nothing(
         return rename(path, to)
 
     monkeypatch.setattr(Path, "rename", is_busy)
-    folders.sweep([])
+    folders.delete_except([])
     assert [path.name for path in tmp_path.iterdir()] == [one.folder]
     assert f"{tmp_path / one.folder} cannot be removed: Device or resource busy" in caplog.messages
     assert not (tmp_path / other.folder).exists()
 
 
-async def test_a_step_that_was_undone_is_written_anew(tmp_path: Path) -> None:
+async def test_the_checkpoint_of_a_rolled_back_step_is_replaced(tmp_path: Path) -> None:
     folders = CheckpointFolders(tmp_path)
     await written(folders, 1)
     again = await written(folders, 1)
@@ -68,7 +68,7 @@ async def test_a_step_that_was_undone_is_written_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["change", "cut", "add", "remove", "rename"])
-async def test_one_that_is_not_what_was_written_is_refused(tmp_path: Path, damage: str) -> None:
+async def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
     folders = CheckpointFolders(tmp_path)
     saved = await written(folders, 1)
     file = tmp_path / saved.folder / "theta.json"
@@ -83,5 +83,5 @@ async def test_one_that_is_not_what_was_written_is_refused(tmp_path: Path, damag
             file.unlink()
         case _:
             file.rename(file.with_name("other"))
-    with pytest.raises(OSError, match="is not what was written"):
+    with pytest.raises(OSError, match="is damaged"):
         folders.find(saved)

@@ -1,4 +1,4 @@
-"""What of a step's samples is trained, and why the rest is not."""
+"""Coverage: the share of a step's tokens that is trained, and the reasons for the others."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def group(name: str, *episodes: tuple[float | None, list[RecordedCall]]) -> Fini
     )
 
 
-def told(*groups: FinishedGroup, job: TrainJob = TrainJob()) -> dict[str, float]:
+def step_coverage(*groups: FinishedGroup, job: TrainJob = TrainJob()) -> dict[str, float]:
     return coverage(groups, plan_step(1, groups, job).batch.calls)
 
 
-WHOLE = group("whole", (1.0, [call()]), (0.0, [call(ids=(5, 6, 7))]))
+TRAINED = group("whole", (1.0, [call()]), (0.0, [call(ids=(5, 6, 7))]))
 
 
-def test_a_step_that_trains_all_it_sampled_covers_it() -> None:
-    assert told(WHOLE) == {
+def test_the_coverage_is_1_if_all_tokens_are_trained() -> None:
+    assert step_coverage(TRAINED) == {
         "tokens_sampled": 5,
         "tokens_eligible": 5,
         "tokens_trained": 5,
@@ -53,10 +53,8 @@ def test_a_step_that_trains_all_it_sampled_covers_it() -> None:
         (call(untrainable="vLLM 0.20 has no token ids!"), "vllm_0_20_has_no_token_ids"),
     ],
 )
-def test_what_cannot_be_trained_is_counted_by_its_reason(
-    lacking: RecordedCall, reason: str
-) -> None:
-    metrics = told(group("g", (1.0, [call(), lacking]), (0.0, [call()])))
+def test_untrainable_calls_are_counted_by_reason(lacking: RecordedCall, reason: str) -> None:
+    metrics = step_coverage(group("g", (1.0, [call(), lacking]), (0.0, [call()])))
 
     assert metrics["untrainable_calls"] == metrics[f"untrainable_calls_{reason}"] == 1
     assert metrics["untrainable_tokens"] == metrics[f"untrainable_tokens_{reason}"] == 2
@@ -64,39 +62,39 @@ def test_what_cannot_be_trained_is_counted_by_its_reason(
     assert metrics["sample_coverage"] == 1
 
 
-def test_what_could_be_trained_and_is_not_lowers_the_coverage() -> None:
+def test_eligible_tokens_that_are_not_trained_lower_the_coverage() -> None:
     tied = group("tied", (1.0, [call()]), (1.0, [call()]))
     unscored = group("unscored", (1.0, [call()]), (0.0, [call()]), (None, [call(ids=(1, 2, 3))]))
-    metrics = told(WHOLE, tied, unscored)
+    metrics = step_coverage(TRAINED, tied, unscored)
 
     assert metrics["untrained_tokens_no_signal"] == 4
     assert metrics["untrained_tokens_no_reward"] == 3
     assert metrics["sample_coverage"] == 9 / 16
 
 
-def test_a_frozen_run_covers_nothing() -> None:
-    metrics = told(WHOLE, job=TrainJob(control="frozen"))
+def test_the_coverage_of_a_frozen_run_is_0() -> None:
+    metrics = step_coverage(TRAINED, job=TrainJob(control="frozen"))
     assert (metrics["tokens_trained"], metrics["sample_coverage"]) == (0, 0)
 
 
-def test_tokens_without_a_choice_are_neither_trained_nor_missed() -> None:
+def test_forced_tokens_are_neither_eligible_nor_trained() -> None:
     few, one = packed(bytes([0b1100000])), packed(bytes([0b1000000]))
     held = replace(call(), allowed=TokenMasks.from_packed_sets([few, one]))
-    metrics = told(group("g", (1.0, [held]), (0.0, [call()])))
+    metrics = step_coverage(group("g", (1.0, [held]), (0.0, [call()])))
 
     assert metrics["tokens_sampled"] == 4
     assert metrics["tokens_eligible"] == metrics["tokens_trained"] == 3
 
 
-def test_a_step_without_an_update_trained_nothing_for_its_own_reason() -> None:
-    metrics = without_update(told(WHOLE), "too_far")
+def test_a_step_without_an_update_has_no_trained_tokens_and_a_reason() -> None:
+    metrics = without_update(step_coverage(TRAINED), "too_far")
     assert (metrics["tokens_trained"], metrics["untrained_tokens_too_far"]) == (0, 5)
     assert metrics["sample_coverage"] == 0
 
 
-def test_counts_add_up_over_a_run_and_shares_are_made_anew() -> None:
+def test_counts_are_summed_over_a_run_and_ratios_are_recomputed() -> None:
     tied = group("tied", (1.0, [call()]), (1.0, [call(untrainable="x"), call(ids=(1, 2, 3))]))
-    first, second = told(WHOLE), told(tied)
+    first, second = step_coverage(TRAINED), step_coverage(tied)
     added = additive_metrics(first | {"reward_mean": 0.5, "branch_rate": 0.5, "branch_first": 1.0})
     for name, value in additive_metrics(
         second | {"branch_unknown": 1.0, "branch_extends": 3.0}
@@ -110,5 +108,5 @@ def test_counts_add_up_over_a_run_and_shares_are_made_anew() -> None:
     assert run["branch_rate"] == 1 / 4
 
 
-def test_a_run_without_a_step_missed_nothing() -> None:
+def test_the_coverage_of_a_run_without_steps_is_1() -> None:
     assert run_totals({}) == {"sample_coverage": 1.0}

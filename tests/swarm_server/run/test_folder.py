@@ -31,7 +31,7 @@ def model_folder(tmp_path: Path, name: str, config: str = "{}") -> str:
     return str(folder)
 
 
-def test_a_run_goes_on_with_its_own_model_and_refuses_another(tmp_path: Path) -> None:
+def test_a_run_continues_with_its_own_model_and_refuses_another(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     mine = model_folder(tmp_path, "mine")
     folder.check_model("embedded", mine)
@@ -51,17 +51,17 @@ def test_a_copy_of_a_model_is_the_same_model(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_a_run_keeps_its_id_and_one_that_was_half_written_gets_one(tmp_path: Path) -> None:
+def test_a_run_keeps_its_id_and_an_empty_id_file_is_replaced(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     first = folder.run_id()
     assert first and folder.run_id() == first
-    (tmp_path / "run_id").write_text("")  # as a full disk left it before it was written whole
+    (tmp_path / "run_id").write_text("")  # as after a write to a full disk
     assert folder.run_id() == folder.run_id() != ""
     folder.close()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")
-def test_a_full_disk_leaves_no_half_of_what_a_run_is(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_partly_written_file(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     mine = model_folder(tmp_path, "mine")
     for name in ("model.json", "run_id"):
@@ -75,5 +75,5 @@ def test_a_full_disk_leaves_no_half_of_what_a_run_is(tmp_path: Path) -> None:
         "model.json.tmp",
         "run_id.tmp",
     ]
-    folder.check_model("embedded", mine)  # as of a run that has not begun
+    folder.check_model("embedded", mine)  # the run has not recorded a model
     folder.close()

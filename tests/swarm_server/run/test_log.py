@@ -16,7 +16,7 @@ from fakevllm_server.web.state import ServerState
 
 @pytest.fixture
 def open_log(tmp_path: Path) -> Iterator[Callable[[], RunLog]]:
-    """Opens the same journal, as often as asked; one at a time."""
+    """Return a function that closes the journal and opens it again."""
     opened: list[Journal] = []
 
     def opener() -> RunLog:
@@ -34,7 +34,7 @@ def group(name: str) -> TrainedGroup:
     return TrainedGroup(group_id=name, siblings=[0, 1])
 
 
-async def test_what_was_written_stands_when_the_file_is_opened_again(
+async def test_entries_and_totals_are_the_same_after_a_restart(
     open_log: Callable[[], RunLog],
 ) -> None:
     log = open_log()
@@ -43,10 +43,10 @@ async def test_what_was_written_stands_when_the_file_is_opened_again(
     again = open_log()
     assert (again.version, again.last_step) == (1, 1)
     assert again.totals == {"tokens_trained": 4.0}
-    assert [entry.kind for entry in again.after(0)] == ["step", "dropped"]
+    assert [entry.kind for entry in again.entries_after(0)] == ["step", "dropped"]
 
 
-async def test_what_is_undone_counts_no_more_and_its_version_is_used_up(
+async def test_a_rolled_back_step_is_not_in_the_totals_and_its_version_is_not_reused(
     open_log: Callable[[], RunLog],
 ) -> None:
     log = open_log()
@@ -61,12 +61,12 @@ async def test_what_is_undone_counts_no_more_and_its_version_is_used_up(
     assert again.totals == {"tokens_trained": 9.0}
 
 
-async def test_readers_see_each_entry_once_by_its_number(open_log: Callable[[], RunLog]) -> None:
+async def test_a_reader_with_a_cursor_gets_each_entry_once(open_log: Callable[[], RunLog]) -> None:
     log = open_log()
     await log.record_step(1, 1, [group("a")], {})
-    first = log.after(0)
+    first = log.entries_after(0)
     assert [entry.kind for entry in first] == ["step"]
-    assert log.after(first[-1].seq) == []
+    assert log.entries_after(first[-1].seq) == []
 
 
 async def test_only_the_owner_may_read_the_journal(
@@ -77,17 +77,17 @@ async def test_only_the_owner_may_read_the_journal(
         assert file.stat().st_mode & 0o777 == 0o600
 
 
-async def test_metrics_that_are_not_finite_are_told_as_they_are_at_the_next_start_too(
+async def test_infinite_and_nan_metrics_are_unchanged_after_a_restart(
     open_log: Callable[[], RunLog],
 ) -> None:
     odd = {"lr": 0.5, "grad_norm": math.inf, "ppo_kl": -math.inf, "loss": math.nan}
     await open_log().record_step(1, 1, [group("a")], odd)
-    shown = open_log().after(0)[0].metrics
-    assert math.isnan(shown.pop("loss"))
-    assert shown == {"lr": 0.5, "grad_norm": math.inf, "ppo_kl": -math.inf}
+    metrics = open_log().entries_after(0)[0].metrics
+    assert math.isnan(metrics.pop("loss"))
+    assert metrics == {"lr": 0.5, "grad_norm": math.inf, "ppo_kl": -math.inf}
 
 
-async def test_a_reader_of_the_log_over_http_gets_them_as_they_are(tmp_path: Path) -> None:
+async def test_infinite_and_nan_metrics_are_unchanged_over_http(tmp_path: Path) -> None:
     state = ServerState(ServerConfig("fake", tmp_path))
     await state.runlog.record_step(1, 1, [group("a")], {"loss": math.nan, "grad_norm": math.inf})
     app = FastAPI()

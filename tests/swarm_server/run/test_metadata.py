@@ -1,4 +1,4 @@
-"""`run.json` says what a run was made with, and nothing of where or with which keys."""
+"""`run.json` has a run's settings and versions, but no addresses, folders or keys."""
 
 from __future__ import annotations
 
@@ -15,63 +15,63 @@ from fakevllm_server.run import metadata
 from fakevllm_server.run.folder import RunFolder
 from fakevllm_server.run.metadata import HIDDEN, engine_start, versions, with_engine_start
 
-ONE: dict[str, Any] = {"job": {"lr": 1.0}}
+FIRST: dict[str, Any] = {"job": {"lr": 1.0}}
 OTHER: dict[str, Any] = {"job": {"lr": 2.0}}
 
 
-def lives(text: str) -> list[dict[str, Any]]:
+def entries_of(text: str) -> list[dict[str, Any]]:
     return json.loads(text)["lives"]
 
 
-def test_the_examples_in_its_docstrings_hold() -> None:
+def test_the_docstring_examples_hold() -> None:
     assert doctest.testmod(metadata).failed == 0
 
 
-def test_each_start_is_a_life_and_the_same_again_one_time_more() -> None:
+def test_a_start_with_new_settings_is_an_entry_and_a_repeated_start_adds_a_time() -> None:
     text = None
-    for now, life in enumerate([ONE, ONE, OTHER, ONE]):
-        text = with_engine_start(text, "run-1", life, float(now))
+    for now, start in enumerate([FIRST, FIRST, OTHER, FIRST]):
+        text = with_engine_start(text, "run-1", start, float(now))
     assert text is not None
     assert json.loads(text)["run_id"] == "run-1"
-    assert [(one["job"]["lr"], len(one["started"])) for one in lives(text)] == [
+    assert [(one["job"]["lr"], len(one["started"])) for one in entries_of(text)] == [
         (1.0, 2),
         (2.0, 1),
         (1.0, 1),
     ]
-    assert lives(text)[0]["started"] == ["1970-01-01T00:00:00Z", "1970-01-01T00:00:01Z"]
+    assert entries_of(text)[0]["started"] == ["1970-01-01T00:00:00Z", "1970-01-01T00:00:01Z"]
 
 
 @pytest.mark.parametrize("known", ["", "{", "[]", '{"lives": 3}', '{"lives": [{"started": 1}]}'])
-def test_a_file_that_is_none_is_begun_anew(known: str) -> None:
-    assert len(lives(with_engine_start(known, "run-1", ONE, 0.0))) == 1
+def test_an_unreadable_file_is_replaced(known: str) -> None:
+    assert len(entries_of(with_engine_start(known, "run-1", FIRST, 0.0))) == 1
 
 
-def test_a_life_has_every_setting_of_the_job_the_seeds_and_versions(tmp_path: Path) -> None:
+def test_an_engine_start_has_the_job_the_seeds_and_the_versions(tmp_path: Path) -> None:
     model = tmp_path / "my_model"
     model.mkdir()
     config = ServerConfig("fake", tmp_path / "run", seed=7, engine_args=["--slow", "1"])
     job = TrainJob(seed=11, lr=0.5)
-    life = engine_start(config, job, str(model), "abc")
-    assert TrainJob.model_validate(life["job"]) == job
-    assert life["job"]["seed"] == 11
-    assert life["engines"]["seed"] == 7
-    assert life["model"] == {"name": "my_model", "fingerprint": "abc"}
-    assert {"python", "fakevllm"} <= life["versions"].keys()
+    start = engine_start(config, job, str(model), "abc")
+    assert TrainJob.model_validate(start["job"]) == job
+    assert start["job"]["seed"] == 11
+    assert start["engines"]["seed"] == 7
+    assert start["model"] == {"name": "my_model", "fingerprint": "abc"}
+    assert {"python", "fakevllm"} <= start["versions"].keys()
 
 
-def test_the_shipped_model_is_called_as_its_flag_calls_it(tmp_path: Path) -> None:
+def test_the_name_of_the_shipped_model_is_demo(tmp_path: Path) -> None:
     config = ServerConfig("embedded", tmp_path / "run", model="demo")
-    life = engine_start(config, TrainJob(), find_model("demo", False), "abc")
-    assert life["model"]["name"] == "demo"
+    start = engine_start(config, TrainJob(), find_model("demo", False), "abc")
+    assert start["model"]["name"] == "demo"
 
 
-def test_versions_are_those_installed_and_load_nothing() -> None:
-    found = versions()
-    assert found["fakevllm"]
-    assert all(found.values())
+def test_the_versions_of_installed_packages_are_returned() -> None:
+    installed = versions()
+    assert installed["fakevllm"]
+    assert all(installed.values())
 
 
-def test_no_key_no_address_and_no_folder_is_told(tmp_path: Path) -> None:
+def test_an_engine_start_has_no_key_no_address_and_no_folder(tmp_path: Path) -> None:
     config = ServerConfig(
         "vllm",
         tmp_path / "secret-folder",
@@ -80,20 +80,20 @@ def test_no_key_no_address_and_no_folder_is_told(tmp_path: Path) -> None:
         rollout_key="sk-rollout",
         trainer_args=["--hf-token", "sk-one", "--other-key=sk-two", "--device=cpu"],
     )
-    told = json.dumps(engine_start(config, TrainJob(), None, None), ensure_ascii=False)
+    text = json.dumps(engine_start(config, TrainJob(), None, None), ensure_ascii=False)
     for secret in ("sk-", "10.1.2.3", "secret-folder", "127.0.0.1"):
-        assert secret not in told
-    assert HIDDEN in told and "--device=cpu" in told
+        assert secret not in text
+    assert HIDDEN in text and "--device=cpu" in text
 
 
-def test_a_disk_that_does_not_take_it_stops_no_engine(
+def test_an_engine_starts_if_its_start_cannot_be_recorded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = RunFolder(tmp_path / "run")
-    (tmp_path / "run/run.json.tmp").mkdir()  # what is written first
-    folder.record_engine_start(ONE)
+    (tmp_path / "run/run.json.tmp").mkdir()  # the temporary file
+    folder.record_engine_start(FIRST)
     assert "run.json was not written" in caplog.text
     (tmp_path / "run/run.json.tmp").rmdir()
-    folder.record_engine_start(ONE)
+    folder.record_engine_start(FIRST)
     folder.close()
-    assert len(lives((tmp_path / "run/run.json").read_text())) == 1
+    assert len(entries_of((tmp_path / "run/run.json").read_text())) == 1

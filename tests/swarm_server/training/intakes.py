@@ -39,7 +39,9 @@ class Lives:
     def reasons(self) -> dict[str, str]:
         """Of the groups that were dropped, as proxies are told."""
         assert self.now.journal.drain()
-        return {name: why for one in self.now.log.after(0) for name, why in one.reasons.items()}
+        return {
+            name: why for one in self.now.log.entries_after(0) for name, why in one.reasons.items()
+        }
 
     @property
     def groups(self) -> dict[str, tuple[str, str | None]]:

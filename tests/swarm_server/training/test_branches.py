@@ -110,7 +110,7 @@ async def test_branches_are_told_with_a_step_that_did_not_wait_for_them(tmp_path
     run = Run(tmp_path, backend, vocabulary=vocabulary)
     await run.finish_group("a")
     await run.trained("a")
-    (entry,) = [one for one in run.log.after(0) if one.kind == "step"]
+    (entry,) = [one for one in run.log.entries_after(0) if one.kind == "step"]
     assert seen == [True] and "branch_rate" not in entry.metrics
     assert entry.metrics["sample_coverage"] == 1
     await run.stop()

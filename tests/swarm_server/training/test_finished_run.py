@@ -45,6 +45,6 @@ async def test_groups_that_an_earlier_life_left_waiting_are_told_that_training_i
     await again.rolling()
     assert again.trained_groups == {"a": 1, "b": 1}
     await again.until(lambda: again.dropped_groups == {"c": "training_finished"})
-    assert again.log.after(0)[-1].reasons == {"c": "training_finished"}
+    assert again.log.entries_after(0)[-1].reasons == {"c": "training_finished"}
     assert again.pool.num_finished == 0
     await again.stop()

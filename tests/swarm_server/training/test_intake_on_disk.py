@@ -80,7 +80,7 @@ async def test_what_its_client_measured_counts_once_also_where_the_first_end_was
     for _ in range(2):
         await lives.now.intake.end_episode(end, 1.0, None)
     await lives.now.log.record_step(1, 1, [], {})
-    (step,) = [entry for entry in lives.now.log.after(0) if entry.kind == "step"]
+    (step,) = [entry for entry in lives.now.log.entries_after(0) if entry.kind == "step"]
     assert step.metrics["train_tools"] == 3.0
 
 
@@ -89,7 +89,7 @@ async def test_what_an_evaluation_measured_is_not_told_with_a_step(lives: Lives)
     end.workflow_output.log_metrics = {"tools": 3.0}
     await lives.now.intake.end_episode(end, 1.0, None)
     await lives.now.log.record_step(1, 1, [], {})
-    (step,) = [entry for entry in lives.now.log.after(0) if entry.kind == "step"]
+    (step,) = [entry for entry in lives.now.log.entries_after(0) if entry.kind == "step"]
     assert "train_tools" not in step.metrics
 
 

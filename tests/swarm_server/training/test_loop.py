@@ -131,7 +131,7 @@ async def test_kl_in_the_reward_pulls_towards_the_starting_weights(
         await run.intake.add_call(SiblingRef("a", index), said)
     await run.end_group("a", 1.0, 1.0)
     await run.trained("a")
-    (entry,) = [one for one in run.log.after(0) if one.kind == "step"]
+    (entry,) = [one for one in run.log.entries_after(0) if one.kind == "step"]
     assert (entry.groups[0].siblings, run.backend.asked) == ([0, 1], asked)
     # The two advantages are ∓1 / √2, and each answer's slope is ±1 / 2.
     expected = START_THETA + 1.0 - JOB.lr * 0.5 / math.sqrt(2)
@@ -159,7 +159,7 @@ async def test_what_was_left_out_of_a_step_is_told_with_it(tmp_path: Path) -> No
     await run.capture("b", call(version=0), call(version=1), call(version=1))
     await run.end_group("b", 0.0, 1.0, 2.0)
     await run.trained("b")
-    told = [one for one in run.log.after(0) if one.kind == "step"][-1]
+    told = [one for one in run.log.entries_after(0) if one.kind == "step"][-1]
     assert [group.siblings for group in told.groups] == [[1, 2]]
     assert (told.metrics["stale_calls"], told.metrics["tied_groups"]) == (1, 1)
     assert told.metrics["tie_rate"] == 0.5
@@ -302,5 +302,5 @@ async def test_a_group_that_the_pool_drops_is_told_though_no_step_comes(
     monkeypatch.setattr(open_groups, "MAX_OPEN_S", -1e9)
     run.loop.notify()
     await run.until(lambda: run.dropped_groups == {"lost": "never_ended"})
-    assert run.log.after(0)[-1].reasons == {"lost": "never_ended"}
+    assert run.log.entries_after(0)[-1].reasons == {"lost": "never_ended"}
     await run.stop()

@@ -124,7 +124,9 @@ async def play(fates: list[str], folder: Path) -> None:
     def check(theta: float, version: int) -> None:
         """Known to have passed, and in the log under its version before any call can carry it."""
         assert run.journal.drain()
-        known = {one.version: one for one in run.log.after(0) if one.kind in ("step", "restored")}
+        known = {
+            one.version: one for one in run.log.entries_after(0) if one.kind in ("step", "restored")
+        }
         entry = known.get(version)
         if theta not in candidates.passed:
             wrong.append(f"version {version} has weights {theta} of no step")

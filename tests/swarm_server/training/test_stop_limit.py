@@ -52,7 +52,7 @@ class DriftingBackend(LocalBackend):
 
 
 def entries(run: Run[DriftingBackend], kind: str) -> list[LogEntry]:
-    return [entry for entry in run.log.after(0) if entry.kind == kind]
+    return [entry for entry in run.log.entries_after(0) if entry.kind == kind]
 
 
 async def test_three_steps_in_a_row_that_are_too_far_end_training_and_not_serving(
@@ -74,7 +74,7 @@ async def test_three_steps_in_a_row_that_are_too_far_end_training_and_not_servin
     assert run.backend.steps == [1, 2, 3, 4]
     await run.stop()
     journal = Journal(tmp_path / "journal.sqlite")
-    again = RunLog(journal).after(0)
+    again = RunLog(journal).entries_after(0)
     assert [entry.reason for entry in again if entry.kind == "stopped"] == [stop.reason]
     journal.close()
 

@@ -60,7 +60,7 @@ async def test_what_a_dead_trainer_had_not_saved_is_trained_again_as_it_was_plan
     await run.rolling()
     assert run.engine.global_step == 3 and parts.trainer.steps == [1, 2, 2]
     assert (run.trained_groups, run.dropped_groups) == ({"a": 1, "b": 2}, {})
-    told = [(entry.kind, entry.step, entry.version) for entry in run.log.after(0)]
+    told = [(entry.kind, entry.step, entry.version) for entry in run.log.entries_after(0)]
     assert told == [("step", 1, 1), ("step", 2, 2), ("restored", 1, 3), ("step", 2, 4)]
     await run.stop()
 

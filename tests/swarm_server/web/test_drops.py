@@ -92,7 +92,7 @@ async def test_a_step_tells_what_was_dropped_since_the_one_before(
     for name in ("a", "b"):
         await run.finish_group(name)
         await run.trained(name)
-    first, second = [one.metrics for one in run.log.after(0) if one.kind == "step"]
+    first, second = [one.metrics for one in run.log.entries_after(0) if one.kind == "step"]
     assert first["dropped_tied"] == 2 and "dropped_tied" not in second
     assert "96 tokens" not in caplog.text and "tokens trained, dropped 2 tied" in caplog.text
     assert (run.log.totals["groups"], run.log.totals["tied_groups"]) == (2, 2)

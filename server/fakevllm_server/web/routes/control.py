@@ -129,6 +129,6 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/get_run_log")
     async def get_run_log(after: int = 0) -> LogReply:
-        return LogReply(entries=state.runlog.after(after))
+        return LogReply(entries=state.runlog.entries_after(after))
 
     return routes

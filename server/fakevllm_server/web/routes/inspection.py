@@ -23,7 +23,7 @@ from fakevllm_server.episodes.group_policy import method_of
 from fakevllm_server.episodes.registry import Episode
 from fakevllm_server.journal.offline import read_journal_file
 from fakevllm_server.journal.rows import CorruptCall
-from fakevllm_server.run.group_view import shown
+from fakevllm_server.run.group_view import read_group_view
 from fakevllm_server.web.latest_call import LatestCall
 from fakevllm_server.web.pool_view import pool_information
 from fakevllm_server.web.routes.access import caller_of, is_admin
@@ -135,7 +135,9 @@ def _token_routes(state: ServerState) -> APIRouter:
     def get_episode_tokens(episode: str) -> GroupView:
         """In a thread, and beside the journal: it may be long, and nobody waits for it."""
         try:
-            found = read_journal_file(state.config.run_dir / "journal.sqlite", shown, episode)
+            found = read_journal_file(
+                state.config.run_dir / "journal.sqlite", read_group_view, episode
+            )
         except CorruptCall:
             raise HTTPException(410, f"What is kept of {episode} is damaged.") from None
         except ConfigError as error:
