@@ -1,7 +1,7 @@
-"""How the app gets its answer: when the response may begin, what keeps it alive, how it ends.
+"""The response to the app: when it starts, the keep-alives while the app waits, and how it ends.
 
-The status line waits a little, so that errors that will not heal reach the app as a status and not
-inside a stream. A response that has been begun always ends with an answer or an error.
+The start of the response is delayed, so that a permanent error reaches the app as a status and not
+inside a stream. A response that has been started always ends with an answer or an error.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ from fakevllm_adapters.http.asgi import (
 from fakevllm_adapters.protocol.errors import WireError, bad_request, internal_error
 
 GRACE_S = 1.5
-"""Clients retry errors inside a stream without end; most permanent ones are known by then."""
+"""Seconds before a stream is started without answer data. Most permanent errors are known within
+this time. Some clients retry an error inside a stream without end."""
 KEEP_ALIVE_EVERY_S = 5.0
-"""Well below the 300 s after which the strictest client gives up on a stream."""
+"""Seconds without data after which a keep-alive is sent. The strictest known client gives up on a
+stream after 300 s."""
 WHITE_SPACE_AFTER_S = 50.0
-"""How long a whole answer leaves the app in silence: below the 60 s of common reverse proxies.
-White space before JSON fixes the status at 200, so it comes late."""
+"""Seconds before white space is sent ahead of an answer that is not streamed. The number is below
+the 60 s timeout of common reverse proxies. It is not smaller, because the white space fixes the
+status at 200."""
 
 _EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
 _JSON: Headers = [(b"content-type", b"application/json")]
@@ -44,12 +47,12 @@ _SPACE = b" "
 _NOT_VLLM = bad_request(
     "The model server did not answer as vLLM does: a stream was mixed up with JSON."
 )
-"""A 400: clients do not ask again for what does not heal."""
+"""The error has status 400 because clients do not retry a 400, and a retry would not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentResponse:
-    """A whole answer as the app read it, or was to."""
+    """A complete response of status 200, as it was sent to the app."""
 
     status: int
     headers: Headers
@@ -57,7 +60,7 @@ class SentResponse:
 
 
 class WatchedSend:
-    """An ASGI `send` that remembers how far the answer has come."""
+    """An ASGI `send` that records whether the response has started and ended."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -73,7 +76,8 @@ class WatchedSend:
 
 
 class AppResponse:
-    """Answers the app once. Inside its block the app is kept from giving up."""
+    """The single response to one request. As a context manager, it sends keep-alives while the app
+    waits."""
 
     def __init__(
         self,
@@ -91,53 +95,57 @@ class AppResponse:
         self._exchange = exchange
         self._streamed = exchange is not None and exchange.streamed
         self._is_sending = False
-        self._wrote_at = 0.0
-        self._began_at = 0.0
+        self._last_write_at = 0.0
+        self._entered_at = 0.0
         self.has_answer_data = False
-        """Whether the app has got anything of an answer, and not only what keeps it waiting."""
+        """Whether any part of an answer or an error has been sent. Keep-alives do not count."""
         self.on_stream_started = on_stream_started
         self._keep_alive_timer: asyncio.TimerHandle | None = None
         self._keep_alive_task: asyncio.Task[None] | None = None
-        self._is_held = False
+        self._is_postponed = False
         self._is_closed = False
         self._headers: Headers = []
-        self._said: list[bytes] = []
-        self._is_trouble = False
-        self._num_said_before_it_left: int | None = None
+        self._answer_chunks: list[bytes] = []
+        self._is_error = False
+        self._num_chunks_before_disconnect: int | None = None
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether the app was seen to leave before it had all that it was told. Some clients hang
-        up at the event that ends an answer, before the last byte."""
-        if self._num_said_before_it_left is None:
+        """Whether the app disconnected before the whole answer had been sent.
+
+        A client that disconnects at the event that ends an answer, before the last byte, has the
+        whole answer.
+        """
+        if self._num_chunks_before_disconnect is None:
             return False
-        missed = b"".join(self._said[self._num_said_before_it_left :])
+        missed = b"".join(self._answer_chunks[self._num_chunks_before_disconnect :])
         return not self._send.is_ended or missed not in (b"", DONE)
 
     @property
     def num_answer_chunks(self) -> int:
-        """Pieces of an answer so far."""
-        return len(self._said)
+        """Number of chunks of answer data that have been sent so far."""
+        return len(self._answer_chunks)
 
     @property
     def is_single_chunk(self) -> bool:
-        """Whether the answer went out at once, and not as it came."""
-        return sum(map(bool, self._said)) <= 1
+        """Whether the answer was sent in one piece, and not chunk by chunk as it arrived."""
+        return sum(map(bool, self._answer_chunks)) <= 1
 
     @property
     def complete_answer(self) -> SentResponse | None:
-        """All that the app got, where that was an answer to its end; whether it was still there
-        to get it or not."""
-        if self._is_trouble or not self._send.is_ended:
+        """The answer, if it was sent to its end and is not an error; else None. It does not matter
+        whether the app was still connected."""
+        if self._is_error or not self._send.is_ended:
             return None
-        return SentResponse(200, self._headers, b"".join(self._said))
+        return SentResponse(200, self._headers, b"".join(self._answer_chunks))
 
     @property
     def is_started(self) -> bool:
+        """Whether the status line has been sent."""
         return self._send.is_started
 
     async def __aenter__(self) -> Self:
-        self._began_at = asyncio.get_running_loop().time()
+        self._entered_at = asyncio.get_running_loop().time()
         if self._exchange is not None:
             self._schedule(GRACE_S if self._streamed else WHITE_SPACE_AFTER_S)
         return self
@@ -157,22 +165,24 @@ class AppResponse:
     def watching(
         self, receive: Receive, on_disconnect: Callable[[], None] = lambda: None
     ) -> Receive:
-        """The app's `receive`; whoever awaits it learns when the app leaves, and so does this.
-        `on_disconnect`: called where that is before the last byte is out."""
+        """Return the app's `receive`, wrapped so that this object records when the app disconnects.
+
+        `on_disconnect`: called if the app disconnects before the last byte has been sent.
+        """
 
         async def watched() -> MutableMapping[str, Any]:
             message = await receive()
             if message["type"] == "http.disconnect" and not self._send.is_ended:
-                self._num_said_before_it_left = len(self._said)
+                self._num_chunks_before_disconnect = len(self._answer_chunks)
                 on_disconnect()
             return message
 
         return watched
 
-    # --- what the app gets
+    # --- answers and errors
 
     async def answer(self, reply: EngineResponse) -> None:
-        """A whole 200 answer of the upstream, streamed or not."""
+        """Send a complete upstream response of status 200, streamed or not, in the app's format."""
         assert self._exchange is not None
         if reply.streamed != self._streamed:
             return await self.refuse(_NOT_VLLM)
@@ -190,74 +200,82 @@ class AppResponse:
         await self.send_body(reply.status, shown, reply.headers)
 
     async def send_body(self, status: int, body: bytes, headers: Headers) -> None:
-        """One body in the app's format, with its status where that is still open."""
+        """Send a body in the app's format. The status is sent only if the response has not been
+        started yet."""
         self.has_answer_data = True
-        self._is_trouble = status != 200
+        self._is_error = status != 200
         if not self.is_started:
             self._is_sending = True
-            self._headers, self._said = headers, [body]
+            self._headers, self._answer_chunks = headers, [body]
             return await send_bytes(self._send, status, body, headers)
         if self._streamed and self._exchange is not None:
-            body = self._exchange.end_with_error(_error_in(body))
+            body = self._exchange.end_with_error(_parse_error(body))
         await self.write(body, last=True)
 
-    async def send_stored(self, answered: SentResponse) -> None:
-        """The answer that an earlier app was to get for the same request."""
+    async def send_stored(self, stored: SentResponse) -> None:
+        """Send the stored answer to an earlier attempt of the same request."""
         if not self._streamed:
-            return await self.send_body(answered.status, answered.body, answered.headers)
-        await self.open(answered.headers)
-        await self.write(answered.body, last=True)
+            return await self.send_body(stored.status, stored.body, stored.headers)
+        await self.open(stored.headers)
+        await self.write(stored.body, last=True)
 
     async def refuse(self, error: WireError) -> None:
-        self.has_answer_data = self._is_trouble = True
+        """Send an error in the app's format: as a status if the response has not been started, else
+        inside the response."""
+        self.has_answer_data = self._is_error = True
         if not self.is_started:
             self._is_sending = True
-            worded = self._adapter.refusal(error.status, error.body)
-            return await send_error(self._send, replace(error, body=worded))
+            error_body = self._adapter.refusal(error.status, error.body)
+            return await send_error(self._send, replace(error, body=error_body))
         if self._streamed and self._exchange is not None:
             return await self.write(self._exchange.end_with_error(error.body), last=True)
-        worded = self._adapter.refusal(error.status, error.body)
-        await self.write(orjson.dumps(worded), last=True)
+        error_body = self._adapter.refusal(error.status, error.body)
+        await self.write(orjson.dumps(error_body), last=True)
 
     async def open(self, headers: Headers) -> None:
-        """Begins a stream, where it has not been begun to keep the app waiting."""
+        """Start a response of status 200, unless a keep-alive has started it already."""
         if not self.is_started:
             self._headers = headers
             await start_stream(self._send, 200, headers)
 
     async def write(self, chunk: bytes, *, last: bool = False, is_answer: bool = True) -> None:
-        """`is_answer`: whether it is any of an answer, and not only what keeps the app waiting."""
+        """Send a chunk of a started response. `is_answer`: whether the chunk is answer data; False
+        for keep-alives."""
         self.has_answer_data = self.has_answer_data or last or (is_answer and bool(chunk))
         if is_answer:
-            self._said.append(chunk)
+            self._answer_chunks.append(chunk)
         self._is_sending = True
         try:
             if chunk or last:
                 await send_chunk(self._send, chunk, last=last)
         finally:
             self._is_sending = last
-            self._wrote_at = asyncio.get_running_loop().time()
+            self._last_write_at = asyncio.get_running_loop().time()
 
     async def end_with_error(self, error: WireError) -> None:
-        """An answer that has not ended ends with `error`; what has ended stays as it is."""
+        """End the response with `error`, unless it has ended already."""
         if not self._send.is_ended:
             await self.refuse(error)
 
-    # --- what keeps it waiting
+    # --- keep-alives
 
     def stop_keep_alives(self) -> None:
-        """From now on nothing is sent but what the caller sends."""
+        """Send no further keep-alives."""
         if self._keep_alive_timer is not None:
             self._keep_alive_timer.cancel()
 
     def postpone_start(self) -> None:
-        """What has not begun waits for a while: an error that clients get as a status they ask
-        again for by themselves, and none that comes inside a stream."""
-        if self._exchange is None or self.is_started or self._is_held or self._is_closed:
+        """Delay the start of a response that has not been started, up to WHITE_SPACE_AFTER_S.
+
+        Call this method while the request is held for a retry. Until the response is started, a
+        temporary error can be sent as a 503 with `Retry-After`, after which clients retry by
+        themselves. An error inside a stream cannot ask them to retry.
+        """
+        if self._exchange is None or self.is_started or self._is_postponed or self._is_closed:
             return
         self.stop_keep_alives()
-        self._is_held = True
-        waited_s = asyncio.get_running_loop().time() - self._began_at
+        self._is_postponed = True
+        waited_s = asyncio.get_running_loop().time() - self._entered_at
         self._schedule(max(WHITE_SPACE_AFTER_S - waited_s, 0.0))
 
     def _schedule(self, delay_s: float) -> None:
@@ -266,11 +284,12 @@ class AppResponse:
         )
 
     def on_keep_alive_due(self) -> None:
-        """Says something where nothing was said for a while."""
+        """Send a keep-alive if nothing has been sent for KEEP_ALIVE_EVERY_S, and set the timer
+        again."""
         if self._send.is_ended or self._is_closed:
             return
         loop = asyncio.get_running_loop()
-        silent_s = loop.time() - self._wrote_at
+        silent_s = loop.time() - self._last_write_at
         if silent_s >= KEEP_ALIVE_EVERY_S:
             silent_s = 0.0
             self._keep_alive_task = loop.create_task(self._keep_alive())
@@ -285,7 +304,7 @@ class AppResponse:
         await self.write(shown, is_answer=False)
 
 
-def _error_in(body: bytes) -> Json:
-    """The error body of vLLM's in a refusal's bytes."""
-    found = error_object(body)
-    return found if found is not None and "error" in found else internal_error().body
+def _parse_error(body: bytes) -> Json:
+    """Return the error object in a response body, or an internal error if there is none."""
+    error = error_object(body)
+    return error if error is not None and "error" in error else internal_error().body

@@ -1,6 +1,7 @@
-"""The only HTTP client to the swarm server's models: forward, stream, cancel, pool.
+"""HTTP client for model calls to the swarm server: forwarding, streaming, cancelling, connection
+pool. All model calls go through this client.
 
-aiohttp and not httpx: the same forwarded call costs a tenth of the CPU.
+It uses aiohttp and not httpx, because the same forwarded call costs a tenth of the CPU time.
 """
 
 from __future__ import annotations
@@ -28,19 +29,24 @@ from fakevllm_adapters.protocol.swarm import PROXY_HEADERS
 log = logging.getLogger("fakevllm.transport.engine_client")
 
 _CUT_OFF = encode(internal_error().body)
-"""The server's own words: an engine that lives may end a stream in an error of its own, and that is
-an answer."""
+"""Event by which the swarm server ends a stream whose engine broke off. Any other error at the end
+of a stream comes from an engine that is alive, and is part of the answer."""
 
 CALL_TIMEOUT_S = 3600
+"""Seconds after which a call is given up."""
 IDLE_CONNECTION_S = 30
-"""Below the server's own keep-alive, so that no connection is reused while it closes."""
+"""Seconds for which an idle connection is kept. The number is below the server's keep-alive time,
+so that no connection is reused while the server closes it."""
+DRAIN_TIMEOUT_S = 0.1
+"""Seconds for which the rest of a connection is read after `[DONE]`, before the connection is
+closed."""
 EVENT_STREAM = "text/event-stream"
 JSON: Headers = [(b"content-type", b"application/json")]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineResponse:
-    """A whole answer of the upstream, with its bytes as they came."""
+    """A complete response of the upstream, with its bytes unchanged."""
 
     status: int
     headers: Headers
@@ -48,60 +54,64 @@ class EngineResponse:
     streamed: bool
     latency_s: float
     is_from_stream: bool = False
-    """An error that came as the first event of a stream, told as a status."""
+    """Whether this is an error that arrived as the first event of a stream and was turned into a
+    response with a status."""
     parsed_events: list[bytes] | None = None
-    """The events, where they are known already."""
+    """Events of the stream if the body has been split already, else None."""
     reason: OutageReason | None = None
-    """Reason that the server sent with an error, None where it sent none."""
+    """Reason that the server sent with an error; None if it sent none."""
 
     @staticmethod
     def from_events(events: list[bytes], latency_s: float) -> EngineResponse:
+        """Return a streamed response of status 200 that consists of these events."""
         return EngineResponse(200, [], b"".join(events), True, latency_s, parsed_events=events)
 
     @property
     def events(self) -> list[bytes]:
+        """Server-sent events of the stream; [] if the response is not streamed."""
         if self.parsed_events is not None:
             return self.parsed_events
         return SseDecoder().feed(self.body) if self.streamed else []
 
     def unwrap_early_error(self) -> EngineResponse:
-        """A stream that begins with an error that will not heal, as a status: clients ask again
-        without end for what fails inside a stream, and take a status for final."""
+        """Return a stream that begins with a permanent error (4xx) as a plain error response, and
+        any other response unchanged.
+
+        Clients retry errors inside a stream without end, but accept a 4xx status as final.
+        """
         if not self.streamed or b'"error"' not in self.body:
             return self
-        first = next(iter(self.events), b"")
-        code = _permanent_error_code(first)
+        first_event = next(iter(self.events), b"")
+        code = _permanent_error_code(first_event)
         if code is None:
             return self
-        body = data_of(first) or b""
+        body = data_of(first_event) or b""
         return EngineResponse(code, JSON, body, False, self.latency_s, is_from_stream=True)
 
     @property
     def is_broken_off(self) -> bool:
-        """Whether this is a stream that the engine did not live to end: its server can only say so
-        inside it."""
+        """Whether the engine died before the end of this stream. The server can report that only
+        inside the stream."""
         return self.streamed and _CUT_OFF in self.body
 
 
 @dataclass(frozen=True, slots=True)
 class LiveResponse:
-    """An answer that is still coming."""
+    """A response whose body is still arriving."""
 
     status: int
     headers: Headers
     streamed: bool
     chunks: AsyncIterator[bytes]
     reason: OutageReason | None = None
-    """Reason that the server sent with an error, None where it sent none."""
-
-
-DRAIN_TIMEOUT_S = 0.1
-"""For what is behind the end of a stream, before its connection is given up."""
+    """Reason that the server sent with an error; None if it sent none."""
 
 
 class EngineClient:
+    """Pooled connections to one server. Call `close()` last."""
+
     def __init__(self, url: str, key: str | None) -> None:
-        self._drains = TaskSet(log, "what is behind a stream's end could not be read")
+        self._drains = TaskSet(log, "the rest of a stream after [DONE] could not be read")
         self._http = aiohttp.ClientSession(
             url,
             headers=bearer_header(key) | PROXY_HEADERS,
@@ -113,7 +123,7 @@ class EngineClient:
 
     @property
     def num_draining(self) -> int:
-        """Calls that are over but for what is behind their end."""
+        """Number of finished calls whose connections are still read to their end."""
         return len(self._drains)
 
     async def close(self) -> None:
@@ -121,25 +131,29 @@ class EngineClient:
         await self._http.close()
 
     async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> EngineResponse:
-        """Raises WireError (503) where the server cannot be reached, or it or its engine breaks
-        off."""
+        """Send a call and return the complete response.
+
+        Raises WireError (503) if the server cannot be reached, or if the server or its engine
+        breaks off.
+        """
         started = time.monotonic()
         try:
             async with self._http.post(
                 path, data=body, headers=headers, allow_redirects=False
-            ) as answer:
-                if not is_final_status(answer.status):
-                    raise _bad_status(answer)
-                raw = await answer.read()
-                streamed = answer.status == 200 and answer.content_type == EVENT_STREAM
-                shown = relayed_headers(answer.headers.items())
-                latency_s = time.monotonic() - started
-                reason = _reason(answer)
+            ) as response:
+                if not is_final_status(response.status):
+                    raise _bad_status(response)
+                raw = await response.read()
                 reply = EngineResponse(
-                    answer.status, shown, raw, streamed, latency_s, reason=reason
+                    response.status,
+                    relayed_headers(response.headers.items()),
+                    raw,
+                    _is_stream(response),
+                    time.monotonic() - started,
+                    reason=_reason(response),
                 )
                 if reply.is_broken_off:
-                    raise aiohttp.ClientPayloadError("its engine broke off")
+                    raise aiohttp.ClientPayloadError("the engine broke off")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise unreachable(error) from error
         return reply.unwrap_early_error()
@@ -147,8 +161,10 @@ class EngineClient:
     def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[LiveResponse]:
-        """One answer, while its connection is open. Trouble with it is a WireError (503), also
-        inside the block."""
+        """Return a context manager that sends a call and gives its response while the body arrives.
+
+        A failed connection raises WireError (503), also inside the block.
+        """
         return _Live(
             self._http.request(
                 method, path, data=body or None, headers=headers, allow_redirects=False
@@ -158,28 +174,35 @@ class EngineClient:
 
 
 class _Live(AbstractAsyncContextManager[LiveResponse]):
-    """A class, for a generator would cost each call a tenth of what aiohttp costs."""
+    """Context manager of one call.
+
+    It is a class because a generator would cost each call a tenth of what aiohttp itself costs.
+    """
 
     def __init__(
         self,
-        asked: AbstractAsyncContextManager[aiohttp.ClientResponse],
+        request: AbstractAsyncContextManager[aiohttp.ClientResponse],
         drains: TaskSet,
     ) -> None:
-        self._asked = asked
+        self._request = request
         self._drains = drains
 
     async def __aenter__(self) -> LiveResponse:
         try:
-            answer = await self._asked.__aenter__()
+            response = await self._request.__aenter__()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise unreachable(error) from error
-        if not is_final_status(answer.status):
-            answer.close()
-            raise unreachable(_bad_status(answer))
-        self._answer = answer
-        streamed = answer.status == 200 and answer.content_type == EVENT_STREAM
-        shown = relayed_headers(answer.headers.items())
-        return LiveResponse(answer.status, shown, streamed, _chunks(answer), _reason(answer))
+        if not is_final_status(response.status):
+            response.close()
+            raise unreachable(_bad_status(response))
+        self._response = response
+        return LiveResponse(
+            response.status,
+            relayed_headers(response.headers.items()),
+            _is_stream(response),
+            _chunks(response),
+            _reason(response),
+        )
 
     async def __aexit__(
         self,
@@ -187,44 +210,50 @@ class _Live(AbstractAsyncContextManager[LiveResponse]):
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        if kind is None and not self._answer.content.at_eof():
-            # Beside the app: its request is over, and a row waits to be written.
-            rest = self._drains.start(self._drain())
-            # Also where it is cancelled before it begins. What came to its end is closed already.
-            rest.add_done_callback(lambda _: self._answer.close())
+        if kind is None and not self._response.content.at_eof():
+            # The connection is drained in the background: the app's request is over, and its record
+            # is to be written now.
+            drain = self._drains.start(self._drain())
+            # The callback also runs if the task is cancelled before it begins. Closing a response
+            # that was read to its end has no effect.
+            drain.add_done_callback(lambda _: self._response.close())
             return
-        await self._asked.__aexit__(kind, error, at)
+        await self._request.__aexit__(kind, error, at)
         if isinstance(error, aiohttp.ClientError | TimeoutError):
             raise unreachable(error) from error
 
     async def _drain(self) -> None:
-        """What is behind the end of a stream, so that its connection can be used again."""
+        """Read the bytes after the end of a stream, so that the connection can be reused."""
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
-                while await self._answer.content.readany():
+                while await self._response.content.readany():
                     pass
 
 
-def _bad_status(answer: aiohttp.ClientResponse) -> aiohttp.ClientError:
-    """For what is no answer to pass on."""
-    return aiohttp.ClientPayloadError(f"status {answer.status}")
+def _is_stream(response: aiohttp.ClientResponse) -> bool:
+    return response.status == 200 and response.content_type == EVENT_STREAM
 
 
-def _reason(answer: aiohttp.ClientResponse) -> OutageReason | None:
-    return reason_from_header(answer.headers.get(REASON_HEADER))
+def _bad_status(response: aiohttp.ClientResponse) -> aiohttp.ClientError:
+    """Return the error for a status that cannot be relayed as a final one."""
+    return aiohttp.ClientPayloadError(f"status {response.status}")
 
 
-async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Raises WireError (503)."""
+def _reason(response: aiohttp.ClientResponse) -> OutageReason | None:
+    return reason_from_header(response.headers.get(REASON_HEADER))
+
+
+async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield the body as it arrives. Raises WireError (503) if the connection fails."""
     try:
-        while chunk := await answer.content.readany():
+        while chunk := await response.content.readany():
             yield chunk
     except (aiohttp.ClientError, TimeoutError) as error:
         raise unreachable(error) from error
 
 
 def _permanent_error_code(event: bytes) -> int | None:
-    """The code of the error in an event, where it is one of 4xx."""
+    """Return the code of an error event if the code is 4xx, else None."""
     if b'"error"' not in event:
         return None
     try:

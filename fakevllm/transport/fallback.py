@@ -1,5 +1,5 @@
-"""Another OpenAI-compatible server, asked when ours is not there. What it answers is served and
-never trained."""
+"""Client for the fallback: another OpenAI-compatible server, which answers while the engine is
+unavailable. Its answers are served and never trained."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ from fakevllm_adapters.http.client_body import rewrite_body
 from fakevllm_adapters.protocol.errors import WireError, unavailable
 
 MAX_SHOWN_CHARS = 300
+"""Maximum number of characters of the fallback's error message that are logged."""
 STREAM_BEGINS_S = 60.0
-"""Within it a server that lives has begun a stream, also one that queues its requests."""
+"""Seconds within which the fallback must begin a stream. A live server begins a stream within this
+time even if it queues its requests."""
 ANSWER_BEGINS_S = 600.0
-"""What comes in one piece begins when it is done: as long as OpenAI's SDK waits by default."""
+"""Seconds within which the fallback must begin an answer that is not streamed. Such an answer
+begins when it is complete, so the limit equals the default timeout of OpenAI's SDK."""
 _VLLM_OPTION = "continuous_usage_stats"
-"""What our translations ask of a vLLM, and other servers may refuse."""
+"""Stream option of vLLM that the proxy's translations set. Other servers may refuse it."""
 
 
 class Fallback:
-    """Owns its connections; close() last."""
+    """The fallback server. It owns its connections; call `close()` last."""
 
     def __init__(
         self,
@@ -40,23 +43,28 @@ class Fallback:
         stream_begins_s: float = STREAM_BEGINS_S,
         answer_begins_s: float = ANSWER_BEGINS_S,
     ) -> None:
+        """`model`: model to request; None: the model that the app requested."""
         self._streaming = _FallbackClient(url, key, stream_begins_s)
         self._whole = _FallbackClient(url, key, answer_begins_s)
         self._model = model
 
     @staticmethod
     def from_settings(settings: FallbackSection) -> Fallback | None:
+        """Return the configured fallback, or None if there is none."""
         if settings.url is None:
             return None
         return Fallback(settings.url, settings.key, settings.model)
 
     async def relay(self, request: Request, app: AppResponse) -> EngineResponse:
-        """Raises WireError where it has no answer either, whatever it says: an error of a server
-        that the app does not know would not be the app's."""
+        """Relay the fallback's answer to the app, and return it.
+
+        Raises WireError if the fallback has no answer, and also if it refuses the request. The
+        fallback's own errors are not sent to the app, because the app does not know that server.
+        """
         model = self._model or request.model
-        asked = with_model(request, model) if model else request
+        named = with_model(request, model) if model else request
         upstream = self._streaming if request.streamed else self._whole
-        return await relay(upstream, _without_vllm_options(asked), app)
+        return await relay(upstream, _without_vllm_options(named), app)
 
     async def close(self) -> None:
         await self._streaming.close()
@@ -64,8 +72,11 @@ class Fallback:
 
 
 class _FallbackClient(EngineClient):
-    """Its `/v1` may lie below a path; what it refuses is no answer, and neither is
-    one that does not begin within `begins_s`."""
+    """Client for a server whose `/v1` may be below a path prefix.
+
+    A status other than 200 is an error, and so is an answer that does not begin within `begins_s`
+    seconds.
+    """
 
     def __init__(self, url: str, key: str | None, begins_s: float) -> None:
         parts = urlsplit(url)
@@ -77,25 +88,25 @@ class _FallbackClient(EngineClient):
     async def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> AsyncGenerator[LiveResponse]:
-        begins = asyncio.timeout(self._begins_s)
+        limit = asyncio.timeout(self._begins_s)
+        call = super().live(method, self._path_prefix + path, body, headers)
         try:
-            async with (
-                begins,
-                super().live(method, self._path_prefix + path, body, headers) as live,
-            ):
+            async with limit, call as live:
                 if live.status != 200:
-                    said = b"".join([chunk async for chunk in live.chunks])
-                    raise _refused(live.status, said)
-                begins.reschedule(None)
+                    raw = b"".join([chunk async for chunk in live.chunks])
+                    raise _refusal(live.status, raw)
+                limit.reschedule(None)
                 yield live
         except TimeoutError as error:
-            if not begins.expired():
+            if not limit.expired():
                 raise
-            raise unavailable(f"The fallback said nothing for {self._begins_s:g} s.") from error
+            raise unavailable(
+                f"The fallback did not begin an answer within {self._begins_s:g} s."
+            ) from error
 
 
 def _without_vllm_options(request: Request) -> Request:
-    """Without what only a vLLM understands and the app did not ask for."""
+    """Return the request without the vLLM-only option that the proxy's translation has added."""
     if request.exchange is None or not request.is_translated:
         return request
     options = request.body.get("stream_options")
@@ -105,16 +116,14 @@ def _without_vllm_options(request: Request) -> Request:
     return replace(request, upstream_body=orjson.dumps(request.body))
 
 
-def _refused(status: int, said: bytes) -> WireError:
-    text = said[:MAX_SHOWN_CHARS].decode(errors="replace")
+def _refusal(status: int, raw: bytes) -> WireError:
+    text = raw[:MAX_SHOWN_CHARS].decode(errors="replace")
     return unavailable(f"The fallback answered {status}: {text}")
 
 
-# The same request of another model.
-
-
 def with_model(request: Request, model: str) -> Request:
-    """What is no object of JSON names no model, and stays as it is."""
+    """Return the same request for another model. A body that is not a JSON object names no model
+    and is returned unchanged."""
     try:
         raw = rewrite_body(request.raw, model=model)
     except (ValueError, AttributeError, RecursionError):
@@ -122,5 +131,5 @@ def with_model(request: Request, model: str) -> Request:
     if request.exchange is None:
         return replace(request, raw=raw, upstream_body=raw)
     request.exchange.body["model"] = model
-    upstream_body = orjson.dumps(request.exchange.body) if request.is_translated else raw
-    return replace(request, raw=raw, upstream_body=upstream_body)
+    body = orjson.dumps(request.exchange.body) if request.is_translated else raw
+    return replace(request, raw=raw, upstream_body=body)

@@ -1,4 +1,5 @@
-"""How long a call is left with a server that keeps it: as long as the server is there."""
+"""Watchdog for a call to the server: ends the call if the server has disappeared without closing
+the connection."""
 
 from __future__ import annotations
 
@@ -12,35 +13,40 @@ from fakevllm.transport.retry_policy import AbsenceTimer
 from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.reasons import OutageReason
 
-LOOK_EVERY_S = 0.5
+CHECK_EVERY_S = 0.5
 
 
 class HangWatchdog:
-    """Around a call. Raises WireError (503) where it is waited for in vain: the server does not
-    answer its link at all, nor tell the app anything, for as long as a request may be held. Where
-    `has_other` could answer, an engine that is away is reason enough: the server itself waits
-    for one longer than we do."""
+    """Context manager around one call to the server. It cancels the block and raises WireError
+    (503) in either of two cases:
+
+    * For `limit_s` seconds, the server has not answered the link's status requests, and no further
+      data of the answer has been sent to the app.
+    * `has_fallback` is True, the engine has not been ready for `limit_s` seconds, and no answer
+      data has been sent to the app. Without a fallback the call continues, because the server
+      itself waits for its engine, and longer than the proxy does.
+    """
 
     def __init__(
-        self, link: SwarmLink, app: AppResponse, limit_s: float, *, has_other: bool
+        self, link: SwarmLink, app: AppResponse, limit_s: float, *, has_fallback: bool
     ) -> None:
         self._link = link
         self._app = app
-        self._has_other = has_other
+        self._has_fallback = has_fallback
         self._message = f"The engine did not become ready within {limit_s:g} s."
-        self._clock = asyncio.get_running_loop()
-        now_s = self._clock.time()
-        self._engine = AbsenceTimer(limit_s, now_s)
-        # At least one look: a server may have come back, and its link not have heard it yet.
-        self._server = AbsenceTimer(max(limit_s, LOOK_EVERY_S), now_s)
+        self._loop = asyncio.get_running_loop()
+        now_s = self._loop.time()
+        self._engine_timer = AbsenceTimer(limit_s, now_s)
+        # At least one check must follow, because a server may be back before the link knows it.
+        self._server_timer = AbsenceTimer(max(limit_s, CHECK_EVERY_S), now_s)
         self._num_answer_chunks = app.num_answer_chunks
         self._is_engine_away = False
-        self._limit = asyncio.timeout(None)
-        self._next: asyncio.TimerHandle | None = None
+        self._timeout = asyncio.timeout(None)
+        self._next_check: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> None:
-        await self._limit.__aenter__()
-        self._look()
+        await self._timeout.__aenter__()
+        self._check()
 
     async def __aexit__(
         self,
@@ -48,29 +54,30 @@ class HangWatchdog:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        if self._next is not None:
-            self._next.cancel()
+        if self._next_check is not None:
+            self._next_check.cancel()
         try:
-            await self._limit.__aexit__(kind, error, at)
-        except TimeoutError as late:  # only its own
+            await self._timeout.__aexit__(kind, error, at)
+        except TimeoutError as timeout:  # raised by this timeout only, not by the block
             if self._is_engine_away:
                 raise unavailable(self._message, OutageReason.ENGINE_NOT_READY) from None
-            raise unreachable(late) from late
+            raise unreachable(timeout) from timeout
 
-    def _look(self) -> None:
-        now_s = self._clock.time()
-        if self._is_in_vain(now_s):
-            self._limit.reschedule(now_s)
+    def _check(self) -> None:
+        now_s = self._loop.time()
+        if self._is_hopeless(now_s):
+            self._timeout.reschedule(now_s)
         else:
-            self._next = self._clock.call_later(LOOK_EVERY_S, self._look)
+            self._next_check = self._loop.call_later(CHECK_EVERY_S, self._check)
 
-    def _is_in_vain(self, now_s: float) -> bool:
-        has_answer_data, has_said = (
-            self._app.has_answer_data,
-            self._app.num_answer_chunks > self._num_answer_chunks,
-        )
+    def _is_hopeless(self, now_s: float) -> bool:
+        """Return whether the call is to be ended, and update the timers."""
+        has_progress = self._app.num_answer_chunks > self._num_answer_chunks
         self._num_answer_chunks = self._app.num_answer_chunks
-        is_away = self._engine.is_too_long(now_s, is_there=self._link.is_serving)
-        self._is_engine_away = is_away and self._has_other and not has_answer_data
-        is_there = has_said or not self._link.is_silent
-        return self._server.is_too_long(now_s, is_there=is_there) or self._is_engine_away
+        is_engine_away = self._engine_timer.has_expired(now_s, is_available=self._link.is_serving)
+        self._is_engine_away = (
+            is_engine_away and self._has_fallback and not self._app.has_answer_data
+        )
+        is_server_there = has_progress or not self._link.is_silent
+        is_server_away = self._server_timer.has_expired(now_s, is_available=is_server_there)
+        return is_server_away or self._is_engine_away

@@ -1,4 +1,4 @@
-"""One answer of the upstream, passed on to the app while it comes."""
+"""Relay of one upstream answer to the app while the answer arrives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveResponse
 from fakevllm.transport.request import Request
-from fakevllm.transport.retry_policy import OUTAGES, TOO_MANY, outage_error
+from fakevllm.transport.retry_policy import OUTAGES, TOO_MANY_REQUESTS, outage_error
 from fakevllm_adapters.formats.chat import stream_end
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, parse_event
 from fakevllm_adapters.http.asgi import Headers, error_object
@@ -19,11 +19,12 @@ from fakevllm_adapters.protocol.errors import WireError, internal_error
 
 @dataclass(frozen=True, slots=True)
 class LeadCall:
-    """How the lead of several siblings is asked."""
+    """Upstream call of a lead that has siblings."""
 
     body: bytes
     headers: Mapping[str, str]
     on_first_token: Callable[[], None]
+    """Called once, after the first token has been relayed."""
 
 
 def _never() -> bool:
@@ -40,9 +41,11 @@ async def relay(
 ) -> EngineResponse:
     """Relay the upstream's answer to the app while it arrives, and return it.
 
-    `is_caused_by_siblings`: whether siblings of the proxy overload the engine. In that case a 429
-    is raised as an outage and not relayed. Raises WireError if no answer data has been sent to the
-    app."""
+    `is_caused_by_siblings`: function that reports whether siblings of the proxy may have caused a
+    429. If so, the 429 is raised as an outage and not relayed. Raises WireError for an outage
+    before any answer data has been sent to the app. An outage after that ends the stream with an
+    error.
+    """
     if request.exchange is None:
         return await relay_native(
             upstream, request, app, is_caused_by_siblings=is_caused_by_siblings
@@ -55,7 +58,7 @@ async def relay(
     async with upstream.live("POST", path, body, headers) as live:
         await raise_outage(live, is_caused_by_siblings)
         if live.streamed and request.streamed:
-            return await _stream(live, request, app, started, lead)
+            return await _relay_stream(live, request, app, started, lead)
         raw = b"".join([chunk async for chunk in live.chunks])
         latency_s = time.monotonic() - started
         reply = EngineResponse(live.status, live.headers, raw, live.streamed, latency_s)
@@ -65,13 +68,18 @@ async def relay(
 async def pass_on(
     upstream: EngineClient, request: Request, app: AppResponse, reply: EngineResponse
 ) -> EngineResponse:
-    """A whole reply of the upstream, as the app reads it. Returns the reply the app got."""
+    """Send a complete reply of the upstream to the app, in the app's format. Return the reply that
+    was sent.
+
+    If the engine refuses a translated request, the request is sent again in the app's own format to
+    the engine's own route for that format, and that reply is relayed.
+    """
     if reply.status == 200:
         await app.answer(reply)
         return reply
     is_refused = 400 <= reply.status < 500 and not reply.is_from_stream
     if request.is_translated and is_refused and not app.is_started:
-        # A refusal repeats what was asked, so the app's own words must be what is refused.
+        # A refusal quotes parts of the request. The app must see its own request quoted.
         app.stop_keep_alives()
         return await relay_native(upstream, request, app)
     return await _refuse(request, app, reply)
@@ -84,9 +92,13 @@ async def relay_native(
     *,
     is_caused_by_siblings: Callable[[], bool] = _never,
 ) -> EngineResponse:
-    """The answer of the engine's own route for the app's format, byte for byte."""
+    """Relay the answer of the engine's own route for the app's format, byte for byte, and return
+    it.
+
+    Raises WireError, as `relay` does, if no response has been started.
+    """
     started = time.monotonic()
-    taken: list[bytes] = []
+    chunks: list[bytes] = []
     headers: Headers = []
     status, is_streamed = 200, False
     try:
@@ -98,90 +110,101 @@ async def relay_native(
             if is_streamed:
                 await app.open(headers)
             async for chunk in live.chunks:
-                taken.append(chunk)
+                chunks.append(chunk)
                 if is_streamed:
                     await app.write(chunk)
             if is_streamed:
                 await app.write(b"", last=True)
             else:
-                await app.send_body(status, b"".join(taken), headers)
+                await app.send_body(status, b"".join(chunks), headers)
     except WireError as error:
         if not app.is_started:
             raise
         await app.write(encode(error.body) + DONE, last=True)
     latency_s = time.monotonic() - started
-    return EngineResponse(status, headers, b"".join(taken), is_streamed, latency_s)
+    return EngineResponse(status, headers, b"".join(chunks), is_streamed, latency_s)
 
 
-async def _stream(
+async def _relay_stream(
     live: LiveResponse, request: Request, app: AppResponse, started: float, lead: LeadCall | None
 ) -> EngineResponse:
+    """Relay a stream event by event, in the app's format.
+
+    A stream that begins with a permanent error becomes a plain error response. A stream that breaks
+    off is ended with an error event, or raises WireError if no answer data has been sent.
+    """
     assert request.exchange is not None
-    is_waited_for = lead is not None
-    taken: list[bytes] = []
+    awaits_token = lead is not None
+    events: list[bytes] = []
     decoder = SseDecoder()
     try:
         async for chunk in live.chunks:
-            events = decoder.feed(chunk)
-            if events and not taken and not app.is_started:
-                early = EngineResponse(
-                    200, [], events[0], True, time.monotonic() - started
-                ).unwrap_early_error()
-                if not early.streamed:
-                    return await _refuse(request, app, early)
-            taken += events
-            shown = b"".join(map(request.exchange.event, events))
-            is_done = DONE in events  # whatever comes behind it is nobody's
+            new_events = decoder.feed(chunk)
+            if new_events and not events and not app.is_started:
+                latency_s = time.monotonic() - started
+                first = EngineResponse(200, [], new_events[0], True, latency_s)
+                unwrapped = first.unwrap_early_error()
+                if not unwrapped.streamed:
+                    return await _refuse(request, app, unwrapped)
+            events += new_events
+            shown = b"".join(map(request.exchange.event, new_events))
+            is_done = DONE in new_events  # bytes after [DONE] are dropped
             if shown or is_done:
                 await app.open(live.headers)
-                was_told = app.has_answer_data
-                is_answer = was_told or any(not one.startswith(b":") for one in events)
+                had_answer_data = app.has_answer_data
+                has_event = any(not event.startswith(b":") for event in new_events)
+                is_answer = had_answer_data or has_event
                 await app.write(shown, last=is_done, is_answer=is_answer)
-                if is_answer and not was_told:
-                    app.on_stream_started(_id_in(events))
-            # Behind the write: the app's first token waits for nothing.
-            if is_waited_for and lead is not None and _has_token(taken):
-                is_waited_for = False
+                if is_answer and not had_answer_data:
+                    app.on_stream_started(_find_id(new_events))
+            # The callback comes after the write, so that it does not delay the app's first token.
+            if awaits_token and lead is not None and _has_token(events):
+                awaits_token = False
                 lead.on_first_token()
             if is_done:
-                return EngineResponse.from_events(taken, time.monotonic() - started)
+                return EngineResponse.from_events(events, time.monotonic() - started)
         await app.open(live.headers)
-        await app.write(stream_end(request.exchange, taken), last=True)
+        await app.write(stream_end(request.exchange, events), last=True)
     except WireError as error:
         if not app.has_answer_data:
             raise
-        taken += [encode(error.body), DONE]
+        events += [encode(error.body), DONE]
         await app.write(request.exchange.end_with_error(error.body), last=True)
-    return EngineResponse.from_events(taken, time.monotonic() - started)
+    return EngineResponse.from_events(events, time.monotonic() - started)
 
 
-def _id_in(events: Sequence[bytes]) -> str | None:
+def _find_id(events: Sequence[bytes]) -> str | None:
+    """Return the first id in these events, or None if they have none."""
     for event in events:
-        with contextlib.suppress(ValueError):  # what is no JSON is the reader's to refuse
-            told = parse_event(event)
-            if told is not None and isinstance(told.get("id"), str):
-                return told["id"]
+        # An event that is not valid JSON is skipped. The format's parser refuses it.
+        with contextlib.suppress(ValueError):
+            payload = parse_event(event)
+            if payload is not None and isinstance(payload.get("id"), str):
+                return payload["id"]
     return None
 
 
 def _has_token(events: Sequence[bytes]) -> bool:
-    """The first event may but tell the role, before the engine has looked at the prompt."""
+    """Return whether the events contain a token. The first event may contain only the role, which
+    is sent before the engine has processed the prompt, so a second event is required."""
     return sum(not event.startswith(b":") for event in events) >= 2
 
 
 async def raise_outage(
     live: LiveResponse, is_caused_by_siblings: Callable[[], bool] = _never
 ) -> None:
-    """Raises WireError for a status by which a server says that it has no answer now."""
-    if live.status in OUTAGES or (live.status == TOO_MANY and is_caused_by_siblings()):
+    """Raise WireError if the status reports an outage, or if it is a 429 that siblings of the proxy
+    may have caused."""
+    if live.status in OUTAGES or (live.status == TOO_MANY_REQUESTS and is_caused_by_siblings()):
         raw = b"".join([chunk async for chunk in live.chunks])
         raise outage_error(live.status, raw, live.headers, live.reason)
 
 
 async def _refuse(request: Request, app: AppResponse, reply: EngineResponse) -> EngineResponse:
+    """Send the upstream's error to the app, in the app's format, and return it."""
     if request.is_translated:
-        told = error_object(reply.body) or internal_error().body
-        await app.refuse(WireError(reply.status, told))
+        error_body = error_object(reply.body) or internal_error().body
+        await app.refuse(WireError(reply.status, error_body))
     else:
         await app.send_body(reply.status, reply.body, reply.headers)
     return reply

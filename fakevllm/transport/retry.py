@@ -1,5 +1,5 @@
-"""Keeps a request going while the model is not there: holds it, tries again, and at last asks
-another server, where one is named. `retry_policy.py` decides."""
+"""Hold and retry a request while the engine is unavailable, then use the fallback, if there is one.
+`retry_policy.py` makes the decisions."""
 
 from __future__ import annotations
 
@@ -26,13 +26,18 @@ log = logging.getLogger("fakevllm.transport.retry")
 
 T = TypeVar("T")
 Attempt = Callable[[Request, Callable[[], bool]], Awaitable[T]]
-"""Asks for one answer. Raises WireError for an outage, and for a 429 where the second argument
-says that it is our doing."""
+"""Function that requests one answer.
+
+The second argument is a function that reports whether siblings of the proxy have been at the engine
+since the attempt began. The attempt raises WireError for an outage. It also raises WireError for a
+429 if siblings have been at the engine, because they may have caused the 429."""
 
 LEAD_ONLY = SiblingPlan(1)
 
 
 class RetryHandler:
+    """Calls to the engine with retries, a watchdog and a fallback."""
+
     def __init__(
         self,
         upstream: EngineClient,
@@ -56,16 +61,19 @@ class RetryHandler:
 
     @property
     def num_waiting(self) -> int | None:
-        """Requests in the engine's queue, None where that is not known."""
+        """Number of requests in the engine's queue; None if it is unknown."""
         return None if self._link is None else self._link.load_probe.num_waiting
 
     async def relay(
         self, request: Request, app: AppResponse, plan: SiblingPlan = LEAD_ONLY
     ) -> tuple[EngineResponse, OutageReason | None]:
-        """What the app got, and why it had to be of the fallback, if it was. Raises WireError
-        while the app has got nothing of an answer."""
+        """Relay an answer to the app. Return the answer, and the reason if the fallback gave it.
 
-        async def ask(
+        Raises WireError if neither the engine nor the fallback answers and no answer data has been
+        sent to the app.
+        """
+
+        async def attempt(
             request: Request, is_caused_by_siblings: Callable[[], bool]
         ) -> EngineResponse:
             return await relay(
@@ -76,27 +84,29 @@ class RetryHandler:
             )
 
         try:
-            return await self.retry_until_answered(request, app, ask), None
+            return await self.retry_until_answered(request, app, attempt), None
         except WireError as error:
             return await self.use_fallback(request, app, error)
 
-    async def retry_until_answered(self, request: Request, app: AppResponse, ask: Attempt[T]) -> T:
-        """Asks until there is an answer, as long as a request may be held. Raises the last
-        WireError."""
-        hold = RetrySchedule(max_hold_s(self._limit_s, request.app_headers), time.monotonic())
+    async def retry_until_answered(
+        self, request: Request, app: AppResponse, attempt: Attempt[T]
+    ) -> T:
+        """Repeat `attempt` until it returns an answer or the request may be held no longer. Raises
+        the WireError of the last attempt."""
+        schedule = RetrySchedule(max_hold_s(self._limit_s, request.app_headers), time.monotonic())
         while True:
             is_caused_by_siblings = self.sibling_limit.watch_engine()
             try:
                 request = self._with_served_name(request)
-                async with self._watchdog(hold.limit_s, app):
-                    return await ask(request, is_caused_by_siblings)
+                async with self._watchdog(schedule.limit_s, app):
+                    return await attempt(request, is_caused_by_siblings)
             except WireError as error:
                 reason = error.reason
                 if reason is None or app.has_answer_data:
                     raise
                 is_busy = reason is OutageReason.ENGINE_BUSY
                 may_succeed = is_caused_by_siblings() if is_busy else self._may_become_ready
-                pause_s = hold.pause(reason, time.monotonic(), may_succeed=may_succeed)
+                pause_s = schedule.pause(reason, time.monotonic(), may_succeed=may_succeed)
                 if pause_s is None:
                     raise
             app.postpone_start()
@@ -105,16 +115,19 @@ class RetryHandler:
     async def use_fallback(
         self, request: Request, app: AppResponse, error: WireError
     ) -> tuple[EngineResponse, OutageReason]:
-        """The fallback's answer in the place of `error`, which is raised again where it has
-        none."""
+        """Relay the fallback's answer in place of `error`; return the answer and `error.reason`.
+
+        Raises `error` if there is no fallback, if the fallback does not answer, if the error is not
+        an outage, or if answer data has been sent to the app already.
+        """
         if error.reason is None or self._fallback is None or app.has_answer_data:
             raise error
         try:
             return await self._fallback.relay(request, app), error.reason
-        except WireError as failed:
+        except WireError as fallback_error:
             if app.has_answer_data:
                 raise
-            log.warning("the fallback does not answer either: %s", failed)
+            log.warning("the fallback does not answer either: %s", fallback_error)
         raise error
 
     @property
@@ -122,21 +135,24 @@ class RetryHandler:
         return self._link is None or self._link.may_become_ready
 
     async def _pause(self, reason: OutageReason, pause_s: float) -> None:
-        """Until it is worth another try."""
+        """Wait up to `pause_s` seconds. Return earlier if the engine becomes ready or, after a
+        refusal by a busy engine, if a sibling ends."""
         if reason is OutageReason.ENGINE_BUSY:
             self.sibling_limit.engine_refused()
-            left = asyncio.Event()
-            with contextlib.suppress(TimeoutError), self.sibling_limit.lead_waiting(left.set):
-                # wait_for may lose a cancellation that comes with the event, up to Python 3.11
+            sibling_ended = asyncio.Event()
+            waiting = self.sibling_limit.lead_waiting(sibling_ended.set)
+            with contextlib.suppress(TimeoutError), waiting:
+                # Up to Python 3.11, wait_for may lose a cancellation that comes with the event.
                 async with asyncio.timeout(pause_s):
-                    await left.wait()
+                    await sibling_ended.wait()
         elif self._link is not None:
             await self._link.until_serving(pause_s)
         else:
             await asyncio.sleep(pause_s)
 
     def _with_served_name(self, request: Request) -> Request:
-        """A name of the app's is replaced as soon as ours is known."""
+        """Return the request with the served model's name if the app requested an alias. Raises
+        WireError (503) if the served model is not known yet."""
         name = request.body.get("model") or request.model
         served = self._served_name(name) if isinstance(name, str) else None
         return request if served is None else with_model(request, served)
@@ -144,13 +160,13 @@ class RetryHandler:
     def _watchdog(
         self, limit_s: float, app: AppResponse
     ) -> contextlib.AbstractAsyncContextManager[None]:
-        """Around each time that it is asked."""
+        """Return a watchdog for one attempt. It does nothing if there is no link."""
         if self._link is None:
             return contextlib.nullcontext()
-        return HangWatchdog(self._link, app, limit_s, has_other=self._fallback is not None)
+        return HangWatchdog(self._link, app, limit_s, has_fallback=self._fallback is not None)
 
 
 def failure_reason(error: WireError) -> str:
-    """As the ledger shows it."""
+    """Return the ledger's reason for a request that failed with this error."""
     is_gone = error.reason in (OutageReason.SERVER_UNREACHABLE, OutageReason.SERVER_BROKE_OFF)
     return "upstream_unreachable" if is_gone else f"upstream_{error.status}"

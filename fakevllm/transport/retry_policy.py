@@ -1,9 +1,9 @@
-"""What to do with a request while the model is not there: wait, and how long. Pure; the clock is
-passed in.
+"""Retry policy for requests while the engine is unavailable: whether to retry, and after how many
+seconds. Pure; the clock is an argument.
 
-First the request is held: servers restart, engines boot. Then another server answers it, where one
-is named, or the app is told to come back. A request that may itself be the cause is not tried on
-and on.
+A request is first held and retried, because servers restart and engines boot. After that the
+fallback server answers the request, if there is one. Otherwise the app gets an error with
+`Retry-After`. A request that may itself have crashed the server is not retried without end.
 """
 
 from __future__ import annotations
@@ -18,104 +18,121 @@ from fakevllm_adapters.protocol.reasons import OutageReason
 
 Json = dict[str, Any]
 
-TOO_MANY = 429
+TOO_MANY_REQUESTS = 429
 OUTAGES = (502, 503, 504)
-"""Statuses of a server, or of a gateway before it, that heal."""
-MAX_RESENT = 1
-"""Times a request is sent again that may have been at work when the server went."""
+"""HTTP statuses of a temporary failure, sent by the server or by a gateway before it."""
+MAX_RESENDS = 1
+"""Number of times that a request is sent again after the server broke off while it may have been
+processing that request."""
 FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 1.0
-SHARE_OF_PATIENCE = 0.5
-"""Of the time that a client waits for an answer: the rest is for the answer."""
-RETRY_S = 2
-MOST_RETRY_S = 5
-"""Of a `Retry-After`: SDKs sleep for it literally."""
+"""Seconds before the first retry; the pause doubles with each retry."""
+MAX_PAUSE_S = 1.0
+HOLD_SHARE = 0.5
+"""Share of the client's read timeout for which a request is held. The rest of the time is left for
+the answer."""
+DEFAULT_RETRY_AFTER_S = 2
+MAX_RETRY_AFTER_S = 5
+"""Maximum `Retry-After` that is sent to an app. SDKs sleep for exactly that time."""
 
-_SENTENCES_OF_OLD_SERVERS = (
+_OLD_SERVER_MESSAGES = (
     ("The engine is not ready", OutageReason.ENGINE_NOT_READY),
     ("The engine ", OutageReason.ENGINE_FAILED),
 )
-"""How the 503s begin of swarm servers that do not send the reason header. The sentences are those
-of the last such server and never change; today's servers may word theirs as they like."""
+"""Beginnings of the 503 messages of swarm servers that do not send the reason header. These texts
+are those of the last such server and never change. Servers that send the header may use any
+message."""
 _NO_ANSWER = "The model server has no answer at the moment. Try again shortly."
-_READ_TIMEOUTS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
-"""OpenAI's SDKs and Anthropic's tell how long they wait."""
+_READ_TIMEOUT_HEADERS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
+"""Headers in which the SDKs of OpenAI and Anthropic send their read timeout, in seconds."""
 
 
 @dataclass(slots=True)
 class RetrySchedule:
-    """One request's waiting.
+    """Exponential backoff of one request.
 
-    >>> hold = RetrySchedule(limit_s=10.0, started_s=100.0)
+    >>> schedule = RetrySchedule(limit_s=10.0, started_s=100.0)
     >>> reason = OutageReason.SERVER_UNREACHABLE
-    >>> hold.pause(reason, 100.0), hold.pause(reason, 100.1)
+    >>> schedule.pause(reason, 100.0), schedule.pause(reason, 100.1)
     (0.05, 0.1)
-    >>> hold.pause(reason, 110.0) is None
+    >>> schedule.pause(reason, 110.0) is None
     True
     """
 
     limit_s: float
+    """Maximum seconds for which the request is held."""
     started_s: float
-    _num_tries: int = 0
-    _num_resent: int = 0
+    """Clock time at which the request was first sent."""
+    _num_retries: int = 0
+    _num_resends: int = 0
 
     def pause(
         self, reason: OutageReason, now_s: float, *, may_succeed: bool = True
     ) -> float | None:
-        """Seconds until the next try; None: try no more. `may_succeed`: whether a server that
-        refuses may yet take it: not one that was stopped, nor one that others than our siblings
-        keep busy."""
+        """Return the seconds to wait before the next attempt, or None to give up.
+
+        `may_succeed`: whether a server that is not ready or busy may still accept the request. It
+        is False for an engine that was stopped, and for an engine that is busy with requests other
+        than the proxy's own siblings.
+        """
         left_s = self.started_s + self.limit_s - now_s
         if left_s <= 0 or reason is OutageReason.ENGINE_FAILED:
             return None
         if reason in (OutageReason.ENGINE_NOT_READY, OutageReason.ENGINE_BUSY) and not may_succeed:
             return None
         if reason is OutageReason.SERVER_BROKE_OFF:
-            self._num_resent += 1
-            if self._num_resent > MAX_RESENT:
+            self._num_resends += 1
+            if self._num_resends > MAX_RESENDS:
                 return None
-        pause_s = min(FIRST_PAUSE_S * 2**self._num_tries, LONGEST_PAUSE_S)
-        self._num_tries = min(self._num_tries + 1, 10)
+        pause_s = min(FIRST_PAUSE_S * 2**self._num_retries, MAX_PAUSE_S)
+        self._num_retries = min(self._num_retries + 1, 10)
         return min(pause_s, left_s)
 
 
 @dataclass(slots=True)
 class AbsenceTimer:
-    """How long something has been away at a stretch, as far as anybody looked.
+    """Timer of the time since a server was last available.
 
-    >>> away = AbsenceTimer(limit_s=3.0, there_s=100.0)
-    >>> [away.is_too_long(now_s, is_there=False) for now_s in (102.9, 103.0)]
+    >>> timer = AbsenceTimer(limit_s=3.0, last_available_s=100.0)
+    >>> [timer.has_expired(now_s, is_available=False) for now_s in (102.9, 103.0)]
     [False, True]
-    >>> away.is_too_long(104.0, is_there=True), away.is_too_long(106.9, is_there=False)
+    >>> timer.has_expired(104.0, is_available=True), timer.has_expired(106.9, is_available=False)
     (False, False)
     """
 
     limit_s: float
-    there_s: float
-    """When it was there last."""
+    """Seconds without availability after which the timer expires."""
+    last_available_s: float
+    """Clock time at which the server was last available."""
 
-    def is_too_long(self, now_s: float, *, is_there: bool) -> bool:
-        if is_there:
-            self.there_s = now_s
-        return not is_there and now_s - self.there_s >= self.limit_s
+    def has_expired(self, now_s: float, *, is_available: bool) -> bool:
+        """Record whether the server is available now. Return whether it has been unavailable for at
+        least `limit_s`."""
+        if is_available:
+            self.last_available_s = now_s
+        return not is_available and now_s - self.last_available_s >= self.limit_s
 
 
 def max_hold_s(limit_s: float, headers: Mapping[bytes, bytes]) -> float:
-    """How long a request may be held, by its client's own limit too.
+    """Return the maximum seconds to hold a request: `limit_s`, or a share of the read timeout in
+    the client's headers if that is less.
 
     >>> max_hold_s(25.0, {b"x-stainless-read-timeout": b"10"}), max_hold_s(25.0, {})
     (5.0, 25.0)
     """
-    told = [headers[name] for name in _READ_TIMEOUTS if name in headers]
-    waits = [seconds for value in told if (seconds := _seconds(value)) is not None]
-    return min([limit_s, *(SHARE_OF_PATIENCE * seconds for seconds in waits)])
+    values = [headers[name] for name in _READ_TIMEOUT_HEADERS if name in headers]
+    timeouts = [seconds for value in values if (seconds := _parse_seconds(value)) is not None]
+    return min([limit_s, *(HOLD_SHARE * seconds for seconds in timeouts)])
 
 
-def outage_reason(status: int, sent: OutageReason | None, message: str) -> OutageReason | None:
-    """Return why a response of this status has no answer, None for an error that is an answer.
+def outage_reason(
+    status: int, header_reason: OutageReason | None, message: str
+) -> OutageReason | None:
+    """Return the reason of the outage that a response reports, or None if the response is to be
+    relayed to the app as the answer.
 
-    `sent` is the reason in the response's header. `message`, "" where the body has none, counts
-    only where no reason was sent: by a server of an older version or by a gateway before it.
+    `header_reason`: reason in the response's header. `message`: error message in the body, "" if
+    there is none. The message is used only if the header is missing, as in the responses of older
+    servers and of gateways before them.
 
     >>> outage_reason(503, OutageReason.ENGINE_NOT_READY, "Any sentence.")
     <OutageReason.ENGINE_NOT_READY: 'engine_not_ready'>
@@ -124,33 +141,36 @@ def outage_reason(status: int, sent: OutageReason | None, message: str) -> Outag
     >>> outage_reason(500, None, "") is None
     True
     """
-    if status == TOO_MANY:
+    if status == TOO_MANY_REQUESTS:
         return OutageReason.ENGINE_BUSY
     if status not in OUTAGES:
         return None
-    if sent is not None:
-        return sent
-    for opening, reason in _SENTENCES_OF_OLD_SERVERS:
-        if message.startswith(opening):
+    if header_reason is not None:
+        return header_reason
+    for beginning, reason in _OLD_SERVER_MESSAGES:
+        if message.startswith(beginning):
             return reason
     is_busy = status == 503 and message != ""
     return OutageReason.ENGINE_BUSY if is_busy else OutageReason.ENGINE_FAILED
 
 
 def outage_error(
-    status: int, raw: bytes, headers: Headers, sent: OutageReason | None = None
+    status: int, raw: bytes, headers: Headers, header_reason: OutageReason | None = None
 ) -> WireError:
-    """Return the error of an upstream response, with its body where that holds a message.
+    """Return the error of an upstream response, with the response's body if it has an error
+    message.
 
-    `sent` is the reason in the response's header. The error's reason is None where `outage_reason`
-    takes the response for an answer.
+    `header_reason`: reason in the response's header. The error's reason is None if `outage_reason`
+    finds no outage.
     """
-    found = error_object(raw)
-    message = None if found is None else _message(found)
-    body = unavailable(_NO_ANSWER).body if found is None or message is None else found
+    error_body = error_object(raw)
+    message = None if error_body is None else _message(error_body)
+    if error_body is None or message is None:
+        error_body = unavailable(_NO_ANSWER).body
     after = dict(headers).get(b"retry-after", b"")
-    retry_after_s = min(int(after), MOST_RETRY_S) if after.isdigit() else RETRY_S
-    return WireError(status, body, retry_after_s, outage_reason(status, sent, message or ""))
+    retry_after_s = min(int(after), MAX_RETRY_AFTER_S) if after.isdigit() else DEFAULT_RETRY_AFTER_S
+    reason = outage_reason(status, header_reason, message or "")
+    return WireError(status, error_body, retry_after_s, reason)
 
 
 def _message(body: Json) -> str | None:
@@ -160,10 +180,11 @@ def _message(body: Json) -> str | None:
     return message if isinstance(message, str) else None
 
 
-def _seconds(value: bytes) -> float | None:
-    """None for what is no number of seconds: such a client waits as it likes."""
+def _parse_seconds(value: bytes) -> float | None:
+    """Return the number of seconds in a header, or None if the value is not a positive number. A
+    client without a valid timeout does not shorten the wait."""
     try:
         seconds = float(value)
     except ValueError:
         return None
-    return seconds if seconds > 0 else None  # not nan either
+    return seconds if seconds > 0 else None  # False for NaN as well

@@ -101,7 +101,7 @@ async def test_a_server_whose_answer_comes_lives_whatever_its_link_hears(tmp_pat
     async with (
         silent_link(tmp_path) as link,
         AppResponse(got, request.adapter, request.exchange) as app,
-        HangWatchdog(link, app, HOLD_S, has_other=False),
+        HangWatchdog(link, app, HOLD_S, has_fallback=False),
     ):
         await app.open([])
         for _ in range(16):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fakevllm.transport.retry_policy import (
     FIRST_PAUSE_S,
-    LONGEST_PAUSE_S,
-    MOST_RETRY_S,
+    MAX_PAUSE_S,
+    MAX_RETRY_AFTER_S,
     OUTAGES,
     RetrySchedule,
     max_hold_s,
@@ -41,7 +41,7 @@ def test_a_request_is_held_no_longer_than_its_limit_and_tried_once_more_at_its_e
         pause_s = hold.pause(reason, now_s)
         if pause_s is None:
             return
-        assert 0 < pause_s <= LONGEST_PAUSE_S
+        assert 0 < pause_s <= MAX_PAUSE_S
         assert now_s + pause_s <= 50.0 + limit_s + 1e-9
         now_s += pause_s + took_s
 
@@ -157,7 +157,7 @@ def test_who_will_not_take_it_is_not_asked_again(reason: OutageReason) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "retry_s"), [(b"2", 2), (b"100", MOST_RETRY_S), (b"soon", 2), (None, 2)]
+    ("told", "retry_s"), [(b"2", 2), (b"100", MAX_RETRY_AFTER_S), (b"soon", 2), (None, 2)]
 )
 def test_no_client_is_told_to_sleep_for_long(told: bytes | None, retry_s: int) -> None:
     headers = [] if told is None else [(b"retry-after", told)]
