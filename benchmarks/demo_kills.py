@@ -1,10 +1,13 @@
-"""`fakevllm demo` while its server, its engine and its proxy are killed: no group is lost or
-trained twice, no app sees more than a broken connection, and the model learns as without.
+"""Run `fakevllm demo` while its server, its engine and its proxy are killed.
 
     python -m benchmarks.demo_kills [--seeds 3] [--steps 300] [--each 5]
 
-Every seed runs twice, once without kills, both with an app that asks beside the replay. SIGKILL at
-seeded moments, `--each` of each. Exits with 1 where something does not hold. Linux.
+It checks that no group is lost or trained twice, that the app sees at most a broken connection, and
+that the model learns as well as without kills.
+
+Every seed runs twice, with kills and without. In both runs an app sends requests beside the replay.
+Each of the three processes gets `--each` SIGKILLs at seeded moments. The exit code is 1 if a check
+fails. Needs Linux.
 """
 
 from __future__ import annotations
@@ -26,10 +29,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.demo_app import Asked, ask_beside
-from benchmarks.demo_checks import check_demo
-from benchmarks.kills import Killed, Planned, execute, plan
-from benchmarks.mixed_checks import Finding
+from benchmarks.demo_parts.checks import check_demo
+from benchmarks.demo_parts.concurrent_app import AppRequest, run_app
+from benchmarks.demo_parts.process_kills import (
+    CompletedKill,
+    PlannedKill,
+    execute_kills,
+    plan_kills,
+)
+from benchmarks.ledger_checks import Finding
 from benchmarks.results import conditions, markdown_table, replace_section
 from fakevllm.demo.probe import NUM_SAMPLES
 
@@ -37,35 +45,45 @@ Json = dict[str, Any]
 
 TITLE = "demo_kills"
 TOLERANCE = 0.05
-"""Between the probes after a run with kills and one without. Near .98 one probe's standard error is
-.01, that of a difference .014."""
+"""Largest difference between the final probes of the run with kills and of the run without. Near
+.98 the standard error of one probe is .01, and that of a difference is .014."""
 DEMO_TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class DemoRun:
     """A finished demo."""
 
     folder: Path
-    """Of the demo: `--run-dir`."""
+    """The demo's run directory, `--run-dir`."""
     seed: int
-    kills: Sequence[Killed]
-    asked: Sequence[Asked]
+    kills: Sequence[CompletedKill]
+    requests: Sequence[AppRequest]
+    """The requests of the app that ran beside the replay."""
     outcome: Json
-    """As `--json` writes it."""
+    """The content of the file that the demo writes for `--json`."""
 
     @property
     def after(self) -> float:
+        """Share of right answers in the final probe."""
         return self.outcome["after"]
 
     def checks(self) -> list[Finding]:
-        return check_demo(self.folder, self.kills, self.asked)
+        """Check the run's ledger, its journal and the app's requests."""
+        return check_demo(self.folder, self.kills, self.requests)
 
 
 async def run_demo(
-    folder: Path, seed: int, steps: int, kills: Sequence[Planned], timeout_s: float = DEMO_TIMEOUT_S
-) -> Run:
-    """In a new folder. Raises AssertionError with the demo's own words where it fails."""
+    folder: Path,
+    seed: int,
+    steps: int,
+    kills: Sequence[PlannedKill],
+    timeout_s: float = DEMO_TIMEOUT_S,
+) -> DemoRun:
+    """Run the demo in a new folder, with an app beside it, and carry out the kills.
+
+    Raises AssertionError with the demo's log if the demo fails, and TimeoutError.
+    """
     folder.mkdir(parents=True)
     run_dir, result, log = folder / "run", folder / "outcome.json", folder / "demo.log"
     command = [sys.executable, "-m", "fakevllm", "demo", "--steps", str(steps)]
@@ -74,14 +92,14 @@ async def run_demo(
         demo = await asyncio.create_subprocess_exec(
             *command, stdout=out, stderr=out, stdin=asyncio.subprocess.DEVNULL
         )
-    asked: list[Asked] = []
-    beside = asyncio.create_task(ask_beside(run_dir, seed, asked))
+    requests: list[AppRequest] = []
+    app = asyncio.create_task(run_app(run_dir, seed, requests))
 
     def is_over() -> bool:
-        # what dies behind its last answer is not started again
+        # After its last probe the demo does not restart processes.
         return demo.returncode is not None or (run_dir / "probe_after.json").exists()
 
-    killing = asyncio.create_task(asyncio.to_thread(execute, kills, run_dir, is_over))
+    killing = asyncio.create_task(asyncio.to_thread(execute_kills, kills, run_dir, is_over))
     try:
         async with asyncio.timeout(timeout_s):
             code = await demo.wait()
@@ -89,34 +107,35 @@ async def run_demo(
         if demo.returncode is None:
             demo.kill()
             await demo.wait()
-        beside.cancel()
+        app.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await beside
-        done = await killing
+            await app
+        completed = await killing
     assert code == 0, log.read_text()
-    return Run(run_dir, seed, done, asked, json.loads(result.read_text()))
+    return DemoRun(run_dir, seed, completed, requests, json.loads(result.read_text()))
 
 
-async def run_seed(folder: Path, seed: int, steps: int, each: int) -> tuple[Run, Run]:
-    """Without kills, and with them."""
-    kills = plan(random.Random(seed), steps, each)
+async def run_seed(folder: Path, seed: int, steps: int, each: int) -> tuple[DemoRun, DemoRun]:
+    """Run the demo once without kills and once with them, and return the runs in this order."""
+    kills = plan_kills(random.Random(seed), steps, each)
     without = await run_demo(folder / f"without-{seed}", seed, steps, [])
     return without, await run_demo(folder / f"with-{seed}", seed, steps, kills)
 
 
-def check_probes(without: Run, with_kills: Run) -> Finding:
+def check_probes(without: DemoRun, with_kills: DemoRun) -> Finding:
+    """Check that the final probes of both runs differ by at most TOLERANCE."""
     difference = with_kills.after - without.after
     error = math.hypot(*(standard_error(run.after) for run in (without, with_kills)))
     return Finding(
-        f"the probe after the run is within {TOLERANCE} of that without",
-        f"{without.after:.3f} and {with_kills.after:.3f}: {difference:+.3f}, of which its own "
-        f"standard error is {error:.3f}",
+        f"the final probes with and without kills differ by at most {TOLERANCE}",
+        f"{without.after:.3f} without and {with_kills.after:.3f} with kills: {difference:+.3f}, "
+        f"standard error {error:.3f}",
         abs(difference) <= TOLERANCE + 1e-9,
     )
 
 
 def standard_error(success: float) -> float:
-    """Of one probe, by its number of samples.
+    """Return the standard error of one probe with this share of right answers.
 
     >>> round(standard_error(0.98), 4)
     0.0099
@@ -124,11 +143,14 @@ def standard_error(success: float) -> float:
     return math.sqrt(success * (1 - success) / NUM_SAMPLES)
 
 
-def row_of(run: Run) -> dict[str, str]:
+def run_cells(run: DemoRun) -> dict[str, str]:
+    """Return the cells of the run's row by column."""
     victims = Counter(kill.victim for kill in run.kills)
-    answered = [one for one in run.asked if one.ended is not None]
+    answered = [request for request in run.requests if request.answered_at is not None]
     groups = run.outcome["groups"]
-    slowest = max((one.ended - one.began for one in answered if one.ended), default=0.0)
+    slowest = max(
+        (one.answered_at - one.started_at for one in answered if one.answered_at), default=0.0
+    )
     return {
         "seed": str(run.seed),
         "kills": ", ".join(f"{count} {victim}" for victim, count in sorted(victims.items()))
@@ -137,7 +159,7 @@ def row_of(run: Run) -> dict[str, str]:
         "after": f"{run.after:.3f}",
         "groups": ", ".join(f"{count} {state}" for state, count in sorted(groups.items())),
         "app's requests": str(len(answered)),
-        "errors it saw": str(sum(len(one.errors) for one in answered)),
+        "app's errors": str(sum(len(request.errors) for request in answered)),
         "slowest s": f"{slowest:.0f}",
         "wall s": f"{run.outcome['wall_s']:.0f}",
     }
@@ -145,44 +167,44 @@ def row_of(run: Run) -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--each", type=int, default=5, help="kills of each of the three")
-    parser.add_argument("--keep", type=Path, help="run in this new folder, and leave it")
-    parser.add_argument("--write", action="store_true", help="Put the table into RESULTS.md.")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--steps", type=int, default=300, help="training steps of each demo")
+    parser.add_argument("--each", type=int, default=5, help="number of kills of each process")
+    parser.add_argument("--keep", type=Path, help="run in this new folder, and keep it")
+    parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
     options = parser.parse_args()
-    told = conditions()
-    runs: list[Run] = []
+    text = conditions()
+    runs: list[DemoRun] = []
     findings: list[tuple[str, Finding]] = []
     with tempfile.TemporaryDirectory(prefix="fakevllm-") as name:
-        folder: Path = options.keep or Path(name)
+        folder = (options.keep or Path(name)).absolute()
         for seed in range(options.seeds):
-            own = folder.absolute(), seed, options.steps, options.each
-            without, with_kills = asyncio.run(run_seed(*own))
+            without, with_kills = asyncio.run(run_seed(folder, seed, options.steps, options.each))
             runs += [without, with_kills]
             for run in (without, with_kills):
                 label = f"{seed} with kills" if run.kills else f"{seed} without"
-                findings += [(label, one) for one in run.checks()]
+                findings += [(label, finding) for finding in run.checks()]
             findings.append((str(seed), check_probes(without, with_kills)))
-    told += "\n" + show(runs, findings)
+    text += "\n" + print_tables(runs, findings)
     if options.write:
-        replace_section(TITLE, told)
-    sys.exit(1 if any(one.is_good is False for _, one in findings) else 0)
+        replace_section(TITLE, text)
+    sys.exit(1 if any(finding.holds is False for _, finding in findings) else 0)
 
 
-def show(runs: Sequence[Run], findings: Sequence[tuple[str, Finding]]) -> str:
-    """Both tables, as they go into RESULTS.md."""
-    rows = [row_of(run) for run in runs]
-    header = list(rows[0])
-    figures = [list(row.values()) for row in rows]
-    held = ["", "seed", "what must hold", "figures"]
-    lines = [[one.mark, seed, one.what, one.told] for seed, one in findings]
-    for columns, cells in ((header, figures), (held, lines)):
+def print_tables(runs: Sequence[DemoRun], findings: Sequence[tuple[str, Finding]]) -> str:
+    """Print the tables of runs and of checks, and return both as Markdown for RESULTS.md."""
+    rows = [run_cells(run) for run in runs]
+    run_header = list(rows[0])
+    run_rows = [list(row.values()) for row in rows]
+    check_header = ["", "seed", "what must hold", "figures"]
+    check_rows = [[one.mark, seed, one.claim, one.figures] for seed, one in findings]
+    for columns, cells in ((run_header, run_rows), (check_header, check_rows)):
         table = Table(*columns)
         for line in cells:
             table.add_row(*line)
         Console(width=160).print(table)
-    return f"{markdown_table(header, figures)}\n{markdown_table(held, lines)}"
+    run_table = markdown_table(run_header, run_rows)
+    return f"{run_table}\n{markdown_table(check_header, check_rows)}"
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.forest_cases import SHAPES, Shape
-from benchmarks.forest_measuring import Measured, measure, reckoned_from_one_sibling
-from benchmarks.forest_report import Found
-from benchmarks.forest_sessions import RECORDED, session_cases
-from benchmarks.forest_ways import OURS, WAYS, budgets_matter, make_model
+from benchmarks.forest_parts.cases import SHAPES, Shape
+from benchmarks.forest_parts.measurement import Measured, measure, reckoned_from_one_sibling
+from benchmarks.forest_parts.recorded_sessions import RECORDED, session_cases
+from benchmarks.forest_parts.report import Found
+from benchmarks.forest_parts.variants import OURS, WAYS, budgets_matter, make_model
 from benchmarks.results import ROOT, conditions, markdown_table, replace_section
 
 torch: Any = import_module("torch")
@@ -118,7 +118,7 @@ def _add_trl(found: Found, model: Any, num_rounds: int) -> None:
         return
     # What it imports would ask a hub that may not be there.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    trl: Any = import_module("benchmarks.forest_trl")
+    trl: Any = import_module("benchmarks.forest_parts.trl_comparison")
     for shape in TRL_SHAPES:
         peer = trl.compare(model, shape.case(), num_rounds)
         print(f"{shape.name}: {peer.speed('ours'):.2f}x TRL", file=sys.stderr, flush=True)

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.forest_cases import BUDGET, SHAPES, VOCAB, Case
-from benchmarks.forest_measuring import (
+from benchmarks.forest_parts.cases import BUDGET, SHAPES, VOCAB, Case
+from benchmarks.forest_parts.measurement import (
     Measured,
     Meter,
     Sample,
@@ -33,7 +33,7 @@ from benchmarks.forest_measuring import (
     relative_difference,
     take_turns,
 )
-from benchmarks.forest_ways import Pass, alone, merged, naive, trained
+from benchmarks.forest_parts.variants import Pass, alone, merged, naive, trained
 from benchmarks.results import conditions, markdown_table, replace_section
 
 torch: Any = import_module("torch")

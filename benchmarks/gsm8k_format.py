@@ -1,11 +1,11 @@
-"""Real data: 100 GSM8K questions through proxy, hooks, ledger and training, beside a frozen
-control.
+"""Train on 100 GSM8K questions through replay, proxy, hooks and server, beside a frozen control.
 
     python -m benchmarks.gsm8k_format [--seeds 2] [--write]
 
-The demo model of 0.6 million parameters will not solve them. It is rewarded for a format that it
-sometimes uses, `It is N.` (tests/e2e/hooks_format), and takes to it. Two of the 100 questions are
-longer than its 512 tokens: they are refused, counted, and the run goes on.
+The demo model of 0.6 million parameters cannot solve the questions. It is rewarded for a format
+that it sometimes uses, `It is N.` (tests/e2e/hooks_format), and learns to use it. Two of the 100
+questions are longer than its context of 512 tokens. They are refused and counted, and the run goes
+on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DATA = ROOT.parent / "shared" / "data" / "gsm8k" / "train.jsonl"
 HOOKS = ROOT / "tests" / "e2e" / "hooks_format"
 NUM_FITTING = 98
 TOO_LONG = (2345, 3331)
-"""The two rows of GSM8K's training set that the demo model's context does not hold."""
+"""Two rows of GSM8K's training set that are longer than the demo model's context."""
 EPOCHS = 3
 GROUPS_PER_STEP = 8
 NUM_SIBLINGS = 8
@@ -40,11 +40,13 @@ TITLE = "gsm8k_format"
 
 
 @dataclass(frozen=True, slots=True)
-class Run(learning_runs.Run):
+class Gsm8kRun(learning_runs.LearningRun):
+    """One training run on GSM8K, or its frozen control."""
+
     WINDOW = 6  # 384 samples
 
     groups: dict[tuple[str, str | None], int]
-    """By state and reason."""
+    """Number of groups by state and reason."""
     replay_output: str
 
     def own_cells(self) -> dict[str, str]:
@@ -55,37 +57,40 @@ class Run(learning_runs.Run):
         }
 
 
-def run(folder: Path, seed: int, control: str) -> Run:
-    """Server, proxy and replay as a user would start them; all of it stopped in the end."""
-    began = time.monotonic()
+def run(folder: Path, seed: int, control: str) -> Gsm8kRun:
+    """Start server, proxy and replay as a user would, and stop all of them at the end."""
+    started_s = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     dataset = write_rows(folder / "gsm8k-100.jsonl")
     config = write_config(folder / "fakevllm.toml", seed, control)
     with Processes(folder) as started:
         server = started.server("--backend", "embedded", "--model", "demo", "--seed", str(seed))
         proxy = started.proxy(server, "--config", str(config))
-        replayed = replay(proxy, dataset, folder)
-        # some rows do not fit, which is told by the exit code
-        assert replayed.returncode == 1, replayed.stdout + replayed.stderr
-        wait_until(lambda: _num_waiting(proxy) < GROUPS_PER_STEP, LAST_STEP_TIMEOUT_S, "the end")
-        return Run(
+        replay_result = replay(proxy, dataset, folder)
+        # The replay exits with 1, because some rows do not fit into the context.
+        assert replay_result.returncode == 1, replay_result.stdout + replay_result.stderr
+        wait_until(
+            lambda: _num_waiting(proxy) < GROUPS_PER_STEP, LAST_STEP_TIMEOUT_S, "the last step"
+        )
+        return Gsm8kRun(
             seed,
             control,
             _policy_mean(proxy),
-            time.monotonic() - began,
+            time.monotonic() - started_s,
             _groups(proxy),
-            replayed.stdout,
+            replay_result.stdout,
         )
 
 
 def write_rows(file: Path) -> Path:
+    """Write the 98 first rows of GSM8K and the two that are too long, and return the file."""
     lines = DATA.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join([*lines[:NUM_FITTING], *(lines[row] for row in TOO_LONG)]))
     return file
 
 
 def write_config(file: Path, seed: int, control: str) -> Path:
-    """The demo's settings: those under which a model of this size learns."""
+    """Write a configuration with the demo's settings, which suit a model of this size."""
     job: dict[str, Any] = {
         "num_repeat": NUM_SIBLINGS,
         "batch_size": GROUPS_PER_STEP,
@@ -100,13 +105,14 @@ def write_config(file: Path, seed: int, control: str) -> Path:
 
 
 def replay(proxy: Process, dataset: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run `fakevllm replay` over the dataset, and return its exit code and output."""
     command = [sys.executable, "-m", "fakevllm", "replay", "--dataset", str(dataset)]
     command += ["--url", f"{proxy.url}/v1", "--epochs", str(EPOCHS), "--max-tokens", "32"]
     command += ["--concurrency", "8", "--state", str(folder / "replay.jsonl")]
     return subprocess.run(
         command,
         cwd=folder,
-        env=os.environ | {"COLUMNS": "300"},  # failures are shown on one line each
+        env=os.environ | {"COLUMNS": "300"},  # one line for each failure
         capture_output=True,
         text=True,
         timeout=REPLAY_TIMEOUT_S,
@@ -119,7 +125,7 @@ def _rows(proxy: Process, sql: str) -> list[tuple[Any, ...]]:
 
 
 def _num_waiting(proxy: Process) -> int:
-    """Groups that may still be trained."""
+    """Return the number of groups that may still be trained."""
     sql = "select count(*) from groups where state in ('scored', 'pooled')"
     return _rows(proxy, sql)[0][0]
 
@@ -134,20 +140,23 @@ def _policy_mean(proxy: Process) -> list[float]:
 
 
 def _groups(proxy: Process) -> dict[tuple[str, str | None], int]:
-    counted = _rows(proxy, "select state, reason, count(*) from groups group by 1, 2")
-    return {(state, reason): count for state, reason, count in counted}
+    counts = _rows(proxy, "select state, reason, count(*) from groups group by 1, 2")
+    return {(state, reason): count for state, reason, count in counts}
 
 
 def main() -> None:
-    args = learning_runs.parser_of(__doc__).parse_args()
-    told = conditions()
+    args = learning_runs.create_parser(__doc__).parse_args()
+    run_conditions = conditions()
     with tempfile.TemporaryDirectory() as folder:
-        runs = learning_runs.with_controls(run, Path(folder), args.seeds)
-    learning_runs.show(runs)
+        runs = learning_runs.run_with_controls(run, Path(folder), args.seeds)
+    learning_runs.print_table(runs)
     if args.write:
-        legend = f"Start and end are means over {Run.WINDOW} steps of {GROUPS_PER_STEP} groups of "
-        legend += f"{NUM_SIBLINGS}. The six failed groups are the two questions that do not fit."
-        learning_runs.write(TITLE, told, runs, legend)
+        legend = (
+            f"Start and end are means over {Gsm8kRun.WINDOW} steps of {GROUPS_PER_STEP} groups of "
+            f"{NUM_SIBLINGS} siblings. The six failed groups are the two questions that are too "
+            "long, in each of three epochs."
+        )
+        learning_runs.write_section(TITLE, run_conditions, runs, legend)
 
 
 if __name__ == "__main__":

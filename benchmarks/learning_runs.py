@@ -1,4 +1,5 @@
-"""Benchmarks of learning: every seed trained once and once frozen, and both as rows of a table."""
+"""Benchmarks of learning: run every seed once with training and once as a frozen control, and make
+a table of both."""
 
 from __future__ import annotations
 
@@ -19,46 +20,52 @@ CONTROLS = ("none", "frozen")
 
 
 @dataclass(frozen=True, slots=True)
-class Run(ABC):
+class LearningRun(ABC):
     """One training run, or its frozen control."""
 
     WINDOW: ClassVar[int]
-    """Steps at either end over which the policy's mean is taken."""
+    """Number of steps at the start and at the end over which the policy's mean is taken."""
 
     seed: int
     control: str
+    """Value of the job's key `control`: "none" for a training run."""
     policy_mean: list[float]
-    """By step: the mean reward of all siblings of the groups it was taken from."""
+    """Mean reward of all siblings of the groups of each step."""
     wall_s: float
 
     @property
     def start(self) -> float:
+        """Mean reward over the first WINDOW steps."""
         return fmean(self.policy_mean[: self.WINDOW])
 
     @property
     def end(self) -> float:
+        """Mean reward over the last WINDOW steps."""
         return fmean(self.policy_mean[-self.WINDOW :])
 
     @abstractmethod
     def own_cells(self) -> dict[str, str]:
-        """What only this benchmark tells, by column."""
+        """Return the cells that only this benchmark has, by column."""
 
 
-Done = TypeVar("Done", bound=Run)
+AnyRun = TypeVar("AnyRun", bound=LearningRun)
 
 
-def parser_of(doc: str | None) -> argparse.ArgumentParser:
+def create_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that all benchmarks of learning have."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--write", action="store_true", help="Put the table into RESULTS.md.")
+    parser.add_argument("--seeds", type=int, default=2, help="number of seeds")
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     return parser
 
 
-def with_controls(
-    run: Callable[[Path, int, str], Done], folder: Path, num_seeds: int
-) -> list[Done]:
-    """`run` is called with a folder of its own, the seed and the control; a control comes right
-    after the run it is to be compared with."""
+def run_with_controls(
+    run: Callable[[Path, int, str], AnyRun], folder: Path, num_seeds: int
+) -> list[AnyRun]:
+    """Return the runs of all seeds, each followed by its control.
+
+    `run` is called with a folder of its own, the seed, and the control.
+    """
     return [
         run(folder / f"{control}-{seed}", seed, control)
         for seed in range(num_seeds)
@@ -66,31 +73,33 @@ def with_controls(
     ]
 
 
-def show(runs: Sequence[Run]) -> None:
-    header, rows = table_of(runs)
+def print_table(runs: Sequence[LearningRun]) -> None:
+    """Print the table of the runs to the terminal."""
+    header, rows = create_table(runs)
     table = Table(*header, title=f"mean over the first and last {runs[0].WINDOW} steps")
     for row in rows:
         table.add_row(*row)
     Console(width=140).print(table)
 
 
-def write(title: str, conditions: str, runs: Sequence[Run], legend: str) -> None:
-    replace_section(title, f"{conditions}\n{markdown_table(*table_of(runs))}\n{legend}")
+def write_section(title: str, conditions: str, runs: Sequence[LearningRun], legend: str) -> None:
+    """Write the table with its conditions and its legend as a section of RESULTS.md."""
+    replace_section(title, f"{conditions}\n{markdown_table(*create_table(runs))}\n{legend}")
 
 
-def table_of(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows."""
-    cells = [_cells(done) for done in runs]
+def create_table(runs: Sequence[LearningRun]) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the rows."""
+    cells = [_cells(run) for run in runs]
     return list(cells[0]), [list(row.values()) for row in cells]
 
 
-def _cells(done: Run) -> dict[str, str]:
+def _cells(run: LearningRun) -> dict[str, str]:
     return {
-        "seed": str(done.seed),
-        "updates": "yes" if done.control == "none" else f"no ({done.control})",
-        "policy mean at the start": f"{done.start:.3f}",
-        "at the end": f"{done.end:.3f}",
-        "change": f"{done.end - done.start:+.3f}",
-        **done.own_cells(),
-        "wall s": f"{done.wall_s:.0f}",
+        "seed": str(run.seed),
+        "updates": "yes" if run.control == "none" else f"no ({run.control})",
+        "policy mean at the start": f"{run.start:.3f}",
+        "at the end": f"{run.end:.3f}",
+        "change": f"{run.end - run.start:+.3f}",
+        **run.own_cells(),
+        "wall s": f"{run.wall_s:.0f}",
     }

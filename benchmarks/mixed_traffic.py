@@ -1,11 +1,13 @@
-"""Mixed traffic while processes are killed: every request must be answered, memory stay flat, and
-the ledger be consistent.
+"""Send mixed traffic through a proxy while processes are killed.
 
     python -m benchmarks.mixed_traffic [--minutes 30] [--opencode COMMAND] [--model FOLDER]
 
-The openai package, plain HTTP in three formats with connections that are cut, side calls, the web
-chat's users and opencode ask one proxy. The server is killed every two to four minutes and the
-proxy twice, both by SIGKILL. Exits with 1 where something does not hold. Linux.
+The benchmark checks that every request is answered, that memory does not grow, and that the ledger
+is consistent.
+
+The clients of the proxy are the openai package, plain HTTP in three formats with connections that
+are cut, side calls, the web chat's users, and opencode. The server is killed every two to four
+minutes and the proxy twice, both with SIGKILL. The exit code is 1 if a check fails. Needs Linux.
 """
 
 from __future__ import annotations
@@ -26,70 +28,86 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.mixed_apps import coding, web_chat
-from benchmarks.mixed_checks import (
+from benchmarks.ledger_checks import (
     Finding,
-    check_apps,
-    check_coding,
     check_file,
-    check_memory,
-    check_one_group_each,
-    check_side_calls,
     check_states,
     check_trained_once,
     is_waiting,
-    read_groups,
-    read_samples,
 )
-from benchmarks.mixed_clients import MODEL, Heard, Traffic, plain, sdk
-from benchmarks.mixed_stack import Stack, left_behind, start, start_web_chat
+from benchmarks.mixed_parts.checks import (
+    check_apps,
+    check_coding,
+    check_memory,
+    check_one_group_each,
+    check_side_calls,
+    read_feedback_samples,
+    read_groups,
+)
+from benchmarks.mixed_parts.clients import (
+    MODEL,
+    Traffic,
+    TrafficLog,
+    run_http_client,
+    run_openai_client,
+)
+from benchmarks.mixed_parts.stack import (
+    Stack,
+    find_remaining_processes,
+    start_stack,
+    start_web_chat,
+)
+from benchmarks.mixed_parts.whole_apps import run_opencode_sessions, run_web_chat_users
 from benchmarks.opencode_sessions import make_model
 from benchmarks.results import conditions, markdown_table, replace_section
-from benchmarks.run_logs import entries_of
+from benchmarks.run_log_reader import read_log_entries
 from examples.opencode.recorded import found
 from tests.e2e.processes import Processes
 
 TITLE = "mixed_traffic"
-KILL_SERVER_S = (120.0, 240.0)
-KILL_PROXY_AT = (0.15, 0.35)
-"""Shares of the run."""
-WEIGH_EVERY_S = 5.0
-SETTLE_S = 120.0
+SERVER_KILL_INTERVAL_S = (120.0, 240.0)
+"""Range of the time between two kills of the server."""
+PROXY_KILLS_AT = (0.15, 0.35)
+"""Moments of the kills of the proxy, as shares of the run's time."""
+MEMORY_INTERVAL_S = 5.0
+SETTLE_TIMEOUT_S = 120.0
 
 
-async def run(started: Processes, options: argparse.Namespace) -> tuple[Stack, Heard]:
+async def run(started: Processes, options: argparse.Namespace) -> tuple[Stack, TrafficLog]:
+    """Run the traffic and the kills, and wait until no group waits to be trained."""
     folder = started.folder
-    stack = start(started, options.model)
+    stack = start_stack(started, options.model)
     chat_app = start_web_chat(started, stack.proxy)
-    heard = Heard()
+    log = TrafficLog()
     seconds = options.minutes * 60
-    traffic = Traffic(
-        stack.proxy.url, time.monotonic() + seconds, random.Random(options.seed), heard
-    )
+    traffic = Traffic(stack.proxy.url, time.monotonic() + seconds, random.Random(options.seed), log)
     clients = [
-        sdk(traffic, "sdk", 3.0),
-        sdk(traffic, "side", 8.0),
-        plain(traffic, "http", 3.0, 0.0),
-        plain(traffic, "cuts", 4.0, 0.7),
-        web_chat(traffic, chat_app.url, chat_app.log_file, 6.0),
+        run_openai_client(traffic, "sdk", 3.0),
+        run_openai_client(traffic, "side", 8.0),
+        run_http_client(traffic, "http", 3.0, 0.0),
+        run_http_client(traffic, "cuts", 4.0, 0.7),
+        run_web_chat_users(traffic, chat_app.url, chat_app.log_file, 6.0),
     ]
     if options.opencode is not None:
-        clients.append(coding(traffic, options.opencode, folder / "opencode", 40.0))
-    watch = asyncio.create_task(weighing(stack))
+        workspaces = folder / "opencode"
+        clients.append(run_opencode_sessions(traffic, options.opencode, workspaces, 40.0))
+    memory = asyncio.create_task(record_memory(stack))
     async with asyncio.TaskGroup() as group:
-        group.create_task(killing(stack, seconds, random.Random(options.seed)))
+        group.create_task(kill_processes(stack, seconds, random.Random(options.seed)))
         for client in clients:
             group.create_task(client)
-    watch.cancel()
+    memory.cancel()
     await settle(stack)
-    return stack, heard
+    return stack, log
 
 
-async def killing(stack: Stack, seconds: float, chance: random.Random) -> None:
-    """Never both at once, and none so late that it would not be back."""
+async def kill_processes(stack: Stack, seconds: float, chance: random.Random) -> None:
+    """Kill server and proxy at random moments, never both at once, and not in the last 20 s."""
     began = time.monotonic()
-    proxy_due = [share * seconds for share in KILL_PROXY_AT]
-    low, high = KILL_SERVER_S if seconds > 4 * KILL_SERVER_S[0] else (seconds / 5, seconds / 4)
+    proxy_due = [share * seconds for share in PROXY_KILLS_AT]
+    low, high = SERVER_KILL_INTERVAL_S
+    if seconds <= 4 * low:  # a short run
+        low, high = seconds / 5, seconds / 4
     server_due = chance.uniform(low, high)
     while (passed := time.monotonic() - began) < seconds - 20:
         if proxy_due and passed >= proxy_due[0]:
@@ -101,20 +119,21 @@ async def killing(stack: Stack, seconds: float, chance: random.Random) -> None:
         await asyncio.sleep(0.5)
 
 
-async def weighing(stack: Stack) -> None:
+async def record_memory(stack: Stack) -> None:
+    """Read the memory of server and proxy regularly until cancelled."""
     while True:
-        stack.weigh()
-        await asyncio.sleep(WEIGH_EVERY_S)
+        stack.read_memory()
+        await asyncio.sleep(MEMORY_INTERVAL_S)
 
 
 async def settle(stack: Stack) -> None:
-    """Groups wait in the pool for a whole batch: a few more are asked for until none waits."""
+    """Send a few more requests until no group waits: the server trains only whole batches."""
     ledger = stack.proxy.folder / "ledger.sqlite"
-    deadline = time.monotonic() + SETTLE_S
-    async with httpx.AsyncClient(base_url=stack.proxy.url, timeout=SETTLE_S) as http:
+    deadline = time.monotonic() + SETTLE_TIMEOUT_S
+    async with httpx.AsyncClient(base_url=stack.proxy.url, timeout=SETTLE_TIMEOUT_S) as http:
         number = 0
         while time.monotonic() < deadline:
-            if not any(map(is_waiting, [*read_groups(ledger), *read_samples(ledger)])):
+            if not any(map(is_waiting, [*read_groups(ledger), *read_feedback_samples(ledger)])):
                 return
             text = f"What is filler-{number} plus 5?"
             body = {"model": MODEL, "messages": [{"role": "user", "content": text}]}
@@ -126,73 +145,90 @@ async def settle(stack: Stack) -> None:
 # --- the report
 
 
-def findings(stack: Stack, heard: Heard) -> list[Finding]:
+def check_run(stack: Stack, log: TrafficLog) -> list[Finding]:
+    """Return the results of all checks."""
     ledger = stack.proxy.folder / "ledger.sqlite"
-    groups, samples, kills = read_groups(ledger), read_samples(ledger), stack.kills
-    entries = entries_of(stack.server.folder)
+    groups, samples, kills = read_groups(ledger), read_feedback_samples(ledger), stack.kills
+    entries = read_log_entries(stack.server.folder)
     times = {
         name: [f"{kill.healthy_after_s:.0f}" for kill in kills if kill.name == name]
         for name in ("server", "proxy")
     }
     return [
-        what_was_asked(heard),
-        Finding("both were killed, and back after seconds", f"{times}", all(times.values())),
-        *check_apps(heard.asked, heard.troubles, kills, heard.num_turns_given_up),
+        summarize_traffic(log),
+        Finding(
+            "server and proxy were killed; ready again after seconds",
+            f"{times}",
+            all(times.values()),
+        ),
+        *check_apps(log.requests, log.errors, kills, log.num_turns_given_up),
         check_file(ledger),
-        *check_one_group_each(groups, heard.asked, kills),
+        *check_one_group_each(groups, log.requests, kills),
         check_coding(groups),
         check_side_calls(groups),
         *check_states(groups, samples),
         *check_trained_once(entries, [*groups, *samples]),
-        *check_memory(stack.weights),
+        *check_memory(stack.memory),
     ]
 
 
-def what_was_asked(heard: Heard) -> Finding:
-    apps, web = Counter(one.app for one in heard.asked), heard.web
-    slowest = max((one.ended - one.began for one in heard.asked if one.ended), default=0.0)
-    told = f"{dict(apps)}; {heard.num_web_chats} web chats ({web.answers} answers, "
-    told += f"{web.regenerated} regenerated, {web.failed} empty or failed); {heard.num_turns} "
-    told += f"turns of opencode, which was started {heard.num_opencodes} times; slowest "
-    told += f"{slowest:.0f} s"
-    return Finding("what was asked", told, None)
+def summarize_traffic(log: TrafficLog) -> Finding:
+    """Return a line without a check: the number of requests by app, and the slowest answer."""
+    apps, web = Counter(request.app for request in log.requests), log.web
+    slowest = max(
+        (one.answered_at - one.started_at for one in log.requests if one.answered_at), default=0.0
+    )
+    figures = (
+        f"{dict(apps)}; {log.num_web_chats} web chats ({web.answers} answers, "
+        f"{web.regenerated} regenerated, {web.failed} empty or failed); {log.num_turns} turns of "
+        f"opencode, which was started {log.num_opencode_starts} times; slowest answer "
+        f"{slowest:.0f} s"
+    )
+    return Finding("requests that were sent", figures, None)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--minutes", type=float, default=30.0, help="length of the run")
     parser.add_argument(
-        "--opencode", default=shutil.which("opencode"), type=found, help="its command"
+        "--opencode", default=shutil.which("opencode"), type=found, help="command of opencode"
     )
-    parser.add_argument("--model", type=Path, help="agent-tiny, where it is made")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="run in this new folder, and leave it")
-    parser.add_argument("--write", action="store_true", help="Put the table into RESULTS.md.")
+    parser.add_argument("--model", type=Path, help="folder of agent-tiny, if it exists")
+    parser.add_argument("--seed", type=int, default=0, help="seed of traffic and kills")
+    parser.add_argument("--keep", type=Path, help="run in this new folder, and keep it")
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
-    told = conditions()
-    left_out = "" if options.opencode else "opencode was left out: its command was not found.\n"
+    text = conditions()
+    left_out = (
+        "" if options.opencode else "opencode was left out, because its command was not found.\n"
+    )
     print(left_out, end="")
     with tempfile.TemporaryDirectory(prefix="fakevllm-") as name:
         folder = options.keep or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
-        options.model = model_of(options, folder.absolute())
+        options.model = choose_model(options, folder.absolute())
         with Processes(folder.absolute()) as started, contextlib.redirect_stdout(io.StringIO()):
-            stack, heard = asyncio.run(run(started, options))
-        left = left_behind(folder.absolute())
-        results = [*findings(stack, heard), Finding("no process is left", f"{left}", not left)]
+            stack, log = asyncio.run(run(started, options))
+        remaining = find_remaining_processes(folder.absolute())
+        no_process = Finding("no process is left", f"{remaining}", not remaining)
+        findings = [*check_run(stack, log), no_process]
     header = ["", "what must hold", "figures"]
-    rows = [[one.mark, one.what, one.told] for one in results]
+    rows = [[one.mark, one.claim, one.figures] for one in findings]
     table = Table(*header)
     for row in rows:
         table.add_row(*row)
     Console(width=160).print(table)
     if options.write:
-        replace_section(TITLE, f"{told}\n{markdown_table(header, rows)}\n{left_out}")
-    sys.exit(1 if any(one.is_good is False for one in results) else 0)
+        replace_section(TITLE, f"{text}\n{markdown_table(header, rows)}\n{left_out}")
+    sys.exit(1 if any(one.holds is False for one in findings) else 0)
 
 
-def model_of(options: argparse.Namespace, folder: Path) -> str:
-    """agent-tiny where opencode is there to make it; else the demo's, which knows no tools."""
+def choose_model(options: argparse.Namespace, folder: Path) -> str:
+    """Return the model to serve.
+
+    It is `--model`, or else agent-tiny, which is created with opencode. Without opencode it is the
+    demo's model, which cannot use tools.
+    """
     if options.model is not None:
         return str(options.model.absolute())
     if options.opencode is None:

@@ -1,9 +1,9 @@
-"""The opencode example as its README runs it: agent-tiny trained through the real opencode, beside
-a frozen control on the same sessions.
+"""Train agent-tiny through opencode, as the example's README does, beside a frozen control.
 
     python -m benchmarks.opencode_sessions --opencode COMMAND [--model FOLDER] [--seeds 2] [--write]
 
-Without `--model` agent-tiny is made first. Exits with 1 where a goal is missed.
+Both runs use the same sessions. Without `--model` agent-tiny is created first. The exit code is 1
+if the reward does not rise enough.
 """
 
 from __future__ import annotations
@@ -28,37 +28,39 @@ from tests.e2e.processes import Process, Processes, wait_until
 EXAMPLE = ROOT / "examples/opencode"
 STEPS = 28
 SESSIONS = 90
-"""Of 2.6 requests each; 8 groups make a step."""
-LEAST_RISE = 0.15
-"""Over its own start, and over the control's end."""
+"""Number of sessions. A session has 2.6 requests on average; a step takes 8 groups."""
+MIN_RISE = 0.15
+"""Rise of the policy mean that is required, over its own start and over the control's end."""
 NUM_CALLS = 24
-"""Answers to questions at either end."""
+"""Number of calls at the start and at the end of a run over which a mean is taken."""
 LAST_STEP_TIMEOUT_S = 60.0
 TITLE = "opencode_sessions"
 
 
 @dataclass(frozen=True, slots=True)
-class Run(learning_runs.Run):
+class OpencodeRun(learning_runs.LearningRun):
+    """One training run through opencode, or its frozen control."""
+
     WINDOW = 4  # 256 samples
 
     calls: list[float]
-    """The mean reward of each group that answers a question, in the order they came. The others
-    are last words, which the model knows from the start."""
-    said: str
-    """What the users saw."""
+    """Mean reward of each group that answers a question of the user, oldest first. The other groups
+    are closing messages after a tool call, which the model writes correctly from the start."""
+    users_summary: str
+    """Last line that the mock users printed: turns, passed tests, failed sessions."""
 
     def own_cells(self) -> dict[str, str]:
         return {
             f"first {NUM_CALLS} calls": f"{fmean(self.calls[:NUM_CALLS]):.3f}",
             f"last {NUM_CALLS}": f"{fmean(self.calls[-NUM_CALLS:]):.3f}",
             "steps": str(len(self.policy_mean)),
-            "the users saw": self.said,
+            "the users saw": self.users_summary,
         }
 
 
 def make_model(folder: Path, opencode: str) -> Path:
-    """By the README's command."""
-    _user("examples.opencode.agent_tiny", "--out", str(folder), "--opencode", opencode)
+    """Create agent-tiny with the README's command, and return its folder."""
+    _run_module("examples.opencode.agent_tiny", "--out", str(folder), "--opencode", opencode)
     return folder
 
 
@@ -71,10 +73,12 @@ def run(
     control: str,
     sessions: int = SESSIONS,
     steps: int = STEPS,
-) -> Run:
-    """Server, proxy and users as the README starts them; all of it stopped in the end. The first
-    `steps` steps count."""
-    began = time.monotonic()
+) -> OpencodeRun:
+    """Start server, proxy and mock users as the README does, and stop all of them at the end.
+
+    Only the first `steps` steps count.
+    """
+    started_s = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     config = write_config(folder / "fakevllm.toml", seed, control)
     with Processes(folder) as started:
@@ -82,28 +86,31 @@ def run(
         proxy = started.proxy(server, "--config", str(config))
         users = ["--url", f"{proxy.url}/v1", "--opencode", opencode]
         users += ["--sessions", str(sessions), "--seed", str(seed)]
-        said = _user("examples.opencode.mock_user_request", *users)
-        wait_until(lambda: len(curve(proxy)) >= steps, LAST_STEP_TIMEOUT_S, "the last step")
-        means = curve(proxy)[:steps]
+        output = _run_module("examples.opencode.mock_user_request", *users)
+        wait_until(lambda: len(policy_means(proxy)) >= steps, LAST_STEP_TIMEOUT_S, "the last step")
+        means = policy_means(proxy)[:steps]
         calls = call_means(proxy.folder / "ledger.sqlite")
-    said = said.strip().splitlines()[-1]
-    return Run(seed, control, means, time.monotonic() - began, calls, said)
+    users_summary = output.strip().splitlines()[-1]
+    return OpencodeRun(seed, control, means, time.monotonic() - started_s, calls, users_summary)
 
 
 def write_config(file: Path, seed: int, control: str) -> Path:
-    """The example's own, which ends in its job."""
+    """Write the example's configuration with seed and control added to its last section,
+    `[job]`."""
     text = (EXAMPLE / "fakevllm.toml").read_text()
     text = text.replace("examples/opencode/hooks", str(EXAMPLE / "hooks"))
     file.write_text(f'{text}seed = {seed}\ncontrol = "{control}"\n')
     return file
 
 
-def curve(proxy: Process) -> list[float]:
+def policy_means(proxy: Process) -> list[float]:
+    """Return the mean reward of each training step."""
     stats = httpx.get(f"{proxy.url}/fakevllm/stats").raise_for_status().json()
     return [step["policy_mean"] for step in stats["curve"]]
 
 
 def call_means(ledger: Path) -> list[float]:
+    """Return the mean reward of each group whose last message is the user's, oldest first."""
     with closing(connect(ledger)) as open_ledger:
         rows = open_ledger.execute(
             "select avg(reward) from groups join siblings using (group_id) "
@@ -113,8 +120,8 @@ def call_means(ledger: Path) -> list[float]:
         return [mean for (mean,) in rows]
 
 
-def _user(*command: str) -> str:
-    """What it printed."""
+def _run_module(*command: str) -> str:
+    """Run `python -m` with a module and its arguments, and return what it printed."""
     done = subprocess.run(
         [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True
     )
@@ -123,30 +130,34 @@ def _user(*command: str) -> str:
 
 
 def main() -> None:
-    parser = learning_runs.parser_of(__doc__)
-    parser.add_argument("--opencode", default="opencode", type=found, help="its command")
-    parser.add_argument("--model", type=Path, help="agent-tiny, where it is made")
+    parser = learning_runs.create_parser(__doc__)
+    parser.add_argument("--opencode", default="opencode", type=found, help="command of opencode")
+    parser.add_argument("--model", type=Path, help="folder of agent-tiny, if it exists")
     args = parser.parse_args()
-    told = conditions()
+    run_conditions = conditions()
     with tempfile.TemporaryDirectory() as name:
         model = args.model or make_model(Path(name) / "agent-tiny", args.opencode)
 
-        def one(folder: Path, seed: int, control: str) -> Run:
+        def run_seed(folder: Path, seed: int, control: str) -> OpencodeRun:
             return run(folder, model, args.opencode, seed=seed, control=control)
 
-        runs = learning_runs.with_controls(one, Path(name), args.seeds)
-    learning_runs.show(runs)
+        runs = learning_runs.run_with_controls(run_seed, Path(name), args.seeds)
+    learning_runs.print_table(runs)
     if args.write:
-        legend = f"Start and end are means over {Run.WINDOW} steps of 8 groups of 8. By step:\n\n"
-        legend += "\n".join(f"- {_curve(done)}" for done in runs)
-        learning_runs.write(TITLE, told, runs, legend)
-    for learnt, frozen in zip(runs[::2], runs[1::2], strict=True):
-        if learnt.end - max(learnt.start, frozen.end) < LEAST_RISE:
-            sys.exit(f"seed {learnt.seed} rises by less than {LEAST_RISE}")
+        legend = (
+            f"Start and end are means over {OpencodeRun.WINDOW} steps of 8 groups of 8 siblings. "
+        )
+        legend += "Policy mean of each step:\n\n"
+        legend += "\n".join(f"- {_curve(one)}" for one in runs)
+        learning_runs.write_section(TITLE, run_conditions, runs, legend)
+    for trained, frozen in zip(runs[::2], runs[1::2], strict=True):
+        if trained.end - max(trained.start, frozen.end) < MIN_RISE:
+            sys.exit(f"seed {trained.seed}: the policy mean rose by less than {MIN_RISE}")
 
 
-def _curve(done: Run) -> str:
-    return f"seed {done.seed}, {done.control}: " + " ".join(f"{m:.2f}" for m in done.policy_mean)
+def _curve(run: OpencodeRun) -> str:
+    label = "trained" if run.control == "none" else run.control
+    return f"seed {run.seed}, {label}: " + " ".join(f"{mean:.2f}" for mean in run.policy_mean)
 
 
 if __name__ == "__main__":

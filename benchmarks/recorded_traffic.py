@@ -1,7 +1,7 @@
-"""Requests that unmodified clients made, where such recordings lie beside the checkout.
+"""Recorded requests of unmodified clients, if a folder of recordings lies beside the checkout.
 
-`<client>.jsonl`, one request a line; large values stand there once, as `{"$id", "value"}`, and are
-`{"$same_as"}` from then on.
+Each file `<client>.jsonl` has one request on each line. A large value is written out once, as
+`{"$id": id, "value": value}`. Later occurrences are `{"$same_as": id}`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any, cast
 FOLDER = Path(__file__).parents[2] / "shared/traffic"
 
 
-def expanded(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """The requests of one file, whole."""
-    seen: dict[str, Any] = {}
+def expand_lines(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the requests of one file with all repeated values put back."""
+    values: dict[str, Any] = {}
 
-    def whole(value: Any) -> Any:
+    def expand(value: Any) -> Any:
         if isinstance(value, list):
-            return [whole(one) for one in cast(list[Any], value)]
+            return [expand(item) for item in cast(list[Any], value)]
         if not isinstance(value, dict):
             return value
-        held = cast(dict[str, Any], value)
-        if set(held) == {"$id", "value"}:
-            seen[held["$id"]] = held["value"]
-            return held["value"]
-        if set(held) == {"$same_as"}:
-            return seen[held["$same_as"]]
-        return {key: whole(one) for key, one in held.items()}
+        node = cast(dict[str, Any], value)
+        if set(node) == {"$id", "value"}:
+            values[node["$id"]] = node["value"]
+            return node["value"]
+        if set(node) == {"$same_as"}:
+            return values[node["$same_as"]]
+        return {key: expand(item) for key, item in node.items()}
 
-    return [whole(json.loads(line)) for line in lines]
+    return [expand(json.loads(line)) for line in lines]

@@ -1,4 +1,4 @@
-"""RESULTS.md: one section a benchmark, replaced by each run of it; and what the figures hang on."""
+"""Sections of RESULTS.md: each benchmark has one, with the conditions of its last run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 
 
 def conditions() -> str:
-    """Machine, date, commit and command, as one paragraph."""
+    """Return date, commit, machine and command of this run as Markdown."""
     load = os.getloadavg()[0]
     return (
         f"{time.strftime('%Y-%m-%d %H:%M')}, commit {_commit()}, {_cpu()}, {os.cpu_count()} cores "
@@ -26,17 +26,19 @@ def conditions() -> str:
 
 
 def command() -> str:
+    """Return the command line of this run, as a user types it."""
     module = Path(sys.argv[0]).stem
     return " ".join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def replace_section(title: str, text: str, file: Path = RESULTS) -> None:
-    """Puts `text` under `## title`; other sections stay as they are."""
+    """Replace or append the section `## title` of the file, and keep the other sections."""
     old = file.read_text() if file.exists() else "# Results\n"
     section = f"## {title}\n\n{text.strip()}\n"
     pattern = rf"(?ms)^## {re.escape(title)}\n.*?(?=^## |\Z)"
@@ -48,13 +50,13 @@ def replace_section(title: str, text: str, file: Path = RESULTS) -> None:
 
 
 def _commit() -> str:
-    told = subprocess.run(
+    output = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
     )
-    return told.stdout.strip() or "unknown"
+    return output.stdout.strip() or "unknown"
 
 
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    model = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
+    return model[1].strip() if model else platform.processor() or platform.machine()

@@ -1,13 +1,17 @@
-"""Tokens per second and group latency of the rollout engines, called directly and through proxy and
-server.
+"""Measure tokens per second and group latency of the rollout engines.
 
     python -m benchmarks.rollout [--engines embedded,vllm] [--groups 8] [--write]
 
-A group is 8 completions of 64 tokens each of one prompt of about 512 tokens; 4 groups at a time.
-Directly means 8 plain requests to the engine's own socket: no ids, no logprobs, nothing kept.
-Through means one request of an app: fanned out, captured, scored by a hook, logged. Both take
-turns, so that they see the same machine. The model is a Qwen3 of 25 million random weights, made on
-the spot. Needs the environment of server/cpu/make_environment.sh for vLLM.
+A group is 8 completions of 64 tokens each for one prompt of about 512 tokens. Four groups are
+sampled at a time. Each engine is called in two ways, in turns, so that both run under the same
+conditions:
+
+* directly: 8 plain requests to the engine's own socket, without token ids and logprobs
+* through: one request of an app to the proxy, which is fanned out, captured, scored by a hook, and
+  written to the ledger
+
+The model is a Qwen3 with 25 million random weights, created by the script. vLLM needs the
+environment of server/cpu/make_environment.sh.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ TITLE = "rollout"
 NUM_SIBLINGS = 8
 COMPLETION_TOKENS = 64
 PROMPT_SUMS = 46
-"""Lines of the prompt: about 512 tokens of the demo's tokenizer."""
+"""Number of lines of a prompt, which make about 512 tokens of the demo's tokenizer."""
 CONCURRENT_GROUPS = 4
 ROUNDS = 3
 START_TIMEOUT_S = 240.0
@@ -53,25 +57,27 @@ CPU_ENGINE_ARGS = {"vllm": [f"--max-model-len={MAX_MODEL_LEN}", "--max-num-seqs=
 
 @dataclass(slots=True)
 class Sample:
-    """One way to one engine, summed over the rounds."""
+    """Measurements of one engine called in one way, from all rounds."""
 
     rates: list[float] = field(default_factory=list[float])
-    """Tokens per second, by round."""
+    """Tokens per second of each round."""
     latencies_s: list[float] = field(default_factory=list[float])
-    """From a group's first byte to its last answer."""
+    """Seconds of each group, from its first request to its last answer."""
 
 
-Group = Callable[[str], Awaitable[int]]
-"""Samples one group of a prompt; returns its tokens."""
+SampleGroup = Callable[[str], Awaitable[int]]
+"""Function that samples a group for a prompt and returns the number of sampled tokens."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--engines", default="embedded,vllm")
-    parser.add_argument("--groups", type=int, default=8, help="Per engine, way and round.")
-    parser.add_argument("--write", action="store_true", help="Put the table into RESULTS.md.")
+    parser.add_argument("--engines", default="embedded,vllm", help="engines to measure")
+    parser.add_argument(
+        "--groups", type=int, default=8, help="groups per engine, way of calling and round"
+    )
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
-    told = conditions()
+    text = conditions()
     samples: dict[tuple[str, str], Sample] = {}
     with tempfile.TemporaryDirectory(prefix="fakevllm-") as folder:
         model = make_model(Path(folder) / "model")
@@ -86,11 +92,11 @@ def main() -> None:
         table.add_row(*row)
     Console(width=140).print(table)
     if args.write:
-        replace_section(TITLE, f"{told}\n{markdown_table(header, rows)}")
+        replace_section(TITLE, f"{text}\n{markdown_table(header, rows)}")
 
 
 def make_model(folder: Path) -> Path:
-    """The demo's tokenizer on a larger, untrained network with a longer context."""
+    """Save a random model with the demo's tokenizer, larger and with a longer context."""
     torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO_MODEL_DIR)
@@ -115,7 +121,10 @@ def make_model(folder: Path) -> Path:
 
 
 def _start(started: Processes, engine: str, model: Path) -> tuple[Process, Path]:
-    """The proxy, and the engine's socket. Nothing is trained: no batch ever fills."""
+    """Start server and proxy, and return the proxy and the engine's socket.
+
+    Nothing is trained, because no batch ever fills.
+    """
     started.folder.mkdir(parents=True, exist_ok=True)
     (started.folder / "reward.py").write_text(HOOK)
     config = started.folder / "fakevllm.toml"
@@ -140,54 +149,62 @@ async def _measure(
         aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket), limit=0)) as direct,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as app,
     ):
-        ways: dict[str, Group] = {
-            "directly": lambda prompt: _direct_group(direct, prompt),
-            "through": lambda prompt: _app_group(app, proxy.url, prompt),
+        ways: dict[str, SampleGroup] = {
+            "directly": lambda prompt: _sample_directly(direct, prompt),
+            "through": lambda prompt: _sample_through_proxy(app, proxy.url, prompt),
         }
         with Progress() as progress:
             bar = progress.add_task(engine, total=(ROUNDS + 1) * len(ways) * num_groups)
             for round_ in range(ROUNDS + 1):
-                for way, group in ways.items():
-                    sample = await _round(group, texts, num_groups, lambda: progress.advance(bar))
-                    if round_ > 0:  # the first warms up caches and connections
+                for way, sample_group in ways.items():
+                    sample = await _run_round(
+                        sample_group, texts, num_groups, lambda: progress.advance(bar)
+                    )
+                    if round_ > 0:  # the first round warms up caches and connections
                         samples[engine, way].rates += sample.rates
                         samples[engine, way].latencies_s += sample.latencies_s
     return samples
 
 
-async def _round(
-    group: Group, prompts: Iterator[str], num_groups: int, on_group: Callable[[], object]
+async def _run_round(
+    sample_group: SampleGroup,
+    prompts: Iterator[str],
+    num_groups: int,
+    on_group: Callable[[], object],
 ) -> Sample:
     sample = Sample()
-    turns = asyncio.Semaphore(CONCURRENT_GROUPS)
+    slots = asyncio.Semaphore(CONCURRENT_GROUPS)
     num_tokens = 0
 
-    async def one(prompt: str) -> None:
+    async def run_group(prompt: str) -> None:
         nonlocal num_tokens
-        async with turns:
-            began = time.perf_counter()
-            sampled = await group(prompt)
-            num_tokens += sampled
-            sample.latencies_s.append(time.perf_counter() - began)
+        async with slots:
+            started = time.perf_counter()
+            num_sampled = await sample_group(prompt)
+            num_tokens += num_sampled
+            sample.latencies_s.append(time.perf_counter() - started)
             on_group()
 
-    began = time.perf_counter()
-    await asyncio.gather(*(one(next(prompts)) for _ in range(num_groups)))
-    sample.rates.append(num_tokens / (time.perf_counter() - began))
+    started = time.perf_counter()
+    await asyncio.gather(*(run_group(next(prompts)) for _ in range(num_groups)))
+    sample.rates.append(num_tokens / (time.perf_counter() - started))
     return sample
 
 
-async def _direct_group(http: aiohttp.ClientSession, prompt: str) -> int:
+async def _sample_directly(http: aiohttp.ClientSession, prompt: str) -> int:
     url = "http://engine/v1/chat/completions"
-    return sum(await asyncio.gather(*(_ask(http, url, prompt) for _ in range(NUM_SIBLINGS))))
+    return sum(await asyncio.gather(*(_send(http, url, prompt) for _ in range(NUM_SIBLINGS))))
 
 
-async def _app_group(http: aiohttp.ClientSession, proxy_url: str, prompt: str) -> int:
-    """The usage is the served sibling's; all are of one length."""
-    return NUM_SIBLINGS * await _ask(http, f"{proxy_url}/v1/chat/completions", prompt)
+async def _sample_through_proxy(http: aiohttp.ClientSession, proxy_url: str, prompt: str) -> int:
+    """Return the number of tokens of all siblings, which are equally long.
+
+    The answer's usage counts only the served sibling.
+    """
+    return NUM_SIBLINGS * await _send(http, f"{proxy_url}/v1/chat/completions", prompt)
 
 
-async def _ask(http: aiohttp.ClientSession, url: str, prompt: str) -> int:
+async def _send(http: aiohttp.ClientSession, url: str, prompt: str) -> int:
     body = {
         "model": "model",
         "messages": [{"role": "user", "content": prompt}],
@@ -195,16 +212,16 @@ async def _ask(http: aiohttp.ClientSession, url: str, prompt: str) -> int:
         "ignore_eos": True,
         "temperature": 1.0,
     }
-    async with http.post(url, json=body) as answer:
-        told = await answer.json()
-        assert answer.status == 200, told
-    num_tokens: int = told["usage"]["completion_tokens"]
-    assert num_tokens == COMPLETION_TOKENS, told["usage"]
+    async with http.post(url, json=body) as response:
+        reply = await response.json()
+        assert response.status == 200, reply
+    num_tokens: int = reply["usage"]["completion_tokens"]
+    assert num_tokens == COMPLETION_TOKENS, reply["usage"]
     return num_tokens
 
 
 def prompts() -> Iterator[str]:
-    """Each differs from its first line on, so that no prefix is shared between groups."""
+    """Yield prompts that differ from the first line on, so that groups share no prefix."""
     for number in itertools.count():
         lines = (f"{number + line} plus {line} is what?" for line in range(PROMPT_SUMS))
         yield "\n".join(lines)
@@ -223,7 +240,7 @@ def _table(samples: dict[tuple[str, str], Sample]) -> tuple[list[str], list[list
     for (engine, way), sample in samples.items():
         rate = statistics.median(sample.rates)
         ratios = zip(sample.rates, samples[engine, "directly"].rates, strict=True)
-        ratio = statistics.median(mine / theirs for mine, theirs in ratios)
+        ratio = statistics.median(through / direct for through, direct in ratios)
         cuts = statistics.quantiles(sample.latencies_s, n=20)
         rows.append(
             [engine, way, f"{rate:.0f}", f"{ratio:.3f}", f"{cuts[9]:.2f}", f"{cuts[18]:.2f}"]

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.forest_cases import Case, Shape
+from benchmarks.forest_parts.cases import Case, Shape
 from fakevllm_server.forest import CallTokens
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 gpu: Any = import_module("benchmarks.forest_gpu")
-ways: Any = import_module("benchmarks.forest_ways")
+ways: Any = import_module("benchmarks.forest_parts.variants")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the meter reads /proc")
 CASE = Shape(24, 6, 3, 2, 4).case()

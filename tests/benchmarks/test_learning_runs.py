@@ -1,4 +1,4 @@
-"""What benchmarks of learning tell of a run and its frozen control."""
+"""Tables of learning benchmarks: runs, their frozen controls, and the cells of each benchmark."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from benchmarks import gsm8k_format, learning_runs, opencode_sessions
 
 
 @dataclass(frozen=True, slots=True)
-class Run(learning_runs.Run):
+class ShortRun(learning_runs.LearningRun):
     WINDOW = 2
 
     def own_cells(self) -> dict[str, str]:
         return {"steps": str(len(self.policy_mean))}
 
 
-def a_run(folder: Path, seed: int, control: str) -> Run:
+def run_briefly(folder: Path, seed: int, control: str) -> ShortRun:
     assert folder.name == f"{control}-{seed}"
-    return Run(seed, control, [0.2, 0.4, 0.9, 0.7], 59.6)
+    return ShortRun(seed, control, [0.2, 0.4, 0.9, 0.7], 59.6)
 
 
-def test_each_seed_is_trained_and_its_control_comes_right_after_it(tmp_path: Path) -> None:
-    runs = learning_runs.with_controls(a_run, tmp_path, 2)
+def test_the_control_of_a_seed_comes_right_after_its_training_run(tmp_path: Path) -> None:
+    runs = learning_runs.run_with_controls(run_briefly, tmp_path, 2)
     assert [(one.seed, one.control) for one in runs] == [
         (0, "none"),
         (0, "frozen"),
@@ -33,13 +33,15 @@ def test_each_seed_is_trained_and_its_control_comes_right_after_it(tmp_path: Pat
     ]
 
 
-def test_start_and_end_are_means_over_the_window_at_either_end() -> None:
-    done = a_run(Path("none-0"), 0, "none")
+def test_start_and_end_are_means_over_the_first_and_the_last_steps() -> None:
+    done = run_briefly(Path("none-0"), 0, "none")
     assert (done.start, done.end) == (pytest.approx(0.3), pytest.approx(0.8))
 
 
-def test_what_only_one_benchmark_tells_stands_between_what_all_tell(tmp_path: Path) -> None:
-    header, rows = learning_runs.table_of(learning_runs.with_controls(a_run, tmp_path, 1))
+def test_a_benchmarks_own_columns_come_before_the_last_column(tmp_path: Path) -> None:
+    header, rows = learning_runs.create_table(
+        learning_runs.run_with_controls(run_briefly, tmp_path, 1)
+    )
     assert header == [
         "seed",
         "updates",
@@ -55,15 +57,15 @@ def test_what_only_one_benchmark_tells_stands_between_what_all_tell(tmp_path: Pa
     ]
 
 
-def test_gsm8k_tells_groups_by_state() -> None:
+def test_the_gsm8k_table_shows_groups_by_state() -> None:
     groups: dict[tuple[str, str | None], int] = {("trained", None): 8, ("dropped", "stale"): 2}
-    cells = gsm8k_format.Run(0, "none", [0.5] * 3, 1.0, groups, "").own_cells()
+    cells = gsm8k_format.Gsm8kRun(0, "none", [0.5] * 3, 1.0, groups, "").own_cells()
     assert cells == {"steps": "3", "groups by state": "2 dropped, 8 trained"}
 
 
-def test_opencode_tells_its_first_and_last_calls() -> None:
+def test_the_opencode_table_shows_the_first_and_the_last_calls() -> None:
     calls = [0.0] * 24 + [1.0] * 24
-    cells = opencode_sessions.Run(0, "none", [0.5] * 3, 1.0, calls, "2 turns").own_cells()
+    cells = opencode_sessions.OpencodeRun(0, "none", [0.5] * 3, 1.0, calls, "2 turns").own_cells()
     assert cells == {
         "first 24 calls": "0.000",
         "last 24": "1.000",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kills import children_of
+from benchmarks.demo_parts.process_kills import child_pids
 from tests.e2e.ledgers import wait_for_groups
 from tests.e2e.processes import Processes
 
@@ -30,7 +30,7 @@ def test_a_stream_that_is_cut_off_with_its_engine_is_asked_for_again_and_no_app_
     )
     with urllib.request.urlopen(request, timeout=50) as answer:
         first = answer.read(1)  # what keeps the app waiting: both siblings are on their way
-        (engine,) = children_of(server.pid)
+        (engine,) = child_pids(server.pid)
         os.kill(engine, signal.SIGKILL)
         streamed = first + answer.read()
     assert b'"error"' not in streamed and streamed.endswith(b"data: [DONE]\n\n")

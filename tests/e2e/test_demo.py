@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.demo_kills import run_demo
-from benchmarks.kills import Victim, plan
-from benchmarks.run_logs import entries_of, steps_of
+from benchmarks.demo_parts.process_kills import Victim, plan_kills
+from benchmarks.run_log_reader import read_log_entries, read_step_entries
 
 pytestmark = [
     pytest.mark.live,
@@ -30,24 +30,24 @@ KILLS_OF_EACH = 2
 def test_a_demo_whose_processes_are_killed_at_any_moment_loses_nothing_and_trains_nothing_twice(
     tmp_path: Path,
 ) -> None:
-    kills = plan(random.Random(SEED), LAST_KILL, KILLS_OF_EACH)
+    kills = plan_kills(random.Random(SEED), LAST_KILL, KILLS_OF_EACH)
     run = asyncio.run(run_demo(tmp_path / "demo", 0, STEPS, kills, timeout_s=380))
     outcome = run.outcome
     print(f"before {outcome['before']}, after {outcome['after']}, groups {outcome['groups']}")
-    print(f"{len(run.asked)} requests beside, killed: {run.kills}")
+    print(f"{len(run.requests)} requests beside, killed: {run.kills}")
     findings = run.checks()
-    assert [f"{one.what}: {one.told}" for one in findings if one.is_good is False] == []
+    assert [f"{one.claim}: {one.figures}" for one in findings if one.holds is False] == []
     assert len(run.kills) == len(kills)
     num_restarts = sum(kill.victim is not Victim.ENGINE for kill in run.kills)
     assert outcome["restarts"] == num_restarts
     assert outcome["after"] > outcome["before"]
-    assert max(entry["step"] for entry in steps_of(run.folder)) == STEPS
+    assert max(entry["step"] for entry in read_step_entries(run.folder)) == STEPS
     check_measures(run.folder)
 
 
 def check_measures(run_dir: Path) -> None:
     """Of each step, whichever life took it."""
-    measured = [entry["metrics"] for entry in entries_of(run_dir) if entry.get("metrics")]
+    measured = [entry["metrics"] for entry in read_log_entries(run_dir) if entry.get("metrics")]
     assert len(measured) >= STEPS
     assert {metrics["token_fidelity"] for metrics in measured} == {1.0}
     assert all(metrics["untrainable_tokens"] == 0 for metrics in measured)

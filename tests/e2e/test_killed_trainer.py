@@ -12,7 +12,7 @@ from typing import Any
 
 import openai
 
-from benchmarks.run_logs import entries_of, surviving_steps
+from benchmarks.run_log_reader import read_log_entries, surviving_steps
 from fakevllm_server.backends.process.procfs import living
 from tests.e2e import pair_server
 from tests.e2e.hook_files import PREFER_YES, write_hooks
@@ -43,9 +43,9 @@ def test_no_request_fails_while_the_trainer_is_killed_and_training_goes_on(tmp_p
                 is_over.set()
             answers = [answer for one in asking for answer in one.result()]
         assert set(answers) <= {"yes.", "no."} and len(answers) >= NUM_APPS * NUM_KILLS
-        restored = [one for one in entries_of(server.folder) if one["kind"] == "restored"]
+        restored = [one for one in read_log_entries(server.folder) if one["kind"] == "restored"]
         assert len(restored) >= NUM_KILLS
-        steps = [one["step"] for one in surviving_steps(entries_of(server.folder))]
+        steps = [one["step"] for one in surviving_steps(read_log_entries(server.folder))]
         assert steps == list(range(1, len(steps) + 1))
 
 
@@ -90,7 +90,7 @@ def _until(asking: list[Future[list[str]]], condition: Callable[[], bool]) -> No
 
 def _num_steps(server: Process) -> int:
     """Those that were made again count each time."""
-    return sum(one["kind"] == "step" for one in entries_of(server.folder))
+    return sum(one["kind"] == "step" for one in read_log_entries(server.folder))
 
 
 def _trainers_of(server: Process) -> list[int]:

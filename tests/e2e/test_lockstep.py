@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.run_logs import steps_of
+from benchmarks.run_log_reader import read_step_entries
 from tests.e2e.hook_files import write_hooks
 from tests.e2e.processes import Process, Processes
 
@@ -63,7 +63,7 @@ def measured(run_dir: Path) -> list[Json]:
     return [
         {"step": entry["step"], "version": entry["version"]}
         | {name: value for name, value in entry["metrics"].items() if name not in OF_THE_CLOCK}
-        for entry in steps_of(run_dir)
+        for entry in read_step_entries(run_dir)
     ]
 
 

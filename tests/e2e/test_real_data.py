@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gsm8k_format import DATA, EPOCHS, NUM_FITTING, TOO_LONG, Run, run
+from benchmarks.gsm8k_format import DATA, EPOCHS, NUM_FITTING, TOO_LONG, Gsm8kRun, run
 
 pytestmark = [
     pytest.mark.live,
@@ -37,7 +37,7 @@ def test_the_frozen_control_stays_flat(tmp_path: Path) -> None:
     assert abs(frozen.end - frozen.start) <= 0.1
 
 
-def check_bookkeeping(done: Run) -> None:
+def check_bookkeeping(done: Gsm8kRun) -> None:
     """Every row has its group, and those that do not fit are counted as such, by replay and in the
     ledger."""
     assert len(done.policy_mean) >= MIN_STEPS
@@ -48,6 +48,6 @@ def check_bookkeeping(done: Run) -> None:
     assert done.replay_output.count(CONTEXT) == len(TOO_LONG)
 
 
-def report(done: Run) -> None:
+def report(done: Gsm8kRun) -> None:
     curve = " ".join(f"{mean:.2f}" for mean in done.policy_mean)
     print(f"{done.control}: start rate {done.policy_mean[0]:.2f}, {done.wall_s:.0f} s\n{curve}")

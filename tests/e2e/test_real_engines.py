@@ -16,7 +16,7 @@ from statistics import mean
 import openai
 import pytest
 
-from benchmarks.run_logs import entries_of
+from benchmarks.run_log_reader import read_log_entries
 from fakevllm.demo.tasks import all_tasks
 from fakevllm.replay.proxy_queries import register_tasks
 from fakevllm_adapters.protocol.swarm import Task
@@ -47,7 +47,7 @@ def test_with_vllm_the_reward_rises_under_requests_of_every_shape(tmp_path: Path
         proxy = started.proxy(server, "--config", str(config), "--hooks", hooks, wait=False)
         proxy.wait_until_healthy(READY_TIMEOUT_S)
         asyncio.run(play_until_trained(proxy, server))
-        steps = [entry for entry in entries_of(server.folder) if entry["kind"] == "step"]
+        steps = [entry for entry in read_log_entries(server.folder) if entry["kind"] == "step"]
         odd = rows(proxy, "select count(*) as n from calls where untrainable is not null")
         print("calls that could not be trained:", odd[0]["n"])
     means = [entry["metrics"]["reward_mean"] for entry in steps]
@@ -62,7 +62,7 @@ async def play_until_trained(proxy: Process, server: Process) -> None:
     keys = await register_tasks(f"{proxy.url}/v1", tasks)
 
     def is_trained() -> bool:
-        return any(entry["step"] == STEPS for entry in entries_of(server.folder))
+        return any(entry["step"] == STEPS for entry in read_log_entries(server.folder))
 
     async def user(turns: Iterator[Task]) -> None:
         async with openai.AsyncOpenAI(base_url=f"{proxy.url}/v1", api_key="sk") as app:

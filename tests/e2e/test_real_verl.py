@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.run_logs import entries_of, surviving_steps
+from benchmarks.run_log_reader import read_log_entries, surviving_steps
 from fakevllm_server.backends.process.procfs import SESSION, living
 from tests.contract.trainers import ray_workers
 from tests.e2e.processes import wait_until
@@ -36,7 +36,7 @@ class Demo:
 
     @property
     def entries(self) -> list[Any]:
-        return entries_of(self.folder)
+        return read_log_entries(self.folder)
 
     @property
     def steps(self) -> list[Any]:
@@ -105,7 +105,7 @@ def test_a_killed_ray_worker_is_started_again_and_the_steps_go_on_from_the_check
         running.outcome(timeout_s=400)
     restored = [entry for entry in running.entries if entry["kind"] == "restored"]
     assert [entry["step"] for entry in restored] == [10], "the last checkpoint before it"
-    survivors = surviving_steps(entries_of(running.folder))
+    survivors = surviving_steps(read_log_entries(running.folder))
     trained = [group["group_id"] for entry in survivors for group in entry["groups"]]
     assert len(trained) == len(set(trained))
     assert [entry["step"] for entry in survivors] == list(range(1, 15))

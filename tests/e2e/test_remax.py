@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.run_logs import steps_of
+from benchmarks.run_log_reader import read_step_entries
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.processes import Processes
 from tests.e2e.stack import post
@@ -34,7 +34,7 @@ def test_siblings_train_against_the_greedy_answer_the_app_is_served(tmp_path: Pa
         server = started.server("--backend", "fake")
         proxy = started.proxy(server, "--config", str(config), "--hooks", str(hooks))
         deadline = time.monotonic() + WITHIN_S
-        while not (steps := steps_of(tmp_path / "server")):
+        while not (steps := read_step_entries(tmp_path / "server")):
             assert time.monotonic() < deadline, "nothing was trained"
             answer = post(proxy, ASKED).json()
             assert answer["choices"][0]["message"]["content"].startswith("no")

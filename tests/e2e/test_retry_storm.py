@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.run_logs import steps_of
+from benchmarks.run_log_reader import read_step_entries
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes, wait_until
 
@@ -225,7 +225,7 @@ def test_a_storm_of_retries_makes_one_group_of_each_request(
 
 
 def assert_trained_once(server: Process, group_ids: set[str]) -> None:
-    steps = steps_of(server.folder)
+    steps = read_step_entries(server.folder)
     trained = Counter(group["group_id"] for entry in steps for group in entry["groups"])
     assert trained and set(trained.values()) == {1}
     assert set(trained) <= group_ids

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.run_logs import entries_of, steps_of, surviving_steps
+from benchmarks.run_log_reader import read_log_entries, read_step_entries, surviving_steps
 from fakevllm import SwarmClient
 from fakevllm.train.command import material_of
 from fakevllm.train.config import load
@@ -160,12 +160,12 @@ def test_it_trains_to_the_last_step_and_a_second_run_has_nothing_left_to_do(tmp_
     assert "ZeroDivisionError: the first one fails" in complained
     assert "step 3 of 3: mean reward 0.50" in said
     assert "Evaluation, 4 tasks:" in said
-    steps = steps_of(tmp_path / "run")
+    steps = read_step_entries(tmp_path / "run")
     assert [step["step"] for step in steps] == [1, 2, 3]
     assert [[len(group["siblings"]) for group in step["groups"]] for step in steps] == [[2, 2]] * 3
     code, said, _ = finished(tmp_path)
     assert code == 0 and "All 3 steps were made before." in said
-    assert len(steps_of(tmp_path / "run")) == 3
+    assert len(read_step_entries(tmp_path / "run")) == 3
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on_in_the_middle_of_a_step(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_in_the_middle_of_a_step(tmp_p
     server = f"server: {{backend: fake, run_dir: run, port: {port}}}"
     write(tmp_path, "is_cut_off", 4, server)
     with command(tmp_path) as process, SwarmClient(f"http://127.0.0.1:{port}") as client:
-        wait_until(lambda: len(steps_of(tmp_path / "run")) == 2, WAIT_S)
+        wait_until(lambda: len(read_step_entries(tmp_path / "run")) == 2, WAIT_S)
         wait_until(lambda: client.get_rollout_stat().completed_episodes == 3, WAIT_S)
         running = client.get_rollout_stat().running_episode_details or {}
         process.send_signal(signal.SIGINT)
@@ -183,7 +183,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_in_the_middle_of_a_step(tmp_p
     (tmp_path / "again").touch()
     code, said, _ = finished(tmp_path)
     assert code == 0 and "2 steps (of 4; the others before)" in said
-    steps = steps_of(tmp_path / "run")
+    steps = read_step_entries(tmp_path / "run")
     assert [step["step"] for step in steps] == [1, 2, 3, 4]
     settings = load(tmp_path / "night.yaml")
     tasks = material_of(settings).tasks
@@ -196,7 +196,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_in_the_middle_of_a_step(tmp_p
 def test_a_file_that_is_edited_after_a_crash_of_the_machine_holds(tmp_path: Path) -> None:
     write(tmp_path, "is_cut_off", 4)
     with command(tmp_path) as process:
-        wait_until(lambda: len(steps_of(tmp_path / "run")) == 2, WAIT_S)
+        wait_until(lambda: len(read_step_entries(tmp_path / "run")) == 2, WAIT_S)
         server = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
         process.kill()
         os.kill(server, signal.SIGKILL)
@@ -206,7 +206,7 @@ def test_a_file_that_is_edited_after_a_crash_of_the_machine_holds(tmp_path: Path
     code, said, complained = finished(tmp_path)
     assert code == 0, complained
     assert "step 4 of 4" in said
-    steps = surviving_steps(entries_of(tmp_path / "run"))
+    steps = surviving_steps(read_log_entries(tmp_path / "run"))
     sizes = [{len(group["siblings"]) for group in step["groups"]} for step in steps]
     assert sizes == [{2}, {2}, {4}, {4}]
 
@@ -226,7 +226,7 @@ def test_a_server_that_is_killed_is_started_again_and_every_step_is_made_once(
     assert code == 0, complained
     before, killed, after = said.partition("the server died (exit code -9) and was started again")
     assert killed and "step 2 of 5" in before and "step 5 of 5" in after
-    entries = entries_of(tmp_path / "run")
+    entries = read_log_entries(tmp_path / "run")
     assert [entry["kind"] for entry in entries].count("restored") == 1
     steps = surviving_steps(entries)
     assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
@@ -267,7 +267,7 @@ def test_a_server_that_runs_already_is_trained_and_left_running(
     write(tmp_path, "run_async", 2, f"server: {{url: '{server.url}'}}")
     code, said, _ = finished(tmp_path)
     assert code == 0 and "step 2 of 2" in said
-    assert len(steps_of(tmp_path / "server")) == 2 and server.returncode is None
+    assert len(read_step_entries(tmp_path / "server")) == 2 and server.returncode is None
     status = httpx.get(f"{server.url}/get_engine_status").json()
     assert (status["engine_status"], status["closed"]) == ("ENGINE.ROLLING", "training_finished")
     write(tmp_path, "run_async", 2, f"server: {{url: '{server.url}'}}")

@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from benchmarks.run_logs import entries_of, surviving_steps
+from benchmarks.run_log_reader import read_log_entries, surviving_steps
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes, free_port, wait_until
@@ -173,9 +173,11 @@ def test_killed_servers_and_proxies_train_everything_once(
 def assert_consistent(server: Process, proxy: Process) -> None:
     """Every group was trained at most once in the surviving line of weights, and the ledger agrees
     with the server about which."""
-    assert any(entry["kind"] == "restored" for entry in entries_of(server.folder))
+    assert any(entry["kind"] == "restored" for entry in read_log_entries(server.folder))
     groups = [
-        group for entry in surviving_steps(entries_of(server.folder)) for group in entry["groups"]
+        group
+        for entry in surviving_steps(read_log_entries(server.folder))
+        for group in entry["groups"]
     ]
     trained = {group["group_id"]: group["siblings"] for group in groups}
     assert len(groups) == len(trained), "a group was trained twice"

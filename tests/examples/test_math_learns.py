@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks.run_logs import steps_of
+from benchmarks.run_log_reader import read_step_entries
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -40,7 +40,7 @@ def run_example(folder: Path, control: str) -> Run:
     print(control, played.stdout)
     match = re.search(r"64 tasks: ([\d.]+) before, ([\d.]+) after", played.stdout)
     assert match is not None
-    means = [step["metrics"]["reward_mean"] for step in steps_of(folder / "runs/math")]
+    means = [step["metrics"]["reward_mean"] for step in read_step_entries(folder / "runs/math")]
     assert len(means) == NUM_STEPS
     return Run(fmean(means[-5:]) - fmean(means[:5]), float(match[1]), float(match[2]))
 

@@ -34,7 +34,14 @@ def test_opencodes_users_teach_its_model_and_without_updates_nothing_is_learnt(
     def calls(control: str, steps: int, sessions: int) -> list[float]:
         folder = tmp_path / control
         done = run(folder, model, opencode, seed=0, control=control, sessions=sessions, steps=steps)
-        print(control, f"{done.wall_s:.0f} s", done.said, done.policy_mean, done.calls, sep="\n")
+        print(
+            control,
+            f"{done.wall_s:.0f} s",
+            done.users_summary,
+            done.policy_mean,
+            done.calls,
+            sep="\n",
+        )
         return done.calls
 
     with ThreadPoolExecutor() as both:  # opencode is idle half of the time

@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from benchmarks.recorded_traffic import FOLDER, expanded
+from benchmarks.recorded_traffic import FOLDER, expand_lines
 from fakevllm.admission.rules import MARKERS
 from fakevllm.admission.side_calls import SideCallRules
 from fakevllm_adapters.formats.base import EngineInfo, NotTranslated
@@ -54,7 +54,7 @@ def sessions() -> dict[str, list[Recorded]]:
     """By session, in the order in which they came."""
     found: defaultdict[str, list[Recorded]] = defaultdict(list)
     for file in sorted(FOLDER.glob("*.jsonl")):
-        for number, line in enumerate(expanded(file.read_text().splitlines())):
+        for number, line in enumerate(expand_lines(file.read_text().splitlines())):
             one = _recorded(f"{file.stem}/{line['scenario']}", number, line)
             if one is not None:
                 found[one.session].append(one)

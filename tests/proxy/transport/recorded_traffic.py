@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from benchmarks.recorded_traffic import FOLDER as FOLDER
-from benchmarks.recorded_traffic import expanded
+from benchmarks.recorded_traffic import expand_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,6 @@ def _of(file: Path) -> list[Recorded]:
             {name.lower().encode(): value.encode() for name, value in line["headers"].items()},
             cast(dict[str, Any], line["body"]),
         )
-        for line in expanded(file.read_text().splitlines())
+        for line in expand_lines(file.read_text().splitlines())
         if isinstance(line["body"], dict)
     ]

@@ -1,8 +1,9 @@
-"""The least a relay can do: each chat request forwarded by aiohttp, each answer passed back.
+"""A minimal relay: aiohttp forwards each chat request and passes the answer back.
 
-    python -m benchmarks.bare_relay --upstream http://127.0.0.1:10086 --port 8001
+    python -m benchmarks.proxy_parts.bare_relay --upstream http://127.0.0.1:10086 --port 8001
 
-The yardstick of proxy_overhead.py: no decoding, no ledger, no error shapes; uvloop, as the proxy.
+`benchmarks.proxy_overhead` compares the proxy with it. The relay decodes nothing, keeps no ledger,
+and does not translate errors. Like the proxy, it runs on uvloop.
 """
 
 from __future__ import annotations
@@ -26,21 +27,24 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def relay(request: web.Request) -> web.StreamResponse:
+    """Forward a request and pass the answer back, a stream chunk by chunk."""
     body = await request.read()
     headers = {"Content-Type": request.content_type}
     session, url = request.app[SESSION], request.app[UPSTREAM] + request.path
-    async with session.post(url, data=body, headers=headers) as answer:
-        if answer.content_type != "text/event-stream":
-            raw = await answer.read()
-            return web.Response(body=raw, status=answer.status, content_type=answer.content_type)
-        shown = web.StreamResponse(
-            status=answer.status, headers={"Content-Type": "text/event-stream"}
+    async with session.post(url, data=body, headers=headers) as upstream:
+        if upstream.content_type != "text/event-stream":
+            raw = await upstream.read()
+            return web.Response(
+                body=raw, status=upstream.status, content_type=upstream.content_type
+            )
+        response = web.StreamResponse(
+            status=upstream.status, headers={"Content-Type": "text/event-stream"}
         )
-        await shown.prepare(request)
-        async for chunk in answer.content.iter_any():
-            await shown.write(chunk)
-        await shown.write_eof()
-        return shown
+        await response.prepare(request)
+        async for chunk in upstream.content.iter_any():
+            await response.write(chunk)
+        await response.write_eof()
+        return response
 
 
 async def hold_session(app: web.Application) -> AsyncIterator[None]:
@@ -59,19 +63,22 @@ def create_app(upstream: str) -> web.Application:
     return app
 
 
-def leave_with_parent() -> None:
+def exit_with_parent() -> None:
+    """Exit when the parent process closes standard input."""
     sys.stdin.read()
     os._exit(0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--upstream", required=True)
+    parser.add_argument("--upstream", required=True, help="URL of the server")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--until-stdin-closes", action="store_true", help="For a parent's sake.")
+    parser.add_argument(
+        "--until-stdin-closes", action="store_true", help="exit when standard input closes"
+    )
     args = parser.parse_args()
     if args.until_stdin_closes:
-        threading.Thread(target=leave_with_parent, daemon=True).start()
+        threading.Thread(target=exit_with_parent, daemon=True).start()
     loop = uvloop.new_event_loop()
     web.run_app(
         create_app(args.upstream),

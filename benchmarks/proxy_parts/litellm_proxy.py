@@ -1,9 +1,10 @@
-"""LiteLLM's proxy in front of the same server, as a peer for proxy_overhead.py.
+"""LiteLLM's proxy in front of a server, for comparison in `benchmarks.proxy_overhead`.
 
-    python -m benchmarks.litellm_proxy --upstream http://127.0.0.1:10086 --port 8002
+    python -m benchmarks.proxy_parts.litellm_proxy --upstream http://127.0.0.1:10086 --port 8002
 
-Its packages do not go with ours, so it has an environment of its own, made in `--environment` where
-it is not there yet. One worker, no database, no callbacks: its leanest form.
+LiteLLM's dependencies conflict with ours, so it runs in a virtual environment of its own, the
+folder `--environment`, which is created if it does not exist. LiteLLM runs in its leanest form: one
+worker, no database, no callbacks.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ general_settings: {{dangerously_permit_weak_or_unset_master_key: true}}
 """
 
 
-def environment(folder: Path) -> Path:
-    """The Python of an environment with LiteLLM in it."""
+def prepare_environment(folder: Path) -> Path:
+    """Create a virtual environment with LiteLLM if there is none, and return its Python."""
     python = folder / "bin/python"
     if not (folder / "bin/litellm").exists():
         venv.create(folder, with_pip=True)
@@ -46,22 +47,22 @@ def main() -> None:
     args = parser.parse_args()
     config = Path.cwd() / "litellm.yaml"
     config.write_text(_CONFIG.format(upstream=args.upstream))
-    python = environment(args.environment)
-    # The same process: its CPU time is what is measured.
+    python = prepare_environment(args.environment)
+    # LiteLLM must run in this process, because the benchmark measures the CPU time of its pid.
     os.execv(python, [str(python), __file__, "--inside", str(config), str(args.port)])
 
 
-def _inside(config: str, port: str) -> None:
+def _run_litellm(config: str, port: str) -> None:
     from litellm.proxy.proxy_cli import (  # pyright: ignore[reportMissingImports]
         run_server,  # pyright: ignore[reportUnknownVariableType]
     )
 
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     sys.argv = ["litellm", "--config", config, "--host", "127.0.0.1", "--port", port]
     run_server()
 
 
-def _leave_with_parent() -> None:
+def _exit_with_parent() -> None:
     while os.read(sys.stdin.fileno(), 1024):
         pass
     os._exit(0)
@@ -69,6 +70,6 @@ def _leave_with_parent() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--inside":
-        _inside(*sys.argv[2:])
+        _run_litellm(*sys.argv[2:])
     else:
         main()

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
-from benchmarks.forest_cases import Case
-from benchmarks.forest_measuring import Meter, Sample, gradient_of, relative_difference
-from benchmarks.forest_sessions import demo_tokenizer
+from benchmarks.forest_parts.cases import Case
+from benchmarks.forest_parts.measurement import Meter, Sample, gradient_of, relative_difference
+from benchmarks.forest_parts.recorded_sessions import demo_tokenizer
 from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.forest import CallTokens

@@ -18,8 +18,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from benchmarks.forest_cases import Case, random_ids
-from benchmarks.recorded_traffic import FOLDER, expanded
+from benchmarks.forest_parts.cases import Case, random_ids
+from benchmarks.recorded_traffic import FOLDER, expand_lines
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 from fakevllm_server.forest import CallTokens
 
@@ -44,7 +44,7 @@ def recorded_sessions(file: Path = RECORDED) -> list[list[Recorded]]:
     chat: Any = import_module("fakevllm_server.backends.embedded.decode.chat_renderer")
     renderer = chat.ChatRenderer(demo_tokenizer(), "demo")
     by_session: dict[str, list[tuple[float, list[int]]]] = defaultdict(list)
-    for line in expanded(file.read_text().splitlines()):
+    for line in expand_lines(file.read_text().splitlines()):
         body = line["body"]
         request = ChatRequest(messages=body["messages"], tools=body.get("tools"))
         prompt = renderer.render(request)

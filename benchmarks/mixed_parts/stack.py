@@ -1,5 +1,5 @@
-"""What the mixed traffic runs on: a server and a proxy that are killed and come back, and the web
-chat before them. Linux, for what they weigh."""
+"""The processes under test: a server and a proxy that can be killed and restarted, and the web chat
+in front of them. Needs Linux, because memory is read from `/proc`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.mixed_checks import Kill, Weight
-from benchmarks.mixed_clients import MODEL
+from benchmarks.mixed_parts.checks import MemoryReading, ProcessKill
+from benchmarks.mixed_parts.clients import MODEL
 from benchmarks.results import ROOT
 from tests.e2e.processes import Process, Processes, free_port, wait_until
 
-BACK_TIMEOUT_S = 120.0
-HOLD_S = BACK_TIMEOUT_S
-"""As long as a killed server may take: over a minute on a machine that has much else to do."""
-LEAVE_TIMEOUT_S = 15.0
+RESTART_TIMEOUT_S = 120.0
+HOLD_S = RESTART_TIMEOUT_S
+"""Seconds for which the proxy holds requests: as long as the restart of a killed server may take,
+which is over a minute on a busy machine."""
+EXIT_TIMEOUT_S = 15.0
 CONFIG = f"""
 [hooks]
 path = "hooks"
@@ -35,7 +36,7 @@ num_repeat = 4
 batch_size = 4
 save_freq = 5
 """
-HOOK = '''"""Short answers are good; no two different ones are equally so."""
+HOOK = '''"""Reward short answers; give no two different answers the same reward."""
 
 
 def on_compute_relative_reward(valid_results, all_answers):
@@ -46,36 +47,40 @@ def on_compute_relative_reward(valid_results, all_answers):
 
 @dataclass(slots=True)
 class Stack:
+    """A running server and proxy, the kills, and the memory readings."""
+
     server: Process
     proxy: Process
-    kills: list[Kill] = field(default_factory=list[Kill])
-    weights: list[Weight] = field(default_factory=list[Weight])
-    started: dict[str, float] = field(default_factory=dict[str, float])
+    kills: list[ProcessKill] = field(default_factory=list[ProcessKill])
+    memory: list[MemoryReading] = field(default_factory=list[MemoryReading])
+    started_at: dict[str, float] = field(default_factory=dict[str, float])
+    """Unix time of the last start, by process name."""
 
     async def kill(self, process: Process) -> None:
-        """At once, and up again; the engine is awaited too."""
+        """Kill the process with SIGKILL, restart it, and wait until proxy and engine are ready."""
         at, num_ready = time.time(), self.server.log.count("ready: ")
         await asyncio.to_thread(process.kill)
         process.start()
-        self.started[process.name] = time.time()
+        self.started_at[process.name] = time.time()
         while process is self.server and self.server.log.count("ready: ") == num_ready:
-            assert time.time() - at < BACK_TIMEOUT_S, self.server.log
+            assert time.time() - at < RESTART_TIMEOUT_S, self.server.log
             await asyncio.sleep(0.1)
-        await asyncio.to_thread(self.proxy.wait_until_healthy, BACK_TIMEOUT_S)
-        self.kills.append(Kill(process.name, at, time.time() - at))
-        print(f"killed the {process.name}: up after {time.time() - at:.1f} s", file=sys.stderr)
+        await asyncio.to_thread(self.proxy.wait_until_healthy, RESTART_TIMEOUT_S)
+        self.kills.append(ProcessKill(process.name, at, time.time() - at))
+        print(f"Killed the {process.name}: ready after {time.time() - at:.1f} s", file=sys.stderr)
 
-    def weigh(self) -> None:
+    def read_memory(self) -> None:
+        """Append a reading of the server and one of the proxy."""
         for process in (self.server, self.proxy):
             now, name = time.time(), process.name
-            life = sum(kill.name == name for kill in self.kills)
-            age_s = now - self.started[name]
+            num_restarts = sum(kill.name == name for kill in self.kills)
+            age_s = now - self.started_at[name]
             mib = resident_mib(process.pid)
-            self.weights.append(Weight(name, now, life, age_s, mib))
+            self.memory.append(MemoryReading(name, now, num_restarts, age_s, mib))
 
 
 def resident_mib(pid: int) -> float:
-    """With all children; 0 for a process that has just gone."""
+    """Return the resident memory of a process with its descendants, 0 if it has just ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -85,27 +90,31 @@ def resident_mib(pid: int) -> float:
     return sum(map(int, own)) / 1024 + sum(resident_mib(int(child)) for child in children)
 
 
-def left_behind(folder: Path) -> list[str]:
-    """Command lines that name the run's own folders, of processes that do not leave: an engine
-    takes a moment to see that its server has gone."""
-    own = [str(folder / name) for name in ("server", "proxy")]
-    deadline = time.monotonic() + LEAVE_TIMEOUT_S
+def find_remaining_processes(folder: Path) -> list[str]:
+    """Return the command lines of processes that still use the run's folders.
+
+    Wait up to EXIT_TIMEOUT_S for them to end: an engine needs a moment to notice that its server
+    has ended.
+    """
+    folders = [str(folder / name) for name in ("server", "proxy")]
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
     while True:
         lines = [_command_line(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-        left = [line for line in lines if any(name in line for name in own)]
-        if not left or time.monotonic() > deadline:
-            return left
+        remaining = [line for line in lines if any(name in line for name in folders)]
+        if not remaining or time.monotonic() > deadline:
+            return remaining
         time.sleep(0.2)
 
 
 def _command_line(process: Path) -> str:
     try:
         return (process / "cmdline").read_text(errors="replace").replace("\0", " ")
-    except OSError:  # it has just gone
+    except OSError:  # the process has just ended
         return ""
 
 
-def start(started: Processes, model: str) -> Stack:
+def start_stack(started: Processes, model: str) -> Stack:
+    """Start server and proxy, and wait until the proxy is healthy."""
     folder = started.folder
     (folder / "hooks").mkdir()
     (folder / "hooks/on_compute_relative_reward.py").write_text(HOOK)
@@ -114,20 +123,20 @@ def start(started: Processes, model: str) -> Stack:
     server = started.server("--backend", "embedded", "--model", model)
     proxy = started.proxy(server, "--config", str(config), wait=False)
     now = time.time()
-    stack = Stack(server, proxy, started={"server": now, "proxy": now})
-    proxy.wait_until_healthy(BACK_TIMEOUT_S)
+    stack = Stack(server, proxy, started_at={"server": now, "proxy": now})
+    proxy.wait_until_healthy(RESTART_TIMEOUT_S)
     return stack
 
 
 def start_web_chat(started: Processes, proxy: Process) -> Process:
-    """It ends with its standard input as our own processes do."""
+    """Start the web chat. Like fakevllm's own processes, it ends when its standard input closes."""
     port, folder = free_port(), started.folder / "webchat"
     folder.mkdir()
     code = (
         "import os, sys, threading\n"
         "sys.argv.remove('--until-stdin-closes')\n"
-        "ended = lambda: (sys.stdin.read(), os._exit(0))\n"
-        "threading.Thread(target=ended, daemon=True).start()\n"
+        "wait = lambda: (sys.stdin.read(), os._exit(0))\n"
+        "threading.Thread(target=wait, daemon=True).start()\n"
         "from examples.webchat.app import main\n"
         "main()\n"
     )
@@ -139,7 +148,7 @@ def start_web_chat(started: Processes, proxy: Process) -> Process:
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     app = started.adopt(Process("webchat", ["-c", code, "--port", str(port)], port, folder))
-    wait_until(lambda: _is_up(app), BACK_TIMEOUT_S, lambda: f"the web chat: {app.log}")
+    wait_until(lambda: _is_up(app), RESTART_TIMEOUT_S, lambda: f"the web chat; its log:\n{app.log}")
     return app
 
 

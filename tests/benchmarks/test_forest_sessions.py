@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.forest_cases import Shape, timelines
-from benchmarks.forest_sessions import Recorded, cut_to, with_answers, with_siblings
-from benchmarks.recorded_traffic import expanded
+from benchmarks.forest_parts.cases import Shape, timelines
+from benchmarks.forest_parts.recorded_sessions import Recorded, cut_to, with_answers, with_siblings
+from benchmarks.recorded_traffic import expand_lines
 from fakevllm_server.forest import CallTokens
 
 END = 2
@@ -47,7 +47,7 @@ def test_the_first_siblings_are_one_call_a_turn() -> None:
 
 def test_what_a_recording_holds_once_is_put_back_wherever_it_came() -> None:
     lines = ['{"a": [{"$id": "x", "value": {"b": 1}}]}', '{"a": {"$same_as": "x"}, "c": null}']
-    assert expanded(lines) == [{"a": [{"b": 1}]}, {"a": {"b": 1}, "c": None}]
+    assert expand_lines(lines) == [{"a": [{"b": 1}]}, {"a": {"b": 1}, "c": None}]
 
 
 def test_an_answer_is_read_off_the_next_request_that_goes_on() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from benchmarks.forest_cases import BUDGET, VOCAB, Case, timelines
+from benchmarks.forest_parts.cases import BUDGET, VOCAB, Case, timelines
 from fakevllm_server.forest import CallTokens, pack
 
 torch: Any = import_module("torch")

@@ -1,5 +1,7 @@
-"""Fills a journal as a server would have, by its own changes, many in a transaction: episodes that
-were claimed, called, ended and trained two hours ago."""
+"""Write a large journal with the server's own code, many changes in one transaction.
+
+The journal's episodes were claimed, called, ended and trained two hours ago.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,9 @@ NUM_REPEAT = 4
 BATCH_SIZE = 20
 TABLES = ("episodes", "calls", "samples", "groups", "submissions")
 ROWS_PER_STEP = BATCH_SIZE * (1 + 3 * NUM_REPEAT)
-"""Of those tables, once a step's calls are pruned."""
+"""Rows of those tables after a step, when its calls are pruned."""
 STEPS_AT_ONCE = 20
-"""That wait to be written."""
+"""Steps that are queued before the script waits for the writer."""
 AGE_S = 7200.0
 CALL = RecordedCall(
     prompt_ids=list(range(20)),
@@ -46,21 +48,27 @@ CALL = RecordedCall(
 
 
 def fill(run_dir: Path, num_rows: int) -> None:
-    """The journal of a run that the fake engine goes on with, with about so many rows."""
+    """Write the journal and the checkpoint of a run with the fake engine, with about `num_rows`
+    rows.
+
+    A server can be started on `run_dir` afterwards.
+    """
     run_dir.mkdir(parents=True)
     journal = Journal(run_dir / "journal.sqlite")
     num_steps = max(1, round(num_rows / ROWS_PER_STEP))
     for step in range(1, num_steps + 1):
-        saved = _checkpoint(run_dir, step) if step == num_steps else None
-        journal.put(*_step(step, saved))
+        saved = _write_checkpoint(run_dir, step) if step == num_steps else None
+        journal.put(*_step_changes(step, saved))
         if step % STEPS_AT_ONCE == 0:
             assert journal.drain()
-    journal.put(Change("age", _age))
+    journal.put(Change("age", _make_older))
     assert journal.drain()
     journal.close()
 
 
 def num_rows(run_dir: Path) -> int:
+    """Return the number of rows in the journal."""
+
     def count(db: Connection) -> int:
         counts = " + ".join(f"(SELECT COUNT(*) FROM {table})" for table in TABLES)
         return db.exec_driver_sql(f"SELECT {counts}").scalar_one()
@@ -72,12 +80,12 @@ def num_rows(run_dir: Path) -> int:
         journal.close()
 
 
-def _step(step: int, saved: SavedCheckpoint | None) -> Generator[Change]:
+def _step_changes(step: int, saved: SavedCheckpoint | None) -> Generator[Change]:
     group_ids: list[str] = []
     for _ in range(BATCH_SIZE):
-        group_ids.append((yield from _group()))
+        group_ids.append((yield from _group_changes()))
     yield changes.planned(step, step - 1, group_ids)
-    groups = [TrainedGroup(group_id=one, siblings=list(range(NUM_REPEAT))) for one in group_ids]
+    groups = [TrainedGroup(group_id=name, siblings=list(range(NUM_REPEAT))) for name in group_ids]
     metrics = {f"metric {number}": float(number) for number in range(40)}
     entry = LogEntry(seq=step, kind="step", step=step, version=step, groups=groups, metrics=metrics)
     yield changes.trained(entry, saved)
@@ -85,7 +93,7 @@ def _step(step: int, saved: SavedCheckpoint | None) -> Generator[Change]:
     yield changes.pruned([], step)
 
 
-def _group() -> Generator[Change, None, str]:
+def _group_changes() -> Generator[Change, None, str]:
     task_id = f"task {new_id()}"
     samples: list[ScoredSample] = []
     group_id = ""
@@ -102,16 +110,16 @@ def _group() -> Generator[Change, None, str]:
             task_id=task_id,
             workflow_output=WorkflowOutput(reward=float(index), metadata={"task_id": task_id}),
         )
-        told = Submission(f"episode:{episode.uuid}", hash_of(end), '{"success":true}')
+        submission = Submission(f"episode:{episode.uuid}", hash_of(end), '{"success":true}')
         group_id = f"task:{task_id}#{episode.uuid}"
         is_last = index == NUM_REPEAT - 1
         group = PooledGroup(group_id, GroupState.POOLED) if is_last else None
         members = samples if is_last else []
-        yield changes.episode_ended(episode.episode_id, sample, group, members, told)
+        yield changes.episode_ended(episode.episode_id, sample, group, members, submission)
     return group_id
 
 
-def _checkpoint(run_dir: Path, step: int) -> SavedCheckpoint:
+def _write_checkpoint(run_dir: Path, step: int) -> SavedCheckpoint:
     async def save(folder: Path) -> None:
         (folder / "theta.json").write_text('{"theta": 0.0}')
 
@@ -119,5 +127,6 @@ def _checkpoint(run_dir: Path, step: int) -> SavedCheckpoint:
     return SavedCheckpoint(step, folder, step, digest, None)
 
 
-def _age(db: Connection) -> None:
+def _make_older(db: Connection) -> None:
+    """Date all submissions back by AGE_S seconds."""
     db.exec_driver_sql("UPDATE submissions SET at = at - ?", (AGE_S,))

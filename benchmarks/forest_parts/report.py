@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from benchmarks.forest_cases import BUDGET, Case, Shape
-from benchmarks.forest_measuring import Measured, Sample
-from benchmarks.forest_sessions import BUDGET as SESSION_BUDGET
-from benchmarks.forest_ways import OURS
+from benchmarks.forest_parts.cases import BUDGET, Case, Shape
+from benchmarks.forest_parts.measurement import Measured, Sample
+from benchmarks.forest_parts.recorded_sessions import BUDGET as SESSION_BUDGET
+from benchmarks.forest_parts.variants import OURS
 
 GOALS = {
     Shape(1024, 32, 8).name: 3.0,

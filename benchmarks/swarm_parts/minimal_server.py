@@ -1,5 +1,9 @@
-"""What swarm_load measures beside: the least that takes claims and ends over HTTP and has each on
-disk before it answers. FastAPI, one table, one insert and one flush a request, nothing known."""
+"""The baseline of `benchmarks.swarm_load`: a minimal server that takes claims and ends of episodes
+over HTTP, and writes each to disk before it answers.
+
+It uses FastAPI and one SQLite table, with one insert and one flush for each request, and it keeps
+no state of the episodes.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,15 @@ from fakevllm_adapters.protocol.swarm import (
     SuccessReply,
 )
 
-INSERT = "INSERT INTO taken (kind, uuid, body) VALUES (?, ?, ?)"
+INSERT = "INSERT INTO requests (kind, uuid, body) VALUES (?, ?, ?)"
 
 
 def create_app(file: Path) -> FastAPI:
+    """Return the app, with its database in `file`."""
     db = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
     for pragma in ("journal_mode = WAL", "synchronous = FULL"):
         db.execute(f"PRAGMA {pragma}")
-    db.execute("CREATE TABLE IF NOT EXISTS taken (id INTEGER PRIMARY KEY, kind, uuid, body)")
+    db.execute("CREATE TABLE IF NOT EXISTS requests (id INTEGER PRIMARY KEY, kind, uuid, body)")
     app = FastAPI()
 
     @app.get("/health")
@@ -50,7 +55,7 @@ def create_app(file: Path) -> FastAPI:
     return app
 
 
-def _leave_with_parent() -> None:
+def _exit_with_parent() -> None:
     while os.read(sys.stdin.fileno(), 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
@@ -62,7 +67,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--until-stdin-closes", action="store_true", required=True)
     args = parser.parse_args()
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     uvicorn.run(
         create_app(args.file),
         host="127.0.0.1",

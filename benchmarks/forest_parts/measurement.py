@@ -13,8 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.forest_cases import Case
-from benchmarks.forest_ways import Way
+from benchmarks.forest_parts.cases import Case
+from benchmarks.forest_parts.variants import Way
 
 torch: Any = import_module("torch")
 

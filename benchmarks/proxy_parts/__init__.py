@@ -1,0 +1,1 @@
+"""Relays with which `benchmarks.proxy_overhead` compares the proxy."""
