@@ -27,7 +27,7 @@ def curves(
         lock = RunFolder(run_dir)
         try:
             made = Curves(run_dir)
-            made.begin_anew()
+            made.clear()
             num = made.catch_up(time.time(), is_last=True)
             made.close()
         finally:

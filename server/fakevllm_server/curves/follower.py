@@ -1,7 +1,8 @@
-"""Curves of a run while it runs: a thread that follows the journal as any reader may.
+"""Writes the curves of a run while it runs: a thread reads the journal and writes event files.
 
-It is in nobody's way: no step waits for it, and its trouble ends in a line of the log. What it has
-not written, its next look writes, or the next life, or `fakevllm-server curves`.
+Training never waits for this thread. An error in it is logged and does not stop the run. Curves
+that are missing are written at the next try, by the next server process, or by
+`fakevllm-server curves`.
 """
 
 from __future__ import annotations
@@ -13,27 +14,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fakevllm_server.curves.event_files import EventFiles, PackageMissing
 from fakevllm_server.curves.points import (
     ChartItem,
     Cursor,
     Point,
-    read_back,
+    cursor_after_rollback,
     read_evaluations,
     read_log,
 )
-from fakevllm_server.curves.writer import EventFiles, PackageMissing
 from fakevllm_server.journal.offline import read_journal_file
 
 log = logging.getLogger("fakevllm.server")
 
 FOLDER = "tensorboard"
 EVERY_S = 5.0
-"""As often as TensorBoard looks."""
+"""Seconds between two reads of the journal. TensorBoard reloads as often."""
 CLOSE_LIMIT_S = 10.0
+"""Maximum time in seconds that `Follower.close` waits for the thread."""
 
 
 class Curves:
-    """One run's, as far as its journal goes."""
+    """The curves of one run, as far as its journal was read."""
 
     def __init__(self, run_dir: Path) -> None:
         self._journal = run_dir / "journal.sqlite"
@@ -41,27 +43,34 @@ class Curves:
         self._cursor = self._files.cursor()
 
     def catch_up(self, now: float, *, is_last: bool = False) -> int:
-        """How many points were written. `is_last`: the run has ended, and so has its last step.
-        Raises ConfigError, OSError."""
+        """Write everything that is new in the journal, and return the number of points.
+
+        `now` is in Unix seconds. `is_last`: the run has ended, so that no more evaluations of its
+        last step will come. Raises ConfigError if the journal cannot be read, and OSError if the
+        curves cannot be written.
+        """
         num = 0
         while True:
-            found = read_journal_file(self._journal, read_log, self._cursor.entry)
-            if not found.entries:
+            piece = read_journal_file(self._journal, read_log, self._cursor.entry)
+            if not piece.entries:
                 break
-            charted = found.charted(now)
-            cursor = replace(self._cursor, entry=found.entries[-1][0].seq)
-            for entry, _ in found.entries:
+            items = piece.chart_items(now)
+            cursor = replace(self._cursor, entry=piece.entries[-1][0].seq)
+            for entry, _ in piece.entries:
                 if entry.kind == "restored":
-                    cursor = read_journal_file(self._journal, read_back, entry, cursor)
-            self._write(charted, cursor)
-            num += sum(isinstance(one, Point) for one in charted)
+                    cursor = read_journal_file(self._journal, cursor_after_rollback, entry, cursor)
+            self._write(items, cursor)
+            num += sum(isinstance(item, Point) for item in items)
         evaluations = read_journal_file(self._journal, read_evaluations, self._cursor)
-        points, cursor = evaluations.charted(self._cursor, now, is_last=is_last)
+        points, cursor = evaluations.new_points(self._cursor, now, is_last=is_last)
         self._write(points, cursor)
         return num + len(points)
 
-    def begin_anew(self) -> None:
-        """Raises ConfigError."""
+    def clear(self) -> None:
+        """Delete the curves, so that `catch_up` writes all of them again.
+
+        Raises PackageMissing before anything is deleted.
+        """
         self._files.load()
         self._files.clear()
         self._cursor = Cursor()
@@ -69,25 +78,27 @@ class Curves:
     def close(self) -> None:
         self._files.close()
 
-    def _write(self, charted: Sequence[ChartItem], cursor: Cursor) -> None:
+    def _write(self, items: Sequence[ChartItem], cursor: Cursor) -> None:
         if cursor != self._cursor:
-            self._files.write(charted, cursor)
+            self._files.write(items, cursor)
             self._cursor = cursor
 
 
 class Follower:
+    """A thread that keeps the curves of a running server up to date."""
+
     def __init__(self, run_dir: Path, every_s: float = EVERY_S) -> None:
         self._run_dir = run_dir
         self._every_s = every_s
         self._is_closing = threading.Event()
-        self._trouble: str | None = None
+        self._last_error: str | None = None
         self._thread = threading.Thread(target=self._run, name="curves", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Writes what the journal holds by now."""
+        """Write what is in the journal now, and end the thread."""
         self._is_closing.set()
         self._thread.join(CLOSE_LIMIT_S)
 
@@ -96,19 +107,19 @@ class Follower:
         is_last = False
         while not is_last:
             is_last = self._is_closing.wait(self._every_s)
-            # Isolated: curves can be written later, from the journal.
+            # Catch all errors to isolate the run: curves can be written later from the journal.
             try:
                 curves.catch_up(time.time(), is_last=is_last)
-                self._tell(None)
+                self._last_error = None
             except PackageMissing as missing:
-                log.info("no curves: %s", missing)
+                log.info("No TensorBoard curves are written: %s", missing)
                 break
             except Exception as failure:
-                self._tell(str(failure))
+                self._log_once(str(failure))
         curves.close()
 
-    def _tell(self, trouble: str | None) -> None:
-        """Once, however long it lasts."""
-        if trouble is not None and trouble != self._trouble:
-            log.warning("curves for TensorBoard are not written, trying on: %s", trouble)
-        self._trouble = trouble
+    def _log_once(self, error: str) -> None:
+        """Log an error, unless the previous try failed with the same error."""
+        if error != self._last_error:
+            log.warning("TensorBoard curves cannot be written, retrying: %s", error)
+        self._last_error = error

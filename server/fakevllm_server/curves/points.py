@@ -1,8 +1,9 @@
-"""What is charted of a run, read from the log in its journal: its steps, and its evaluations.
+"""The points of a run's curves, from the run log in the journal: steps and evaluations.
 
-An evaluation is an episode that a client claimed to measure and not to train. It counts for the
-step whose weights were served when it ended. Once such a step is over, its mean is a point. Where
-steps are trained again, their evaluations come back behind them.
+An evaluation is an episode that a client claimed as a measurement and that is not trained on. It
+counts for the step whose weights were served when the episode ended. When no more evaluations of a
+step are expected, their mean becomes a point. If steps are trained again after a crash, the points
+of their evaluations are written again after them.
 """
 
 from __future__ import annotations
@@ -15,28 +16,33 @@ from statistics import fmean
 from sqlalchemy import Connection
 
 from fakevllm_adapters.protocol.swarm import LogEntry
-from fakevllm_server.curves.names import charted
+from fakevllm_server.curves.metric_names import curve_values
 
 MAX_READ = 500
-"""Entries at once."""
+"""Maximum number of log entries read at once."""
 QUIET_S = 30.0
-"""After which a step's evaluations are taken to be all there, though it is still the latest."""
+"""Seconds without a new evaluation after which the latest step's evaluations are considered
+complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
+    """The values of all curves at one step."""
+
     step: int
     at: float
     """Unix seconds."""
     values: dict[str, float]
+    """Value by the curve's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """What was charted from this step on was undone, or comes once more."""
+    """A rollback: points from this step on are no longer valid, or will be written again."""
 
     step: int
     at: float
+    """Unix seconds."""
 
 
 ChartItem = Point | Restart
@@ -44,86 +50,102 @@ ChartItem = Point | Restart
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a chart follows the journal."""
+    """The position up to which the journal was written to the curves."""
 
     entry: int = 0
-    """Number of the last entry of the run's log."""
+    """Number of the last written entry of the run log."""
     evaluated_step: int = -1
-    """The last step whose evaluations are charted."""
+    """The last step whose evaluations were written."""
     num_evaluations: int = 0
-    """That step's, when they were charted."""
+    """Number of evaluations of `evaluated_step` that were written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
+    """The reward of one evaluation episode."""
+
     step: int
+    """Step whose weights were served when the episode ended."""
     reward: float
     at: float
+    """End of the episode in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
-    """A piece of the run's log, with the time its weights were served first, where it is known."""
+class LogPiece:
+    """Some consecutive entries of the run log."""
 
     entries: Sequence[tuple[LogEntry, float | None]]
+    """Each entry with the time in Unix seconds at which its weights were first served. The time is
+    None if the journal does not have it."""
 
-    def charted(self, now: float) -> list[ChartItem]:
-        told: list[ChartItem] = []
+    def chart_items(self, now: float) -> list[ChartItem]:
+        """Return the points of steps and the restarts. `now` replaces unknown times."""
+        items: list[ChartItem] = []
         for entry, at in self.entries:
             if entry.kind == "step":
-                told.append(Point(entry.step, at or now, charted(entry.step, entry.metrics)))
+                items.append(Point(entry.step, at or now, curve_values(entry.step, entry.metrics)))
             elif entry.kind == "restored":
-                told.append(Restart(entry.step + 1, at or now))
-        return told
+                items.append(Restart(entry.step + 1, at or now))
+        return items
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluations:
-    """Those from a cursor's step on, by step."""
+    """The evaluations from the step of a cursor on."""
 
-    found: Sequence[Evaluation]
+    evaluations: Sequence[Evaluation]
+    """Evaluations, ordered by step."""
     served_step: int
-    """Whose weights are served."""
+    """Step whose weights are served now."""
     charted_step: int
-    """The last that is charted: evaluations do not come before their step."""
+    """The last step that was written. The evaluations of a step are never written before it."""
 
-    def charted(self, cursor: Cursor, now: float, *, is_last: bool) -> tuple[list[Point], Cursor]:
-        """Of steps that are over: newer weights are served, nothing was heard of them for a while,
-        or the run ends. One that has come to more since it was charted is charted again."""
+    def new_points(
+        self, cursor: Cursor, now: float, *, is_last: bool
+    ) -> tuple[list[Point], Cursor]:
+        """Return a point for each step with new and complete evaluations, and the next cursor.
+
+        The evaluations of a step are complete if newer weights are served, if the last evaluation
+        ended more than QUIET_S seconds before `now`, or if the run has ended (`is_last`). If more
+        evaluations come later, the step gets a second point, which includes all of them.
+        """
         points: list[Point] = []
-        for step, group in itertools.groupby(self.found, lambda one: one.step):
-            own = list(group)
-            is_quiet = now - own[-1].at > QUIET_S
-            is_over = is_last or is_quiet or step < self.served_step
-            if not is_over or step > self.charted_step:
+        for step, group in itertools.groupby(self.evaluations, lambda one: one.step):
+            of_step = list(group)
+            is_quiet = now - of_step[-1].at > QUIET_S
+            is_complete = is_last or is_quiet or step < self.served_step
+            if not is_complete or step > self.charted_step:
                 break
-            moved = replace(cursor, evaluated_step=step, num_evaluations=len(own))
+            moved = replace(cursor, evaluated_step=step, num_evaluations=len(of_step))
             if moved != cursor:
-                points.append(_point(step, own))
+                points.append(_point(step, of_step))
             cursor = moved
         return points, cursor
 
 
-def read_log(db: Connection, after: int) -> Log:
+def read_log(db: Connection, after: int) -> LogPiece:
+    """Read up to MAX_READ entries of the run log with a number above `after`."""
     query = (
         "SELECT e.entry_json, p.at FROM entries e LEFT JOIN publications p "
         "ON p.version = e.version AND e.version > 0 WHERE e.seq > ? ORDER BY e.seq LIMIT ?"
     )
     rows = db.exec_driver_sql(query, (after, MAX_READ))
-    return Log([(LogEntry.model_validate_json(entry), at) for entry, at in rows])
+    return LogPiece([(LogEntry.model_validate_json(entry), at) for entry, at in rows])
 
 
 def read_evaluations(db: Connection, cursor: Cursor) -> Evaluations:
-    """But those of steps that were given up."""
+    """Read the evaluations from the cursor's step on, except those of steps that were given up."""
     restored = "SELECT entry_json FROM entries WHERE kind = 'restored'"
-    given_up = [one for one in _entries(db, restored) if one.reason]
+    # A rollback with a reason gives later steps up; without one, they are trained again.
+    given_up = [entry for entry in _entries(db, restored) if entry.reason]
     query = (
         "SELECT entry_json FROM entries WHERE kind = 'evaluated' AND step >= ? ORDER BY step, seq"
     )
-    found = [
-        Evaluation(one.step, one.metrics["reward"], one.at or 0.0)
-        for one in _entries(db, query, cursor.evaluated_step)
-        if not any(one.seq < undo.seq and one.step > undo.step for undo in given_up)
+    evaluations = [
+        Evaluation(entry.step, entry.metrics["reward"], entry.at or 0.0)
+        for entry in _entries(db, query, cursor.evaluated_step)
+        if not any(entry.seq < undo.seq and entry.step > undo.step for undo in given_up)
     ]
     served = "SELECT step FROM publications ORDER BY version DESC LIMIT 1"
     charted = (
@@ -131,14 +153,17 @@ def read_evaluations(db: Connection, cursor: Cursor) -> Evaluations:
         "ORDER BY seq DESC LIMIT 1"
     )
     return Evaluations(
-        found,
-        db.exec_driver_sql(served).scalar() or 0,
-        db.exec_driver_sql(charted, (cursor.entry,)).scalar() or 0,
+        evaluations,
+        served_step=db.exec_driver_sql(served).scalar() or 0,
+        charted_step=db.exec_driver_sql(charted, (cursor.entry,)).scalar() or 0,
     )
 
 
-def read_back(db: Connection, restored: LogEntry, cursor: Cursor) -> Cursor:
-    """Where a chart of evaluations goes on that has forgotten what came after a step."""
+def cursor_after_rollback(db: Connection, restored: LogEntry, cursor: Cursor) -> Cursor:
+    """Return the cursor after a rollback, which discards the points of later steps.
+
+    `restored` is the rollback's entry. The evaluations of later steps must be written again.
+    """
     if cursor.evaluated_step <= restored.step:
         return cursor
     query = "SELECT COUNT(*) FROM entries WHERE kind = 'evaluated' AND step = ? AND seq < ?"
@@ -147,12 +172,14 @@ def read_back(db: Connection, restored: LogEntry, cursor: Cursor) -> Cursor:
 
 
 def _entries(db: Connection, query: str, *values: int) -> Iterator[LogEntry]:
+    """Yield the entries of the run log that a query selects."""
     for (entry_json,) in db.exec_driver_sql(query, values):
         yield LogEntry.model_validate_json(entry_json)
 
 
 def _point(step: int, evaluations: Sequence[Evaluation]) -> Point:
-    rewards = [one.reward for one in evaluations]
+    """Return the point for all evaluations of a step."""
+    rewards = [evaluation.reward for evaluation in evaluations]
     values = {
         "val/reward/mean": fmean(rewards),
         "val/reward/max": max(rewards),

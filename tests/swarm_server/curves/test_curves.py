@@ -1,4 +1,4 @@
-"""Curves of real journals, read with TensorBoard's own reader: each step that stands once."""
+"""Curves of real journals, read with TensorBoard's own reader: each trained step has one point."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from swarm_server.samples import call
 
 from fakevllm_adapters.protocol.swarm import EndEpisodeRequest, EndGroupRequest, SiblingRef
-from fakevllm_server.curves import writer
+from fakevllm_server.curves import event_files
+from fakevllm_server.curves.event_files import EventFiles, PackageMissing
 from fakevllm_server.curves.follower import FOLDER, Curves, Follower
 from fakevllm_server.curves.points import Cursor, Point
-from fakevllm_server.curves.writer import EventFiles, PackageMissing
 from tests.swarm_server.curves.readings import Charts
 from tests.swarm_server.journal.lives import Life
 
@@ -25,7 +25,7 @@ CLIENT = "client"
 
 
 class Run:
-    """Lives of one run, with its curves."""
+    """A run with its curves, whose server can crash and restart."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,12 +46,12 @@ class Run:
         await self.life.intake.end_episode(end, reward, None)
 
     async def crash(self) -> None:
-        """The next life goes back to the last checkpoint; what comes is not charted yet."""
+        """Restart the server, which rolls back to the last checkpoint. No curves are written."""
         self.life = self.life.next()
         await self.life.boot_trainer()
-        self.next_curves()
+        self.reopen_curves()
 
-    def next_curves(self) -> None:
+    def reopen_curves(self) -> None:
         self.curves.close()
         self.curves = Curves(self.folder)
 
@@ -70,7 +70,7 @@ class Run:
     @property
     def evaluations(self) -> list[tuple[int, float]]:
         name = "val/reward/mean"
-        return self.charts.of(name) if name in self.charts.names else []
+        return self.charts.points(name) if name in self.charts.names else []
 
     @property
     def files(self) -> list[Path]:
@@ -79,30 +79,32 @@ class Run:
 
 @pytest.fixture
 async def run(tmp_path: Path) -> AsyncIterator[Run]:
-    found = Run(tmp_path / "run")
-    await found.life.boot_trainer()
-    yield found
-    found.curves.close()
-    found.life.close()
+    run = Run(tmp_path / "run")
+    await run.life.boot_trainer()
+    yield run
+    run.curves.close()
+    run.life.close()
 
 
-async def test_each_step_is_a_point_under_verls_names_at_the_time_of_its_weights(run: Run) -> None:
+async def test_each_step_is_a_point_with_verls_names_and_the_time_of_its_weights(run: Run) -> None:
     before = time.time()
     await run.train("a", "b")
     assert run.chart() == 2
     charts = run.charts
     assert charts.steps() == [1, 2]
-    assert charts.of("critic/rewards/mean") == [(1, 0.5), (2, 0.5)]
-    assert charts.of("response_length/mean") == [(1, 2.0), (2, 2.0)]
-    assert charts.of("prompt_length/max") == [(1, 3.0), (2, 3.0)]
-    assert charts.of("actor/pg_loss") == [(1, 0.0), (2, 0.0)]
-    assert charts.of("critic/advantages/mean")[0][1] == pytest.approx(0.0)
-    assert charts.steps("timing_s/step") == [2]  # the first has none before it
+    assert charts.points("critic/rewards/mean") == [(1, 0.5), (2, 0.5)]
+    assert charts.points("response_length/mean") == [(1, 2.0), (2, 2.0)]
+    assert charts.points("prompt_length/max") == [(1, 3.0), (2, 3.0)]
+    assert charts.points("actor/pg_loss") == [(1, 0.0), (2, 0.0)]
+    assert charts.points("critic/advantages/mean")[0][1] == pytest.approx(0.0)
+    assert charts.steps("timing_s/step") == [
+        2
+    ]  # the first step has no previous step to measure from
     assert "fakevllm/tie_rate" in charts.names
     assert all(before <= at <= time.time() for at in charts.times("actor/loss"))
 
 
-async def test_a_look_that_finds_nothing_new_writes_nothing(run: Run) -> None:
+async def test_nothing_is_written_if_nothing_is_new(run: Run) -> None:
     await run.train("a")
     assert run.chart() == 1
     size = run.files[0].stat().st_size
@@ -110,7 +112,7 @@ async def test_a_look_that_finds_nothing_new_writes_nothing(run: Run) -> None:
     assert [file.stat().st_size for file in run.files] == [size]
 
 
-async def test_steps_trained_again_after_a_crash_are_there_once_as_they_were_trained_last(
+async def test_a_step_that_is_trained_again_after_a_crash_has_one_point(
     run: Run,
 ) -> None:
     await run.train("a", "b", "c")  # saved at 2
@@ -123,7 +125,7 @@ async def test_steps_trained_again_after_a_crash_are_there_once_as_they_were_tra
     assert run.charts.steps() == [1, 2, 3, 4]
 
 
-async def test_curves_made_afterwards_are_those_that_were_followed(run: Run) -> None:
+async def test_curves_written_afterwards_equal_those_written_during_the_run(run: Run) -> None:
     await run.train("a", "b", "c")
     run.chart()
     await run.crash()
@@ -131,28 +133,28 @@ async def test_curves_made_afterwards_are_those_that_were_followed(run: Run) -> 
     await run.evaluate(0.5)
     await run.train("d")
     run.chart(is_last=True)
-    followed = {name: run.charts.of(name) for name in run.charts.names}
-    run.curves.begin_anew()
+    followed = {name: run.charts.points(name) for name in run.charts.names}
+    run.curves.clear()
     run.chart(is_last=True)
     assert len(run.files) == 1
-    assert {name: run.charts.of(name) for name in run.charts.names} == followed
+    assert {name: run.charts.points(name) for name in run.charts.names} == followed
 
 
-async def test_a_life_that_died_before_it_moved_its_cursor_leaves_no_step_twice(run: Run) -> None:
+async def test_a_cursor_behind_the_event_file_duplicates_no_step(run: Run) -> None:
     await run.train("a", "b")
     run.chart()
     (run.folder / FOLDER / "cursor.json").write_text('{"entry": 0}')
-    run.next_curves()
+    run.reopen_curves()
     run.chart()
     assert run.charts.steps() == [1, 2]
 
 
-async def test_a_record_that_was_cut_off_costs_no_other(run: Run) -> None:
+async def test_a_record_that_was_cut_off_does_not_hide_later_records(run: Run) -> None:
     await run.train("a")
     run.chart()
     with run.files[0].open("ab") as file:
         file.write(b"\x10\x00\x00")
-    run.next_curves()
+    run.reopen_curves()
     await run.train("b")
     run.chart()
     assert run.charts.steps() == [1, 2]
@@ -166,17 +168,17 @@ async def test_evaluations_are_charted_at_the_step_whose_weights_were_served(run
     await run.train("b")
     await run.evaluate(1.0)
     run.chart()
-    assert run.charts.of("val/reward/mean") == [(0, 0.0), (1, 0.5)]
+    assert run.charts.points("val/reward/mean") == [(0, 0.0), (1, 0.5)]
     run.chart(is_last=True)
-    assert run.charts.of("val/reward/mean") == [(0, 0.0), (1, 0.5), (2, 1.0)]
-    assert run.charts.of("val/episodes")[1] == (1, 2.0)
+    assert run.charts.points("val/reward/mean") == [(0, 0.0), (1, 0.5), (2, 1.0)]
+    assert run.charts.points("val/episodes")[1] == (1, 2.0)
 
 
-async def test_evaluations_of_steps_that_were_undone_are_gone_until_these_are_trained_again(
+async def test_evaluations_of_a_rolled_back_step_return_when_it_is_trained_again(
     run: Run,
 ) -> None:
     await run.train("a", "b", "c")
-    await run.evaluate(1.0)  # of step 3, which is not saved
+    await run.evaluate(1.0)  # of step 3, which has no checkpoint
     run.chart(is_last=True)
     assert run.evaluations == [(3, 1.0)]
     await run.crash()
@@ -185,12 +187,14 @@ async def test_evaluations_of_steps_that_were_undone_are_gone_until_these_are_tr
     await run.catch_up()
     run.chart(is_last=True)
     assert run.evaluations == [(3, 1.0)]
-    run.curves.begin_anew()
+    run.curves.clear()
     run.chart(is_last=True)
     assert run.evaluations == [(3, 1.0)]
 
 
-async def test_evaluations_of_the_step_that_a_run_went_back_to_are_charted_whole(run: Run) -> None:
+async def test_evaluations_before_and_after_a_rollback_to_their_step_are_averaged_together(
+    run: Run,
+) -> None:
     await run.train("a", "b")  # saved at 2
     await run.evaluate(0.0)
     await run.train("c")
@@ -205,7 +209,7 @@ async def test_evaluations_of_the_step_that_a_run_went_back_to_are_charted_whole
     assert run.evaluations == [(2, 0.0), (2, 0.25), (3, 1.0)]
 
 
-async def test_evaluations_of_steps_that_were_given_up_never_come_back(run: Run) -> None:
+async def test_evaluations_of_a_step_that_was_given_up_do_not_return(run: Run) -> None:
     await run.train("a", "b", "c")
     await run.evaluate(1.0)
     run.chart(is_last=True)
@@ -215,14 +219,14 @@ async def test_evaluations_of_steps_that_were_given_up_never_come_back(run: Run)
     await run.evaluate(0.5)
     run.chart(is_last=True)
     assert run.evaluations == [(3, 0.5)]
-    run.curves.begin_anew()
+    run.curves.clear()
     run.chart(is_last=True)
     assert run.evaluations == [(3, 0.5)]
 
 
-def test_a_disk_that_refuses_is_tried_again_and_leaves_no_step_out(tmp_path: Path) -> None:
+def test_a_failed_write_is_retried_without_losing_a_step(tmp_path: Path) -> None:
     files = EventFiles(tmp_path / "x" / "tensorboard")
-    (tmp_path / "x").write_text("a file where a folder is to be")
+    (tmp_path / "x").write_text("a file at the path of the folder")
     point = Point(1, 1.0, {"training/global_step": 1.0})
     with pytest.raises(OSError):
         files.write([point], Cursor(entry=1))
@@ -240,7 +244,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_follower_writes_while_the_run_goes_on_and_what_is_left_when_it_ends(
+async def test_a_follower_writes_during_the_run_and_the_rest_at_its_end(
     run: Run,
 ) -> None:
     follower = Follower(run.folder, every_s=0.01)
@@ -252,36 +256,36 @@ async def test_a_follower_writes_while_the_run_goes_on_and_what_is_left_when_it_
     assert run.life.journal.drain()
     follower.close()
     assert run.charts.steps() == [1, 2]
-    assert run.charts.of("val/reward/mean") == [(2, 1.0)]
+    assert run.charts.points("val/reward/mean") == [(2, 1.0)]
 
 
-async def test_a_followers_trouble_is_told_once_and_goes_by(
+async def test_a_repeated_error_of_a_follower_is_logged_once_and_retried(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (run.folder / FOLDER).write_text("in the way")
+    (run.folder / FOLDER).write_text("a file at the path of the folder")
     await run.train("a")
     assert run.life.journal.drain()
     follower = Follower(run.folder, every_s=0.01)
     follower.start()
-    await until(lambda: "curves for TensorBoard are not written" in caplog.text)
+    await until(lambda: "TensorBoard curves cannot be written" in caplog.text)
     (run.folder / FOLDER).unlink()
     await until(lambda: run.files and run.charts.steps() == [1])
     follower.close()
-    assert caplog.text.count("curves for TensorBoard are not written") == 1
+    assert caplog.text.count("TensorBoard curves cannot be written") == 1
 
 
-async def test_without_the_package_a_run_has_no_curves_and_says_so_when_it_would(
+async def test_a_missing_package_is_logged_when_there_is_something_to_write(
     run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(name: str) -> object:
         raise ModuleNotFoundError(f"No module named {name!r}")
 
-    monkeypatch.setattr(writer.importlib, "import_module", missing)
+    monkeypatch.setattr(event_files.importlib, "import_module", missing)
     caplog.set_level(logging.INFO)
     idle = Follower(run.folder)
     idle.start()
     idle.close()
-    assert "tensorboard" not in caplog.text  # nothing to write
+    assert "tensorboard" not in caplog.text.lower()  # nothing to write
     await run.train("a")
     assert run.life.journal.drain()
     follower = Follower(run.folder)
@@ -290,20 +294,20 @@ async def test_without_the_package_a_run_has_no_curves_and_says_so_when_it_would
     assert "pip install tensorboard" in caplog.text
     assert run.files == []
     with pytest.raises(PackageMissing):
-        run.curves.begin_anew()
+        run.curves.clear()
 
 
-def test_a_follower_that_finds_no_journal_ends_with_its_server(
+def test_a_follower_without_a_journal_ends_with_its_server(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     follower = Follower(tmp_path, every_s=0.01)
     follower.start()
     follower.close()
     assert not any(thread.name == "curves" for thread in threading.enumerate())
-    assert caplog.text.count("curves for TensorBoard are not written") == 1
+    assert caplog.text.count("TensorBoard curves cannot be written") == 1
 
 
-async def test_following_takes_no_lock_the_server_could_wait_for(run: Run) -> None:
+async def test_a_follower_takes_no_database_lock(run: Run) -> None:
     await run.train("a")
     assert run.life.journal.drain()
     writing = sqlite3.connect(run.folder / "journal.sqlite", isolation_level=None)

@@ -1,4 +1,4 @@
-"""What a step's metrics are called on a chart: by verl's names where they mean the same. Pure."""
+"""Names of a step's metrics in the curves: verl's name if verl has the same metric. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from fakevllm_server.run.client_metrics import PREFIX
 
 VERL: Mapping[str, tuple[str, ...]] = {
-    # of what was sampled
+    # sampled groups
     "reward_mean": ("critic/score/mean", "critic/rewards/mean"),
     "reward_max": ("critic/score/max", "critic/rewards/max"),
     "reward_min": ("critic/score/min", "critic/rewards/min"),
@@ -21,7 +21,7 @@ VERL: Mapping[str, tuple[str, ...]] = {
     "prompt_length_mean": ("prompt_length/mean",),
     "prompt_length_max": ("prompt_length/max",),
     "prompt_length_min": ("prompt_length/min",),
-    # of the update
+    # update of the weights
     "loss": ("actor/loss", "actor/pg_loss"),
     "clip_fraction": ("actor/pg_clipfrac",),
     "clip_fraction_lower": ("actor/pg_clipfrac_lower",),
@@ -30,45 +30,52 @@ VERL: Mapping[str, tuple[str, ...]] = {
     "entropy": ("actor/entropy",),
     "grad_norm": ("actor/grad_norm",),
     "lr": ("actor/lr",),
-    # of how trainer and engine differ
+    # differences between trainer and rollout engine
     "approx_kl": ("rollout_corr/k3_kl",),
     "rollout_is_weight": ("rollout_corr/rollout_is_mean",),
     "rollout_rs_rejected": ("rollout_corr/rollout_rs_masked_fraction",),
     "prob_diff_max": ("training/rollout_probs_diff_max",),
-    # of time
+    # times
     "seconds": ("timing_s/update_actor",),
     "step_seconds": ("timing_s/step", "perf/time_per_step"),
 }
-"""Our metric -> verl's."""
-OWN = "fakevllm/"
+"""Our metric -> verl's names for it."""
+OWN_PREFIX = "fakevllm/"
+"""Prefix of our metrics that verl does not have."""
 NOT_WITH = {"critic/rewards/": "reward_kl_penalty", "actor/pg_loss": "kl"}
-"""The beginning of a name of verl's -> the metric beside which ours is something else: a reward
-before the KL was taken from it, a loss that has the KL in it."""
+"""Prefix of a verl name -> a metric of ours. If a step has this metric, ours and verl's differ: our
+reward is taken before the KL penalty is subtracted, and our loss includes the KL."""
 
 
-def charted(step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-    """
-    >>> charted(3, {"reward_mean": 0.5, "tie_rate": 0.0})  # doctest: +NORMALIZE_WHITESPACE
+def curve_values(step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return a step's metrics under their names in the curves.
+
+    >>> curve_values(3, {"reward_mean": 0.5, "tie_rate": 0.0})  # doctest: +NORMALIZE_WHITESPACE
     {'training/global_step': 3.0, 'critic/score/mean': 0.5, 'critic/rewards/mean': 0.5,
      'fakevllm/tie_rate': 0.0}
     """
-    told = {"training/global_step": float(step)}
+    values = {"training/global_step": float(step)}
     for name, value in metrics.items():
-        told |= dict.fromkeys(_names(name, metrics), value)
-    return told | _throughput(metrics)
+        values |= dict.fromkeys(_names(name, metrics), value)
+    return values | _throughput(metrics)
 
 
 def _names(name: str, metrics: Mapping[str, float]) -> Iterator[str]:
-    own = name if name.startswith(PREFIX) else OWN + name
-    for theirs in VERL.get(name, (own,)):
+    """Yield the names of one of our metrics in the curves, given all metrics of the step."""
+    own_name = name if name.startswith(PREFIX) else OWN_PREFIX + name
+    for curve_name in VERL.get(name, (own_name,)):
         if not any(
-            theirs.startswith(start) and other in metrics for start, other in NOT_WITH.items()
+            curve_name.startswith(start) and other in metrics for start, other in NOT_WITH.items()
         ):
-            yield theirs
+            yield curve_name
 
 
 def _throughput(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Of prompts and answers of all calls that were trained, whether or not they shared work."""
+    """Return verl's token count and tokens per second of a step; {} without token counts.
+
+    The prompts and answers of all trained calls count, also if the forest computed a common prefix
+    only once.
+    """
     if not {"tokens_computed", "tokens_saved"} <= metrics.keys():
         return {}
     total = metrics["tokens_computed"] + metrics["tokens_saved"]

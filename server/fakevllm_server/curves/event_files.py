@@ -1,11 +1,12 @@
-"""Event files for TensorBoard, in a folder of their own: one file for each life that writes.
+"""Writes TensorBoard event files, one file for each server process.
 
-`cursor.json` beside them tells what has been written, so that the next life goes on there. Where it
-is behind, for a crash came between the two, or where steps are trained again, a mark in the file
-lets TensorBoard forget what it has read from that step on.
+`cursor.json` in the same folder records how far the run was written, so that the next process
+continues there. Two cases would write a step twice: steps that are trained again, and a cursor that
+a crash left behind the event file. In both cases, a START event is written first. TensorBoard then
+discards what it has read from that step on.
 
-Of the package `tensorboard` only messages and records are imported, which load neither TensorFlow
-nor torch.
+Only the modules for messages and records of the package `tensorboard` are imported. They load
+neither TensorFlow nor torch.
 """
 
 from __future__ import annotations
@@ -23,15 +24,19 @@ from fakevllm_server.curves.points import ChartItem, Cursor, Point, Restart
 from fakevllm_server.run.folder import write_atomically
 
 FORMAT = "brain.Event:2"
-"""In the first record of each file. Readers heed marks since this version."""
+"""File version in the first record of each file. TensorBoard obeys START events in files of this
+version."""
 
 
 class PackageMissing(ConfigError):
-    """Nothing can be written here."""
+    """The package `tensorboard` is not installed, so that no event file can be written."""
 
 
 class EventFiles:
-    """Opens a file when it has something to write. Not for two at a time."""
+    """The event files of one run. A new file is opened at the first write.
+
+    Only one process may write to the folder at a time.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -43,32 +48,38 @@ class EventFiles:
         self._has_steps = False
 
     def cursor(self) -> Cursor:
-        """The beginning, where none is known."""
+        """Return the cursor on disk; without a readable one, the cursor of an empty folder."""
         try:
             return Cursor(**json.loads(self._cursor_file.read_bytes()))
         except (OSError, ValueError, TypeError):
             return Cursor()
 
     def load(self) -> None:
-        """The package, which takes some tenths of a second. Raises PackageMissing."""
+        """Import the package `tensorboard`, which takes some tenths of a second.
+
+        Raises PackageMissing.
+        """
         try:
             self._messages = importlib.import_module("tensorboard.compat.proto.event_pb2")
             records: Any = importlib.import_module("tensorboard.summary.writer.record_writer")
         except ImportError as error:
             raise PackageMissing(
-                f"the package `tensorboard` cannot be loaded ({error}): pip install tensorboard, "
-                "then `fakevllm-server curves` writes what is missing."
+                f"The package `tensorboard` cannot be imported ({error}): run `pip install "
+                "tensorboard`, then `fakevllm-server curves` to write the curves."
             ) from None
         self._new_records = records.RecordWriter
 
-    def write(self, charted: Sequence[ChartItem], cursor: Cursor) -> None:
-        """All of it, then the cursor. Raises PackageMissing, and OSError: then the next try writes
-        to a new file."""
-        if charted and self._messages is None:
+    def write(self, items: Sequence[ChartItem], cursor: Cursor) -> None:
+        """Write the items to the event file, then write the cursor.
+
+        Raises PackageMissing, or OSError if the disk fails. After an OSError, the next call writes
+        to a new file.
+        """
+        if items and self._messages is None:
             self.load()
         try:
-            for one in charted:
-                self._put(one)
+            for item in items:
+                self._put(item)
             if self._file is not None:
                 self._file.flush()
                 os.fsync(self._file.fileno())
@@ -79,38 +90,45 @@ class EventFiles:
         write_atomically(self._cursor_file, json.dumps(asdict(cursor)))
 
     def clear(self) -> None:
-        """Forgets all that was written before."""
+        """Delete all event files and the cursor."""
         self.close()
         for file in [self._cursor_file, *self._folder.glob("events.out.tfevents.*")]:
             file.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """What is not on disk by now is written again by the next, for the cursor is behind it."""
+        """Close the event file.
+
+        Items that are not on disk yet are written again later, because the cursor on disk is still
+        before them.
+        """
         file, self._file, self._records = self._file, None, None
         self._has_steps = False
         if file is not None:
             file.close()
 
-    def _put(self, one: ChartItem) -> None:
-        if isinstance(one, Restart):
-            return self._mark(one.step, one.at)
-        if not self._has_steps and "training/global_step" in one.values:
-            # A life before this one may have written it, and died before it moved the cursor.
-            self._mark(one.step, one.at)
-        self._record(one)
+    def _put(self, item: ChartItem) -> None:
+        """Write one item to the event file."""
+        if isinstance(item, Restart):
+            return self._put_start(item.step, item.at)
+        if not self._has_steps and "training/global_step" in item.values:
+            # The previous process may have written this step and died before it wrote the cursor.
+            self._put_start(item.step, item.at)
+        self._put_point(item)
 
-    def _mark(self, step: int, at: float) -> None:
+    def _put_start(self, step: int, at: float) -> None:
+        """Write a START event, which discards everything from `step` on."""
         self._has_steps = True
         start = self._messages.SessionLog(status=self._messages.SessionLog.START)
         self._write(self._messages.Event(wall_time=at, step=step, session_log=start))
 
-    def _record(self, point: Point) -> None:
+    def _put_point(self, point: Point) -> None:
         event = self._messages.Event(wall_time=point.at, step=point.step)
         for name, value in point.values.items():
             event.summary.value.add(tag=name, simple_value=value)
         self._write(event)
 
     def _write(self, event: Any) -> None:
+        """Append an event to the file; open a new file if none is open."""
         if self._records is None:
             self._file = _next_file(self._folder).open("xb")
             self._records = self._new_records(self._file)
@@ -119,7 +137,11 @@ class EventFiles:
 
 
 def _next_file(folder: Path) -> Path:
-    """Readers take files in the order of their names."""
+    """Return the path of a new event file.
+
+    Its name sorts after those of the existing files, because TensorBoard reads files in the order
+    of their names.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     names = [file.suffix[1:] for file in folder.glob("events.out.tfevents.*")]
     number = 1 + max((int(name) for name in names if name.isdecimal()), default=0)
