@@ -1,4 +1,4 @@
-"""The Ray cluster the trainer's workers run in: one that is there, or a private one of its own."""
+"""The Ray cluster of the trainer's workers: an existing cluster, or a private one."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -15,47 +15,54 @@ from typing import Any
 
 import ray
 
-from fakevllm_server.backends.verl.guard import start_guard
+from fakevllm_server.backends.verl.session_cleanup import start_cleanup_process
 from fakevllm_server.types.backend import BackendRefused
 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 200 * 2**20
-"""On a CPU: batches of a small model pass through it, nothing else."""
+"""Size of the object store on a CPU. Only the batches of a small model pass through it."""
 CPUS_PER_WORKER = 4
-"""What a private cluster declares, for verl reserves more than it uses."""
-CONNECT_WITHIN_S = 10.0
-MAX_FOLDER = 40
-"""Ray puts sockets 60 characters below its folder, and the kernel allows 108 in all."""
+"""CPUs that a private cluster declares for each worker. verl reserves more than it uses."""
+CONNECT_TIMEOUT_S = 10.0
+MAX_FOLDER_CHARS = 40
+"""Maximum length of the path of the temporary folder. Ray adds 60 characters to it for its sockets,
+and the kernel allows 108 characters for a socket's path."""
 
 
 class Cluster:
-    """Open it on a thread that lives as long as the process: the kernel ends a private cluster
-    with the thread that started it. What it does not end, the guard does."""
+    """A connection to the cluster.
+
+    Create it on a thread that lives as long as the process, because the kernel ends a private
+    cluster together with the thread that started it. The cleanup process ends the rest.
+    """
 
     def __init__(self, address: str | None, num_fake_gpus: int, env: Mapping[str, str]) -> None:
-        """No `address` starts a private cluster. With `num_fake_gpus` it has no real ones. `env` is
-        set in every worker."""
+        """Connect to the cluster at `address`, or start a private one if `address` is None.
+
+        With `num_fake_gpus` the private cluster declares that many GPUs, which do not exist. `env`
+        is set in every worker. Raises BackendRefused if the cluster cannot be joined.
+        """
         self._folder: Path | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._cleanup_process: subprocess.Popen[bytes] | None = None
         settings: dict[str, Any] = {
             "runtime_env": {"env_vars": dict(env)},
             "logging_level": logging.WARNING,
         }
         if address is None:
             self._folder = _short_temporary_folder()
-            self._guard = start_guard(self._folder)
-            settings |= _private(self._folder, num_fake_gpus)
+            self._cleanup_process = start_cleanup_process(self._folder)
+            settings |= _private_settings(self._folder, num_fake_gpus)
         else:
-            _check_answers(address)
+            _check_reachable(address)
         try:
             ray.init(address="local" if address is None else address, **settings)
         except (ConnectionError, RuntimeError) as error:
             if address is None:
                 raise
-            raise _not_joined(address, error) from None
+            raise _cannot_join(address, error) from None
 
     @property
-    def is_private(self) -> bool:
+    def is_private_settings(self) -> bool:
         return self._folder is not None
 
     def num_gpus_per_node(self) -> list[int]:
@@ -69,26 +76,25 @@ class Cluster:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _check_answers(address: str) -> None:
-    """Ray itself would ask a dead address for minutes."""
+def _check_reachable(address: str) -> None:
+    """Raise BackendRefused if no program listens at `address`. Ray would retry for minutes."""
     host, _, port = address.rpartition(":")
-    if not port.isdigit() or "/" in host:  # `auto`, or a Ray client's
+    if not port.isdigit() or "/" in host:  # `auto`, or the address of a Ray client
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_WITHIN_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        raise _not_joined(address, error) from None
+        raise _cannot_join(address, error) from None
 
 
-def _not_joined(address: str, error: Exception) -> BackendRefused:
+def _cannot_join(address: str, error: Exception) -> BackendRefused:
     return BackendRefused(
-        f"the Ray cluster at {address} cannot be joined ({str(error).splitlines()[0]}): start one, "
-        "set RAY_AUTH_MODE=token where it asks for a token, or leave out --ray-address and "
-        "RAY_ADDRESS"
+        f"the Ray cluster at {address} cannot be joined ({str(error).splitlines()[0]}): start it, "
+        "set RAY_AUTH_MODE=token if it requires a token, or remove --ray-address and RAY_ADDRESS"
     )
 
 
-def _private(folder: Path, num_fake_gpus: int) -> dict[str, Any]:
+def _private_settings(folder: Path, num_fake_gpus: int) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "include_dashboard": False,
         "_node_ip_address": LOOPBACK,
@@ -102,4 +108,6 @@ def _private(folder: Path, num_fake_gpus: int) -> dict[str, Any]:
 
 def _short_temporary_folder() -> Path:
     root = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="fv-ray-", dir=root if len(root) < MAX_FOLDER else "/tmp"))
+    return Path(
+        tempfile.mkdtemp(prefix="fv-ray-", dir=root if len(root) < MAX_FOLDER_CHARS else "/tmp")
+    )

@@ -1,6 +1,7 @@
-"""The CPU as one of verl's platforms, so that its own classes train where no accelerator is.
+"""The CPU as one of verl's platforms, so that verl's classes train without an accelerator.
 
-A plugin in verl's sense: importing this registers it. verl imports it where ENVIRONMENT is set.
+This module is a plugin of verl, and importing it registers the platform. verl imports it because
+`workers_environment` in `__main__` names it in VERL_USE_EXTERNAL_MODULES.
 """
 
 # pyright: reportMissingImports=false
@@ -19,21 +20,22 @@ from verl.plugin.platform.platform_manager import PlatformRegistry
 NAME = "cpu"
 
 
-def _nothing(*_: object, **__: object) -> None: ...
+def _do_nothing(*_: object, **__: object) -> None: ...
 
 
-def _zero(*_: object, **__: object) -> int:
+def _return_zero(*_: object, **__: object) -> int:
     return 0
 
 
 def _free_and_total_memory(*_: object) -> tuple[int, int]:
-    """bytes"""
+    """Return free and total memory in bytes."""
     memory = psutil.virtual_memory()
     return memory.available, memory.total
 
 
 def _device_module() -> types.ModuleType:
-    """`torch.cpu`, with the rest of `torch.cuda` that verl calls: memory is not accounted for."""
+    """Return `torch.cpu` with the functions of `torch.cuda` that verl calls. Reported memory use is
+    0."""
     module = types.ModuleType("verl_cpu")
     module.__dict__.update({k: v for k, v in vars(torch.cpu).items() if not k.startswith("__")})
     module.__dict__.update(
@@ -46,15 +48,15 @@ def _device_module() -> types.ModuleType:
         manual_seed_all=torch.manual_seed,
         get_rng_state=lambda *_: torch.get_rng_state(),
         set_rng_state=lambda state, *_: torch.set_rng_state(state),
-        memory=types.SimpleNamespace(_set_allocator_settings=_nothing),
+        memory=types.SimpleNamespace(_set_allocator_settings=_do_nothing),
     )
     for name in ("set_device", "synchronize", "empty_cache", "ipc_collect"):
-        setattr(module, name, _nothing)
+        setattr(module, name, _do_nothing)
     for name in ("reset_peak_memory_stats", "set_per_process_memory_fraction"):
-        setattr(module, name, _nothing)
+        setattr(module, name, _do_nothing)
     for name in ("memory_allocated", "memory_reserved"):
-        setattr(module, name, _zero)
-        setattr(module, f"max_{name}", _zero)
+        setattr(module, name, _return_zero)
+        setattr(module, f"max_{name}", _return_zero)
     return module
 
 
@@ -78,11 +80,11 @@ class CpuPlatform(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Never found by looking, only where asked for."""
+        """Return whether VERL_PLATFORM selects the CPU. The CPU is never detected automatically."""
         return os.environ.get("VERL_PLATFORM") == NAME
 
     def current_device(self) -> Any:
-        """verl hands it to `.to(device)`, where an index would name an accelerator."""
+        """Return the name. verl passes it to `.to(device)`, where an index means an accelerator."""
         return NAME
 
     def device_count(self) -> int:
@@ -119,8 +121,8 @@ class CpuPlatform(PlatformBase):
     def profiler_stop(self) -> None: ...
 
     def ray_resource_name(self) -> str:
-        """verl reads its workers' places from GPU ids; the local cluster declares GPUs that are
-        none."""
+        """Return the GPU resource. verl places workers by GPU ids, and the private cluster declares
+        GPUs that do not exist."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Weights as a Hugging Face folder holds them: safetensors, in parts where they are many."""
+"""Write weights as the safetensors files of a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -9,34 +9,37 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-MAX_PART_BYTES = 5 * 2**30
-"""Also the most that is held in memory while writing, but for one tensor."""
+MAX_SHARD_BYTES = 5 * 2**30
+"""Maximum size of one file. At most this much memory is used while writing, plus one tensor."""
 
 
 def write_weights(
-    folder: Path, tensors: Iterable[tuple[str, Tensor]], max_part_bytes: int = MAX_PART_BYTES
+    folder: Path, tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> None:
-    """One `model.safetensors`, or parts and their index."""
-    place: dict[str, str] = {}
-    part: dict[str, Tensor] = {}
+    """Write `model.safetensors`, or several shards and their index.
+
+    A tensor larger than `max_shard_bytes` gets a shard of its own.
+    """
+    shard_of_tensor: dict[str, str] = {}
+    shard: dict[str, Tensor] = {}
     sizes = [0]
 
-    def write_part() -> None:
+    def write_shard() -> None:
         name = f"model-{len(sizes):05d}.safetensors"
-        save_file(part, folder / name, metadata={"format": "pt"})
-        place.update(dict.fromkeys(part, name))
-        part.clear()
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        shard_of_tensor.update(dict.fromkeys(shard, name))
+        shard.clear()
 
     for name, tensor in tensors:
         size = tensor.numel() * tensor.element_size()
-        if part and sizes[-1] + size > max_part_bytes:
-            write_part()
+        if shard and sizes[-1] + size > max_shard_bytes:
+            write_shard()
             sizes.append(0)
-        part[name] = tensor
+        shard[name] = tensor
         sizes[-1] += size
-    write_part()
+    write_shard()
     if len(sizes) == 1:
         (folder / "model-00001.safetensors").rename(folder / "model.safetensors")
         return
-    index = {"metadata": {"total_size": sum(sizes)}, "weight_map": place}
+    index = {"metadata": {"total_size": sum(sizes)}, "weight_map": shard_of_tensor}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))

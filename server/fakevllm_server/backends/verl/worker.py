@@ -1,4 +1,4 @@
-"""One rank of the trainer, in a Ray actor: verl's worker, and what it lacks for our server."""
+"""One rank of the trainer, in a Ray actor: verl's worker, with a reference and an export."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -23,14 +23,14 @@ from verl.workers.engine_workers_tinker import TinkerTrainingWorker
 
 from fakevllm_server.backends.verl.weight_files import write_weights
 
-# An enumeration that fills itself, which no type checker sees.
+# The members of this enumeration are added at run time, so a type checker does not know them.
 _dispatch: Any = Dispatch
 
 
 class PolicyWorker(TinkerTrainingWorker):
     def __init__(self, config: Any) -> None:
         if get_device_name() == "cpu":
-            # verl asks for a backend per device and names the CPU twice there, which torch refuses.
+            # verl requests one backend per device and lists the CPU twice, which torch refuses.
             torch.distributed.init_process_group(
                 "gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
             )
@@ -48,21 +48,22 @@ class PolicyWorker(TinkerTrainingWorker):
 
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
     def keep_reference(self) -> None:
-        """The weights as they are now; every rank keeps its own part, on the CPU."""
-        self._reference = [_on_cpu(part) for part in self._parts()]
+        """Keep a copy of the current weights as the reference policy. Each rank keeps its shards,
+        on the CPU."""
+        self._reference = [_copy_to_cpu(shard) for shard in self._shards()]
 
     @register(
         dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False
     )
     def reference_log_probs(self, data: Any) -> Any:
-        """As `infer_batch`, of the weights that were kept."""
-        assert self._reference is not None, "keep_reference comes first"
-        with self._weights_of(self._reference):
+        """Return the output of `infer_batch` with the weights of the reference policy."""
+        assert self._reference is not None, "call keep_reference first"
+        with self._with_weights(self._reference):
             return self.infer_batch(data)
 
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
     def export_weights(self, folder: Path, dtype: torch.dtype) -> None:
-        """Every rank takes part in gathering each tensor; the first writes."""
+        """Write the weights as safetensors. All ranks gather each tensor, and rank 0 writes it."""
         tensors = self._named_tensors(dtype, is_kept=self.rank == 0)
         if self.rank == 0:
             write_weights(folder, tensors)
@@ -72,28 +73,32 @@ class PolicyWorker(TinkerTrainingWorker):
         torch.distributed.barrier()
 
     @contextmanager
-    def _weights_of(self, others: Sequence[Tensor]) -> Iterator[None]:
-        parts = self._parts()
-        trained = [part.to("cpu", copy=True) for part in parts]
+    def _with_weights(self, others: Sequence[Tensor]) -> Iterator[None]:
+        """Use other weights within the context. Restore the trained weights after it."""
+        shards = self._shards()
+        trained = [shard.to("cpu", copy=True) for shard in shards]
         try:
-            _copy(others, parts)
+            _copy(others, shards)
             yield
         finally:
-            self._let_go()
-            _copy(trained, parts)
+            self._reshard()
+            _copy(trained, shards)
 
-    def _parts(self) -> list[Tensor]:
-        """Of each parameter what this rank holds, in place and outside any graph."""
-        self._let_go()
+    def _shards(self) -> list[Tensor]:
+        """Return this rank's shard of each parameter: the storage itself, without autograd."""
+        self._reshard()
         with torch.no_grad():
             return [
-                (one.to_local() if isinstance(one, DTensor) else one).detach()
-                for one in self._module.parameters()
+                (weight.to_local() if isinstance(weight, DTensor) else weight).detach()
+                for weight in self._module.parameters()
             ]
 
-    def _let_go(self) -> None:
-        """A pass that failed leaves layers gathered: their parameters are then copies of all ranks'
-        parts, which the next pass takes for the weights."""
+    def _reshard(self) -> None:
+        """Free the gathered parameters of all layers.
+
+        A failed pass leaves some layers gathered. The next pass would use these copies instead of
+        the shards.
+        """
         for module in self._module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -104,7 +109,10 @@ class PolicyWorker(TinkerTrainingWorker):
         return engine.module
 
     def _named_tensors(self, dtype: torch.dtype, *, is_kept: bool) -> Iterator[tuple[str, Tensor]]:
-        """By their names in a Hugging Face folder, tied ones once, on the CPU where kept."""
+        """Gather the weights one by one. Yield them on the CPU if `is_kept`, else yield nothing.
+
+        The names are those of a Hugging Face folder. Tied weights are yielded once.
+        """
         engine: Any = self.engine
         is_tied = engine.model_config.hf_config.get_text_config().tie_word_embeddings
         tied = set(getattr(engine.module, "_tied_weights_keys", None) or ()) if is_tied else set()
@@ -114,13 +122,13 @@ class PolicyWorker(TinkerTrainingWorker):
                 yield name, kept.contiguous()
 
 
-def _copy(values: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
-    for value, part in zip(values, parts, strict=True):
-        part.copy_(value)
+def _copy(values: Sequence[Tensor], shards: Sequence[Tensor]) -> None:
+    for value, shard in zip(values, shards, strict=True):
+        shard.copy_(value)
 
 
-def _on_cpu(tensor: Tensor) -> Tensor:
-    """A copy to the bit; in bfloat16 where that holds it, as it does for most models' weights."""
-    whole = tensor.to("cpu", copy=True)
-    half = whole.to(torch.bfloat16)
-    return half if torch.equal(half.to(whole.dtype), whole) else whole
+def _copy_to_cpu(tensor: Tensor) -> Tensor:
+    """Return an exact copy on the CPU. It is bfloat16 if that is exact, as for most models."""
+    exact = tensor.to("cpu", copy=True)
+    rounded = exact.to(torch.bfloat16)
+    return rounded if torch.equal(rounded.to(exact.dtype), exact) else exact

@@ -1,9 +1,10 @@
-"""A reference pass that fails in the middle: one rank, in this process, with the demo model.
+"""A reference pass that fails in the middle, with one rank, in this process, with the demo model.
 
-python -m backends.verl.failing_pass LAYER
+    python -m swarm_server.backends.verl.failing_pass LAYER
 
-Prints as JSON which weights training had changed before, how the pass ended, how far it moved what
-the next pass says, and which weights it changed.
+Prints a JSON list: the weights that training changed before the pass, whether the pass raised its
+error, the largest change of the next pass's log-probabilities, and the weights that the pass
+changed.
 """
 
 # pyright: reportMissingImports=false
@@ -19,10 +20,10 @@ from torch import Tensor
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
-from fakevllm_server.backends.verl.policy import Policy
-from fakevllm_server.backends.verl.rows import as_tensordict
-from fakevllm_server.backends.verl.settings import worker_config
+from fakevllm_server.backends.verl.policy_loss import VerlPolicyLoss
+from fakevllm_server.backends.verl.tensordict_batch import make_tensordict
 from fakevllm_server.backends.verl.worker import PolicyWorker
+from fakevllm_server.backends.verl.worker_config import worker_config
 from fakevllm_server.types.backend import Call, LossSpec
 
 
@@ -30,31 +31,32 @@ def main(layer: str) -> None:
     worker = PolicyWorker(worker_config(DEMO_MODEL_DIR, is_cpu=True, seed=0))
     worker.reset()
     worker.keep_reference()
-    worker.set_loss_fn(Policy(LossSpec.of(TrainJob())).worker_loss())
+    worker.set_loss_fn(VerlPolicyLoss(LossSpec.of(TrainJob())).worker_loss())
     calls = on_policy_calls()
     first = weights_of(worker)
-    worker.forward_backward(as_tensordict(calls, 10_000))
+    worker.forward_backward(make_tensordict(calls, 10_000))
     worker.optimizer_step({"lr": 1e-2, "weight_decay": 0.0})
-    trained, told = weights_of(worker), log_probs_of(worker, calls)
+    trained, log_probs = weights_of(worker), log_probs_of(worker, calls)
 
     def fail(*_: Any) -> None:
-        raise torch.OutOfMemoryError("of the test")
+        raise torch.OutOfMemoryError("raised by the test")
 
     engine: Any = worker.engine
     hook = engine.module.get_submodule(layer).register_forward_pre_hook(fail)
-    ended = "as if nothing was wrong"
+    has_failed = False
     try:
-        worker.reference_log_probs(as_tensordict(calls, 10_000, is_trained=False))
+        worker.reference_log_probs(make_tensordict(calls, 10_000, is_trained=False))
     except torch.OutOfMemoryError:
-        ended = "with its error"
+        has_failed = True
     hook.remove()
-    moved = (log_probs_of(worker, calls) - told).abs().max().item()  # first: a look at the weights
-    after = weights_of(worker)  # lets go of what a pass has gathered
-    print(json.dumps([changed(first, trained), ended, moved, changed(trained, after)]))
+    # Before weights_of, which frees what a failed pass has gathered.
+    change = (log_probs_of(worker, calls) - log_probs).abs().max().item()
+    after = weights_of(worker)
+    print(json.dumps([changed(first, trained), has_failed, change, changed(trained, after)]))
 
 
 def log_probs_of(worker: PolicyWorker, calls: list[Call]) -> Tensor:
-    rows = as_tensordict(calls, 10_000, is_trained=False)
+    rows = make_tensordict(calls, 10_000, is_trained=False)
     return worker.infer_batch(rows)["log_probs"].values()
 
 
@@ -65,8 +67,8 @@ def weights_of(worker: PolicyWorker) -> dict[str, Tensor]:
     }
 
 
-def changed(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
-    return [name for name in one if not torch.equal(one[name], other[name])]
+def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> list[str]:
+    return [name for name in before if not torch.equal(before[name], after[name])]
 
 
 if __name__ == "__main__":

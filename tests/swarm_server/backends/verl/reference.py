@@ -1,5 +1,4 @@
-"""Calls, and what a trainer has to make of them: the embedded trainer's arithmetic, in this
-process."""
+"""Calls to train on, and the expected result: that of the embedded trainer in this process."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ def demo_model() -> PreTrainedModel:
 
 
 def on_policy_calls(count: int = 6, *, mixed: bool = False, seed: int = 0) -> list[Call]:
-    """Random tokens with the demo model's own log-probabilities. `mixed`: each call has another
-    temperature and weight."""
+    """Create calls with random tokens and the demo model's own log-probabilities. With `mixed`,
+    each call has another temperature and weight."""
     rng = random.Random(seed)
     calls: list[Call] = []
     for index in range(count):
@@ -46,7 +45,7 @@ def on_policy_calls(count: int = 6, *, mixed: bool = False, seed: int = 0) -> li
 
 
 def stale(calls: list[Call], seed: int = 0) -> list[Call]:
-    """As if sampled by other weights, so that some ratios are clipped."""
+    """Change the log-probabilities as if other weights had sampled, so that clipping occurs."""
     rng = random.Random(seed)
     return [
         replace(call, logprobs=[value + rng.uniform(-0.5, 0.5) for value in call.logprobs])
@@ -64,33 +63,36 @@ class Reference:
         return finish(self._trainer.step(Batch(1, calls), LossSpec.of(self.job)))
 
     def assert_same_weights(self, folder: Path) -> None:
-        """Against how far training moved them: AdamW divides by gradients near zero, so single
-        weights may part by a share of the learning rate."""
+        """Compare with the weights in a folder, relative to how far training moved them.
+
+        AdamW divides by gradients near zero, so single weights may differ by a part of the learning
+        rate.
+        """
         own, exported = dict(self._trainer.model.named_parameters()), weights_in(folder)
         assert exported.keys() == own.keys()
         start = dict(demo_model().named_parameters())
         moved = torch.cat([(own[name] - start[name]).flatten() for name in own])
-        apart = torch.cat([(exported[name] - own[name]).flatten() for name in own])
+        difference = torch.cat([(exported[name] - own[name]).flatten() for name in own])
         assert moved.norm() > 0
-        assert apart.norm() < 1e-3 * moved.norm()
-        assert apart.abs().max() < self.job.lr / 10
+        assert difference.norm() < 1e-3 * moved.norm()
+        assert difference.abs().max() < self.job.lr / 10
 
 
 def weights_in(folder: Path) -> dict[str, Tensor]:
-    """The fake engine's only parameter, or those of a Hugging Face folder."""
+    """Return the fake engine's only parameter, or the weights of a Hugging Face folder."""
     theta = folder / "theta.json"
     if theta.exists():
         return {"theta": torch.frombuffer(bytearray(theta.read_bytes()), dtype=torch.uint8)}
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for file in folder.glob("*.safetensors"):
-        found |= load_file(file)
-    assert found, f"{folder} holds no weights"
-    return found
+        weights |= load_file(file)
+    assert weights, f"{folder} has no weights"
+    return weights
 
 
-def have_same_weights(one: Path, other: Path) -> bool:
-    """Bit by bit."""
-    ours, theirs = weights_in(one), weights_in(other)
+def have_same_weights(first: Path, second: Path) -> bool:
+    """Compare the weights of two folders bit by bit."""
+    ours, theirs = weights_in(first), weights_in(second)
     return ours.keys() == theirs.keys() and all(
         torch.equal(tensor, theirs[name]) for name, tensor in ours.items()
     )

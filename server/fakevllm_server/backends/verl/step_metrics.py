@@ -1,4 +1,4 @@
-"""What a step shows of the policy before its first update, from the workers' own numbers."""
+"""Metrics of a step before its first update, computed from the workers' log-probabilities."""
 
 from __future__ import annotations
 
@@ -10,34 +10,40 @@ from torch import Tensor
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.kl import k3
 from fakevllm_server.backends.torch_losses.mismatch import Mismatch
-from fakevllm_server.backends.verl.shares import token_weights, total_weight
+from fakevllm_server.backends.verl.batch_split import token_weights, total_weight
 from fakevllm_server.types.backend import Call, StepMetrics
 
 
-def seen(
+def first_pass_metrics(
     rows: Sequence[Call],
     log_probs: Sequence[Tensor],
     entropies: Sequence[Tensor],
     version: int | None = None,
 ) -> StepMetrics:
-    """Means over response tokens by their calls' weights, as the embedded trainer's. `log_probs`
-    and `entropies`: of each row's response tokens; `version`: of the weights they are of."""
+    """Return the metrics that the embedded trainer reports too: KL, entropy, and mismatch.
+
+    `log_probs` and `entropies` have one tensor for each row, [response tokens]. `version` is that
+    of the trainer's weights. Means are taken over response tokens, weighted by their calls.
+    """
     sampled = torch.cat([torch.tensor(list(row.logprobs), dtype=torch.float32) for row in rows])
     weights = token_weights(rows)
-    now = torch.cat(list(log_probs))
+    current = torch.cat(list(log_probs))
     total = total_weight(rows)
     per_token = {
-        "approx_kl": k3(sampled, now),
+        "approx_kl": k3(sampled, current),
         "entropy": torch.cat(list(entropies)),
     }
     metrics = {name: token_mean(value, weights, total).item() for name, value in per_token.items()}
-    trained = weights > 0
-    is_equal = torch.cat(
+    is_trained = weights > 0
+    is_equal_version = torch.cat(
         [torch.full((len(row.response_ids),), row.version == version) for row in rows]
     )
     mismatch = Mismatch.of(
-        now[trained], sampled[trained], weights[trained] / (total or 1), is_equal[trained]
+        current[is_trained],
+        sampled[is_trained],
+        weights[is_trained] / (total or 1),
+        is_equal_version[is_trained],
     )
-    difference = (now.exp() - sampled.exp()).abs()[trained]
+    difference = (current.exp() - sampled.exp()).abs()[is_trained]
     largest = {"prob_diff_max": difference.max().item()} if len(difference) else {}
     return metrics | mismatch.metrics | largest

@@ -1,4 +1,4 @@
-"""A batch of calls as verl takes it: flat rows, one per call, as many for every worker."""
+"""A batch of calls in the format of verl's workers: a TensorDict with one unpadded row per call."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -12,25 +12,27 @@ from torch import Tensor
 from verl.utils import tensordict_utils
 from verl.utils.dataset.dataset_utils import DatasetPadMode
 
-from fakevllm_server.backends.verl.shares import PADDING, num_tokens, total_weight
+from fakevllm_server.backends.verl.batch_split import PADDING, num_tokens, total_weight
 from fakevllm_server.types.backend import Call
 
 
-def as_tensordict(
+def make_tensordict(
     rows: Sequence[Call],
     max_tokens: int,
     reference: Sequence[Tensor] | None = None,
     *,
     is_trained: bool = True,
 ) -> TensorDict:
-    """The loss is then the mean over response tokens, each worth its call's weight: verl multiplies
-    by `rollout_is_weights` and divides by the sum of `loss_mask` over all workers.
+    """Return the batch for verl's workers.
 
-    A micro-batch has at most `max_tokens` tokens, or one row that is longer. `reference`: its
-    log-probabilities of each row's response tokens. `is_trained`: else it is looked through for
-    log-probabilities alone.
+    The loss is then the mean over response tokens, weighted by their calls: verl multiplies by
+    `rollout_is_weights` and divides by the sum of `loss_mask` over all workers.
+
+    `max_tokens` is the maximum size of a micro-batch; a longer row is a micro-batch of its own.
+    `reference` has the reference policy's log-probabilities of each row, [response tokens]. Without
+    `is_trained`, the workers compute only log-probabilities.
     """
-    assert all(row.allowed is None for row in rows), "verl's rows know one distribution, the whole"
+    assert all(row.allowed is None for row in rows), "verl's rows cannot hold allowed token sets"
     tensors: dict[str, Any] = {
         "input_ids": _jagged(rows, lambda row: [*row.prompt_ids, *row.response_ids]),
         "position_ids": _jagged(rows, lambda row: range(num_tokens(row))),
@@ -38,9 +40,11 @@ def as_tensordict(
         "responses": _jagged(rows, lambda row: row.response_ids),
         "old_log_probs": _jagged(rows, lambda row: row.logprobs, torch.float32),
         "advantages": _jagged(rows, lambda row: row.advantages, torch.float32),
-        "response_mask": _jagged(rows, _each(lambda row: float(row is not PADDING)), torch.float32),
-        "loss_mask": _jagged(rows, _each(lambda row: row.weight), torch.float32),
-        "rollout_is_weights": _jagged(rows, _each(lambda row: row.weight), torch.float32),
+        "response_mask": _jagged(
+            rows, _repeat(lambda row: float(row is not PADDING)), torch.float32
+        ),
+        "loss_mask": _jagged(rows, _repeat(lambda row: row.weight), torch.float32),
+        "rollout_is_weights": _jagged(rows, _repeat(lambda row: row.weight), torch.float32),
         "temperature": torch.tensor([row.temperature for row in rows]),
     }
     if reference is not None:
@@ -59,16 +63,19 @@ def as_tensordict(
     return tensordict_utils.get_tensordict(tensor_dict=tensors, non_tensor_dict=settings)
 
 
-def of_responses(rows: Sequence[Call], per_token: Tensor) -> list[Tensor]:
-    """A worker's answer about each following token of each row -> about each response token."""
+def select_responses(rows: Sequence[Call], per_token: Tensor) -> list[Tensor]:
+    """Return a worker's output for the response tokens of each row, [response tokens].
+
+    `per_token` is jagged, [rows, tokens]. Its value at position i is about token i + 1.
+    """
     return [
         values[len(row.prompt_ids) - 1 : num_tokens(row) - 1].float()
         for row, values in zip(rows, per_token.unbind(), strict=True)
     ]
 
 
-def _each(value: Callable[[Call], float]) -> Callable[[Call], Sequence[float]]:
-    """One value for all response tokens of a row."""
+def _repeat(value: Callable[[Call], float]) -> Callable[[Call], Sequence[float]]:
+    """Return a function that gives all response tokens of a row the same value."""
     return lambda row: [value(row)] * len(row.response_ids)
 
 

@@ -1,4 +1,4 @@
-"""What is left of a killed trainer's session, and what ends it."""
+"""The cleanup process ends the session of a killed trainer."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 LEADER = """
 import os, subprocess, sys
 from pathlib import Path
-from fakevllm_server.backends.verl.guard import start_guard
-guard = start_guard(Path(sys.argv[1]))
-subprocess.Popen(["sleep", "600"], process_group=0)  # as Ray's workers: a group of its own
-print(guard.pid, flush=True)
+from fakevllm_server.backends.verl.session_cleanup import start_cleanup_process
+cleanup = start_cleanup_process(Path(sys.argv[1]))
+# Like Ray's workers, in a process group of its own.
+subprocess.Popen(["sleep", "600"], process_group=0)
+print(cleanup.pid, flush=True)
 sys.stdin.read()
 """
 
 
 @pytest.fixture
 def leader(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A session's leader with a guard and a process in another group."""
+    """Start a session leader with a cleanup process and a process in another group."""
     folder = tmp_path / "ray"
     folder.mkdir()
     process = subprocess.Popen(
@@ -43,40 +44,41 @@ def leader(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-def test_a_killed_leader_takes_its_session_and_its_folder_along(
+def test_the_session_and_its_folder_end_with_a_killed_leader(
     leader: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     assert leader.stdout is not None
-    guard = int(leader.stdout.readline())
-    assert len(living(SESSION, leader.pid)) == 2 and guard not in living(SESSION, leader.pid)
+    cleanup = int(leader.stdout.readline())
+    assert len(living(SESSION, leader.pid)) == 2 and cleanup not in living(SESSION, leader.pid)
 
     leader.kill()
     leader.wait()
-    end_of(guard)
+    wait_for_end(cleanup)
 
     assert living(SESSION, leader.pid) == []
     assert not (tmp_path / "ray").exists()
 
 
-def end_of(process: int) -> None:
-    """Returns when a process that is not ours has ended."""
+def wait_for_end(process: int) -> None:
+    """Wait until a process has ended that is not a child of this process."""
     try:
         handle = os.pidfd_open(process)
     except ProcessLookupError:
         return
     ready, _, _ = select.select([handle], [], [], 20)
     os.close(handle)
-    assert ready, "the guard did not end"
+    assert ready, "the cleanup process did not end"
 
 
-def test_a_session_with_others_in_it_gets_no_guard(tmp_path: Path) -> None:
-    """As where the trainer is started by hand, in a shell's session."""
+def test_a_trainer_that_does_not_lead_its_session_gets_no_cleanup_process(tmp_path: Path) -> None:
+    """A trainer that is started by hand is in the shell's session."""
     script = (
-        "import sys; from pathlib import Path; from fakevllm_server.backends.verl.guard import *\n"
-        "sys.exit(start_guard(Path(sys.argv[1])) is not None)"
+        "import sys; from pathlib import Path\n"
+        "from fakevllm_server.backends.verl.session_cleanup import *\n"
+        "sys.exit(start_cleanup_process(Path(sys.argv[1])) is not None)"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)], env=ENVIRONMENT, timeout=30
     )
-    assert done.returncode == 0
+    assert result.returncode == 0
     assert tmp_path.exists()

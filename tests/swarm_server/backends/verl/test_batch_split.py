@@ -1,4 +1,4 @@
-"""What becomes of a batch's calls on their way to the workers, and of what they tell."""
+"""The split of a batch among the workers, and the metrics of their output."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from fakevllm_server.backends.verl.seen import seen
-from fakevllm_server.backends.verl.shares import PADDING, deal, num_tokens
+from fakevllm_server.backends.verl.batch_split import PADDING, num_tokens, split_batch
+from fakevllm_server.backends.verl.step_metrics import first_pass_metrics
 from fakevllm_server.types.backend import BackendError, Call
 
 
@@ -17,10 +17,10 @@ def call(num_prompt: int, num_response: int, weight: float = 1.0) -> Call:
     return Call("g", [7] * num_prompt, [8] * num_response, logprobs, 0, 1.0, 1.0, weight)
 
 
-def test_every_call_is_dealt_once_and_every_worker_gets_as_many_rows() -> None:
+def test_every_call_is_one_row_and_all_workers_get_the_same_number_of_rows() -> None:
     calls = [call(2, length) for length in (9, 1, 5, 3, 7)]
 
-    rows = deal(calls, 2)
+    rows = split_batch(calls, 2)
 
     assert len(rows) == 6 and rows.count(PADDING) == 1
     assert sorted(map(num_tokens, rows)) == sorted([*map(num_tokens, calls), 2])
@@ -29,28 +29,28 @@ def test_every_call_is_dealt_once_and_every_worker_gets_as_many_rows() -> None:
     assert [num_tokens(row) for row in second] == [9, 5, 2]
 
 
-def test_a_call_without_response_is_no_row() -> None:
-    assert deal([call(2, 0)], 3) == []
+def test_a_call_without_a_response_gives_no_row() -> None:
+    assert split_batch([call(2, 0)], 3) == []
 
 
 @pytest.mark.parametrize(
-    ("wrong", "reason"),
+    ("invalid", "reason"),
     [
-        (call(0, 2), "without prompt"),
+        (call(0, 2), "without a prompt"),
         (Call("g", [1], [2], [0.0], 0, 0.0, 1.0, 1.0), "greedy calls"),
     ],
 )
-def test_a_call_that_cannot_be_trained_on_is_named(wrong: Call, reason: str) -> None:
+def test_a_call_that_cannot_be_trained_on_is_an_error(invalid: Call, reason: str) -> None:
     with pytest.raises(BackendError, match=reason):
-        deal([call(2, 2), wrong], 1)
+        split_batch([call(2, 2), invalid], 1)
 
 
-def test_means_weigh_calls_and_padding_counts_for_nothing() -> None:
+def test_means_are_weighted_by_calls_and_ignore_padding() -> None:
     rows = [call(1, 2), call(1, 1, weight=0.5), PADDING]
     log_probs = [torch.tensor([-1.0, -2.0]), torch.tensor([-4.0]), torch.tensor([-50.0])]
     entropies = [torch.tensor([1.0, 1.0]), torch.tensor([3.0]), torch.tensor([9.0])]
 
-    metrics = seen(rows, log_probs, entropies)
+    metrics = first_pass_metrics(rows, log_probs, entropies)
 
     assert metrics["mismatch"] == pytest.approx((0 + 1 + 0.5 * 3) / 2.5)
     assert metrics["entropy"] == pytest.approx((1 + 1 + 0.5 * 3) / 2.5)

@@ -1,4 +1,4 @@
-"""Whether what this trainer stands on is installed, told without importing it."""
+"""Check that Ray and a tested version of verl are installed, without importing them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from importlib import metadata
 
 from fakevllm_server.types.backend import BackendRefused
 
-KNOWN_VERL = "0.9."
-"""Its worker classes carry no promise from one minor version to the next."""
+TESTED_VERL = "0.9."
+"""Prefix of the tested versions. verl's worker classes may change in any minor version."""
 HOW_TO_INSTALL = (
     "install it with `pip install -e '.[verl]'`, or, on a machine without a GPU, with "
     "`server/cpu/make_environment.sh FOLDER`"
@@ -16,7 +16,7 @@ HOW_TO_INSTALL = (
 
 
 def check_installed(version_of: Callable[[str], str] = metadata.version) -> None:
-    """Raises BackendRefused, with what to install."""
+    """Raise BackendRefused with the install command if a package is missing or untested."""
     for package in ("ray", "verl"):
         try:
             version_of(package)
@@ -24,8 +24,8 @@ def check_installed(version_of: Callable[[str], str] = metadata.version) -> None
             raise BackendRefused(
                 f"the verl trainer needs {package}, which is not installed: {HOW_TO_INSTALL}"
             ) from None
-    if not version_of("verl").startswith(KNOWN_VERL):
+    if not version_of("verl").startswith(TESTED_VERL):
         raise BackendRefused(
-            f"the verl trainer knows verl {KNOWN_VERL}x, and {version_of('verl')} is installed: "
-            f"{HOW_TO_INSTALL}"
+            f"the verl trainer requires verl {TESTED_VERL}x, but {version_of('verl')} is "
+            f"installed: {HOW_TO_INSTALL}"
         )

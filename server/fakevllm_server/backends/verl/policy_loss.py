@@ -1,4 +1,4 @@
-"""verl's own policy loss, and our KL: what the workers train on, and what is told of a batch."""
+"""verl's policy loss with our KL: the loss function of the workers, and metrics of a batch."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -19,45 +19,54 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.kl import kl_loss
-from fakevllm_server.backends.verl.shares import token_weights, total_weight
+from fakevllm_server.backends.verl.batch_split import token_weights, total_weight
 from fakevllm_server.types.backend import BackendError, Call, LossSpec, StepMetrics
 
-SHOWN = {
+METRIC_NAMES = {
     "actor/pg_clipfrac": "clip_fraction",
     "actor/pg_clipfrac_lower": "clip_fraction_lower",
     "actor/ppo_kl": "ppo_kl",
 }
-"""verl's name -> ours. Its means are over tokens and do not weigh calls."""
-UNCARRIED = ("gspo", "sapo", "geo_mean")
-OF_OTHERS = ("kl_loss_coef", "kl_loss_type", "tau_pos", "tau_neg")
-"""The KL is the worker's own; the others do nothing without it, or without sapo."""
+"""verl's name of a metric -> our name. verl averages over tokens and ignores weights of calls."""
+UNSUPPORTED_LOSSES = ("gspo", "sapo", "geo_mean")
+SUPPORTED_SETTINGS = {
+    *("name", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"),
+    *("kl_loss_coef", "kl_loss_type", "tau_pos", "tau_neg"),
+}
+"""Settings of a loss that may differ from the default. The tau settings affect only sapo, which is
+refused."""
 
 
-class Policy:
-    """The loss of a spec's name. Raises BackendError for a name that verl does not know."""
+class VerlPolicyLoss:
+    """verl's policy loss with the name and the settings of a spec."""
 
     def __init__(self, spec: LossSpec) -> None:
-        _refuse(spec)
+        """Raise BackendError if verl does not have this loss, or the trainer cannot support it."""
+        _check_supported(spec)
         self.spec = spec
         try:
             self._loss: Callable[..., Any] = get_policy_loss_fn(spec.name)
         except ValueError as error:
             raise BackendError(
-                f"verl knows no loss {spec.name!r} ({error}): choose another, or take "
+                f"verl has no loss {spec.name!r} ({error}): choose another, or use "
                 "--trainer embedded"
             ) from None
 
     def worker_loss(self) -> Callable[..., object]:
-        """For a worker, which keeps the batch's totals in it."""
+        """Return the loss function for a worker. verl stores totals of the batch in its config, so
+        each worker needs a copy."""
         config, coef = _config(self.spec), self.spec.kl_loss_coef
         if coef == 0:
             return partial(ppo_loss, config=config)
-        return partial(_ppo_and_kl_loss, config, coef, self.spec.kl_loss_type)
+        return partial(_policy_and_kl_loss, config, coef, self.spec.kl_loss_type)
 
     def kl(
         self, rows: Sequence[Call], log_probs: Sequence[Tensor], reference: Sequence[Tensor]
     ) -> float:
-        """From the reference, a mean over response tokens by their calls' weights."""
+        """Return the KL to the reference, a mean over response tokens weighted by their calls.
+
+        `log_probs` and `reference` have one tensor for each row, [response tokens].
+        """
         per_token = kl_loss(
             torch.cat(list(log_probs)), torch.cat(list(reference)), self.spec.kl_loss_type
         )
@@ -66,8 +75,12 @@ class Policy:
     def metrics(
         self, rows: Sequence[Call], log_probs: Sequence[Tensor], *, is_first: bool
     ) -> StepMetrics:
-        """Of the whole batch: a worker's own numbers are means over its micro-batches. `is_first`:
-        before any update, when `ppo_kl` is of the policy that sampled."""
+        """Return the clip fractions and `ppo_kl` of the whole batch.
+
+        The workers' own metrics are not used, because they are means over micro-batches.
+        `log_probs` has one tensor for each row, [response tokens]. `is_first` means before any
+        update. Only then is `ppo_kl` about the policy that sampled, and reported.
+        """
         sampled = pad_sequence([torch.tensor(list(row.logprobs)) for row in rows], True)
         lengths = torch.tensor([len(row.response_ids) * (row.weight > 0) for row in rows])
         mask = (torch.arange(sampled.shape[1])[None, :] < lengths[:, None]).float()
@@ -81,12 +94,12 @@ class Policy:
         )
         return {
             ours: float(metrics[theirs])
-            for theirs, ours in SHOWN.items()
+            for theirs, ours in METRIC_NAMES.items()
             if theirs in metrics and (is_first or ours != "ppo_kl")
         }
 
 
-def _ppo_and_kl_loss(
+def _policy_and_kl_loss(
     config: FSDPActorConfig,
     coef: float,
     estimator: str,
@@ -94,31 +107,33 @@ def _ppo_and_kl_loss(
     data: Any,
     dp_group: Any = None,
 ) -> tuple[Tensor, Any]:
-    """verl's own KL (`use_kl_loss`) leaves out the weights of calls, which its policy loss has."""
+    """Return verl's loss plus our KL. verl's own KL (`use_kl_loss`) ignores the weights of calls,
+    which its policy loss respects."""
     loss, metrics = ppo_loss(config, model_output, data, dp_group)
-    told = data.select("response_mask", "rollout_is_weights", "ref_log_prob").to_padded_tensor()
+    padded = data.select("response_mask", "rollout_is_weights", "ref_log_prob").to_padded_tensor()
     log_probs = no_padding_2_padding(model_output["log_probs"], data)
-    kl = kl_loss(log_probs, told["ref_log_prob"], estimator)
-    weighed = kl * told["rollout_is_weights"] * told["response_mask"]
-    return loss + coef * weighed.sum() / data["batch_num_tokens"] * data["dp_size"], metrics
+    kl = kl_loss(log_probs, padded["ref_log_prob"], estimator)
+    weighted = kl * padded["rollout_is_weights"] * padded["response_mask"]
+    return loss + coef * weighted.sum() / data["batch_num_tokens"] * data["dp_size"], metrics
 
 
-def _refuse(spec: LossSpec) -> None:
-    """Rows carry weights of a mean over tokens, and nothing about other calls of their episode."""
-    carried = {"name", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", *OF_OTHERS}
-    plain = LossSpec()
-    asked = [
+def _check_supported(spec: LossSpec) -> None:
+    """Raise BackendError for settings that verl's rows cannot express. A row has the weights for a
+    mean over tokens, and no information about other calls of its episode."""
+    default = LossSpec()
+    unsupported = [
         f"{field.name} = {str(getattr(spec, field.name)).lower()}"
         for field in fields(spec)
-        if field.name not in carried and getattr(spec, field.name) != getattr(plain, field.name)
+        if field.name not in SUPPORTED_SETTINGS
+        and getattr(spec, field.name) != getattr(default, field.name)
     ]
-    if spec.name in UNCARRIED:
-        asked.insert(0, f"loss = {spec.name}")
-    if asked:
+    if spec.name in UNSUPPORTED_LOSSES:
+        unsupported.insert(0, f"loss = {spec.name}")
+    if unsupported:
         raise BackendError(
-            "the verl trainer trains vanilla, cispo and gpg as a mean over tokens, with loss_unit "
-            "episode, no entropy and no correction; it was asked for "
-            f"{', '.join(asked)}: take --trainer embedded"
+            "the verl trainer supports vanilla, cispo and gpg as a mean over tokens, with "
+            "loss_unit episode, without entropy and correction. It does not support "
+            f"{', '.join(unsupported)}: use --trainer embedded"
         )
 
 

@@ -1,4 +1,4 @@
-"""The trainer's settings in verl's words."""
+"""The configuration of verl's worker for this trainer."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -16,13 +16,15 @@ from verl.workers.config import (
 )
 
 BETAS = (0.9, 0.95)
-"""AdamW's, as the embedded trainer's."""
+"""AdamW's betas, equal to those of the embedded trainer."""
 FLOAT32_EVERYWHERE = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
 
 def worker_config(model: Path, *, is_cpu: bool, seed: int) -> TrainingWorkerConfig:
-    """Weights and moments are float32; an accelerator computes in bfloat16, verl's default."""
-    # Packed rows need its kernels; without them rows are padded, which costs time alone.
+    """Return the configuration. Weights and moments are float32. A CPU computes in float32, and an
+    accelerator in bfloat16, which is verl's default."""
+    # Packing needs the kernels of FlashAttention. Without them, rows are padded, which is slower
+    # and gives the same result.
     has_flash_attention = not is_cpu and importlib.util.find_spec("flash_attn") is not None
     return TrainingWorkerConfig(
         model_type="language_model",
@@ -36,7 +38,7 @@ def worker_config(model: Path, *, is_cpu: bool, seed: int) -> TrainingWorkerConf
             },
         ),
         engine_config=_engine_config(is_cpu=is_cpu, seed=seed),
-        # The rest of the job comes with every step, or with boot.
+        # Each step passes its learning rate and weight decay. `boot` sets the gradient clipping.
         optimizer_config=FSDPOptimizerConfig(
             lr=1e-6, betas=BETAS, weight_decay=0.0, lr_warmup_steps=0, total_training_steps=1
         ),
@@ -50,7 +52,7 @@ def _engine_config(*, is_cpu: bool, seed: int) -> FSDPEngineConfig:
         strategy="fsdp2",
         model_dtype="fp32",
         use_torch_compile=False,
-        # Entropy is shown, never trained on: its activations are not worth an accelerator's memory.
+        # Entropy is only a metric, so its activations should not use an accelerator's memory.
         entropy_checkpointing=not is_cpu,
         use_dynamic_bsz=True,
         seed=seed,

@@ -1,0 +1,67 @@
+"""A process that ends everything that a killed trainer leaves running.
+
+    python -m fakevllm_server.backends.verl.session_cleanup SESSION FOLDER
+
+Ray ends together with the process that started it, except for helper processes, which notice the
+end only after a while. The cleanup process is in a session of its own. The trainer holds the other
+end of its standard input. When that closes, the cleanup process ends all processes of the trainer's
+session and removes Ray's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from fakevllm_server.backends.process.procfs import SESSION, living
+
+MAX_ROUNDS = 50
+"""A process that started another one just before its end makes a further round necessary."""
+ROUND_INTERVAL_S = 0.1
+
+
+def start_cleanup_process(folder: Path) -> subprocess.Popen[bytes] | None:
+    """Start the cleanup process for this process's session. Keep a reference to the returned
+    process, because its end is triggered when its standard input closes.
+
+    Return None if this process does not lead its session, which then contains other processes.
+    """
+    if os.getsid(0) != os.getpid():
+        return None
+    command = [sys.executable, "-m", "fakevllm_server.backends.verl.session_cleanup"]
+    return subprocess.Popen(
+        [*command, str(os.getpid()), str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def kill_session(session: int) -> None:
+    """Kill all processes of a session, for at most `MAX_ROUNDS` rounds."""
+    for _ in range(MAX_ROUNDS):
+        processes = living(SESSION, session)
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        if not processes:
+            return
+        time.sleep(ROUND_INTERVAL_S)
+
+
+def main() -> None:
+    session, folder = int(sys.argv[1]), Path(sys.argv[2])
+    while os.read(0, 1):
+        pass
+    kill_session(session)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

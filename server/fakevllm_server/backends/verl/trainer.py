@@ -1,0 +1,257 @@
+"""The verl trainer: a TrainEngine whose weights are in Ray workers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.backends.embedded.train.checkpoint import copy_model_files
+from fakevllm_server.backends.process.single_thread import OneThread
+from fakevllm_server.backends.training.epochs import mean_of_epochs
+from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
+from fakevllm_server.backends.training.partial_step import UpdateTracker, partial_step_guard
+from fakevllm_server.backends.verl.batch_split import split_batch
+from fakevllm_server.backends.verl.cluster import Cluster
+from fakevllm_server.backends.verl.policy_loss import VerlPolicyLoss
+from fakevllm_server.backends.verl.step_metrics import first_pass_metrics
+from fakevllm_server.backends.verl.tensordict_batch import make_tensordict, select_responses
+from fakevllm_server.backends.verl.worker_group import WorkerGroup, WorkersLost
+from fakevllm_server.types.backend import (
+    BackendError,
+    BackendRefused,
+    Batch,
+    Call,
+    LossSpec,
+    PolicyName,
+    StepMetrics,
+)
+
+Result = TypeVar("Result")
+
+LOST_EXIT_CODE = 70
+"""Exit code after workers were lost. It is not 2, which means that the user must fix something."""
+CLOSE_TIMEOUT_S = 5.0
+NO_REFERENCE = (
+    "the verl trainer was started without the reference policy that this job needs (kl_loss_coef "
+    "or use_kl_in_reward): stop the engine, and start it with this job"
+)
+
+
+class VerlTrainer:
+    def __init__(
+        self,
+        cluster: Cluster,
+        workers: WorkerGroup,
+        model: Path,
+        export_dtype: torch.dtype,
+        micro_batch_tokens: int | None,
+        *,
+        has_reference: bool = False,
+    ) -> None:
+        """`micro_batch_tokens` overrides the job's setting. `has_reference` says whether the
+        workers keep the weights of the reference policy."""
+        self._cluster = cluster
+        self._workers = workers
+        self._model = model
+        self._export_dtype = export_dtype
+        self._micro_batch_tokens = micro_batch_tokens
+        self._has_reference = has_reference
+        self._job = TrainJob()
+        self._loss: VerlPolicyLoss | None = None
+        self._thread = OneThread("trainer", lambda: None)
+
+    async def boot(self, job: TrainJob) -> None:
+        await self._run(lambda: self._boot(job))
+
+    async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
+        """Train on a batch. Raises PartialStep if the step fails after its first update."""
+        with partial_step_guard() as updates:
+            return await self._run(lambda: self._step(batch, loss, updates))
+
+    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
+        return await self._run(lambda: self._log_probs(calls, policy))
+
+    async def publish(self, version: int) -> None:
+        raise BackendError("the verl trainer only trains: it does not sample")
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        raise BackendError("the verl trainer only trains: it does not sample")
+
+    async def export(self, folder: Path) -> None:
+        await self._run(lambda: self._export(folder))
+
+    async def save(self, folder: Path) -> None:
+        await self._run(lambda: self._workers.save(folder))
+
+    async def restore(self, folder: Path) -> None:
+        await self._run(lambda: self._restore(folder))
+
+    def _boot(self, job: TrainJob) -> None:
+        """Set the job's settings, and keep weights and moments, so that a restore may come first.
+
+        Raises BackendRefused for settings that the verl trainer does not support.
+        """
+        # A BackendError here would fail every step of the job, so it becomes a BackendRefused.
+        try:
+            _check_model_settings(job)
+            self._check_reference(job.needs_reference)
+            VerlPolicyLoss(LossSpec.of(job))
+        except BackendError as error:
+            raise BackendRefused(str(error)) from None
+        self._workers.set_grad_clip(job.grad_clip)
+        self._job = job
+
+    def _step(self, batch: Batch, spec: LossSpec, updates: UpdateTracker) -> StepMetrics:
+        started = time.perf_counter()
+        loss = self._set_loss(spec)
+        rows = split_batch(batch.calls, self._workers.num_workers)
+        metrics = {"skipped": 0.0}
+        if rows:
+            metrics |= self._update(rows, loss, updates, batch.version)
+        metrics["tokens"] = float(sum(len(call.response_ids) for call in batch.calls))
+        metrics["lr"] = self._job.lr
+        metrics["seconds"] = time.perf_counter() - started
+        return metrics
+
+    def _update(
+        self,
+        rows: list[Call],
+        policy_loss: VerlPolicyLoss,
+        updates: UpdateTracker,
+        version: int | None,
+    ) -> StepMetrics:
+        """Make `ppo_epochs` updates, and return the metrics of the step.
+
+        A loss or gradient norm that is not finite ends the step without a further update, and is
+        reported unchanged. A mismatch above the job's limit ends the step before any update.
+        """
+        job = self._job
+        has_kl_loss = policy_loss.spec.kl_loss_coef > 0
+        reference = self._response_log_probs(rows, "reference") if has_kl_loss else None
+        data = make_tensordict(rows, self._max_tokens, reference)
+        epochs: list[StepMetrics] = []
+        # verl adds to existing gradients, and a failed step may have left some.
+        self._workers.drop_gradients()
+        for epoch in range(job.ppo_epochs):
+            loss, output = self._workers.forward_backward(data)
+            log_probs = select_responses(rows, output["log_probs"])
+            metrics = {"loss": loss} | policy_loss.metrics(rows, log_probs, is_first=epoch == 0)
+            if reference is not None:
+                metrics["kl"] = policy_loss.kl(rows, log_probs, reference)
+            epochs.append(metrics)
+            no_further_update = NO_UPDATE if epoch == 0 else {"skipped": 1.0}
+            if epoch == 0:
+                entropies = select_responses(rows, output["entropy"])
+                metrics |= first_pass_metrics(rows, log_probs, entropies, version)
+                if is_too_far(metrics, job):
+                    self._workers.drop_gradients()
+                    return {**metrics, **TOO_FAR}
+            if not math.isfinite(loss):
+                self._workers.drop_gradients()
+                return mean_of_epochs(epochs) | no_further_update
+            updates.begin()
+            metrics["grad_norm"] = self._workers.optimizer_step(job.lr, job.weight_decay)
+            if not math.isfinite(metrics["grad_norm"]):  # verl has made no update.
+                return mean_of_epochs(epochs) | no_further_update
+        return mean_of_epochs(epochs)
+
+    def _set_loss(self, spec: LossSpec) -> VerlPolicyLoss:
+        """Send the loss to the workers if it differs from their current loss, and return it."""
+        self._check_reference(spec.kl_loss_coef > 0)
+        if self._loss is None or self._loss.spec != spec:
+            loss = VerlPolicyLoss(spec)
+            self._workers.set_loss(loss.worker_loss())
+            self._loss = loss
+        return self._loss
+
+    def _check_reference(self, is_needed: bool) -> None:
+        if is_needed and not self._has_reference:
+            raise BackendError(NO_REFERENCE)
+
+    def _log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
+        self._check_reference(policy == "reference")
+        rows = split_batch(calls, self._workers.num_workers)
+        index_of_row = {id(row): index for index, row in enumerate(rows)}
+        values = self._response_log_probs(rows, policy) if rows else []
+        return [
+            values[index_of_row[id(call)]].tolist() if call.response_ids else [] for call in calls
+        ]
+
+    def _response_log_probs(self, rows: list[Call], policy: PolicyName) -> list[Tensor]:
+        """Return the log-probabilities of each row's response tokens, [response tokens]."""
+        data = make_tensordict(rows, self._max_tokens, is_trained=False)
+        return select_responses(rows, self._workers.log_probs(data, policy))
+
+    @property
+    def _max_tokens(self) -> int:
+        return self._micro_batch_tokens or self._job.micro_batch_tokens
+
+    def _export(self, folder: Path) -> None:
+        copy_model_files(self._model, folder, self._export_dtype)
+        self._workers.export_weights(folder, self._export_dtype)
+
+    def _restore(self, folder: Path) -> None:
+        """Load a checkpoint.
+
+        Raises BackendError, before any weight has changed, if the checkpoint cannot be read. Raises
+        BackendRefused if another number of workers saved it: restoring an older checkpoint instead
+        would undo steps without the user's consent.
+        """
+        try:
+            num_saved: int = json.loads((folder / "fsdp_config.json").read_text())["world_size"]
+        except (OSError, ValueError, KeyError) as error:
+            raise BackendError(
+                f"checkpoint {folder} cannot be read as one of the verl trainer: {error}"
+            ) from error
+        if num_saved != self._workers.num_workers:
+            raise BackendRefused(
+                f"checkpoint {folder} was saved by {num_saved} workers, but "
+                f"{self._workers.num_workers} run: start with "
+                f"--trainer-arg=--num-workers={num_saved}"
+            )
+        self._workers.load(folder)
+
+    async def _run(self, action: Callable[[], Result]) -> Result:
+        return await self._thread.run(lambda: self._exit_if_lost(action))
+
+    def _exit_if_lost(self, action: Callable[[], Result]) -> Result:
+        """Run an action, and end this process if workers were lost. The server then starts a new
+        process and restores the latest checkpoint."""
+        try:
+            return action()
+        except WorkersLost as error:
+            # Closing may never end, because Ray may wait for ranks that wait for the lost rank.
+            closing = threading.Thread(target=self._cluster.close, daemon=True)
+            closing.start()
+            closing.join(CLOSE_TIMEOUT_S)
+            print(f"the verl trainer ends: {error}", file=sys.stderr, flush=True)
+            os._exit(LOST_EXIT_CODE)
+
+
+def _check_model_settings(job: TrainJob) -> None:
+    """Raise BackendError for settings of the model, because the workers build their models before
+    the job is known."""
+    for setting, is_set, reason in (
+        ("lora_rank", job.lora_rank > 0, "because it trains all weights"),
+        (
+            "gradient_checkpointing",
+            job.gradient_checkpointing,
+            "because it is always on for accelerators",
+        ),
+    ):
+        if is_set:
+            raise BackendError(
+                f"the verl trainer does not support {setting}, {reason}: remove it, or start with "
+                "--trainer embedded"
+            )

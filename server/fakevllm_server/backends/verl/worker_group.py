@@ -1,0 +1,134 @@
+"""Method calls on all workers at once, with detection of lost workers."""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayError, RayTaskError
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.utils.device import get_device_name
+
+from fakevllm_server.backends.verl.cluster import LOOPBACK
+from fakevllm_server.backends.verl.worker import PolicyWorker
+from fakevllm_server.types.backend import BackendError, PolicyName
+
+
+class WorkersLost(Exception):
+    """A worker has died, or its rank is out of step with the others. Only a new start of all
+    workers helps."""
+
+
+class WorkerGroup:
+    """All workers of the trainer. Each method runs on every rank.
+
+    A method raises BackendError if the workers failed and still live, and WorkersLost otherwise.
+    """
+
+    def __init__(self, config: Any, workers_per_node: list[int], *, on_loopback: bool) -> None:
+        """Start the workers. With `on_loopback`, all workers are on this machine, and use its
+        loopback address for their rendezvous."""
+        self.num_workers = sum(workers_per_node)
+        pool = RayResourcePool(
+            process_on_nodes=workers_per_node, use_gpu=True, max_colocate_count=1
+        )
+        self._group: Any = RayWorkerGroup(
+            resource_pool=pool,
+            ray_cls_with_init=RayClassWithInitArgs(ray.remote(PolicyWorker), config=config),
+            device_name=get_device_name(),
+            **(_loopback_rendezvous() if on_loopback else {}),
+        )
+        self._call_all("reset")
+
+    def process_ids(self) -> list[int]:
+        return self._call_all("process_id")
+
+    def set_loss(self, loss: Callable[..., Any]) -> None:
+        self._call_all("set_loss_fn", loss)
+
+    def set_grad_clip(self, grad_clip: float) -> None:
+        self._call_all("set_grad_clip", grad_clip)
+
+    def forward_backward(self, rows: Any) -> tuple[float, Any]:
+        """Add the gradients of a batch to those that the workers hold.
+
+        Return the loss of the batch, and verl's output with `log_probs` and `entropy` of every row
+        in order.
+        """
+        result = self._group.forward_backward(rows)
+        self._wait(result.futures)
+        output = result.get()
+        return float(output["metrics"]["loss"]), output
+
+    def keep_reference(self) -> None:
+        """Keep a copy of the current weights as the reference policy."""
+        self._call_all("keep_reference")
+
+    def log_probs(self, rows: Any, policy: PolicyName) -> Any:
+        """Return the log-probabilities of every row in order, in the format of
+        `forward_backward`. No gradient is computed."""
+        group = self._group
+        method = group.reference_log_probs if policy == "reference" else group.infer_batch
+        result = method(rows)
+        self._wait(result.futures)
+        return result.get()["log_probs"]
+
+    def optimizer_step(self, lr: float, weight_decay: float) -> float:
+        """Update the weights. Return the norm of the gradient before clipping.
+
+        If the norm is not finite, verl makes no update.
+        """
+        settings = {"lr": lr, "weight_decay": weight_decay}
+        return self._call_all("optimizer_step", settings)[0]["grad_norm"]
+
+    def drop_gradients(self) -> None:
+        self._call_all("optimizer_zero_grad")
+
+    def export_weights(self, folder: Path, dtype: torch.dtype) -> None:
+        self._call_all("export_weights", folder, dtype)
+
+    def save(self, folder: Path) -> None:
+        self._call_all("save_checkpoint", str(folder))
+
+    def load(self, folder: Path) -> None:
+        self._call_all("load_checkpoint", str(folder))
+
+    def _call_all(self, method: str, *arguments: object) -> list[Any]:
+        return self._wait(self._group.execute_all_async(method, *arguments))
+
+    def _wait(self, futures: Sequence[ray.ObjectRef]) -> list[Any]:
+        """Return the results of all ranks. A failure is raised as soon as one rank fails, because
+        the other ranks would then wait for it forever."""
+        waiting = list(futures)
+        try:
+            while waiting:
+                done, waiting = ray.wait(waiting)
+                ray.get(done)
+            return ray.get(list(futures))
+        except RayTaskError as error:
+            if self.num_workers > 1:
+                raise WorkersLost(
+                    f"one of {self.num_workers} workers failed: {_describe(error)}"
+                ) from error
+            raise BackendError(_describe(error)) from error
+        except RayError as error:
+            raise WorkersLost(
+                f"a Ray worker of the verl trainer has died: {_describe(error)}"
+            ) from error
+
+
+def _describe(error: Exception) -> str:
+    """Return the type and the first line of an error, or of its cause in the worker."""
+    cause = getattr(error, "cause", None) or error
+    lines = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {lines[0] if lines else 'no reason given'}"
+
+
+def _loopback_rendezvous() -> dict[str, Any]:
+    with socket.create_server((LOOPBACK, 0)) as free:
+        return {"master_addr": LOOPBACK, "master_port": str(free.getsockname()[1])}

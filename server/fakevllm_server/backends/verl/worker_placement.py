@@ -1,0 +1,29 @@
+"""How many workers run on each node of the Ray cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fakevllm_server.types.backend import BackendRefused
+
+
+def place_workers(num_gpus_per_node: Sequence[int], num_workers: int | None) -> list[int]:
+    """Return the number of workers for each node in use, which is the same for all of them.
+
+    Each worker takes one GPU. As few nodes as possible are used. `num_workers` None means one
+    worker for each GPU. Raises BackendRefused if there is no such placement.
+
+    >>> place_workers([8, 8], None), place_workers([8, 8], 4), place_workers([8, 8, 2], 12)
+    ([8, 8], [4], [6, 6])
+    """
+    nodes = sorted((count for count in num_gpus_per_node if count), reverse=True)
+    wanted = sum(nodes) if num_workers is None else num_workers
+    for num_nodes in range(1, len(nodes) + 1):
+        workers_per_node, rest = divmod(wanted, num_nodes)
+        if rest == 0 and 0 < workers_per_node <= nodes[num_nodes - 1]:
+            return [workers_per_node] * num_nodes
+    raise BackendRefused(
+        f"{wanted} workers do not fit: each needs one GPU, every node needs the same number of "
+        f"workers, and the numbers of GPUs of the nodes are "
+        f"{', '.join(map(str, nodes)) or 'none'}; set --num-workers"
+    )

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from fakevllm_server.backends.verl.worker_placement import place_workers
+from fakevllm_server.types.backend import BackendRefused
+
+
+@pytest.mark.parametrize(
+    ("nodes", "num_workers", "expected"),
+    [
+        ([1], None, [1]),
+        ([8, 8], None, [8, 8]),
+        ([0, 8], None, [8]),
+        ([8, 8], 4, [4]),
+        ([8, 8, 2], 12, [6, 6]),
+    ],
+)
+def test_workers_use_as_few_nodes_as_possible_with_the_same_number_on_each(
+    nodes: Sequence[int], num_workers: int | None, expected: list[int]
+) -> None:
+    assert place_workers(nodes, num_workers) == expected
+
+
+def test_nodes_that_cannot_have_the_same_number_of_workers_are_refused() -> None:
+    with pytest.raises(BackendRefused, match="nodes are 4, 2; set --num-workers"):
+        place_workers([2, 4], None)
+
+
+def test_more_workers_than_gpus_are_refused() -> None:
+    with pytest.raises(BackendRefused, match="3 workers do not fit"):
+        place_workers([2], 3)
+
+
+def test_a_cluster_without_gpus_is_refused() -> None:
+    with pytest.raises(BackendRefused, match="nodes are none"):
+        place_workers([0, 0], None)
