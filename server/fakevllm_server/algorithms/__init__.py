@@ -1,13 +1,12 @@
-"""Reinforcement learning in plain Python: from rewards to advantages, and what a loss is the mean
-of.
+"""Reinforcement learning algorithms in plain Python: rewards, advantages and weights in the loss.
 
-    outcome.py         what estimators read
-    group_relative.py  grpo, rloo, opo, grpo_passk, gpg
-    whitened.py        reinforce_plus_plus, reinforce_plus_plus_baseline
-    remax.py           against a greedy answer
-    shaping.py         KL in reward, overlong answers, ties
-    staleness.py       calls of old weights
-    loss_units.py      what counts as one sequence, and each call's share of the step
+    outcome.py         input of the advantage estimators, and their shared arithmetic
+    group_relative.py  grpo, rloo, opo, grpo_passk, gpg: compare with the episode's group
+    whitened.py        reinforce_plus_plus, reinforce_plus_plus_baseline: normalize over the step
+    remax.py           remax: compare with a greedy answer
+    shaping.py         penalties for KL and for overlong answers; ties
+    staleness.py       drop calls that old weights sampled
+    loss_units.py      group calls into sequences, and weight each call in the step's loss
 
 A new estimator is a function and one entry in ESTIMATORS.
 """
@@ -33,7 +32,8 @@ ESTIMATORS: dict[str, Estimator] = {
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
     "remax": remax,
 }
-"""TrainJob.algorithm, as verl's `adv_estimator` spells it -> all scored episodes of a step ->
-an advantage for each trained token of each."""
+"""Advantage estimators by `TrainJob.algorithm`, with verl's names (`adv_estimator`). An estimator
+takes all scored episodes of a step and returns, for each episode, one advantage per trained
+token."""
 NEEDS_GREEDY = frozenset({"remax"})
-"""Algorithms that compare with an answer sampled at temperature 0."""
+"""Algorithms that need an answer sampled at temperature 0 in each group."""

@@ -1,7 +1,7 @@
-"""Advantages of an episode against its own group: one number for all its tokens.
+"""Advantage estimators that compare an episode with its group.
 
-A lone episode has nothing to be compared with and gets 0 everywhere; verl's grpo, rloo, opo and gpg
-give it its raw reward.
+All tokens of an episode get the same advantage. The only episode of a group gets advantage 0. verl's grpo, rloo, opo and gpg use its raw reward
+instead.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fakevllm_server.algorithms.outcome import (
 
 
 def grpo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
-    """A = (r − mean) / max(std, floor), std with ddof 1; A = r − mean where
-    `norm_adv_by_std_in_grpo` is off.
+    """Compute GRPO: A = (r − mean) / max(std, floor), with ddof 1 for the standard deviation.
 
-    DeepSeekMath, arXiv 2402.03300, eq. 3; without std Dr. GRPO, arXiv 2503.20783 (its loss:
-    `seq-mean-token-sum-norm`). The floor is ours; verl divides by std + 1e-6.
+    DeepSeekMath, arXiv 2402.03300, eq. 3. Without `norm_adv_by_std_in_grpo`, A = r − mean, which is
+    Dr. GRPO, arXiv 2503.20783 (its loss is `seq-mean-token-sum-norm`). verl divides by std + 1e-6
+    instead of using a floor.
 
     >>> grpo([Outcome("g", 1.0, 1), Outcome("g", 0.0, 2)], AdvantageSpec())
     [[0.7071067811865475], [-0.7071067811865475, -0.7071067811865475]]
@@ -40,7 +40,7 @@ def grpo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
 
 
 def rloo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
-    """A = r − mean of the others = N / (N − 1) · (r − mean).
+    """Compute RLOO: A = r − mean of the other rewards = N / (N − 1) · (r − mean).
 
     Ahmadian et al., arXiv 2402.14740.
     """
@@ -53,11 +53,11 @@ def rloo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
 
 
 def opo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
-    """A = r − Σ(length · r) / Σ length: the baseline of least variance, for gradients whose size
-    grows with length.
+    """Compute OPO: A = r − Σ(length · r) / Σ length.
 
-    Hao et al., arXiv 2505.23585. The length is that of the trained tokens, so an episode that is
-    masked from the loss does not count in this baseline.
+    This baseline minimizes the variance if gradients grow with the episode's length. Hao et al.,
+    arXiv 2505.23585. The length is the number of trained tokens, so an episode that is masked from
+    the loss does not count in the baseline.
     """
 
     def of_group(group: list[Outcome]) -> list[float]:
@@ -65,17 +65,17 @@ def opo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
         num_tokens = sum(outcome.num_tokens for outcome in group)
         if num_tokens == 0 or not any(centred(scores)):
             return [0.0] * len(group)
-        weighed = math.fsum(outcome.num_tokens * outcome.score for outcome in group)
-        return [score - weighed / num_tokens for score in scores]
+        weighted = math.fsum(outcome.num_tokens * outcome.score for outcome in group)
+        return [score - weighted / num_tokens for score in scores]
 
     return per_token(outcomes, by_group(outcomes, of_group))
 
 
 def grpo_passk(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
-    """Only the best episode: A = (best − second) / max(std, floor), or without the divisor where
-    `norm_adv_by_std_in_grpo` is off; all others 0, and so all of a tie for the best.
+    """Compute pass@k GRPO: the best episode gets A = (best − second) / max(std, floor), others 0.
 
-    Pass@k training, arXiv 2503.19595. verl raises for a group of one.
+    If several episodes are best, all get 0. Without `norm_adv_by_std_in_grpo`, A is not divided.
+    Pass@k training, arXiv 2503.19595. verl raises an error for a group of one episode.
     """
 
     def of_group(group: list[Outcome]) -> list[float]:
@@ -92,9 +92,10 @@ def grpo_passk(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[fl
 
 
 def gpg(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
-    """A = α · (r − mean), α = episodes of the step / those whose reward is not 0.
+    """Compute GPG: A = α · (r − mean), α = number of episodes / number with a reward other than 0.
 
-    Chu et al., arXiv 2504.02546, whose loss is `gpg`: the plain policy gradient.
+    Both numbers count the whole step. Chu et al., arXiv 2504.02546. The paper's loss is `gpg`, the
+    plain policy gradient.
     """
     scores = [outcome.score for outcome in outcomes]
     alpha = len(scores) / max(sum(score != 0 for score in scores), 1)

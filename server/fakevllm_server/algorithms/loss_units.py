@@ -1,12 +1,14 @@
-"""What counts as one sequence in a loss, and each call's share of a step's loss.
+"""Grouping of calls into units, which the loss treats as one sequence, and weights in the loss.
 
-    call      every call by itself, as rows of verl or TRL
-    timeline  calls of an episode of which each goes on where the one before ended: one path
-    episode   all calls of an episode; they share its vote, however many they are
+A job chooses one of three units (`loss_unit`):
 
-All shares are of the whole step and computed here, before anything is packed: the sum over
-micro-batches is then the same however they are cut. Tokens are counted call by call, not by nodes
-of a trie.
+    call      each call is a unit, as a row in verl or TRL
+    timeline  calls of an episode are one unit if each prompt continues the call before it
+    episode   all calls of an episode are one unit; together they weigh as much as one call
+
+The weights are computed from the whole step before calls are packed into micro-batches. Therefore
+the loss does not depend on how the micro-batches are formed. A token that several calls share in
+the forest counts once for each call.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from fakevllm_adapters.job.loss_spec import LossSpec
 
 
 class TokenizedCall(Protocol):
+    """A call with the token ids of its prompt and its response."""
+
     @property
     def prompt_ids(self) -> Sequence[int]: ...
     @property
@@ -27,10 +31,12 @@ class TokenizedCall(Protocol):
 
 
 def unit_labels(calls: Sequence[TokenizedCall], loss_unit: str) -> list[int]:
-    """For the calls of one episode, in order: which of its units each belongs to, from 0.
+    """Return the number of each call's unit, for the calls of one episode in order.
 
-    A call goes on with the timeline whose end its prompt begins with, the longest such; two calls
-    that go on from one are the same timeline and a new one, so that nothing counts twice.
+    Units are numbered from 0. With `timeline`, a call continues a timeline if the call's prompt
+    begins with all tokens of the timeline so far; if several match, the longest. If two calls
+    continue the same call, the first joins its timeline and the second starts a new timeline, so
+    that no token is counted twice.
     """
     if loss_unit == "call":
         return list(range(len(calls)))
@@ -40,62 +46,68 @@ def unit_labels(calls: Sequence[TokenizedCall], loss_unit: str) -> list[int]:
     labels: list[int] = []
     for call in calls:
         prompt = list(call.prompt_ids)
-        fitting = [
+        matching = [
             label
             for label, end in enumerate(ends)
             if len(end) <= len(prompt) and prompt[: len(end)] == end
         ]
-        label = max(fitting, key=lambda label: len(ends[label]), default=len(ends))
+        label = max(matching, key=lambda label: len(ends[label]), default=len(ends))
         ends[label : label + 1] = [[*prompt, *call.response_ids]]
         labels.append(label)
     return labels
 
 
 def token_weight(loss_unit: str, num_calls: int) -> float:
-    """Of each token of a call, in an episode of which `num_calls` are trained."""
+    """Return the weight of each token of a call in an episode with `num_calls` trained calls."""
     return 1 / max(num_calls, 1) if loss_unit == "episode" else 1.0
 
 
 class LossCall(NamedTuple):
-    """A call of a step, as far as denominators go."""
+    """The properties of a call that determine the denominators of the loss."""
 
     unit: Hashable
-    """Calls of the same unit have the same."""
+    """Identity of the call's unit."""
     weight: float
-    """Of each of its tokens; 0 where it is not in the loss."""
+    """Weight of each token of the call; 0 if the call is not in the loss."""
     num_tokens: int
-    """Trained ones."""
+    """Number of trained tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallShare:
-    """What one call is of its step."""
+    """The weights of one call in its step."""
 
     unit: int
+    """Number of the call's unit within the step."""
     unit_tokens: int
-    """Of its whole unit, to see whether that is all there."""
+    """Number of trained tokens in the whole unit. A micro-batch has the whole unit if its calls of
+    the unit have as many tokens."""
     scale: float
-    """What the loss of each of its tokens is multiplied by; the sum over all is the step's."""
+    """Factor for the loss of each token. The scaled losses of all tokens sum to the step's loss."""
     token_share: float
-    """Each token's part in a mean over tokens, for what is shown; over a step they sum to 1."""
+    """Weight of each token in metrics that are means over tokens. Over a step, they sum to 1."""
 
 
 def call_shares(calls: Sequence[LossCall], spec: LossSpec) -> list[CallShare]:
-    """Of all calls of one step, in their order.
+    """Return the weights of all calls of one step, in order.
+
+    The scale of a token, by `loss_agg_mode`:
 
         token-mean               w / Σ_step w
         token-sum                w
-        seq-mean-token-sum       w / units
-        seq-mean-token-mean      w / units / Σ_unit w
-        seq-mean-token-sum-norm  w / units / loss_scale_factor
+        seq-mean-token-sum       w / U
+        seq-mean-token-mean      w / U / Σ_unit w
+        seq-mean-token-sum-norm  w / U / loss_scale_factor
 
-    with w the token's weight and `units` those that have a counted token.
+    w is the token's weight, Σ sums the weights of all tokens, and U is the number of units that
+    have a token with a weight above 0. Without `loss_scale_factor`, the number of tokens of the
+    longest unit is used.
 
     >>> shares = call_shares([LossCall("a", 1.0, 3), LossCall("b", 1.0, 1)], LossSpec())
     >>> [share.scale for share in shares]
     [0.25, 0.25]
     """
-    totals = _Totals.of(calls)
+    totals = _Totals.from_calls(calls)
     numbers = {unit: number for number, unit in enumerate(totals.lengths)}
     return [
         CallShare(
@@ -109,17 +121,22 @@ def call_shares(calls: Sequence[LossCall], spec: LossSpec) -> list[CallShare]:
 
 
 class _Totals(NamedTuple):
-    """Of all tokens of a step that are in the loss."""
+    """Sums over the tokens of a step that are in the loss."""
 
     weights: dict[Hashable, float]
-    """By unit."""
+    """Sum of the tokens' weights by unit."""
     lengths: dict[Hashable, int]
+    """Number of tokens by unit."""
     weight: float
+    """Sum of all tokens' weights."""
     num_units: int
+    """Number of units with a token in the loss."""
     longest: int
+    """Number of tokens of the longest unit."""
 
     @staticmethod
-    def of(calls: Sequence[LossCall]) -> _Totals:
+    def from_calls(calls: Sequence[LossCall]) -> _Totals:
+        """Compute the sums over all calls of a step."""
         weights: defaultdict[Hashable, float] = defaultdict(float)
         lengths: defaultdict[Hashable, int] = defaultdict(int)
         for call in calls:
@@ -131,6 +148,7 @@ class _Totals(NamedTuple):
         return _Totals(weights, lengths, sum(weights.values()), num_units, longest)
 
     def divisor(self, unit: Hashable, spec: LossSpec) -> float:
+        """Return the number by which a token's weight in `unit` is divided; see `call_shares`."""
         match spec.loss_agg_mode:
             case "token-mean":
                 return self.weight
@@ -145,5 +163,6 @@ class _Totals(NamedTuple):
 
 
 def _share(call: LossCall, divisor: float) -> float:
+    """Return weight / divisor, or 0 for a call without tokens in the loss."""
     counts = call.weight > 0 and call.num_tokens > 0
     return call.weight / divisor if counts else 0.0

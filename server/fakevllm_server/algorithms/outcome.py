@@ -1,4 +1,4 @@
-"""What an advantage is computed from, and the arithmetic that estimators share."""
+"""The input of advantage estimators, and the arithmetic that they share."""
 
 from __future__ import annotations
 
@@ -17,68 +17,81 @@ class Outcome:
     """Episodes of one group are compared with each other."""
     reward: float
     num_tokens: int
-    """Its trained tokens; 0 where it only counts in its group's baseline."""
+    """Number of trained tokens. 0: the episode counts in its group's baseline, but is not
+    trained."""
     penalties: Sequence[float] = ()
-    """Taken from the reward of each trained token, as by KL in reward; empty means none."""
+    """Penalty of each trained token, such as KL in reward, which is subtracted from the reward.
+    Empty: no penalties."""
     is_greedy: bool = False
-    """Sampled at temperature 0."""
+    """Whether the episode was sampled at temperature 0."""
 
     def __post_init__(self) -> None:
         assert len(self.penalties) in (0, self.num_tokens), "a penalty for each token, or none"
 
     @property
     def score(self) -> float:
-        """The sum of its tokens' rewards."""
+        """Reward of the episode minus the penalties of all tokens."""
         return self.reward - math.fsum(self.penalties)
 
     def returns(self, gamma: float) -> list[float]:
-        """Per trained token: its reward and the discounted ones after it. The reward is the last
-        token's."""
+        """Return, for each trained token, the discounted sum of its own and all later rewards.
+
+        The last token gets the episode's reward. Each token's penalty is subtracted from its
+        reward.
+        """
         returns = [0.0] * self.num_tokens
-        following = self.reward
-        for at in reversed(range(self.num_tokens)):
-            following -= self.penalties[at] if self.penalties else 0.0
-            returns[at] = following
-            following *= gamma
+        value = self.reward
+        for position in reversed(range(self.num_tokens)):
+            value -= self.penalties[position] if self.penalties else 0.0
+            returns[position] = value
+            value *= gamma
         return returns
 
 
 @dataclass(frozen=True, slots=True)
 class AdvantageSpec:
-    """Settings of the estimators, by verl's names where verl has them."""
+    """Settings of the estimators. A setting that verl has too has verl's name."""
 
     norm_adv_by_std_in_grpo: bool = True
-    """False is Dr. GRPO."""
+    """Whether GRPO divides by the standard deviation. Without it, the algorithm is Dr. GRPO."""
     std_floor: float = 0.05
-    """Least divisor, so that judge noise is not blown up. verl adds 1e-6 instead."""
+    """Smallest divisor. It keeps the noise of a judge's nearly equal rewards from being amplified.
+    verl adds 1e-6 to the standard deviation instead."""
     gamma: float = 1.0
+    """Discount factor per token."""
 
 
 def by_group(
     outcomes: Sequence[Outcome], of_group: Callable[[list[Outcome]], Sequence[float]]
 ) -> list[float]:
-    """`of_group`'s number for each outcome, in the order of `outcomes`."""
-    places: defaultdict[str, list[int]] = defaultdict(list)
-    for place, outcome in enumerate(outcomes):
-        places[outcome.group_id].append(place)
+    """Apply `of_group` to the outcomes of each group, and return one number for each outcome.
+
+    The numbers are in the order of `outcomes`.
+    """
+    positions: defaultdict[str, list[int]] = defaultdict(list)
+    for position, outcome in enumerate(outcomes):
+        positions[outcome.group_id].append(position)
     numbers = [0.0] * len(outcomes)
-    for own in places.values():
-        found = of_group([outcomes[place] for place in own])
-        for place, number in zip(own, found, strict=True):
-            numbers[place] = number
+    for in_group in positions.values():
+        results = of_group([outcomes[position] for position in in_group])
+        for position, number in zip(in_group, results, strict=True):
+            numbers[position] = number
     return numbers
 
 
 def per_token(outcomes: Sequence[Outcome], numbers: Sequence[float]) -> list[list[float]]:
-    """The same advantage for every token of an episode."""
+    """Repeat each episode's number for all trained tokens of the episode."""
     return [
         [number] * outcome.num_tokens for outcome, number in zip(outcomes, numbers, strict=True)
     ]
 
 
 def centred(scores: Sequence[float]) -> list[float]:
-    """Less their mean. Equal scores, and so a lone one, give exact zeros: nothing is compared, and
-    rounding noise would grow where it is divided."""
+    """Subtract the mean from each score.
+
+    Equal scores, and a single score, give exact zeros. Rounding errors would be amplified when they
+    are divided by a small standard deviation.
+    """
     if not scores or min(scores) == max(scores):
         return [0.0] * len(scores)
     mean = statistics.fmean(scores)
@@ -86,7 +99,10 @@ def centred(scores: Sequence[float]) -> list[float]:
 
 
 def over_std(numbers: Sequence[float], scores: Sequence[float], floor: float) -> list[float]:
-    """Divided by the standard deviation of `scores` (ddof 1), or by `floor` where that is more."""
+    """Divide the numbers by the standard deviation of `scores` (ddof 1), or by a larger `floor`.
+
+    With fewer than two scores, the numbers are not divided.
+    """
     if len(scores) < 2:
         return list(numbers)
     divisor = max(statistics.stdev(scores), floor)

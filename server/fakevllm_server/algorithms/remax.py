@@ -1,4 +1,4 @@
-"""Advantages against a greedy answer."""
+"""Advantage estimator that compares an episode with a greedy answer to the same request."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
 
 
 class NoBaseline(ValueError):
-    """Groups without a greedy answer; the message names them and says what to do."""
+    """Raised for groups without a greedy answer. The message has some of the groups' ids."""
 
 
 def remax(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
-    """A_t = Σ_{s ≥ t} r_s − b, with b the reward of the greedy answer (temperature 0) to the same
-    request, or the mean of several.
+    """Compute ReMax: A_t = Σ_{s ≥ t} r_s − b.
 
-    Li et al., arXiv 2310.10505. The greedy answer's own advantage is 0. Raises NoBaseline for a
-    group that has none: a baseline of 0 in its place would push up whatever was sampled.
+    The baseline b is the reward of the group's greedy answer (temperature 0), or the mean over
+    several greedy answers. Li et al., arXiv 2310.10505. A greedy answer gets advantage 0.
+
+    Raises NoBaseline if a group has no greedy answer. A baseline of 0 instead would raise the
+    probability of every sampled answer with a positive reward.
     """
     greedy: defaultdict[str, list[float]] = defaultdict(list)
     for outcome in outcomes:
@@ -28,8 +30,8 @@ def remax(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]
     if missing:
         raise NoBaseline(
             f"remax needs the reward of a greedy answer, and {len(missing)} groups have none "
-            f"({', '.join(missing[:3])}): sample and score one at temperature 0, or take another "
-            "algorithm"
+            f"({', '.join(missing[:3])}): sample and score one answer of each group at temperature "
+            "0, or choose another algorithm"
         )
     return [
         [0.0] * outcome.num_tokens

@@ -1,4 +1,4 @@
-"""What is taken from a reward before it becomes an advantage."""
+"""Penalties that change a reward before the advantage is computed from it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
 def kl_penalties(
     log_probs: Sequence[float], reference_log_probs: Sequence[float], coef: float
 ) -> list[float]:
-    """KL in reward: β · (ℓ_old − ℓ_ref) for each token (k1), for `Outcome.penalties`.
+    """Return the KL penalty of each token, β · (ℓ_old − ℓ_ref), for `Outcome.penalties`.
 
-    InstructGPT, arXiv 2203.02155; verl's `use_kl_in_reward` with `kl_ctrl.kl_coef`.
+    This is the k1 estimator of the KL. InstructGPT, arXiv 2203.02155; verl's `use_kl_in_reward`
+    with `kl_ctrl.kl_coef`.
 
     >>> kl_penalties([-1.0, -2.0], [-1.5, -1.0], 0.5)
     [0.25, -0.5]
@@ -25,10 +26,10 @@ def kl_penalties(
 
 
 def overlong_penalty(num_tokens: int, max_tokens: int, buffer: int, factor: float) -> float:
-    """min(0, −(length − (max − buffer)) / buffer · factor): to be added to a reward.
+    """Return the penalty for an answer of `num_tokens` tokens, a number ≤ 0 to add to the reward.
 
-    DAPO's soft overlong punishment, arXiv 2503.14476, eq. 13; verl's `overlong_buffer_cfg` of
-    `len`, `penalty_factor`. `num_tokens` is the length of the answer.
+    min(0, −(length − (max − buffer)) / buffer · factor): DAPO's soft overlong punishment, arXiv
+    2503.14476, eq. 13; verl's `overlong_buffer_cfg` with `len` and `penalty_factor`.
 
     >>> [overlong_penalty(n, 100, 20, 1.0) for n in (80, 85, 100, 120)]
     [0.0, -0.25, -1.0, -2.0]
@@ -37,8 +38,11 @@ def overlong_penalty(num_tokens: int, max_tokens: int, buffer: int, factor: floa
 
 
 def overlong_penalties(group: FinishedGroup, job: TrainJob) -> list[float]:
-    """For each scored episode, to be added to its reward; an episode is as long as its longest
-    answer."""
+    """Return the overlong penalty of each scored episode, to add to its reward.
+
+    The length of an episode is the length of its longest answer in tokens. Without an overlong
+    buffer in the job, all penalties are 0.
+    """
     buffer, longest = job.overlong_buffer_len, job.max_answer_length
     if buffer is None or longest is None:
         return [0.0] * len(group.scored)
@@ -47,15 +51,16 @@ def overlong_penalties(group: FinishedGroup, job: TrainJob) -> list[float]:
 
 
 def shaped_rewards(group: FinishedGroup, job: TrainJob) -> list[float]:
-    """Of each scored episode, without what a reference policy takes."""
+    """Return the reward of each scored episode with its overlong penalty, but without KL."""
     penalties = overlong_penalties(group, job)
     return [reward + penalty for reward, penalty in zip(group.rewards, penalties, strict=True)]
 
 
 def is_tied(rewards: Sequence[float]) -> bool:
-    """Whether nothing can be learned from comparing them."""
+    """Return whether all rewards are equal, so that comparing them gives no training signal."""
     return not rewards or min(rewards) == max(rewards)
 
 
 def _length(episode: ScoredEpisode) -> int:
+    """Return the number of tokens of an episode's longest answer."""
     return max((len(call.response_ids) for call in episode.calls), default=0)

@@ -1,4 +1,8 @@
-"""How old what was sampled is, in weight versions: quiet traffic does not go stale."""
+"""Removes calls that were sampled by old weights.
+
+Age is counted in weight versions, not in seconds. A call does not become stale while no step is
+trained.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,11 @@ from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
 
 
 def keep_fresh(group: FinishedGroup, version: int, max_staleness: int) -> tuple[FinishedGroup, int]:
-    """The group without calls that weights older than `version` − `max_staleness` had a part in,
-    and how many those were.
+    """Return the group without its stale calls, and the number of calls removed.
 
-    Calls are dropped, not groups; an episode that loses all of its calls takes its reward with it,
-    so that the rest is compared with each other alone.
+    A call is stale if weights older than `version` − `max_staleness` sampled at least one of its
+    tokens. An episode that loses all of its calls is removed with its reward, so that the others
+    are compared only with each other.
     """
     episodes: list[ScoredEpisode] = []
     num_dropped = 0

@@ -1,4 +1,4 @@
-"""Advantages scaled over all tokens of a step."""
+"""Advantage estimators that normalize over all tokens of a step."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from fakevllm_server.algorithms.outcome import (
 
 
 def reinforce_plus_plus(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
-    """G_t = Σ_{s ≥ t} γ^(s − t) · r_s, whitened over all trained tokens of the step.
+    """Compute REINFORCE++: G_t = Σ_{s ≥ t} γ^(s − t) · r_s, whitened over all trained tokens.
 
-    Hu et al., arXiv 2501.03262. It compares with the whole step, not with the group; its KL is
-    meant to be in the reward. γ counts tokens of the whole episode, call after call.
+    Hu et al., arXiv 2501.03262. An episode is compared with the whole step, not with its group. The
+    paper uses the algorithm with KL in the reward. t counts the trained tokens of the whole
+    episode, call after call.
     """
     return whiten([outcome.returns(spec.gamma) for outcome in outcomes], spec.std_floor)
 
@@ -28,10 +29,11 @@ def reinforce_plus_plus(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> lis
 def reinforce_plus_plus_baseline(
     outcomes: Sequence[Outcome], spec: AdvantageSpec
 ) -> list[list[float]]:
-    """A = r − mean of the group, then whitened over all trained tokens of the step.
+    """Compute REINFORCE++ with a baseline: A = r − group mean, whitened over all trained tokens.
 
-    arXiv 2501.03262. Long episodes weigh more in the whitening, so a tied group's advantage is not
-    0 but minus the step's mean. A lone episode is left out and gets 0; verl's keeps its raw reward.
+    arXiv 2501.03262. Whitening subtracts the mean over the step's tokens. This mean is not 0 in
+    general, because long episodes weigh more. Therefore the advantages of a tied group are not 0.
+    The only episode of a group is not whitened and gets 0. verl uses its raw reward instead.
     """
     sizes = Counter(outcome.group_id for outcome in outcomes)
     numbers = by_group(outcomes, lambda group: centred([outcome.score for outcome in group]))
@@ -49,9 +51,10 @@ def reinforce_plus_plus_baseline(
 
 
 def whiten(rows: Sequence[Sequence[float]], floor: float) -> list[list[float]]:
-    """(x − mean) / max(std, floor), both over all values of all rows, std with ddof 1.
+    """Normalize all values: (x − mean) / max(std, floor), with ddof 1 for the standard deviation.
 
-    verl divides by sqrt(variance + 1e-8) instead. Equal values give exact zeros.
+    Mean and standard deviation are taken over all values of all rows. Equal values give exact
+    zeros. verl divides by sqrt(variance + 1e-8) instead.
 
     >>> whiten([[1.0, 1.0], [4.0]], 0.05)
     [[-0.5773502691896258, -0.5773502691896258], [1.1547005383792517]]

@@ -1,4 +1,4 @@
-"""Three groups whose advantages are known: rewards, lengths, and the reward on the last token."""
+"""Three groups of outcomes for which the expected advantages are known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALL = [*GROUP_A, *GROUP_B, *LONE]
 
 
 def firsts(advantages: Sequence[Sequence[float]]) -> list[float]:
-    """The number that all tokens of an episode share."""
+    """Return the advantage that all tokens of an episode share, for each trained episode."""
     assert all(len(set(tokens)) <= 1 for tokens in advantages)
     return [tokens[0] for tokens in advantages if tokens]
 
