@@ -1,8 +1,8 @@
-"""The kill switch: while it is on, requests are served once and none is fanned out.
+"""The kill switch of fan-out: while it is on, each request is served once and none becomes a group.
 
-It is a file beside the ledger, so that a restart stays paused, and so that a full disk or a ledger
-in trouble cannot keep it from being thrown: what cannot be written down still holds until the
-proxy stops.
+The switch is a file in the run directory. A restarted proxy therefore stays paused, and a full disk
+or a broken ledger cannot prevent the use of the switch. If the file cannot be written, the switch
+still holds until the proxy stops.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from pathlib import Path
 log = logging.getLogger("fakevllm.admission.kill_switch")
 
 FILE_NAME = "paused"
-_TOLD = "fakevllm does not fan out while this file is here; `fakevllm resume` takes it away.\n"
+_FILE_TEXT = (
+    "While this file exists, fakevllm does not fan out. `fakevllm resume` deletes the file.\n"
+)
 
 
 class KillSwitch:
-    """One proxy's. The file is read at the start and written by `set`; it is not followed."""
+    """The kill switch of one proxy. The file is read at the start and written by `set`. Other
+    changes of the file have no effect before a restart."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -30,18 +33,21 @@ class KillSwitch:
         return self._is_on
 
     def set(self, is_on: bool) -> str | None:
-        """Counts at once. The trouble that keeps a restart from knowing, None where there is
-        none."""
+        """Turn the switch on or off at once.
+
+        Return the error if the file could not be changed, so that a restarted proxy will not know
+        the new state; else None.
+        """
         if is_on != self._is_on:
             log.warning("%s", "paused" if is_on else "resumed")
         self._is_on = is_on
         try:
             if is_on:
-                self._file.write_text(_TOLD, encoding="utf-8")
+                self._file.write_text(_FILE_TEXT, encoding="utf-8")
             else:
                 self._file.unlink(missing_ok=True)
         except OSError as error:
-            # A file that was made and could not be filled counts all the same.
+            # A file that was created but could not be filled is sufficient.
             if self._file.exists() == is_on:
                 return None
             return f"{self._file} cannot be changed: {error.strerror}"
@@ -49,4 +55,5 @@ class KillSwitch:
 
 
 def pause_file(run_dir: Path) -> Path:
+    """Return the path of the kill switch's file."""
     return run_dir / FILE_NAME

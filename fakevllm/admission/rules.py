@@ -1,4 +1,4 @@
-"""Train this request or only serve it? Pure: what is known comes in, the reason comes out."""
+"""Admission rules: decide whether a request is fanned out and trained, or only served. Pure."""
 
 from __future__ import annotations
 
@@ -22,44 +22,51 @@ from fakevllm.config.policy import PolicySection, SkipRule
 Json = dict[str, Any]
 
 MAX_SEARCHED_CHARS = 10_000
-"""Of a first message: a regular expression may take its time with a long text."""
+"""Number of characters of the first message that a rule's regular expression searches, because a
+search in a long text can be slow."""
 
-_NOT_A_SAMPLE = ("echo", "suffix", "use_beam_search", "prompt_logprobs")
-_IMAGES = ("image_url", "input_image", "image")
+_NON_SAMPLING_FIELDS = ("echo", "suffix", "use_beam_search", "prompt_logprobs")
+_IMAGE_TYPES = ("image_url", "input_image", "image")
 
 
 class ServeOnlyReason(StrEnum):
-    """Why a request is sampled once and not trained. The ledger stores the value, and a detail
-    behind a colon where there is one."""
+    """Reason for which a request is sampled once and not trained. The ledger stores the value,
+    followed by a colon and a detail if there is one."""
 
     PAUSED = "paused"
     SIDE_CALL = "side_call"
-    """The detail is the rule by which the request is a side call."""
+    """A rule classified the request as a side call. The detail is that rule."""
     SKIP_RULE = "skip_rule"
-    """The detail is the rule's name or number."""
+    """A `[[policy.skip]]` rule matched. The detail is the rule's name or number."""
     NOT_SAMPLED = "not_sampled"
+    """The request is not in the sampled fraction."""
     ONE_SIBLING = "one_sibling"
+    """The group would have one sibling only, so there is nothing to compare."""
     SEVERAL_PROMPTS = "several_prompts"
     INVALID_REQUEST = "invalid_request"
     GREEDY_REQUEST = "greedy_request"
+    """The app requested temperature 0."""
     SEVERAL_CHOICES_ASKED = "several_choices_asked"
+    """The app requested more than one choice (`n`)."""
     NOT_A_SAMPLE = "not_a_sample"
+    """The request has a field, such as `echo`, whose answer is not a plain sample of the model."""
     AT_MOST_ONE_TOKEN = "at_most_one_token"
 
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Fanned out, if its body allows it (`why_only_served`)."""
+    """Ruling that the request is fanned out, provided that its body allows it
+    (`why_only_served`)."""
 
     num: int | None = None
-    """Siblings; None: as many as the job says."""
+    """Number of siblings; None: the number in the job."""
     shadow: bool = False
-    """The app gets the answer to its own request, as without us."""
+    """Whether the app gets the answer to its own request, as it would without the proxy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOnly:
-    """Sampled once."""
+    """Ruling that the request is sampled once and not trained."""
 
     reason: ServeOnlyReason
     detail: str = ""
@@ -79,60 +86,74 @@ TRAIN = Train()
 
 
 def is_shadow(ruling: Ruling) -> bool:
+    """Return whether the request is fanned out in shadow mode."""
     return isinstance(ruling, Train) and ruling.shadow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFacts:
-    """What is known of a request before anything is sampled."""
+    """Known facts about a request before anything is sampled."""
 
     route: str
-    """The format's name."""
+    """Name of the API format, such as `chat`."""
     model: str
-    """As the app names it."""
+    """Model name as the app sent it."""
     headers: Mapping[bytes, bytes]
-    """Names in lower case."""
+    """Headers of the app, with names in lower case."""
     body: Json
-    """In the form of chat completions or completions."""
+    """Body in the format of chat completions or completions."""
     key_names: tuple[str, ...] = ()
-    """What the app's key is called: its name, its fingerprint."""
+    """Names under which a rule may refer to the app's API key: its configured name and its
+    fingerprint."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRules:
-    """`[policy]`, ready to be asked."""
+    """The admission rules of the configuration section `[policy]`."""
 
     settings: PolicySection
     side_calls: SideCallRules = field(init=False)
 
     def __post_init__(self) -> None:
-        own = self.settings
+        settings = self.settings
         rules = SideCallRules(
-            own.side_models, own.side_headers, (*MARKERS, *own.side_markers), own.side_rules
+            settings.side_models,
+            settings.side_headers,
+            (*MARKERS, *settings.side_markers),
+            settings.side_rules,
         )
-        object.__setattr__(self, "side_calls", rules)  # frozen
+        object.__setattr__(self, "side_calls", rules)  # the dataclass is frozen
 
-    def side_call(self, asked: RequestFacts, session: SessionSummary | None) -> ServeOnly | None:
-        """`session`: the main calls before it, where there were any."""
-        rule = self.side_calls.matching_rule(asked.model, asked.headers, asked.body, session)
+    def side_call(self, facts: RequestFacts, session: SessionSummary | None) -> ServeOnly | None:
+        """Return the ruling for a side call, or None for a main call.
+
+        `session`: summary of the session's earlier main calls; None if there are none.
+        """
+        rule = self.side_calls.matching_rule(facts.model, facts.headers, facts.body, session)
         return None if rule is None else ServeOnly(ServeOnlyReason.SIDE_CALL, rule)
 
-    def decide(self, asked: RequestFacts, subject: str, *, is_paused: bool = False) -> Ruling:
-        """Of a main call. `subject`: what is drawn as one, its session or its own id."""
+    def decide(self, facts: RequestFacts, subject: str, *, is_paused: bool = False) -> Ruling:
+        """Return the ruling for a main call.
+
+        `subject`: id of the unit that is sampled as a whole: the request's session, or the request
+        itself if it has none. `is_paused`: whether the kill switch is on.
+        """
         if is_paused:
             return ServeOnly(ServeOnlyReason.PAUSED)
         for number, skip in enumerate(self.settings.skip, start=1):
-            if _is_skipped(skip, asked):
+            if _matches(skip, facts):
                 return ServeOnly(ServeOnlyReason.SKIP_RULE, skip.name or str(number))
         if not is_sampled(subject, self.settings.sample_fraction):
             return ServeOnly(ServeOnlyReason.NOT_SAMPLED)
-        num = self.settings.n.get(asked.model, self.settings.n.get(asked.route))
+        num = self.settings.n.get(facts.model, self.settings.n.get(facts.route))
         return Train(num, self.settings.shadow)
 
 
 def is_sampled(subject: str, fraction: float) -> bool:
-    """The same for the same subject, whenever it is asked; a larger fraction keeps whom a smaller
-    one took.
+    """Return whether a subject belongs to the sampled fraction.
+
+    The result depends on the arguments only. A subject that belongs to a fraction also belongs to
+    every larger fraction.
 
     >>> [is_sampled(name, 0.5) for name in ("a", "b", "a")]
     [True, False, True]
@@ -147,33 +168,34 @@ def why_only_served(body: Json, num_siblings: int) -> ServeOnlyReason | None:
     """Return why a request is served once and not trained, None where it is fanned out."""
     if num_siblings < 2:
         return ServeOnlyReason.ONE_SIBLING
-    if not _asks_one(body):
+    if not _has_one_prompt(body):
         has_prompt = bool(body.get("prompt"))
         return ServeOnlyReason.SEVERAL_PROMPTS if has_prompt else ServeOnlyReason.INVALID_REQUEST
     if body.get("temperature") == 0:
         return ServeOnlyReason.GREEDY_REQUEST
     if body.get("n") not in (None, 1):
         return ServeOnlyReason.SEVERAL_CHOICES_ASKED
-    if any(body.get(name) for name in _NOT_A_SAMPLE) or body.get("prompt_logprobs") == 0:
+    if any(body.get(name) for name in _NON_SAMPLING_FIELDS) or body.get("prompt_logprobs") == 0:
         return ServeOnlyReason.NOT_A_SAMPLE
-    if _limit(body) is not None and _limit(body) in (0, 1):
+    max_tokens = _max_tokens(body)
+    if max_tokens is not None and max_tokens in (0, 1):
         return ServeOnlyReason.AT_MOST_ONE_TOKEN
     return None
 
 
-def _is_skipped(rule: SkipRule, asked: RequestFacts) -> bool:
-    """Whether all is so that the rule names."""
+def _matches(rule: SkipRule, facts: RequestFacts) -> bool:
+    """Return whether the request satisfies all conditions of the rule."""
     pattern = rule.first_message_pattern
     return (
-        rule.route in (None, asked.route)
-        and (rule.model is None or fnmatchcase(asked.model, rule.model))
-        and (rule.header is None or has_header(asked.headers, rule.header))
-        and (rule.key is None or rule.key in asked.key_names)
-        and (rule.prompt_chars is None or _num_chars(asked.body) > rule.prompt_chars)
-        and (rule.images is None or _has_images(asked.body))
+        rule.route in (None, facts.route)
+        and (rule.model is None or fnmatchcase(facts.model, rule.model))
+        and (rule.header is None or has_header(facts.headers, rule.header))
+        and (rule.key is None or rule.key in facts.key_names)
+        and (rule.prompt_chars is None or _num_chars(facts.body) > rule.prompt_chars)
+        and (rule.images is None or _has_images(facts.body))
         and (
             pattern is None
-            or pattern.search(opening_of(asked.body), 0, MAX_SEARCHED_CHARS) is not None
+            or pattern.search(opening_of(facts.body), 0, MAX_SEARCHED_CHARS) is not None
         )
     )
 
@@ -187,13 +209,13 @@ def _has_images(body: Json) -> bool:
     for message in cast(list[Any], messages) if isinstance(messages, list) else ():
         content: object = cast(Json, message).get("content") if isinstance(message, dict) else None
         for part in cast(list[Any], content) if isinstance(content, list) else ():
-            if isinstance(part, dict) and cast(Json, part).get("type") in _IMAGES:
+            if isinstance(part, dict) and cast(Json, part).get("type") in _IMAGE_TYPES:
                 return True
     return False
 
 
-def _asks_one(body: Json) -> bool:
-    """One conversation, or one prompt as text or token ids."""
+def _has_one_prompt(body: Json) -> bool:
+    """Return whether the body has one conversation, or one prompt as text or as token ids."""
     messages: object = body.get("messages")
     prompt: object = body.get("prompt")
     if isinstance(messages, list):
@@ -204,5 +226,5 @@ def _asks_one(body: Json) -> bool:
     return isinstance(prompt, str) and bool(prompt)
 
 
-def _limit(body: Json) -> Any:
+def _max_tokens(body: Json) -> Any:
     return body.get("max_completion_tokens") or body.get("max_tokens")

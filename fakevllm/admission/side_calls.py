@@ -1,7 +1,8 @@
-"""Which requests are a client's side calls: titles, tags, summaries, commit messages. Pure.
+"""Recognition of side calls: requests by which a client generates titles, tags, summaries or commit
+messages. Pure.
 
-A side call is served once, never trained, and is no turn of its session. What no rule knows is a
-main call.
+A side call is served once, is never trained, and is not a turn of its session. A request that no
+rule matches is a main call.
 """
 
 from __future__ import annotations
@@ -23,39 +24,48 @@ MARKERS = (
     "You are an expert software engineer that generates concise, one-line Git commit messages",
     "You are now acting as the managed memory extraction subagent",
 )
-"""How side calls begin: opencode's title and its compaction, Open WebUI's tasks (title, tags,
+"""Beginnings of known side calls: opencode's title and compaction, Open WebUI's tasks (title, tags,
 follow-ups, queries), aider's commit message, qwen-code's memory."""
-_MAIN = ("### Task:\nRespond to the user query",)
-"""Open WebUI's template around a question with files, knowledge or a web search, which a user
-asked: it begins as its tasks do."""
+_MAIN_CALL_MARKERS = ("### Task:\nRespond to the user query",)
+"""Beginnings of main calls that would otherwise match a marker. Open WebUI puts a user's question
+into this template if it has files, knowledge or a web search, and its tasks begin alike."""
 
 MIN_QUOTED_CHARS = 12
-"""A shorter text is found inside others by chance."""
+"""Minimum length of an opening message that counts as quoted. A shorter text may be contained in
+another by chance."""
 MAX_SESSIONS = 10_000
+"""Maximum number of sessions whose summaries are kept."""
 MAX_KEPT_CHARS = 2_000
-"""Of a session's first message; a quote of its beginning says as much."""
+"""Number of characters of a session's opening message that are kept. To recognise a quote, the
+beginning is enough."""
 
-_SYSTEM = ("system", "developer")
+_SYSTEM_ROLES = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """What earlier main calls of a session tell of the next request."""
+    """Facts about a session's earlier main calls, for the rules of the next request."""
 
     has_tools: bool = False
+    """Whether any main call had tools."""
     system: bytes = b""
+    """Hash of the system messages of the first main call."""
     opening: str = ""
-    """Text of its first user message."""
+    """Text of the first user message."""
 
 
 @dataclass(frozen=True, slots=True)
 class SideCallRules:
-    """What the operator says of side calls."""
+    """Rules by which a request is recognised as a side call."""
 
     models: Sequence[str] = ()
+    """Patterns of model names, as for `fnmatch`."""
     headers: Sequence[str] = ()
+    """Header names, each optionally followed by a colon and a pattern for the value."""
     markers: Sequence[str] = MARKERS
+    """Texts with which the messages of side calls begin."""
     guesses: Collection[str] = ("no_tools", "marker", "quoted")
+    """Names of the active heuristic rules."""
 
     def matching_rule(
         self,
@@ -64,96 +74,111 @@ class SideCallRules:
         body: Json,
         session: SessionSummary | None = None,
     ) -> str | None:
-        """The rule by which a request is a side call, None for a main call. `model`: as the app
-        names it; `headers`: names in lower case; `body`: in chat completions' or completions'
-        form; `session`: None where it has no earlier call, or nobody knows."""
-        if self.headers and any(has_header(headers, wanted) for wanted in self.headers):
+        """Return the name of the rule that makes a request a side call, or None for a main call.
+
+        `model`: name as the app sent it. `headers`: names in lower case. `body`: in the format of
+        chat completions or completions. `session`: None if the session has no earlier main call or
+        is unknown.
+        """
+        if self.headers and any(has_header(headers, pattern) for pattern in self.headers):
             return "header"
-        if self.models and any(fnmatchcase(model, wanted) for wanted in self.models):
+        if self.models and any(fnmatchcase(model, pattern) for pattern in self.models):
             return "model"
         if session is not None and "no_tools" in self.guesses and _lacks_tools(body, session):
             return "no_tools"
-        if "marker" in self.guesses and self._begins_marked(body):
+        if "marker" in self.guesses and self._has_marker(body):
             return "marker"
         if session is not None and "quoted" in self.guesses and _quotes(body, session):
             return "quoted"
         return None
 
-    def _begins_marked(self, body: Json) -> bool:
+    def _has_marker(self, body: Json) -> bool:
         markers = tuple(self.markers)
-        texts = map(str.lstrip, _openers(body))
-        return any(text.startswith(markers) and not text.startswith(_MAIN) for text in texts)
+        texts = map(str.lstrip, _marked_messages(body))
+        return any(
+            text.startswith(markers) and not text.startswith(_MAIN_CALL_MARKERS) for text in texts
+        )
 
 
 class SessionSummaries:
-    """The main calls of recent sessions, as far as side calls are known by them."""
+    """Summaries of the sessions with the latest main calls, at most `max_sessions`."""
 
-    def __init__(self, bound: int = MAX_SESSIONS) -> None:
-        self._bound = bound
-        self._known: OrderedDict[str, SessionSummary] = OrderedDict()
+    def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
+        self._max_sessions = max_sessions
+        self._summaries: OrderedDict[str, SessionSummary] = OrderedDict()
 
     def get(self, session_id: str) -> SessionSummary | None:
-        return self._known.get(session_id)
+        return self._summaries.get(session_id)
 
     def note(self, session_id: str, body: Json) -> None:
-        """A main call. The first one of a session stands; that it had tools is never forgotten."""
-        known = self._known.pop(session_id, None)
+        """Record a main call. System and opening messages are those of the session's first main
+        call; `has_tools` stays True once any main call had tools."""
+        summary = self._summaries.pop(session_id, None)
         has_tools = bool(body.get("tools"))
-        if known is None:
-            known = SessionSummary(has_tools, _system(body), opening_of(body)[:MAX_KEPT_CHARS])
-        elif has_tools and not known.has_tools:
-            known = SessionSummary(True, known.system, known.opening)
-        self._known[session_id] = known
-        if len(self._known) > self._bound:
-            self._known.popitem(last=False)
+        if summary is None:
+            opening = opening_of(body)[:MAX_KEPT_CHARS]
+            summary = SessionSummary(has_tools, _system_hash(body), opening)
+        elif has_tools and not summary.has_tools:
+            summary = SessionSummary(True, summary.system, summary.opening)
+        self._summaries[session_id] = summary
+        if len(self._summaries) > self._max_sessions:
+            self._summaries.popitem(last=False)
 
 
-def has_header(headers: Mapping[bytes, bytes], wanted: str) -> bool:
-    """
+def has_header(headers: Mapping[bytes, bytes], pattern: str) -> bool:
+    """Return whether a header matches `pattern`: a name, optionally followed by a colon and a
+    pattern for the value. Names of `headers` are in lower case.
+
     >>> has_header({b"x-task": b"title"}, "X-Task: ti*"), has_header({}, "X-Task")
     (True, False)
     """
-    name, colon, value = wanted.partition(":")
-    found = headers.get(name.strip().lower().encode("latin-1"))
-    if found is None:
+    name, colon, value_pattern = pattern.partition(":")
+    value = headers.get(name.strip().lower().encode("latin-1"))
+    if value is None:
         return False
-    return not colon or fnmatchcase(found.decode("latin-1"), value.strip())
+    return not colon or fnmatchcase(value.decode("latin-1"), value_pattern.strip())
 
 
 def opening_of(body: Json) -> str:
-    """The first user message's text, or the prompt."""
+    """Return the text of the first user message, or the prompt; "" if there is neither."""
     return next((text for role, text in messages_of(body) if role == "user"), "")
 
 
 def messages_of(body: Json) -> Iterator[tuple[str, str]]:
-    """Role and text of each message, whatever an app may have put there; a prompt is a user's."""
+    """Yield role and text of each message. A prompt counts as a user message. Malformed messages
+    cause no error."""
     messages: object = body.get("messages")
     prompt: object = body.get("prompt")
     if isinstance(prompt, str):
         yield "user", prompt
     for message in cast(list[Any], messages) if isinstance(messages, list) else ():
         if isinstance(message, dict):
-            found = cast(Json, message)
-            yield str(found.get("role")), text_of(found.get("content"))
+            fields = cast(Json, message)
+            yield str(fields.get("role")), text_of(fields.get("content"))
 
 
-def _openers(body: Json) -> list[str]:
-    """The system messages, and the only other message."""
-    openers: list[str] = []
+def _marked_messages(body: Json) -> list[str]:
+    """Return the texts that may begin with a marker: the system messages, and the other message if
+    there is only one."""
+    system: list[str] = []
     others: list[str] = []
     for role, text in messages_of(body):
-        (openers if role in _SYSTEM else others).append(text)
-    return openers + others if len(others) == 1 else openers
+        (system if role in _SYSTEM_ROLES else others).append(text)
+    return system + others if len(others) == 1 else system
 
 
-def _system(body: Json) -> bytes:
-    """A key: it is only compared, and system prompts are long."""
-    text = "\n".join(text for role, text in messages_of(body) if role in _SYSTEM)
+def _system_hash(body: Json) -> bytes:
+    """Return a hash of the system messages. The messages are long and are only compared."""
+    text = "\n".join(text for role, text in messages_of(body) if role in _SYSTEM_ROLES)
     return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def _lacks_tools(body: Json, session: SessionSummary) -> bool:
-    """Not where a tool's result was said last: the loop goes on, by an agent that has no tools."""
+    """Return whether this call has no tools although its session has.
+
+    A call whose last message is a tool's result is an exception: it continues the main loop, by an
+    agent that has no tools.
+    """
     if body.get("tools") or not session.has_tools:
         return False
     last = next((role for role, _ in reversed(list(messages_of(body)))), None)
@@ -161,14 +186,20 @@ def _lacks_tools(body: Json, session: SessionSummary) -> bool:
 
 
 def _quotes(body: Json, session: SessionSummary) -> bool:
-    """Whether a conversation of its own is about the session's. Who edits a first message quotes
-    it too, but under the same system message; and where a system message tells the time, a
-    session that was shortened looks so, but has answers."""
+    """Return whether this call is a separate conversation about the session: it quotes the
+    session's opening message.
+
+    Two kinds of main calls contain that message too. A user's edited first message has the same
+    system messages as the session. A shortened session may have other system messages, for example
+    if they contain the date, but it contains answers.
+    """
     opening = session.opening.strip()
-    if len(opening) < MIN_QUOTED_CHARS or body.get("tools") or _system(body) == session.system:
+    if len(opening) < MIN_QUOTED_CHARS or body.get("tools"):
         return False
-    said = [(role, text) for role, text in messages_of(body) if role not in _SYSTEM]
-    if not said or any(role == "assistant" for role, _ in said):
+    if _system_hash(body) == session.system:
         return False
-    texts = [text for _, text in said]
+    messages = [(role, text) for role, text in messages_of(body) if role not in _SYSTEM_ROLES]
+    if not messages or any(role == "assistant" for role, _ in messages):
+        return False
+    texts = [text for _, text in messages]
     return not texts[0].strip().startswith(opening) and opening in "\n".join(texts)

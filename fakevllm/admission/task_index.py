@@ -1,29 +1,25 @@
-"""Which task a request belongs to: by its key, or by quoting exactly one row of a dataset. Pure."""
+"""Index of tasks by API key and by text: finds the task that a request belongs to. Pure."""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import json
-import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Callable, Iterable
 
-from fakevllm.errors import ConfigError
 from fakevllm_adapters.protocol.keys import task_id_of, task_key
 from fakevllm_adapters.protocol.swarm import Task
 
-_SPACE = re.compile(r"\s+")
-_PREFIX = 16
-"""Characters by which rows are found in a text; a dataset has few rows that begin alike."""
+_WHITE_SPACE = re.compile(r"\s+")
+_NUM_PREFIX_CHARS = 16
+"""Number of first characters by which rows are looked up. Few rows of a dataset have the same first
+characters."""
 _NUM_MAC_DIGITS = 16
+"""Number of hexadecimal digits of a task key's signature."""
 
 
 class TaskIndex:
-    """Tasks by id, and optionally by their text. With a secret, task keys are signed by it."""
+    """Tasks by id, and optionally by their text. If there is a secret, task keys are signed."""
 
     def __init__(
         self, secret: bytes | None = None, accepts_unsigned: Callable[[], bool] | None = None
@@ -37,9 +33,10 @@ class TaskIndex:
         self._by_text: defaultdict[str, list[Task]] = defaultdict(list)
         self._texts = TextIndex()
         self.counts: Counter[str] = Counter()
-        """Text look-ups: hit, miss, tie."""
+        """Number of text look-ups by their result: hit, miss, tie."""
 
     def add(self, tasks: Iterable[Task], *, by_text: bool = False) -> None:
+        """Register tasks. `by_text`: whether a request may also find them by their text."""
         for task in tasks:
             self._tasks[task.task_id] = task
             if by_text and (text := normalised(task.main_query)):
@@ -47,17 +44,21 @@ class TaskIndex:
                 self._texts.add(text)
 
     def key(self, task_id: str) -> str:
-        """The API key that names this task."""
+        """Return the API key that names this task."""
         if self._secret is None:
             return task_key(task_id)
         return f"{task_key(task_id)}.{self._mac(self._secret, task_id)}"
 
     def knows(self, key: str | None) -> bool:
-        """Whether `key` names a registered task."""
+        """Return whether `key` names a registered task."""
         return self._by_key(key) is not None
 
     def find(self, key: str | None, opening: str) -> Task | None:
-        """The task of a `sk-task-…` key, else the one row the first user message contains."""
+        """Return the task of a request, or None.
+
+        For a key `sk-task-…` it is the task that the key names. For any other key it is the task
+        whose text the first user message, `opening`, contains, if there is exactly one.
+        """
         if task_id_of(key) is not None:
             return self._by_key(key)
         return self._by_opening(opening) if self._by_text else None
@@ -81,26 +82,27 @@ class TaskIndex:
 
     def _by_opening(self, opening: str) -> Task | None:
         text = normalised(opening)
-        rows = self._by_text.get(text) or self._contained(text)
-        outcome = "miss" if not rows else "hit" if len(rows) == 1 else "tie"
-        self.counts[outcome] += 1
-        return rows[0] if outcome == "hit" else None
+        tasks = self._by_text.get(text) or self._contained_tasks(text)
+        result = "miss" if not tasks else "hit" if len(tasks) == 1 else "tie"
+        self.counts[result] += 1
+        return tasks[0] if result == "hit" else None
 
-    def _contained(self, text: str) -> list[Task]:
-        """Rows inside `text`. A row that is part of another row found says nothing of its own."""
-        found = self._texts.inside(text)
+    def _contained_tasks(self, text: str) -> list[Task]:
+        """Return the tasks whose texts `text` contains, without those whose text is part of another
+        match."""
+        matches = self._texts.contained_rows(text)
         longest = [
-            row for row in found if not any(row != other and row in other for other in found)
+            row for row in matches if not any(row != other and row in other for other in matches)
         ]
         return [task for row in longest for task in self._by_text[row]]
 
 
 class TextIndex:
-    """Finds which of many rows a text contains, in one pass over the text.
+    """Index of texts (rows) that finds all rows contained in another text, in one pass over it.
 
     >>> index = TextIndex()
     >>> index.add("what is 1 plus 2?")
-    >>> index.inside("so, what is 1 plus 2? thanks")
+    >>> index.contained_rows("so, what is 1 plus 2? thanks")
     {'what is 1 plus 2?'}
     """
 
@@ -109,89 +111,30 @@ class TextIndex:
         self._long: defaultdict[str, defaultdict[int, set[str]]] = defaultdict(
             lambda: defaultdict(set)
         )
-        """By their first characters, then by length: rows that begin alike cost one look-up."""
+        """Rows by their first characters, then by their length. All rows of equal beginning and
+        length cost one look-up."""
 
     def add(self, row: str) -> None:
-        if len(row) < _PREFIX:
+        if len(row) < _NUM_PREFIX_CHARS:
             self._short.add(row)
         else:
-            self._long[row[:_PREFIX]][len(row)].add(row)
+            self._long[row[:_NUM_PREFIX_CHARS]][len(row)].add(row)
 
-    def inside(self, text: str) -> set[str]:
-        found = {row for row in self._short if row in text}
-        for at in range(len(text) - _PREFIX + 1):
-            alike = self._long.get(text[at : at + _PREFIX])
-            for length, rows in alike.items() if alike is not None else ():
-                if (part := text[at : at + length]) in rows:
-                    found.add(part)
-        return found
+    def contained_rows(self, text: str) -> set[str]:
+        """Return the rows that `text` contains."""
+        matches = {row for row in self._short if row in text}
+        for start in range(len(text) - _NUM_PREFIX_CHARS + 1):
+            by_length = self._long.get(text[start : start + _NUM_PREFIX_CHARS])
+            for length, rows in by_length.items() if by_length is not None else ():
+                if (part := text[start : start + length]) in rows:
+                    matches.add(part)
+        return matches
 
 
 def normalised(text: str) -> str:
-    """
+    """Return the text in lower case, with all white space as single spaces.
+
     >>> normalised("  What is\\n1 plus 2? ")
     'what is 1 plus 2?'
     """
-    return _SPACE.sub(" ", text).strip().lower()
-
-
-def endless_rows(tasks: Sequence[Task], seed: int, skip: int = 0) -> Iterator[tuple[int, Task]]:
-    """(round, task), the tasks shuffled anew in each round; `skip` rows were played before."""
-    round_, played = 0, 0
-    while True:
-        order = list(tasks)
-        random.Random(f"{seed} {round_}").shuffle(order)
-        for task in order:
-            if played >= skip:
-                yield round_, task
-            played += 1
-        round_ += 1
-
-
-def read_tasks(file: Path, field: str) -> list[Task]:
-    """One task per JSONL row; its id names the file's content and the row. Raises ConfigError."""
-    try:
-        raw = file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"The dataset {file} cannot be read: {error.strerror}.") from None
-    name = hashlib.sha256(raw).hexdigest()[:8]
-    lines = raw.splitlines()
-    return [
-        _task(f"{name}-{row}", line, row, file, field)
-        for row, line in enumerate(lines)
-        if line.strip()
-    ]
-
-
-def _task(task_id: str, line: bytes, row: int, file: Path, field: str) -> Task:
-    try:
-        record: Any = _strict_json(line)
-    except (ValueError, RecursionError) as error:
-        said = f" ({error})" if type(error) is ValueError else ""
-        raise ConfigError(
-            f"{file}, line {row + 1}, is not JSON{said}: the dataset must be JSON Lines."
-        ) from None
-    fields = cast(dict[str, Any], record) if isinstance(record, dict) else {}
-    text = fields.get(field)
-    if not isinstance(text, str):
-        raise ConfigError(
-            f"{file}, line {row + 1}, has no text field {field!r} "
-            f"(its fields: {', '.join(fields)[:300]}): set --field, or `field`."
-        )
-    return Task(task_id=task_id, main_query=text, metadata=fields)
-
-
-def _strict_json(line: bytes) -> Any:
-    """What could not be sent on is refused here. Raises ValueError, RecursionError."""
-
-    def refuse(name: str) -> float:
-        raise ValueError(f"it holds {name}")
-
-    record: Any = json.loads(line, parse_constant=refuse)
-    try:
-        json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("it holds half a surrogate pair") from None
-    except ValueError:
-        raise ValueError("it holds a number too large") from None
-    return record
+    return _WHITE_SPACE.sub(" ", text).strip().lower()

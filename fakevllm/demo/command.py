@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from fakevllm.admission.task_index import endless_rows
+from fakevllm.admission.dataset import endless_rows
 from fakevllm.config.model import load
 from fakevllm.demo.outcome import Outcome
 from fakevllm.demo.probe import NUM_SAMPLES, Probe, probe

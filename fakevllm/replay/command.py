@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fakevllm.admission.task_index import read_tasks
+from fakevllm.admission.dataset import read_tasks
 from fakevllm.errors import ConfigError
 from fakevllm.replay.backpressure import follow_capacity
 from fakevllm.replay.concurrent_rows import play

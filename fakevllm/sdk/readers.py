@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fakevllm.admission.task_index import read_tasks
+from fakevllm.admission.dataset import read_tasks
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.protocol.swarm import Task
 

@@ -1,4 +1,4 @@
-"""What went wrong on the line to the swarm server: whether it passes, and what to do."""
+"""Errors of requests to the swarm server: whether a retry may help, and what the user can do."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import os
 import aiohttp
 
 CALL_TIMEOUT_S = 10
+"""Seconds after which a request to the server is given up."""
 NEEDS_ADMIN_KEY = (
-    "our key may not start the engine: have an admin start it, or give an admin's key with "
-    "--swarm-key and start this again"
+    "the proxy's key may not start the engine: have an admin start it, or give an admin's key with "
+    "--swarm-key and restart the proxy"
 )
 NETWORK_ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
+MAX_LINE_CHARS = 300
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may succeed later: what the server refuses (4xx) it refuses again.
+    """Return whether the same request may succeed later. A request that the server has refused
+    (4xx) will be refused again.
 
     >>> is_transient(TimeoutError()), is_transient(ValueError())
     (True, False)
@@ -25,17 +28,17 @@ def is_transient(error: BaseException) -> bool:
 
 
 def describe_error(error: Exception) -> str:
-    """What is wrong with the server and what to do, in one line; the sentence begins with its URL.
+    """Return the problem and its fix in one line, for a sentence that begins with the server's URL.
 
     >>> describe_error(TimeoutError())
     'does not answer within 10 s: see its log'
     """
     match error:
         case aiohttp.ClientResponseError(status=401):
-            return "refuses our key (401): give the one it knows with --swarm-key"
+            return "refuses the proxy's key (401): give a key of the server with --swarm-key"
         case aiohttp.ClientResponseError():
-            said = f"{error.status} {error.message}".strip()
-            return f"answers {one_line(said)}: see its log, or name a fakevllm-server with --swarm"
+            answer = one_line(f"{error.status} {error.message}".strip())
+            return f"answers {answer}: see its log, or name a fakevllm-server with --swarm"
         case TimeoutError():
             return f"does not answer within {CALL_TIMEOUT_S} s: see its log"
         case aiohttp.ClientError():
@@ -44,17 +47,18 @@ def describe_error(error: Exception) -> str:
                 "name another with --swarm"
             )
         case _:
-            return f"cannot be followed ({type(error).__name__}: {one_line(str(error))})"
+            return f"cannot be polled ({type(error).__name__}: {one_line(str(error))})"
 
 
 def _cause(error: aiohttp.ClientError) -> str:
-    """Without aiohttp's key of the connection."""
+    """Return the error's text without the connection key that aiohttp adds to it."""
     errno = error.errno if isinstance(error, OSError) else None
     if errno is not None and errno > 0:
         return os.strerror(errno)
-    said = error.strerror if isinstance(error, OSError) else str(error)
-    return one_line(said or type(error).__name__)
+    text = error.strerror if isinstance(error, OSError) else str(error)
+    return one_line(text or type(error).__name__)
 
 
 def one_line(text: str) -> str:
-    return " ".join(text.split())[:300]
+    """Return the text with all white space as single spaces, cut to MAX_LINE_CHARS."""
+    return " ".join(text.split())[:MAX_LINE_CHARS]

@@ -1,5 +1,5 @@
-"""The proxy's line to its swarm server: follows its status, starts its engine, ends groups, brings
-home its log."""
+"""The proxy's connection to its swarm server: poll the status, start the engine, send groups, and
+copy the run log into the ledger."""
 
 from __future__ import annotations
 
@@ -41,15 +41,19 @@ log = logging.getLogger("fakevllm.link")
 M = TypeVar("M", bound=BaseModel)
 
 POLL_EVERY_S = 0.2
-"""The server answers from memory; replays keep their pace by what is heard."""
+"""Seconds between two status requests. The server answers them from memory, and replays adjust
+their pace to the status."""
 END_GROUP_RETRY_S = 60
-"""How long an end is sent again to a server that does not answer; a server restarts well within
-it."""
+"""Seconds for which a group's end is sent again to a server that does not answer. A server restarts
+well within this time."""
 _PROXY_KEYS = frozenset({"num_repeat", "temperature"})
-"""Ours hold for our siblings whatever the server's job says."""
+"""Keys of the job whose values are the proxy's own for its siblings, whatever the server's job
+has."""
 
 
 class SwarmLink:
+    """Client of one swarm server, with the server's latest known status. Call `close()` last."""
+
     def __init__(
         self,
         url: str,
@@ -67,51 +71,56 @@ class SwarmLink:
         self._job = job
         self._ledger = ledger
         self._started_server_id: str | None = None
+        """Id of the server process whose engine this link has started or found running. The id
+        changes when the server restarts."""
         self._job_refusal: str | None = None
-        """Why the server did not take our job."""
+        """Why the server did not accept the proxy's job; None if it did."""
         self._url = url
-        self._reported_error: str | None = "nothing heard yet"
-        """As last reported; None while there is none."""
+        self._reported_error: str | None = "not polled yet"
+        """Kind of the error that was logged last; None while the server can be polled."""
         self._cursor: tuple[str, int] | None = None
-        """(run id, number of its last applied log entry) where known."""
+        """Id of the run and number of its last applied log entry; None if unknown."""
         self.reached = asyncio.Event()
         """Set while the server answers."""
         self.serving = asyncio.Event()
-        """Set while an engine is known to serve."""
+        """Set while an engine is known to be ready."""
         self._status: EngineStatusReply | None = None
         self.load_probe = load_probe or LoadProbe()
         self.is_silent = False
-        """Whether its last status did not come at all. A server that refuses to tell it, or tells
-        nonsense, lives, and so does one whose log cannot be had."""
+        """Whether the last status request got no response at all. A server that sends an error or a
+        malformed status is not silent, nor is a server whose run log cannot be fetched."""
 
     @property
     def status(self) -> EngineStatusReply | None:
-        """As last heard, with why our job was not taken; None while the server cannot be
-        reached."""
+        """Latest status of the server; None while the server cannot be polled. Its detail contains
+        the reason if the server refused the proxy's job."""
         return self._status
 
     @status.setter
     def status(self, status: EngineStatusReply | None) -> None:
         if status is not None:
             is_off = status.engine_status is EngineStatus.OFFLINE
-            told = status.engine_status_detail or (self._job_refusal if is_off else None)
-            both = status.lockstep and self._job.lockstep
-            status = status.model_copy(update={"engine_status_detail": told, "lockstep": both})
+            detail = status.engine_status_detail or (self._job_refusal if is_off else None)
+            lockstep = status.lockstep and self._job.lockstep
+            status = status.model_copy(
+                update={"engine_status_detail": detail, "lockstep": lockstep}
+            )
         self._status = status
         (self.serving.set if self.is_serving else self.serving.clear)()
 
     @property
     def model(self) -> str | None:
+        """Name of the served model; None if it is unknown."""
         return self.status.model if self.status is not None else None
 
     @property
     def dropped(self) -> dict[str, int]:
-        """By the server's run, as last heard."""
+        """Number of groups that the server's run has dropped, by reason."""
         return self.status.dropped if self.status is not None else {}
 
     @property
     def engine(self) -> EngineInfo:
-        """What is known of the engine that answers."""
+        """Known facts about the engine."""
         status = self.status
         if status is None:
             return EngineInfo()
@@ -119,6 +128,7 @@ class SwarmLink:
 
     @property
     def is_serving(self) -> bool:
+        """Whether an engine is known to be ready."""
         return self.status is not None and self.status.engine_status not in (
             EngineStatus.OFFLINE,
             EngineStatus.BOOTING,
@@ -126,23 +136,25 @@ class SwarmLink:
 
     @property
     def may_become_ready(self) -> bool:
-        """Whether an engine that does not answer may yet: not one that was stopped, or that could
-        not be started."""
+        """Whether an engine that is not ready may become ready. It is False for an engine that was
+        stopped or could not be started."""
         status = self.status
         is_off = status is not None and status.engine_status is EngineStatus.OFFLINE
         return not is_off or status is None or status.server_id != self._started_server_id
 
     async def until_serving(self, limit_s: float) -> None:
-        """Returns when an engine begins to answer, or after `limit_s`; where one is thought to
-        answer already, after all of it."""
+        """Wait until an engine becomes ready, but at most `limit_s` seconds. If an engine is
+        believed to be ready already, wait for all of `limit_s`."""
         if self.is_serving:
             return await asyncio.sleep(limit_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):  # wait_for may lose a cancellation, up to 3.11
+            # Up to Python 3.11, wait_for may lose a cancellation that comes with the event.
+            async with asyncio.timeout(limit_s):
                 await self.serving.wait()
 
     async def run(self) -> None:
-        """Until cancelled. Trouble with the server is reported once, and over when it is over."""
+        """Follow the server until this task is cancelled. An error is logged once, and its end is
+        logged too."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_load())
             await self._follow_server()
@@ -152,49 +164,56 @@ class SwarmLink:
             try:
                 await self._follow()
                 self.reached.set()
-                self._report(None)
-            except Exception as error:  # isolates: a stranger on the port may answer anything
+                self._log_change(None)
+            except Exception as error:  # isolates: another program on the port may answer anything
                 self.status = None
                 self.reached.clear()
-                self._report(error)
+                self._log_change(error)
             await asyncio.sleep(POLL_EVERY_S)
 
     async def fetch_status(self) -> EngineStatusReply | None:
-        """The status at this moment; None where the server does not tell."""
+        """Request the current status; None if the server does not send a valid one."""
         try:
             return await self._get("/get_engine_status", EngineStatusReply)
         except (*NETWORK_ERRORS, ValueError):
             return None
 
     async def end_group(self, request: EndGroupRequest) -> EndGroupReply:
-        """Sends again what may not have arrived; the server takes a group once. Raises
-        aiohttp.ClientError."""
+        """Send the end of a group, and send it again after transient errors; the server accepts a
+        group once. Raises one of NETWORK_ERRORS."""
         return await _with_retries(self._post)("/end_group", request, EndGroupReply)
 
     async def add_sample(self, request: AddSampleRequest) -> EndGroupReply:
-        """As `end_group`."""
+        """Send one late sample, with retries as in `end_group`."""
         return await _with_retries(self._post)("/add_sample", request, EndGroupReply)
 
     async def abort_group(self, group_id: str) -> None:
-        """Best effort: a group that is never ended is dropped by the server in time."""
+        """Ask the server to drop a group. Errors are only logged, because the server drops a group
+        that is never ended after some time anyway."""
         try:
             await self._post("/abort_group", AbortGroupRequest(group_id=group_id), SuccessReply)
         except NETWORK_ERRORS as error:
-            log.debug("group %s is not aborted: the server %s", group_id, describe_error(error))
+            log.debug(
+                "group %s could not be aborted: the server %s", group_id, describe_error(error)
+            )
 
     async def close(self) -> None:
         await self._http.close()
 
     async def _follow(self) -> None:
+        """Poll once: update the status, start the engine of a new server process, and fetch the
+        log."""
         before, status = self.status, await self._poll_status()
         self.status = status
         if status.engine_status_detail and _state_and_detail(status) != _state_and_detail(before):
             log.warning("%s: %s", *_state_and_detail(status))
         if status.engine_status is EngineStatus.OFFLINE:
-            # started once for each life of the server: somebody who stops the engine means it
+            # The engine is started once per server process. An engine that was stopped later was
+            # stopped on purpose.
             if status.server_id != self._started_server_id:
                 await self._start()
-                # Together: one that is thought to have been stopped is waited for by nobody.
+                # No await between these two assignments: OFFLINE together with a known server id
+                # means a stopped engine, for which no request waits.
                 self.status = await self._poll_status()
                 self._started_server_id = status.server_id
         elif status.server_id != self._started_server_id:
@@ -202,6 +221,7 @@ class SwarmLink:
         await self._fetch_log(status.run_id)
 
     async def _poll_status(self) -> EngineStatusReply:
+        """Request the status and update `is_silent`."""
         try:
             status = await self._get("/get_engine_status", EngineStatusReply)
         except Exception as error:
@@ -211,22 +231,24 @@ class SwarmLink:
         return status
 
     async def _follow_load(self) -> None:
-        """Beside the rest: an engine may take long to tell, and the server is heard meanwhile."""
+        """Probe the engine's queue until cancelled. This task is separate, because a slow
+        engine must not delay the polling of the server."""
         while True:
             await self.load_probe.follow(self._http, is_serving=self.is_serving)
             await self.until_serving(POLL_EVERY_S)
 
     async def _start(self) -> None:
+        """Send the proxy's job to the server and start the engine. A refusal is logged and kept."""
         self._job_refusal = None
         config = SyncTrainConfigRequest(yaml_as_string=self._job.as_yaml())
         for path, request in (("/sync_train_config", config), ("/start_engine", None)):
             async with self._http.post(
                 path, json=request.model_dump() if request else {}
-            ) as answer:
-                reply: dict[str, Any] = await answer.json()
+            ) as response:
+                reply: dict[str, Any] = await response.json()
             if not reply.get("success"):
                 self._job_refusal = one_line(str(reply.get("error") or reply.get("detail")))
-                if answer.status == 403:
+                if response.status == 403:
                     self._job_refusal = f"{NEEDS_ADMIN_KEY} ({self._job_refusal})"
                 log.error("%s%s: %s", self._url, path, self._job_refusal)
                 break
@@ -234,59 +256,63 @@ class SwarmLink:
                 log.warning("[job]: %s", one_line(str(warning)))
 
     async def _attach(self, server_id: str) -> None:
-        """A running engine keeps its job; a differing one of ours is reported, not applied."""
+        """Attach to an engine that is already running. The engine keeps its job; differences from
+        the proxy's job are logged and not applied."""
         self._started_server_id = server_id
-        async with self._http.get("/get_train_config") as answer:
-            theirs: dict[str, Any] | None = await answer.json()
-        ours = self._job.model_dump(mode="json")
+        async with self._http.get("/get_train_config") as response:
+            running: dict[str, Any] | None = await response.json()
+        wanted = self._job.model_dump(mode="json")
         differing = [
-            f"{key} = {value}, not {ours.get(key)}"
-            for key, value in (theirs or {}).items()
-            if ours.get(key) != value and key not in _PROXY_KEYS
+            f"{key} = {value}, not {wanted.get(key)}"
+            for key, value in (running or {}).items()
+            if wanted.get(key) != value and key not in _PROXY_KEYS
         ]
         if differing:
             log.warning(
-                "the engine runs already, with a job of its own: %s; for [job] to count, end "
-                "`fakevllm-server start` and this, and start both again",
+                "the engine is already running with another job: %s; to apply [job], stop "
+                "`fakevllm-server start` and this proxy, and start both again",
                 "; ".join(differing),
             )
 
     async def _fetch_log(self, run_id: str) -> None:
         cursor = await self._cursor_of(run_id)
-        async with self._http.get("/get_run_log", params={"after": cursor}) as answer:
-            entries = LogReply.model_validate_json(await answer.read()).entries
+        async with self._http.get("/get_run_log", params={"after": cursor}) as response:
+            entries = LogReply.model_validate_json(await response.read()).entries
         if entries:
-            # Read anew from the file: entries that could not be written are asked for again.
+            # The cursor is read from the ledger again, so that entries that could not be written
+            # are requested again.
             self._cursor = None
             self._ledger.apply_log(run_id, entries)
             await self._ledger.flush()
 
     async def _cursor_of(self, run_id: str) -> int:
+        """Return the number of the run's last log entry that the ledger has applied."""
         if self._cursor is None or self._cursor[0] != run_id:
             self._cursor = (run_id, await asyncio.to_thread(self._ledger.log_cursor, run_id))
         return self._cursor[1]
 
     async def _get(self, path: str, reply: type[M]) -> M:
-        async with self._http.get(path) as answer:
-            answer.raise_for_status()
-            return reply.model_validate_json(await answer.read())
+        async with self._http.get(path) as response:
+            response.raise_for_status()
+            return reply.model_validate_json(await response.read())
 
     async def _post(self, path: str, request: BaseModel, reply: type[M]) -> M:
         body = request.model_dump_json().encode()
         headers = {"Content-Type": "application/json"}
-        async with self._http.post(path, data=body, headers=headers) as answer:
-            answer.raise_for_status()
-            return reply.model_validate_json(await answer.read())
+        async with self._http.post(path, data=body, headers=headers) as response:
+            response.raise_for_status()
+            return reply.model_validate_json(await response.read())
 
-    def _report(self, error: Exception | None) -> None:
-        trouble = None if error is None else type(error).__name__
-        if trouble == self._reported_error:
+    def _log_change(self, error: Exception | None) -> None:
+        """Log an error, or its end, if its kind differs from the last one."""
+        kind = None if error is None else type(error).__name__
+        if kind == self._reported_error:
             return
-        self._reported_error = trouble
+        self._reported_error = kind
         if error is None:
             log.info("swarm server %s reached", self._url)
         else:
-            log.warning("swarm server %s %s; trying on", self._url, describe_error(error))
+            log.warning("swarm server %s %s; retrying", self._url, describe_error(error))
 
 
 def _state_and_detail(status: EngineStatusReply | None) -> tuple[str | None, str | None]:

@@ -1,4 +1,4 @@
-"""How many requests wait in the engine's queue, by what the engine tells Prometheus."""
+"""Number of requests that wait in the engine's queue, read from the engine's Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -10,30 +10,36 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 PROBE_EVERY_S = 1.0
-"""A real engine's page takes it milliseconds."""
+"""Seconds between two probes. A real engine needs some milliseconds to render its metrics."""
 TIMEOUT_S = 2.0
+"""Seconds after which a probe is given up."""
 log = logging.getLogger("fakevllm.link")
 _WAITING = "vllm:num_requests_waiting"
 
 
 class LoadProbe:
+    """The latest known length of the engine's queue."""
+
     def __init__(
         self,
         is_wanted: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`is_wanted`: whether anybody goes by it now. An engine that begins to answer is asked
-        once all the same, so that the first who does knows it."""
+        """`is_wanted`: whether the queue length is needed now. An engine that has become ready is
+        probed once even if it is not needed, so that the first request knows the number."""
         self._is_wanted = is_wanted
         self._clock = clock
         self._next_at = clock()
         self._has_probed = False
-        """Since the engine began to answer."""
+        """Whether the engine was probed since it became ready."""
         self.num_waiting: int | None = None
-        """As last heard; None where the engine does not tell."""
+        """Number of waiting requests; None if the engine does not report it."""
 
     async def follow(self, http: aiohttp.ClientSession, *, is_serving: bool) -> None:
-        """To be called often; asks when it is time. Raises nothing of the server's."""
+        """Probe the engine if a probe is due. Call this method often.
+
+        `is_serving`: whether the engine is ready. Errors of the server are not raised.
+        """
         if not is_serving:
             self.num_waiting, self._has_probed = None, False
         elif self._has_probed and not self._is_wanted():
@@ -47,25 +53,27 @@ class LoadProbe:
 async def _fetch_queue_length(http: aiohttp.ClientSession) -> int | None:
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     try:
-        async with http.get("/metrics", timeout=timeout) as answer:
-            return parse_queue_length(await answer.text()) if answer.status == 200 else None
-    except Exception as error:  # isolates: a garbled page is no reason to lose the server
-        log.debug("no queue is known: %s", error)
+        async with http.get("/metrics", timeout=timeout) as response:
+            if response.status != 200:
+                return None
+            return parse_queue_length(await response.text())
+    except Exception as error:  # isolates: malformed metrics must not end the link to the server
+        log.debug("the length of the engine's queue is unknown: %s", error)
         return None
 
 
-def parse_queue_length(page: str) -> int | None:
-    """Of all the engines on a page; None where it tells of none. Raises some
-    exception where it is garbled.
+def parse_queue_length(metrics: str) -> int | None:
+    """Return the number of waiting requests of all engines in a Prometheus text, or None if no
+    engine reports it. Raises an exception of any type for malformed text.
 
     >>> parse_queue_length('vllm:num_requests_waiting{engine="0"} 2.0')
     2
     """
-    lines = [line for line in page.splitlines() if line.startswith(_WAITING)]
-    found = [
+    lines = [line for line in metrics.splitlines() if line.startswith(_WAITING)]
+    values = [
         sample.value
         for family in text_string_to_metric_families("\n".join(lines))
         for sample in family.samples
         if sample.name == _WAITING
     ]
-    return max(0, int(sum(found))) if found else None
+    return max(0, int(sum(values))) if values else None

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from fakevllm.admission.task_index import endless_rows
+from fakevllm.admission.dataset import endless_rows
 from fakevllm.errors import ConfigError, UserError
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import MAX_REWARD, Task, WorkflowOutput

@@ -7,8 +7,9 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
+from fakevllm.admission.dataset import read_tasks
 from fakevllm.admission.kill_switch import KillSwitch, pause_file
-from fakevllm.admission.task_index import TaskIndex, read_tasks
+from fakevllm.admission.task_index import TaskIndex
 from fakevllm.config.model import Config, DatasetSection
 from fakevllm.groups.lockstep import Lockstep
 from fakevllm.groups.pipeline import Pipeline

@@ -28,10 +28,12 @@ def test_a_proxy_of_a_client_says_who_must_start_the_engine_and_serves_once_it_r
     file.write_text(f"[swarm]\nkey = '{KEYS['alice'][0]}'\n[policy]\n")
     flags = ("--hooks", str(yes_hooks), "--n", "2", "--config", str(file), "--key-file", str(keys))
     proxy = processes.proxy(server, *flags, wait=False)
-    told = "our key may not start the engine: have an admin start it, or give an admin's key"
+    told = (
+        "the proxy's key may not start the engine: have an admin start it, or give an admin's key"
+    )
     wait_until(lambda: told in proxy.log, 30, lambda: proxy.log)
     status = " ".join(command(proxy, "status", name="alice").stdout.split())
-    assert "our key may not start the engine" in status
+    assert "the proxy's key may not start the engine" in status
 
     refused = command(proxy, "pause", name="alice")
     assert refused.returncode == 2

@@ -252,8 +252,8 @@ def test_a_second_proxy_attaches_and_reports_a_differing_job(
     job = processes.folder / "other.toml"
     job.write_text("[job]\nlr = 0.7\n")
     proxy = processes.proxy(server, "--n", "7", "--config", str(job))
-    wait_until(lambda: "a job of its own" in proxy.log, 10, lambda: proxy.log)
-    (told,) = [line for line in proxy.log.splitlines() if "a job of its own" in line]
+    wait_until(lambda: "running with another job" in proxy.log, 10, lambda: proxy.log)
+    (told,) = [line for line in proxy.log.splitlines() if "running with another job" in line]
     assert "lr = " in told and "num_repeat" not in told
 
 

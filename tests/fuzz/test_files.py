@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from swarm_server.samples import call
 
-from fakevllm.admission.task_index import read_tasks
+from fakevllm.admission.dataset import read_tasks
 from fakevllm.config.key_file import KeyFile
 from fakevllm.config.model import load
 from fakevllm.errors import ConfigError

@@ -153,7 +153,7 @@ def test_a_question_too_short_to_be_a_quote_is_none() -> None:
 
 
 def test_the_sessions_of_old_are_forgotten() -> None:
-    sessions = SessionSummaries(bound=2)
+    sessions = SessionSummaries(max_sessions=2)
     for name in ("a", "b", "a", "c"):
         sessions.note(name, asks(user(name)))
     assert [sessions.get(name) is not None for name in "abc"] == [True, False, True]

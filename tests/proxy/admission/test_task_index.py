@@ -1,12 +1,7 @@
-import json
-from pathlib import Path
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.admission.task_index import TaskIndex, TextIndex, read_tasks
-from fakevllm.errors import ConfigError
+from fakevllm.admission.task_index import TaskIndex, TextIndex
 from fakevllm_adapters.protocol.keys import task_key
 from fakevllm_adapters.protocol.swarm import Task
 
@@ -49,38 +44,6 @@ def test_without_a_text_index_nothing_is_looked_up_or_counted() -> None:
     assert not tasks.counts
 
 
-def test_rows_become_tasks_with_the_whole_row_as_metadata(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    rows = [{"question": "q1", "answer": "a1"}, {"question": "q2", "answer": "a2"}]
-    file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    tasks = read_tasks(file, "question")
-    assert [task.main_query for task in tasks] == ["q1", "q2"]
-    assert tasks[1].metadata["answer"] == "a2"
-    assert [task.task_id for task in read_tasks(file, "question")] == [t.task_id for t in tasks]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "line 1, is not JSON"),
-        ('{"q": 1}', "no text field 'question' .its fields: q.: set --field"),
-        ("[1]", "no text field 'question'"),
-    ],
-)
-def test_a_bad_dataset_names_the_line_and_the_mend(
-    tmp_path: Path, content: str, message: str
-) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text(content)
-    with pytest.raises(ConfigError, match=message):
-        read_tasks(file, "question")
-
-
-def test_a_missing_dataset_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        read_tasks(tmp_path / "none.jsonl", "question")
-
-
 LETTERS = st.text("ab ", min_size=1, max_size=40)
 
 
@@ -93,7 +56,7 @@ def test_the_index_finds_the_rows_a_scan_of_all_would_find(
     index = TextIndex()
     for row in rows:
         index.add(row)
-    assert index.inside(text) == {row for row in rows if row in text}
+    assert index.contained_rows(text) == {row for row in rows if row in text}
 
 
 def test_many_rows_that_begin_alike_are_not_gone_through() -> None:
@@ -110,7 +73,7 @@ def test_many_rows_that_begin_alike_are_not_gone_through() -> None:
     for number in range(5_000):
         index.add(f"what is the sum of {number} and one?")
     text = Text("so, what is the sum of 4999 and one? thanks")
-    assert index.inside(text) == {"what is the sum of 4999 and one?"}
+    assert index.contained_rows(text) == {"what is the sum of 4999 and one?"}
     assert Text.looks == 0
 
 

@@ -86,7 +86,7 @@ async def test_a_server_that_is_not_there_is_one_line_with_its_url_and_what_to_d
         await link.close()
     assert told_of_link(caplog) == [
         f"swarm server {url} cannot be reached (Connection refused): start it with "
-        "`fakevllm-server start`, or name another with --swarm; trying on"
+        "`fakevllm-server start`, or name another with --swarm; retrying"
     ]
 
 
@@ -97,11 +97,14 @@ def told_of_link(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (answered(401, "Unauthorized"), "refuses our key (401): give the one it knows with"),
+        (
+            answered(401, "Unauthorized"),
+            "refuses the proxy's key (401): give a key of the server with",
+        ),
         (answered(404, "Not Found"), "answers 404 Not Found: see its log, or name a"),
         (aiohttp.ServerDisconnectedError(), "cannot be reached (Server disconnected): start it"),
         (aiohttp.ServerTimeoutError("slow"), "does not answer within 10 s"),
-        (ValueError("a\n  b" * 200), "cannot be followed (ValueError: a b"),
+        (ValueError("a\n  b" * 200), "cannot be polled (ValueError: a b"),
     ],
 )
 def test_whatever_is_wrong_with_the_server_is_told_in_one_line(error: Exception, told: str) -> None:
@@ -277,5 +280,5 @@ async def test_an_engine_that_runs_with_another_job_is_told_key_by_key(
         swarm.answers["/get_train_config"] = TrainJob(lora_rank=4, num_repeat=9).model_dump()
         async with following(swarm, ledger) as link:
             await link.reached.wait()
-    (told,) = [line for line in told_of_link(caplog) if "job" in line]
-    assert "a job of its own: lora_rank = 4, not 0; for [job] to count, end" in told
+    (message,) = [line for line in told_of_link(caplog) if "job" in line]
+    assert "with another job: lora_rank = 4, not 0; to apply [job], stop" in message

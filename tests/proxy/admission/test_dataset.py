@@ -1,0 +1,41 @@
+"""Tasks read from a dataset file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fakevllm.admission.dataset import read_tasks
+from fakevllm.errors import ConfigError
+
+
+def test_rows_become_tasks_with_the_whole_row_as_metadata(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [{"question": "q1", "answer": "a1"}, {"question": "q2", "answer": "a2"}]
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    tasks = read_tasks(file, "question")
+    assert [task.main_query for task in tasks] == ["q1", "q2"]
+    assert tasks[1].metadata["answer"] == "a2"
+    assert [task.task_id for task in read_tasks(file, "question")] == [t.task_id for t in tasks]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "line 1, is not JSON"),
+        ('{"q": 1}', "no text field 'question' .its fields: q.: set --field"),
+        ("[1]", "no text field 'question'"),
+    ],
+)
+def test_a_bad_dataset_names_the_line_and_the_mend(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        read_tasks(file, "question")
+
+
+def test_a_missing_dataset_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_tasks(tmp_path / "none.jsonl", "question")
