@@ -58,7 +58,7 @@ class Client:
 
     async def start(self, name: str, job: TrainJob) -> None:
         async def do() -> Ack:
-            async with self._swarm.changing_engine:
+            async with self._swarm.engine_lock:
                 if self._swarm.engine.status is EngineStatus.OFFLINE:
                     self._swarm.job = job
                     await self._swarm.start_engine()
@@ -82,9 +82,9 @@ class Client:
         request = EndGroupRequest(group_id=name, rewards=list(rewards))
 
         async def do() -> Ack:
-            reply = await self._swarm.intake.end_group(request, self._swarm.closed)
+            reply = await self._swarm.intake.end_group(request, self._swarm.closed_reason)
             assert reply.success or reply.failure_reason == "corrupt", reply.failure_reason
-            self._swarm.changed()
+            self._swarm.notify_loop()
             return {"request": request.model_dump(), "reply": reply.model_dump()}
 
         ack = await self._once(f"end_group {name}", do)
@@ -99,9 +99,10 @@ class Client:
         recorded = [RecordedCall.from_wire(call) for call in calls]
 
         async def do() -> Ack:
-            reply = await self._swarm.intake.add_sample(request, recorded, self._swarm.closed)
+            closed_reason = self._swarm.closed_reason
+            reply = await self._swarm.intake.add_sample(request, recorded, closed_reason)
             assert reply.success
-            self._swarm.changed()
+            self._swarm.notify_loop()
             return {"request": request.model_dump(), "reply": reply.model_dump()}
 
         await self._once(f"add_sample {name}", do)
@@ -137,8 +138,8 @@ class Client:
 
         async def do() -> Ack:
             request = EndEpisodeRequest(client_uuid=NAME, episode_uuid=uuid, task_id=task)
-            reply = await self._swarm.intake.end_episode(request, reward, self._swarm.closed)
-            self._swarm.changed()
+            reply = await self._swarm.intake.end_episode(request, reward, self._swarm.closed_reason)
+            self._swarm.notify_loop()
             return {"request": request.model_dump(), "reply": reply.model_dump(), "reward": reward}
 
         try:
@@ -185,7 +186,7 @@ class Client:
         async def end_late() -> Ack:
             request = EndEpisodeRequest(client_uuid=NAME, episode_uuid=uuid, task_id="late")
             try:
-                await self._swarm.intake.end_episode(request, 1.0, self._swarm.closed)
+                await self._swarm.intake.end_episode(request, 1.0, self._swarm.closed_reason)
             except EpisodeRefused as refused:
                 return {"uuid": uuid, "refused": refused.status}
             raise AssertionError("the end of an expired claim was accepted")

@@ -72,4 +72,4 @@ def test_an_app_that_asks_the_server_and_no_proxy_is_told_once(processes: Proces
     assert "past the proxy" not in server.log
     answered(server)
     answered(server)
-    assert server.log.count("A call came past the proxy") == 1
+    assert server.log.count("A model call that bypassed the proxy") == 1

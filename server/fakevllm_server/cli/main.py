@@ -117,7 +117,7 @@ def start(
 ) -> None:
     """Start the server. A client's job starts the engine."""
     from fakevllm_server.config.model import ServerConfig, read_key, read_keys
-    from fakevllm_server.web.run import serve
+    from fakevllm_server.web.http_server import serve
 
     def run() -> None:
         settings = ServerConfig(

@@ -1,4 +1,4 @@
-"""Wires the server: the swarm's state, its routes, its guard."""
+"""ASGI app of the server: its state, routes and access checks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,15 @@ from fakevllm_server.web.routes import (
     refusals,
     uploads,
 )
-from fakevllm_server.web.routes.access import ADMIN_PATHS, opens_episode, stranger
+from fakevllm_server.web.routes.access import ADMIN_PATHS, invalid_key_error, is_key_of_episode
 from fakevllm_server.web.state import ServerState
 
 
 def create_app(config: ServerConfig) -> FastAPI:
+    """Return the server's app. Its lifespan resumes an interrupted run, and stops the engine.
+
+    Raises ConfigError if the run directory or the model cannot be used.
+    """
     state = ServerState(config)
 
     @contextlib.asynccontextmanager
@@ -50,29 +54,34 @@ def create_app(config: ServerConfig) -> FastAPI:
         app.include_router(module.router(state))
     latest_call = LatestCall() if config.keep_latest_call else None
     app.include_router(inspection.router(state, latest_call))
-    _add_doors(app, state, latest_call)
+    _add_engine_routes(app, state, latest_call)
     guard = Guard(
         config.keys,
         hosts=config.hosts,
         hosts_setting="those of --allow-host",
         admin_paths=ADMIN_PATHS,
-        accepts_extra_key=partial(opens_episode, state),
-        invalid_key_error=partial(stranger, state),
+        accepts_extra_key=partial(is_key_of_episode, state),
+        invalid_key_error=partial(invalid_key_error, state),
     )
     app.add_middleware(GuardMiddleware, guard=guard)
     app.state.server = state
     return app
 
 
-def _add_doors(app: FastAPI, state: ServerState, latest_call: LatestCall | None) -> None:
-    """Each also under the path of an episode."""
-    doors = {adapter.path: (["POST"], adapter) for adapter in (ADAPTERS | TOKEN_COUNTERS).values()}
-    relayed = PASSTHROUGH | {"/v1/models": ("GET",), "/metrics": ("GET",)}
-    passed = {path: (list(methods), None) for path, methods in relayed.items() if path not in doors}
-    for path, (methods, adapter) in (doors | passed).items():
-        answered = inference.door(state, adapter)
+def _add_engine_routes(app: FastAPI, state: ServerState, latest_call: LatestCall | None) -> None:
+    """Add the routes that are answered by the engine. Each route is also added below `/e/UUID`, the
+    base URL of an episode."""
+    formats = {
+        adapter.path: (["POST"], adapter) for adapter in (ADAPTERS | TOKEN_COUNTERS).values()
+    }
+    passthrough = PASSTHROUGH | {"/v1/models": ("GET",), "/metrics": ("GET",)}
+    relayed = {
+        path: (list(methods), None) for path, methods in passthrough.items() if path not in formats
+    }
+    for path, (methods, adapter) in (formats | relayed).items():
+        endpoint = inference.create_endpoint(state, adapter)
         if latest_call is not None and adapter is not None and adapter.name in ADAPTERS:
-            answered = latest_call.recorded(answered, adapter.name)
-        door = AsgiEndpoint(answered)
-        app.router.routes.append(Route(path, door, methods=methods))
-        app.router.routes.append(Route(f"/e/{{episode_uuid}}{path}", door, methods=methods))
+            endpoint = latest_call.record(endpoint, adapter.name)
+        route = AsgiEndpoint(endpoint)
+        app.router.routes.append(Route(path, route, methods=methods))
+        app.router.routes.append(Route(f"/e/{{episode_uuid}}{path}", route, methods=methods))

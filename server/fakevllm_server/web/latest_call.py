@@ -22,7 +22,7 @@ MAX_BYTES = 2**20
 
 @dataclass(slots=True)
 class _Recording:
-    """One body, recorded chunk by chunk. A body above `MAX_BYTES` leaves only its size."""
+    """One body, recorded chunk by chunk. Of a body above `MAX_BYTES` only the size is kept."""
 
     chunks: list[bytes] = field(default_factory=list[bytes])
     size: int = 0
@@ -35,10 +35,13 @@ class _Recording:
             self.chunks.append(chunk)
 
     def as_json(self, *, is_stream: bool = False) -> bytes:
-        """Return the body unchanged if it is JSON, a list of its events if it is a stream, and
-        otherwise its text as a JSON string."""
+        """Return the body as a JSON document.
+
+        A JSON body is returned unchanged, and a stream as the list of its events. Any other body is
+        returned as a JSON string of its text.
+        """
         if self.size > MAX_BYTES:
-            return orjson.dumps(f"{self.size} bytes: more than the {MAX_BYTES} that are kept")
+            return orjson.dumps(f"{self.size} bytes: larger than the limit of {MAX_BYTES}")
         raw = b"".join(self.chunks)
         document = _event_list(raw) if is_stream else raw
         try:
@@ -75,10 +78,10 @@ class LatestCall:
         output = call.response.as_json(is_stream=call.is_stream)
         return b'{"input":%b,"output":%b%b}' % (call.request.as_json(), output, kind)
 
-    def recorded(self, app: AsgiApp, format_name: str) -> AsgiApp:
+    def record(self, app: AsgiApp, format_name: str) -> AsgiApp:
         """Wrap the endpoint of a wire format so that its answered calls are kept here."""
 
-        async def recorded_app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def recording_app(scope: Scope, receive: Receive, send: Send) -> None:
             request, response = _Recording(), _Recording()
             status, is_stream = 0, False
 
@@ -100,7 +103,7 @@ class LatestCall:
 
             await app(scope, record_receive, record_send)
 
-        return recorded_app
+        return recording_app
 
 
 def _is_event_stream(headers: list[tuple[bytes, bytes]]) -> bool:

@@ -1,4 +1,4 @@
-"""The batch that is being collected, in the swarm protocol's words."""
+"""The batch that is being collected, in the form that the swarm protocol gives to clients."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ from fakevllm_server.web.state import ServerState
 
 
 def pool_information(state: ServerState) -> PoolInformation:
+    """Return the pool's groups and episodes, the claimed episodes, and the engine's status.
+
+    Before the first job, the targets are those of a job with default settings.
+    """
     pool, job = state.pool, state.job or TrainJob()
     tasks = _tasks(pool)
     is_booting = state.engine.status is EngineStatus.BOOTING
@@ -28,27 +32,30 @@ def pool_information(state: ServerState) -> PoolInformation:
         completed_episode_target=job.batch_size * job.num_repeat,
         completed_tasks=pool.num_finished,
         completed_task_target=job.batch_size if by_tasks else 0,
-        completed_non_dummy_tasks=sum(not is_tied(one.rewards) for one in pool.finished),
+        completed_non_dummy_tasks=sum(not is_tied(group.rewards) for group in pool.finished),
         completed_non_dummy_task_target=job.batch_size if by_tasks else 0,
         task_expected_num_repeat=job.num_repeat,
         completed_tasks_details={
-            name: [one.owner for one in of if one.reward is not None] for name, of in tasks.items()
+            task_id: [one.owner for one in episodes if one.reward is not None]
+            for task_id, episodes in tasks.items()
         },
-        completed_tasks_rewards={name: _rewards(of) for name, of in tasks.items()},
-        running_episode_details=_running(state.episodes.claimed) or None,
+        completed_tasks_rewards={
+            task_id: _rewards(episodes) for task_id, episodes in tasks.items()
+        },
+        running_episode_details=_claimed_episodes(state.episodes.claimed) or None,
         engine_status=state.engine.status,
         global_step=state.engine.global_step,
         booting_start_time=time.time() - state.engine.seconds_in_state(time.monotonic())
         if is_booting
         else None,
-        completed_tasks_client_uuids=dict(_clients(state, tasks)),
+        completed_tasks_client_uuids=dict(_clients_by_task(state, tasks)),
         training_model_path=state.model,
-        swarm_client_instruction={"active_clients": _active(pool)},
+        swarm_client_instruction={"active_clients": _active_clients(pool)},
     )
 
 
 def _tasks(pool: Pool) -> dict[str, list[ScoredEpisode]]:
-    """By task id; a group of passive traffic is a task of its own."""
+    """Return the pool's episodes by task id. Each group of passive traffic is its own task."""
     tasks: dict[str, list[ScoredEpisode]] = defaultdict(list)
     for group in pool.finished:
         tasks[group.task_id] += group.episodes
@@ -61,7 +68,7 @@ def _rewards(episodes: Sequence[ScoredEpisode]) -> list[float]:
     return [one.reward for one in episodes if one.reward is not None]
 
 
-def _running(claimed: Sequence[Episode]) -> dict[str, dict[str, str]]:
+def _claimed_episodes(claimed: Sequence[Episode]) -> dict[str, dict[str, str]]:
     now = time.monotonic()
     return {
         one.uuid: {
@@ -76,22 +83,22 @@ def _running(claimed: Sequence[Episode]) -> dict[str, dict[str, str]]:
     }
 
 
-def _clients(
+def _clients_by_task(
     state: ServerState, tasks: dict[str, list[ScoredEpisode]]
 ) -> Iterator[tuple[str, list[str]]]:
     for task_id, episodes in tasks.items():
-        found = [state.participation.client_of(one.owner) for one in episodes]
-        known = [client for client in found if client is not None]
+        clients = [state.participation.client_of(one.owner) for one in episodes]
+        known = [client for client in clients if client is not None]
         if known:
             yield task_id, known
 
 
-def _active(pool: Pool) -> list[dict[str, str | float | bool]]:
-    since = time.time() - time.monotonic()
+def _active_clients(pool: Pool) -> list[dict[str, str | float | bool]]:
+    monotonic_zero = time.time() - time.monotonic()  # Unix time at which the clock was 0
     return [
         {
             "client_uuid": client.client_uuid,
-            "last_activity_at": since + client.last_activity,
+            "last_activity_at": monotonic_zero + client.last_activity,
             "allowed_sync_weight": client.has_agreed,
         }
         for client in pool.clients

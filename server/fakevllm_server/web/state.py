@@ -1,5 +1,5 @@
-"""One server's whole state, and the start and stop of its engine. The routes speak to this and to
-nothing else."""
+"""The whole state of a running server, and the start and stop of its engine. Routes act only
+through this state."""
 
 from __future__ import annotations
 
@@ -43,62 +43,72 @@ from fakevllm_server.types.engine_spec import EngineSpec
 log = logging.getLogger("fakevllm.server")
 
 
-LOOK_AGAIN_S = 1.0
-"""An engine that failed a call and goes on is only found out by asking it."""
+HEALTH_CHECK_INTERVAL_S = 1.0
+"""Seconds between health checks of an engine that failed a call but did not exit. No event reports
+that such an engine is healthy again."""
 
 
 _JOB, _RUNS = "job", "engine_runs"
-"""Facts of the run: its latest job; whether an engine has been started and not stopped."""
+"""Keys of the journal's `meta` table: the latest job, and a mark that exists from an engine's start
+until its stop."""
 
 
 @dataclass(slots=True)
 class ServerState:
+    """Configuration, engine, job, journal and training loop of one server process.
+
+    Raises ConfigError on creation if the run directory, the model or the journal cannot be used.
+    """
+
     config: ServerConfig
     engine: EngineLifecycle = field(default_factory=EngineLifecycle)
     job: TrainJob | None = None
     server_id: str = field(default_factory=new_id)
-    upstream: EngineClient | None = None
+    """ID of this server process. It changes with each restart."""
+    engine_client: EngineClient | None = None
+    """Client of the engine; None before the first boot has ended, and after a stop."""
     journal: Journal = field(init=False)
     runlog: RunLog = field(init=False)
     intake: Intake = field(init=False)
     run_id: str = field(init=False)
-    changing_engine: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held over a whole start or stop: a stop that is still at work would take the socket from
-    under an engine started meanwhile."""
+    """ID of the run directory. It stays the same across restarts."""
+    engine_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Lock held during a whole start or stop. Without it, a stop in progress could remove the
+    socket of an engine that is started meanwhile."""
     _folder: RunFolder = field(init=False)
     _checkpoints: CheckpointFolders = field(init=False)
-    has_logged_stray_calls: bool = False
-    """That somebody asks it past the proxy."""
+    has_logged_direct_call: bool = False
+    """Whether the log already mentions a call that bypassed the proxy."""
     model: str | None = None
-    """The folder; None where there is none, or before the first start."""
+    """Model folder or name; None for the fake engine, and before the first start."""
     _loop: TrainLoop | None = None
-    _running: asyncio.Task[None] | None = None
+    _loop_task: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         self._folder = RunFolder(self.config.run_dir)
-        with self._refusing():
+        with self._closing_folder_on_error():
             if self.config.model is not None:
                 self._find_model(self.config.model)
             self._checkpoints = CheckpointFolders(self.config.run_dir / "checkpoints")
             self.journal = Journal(self.config.run_dir / "journal.sqlite")
         self.run_id = self._folder.run_id()
-        with self._refusing(), self.journal.opening():
+        with self._closing_folder_on_error(), self.journal.opening():
             self._read_journal()
 
     def _read_journal(self) -> None:
         self.runlog = RunLog(self.journal)
         self.engine.global_step = self.runlog.last_step + 1
         if not (self.runlog.version or self._checkpoints.is_empty):
-            # Begun anew, the run would sweep them away.
-            raise ValueError("it knows of no training, and there are checkpoints")
-        kept = self.journal.read(reads.meta, _JOB)
-        self.job = None if kept is None else TrainJob.from_yaml(kept)
+            # A run that starts from the beginning would delete these checkpoints.
+            raise ValueError("it has no trained steps, but the run directory has checkpoints")
+        job_yaml = self.journal.read(reads.meta, _JOB)
+        self.job = None if job_yaml is None else TrainJob.from_yaml(job_yaml)
         self.intake = Intake(self.journal, self.runlog, self.engine)
         self.intake.resume(self.job, time.monotonic())
 
     @contextlib.contextmanager
-    def _refusing(self) -> Generator[None]:
-        """A server that does not start lets go of its directory."""
+    def _closing_folder_on_error(self) -> Generator[None]:
+        """Release the run directory if the server cannot start."""
         try:
             yield
         except ConfigError:
@@ -118,54 +128,59 @@ class ServerState:
         return self.intake.participation
 
     async def resume(self) -> None:
-        """Starts the engine where one ran when an earlier life ended without stopping it."""
+        """Start the engine if one was running when the previous server process died."""
         if self.job is None or self.journal.read(reads.meta, _RUNS) is None:
             return
-        log.info("going on with the run that was cut off")
-        async with self.changing_engine:
+        log.info("resuming the run: its engine was running when the server died")
+        async with self.engine_lock:
             try:
                 await self.start_engine()
             except (ConfigError, JournalError) as error:
                 log.error("%s The engine stays offline.", error)
 
     async def start_engine(self) -> None:
-        """Begins to boot; for a holder of `changing_engine`. Raises ConfigError where the job's
-        model cannot be loaded."""
+        """Begin to boot the engine. The caller holds `engine_lock`.
+
+        Raises ConfigError if the job's model cannot be loaded, and JournalError if the start cannot
+        be recorded.
+        """
         assert self.job is not None, "sync a job first"
         rollout, trainer = self._specs(self.job)
         backend = open_backend(rollout, trainer, self.config.weights_dir)
         self.journal.put(changes.meta_set(_JOB, self.job.as_yaml()), changes.meta_set(_RUNS, "yes"))
         await self.journal.flush()
-        life = engine_start(self.config, self.job, self.model, fingerprint(self.model))
-        await asyncio.to_thread(self._folder.record_engine_start, life)
+        record = engine_start(self.config, self.job, self.model, fingerprint(self.model))
+        await asyncio.to_thread(self._folder.record_engine_start, record)
         self.intake.resume(self.job, time.monotonic())
         self.engine.move(EngineStatus.BOOTING, time.monotonic())
-        saves = Checkpointer(backend.trainer, self._checkpoints, self.journal, self.job.save_freq)
+        save_freq = self.job.save_freq
+        checkpointer = Checkpointer(backend.trainer, self._checkpoints, self.journal, save_freq)
         self._loop = TrainLoop(
             self.job,
             self.engine,
             self.intake,
             backend,
             self.runlog,
-            saves,
+            checkpointer,
             self.connect,
             cache(lambda: load_vocabulary(self.model)),
         )
-        self._running = asyncio.create_task(self._loop.run())
-        self._running.add_done_callback(_report)
+        self._loop_task = asyncio.create_task(self._loop.run())
+        self._loop_task.add_done_callback(_log_failure)
 
     async def stop_engine(self) -> None:
-        async with self.changing_engine:
+        """Stop training and the engine. The status is OFFLINE afterwards."""
+        async with self.engine_lock:
             await self._stop_engine()
 
     async def _stop_engine(self) -> None:
-        loop, running = self._loop, self._running
-        if loop is not None and running is not None:
-            await loop.stop(running)
-        self._loop = self._running = None
-        before, self.upstream = self.upstream, None
-        if before is not None:
-            await _leave(before)
+        loop, task = self._loop, self._loop_task
+        if loop is not None and task is not None:
+            await loop.stop(task)
+        self._loop = self._loop_task = None
+        client, self.engine_client = self.engine_client, None
+        if client is not None:
+            await _disconnect(client)
         self.intake.reopen_episodes()
         self.participation.is_paused = False
         self.journal.put(changes.meta_set(_RUNS, None))
@@ -173,22 +188,25 @@ class ServerState:
             self.engine.move(EngineStatus.OFFLINE, time.monotonic())
 
     async def close(self) -> None:
+        """Stop the engine, close the journal and release the run directory."""
         await self.stop_engine()
         await asyncio.to_thread(self.journal.close)
         self._folder.close()
 
     @property
-    def closed(self) -> str | None:
-        """Why nothing is trained any more; None while it is."""
+    def closed_reason(self) -> str | None:
+        """Reason why training has ended for good; None while groups and episodes may be trained."""
         if self._loop is not None:
             return self._loop.closed_reason
         return None if self.job is None else finish_reason(self.job, self.runlog.last_step)
 
     @property
     def backlog(self) -> float:
-        """What waits to be trained, in batches; at least 1 where a step is due, or is to be tried
-        again. What is being trained waits no more."""
-        if self.job is None or self.closed is not None:
+        """Groups and episodes that wait to be trained, in batches.
+
+        At least 1 if a step is due or will be retried. The batch of a running step does not count.
+        """
+        if self.job is None or self.closed_reason is not None:
             return 0.0
         is_rolling = self.engine.status is EngineStatus.ROLLING
         is_retried = is_rolling and self._loop is not None and self._loop.has_planned
@@ -196,40 +214,48 @@ class ServerState:
 
     @property
     def detail(self) -> str | None:
-        """What is wrong, where anything is."""
-        trouble = self.journal.error
-        return self.engine.detail or (trouble and f"the journal cannot be written: {trouble}")
+        """Message about a problem of the engine or the journal; None without a problem."""
+        error = self.journal.error
+        return self.engine.detail or (error and f"the journal cannot be written: {error}")
 
-    def changed(self) -> None:
+    def notify_loop(self) -> None:
+        """Let the training loop look at the pool again."""
         if self._loop is not None:
             self._loop.notify()
 
     def attached_engine(self) -> EngineClient:
-        """The client of an engine that answers, or did and is being started again. Raises
-        WireError (503): before the first boot's end and after a stop nobody is kept waiting."""
-        if self.upstream is None or self.engine.status is EngineStatus.OFFLINE:
+        """Return the client of an engine that answers calls or is being restarted.
+
+        Raises WireError (503) before the first boot has ended and after a stop. Calls are refused
+        at once then, instead of waiting for an engine.
+        """
+        if self.engine_client is None or self.engine.status is EngineStatus.OFFLINE:
             raise self._not_ready()
-        return self.upstream
+        return self.engine_client
 
     def serving_engine(self) -> EngineClient:
-        """Raises WireError (503)."""
-        upstream = self.attached_engine()
+        """Return the client of an engine that answers calls. Raises WireError (503) if there is
+        none."""
+        client = self.attached_engine()
         if not self.engine.is_serving:
             raise self._not_ready()
-        return upstream
+        return client
 
     async def wait_until_serving(self, failed: EngineClient | None = None) -> EngineClient:
-        """The engine's client once calls are answered, however long that takes; `failed` only
-        where it is well again. Raises WireError as `attached_engine`."""
+        """Wait without a time limit until the engine answers calls, and return its client.
+
+        `failed` is the client of an engine that failed a call. It is returned only if its engine is
+        healthy again. Raises WireError (503) as `attached_engine` does.
+        """
         while True:
-            upstream = self.attached_engine()
-            if self.engine.is_serving and (upstream is not failed or await upstream.is_healthy()):
-                if upstream is self.upstream:
-                    return upstream
+            client = self.attached_engine()
+            if self.engine.is_serving and (client is not failed or await client.is_healthy()):
+                if client is self.engine_client:
+                    return client
                 continue
-            look_again_s = LOOK_AGAIN_S if upstream is failed else None
+            timeout_s = HEALTH_CHECK_INTERVAL_S if client is failed else None
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(look_again_s):
+                async with asyncio.timeout(timeout_s):
                     await self.engine.next_move()
 
     def _not_ready(self) -> WireError:
@@ -238,27 +264,33 @@ class ServerState:
         return unavailable(message, OutageReason.ENGINE_NOT_READY)
 
     async def connect(self, endpoint: Endpoint) -> None:
-        """An engine answers there from now on."""
+        """Send calls to a new engine, which answers at `endpoint`, and close the client of the
+        previous engine."""
         client = EngineClient(endpoint)
         await client.fetch_version()
-        before, self.upstream = self.upstream, client
-        if before is not None:
-            await _leave(before, to=endpoint)
+        previous, self.engine_client = self.engine_client, client
+        if previous is not None:
+            await _disconnect(previous, next_endpoint=endpoint)
         self._folder.record_model(self.config.trainer_name, self.model)
 
     def _find_model(self, model: str | None) -> str | None:
-        """Raises ConfigError where there is none, or the run is another model's."""
-        found = find_model(model, self.config.allow_hub) if model is not None else None
-        self._folder.check_model(self.config.trainer_name, found)
-        return found
+        """Return the folder or name that the engine loads for `model`.
+
+        Raises ConfigError if there is no such model, or if the run directory belongs to another
+        model.
+        """
+        path = find_model(model, self.config.allow_hub) if model is not None else None
+        self._folder.check_model(self.config.trainer_name, path)
+        return path
 
     def _specs(self, job: TrainJob) -> tuple[EngineSpec, EngineSpec]:
-        """Of the rollout engine and of the trainer. The server's own flags win over the job."""
+        """Return the specs of the rollout engine and of the trainer. The server's own flags take
+        precedence over the job's settings."""
         config = self.config
         model = config.model_for(job.model)
         if model is None and config.trainer_name != "fake":
             raise ConfigError(
-                "No model: start the server with --model DIR, or name one in the job."
+                "No model is set: start the server with --model DIR, or name a model in the job."
             )
         name = config.served_name_of(model)
         self.model = model = self._find_model(model)
@@ -283,13 +315,17 @@ class ServerState:
         return rollout, trainer
 
 
-async def _leave(engine: EngineClient, to: Endpoint | None = None) -> None:
-    """After another one, or none, has taken its place: who waits at its gate looks for that."""
-    if to is None or to.gate is not engine.endpoint.gate:
-        engine.endpoint.gate.abandon()
-    await engine.close()
+async def _disconnect(client: EngineClient, next_endpoint: Endpoint | None = None) -> None:
+    """Close the client of an engine that has been replaced or stopped.
+
+    Calls that wait at its gate then look for the next engine. A new endpoint of the same engine has
+    the same gate, and its calls keep waiting there.
+    """
+    if next_endpoint is None or next_endpoint.gate is not client.endpoint.gate:
+        client.endpoint.gate.abandon()
+    await client.close()
 
 
-def _report(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.error("the training loop ended", exc_info=task.exception())
+        log.error("the training loop failed; training has stopped", exc_info=task.exception())

@@ -1,5 +1,7 @@
-"""A client's training code, as the swarm protocol uploads it: checked, unpacked into a folder of
-its own, and left there. Nothing of ours imports it."""
+"""Training code that a client uploads as a zip file: check it, and unpack it into a new folder.
+
+The code is only kept. The server never imports or runs it.
+"""
 
 from __future__ import annotations
 
@@ -13,40 +15,50 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-TOP = "ajet"
-"""The folder that every member is in."""
+TOP_FOLDER = "ajet"
+"""The folder that contains every member of the zip file."""
 MAX_ZIP_BYTES = 8 * 2**20
-"""The list of its members is read at many times its size in memory."""
+"""Maximum size of the upload. The list of members takes many times its size in memory."""
 MAX_MEMBERS = 10_000
+"""Maximum number of files and folders in the zip file."""
 MAX_UNPACKED_BYTES = 128 * 2**20
+"""Maximum total size of the unpacked files."""
 
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Of the others zipfile unpacks without a bound on what comes at once."""
-_KINDS = (0, stat.S_IFREG, stat.S_IFDIR)
-"""0: made where files have no kind."""
+_COMPRESSION_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Accepted methods. With any other method, zipfile may unpack an unlimited amount in one read."""
+_FILE_TYPES = (0, stat.S_IFREG, stat.S_IFDIR)
+"""Accepted file types. Zip files from systems without Unix file types have 0."""
 _PART = re.compile(r"(?!\.{1,2}$)[^/\\:\x00-\x1f\x7f]{1,200}")
 _ENCRYPTED = 0x1
-_NO_ZIP = "Uploaded file is not a valid zip file."
+_NOT_A_ZIP = "Uploaded file is not a valid zip file."
 
 
 class BadArchive(Exception):
-    """Words for whoever sent it."""
+    """The zip file is refused. The message is sent to the client."""
 
 
 def unpack(raw: bytes, folder: Path, stamp: str) -> Path:
-    """A new folder's `ajet`, all of it or nothing. Raises BadArchive, OSError."""
+    """Unpack the zip file `raw` into a new folder inside `folder`, and return its subfolder `ajet`.
+
+    The new folder's name begins with `stamp`. If anything fails, nothing of the zip file is left on
+    the disk. Raises BadArchive for a refused zip file, and OSError if it cannot be written.
+    """
     if not raw:
         raise BadArchive("Uploaded zip file is empty.")
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             check(archive.infolist())
-            return _extracted(archive, folder, stamp)
+            return _extract(archive, folder, stamp)
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError):
-        raise BadArchive(_NO_ZIP) from None
+        raise BadArchive(_NOT_A_ZIP) from None
 
 
 def check(members: Sequence[zipfile.ZipInfo]) -> None:
-    """Raises BadArchive. What a member claims to unpack to is a bound: zipfile reads no more."""
+    """Check the members' paths, types and sizes.
+
+    The declared sizes can be trusted as limits, because zipfile never unpacks more than a member
+    declares. Raises BadArchive.
+    """
     if len(members) > MAX_MEMBERS:
         raise BadArchive(f"The zip file has more than {MAX_MEMBERS} members.")
     if sum(member.file_size for member in members) > MAX_UNPACKED_BYTES:
@@ -58,7 +70,7 @@ def check(members: Sequence[zipfile.ZipInfo]) -> None:
     if len(set(names)) < len(names) or any(
         name[:at] in files for name in names for at in _slashes(name)
     ):
-        raise BadArchive("Two members of the zip file are in one place.")
+        raise BadArchive("Two members of the zip file have the same path.")
 
 
 def _check_member(member: zipfile.ZipInfo) -> None:
@@ -66,32 +78,35 @@ def _check_member(member: zipfile.ZipInfo) -> None:
     is_safe = all(_PART.fullmatch(part) for part in (top, *rest))
     if not is_safe or "\0" in member.orig_filename:
         raise BadArchive(f"Unsafe path in the zip file: {member.orig_filename[:200]!r}.")
-    if top != TOP or not (rest or member.is_dir()):
-        raise BadArchive(f"Only files under `{TOP}/` are taken, got {member.filename[:200]!r}.")
-    if stat.S_IFMT(member.external_attr >> 16) not in _KINDS:
-        raise BadArchive(f"{member.filename[:200]!r} is a link, or no file at all.")
-    if member.compress_type not in _METHODS or member.flag_bits & _ENCRYPTED:
+    if top != TOP_FOLDER or not (rest or member.is_dir()):
+        raise BadArchive(
+            f"Only files under `{TOP_FOLDER}/` are allowed, got {member.filename[:200]!r}."
+        )
+    if stat.S_IFMT(member.external_attr >> 16) not in _FILE_TYPES:
+        raise BadArchive(f"{member.filename[:200]!r} is not a regular file or a folder.")
+    if member.compress_type not in _COMPRESSION_METHODS or member.flag_bits & _ENCRYPTED:
         raise BadArchive("The zip file must be deflated or stored, and not encrypted.")
 
 
 def _slashes(name: str) -> list[int]:
+    """Return the positions of the slashes in `name`."""
     return [at for at, char in enumerate(name) if char == "/"]
 
 
-def _extracted(archive: zipfile.ZipFile, folder: Path, stamp: str) -> Path:
+def _extract(archive: zipfile.ZipFile, folder: Path, stamp: str) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
-    own = Path(tempfile.mkdtemp(prefix=f"{stamp}-", dir=folder))
+    new_folder = Path(tempfile.mkdtemp(prefix=f"{stamp}-", dir=folder))
     try:
-        (own / TOP).mkdir()
+        (new_folder / TOP_FOLDER).mkdir()
         for member in archive.infolist():
-            place = own / member.filename
+            path = new_folder / member.filename
             if member.is_dir():
-                place.mkdir(parents=True, exist_ok=True)
+                path.mkdir(parents=True, exist_ok=True)
                 continue
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(member) as source, place.open("xb") as target:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(member) as source, path.open("xb") as target:
                 shutil.copyfileobj(source, target)
     except BaseException:
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(new_folder, ignore_errors=True)
         raise
-    return own / TOP
+    return new_folder / TOP_FOLDER

@@ -1,31 +1,38 @@
-"""What is said to all who look at the state: short, and soon forgotten. Pure."""
+"""Short messages that clients push and every client may read, for a few seconds. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
 
-KEPT_S = 30.0
-MOST = 50
+RETENTION_S = 30.0
+"""Seconds after which a message is no longer returned."""
+MAX_ENTRIES = 50
+"""Maximum number of messages kept. The oldest is removed first."""
 MAX_CHARS = 4000
-"""Of one message."""
+"""Maximum length of one message in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerboseEntry:
+    """One message."""
+
     timestamp: float
-    """Unix seconds."""
+    """Time of the push in Unix seconds."""
     tag: str
     message: str
 
 
 class VerboseLog:
+    """The latest messages of all clients, in memory."""
+
     def __init__(self) -> None:
-        self._entries: deque[VerboseEntry] = deque(maxlen=MOST)
+        self._entries: deque[VerboseEntry] = deque(maxlen=MAX_ENTRIES)
 
     def push(self, tag: str, message: str, now: float) -> None:
+        """Add a message. `now` is in Unix seconds."""
         self._entries.append(VerboseEntry(now, tag, message))
 
     def entries(self, now: float) -> list[VerboseEntry]:
-        """Oldest first."""
-        return [entry for entry in self._entries if now - entry.timestamp <= KEPT_S]
+        """Return the messages of the last RETENTION_S seconds, oldest first."""
+        return [entry for entry in self._entries if now - entry.timestamp <= RETENTION_S]

@@ -46,8 +46,8 @@ class Life:
             sampled = replace(call(self.state.engine.version), response_ids=ids)
             await self.state.intake.add_call(SiblingRef(name, index), sampled)
         end = EndGroupRequest(group_id=name, rewards=list(rewards))
-        reply = await self.state.intake.end_group(end, self.state.closed)
-        self.state.changed()
+        reply = await self.state.intake.end_group(end, self.state.closed_reason)
+        self.state.notify_loop()
         return reply
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -62,7 +62,7 @@ async def life(run_dir: Path, job: TrainJob = JOB) -> AsyncGenerator[Life]:
     state = ServerState(ServerConfig("fake", run_dir))
     try:
         state.job = job
-        async with state.changing_engine:
+        async with state.engine_lock:
             await state.start_engine()
         one = Life(state)
         await one.until(lambda: True)

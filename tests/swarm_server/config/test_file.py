@@ -22,7 +22,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
     def keep(config: ServerConfig, **_: object) -> None:
         settings.append(config)
 
-    monkeypatch.setattr("fakevllm_server.web.run.serve", keep)
+    monkeypatch.setattr("fakevllm_server.web.http_server.serve", keep)
     return settings
 
 

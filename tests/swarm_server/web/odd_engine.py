@@ -167,7 +167,7 @@ class AppCall:
             "path_params": {},
         }
         formats = {adapter.path: adapter for adapter in ADAPTERS.values()}
-        door = inference.door(state, formats.get(path))
+        door = inference.create_endpoint(state, formats.get(path))
         self.task = asyncio.ensure_future(door(scope, self._receive, self._send))
 
     async def answered(self) -> AppCall:

@@ -41,7 +41,7 @@ async def test_a_claim_beyond_the_bound_is_told_so_and_taken_once_another_has_en
         assert not refused["success"]
         cause = refused["fail_cause"]
         assert cause.startswith("No available episodes to claim. Try again (maybe 1 minute) later.")
-        assert cause.endswith("2,000 are claimed, and no more are at once.")
+        assert cause.endswith("The limit of 2,000 claimed episodes is reached.")
         await state.intake.abort_episode(held[0].uuid, "me")
         assert (await http.post("/claim_episode", json=CLAIM)).json()["success"]
 

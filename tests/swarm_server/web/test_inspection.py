@@ -58,7 +58,7 @@ def test_without_the_flag_the_recording_is_not_installed(
     def record(*_: object) -> None:
         raise AssertionError("a call is recorded")
 
-    monkeypatch.setattr(LatestCall, "recorded", record)
+    monkeypatch.setattr(LatestCall, "record", record)
     create_app(ServerConfig(backend="fake", run_dir=tmp_path / "off"))
     with pytest.raises(AssertionError, match="a call is recorded"):
         create_app(ServerConfig(backend="fake", run_dir=tmp_path / "on", keep_latest_call=True))

@@ -63,7 +63,7 @@ async def call(
     async def send(message: MutableMapping[str, Any]) -> None:
         received.append(message)
 
-    await latest.recorded(app, name)({"type": "http"}, receive, send)
+    await latest.record(app, name)({"type": "http"}, receive, send)
     return received
 
 
@@ -135,7 +135,7 @@ async def test_a_body_above_the_limit_is_shown_as_its_size_alone() -> None:
     await call(latest, answering(200, largest + b" "), largest)
     record = shown(latest)
     assert len(record["input"]) == MAX_BYTES - 2
-    assert record["output"] == f"{MAX_BYTES + 1} bytes: more than the {MAX_BYTES} that are kept"
+    assert record["output"] == f"{MAX_BYTES + 1} bytes: larger than the limit of {MAX_BYTES}"
 
 
 async def test_overlapping_calls_are_recorded_apart() -> None:

@@ -1,4 +1,4 @@
-"""What is refused is said in one line that names its place, and changes nothing."""
+"""Refused requests: the reply names the invalid field in one line, and nothing changes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ CLAIM: Json = {"client_uuid": "me", "episode_type": "train", "discard_episode_ti
 
 
 @dataclass
-class Rig:
+class RunningServer:
+    """The app of a server in memory, with an HTTP client."""
+
     state: ServerState
     http: httpx.AsyncClient
 
     async def claim(self, **changes: Any) -> str:
-        claimed = (await self.http.post("/claim_episode", json=CLAIM | changes)).json()
-        assert claimed["success"], claimed
-        return claimed["episode_uuid"]
+        reply = (await self.http.post("/claim_episode", json=CLAIM | changes)).json()
+        assert reply["success"], reply
+        return reply["episode_uuid"]
 
-    async def refused(self, path: str, **sent: Any) -> tuple[int, str]:
-        answer = await self.http.post(path, **sent)
+    async def refused(self, path: str, **body: Any) -> tuple[int, str]:
+        """Post a request that is refused, and return its status and its detail."""
+        answer = await self.http.post(path, **body)
         detail = answer.json()["detail"]
         assert isinstance(detail, str) and "\n" not in detail and len(detail) < 400
         return answer.status_code, detail
@@ -44,24 +47,24 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rolling(folder: Path) -> AsyncGenerator[Rig]:
+async def rolling(folder: Path) -> AsyncGenerator[RunningServer]:
     app = create_app(ServerConfig("fake", folder))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        rig = Rig(app.state.server, http)
-        rig.move(EngineStatus.BOOTING, EngineStatus.ROLLING)
-        yield rig
-        await rig.state.close()
+        server = RunningServer(app.state.server, http)
+        server.move(EngineStatus.BOOTING, EngineStatus.ROLLING)
+        yield server
+        await server.state.close()
 
 
-def ended(uuid: str, reward: Any = 1.0, **changes: Any) -> Json:
+def end_body(uuid: str, reward: Any = 1.0, **changes: Any) -> Json:
     output: Json = {"reward": reward, "metadata": {"task_id": "t"}}
     end = {"client_uuid": "me", "episode_uuid": uuid, "task_id": "t", "workflow_output": output}
     return end | changes
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"discard_episode_timeout": -1}, "discard_episode_timeout: Input should be greater"),
         ({"discard_episode_timeout": 0}, "discard_episode_timeout: Input should be greater"),
@@ -90,25 +93,28 @@ def ended(uuid: str, reward: Any = 1.0, **changes: Any) -> Json:
         ),
     ],
 )
-async def test_a_claim_that_makes_no_sense_takes_no_slot(
-    tmp_path: Path, changes: Json, told: str
+async def test_an_invalid_claim_is_refused_and_takes_no_slot(
+    tmp_path: Path, changes: Json, message: str
 ) -> None:
-    async with rolling(tmp_path) as rig:
-        code, detail = await rig.refused("/claim_episode", json=CLAIM | changes)
-        assert code in (400, 422) and detail.startswith(told)
-        assert rig.state.episodes.num_claimed == 0
+    async with rolling(tmp_path) as server:
+        code, detail = await server.refused("/claim_episode", json=CLAIM | changes)
+        assert code in (400, 422) and detail.startswith(message)
+        assert server.state.episodes.num_claimed == 0
 
 
-NO_NUMBER = "workflow_output.reward: must be a number, not text"
+NOT_A_NUMBER = "workflow_output.reward: must be a number, not text"
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
-        *[({"reward": one}, "workflow_output.reward must be one number") for one in ([], [1.0])],
+        *[
+            ({"reward": reward}, "workflow_output.reward must be one number")
+            for reward in ([], [1.0])
+        ],
         ({"reward": None}, "workflow_output.reward must be one number, got None"),
         ({"reward": {}}, "workflow_output.reward: Input should be a valid number, got {}"),
-        *[({"reward": text}, NO_NUMBER) for text in ("good", "1.5", "nan", "-inf")],
+        *[({"reward": text}, NOT_A_NUMBER) for text in ("good", "1.5", "nan", "-inf")],
         ({"reward": 1e10}, "workflow_output.reward: Input should be less than or equal"),
         ({"reward": -1e308}, "workflow_output.reward: Input should be greater than or equal"),
         ({"task_id": ""}, "workflow_output.metadata['task_id'] must be there and equal"),
@@ -134,26 +140,28 @@ NO_NUMBER = "workflow_output.reward: must be a number, not text"
         ({"episode_uuid": "\0é\x1b[31m"}, "Episode \0é\x1b[31m not found."),
     ],
 )
-async def test_an_end_that_makes_no_sense_leaves_its_episode_as_it_was(
-    tmp_path: Path, changes: Json, told: str
+async def test_an_invalid_end_is_refused_and_leaves_the_episode_claimed(
+    tmp_path: Path, changes: Json, message: str
 ) -> None:
-    async with rolling(tmp_path) as rig:
-        uuid = await rig.claim()
-        code, detail = await rig.refused("/end_episode", json=ended(uuid, **changes))
-        assert code in (400, 404, 422) and detail.startswith(told.replace("UUID", uuid))
-        assert [one.uuid for one in rig.state.episodes.claimed] == [uuid]
-        assert rig.state.pool.counts.num_episodes == 0
-        assert (await rig.http.post("/end_episode", json=ended(uuid))).json()["success"]
+    async with rolling(tmp_path) as server:
+        uuid = await server.claim()
+        code, detail = await server.refused("/end_episode", json=end_body(uuid, **changes))
+        assert code in (400, 404, 422) and detail.startswith(message.replace("UUID", uuid))
+        assert [one.uuid for one in server.state.episodes.claimed] == [uuid]
+        assert server.state.pool.counts.num_episodes == 0
+        assert (await server.http.post("/end_episode", json=end_body(uuid))).json()["success"]
 
 
 DEEP = b'{"metadata":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 NOT_FINITE = "JSON has no NaN and no Infinity: send a finite number."
-NO_OBJECT = "The body must be one JSON object, sent with the header content-type: application/json."
+NOT_AN_OBJECT = (
+    "The body must be one JSON object, sent with the header content-type: application/json."
+)
 
 
 @pytest.mark.parametrize("path", ["/end_episode", "/end_group", "/claim_episode"])
 @pytest.mark.parametrize(
-    ("body", "status", "told"),
+    ("body", "status", "message"),
     [
         (b'{"reward": NaN}', 422, NOT_FINITE),
         (b'{"reward": -Infinity}', 422, NOT_FINITE),
@@ -162,28 +170,28 @@ NO_OBJECT = "The body must be one JSON object, sent with the header content-type
         (b'{"client_uuid": "\xff"}', 422, "The body is not JSON: "),
         (b'{"client_uuid": "\\ud800"}', 422, "The body is not JSON: "),
         (DEEP, 422, "The body is not JSON: "),
-        (b"[]", 422, NO_OBJECT),
-        (b"", 422, NO_OBJECT),
+        (b"[]", 422, NOT_AN_OBJECT),
+        (b"", 422, NOT_AN_OBJECT),
         (b'"' + b"x" * MAX_BODY_BYTES + b'"', 413, "The request body is larger than"),
     ],
     ids=lambda value: repr(value)[:30],
 )
-async def test_a_body_that_cannot_be_read_says_why(
-    tmp_path: Path, path: str, body: bytes, status: int, told: str
+async def test_an_unreadable_body_is_refused_with_the_reason(
+    tmp_path: Path, path: str, body: bytes, status: int, message: str
 ) -> None:
-    async with rolling(tmp_path) as rig:
+    async with rolling(tmp_path) as server:
         headers = {"content-type": "application/json"}
-        code, detail = await rig.refused(path, content=body, headers=headers)
-        assert code == status and told in detail
+        code, detail = await server.refused(path, content=body, headers=headers)
+        assert code == status and message in detail
 
 
-async def test_a_form_is_told_what_to_send(tmp_path: Path) -> None:
-    async with rolling(tmp_path) as rig:
-        assert await rig.refused("/end_episode", data={"reward": "1"}) == (422, NO_OBJECT)
+async def test_a_form_is_refused_with_the_expected_content_type(tmp_path: Path) -> None:
+    async with rolling(tmp_path) as server:
+        assert await server.refused("/end_episode", data={"reward": "1"}) == (422, NOT_AN_OBJECT)
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"rewards": ["a", 1]}, "rewards.0: must be a number, not text, got 'a'"),
         ({"rewards": [1, [1]]}, "rewards.1: Input should be a valid number, got [1]"),
@@ -196,16 +204,16 @@ async def test_a_form_is_told_what_to_send(tmp_path: Path) -> None:
         ({"served": "first"}, "served: Input should be a valid integer"),
     ],
 )
-async def test_the_end_of_a_group_that_makes_no_sense_is_refused(
-    tmp_path: Path, changes: Json, told: str
+async def test_an_invalid_end_of_a_group_is_refused(
+    tmp_path: Path, changes: Json, message: str
 ) -> None:
-    async with rolling(tmp_path) as rig:
+    async with rolling(tmp_path) as server:
         end = {"group_id": "g", "rewards": [1.0, 0.0]} | changes
-        code, detail = await rig.refused("/end_group", json=end)
-        assert code == 422 and detail.startswith(told)
+        code, detail = await server.refused("/end_group", json=end)
+        assert code == 422 and detail.startswith(message)
 
 
-LATER = {
+LATER_STATES = {
     "rolling": (),
     "rolling_post": (EngineStatus.ROLLING_POST,),
     "weight_syncing": (EngineStatus.ROLLING_POST, EngineStatus.WEIGHT_SYNCING),
@@ -214,46 +222,48 @@ LATER = {
 }
 
 
-@pytest.mark.parametrize("states", LATER.values(), ids=LATER)
-async def test_a_live_claim_is_ended_in_every_state_once_and_never_otherwise(
+@pytest.mark.parametrize("states", LATER_STATES.values(), ids=LATER_STATES)
+async def test_in_every_state_a_claimed_episode_can_be_ended_once(
     tmp_path: Path, states: tuple[EngineStatus, ...]
 ) -> None:
-    async with rolling(tmp_path) as rig:
-        uuid = await rig.claim()
-        rig.move(*states)
-        first = await rig.http.post("/end_episode", json=ended(uuid))
-        again = await rig.http.post("/end_episode", json=ended(uuid))
+    async with rolling(tmp_path) as server:
+        uuid = await server.claim()
+        server.move(*states)
+        first = await server.http.post("/end_episode", json=end_body(uuid))
+        again = await server.http.post("/end_episode", json=end_body(uuid))
         assert (first.status_code, again.status_code) == (200, 200)
-        code, detail = await rig.refused("/end_episode", json=ended(uuid, 0.0))
-        assert code == 409 and "send again only what was sent before" in detail
-        assert rig.state.pool.counts.num_episodes == 1
+        code, detail = await server.refused("/end_episode", json=end_body(uuid, 0.0))
+        assert code == 409 and "send the same body again" in detail
+        assert server.state.pool.counts.num_episodes == 1
 
 
-async def test_an_aborted_claim_and_its_next_one_are_not_mixed_up(tmp_path: Path) -> None:
-    async with rolling(tmp_path) as rig:
-        first = await rig.claim()
-        assert (await rig.http.post("/abort_episode", json=ended(first))).json()["success"]
-        second = await rig.claim()
+async def test_an_aborted_claim_and_the_next_claim_are_kept_apart(tmp_path: Path) -> None:
+    async with rolling(tmp_path) as server:
+        first = await server.claim()
+        assert (await server.http.post("/abort_episode", json=end_body(first))).json()["success"]
+        second = await server.claim()
         assert second[:-4] == first[:-4]
-        code, detail = await rig.refused("/end_episode", json=ended(first))
+        code, detail = await server.refused("/end_episode", json=end_body(first))
         assert code == 400 and "try increase `discard_episode_timeout`" in detail
-        assert (await rig.http.post("/abort_episode", json=ended(first))).json()["success"]
-        assert [one.uuid for one in rig.state.episodes.claimed] == [second]
+        assert (await server.http.post("/abort_episode", json=end_body(first))).json()["success"]
+        assert [one.uuid for one in server.state.episodes.claimed] == [second]
 
 
-async def test_who_ends_an_episode_without_a_call_is_told_that_nothing_of_it_trains(
+async def test_ending_an_episode_without_a_call_gives_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its agent called another server, or this one without the claim's key."""
-    async with rolling(tmp_path) as rig:
-        uuid = await rig.claim()
-        reply = (await rig.http.post("/end_episode", json=ended(uuid))).json()
-        assert (await rig.http.post("/end_episode", json=ended(uuid))).json() == reply
+    """Cause of such an episode: its agent called another server, or sent another key."""
+    async with rolling(tmp_path) as server:
+        uuid = await server.claim()
+        reply = (await server.http.post("/end_episode", json=end_body(uuid))).json()
+        assert (await server.http.post("/end_episode", json=end_body(uuid))).json() == reply
         assert reply["success"] and "base URL with the key" in reply["warning"]
         assert uuid in caplog.text and reply["warning"] in caplog.text
 
 
-async def test_who_agrees_where_nobody_is_asked_hears_which_methods_ask(tmp_path: Path) -> None:
-    async with rolling(tmp_path) as rig:
-        code, detail = await rig.refused("/agree_sync_weight", json={"client_uuid": "me"})
-        assert code == 400 and detail.endswith("Name one that ends in agree_sync_weight.")
+async def test_an_agreement_that_no_step_needs_is_refused_with_the_methods_that_do(
+    tmp_path: Path,
+) -> None:
+    async with rolling(tmp_path) as server:
+        code, detail = await server.refused("/agree_sync_weight", json={"client_uuid": "me"})
+        assert code == 400 and detail.endswith("Set a method that ends in agree_sync_weight.")

@@ -14,7 +14,7 @@ from fakevllm_server.web.state import ServerState
 
 
 async def started(state: ServerState) -> None:
-    async with state.changing_engine:
+    async with state.engine_lock:
         await state.start_engine()
 
 

@@ -1,24 +1,26 @@
-"""What is said to all is short, few and soon forgotten."""
+"""The messages that clients push for each other."""
 
 from __future__ import annotations
 
-from fakevllm_server.web.verbose_log import KEPT_S, MOST, VerboseEntry, VerboseLog
+from fakevllm_server.web.verbose_log import MAX_ENTRIES, RETENTION_S, VerboseEntry, VerboseLog
 
 
-def test_entries_are_told_in_order_until_their_time_is_over() -> None:
+def test_entries_are_returned_in_order_until_they_expire() -> None:
     log = VerboseLog()
     log.push("a", "one", now=100.0)
     log.push("b", "two", now=110.0)
-    assert log.entries(100.0 + KEPT_S) == [
+    assert log.entries(100.0 + RETENTION_S) == [
         VerboseEntry(100.0, "a", "one"),
         VerboseEntry(110.0, "b", "two"),
     ]
-    assert log.entries(100.1 + KEPT_S) == [VerboseEntry(110.0, "b", "two")]
-    assert log.entries(110.1 + KEPT_S) == []
+    assert log.entries(100.1 + RETENTION_S) == [VerboseEntry(110.0, "b", "two")]
+    assert log.entries(110.1 + RETENTION_S) == []
 
 
-def test_of_too_many_the_newest_are_kept() -> None:
+def test_above_the_limit_the_newest_entries_are_kept() -> None:
     log = VerboseLog()
-    for number in range(MOST + 5):
+    for number in range(MAX_ENTRIES + 5):
         log.push("", str(number), now=0.0)
-    assert [entry.message for entry in log.entries(0.0)] == [str(n) for n in range(5, MOST + 5)]
+    assert [entry.message for entry in log.entries(0.0)] == [
+        str(n) for n in range(5, MAX_ENTRIES + 5)
+    ]

@@ -1,8 +1,10 @@
-"""Who may do what: routes for admins, and episodes for those whose key claimed them.
+"""Access rules of the server: routes for admins, and episodes for the owner of the key that claimed
+them.
 
-Clients ask the model, play their own episodes, end groups and look; what stops others, or shows
-what others said, is for admins. Groups of passive traffic belong to nobody: their ids are random,
-and only the proxy that made one knows it while it is open.
+Clients may call the model, claim and end their own episodes, end groups, and read the status.
+Routes that affect other clients, or show other clients' calls, are for admins. Groups of passive
+traffic have no owner: their ids are random, and while a group is open, only the proxy that created
+it knows its id.
 """
 
 from __future__ import annotations
@@ -25,41 +27,52 @@ ADMIN_PATHS = frozenset(
         "/get_episode_tokens",
     }
 )
-_CALLED = ("/v1/", "/e/")
-"""Below these stands what calls the model, and nothing else."""
+"""Paths that need a key with the role admin."""
+
+_MODEL_PATHS = ("/v1/", "/e/")
+"""Beginnings of all paths that call the model. No other path begins with them."""
 
 
 def caller_of(state: ServerState, scope: Scope) -> str:
-    """Whose episodes the bearer of a request's key may play; "" where no key is asked for."""
+    """Return the owner of the key that a request sends: the owner may use the episodes that the key
+    claimed. "" if the server requires no keys."""
     return state.config.keys.owner_of(api_key_of(header_map(scope)))
 
 
 def is_admin(state: ServerState, scope: Scope) -> bool:
+    """Return whether the request's key has the role admin, or the server requires no keys."""
     return state.config.keys.is_admin(api_key_of(header_map(scope)))
 
 
-def opens_episode(state: ServerState, key: str | None, path: str) -> bool:
-    """Whether it is a claimed episode's key where calls to the model are taken. With the key of who
-    claimed it, it ends too."""
+def is_key_of_episode(state: ServerState, key: str | None, path: str) -> bool:
+    """Return whether `key` is the key of a claimed episode and `path` calls the model.
+
+    An episode's key stops working when the key that claimed the episode is revoked.
+    """
     episode = state.episodes.find_by_key(key)
     return (
         episode is not None
-        and path.startswith(_CALLED)
+        and path.startswith(_MODEL_PATHS)
         and state.config.keys.has_owner(episode.owner)
     )
 
 
-def stranger(state: ServerState, key: str | None, path: str) -> WireError:
-    """An episode's key that comes late is told so, as it is where no key is asked for."""
-    is_late = key is not None and key.startswith(EPISODE_KEY_PREFIX) and path.startswith(_CALLED)
+def invalid_key_error(state: ServerState, key: str | None, path: str) -> WireError:
+    """Return the error for an invalid key: 401, or 404 for a model call with the key of an episode
+    that has ended. A server without keys answers such a call with the same 404."""
+    is_late = (
+        key is not None and key.startswith(EPISODE_KEY_PREFIX) and path.startswith(_MODEL_PATHS)
+    )
     return (
         unclaimed_key() if is_late and state.episodes.find_by_key(key) is None else unauthorized()
     )
 
 
 def unclaimed_key() -> WireError:
+    """Return the error (404) for the key of an episode that is not claimed."""
     return not_found("The episode of this key is not claimed, cannot accept new requests.")
 
 
 def not_found(message: str) -> WireError:
+    """Return a 404 in vLLM's error format."""
     return WireError(404, error_body(message, "NotFoundError", 404))

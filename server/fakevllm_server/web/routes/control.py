@@ -1,4 +1,4 @@
-"""Engine control: status, job, start, stop, and the run's log."""
+"""Routes that control the engine: status, job, start, stop, pause of claims, and the run log."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ class SyncReply(BaseModel):
     success: bool
     error: str = ""
     warnings: list[str] = []
-    """What the job asks for and is not done, a line each."""
+    """Settings of the job that have no effect here, one line each."""
 
 
 def router(state: ServerState) -> APIRouter:
+    """Return the routes of the engine's status, job and life cycle."""
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.get("/health")
@@ -49,7 +50,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/get_engine_status")
     async def get_engine_status() -> EngineStatusReply:
-        facts = state.upstream.info if state.upstream is not None else EngineInfo()
+        facts = state.engine_client.info if state.engine_client is not None else EngineInfo()
         return EngineStatusReply(
             engine_status=state.engine.status,
             engine_status_detail=state.detail,
@@ -58,7 +59,7 @@ def router(state: ServerState) -> APIRouter:
             run_id=state.run_id,
             weight_version=state.engine.version,
             backlog=state.backlog,
-            closed=state.closed,
+            closed=state.closed_reason,
             claims_paused=state.participation.is_paused,
             lockstep=state.job is not None and state.job.lockstep,
             totals=run_totals(state.runlog.totals),
@@ -79,7 +80,9 @@ def router(state: ServerState) -> APIRouter:
             )
         try:
             read = parse_job(request.yaml_as_string)
-            state.job = check_job(read.job)  # what cannot work is told here, not in a step
+            state.job = check_job(
+                read.job
+            )  # impossible settings are refused here, not in the first step
         except ValueError as error:
             return SyncReply(success=False, error=str(error))
         warnings = read.warnings + job_warnings(read.job, state.config)
@@ -93,7 +96,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/start_engine")
     async def start_engine() -> StartReply:
-        async with state.changing_engine:
+        async with state.engine_lock:
             if state.engine.status is not EngineStatus.OFFLINE:
                 raise HTTPException(
                     400,
@@ -115,9 +118,10 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/pause_claims")
     async def pause_claims() -> SuccessReply:
-        """Until `resume_claims`, a stop, or a restart of the server. What is claimed goes on."""
+        """Refuse new claims until `/resume_claims`, a stop of the engine, or a restart of the
+        server. Claimed episodes are not affected."""
         if state.engine.status is EngineStatus.OFFLINE:
-            reason = "The engine is offline: nothing can be claimed."
+            reason = "The engine is offline, so there are no claims to pause."
             return SuccessReply(success=False, failure_reason=reason)
         state.participation.is_paused = True
         return SuccessReply(success=True)

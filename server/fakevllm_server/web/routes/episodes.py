@@ -1,4 +1,7 @@
-"""Episodes of active clients, in the swarm protocol's words."""
+"""Routes for the episodes of active clients: claim, renew, end, abort.
+
+Clients match parts of the messages, so these parts are worded as in AgentJet.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,13 @@ _ADVICE = {
     EngineStatus.WEIGHT_SYNCING: "Engine is syncing weights. Try again (maybe 1 minute) later.",
     EngineStatus.ROLLING_POST: "Engine is in post-rolling phase. Try again (maybe 1 minute) later.",
 }
-_LOCKSTEP = "The job is in lockstep, which trains what its proxy asks and nothing else."
-_NONE_FREE = "No available episodes to claim. Try again (maybe 1 minute) later."
-"""Matched by clients; what stands behind it is for people."""
-_NO_TASK = (
+"""What to do when a claim is refused, by the engine's status."""
+_LOCKSTEP = (
+    "The job is in lockstep: only groups of its proxy are trained, so no episode can be claimed."
+)
+_NO_FREE_EPISODE = "No available episodes to claim. Try again (maybe 1 minute) later."
+"""Sentence that clients match. The text that follows it in a message is for people."""
+_TASK_MISSING = (
     "throttle_policy.current_task_id must name the task of the episode: "
     "shares are counted in tasks."
 )
@@ -44,28 +50,30 @@ _NO_TASK = (
 class RenewReply(BaseModel):
     success: bool
     idle_limit_s: float
-    """How long it may be silent from now on."""
+    """Seconds that the episode may be idle from now on."""
 
 
 def router(state: ServerState) -> APIRouter:
+    """Return the routes for episodes."""
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.post("/claim_episode")
     async def claim_episode(request: ClaimEpisodeRequest, http: Request) -> ClaimEpisodeReply:
-        return await _claimed(state, request, http)
+        return await _claim(state, request, http)
 
     @routes.post("/end_episode", response_model_exclude_defaults=True)
     async def end_episode(request: EndEpisodeRequest, http: Request) -> EndEpisodeReply:
         reward = _scalar_reward(request)
         try:
             state.episodes.check_owner(request.episode_uuid, caller_of(state, http.scope))
-            reply = await state.intake.end_episode(request, reward, state.closed)
+            reply = await state.intake.end_episode(request, reward, state.closed_reason)
         except EpisodeRefused as refused:
             status = state.engine.status
-            detail = refused.detail if state.engine.is_serving else _cannot_end(status)
+            detail = refused.detail if state.engine.is_serving else _end_refusal(status)
             raise HTTPException(refused.status, detail) from None
-        state.changed()
-        if reply.warning and state.closed is None:  # which is told once, not for each episode
+        state.notify_loop()
+        # After the end of training every episode gets the same warning; the log has it already.
+        if reply.warning and state.closed_reason is None:
             log.warning("episode %s: %s", request.episode_uuid, reply.warning)
         return reply
 
@@ -78,12 +86,12 @@ def router(state: ServerState) -> APIRouter:
         await state.intake.abort_episode(
             request.episode_uuid, request.client_uuid, request.declare_client_active
         )
-        state.changed()
+        state.notify_loop()
         return {"success": True}
 
     @routes.post("/renew_episode")
     async def renew_episode(request: CanContinueRequest, http: Request) -> RenewReply:
-        """A heartbeat, for agents that are long silent between their calls."""
+        """Reset the idle timeout of an episode whose agent makes no call for a long time."""
         try:
             state.episodes.check_owner(request.episode_uuid, caller_of(state, http.scope))
             episode = state.episodes.find_owned(request.episode_uuid, request.client_uuid)
@@ -106,7 +114,7 @@ def router(state: ServerState) -> APIRouter:
     return routes
 
 
-async def _claimed(
+async def _claim(
     state: ServerState, request: ClaimEpisodeRequest, http: Request
 ) -> ClaimEpisodeReply:
     client, owner = request.client_uuid, caller_of(state, http.scope)
@@ -114,8 +122,9 @@ async def _claimed(
     episode = None
     if idempotency is not None:
         episode = await state.intake.renew_claim(client, owner, idempotency, policy)
-    is_known = episode is not None and state.engine.is_serving  # or its calls would be refused
-    refusal = None if is_known else _cannot_claim(state, request)
+    # A repeated claim is refused too while the engine refuses the episode's calls.
+    is_repeat = episode is not None and state.engine.is_serving
+    refusal = None if is_repeat else _claim_refusal(state, request)
     if refusal is not None:
         return ClaimEpisodeReply(success=False, client_uuid=client, fail_cause=refusal)
     if episode is None:
@@ -135,7 +144,11 @@ def _idempotency_of(request: ClaimEpisodeRequest) -> Idempotency | None:
     return Idempotency(key, hash_of(request)) if key else None
 
 
-def _cannot_claim(state: ServerState, request: ClaimEpisodeRequest) -> str | None:
+def _claim_refusal(state: ServerState, request: ClaimEpisodeRequest) -> str | None:
+    """Return why the episode cannot be claimed now; None if it can be claimed.
+
+    Raises HTTPException (400) for a request that can never succeed.
+    """
     status = state.engine.status
     if status is not EngineStatus.ROLLING:
         return f"Engine not ready. Current status: [{status}]. {_ADVICE[status]}"
@@ -146,20 +159,27 @@ def _cannot_claim(state: ServerState, request: ClaimEpisodeRequest) -> str | Non
         return _LOCKSTEP
     policy = request.throttle_policy if request.episode_type == "train" else None
     if policy is not None and policy.has_share and not policy.current_task_id:
-        raise HTTPException(400, _NO_TASK)
-    held_back = state.participation.refusal(request, time.monotonic())  # who asks is heard, always
+        raise HTTPException(400, _TASK_MISSING)
+    # First of the remaining checks, because it also records that the client is active.
+    participation_refusal = state.participation.refusal(request, time.monotonic())
     num_slots = max_claims(job)
     if not state.episodes.can_claim(num_slots):
-        return f"{_NONE_FREE} {num_slots:,} are claimed, and no more are at once."
-    return None if held_back is None else f"{_NONE_FREE} {held_back}"
+        return f"{_NO_FREE_EPISODE} The limit of {num_slots:,} claimed episodes is reached."
+    if participation_refusal is not None:
+        return f"{_NO_FREE_EPISODE} {participation_refusal}"
+    return None
 
 
-def _cannot_end(status: EngineStatus) -> str:
+def _end_refusal(status: EngineStatus) -> str:
     return f"Engine is not in rolling state. Current status: [{status}]. Cannot end episode."
 
 
 def _scalar_reward(request: EndEpisodeRequest) -> float:
-    """Checked before the episode is closed, so that a wrong reward can be sent again."""
+    """Return the reward of an ended episode.
+
+    Raises HTTPException (400) for a reward that is not one number, or for a wrong task id. The
+    check comes before the episode is closed, so the client can end it again with a correct reward.
+    """
     output = request.workflow_output
     if not request.task_id or output.metadata.get("task_id") != request.task_id:
         raise HTTPException(

@@ -1,4 +1,8 @@
-"""Groups of passive traffic: all rewards at once, or none; and what was said of an answer later."""
+"""Routes for groups of passive traffic, and for feedback samples.
+
+A group ends with a reward for every sibling at once, or it is aborted. A feedback sample is an
+answer that is trained again because of later feedback from a user.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,13 @@ from fakevllm_server.web.state import ServerState
 
 
 def router(state: ServerState) -> APIRouter:
+    """Return the routes for groups and feedback samples."""
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.post("/end_group")
     async def end_group(request: EndGroupRequest) -> EndGroupReply:
-        reply = await state.intake.end_group(request, state.closed)
-        state.changed()
+        reply = await state.intake.end_group(request, state.closed_reason)
+        state.notify_loop()
         return reply.model_copy(update={"run_id": state.run_id})
 
     @routes.post("/add_sample")
@@ -33,8 +38,8 @@ def router(state: ServerState) -> APIRouter:
             calls = [RecordedCall.from_wire(call) for call in request.calls]
         except ValueError as error:
             raise HTTPException(422, f"A call cannot be trained: {error}.") from None
-        reply = await state.intake.add_sample(request, calls, state.closed)
-        state.changed()
+        reply = await state.intake.add_sample(request, calls, state.closed_reason)
+        state.notify_loop()
         return reply
 
     @routes.post("/abort_group")

@@ -1,5 +1,8 @@
-"""Calls to the model: by sibling header, by episode path or key, or by nobody in particular
-(served, not captured)."""
+"""Calls to the model: endpoints of the wire formats, and small engine routes that are relayed.
+
+A call belongs to a sibling (by its header), to a claimed episode (by its path or key), or to
+neither. Calls of siblings and episodes are captured for training. Other calls are only answered.
+"""
 
 from __future__ import annotations
 
@@ -48,140 +51,157 @@ from fakevllm_server.web.state import ServerState
 log = logging.getLogger("fakevllm.server")
 
 LIMITS = Limits()
+"""Limits of the body of an episode's call."""
 HOLD_S = 300.0
-"""How long a call waits for an engine that is being started again, or given new weights."""
+"""Seconds that a call waits for an engine that is being restarted or given new weights."""
 _SIBLING = SIBLING_HEADER.lower().encode()
-_STRAYS = (
-    "A call came past the proxy, and it is no episode's: such calls are answered and not trained. "
-    "For an app to train, its OPENAI_BASE_URL names the proxy (`fakevllm serve`). Said once."
+_DIRECT_CALL = (
+    "A model call that bypassed the proxy and belongs to no episode was answered, and is not "
+    "trained. To train on an app's calls, set its OPENAI_BASE_URL to the proxy (`fakevllm serve`). "
+    "This is logged once."
 )
-_GONE = "The engine did not answer; it is being started again."
+_ENGINE_FAILED = "The engine did not answer; it is being started again."
 
 
-def door(state: ServerState, adapter: Adapter | None) -> AsgiApp:
-    """The ASGI endpoint of one wire format; None: of the routes that are passed on as they are."""
+def create_endpoint(state: ServerState, adapter: Adapter | None) -> AsgiApp:
+    """Return the ASGI endpoint of the adapter's wire format. With None, return the endpoint of the
+    routes that are relayed to the engine unchanged."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             state.attached_engine()
             body = await read_body(receive)
             work = (
-                _relayed(state, scope, body, send)
+                _relay_route(state, scope, body, send)
                 if adapter is None
-                else _answer(state, scope, adapter, body, send)
+                else _answer_call(state, scope, adapter, body, send)
             )
-            await _unless_left(receive, work)
+            await _cancel_on_disconnect(receive, work)
         except WireError as error:
             await send_error(send, error, with_reason=True)
         except ClientDisconnected:
             pass
         except (EngineFailed, TimeoutError):
-            gone = unavailable(_GONE, OutageReason.ENGINE_FAILED)
-            await send_error(send, gone, with_reason=True)
+            error = unavailable(_ENGINE_FAILED, OutageReason.ENGINE_FAILED)
+            await send_error(send, error, with_reason=True)
 
     return app
 
 
-async def _relayed(state: ServerState, scope: Scope, body: bytes, send: Send) -> None:
-    """A small route of the engine's."""
+async def _relay_route(state: ServerState, scope: Scope, body: bytes, send: Send) -> None:
+    """Relay a request for a small route, such as /v1/models, to the engine."""
     headers = header_map(scope)
-    _episode(state, scope, headers)  # refuses those that are gone
+    _episode_of_call(state, scope, headers)  # refuses an episode that is not claimed
     path: str = scope["path"].removeprefix(f"/e/{scope['path_params'].get('episode_uuid')}")
     path = path_with_query(path, scope.get("query_string", b""))
     await state.serving_engine().relay(scope["method"], path, body, engine_headers(headers), send)
 
 
-async def _answer(
+async def _answer_call(
     state: ServerState, scope: Scope, adapter: Adapter, body: bytes, send: Send
 ) -> None:
+    """Answer a model call, and capture it if it belongs to a sibling or an episode."""
     headers = header_map(scope)
-    sibling = _sibling(headers)
-    episode = _episode(state, scope, headers)
+    sibling = _sibling_of_call(headers)
+    episode = _episode_of_call(state, scope, headers)
     if sibling is not None and episode is not None:
-        raise bad_request(f"{SIBLING_HEADER} is not for the key of an episode.")
-    # What comes from a proxy has been checked there, by limits that its user may have set.
+        raise bad_request(f"{SIBLING_HEADER} is not allowed with the key of an episode.")
+    # The proxy has already checked the bodies of its calls, by limits that its user may have set.
     job = None
     if episode is None:
-        found = CheckedBody(body, json_object(body))
+        checked = CheckedBody(body, json_object(body))
     else:
-        job, served = state.job, state.attached_engine().info.model
-        found = _of_its_model(check_body(body, LIMITS), served)
-    call = ClientCall(adapter, found.raw, found.body, engine_headers(headers), send, job)
+        job, model = state.job, state.attached_engine().info.model
+        checked = _with_model(check_body(body, LIMITS), model)
+    call = ClientCall(adapter, checked.raw, checked.body, engine_headers(headers), send, job)
     if sibling is None and episode is None:
-        if not state.has_logged_stray_calls and PROXY_HEADERS["Via"] not in _via(headers):
-            state.has_logged_stray_calls = True
-            log.info(_STRAYS)
-        return await _twice(state, call.relay)
+        _log_direct_call(state, headers)
+        return await _attempt_twice(state, call.relay)
     if sibling is not None:
-        return await _twice(state, call.captured(partial(state.intake.add_call, sibling)))
+        attempt = call.captured(partial(state.intake.add_call, sibling))
+        return await _attempt_twice(state, attempt)
     assert episode is not None
     now = time.monotonic()
     state.episodes.call_begins(episode, now)
     state.participation.clients.touch(episode.client_uuid, now)
     try:
-        # Kept before the last byte goes out: the client may end the episode at it.
-        await _twice(state, call.captured(partial(state.intake.add_episode_call, episode)))
+        # The call is saved before the last byte is sent, because the client may end the episode as
+        # soon as it has that byte.
+        attempt = call.captured(partial(state.intake.add_episode_call, episode))
+        await _attempt_twice(state, attempt)
     finally:
         state.episodes.call_ends(episode, time.monotonic())
 
 
-async def _twice(state: ServerState, attempt: Attempt) -> None:
-    """Through to the engine; and once more, after it is back, where it fails before anything was
-    sent. Raises EngineFailed the second time; WireError where it stays away."""
-    async with _entered(state) as (upstream, stamp):
+def _log_direct_call(state: ServerState, headers: dict[bytes, bytes]) -> None:
+    via = headers.get(b"via", b"").decode("latin-1")
+    if not state.has_logged_direct_call and PROXY_HEADERS["Via"] not in via:
+        state.has_logged_direct_call = True
+        log.info(_DIRECT_CALL)
+
+
+async def _attempt_twice(state: ServerState, attempt: Attempt) -> None:
+    """Send a call to the engine. If the call fails before anything was sent to the client, wait
+    until the engine answers again, and send it once more.
+
+    Raises EngineFailed if the second attempt fails too, and WireError if the engine does not
+    return.
+    """
+    async with _pass_gate(state) as (client, stamp):
         try:
-            return await attempt(upstream, stamp)
+            return await attempt(client, stamp)
         except EngineFailed:
-            failed = upstream
-    async with _entered(state, failed) as (upstream, stamp):
-        await attempt(upstream, stamp)
+            failed = client
+    async with _pass_gate(state, failed) as (client, stamp):
+        await attempt(client, stamp)
 
 
 @asynccontextmanager
-async def _entered(
+async def _pass_gate(
     state: ServerState, failed: EngineClient | None = None
 ) -> AsyncGenerator[tuple[EngineClient, CallStamp]]:
-    """An engine that answers, with the call counted at its gate."""
+    """Wait for an engine that answers and for its open gate, and count the call at the gate while
+    the block runs.
+
+    `failed` is the client that failed the call before. Raises WireError (503) after HOLD_S seconds.
+    """
     async with AsyncExitStack() as gate:
         try:
             async with asyncio.timeout(HOLD_S):
-                entered = await _through(state, gate, failed)
+                engine = await _enter_gate(state, gate, failed)
         except TimeoutError:
             message = f"The engine did not become ready within {HOLD_S:.0f} s; see the server log."
             raise unavailable(message, OutageReason.ENGINE_FAILED) from None
-        yield entered
+        yield engine
 
 
-async def _through(
+async def _enter_gate(
     state: ServerState, gate: AsyncExitStack, failed: EngineClient | None
 ) -> tuple[EngineClient, CallStamp]:
     while True:
-        upstream = await state.wait_until_serving(failed)
+        client = await state.wait_until_serving(failed)
         try:
-            return upstream, await gate.enter_async_context(upstream.endpoint.gate.call())
+            return client, await gate.enter_async_context(client.endpoint.gate.call())
         except GateAbandoned:
             continue
 
 
-async def _unless_left(receive: Receive, work: Awaitable[None]) -> None:
-    """Cancels the call, and with it the engine's work, when the client leaves."""
+async def _cancel_on_disconnect(receive: Receive, work: Awaitable[None]) -> None:
+    """Await `work`. If the client disconnects first, cancel it, and with it the engine's
+    request."""
     task = asyncio.ensure_future(work)
-    left = asyncio.ensure_future(wait_for_disconnect(receive))
+    disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
-        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()
     finally:
         task.cancel()
-        left.cancel()
-        await asyncio.gather(task, left, return_exceptions=True)
+        disconnect.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
-def _via(headers: dict[bytes, bytes]) -> str:
-    return headers.get(b"via", b"").decode("latin-1")
-
-
-def _sibling(headers: dict[bytes, bytes]) -> SiblingRef | None:
+def _sibling_of_call(headers: dict[bytes, bytes]) -> SiblingRef | None:
     value = headers.get(_SIBLING)
     if value is None:
         return None
@@ -191,33 +211,39 @@ def _sibling(headers: dict[bytes, bytes]) -> SiblingRef | None:
         raise bad_request(str(error)) from None
 
 
-def _episode(state: ServerState, scope: Scope, headers: dict[bytes, bytes]) -> Episode | None:
-    """The claimed episode a call belongs to: its key names it, or the path does to whose key
-    claimed it. A key or path that names none is refused, as the protocol words it."""
+def _episode_of_call(
+    state: ServerState, scope: Scope, headers: dict[bytes, bytes]
+) -> Episode | None:
+    """Return the claimed episode of a call, or None if the call names no episode.
+
+    A call names an episode by the episode's key, or by its path together with the key that claimed
+    the episode. Raises WireError (404) in the protocol's words if the key or the path names an
+    episode that is not claimed, or that another key claimed.
+    """
     key = api_key_of(headers)
     uuid = scope.get("path_params", {}).get("episode_uuid")
-    is_of_one = key is not None and key.startswith(EPISODE_KEY_PREFIX)
+    has_episode_key = key is not None and key.startswith(EPISODE_KEY_PREFIX)
     by_key = state.episodes.find_by_key(key)
     if uuid is None:
-        if is_of_one and by_key is None:
+        if has_episode_key and by_key is None:
             raise unclaimed_key()
         return by_key
-    named = state.episodes.find(uuid)
-    if named is None:
+    by_path = state.episodes.find(uuid)
+    if by_path is None:
         raise not_found(f"Episode {uuid} not found.")
-    if is_of_one and by_key is not named:
+    if has_episode_key and by_key is not by_path:
         raise not_found(f"The episode {uuid} is not claimed, cannot accept new requests.")
-    if by_key is not named:
+    if by_key is not by_path:
         try:
             state.episodes.check_owner(uuid, caller_of(state, scope))
         except EpisodeRefused as refused:
             raise not_found(refused.detail) from None
-    return named
+    return by_path
 
 
-def _of_its_model(found: CheckedBody, model: str | None) -> CheckedBody:
-    """An episode is one model's, whatever its agent calls it."""
-    if found.body is None or model is None or found.body.get("model") == model:
-        return found
-    raw, body = rewrite_body(found.raw, model=model), found.body | {"model": model}
-    return replace(found, raw=raw, body=body)
+def _with_model(checked: CheckedBody, model: str | None) -> CheckedBody:
+    """Return the body with the name of the served model: an agent may send any name."""
+    if checked.body is None or model is None or checked.body.get("model") == model:
+        return checked
+    raw, body = rewrite_body(checked.raw, model=model), checked.body | {"model": model}
+    return replace(checked, raw=raw, body=body)

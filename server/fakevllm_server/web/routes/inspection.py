@@ -1,4 +1,5 @@
-"""What can be looked at: claimed episodes, the latest call, what was said to all, where it lies."""
+"""Routes that show the server's state: claimed episodes, the batch, tokens of a group, the latest
+call, the verbose log, and the run directory."""
 
 from __future__ import annotations
 
@@ -32,10 +33,11 @@ from fakevllm_server.web.state import ServerState
 from fakevllm_server.web.verbose_log import MAX_CHARS, VerboseEntry, VerboseLog
 
 MASKED = "***"
-"""In place of a key. Nobody needs the key of a claim but who made it, and he was told it then."""
+"""Text in place of an episode's key. Only the client that claimed the episode needs its key, and
+that client got the key with the claim."""
 
-_NOT_KEPT = (
-    "The latest call is not kept: start the server with --keep-latest-call to inspect calls."
+_LATEST_CALL_NOT_KEPT = (
+    "The server does not keep the latest call: start it with --keep-latest-call to inspect calls."
 )
 
 
@@ -49,6 +51,7 @@ class VerboseReply(BaseModel):
 
 
 def router(state: ServerState, latest_call: LatestCall | None) -> APIRouter:
+    """Return the inspection routes. `latest_call` is None if the server does not keep it."""
     routes = APIRouter(route_class=StrictRoute)
     for part in (_batch_routes(state), _token_routes(state), _trainer_routes()):
         routes.include_router(part)
@@ -56,15 +59,16 @@ def router(state: ServerState, latest_call: LatestCall | None) -> APIRouter:
 
     @routes.post("/get_episode_buffer")
     async def get_episode_buffer(request: Request) -> EpisodeBuffer:
-        """One's own; an admin sees all."""
+        """Return the caller's claimed episodes, or those of all clients to an admin."""
         caller, sees_all = caller_of(state, request.scope), is_admin(state, request.scope)
-        shown = [one for one in state.episodes.claimed if sees_all or one.owner == caller]
-        return EpisodeBuffer(buffer=[_status(one, str(request.base_url)) for one in shown])
+        episodes = [each for each in state.episodes.claimed if sees_all or each.owner == caller]
+        base_url = str(request.base_url)
+        return EpisodeBuffer(buffer=[_status(episode, base_url) for episode in episodes])
 
     @routes.post("/replay_latest_llm_call")
     async def replay_latest_llm_call() -> Response:
         if latest_call is None:
-            raise HTTPException(404, _NOT_KEPT)
+            raise HTTPException(404, _LATEST_CALL_NOT_KEPT)
         call = latest_call.as_json()
         if call is None:
             raise HTTPException(404, "No LLM call has been made yet")
@@ -117,11 +121,11 @@ def _batch_routes(state: ServerState) -> APIRouter:
             raise HTTPException(
                 400,
                 "This job's steps need no agreement: swarm_mode_sample_collection_method is "
-                f"{job.swarm_mode_sample_collection_method}. Name one that ends in "
+                f"{job.swarm_mode_sample_collection_method}. Set a method that ends in "
                 "agree_sync_weight.",
             )
         refusal = state.pool.clients.agree(request.client_uuid, time.monotonic())
-        state.changed()
+        state.notify_loop()
         return SuccessReply(success=refusal is None, failure_reason=refusal or "")
 
     return routes
@@ -133,18 +137,22 @@ def _token_routes(state: ServerState) -> APIRouter:
 
     @routes.get("/get_episode_tokens")
     def get_episode_tokens(episode: str) -> GroupView:
-        """In a thread, and beside the journal: it may be long, and nobody waits for it."""
+        """Return the tokens of a group or an episode.
+
+        The reply may be large. FastAPI runs this function in a thread, and it reads the journal's
+        file through its own connection, so no other request waits for it.
+        """
         try:
-            found = read_journal_file(
+            view = read_journal_file(
                 state.config.run_dir / "journal.sqlite", read_group_view, episode
             )
         except CorruptCall:
-            raise HTTPException(410, f"What is kept of {episode} is damaged.") from None
+            raise HTTPException(410, f"The journal's record of {episode} is damaged.") from None
         except ConfigError as error:
             raise HTTPException(503, str(error)) from None
-        if found is None:
-            raise HTTPException(404, f"Nothing is known of {episode}.")
-        return found
+        if view is None:
+            raise HTTPException(404, f"The journal has no group or episode {episode}.")
+        return view
 
     return routes
 
@@ -159,9 +167,11 @@ TRAINER_PATHS = (
 
 
 def _trainer_routes() -> APIRouter:
-    """Return the routes that AgentJet's own trainer calls on its server. They refuse every call in
-    the protocol's shape: here the trainer is the server's child process, and no client may say what
-    state the engine is in or what is trained."""
+    """Return the routes that AgentJet's own trainer calls on its server.
+
+    Here they refuse every call, in the protocol's format. The trainer of this server is its child
+    process, and no client may set the engine's state or the batch.
+    """
     routes = APIRouter()
     for path in TRAINER_PATHS:
         routes.add_api_route(path, _refusal(path), methods=["POST"], name=path[1:])
@@ -172,7 +182,7 @@ def _refusal(path: str) -> Callable[[], Awaitable[SuccessReply]]:
     async def refuse() -> SuccessReply:
         return SuccessReply(
             success=False,
-            failure_reason=f"{path} is for a trainer, and this server has its own. Clients have "
+            failure_reason=f"{path} is for a trainer, and this server has its own. Clients use "
             "/claim_episode, /get_engine_status and "
             "/get_current_batch_rollout_pool_information.",
         )

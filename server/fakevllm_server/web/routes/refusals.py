@@ -1,4 +1,5 @@
-"""How the swarm protocol's routes refuse a body that is not theirs."""
+"""Error responses of the swarm protocol's routes: invalid bodies, journal failures and
+conflicts."""
 
 from __future__ import annotations
 
@@ -16,65 +17,78 @@ from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.journal.writer import JournalError
 
-_NO_OBJECT = (
+_NOT_AN_OBJECT = (
     "The body must be one JSON object, sent with the header content-type: application/json."
 )
 _NOT_FINITE = " JSON has no NaN and no Infinity: send a finite number."
 
 
 class _StrictRequest(Request):
+    """A request whose body is limited in size and must be strict JSON."""
+
     async def body(self) -> bytes:
-        """FastAPI would tell of one that is too large that it cannot be parsed."""
+        """Return the body. Raises HTTPException (413) if it is too large; without this, FastAPI
+        would answer that the body cannot be parsed."""
         try:
             return await super().body()
         except WireError as error:
             raise HTTPException(error.status, error.body["error"]["message"]) from None
 
     async def json(self) -> Any:
-        """What cannot be written again (NaN, half a surrogate) must not get into the run's log or
-        a reply. Raises json.JSONDecodeError, of which orjson's is one."""
+        """Return the parsed body. Values that cannot be written as JSON (NaN, a lone surrogate) are
+        refused, because they would break the run log or a reply.
+
+        Raises json.JSONDecodeError; orjson's error is a subclass of it.
+        """
         return orjson.loads(await self.body())
 
 
 class StrictRoute(APIRoute):
-    """Strict JSON, and FastAPI's 422 in one line, without the body, which may be beyond writing."""
+    """A route that reads strict JSON, and answers an invalid body with status 422 and one line.
+
+    Unlike FastAPI's own 422, the line does not repeat the body, which may be impossible to write as
+    JSON.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
-        async def handled(request: Request) -> Response:
+        async def handle_strictly(request: Request) -> Response:
             try:
                 return await handle(_StrictRequest(request.scope, request.receive))
             except RequestValidationError as error:
-                return JSONResponse({"detail": _told(error)}, 422)
+                return JSONResponse({"detail": _validation_message(error)}, 422)
 
-        return handled
+        return handle_strictly
 
 
 def add_handlers(app: FastAPI) -> None:
-    """What any route that acknowledges something may raise."""
-    app.add_exception_handler(JournalError, _unwritten)
-    app.add_exception_handler(IdempotencyConflict, _other_body)
+    """Add the responses to errors that every acknowledging route may raise: JournalError and
+    IdempotencyConflict."""
+    app.add_exception_handler(JournalError, _journal_unavailable)
+    app.add_exception_handler(IdempotencyConflict, _conflict)
 
 
-def _unwritten(_: Request, error: Exception) -> Response:
-    """Nothing is acknowledged that a crash could take back; sent again it counts once."""
-    detail = f"It cannot be written to the journal now ({error}). Try again later."
+def _journal_unavailable(_: Request, error: Exception) -> Response:
+    """Answer 503 instead of acknowledging a request that a crash could lose. The client may send
+    the request again; it counts once."""
+    detail = f"The request cannot be written to the journal now ({error}). Try again later."
     return JSONResponse({"detail": detail}, 503, {"Retry-After": "2"})
 
 
-def _other_body(_: Request, error: Exception) -> Response:
+def _conflict(_: Request, error: Exception) -> Response:
     detail = (
-        "It was acknowledged before with other contents, which stand: send again only what was "
-        "sent before."
+        "The same id or key was acknowledged before with other contents, which stay valid: when "
+        "you retry a request, send the same body again."
     )
     return JSONResponse({"detail": detail}, 409)
 
 
-def _told(error: RequestValidationError) -> str:
+def _validation_message(error: RequestValidationError) -> str:
+    """Return one line that names the invalid part of the body."""
     problems = error.errors()
     first = problems[0]
     if first["type"] == "json_invalid":
         is_not_finite = any(word in str(error.body) for word in ("NaN", "Infinity"))
         return f"The body is not JSON: {first['ctx']['error']}." + _NOT_FINITE * is_not_finite
-    return _NO_OBJECT if first["loc"] == ("body",) else f"{one_line(problems)}."
+    return _NOT_AN_OBJECT if first["loc"] == ("body",) else f"{one_line(problems)}."

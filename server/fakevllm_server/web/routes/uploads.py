@@ -1,6 +1,7 @@
-"""`/sync_train_code`, which the swarm protocol has for running a client's code in the trainer.
+"""The route `/sync_train_code`, by which clients of the swarm protocol upload training code.
 
-We keep the code and run none of it, and that only where the server was started to take it.
+In AgentJet the trainer runs this code. This server only keeps the code, and never runs it. Without
+`--allow-train-code` the server refuses the upload.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from fakevllm_server.web.routes.refusals import StrictRoute
 from fakevllm_server.web.state import ServerState
 from fakevllm_server.web.train_code import MAX_ZIP_BYTES, BadArchive, unpack
 
-_NOT_TAKEN = (
-    "This server takes no training code: it trains as its job says. Where a client insists on "
-    "sending some, start the server with --allow-train-code: it is kept then, and never run."
+_NOT_ALLOWED = (
+    "This server accepts no training code, because it trains as its job says. If a client must "
+    "send code, start the server with --allow-train-code: the code is then kept, and never run."
 )
 
 
@@ -31,12 +32,13 @@ class SyncCodeReply(BaseModel):
 
 
 def router(state: ServerState) -> APIRouter:
+    """Return the route that accepts an upload."""
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.post("/sync_train_code")
     async def sync_train_code(request: Request) -> SyncCodeReply:
         if not state.config.allow_train_code:
-            raise HTTPException(403, _NOT_TAKEN)
+            raise HTTPException(403, _NOT_ALLOWED)
         if state.engine.status is not EngineStatus.OFFLINE:
             raise HTTPException(
                 400,
@@ -52,7 +54,9 @@ def router(state: ServerState) -> APIRouter:
         except BadArchive as error:
             raise HTTPException(400, str(error)) from None
         except OSError as error:
-            raise HTTPException(507, f"It cannot be written: {error.strerror}.") from None
+            raise HTTPException(
+                507, f"The training code cannot be written: {error.strerror}."
+            ) from None
         return SyncCodeReply(temp_ajet_code_path=str(code.resolve()))
 
     return routes

@@ -1,4 +1,4 @@
-"""Runs the server until it is told to stop."""
+"""HTTP server of the swarm server's process: its socket, its limit of open files, and its stop."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.web.app import create_app
 
 OPEN_FILES = 8_192
-"""Connections of all the clients that may have claimed, and as many to the engine. A shell's own
-limit is often 1,024."""
+"""Limit of open files that the process sets for itself: enough for a connection for each episode
+that may be claimed, and as many to the engine. A shell's default limit is often 1,024."""
 
 
 def serve(
@@ -28,12 +28,17 @@ def serve(
     until_stdin_closes: bool = False,
     listen_fd: int | None = None,
 ) -> None:
-    """`listen_fd`: of the socket that a parent listens on for it. Raises ConfigError where the
-    address or the run directory cannot be had."""
+    """Serve until SIGINT or SIGTERM.
+
+    With `until_stdin_closes` the server also stops when its standard input closes, which happens if
+    its parent dies. `listen_fd` is the file descriptor of a socket on which a parent listens
+    already; None binds the configured host and port. Raises ConfigError if the address or the run
+    directory cannot be used.
+    """
     if until_stdin_closes:
         stop_when_stdin_closes()
     set_up_logging(log_format)
-    _allow_open_files()
+    _raise_open_file_limit()
     listener = listening_socket(config.host, config.port, listen_fd)
     with listener:
         server = uvicorn.Server(public_server_config(create_app(config)))
@@ -47,9 +52,9 @@ def serve(
         server.run(sockets=[listener])
 
 
-def _allow_open_files() -> None:
-    """As far as the system lets it."""
+def _raise_open_file_limit() -> None:
+    """Raise the process's limit of open files to OPEN_FILES, or to the system's hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
