@@ -1,13 +1,15 @@
-"""What sharing prefixes saves a training step on a GPU, and how exact it is there.
+"""Measure what sharing prefixes saves in a training step on a GPU, and how exact it is there.
 
     python -m benchmarks.forest_gpu [--models 0.5B,7B] [--rounds 5] [--write]   # needs CUDA
     python -m benchmarks.forest_gpu --device cpu        # the same over a tiny model, Linux only
 
-Random models of real shapes compute as the trainer does: float32 weights, bfloat16 on CUDA. Before
-any time is taken, each way's log-probabilities and its gradient of the first layer are held against
-naive rows; the yardstick is what naive rows and calls one at a time differ by, which is rounding
-alone. Time is that of the wall, synchronised, median over rounds in turns; memory is the
-allocator's peak above what was held before. On a CPU both are as in benchmarks.forest.
+The models have random weights and real shapes. They compute as the trainer does: float32 weights,
+bfloat16 products on CUDA. Before any time is measured, the log-probabilities of each variant and
+its gradient of the first layer are compared with those of naive rows. Naive rows differ from calls
+that are computed one at a time only by rounding, so that difference is the unit of comparison. Time
+is wall time with a synchronized device, as the median over rounds, in which the variants take
+turns. Memory is the allocator's peak above the memory held before. On a CPU, time and memory are
+measured as in benchmarks.forest.
 """
 
 from __future__ import annotations
@@ -26,14 +28,20 @@ from rich.table import Table
 
 from benchmarks.forest_parts.cases import BUDGET, SHAPES, VOCAB, Case
 from benchmarks.forest_parts.measurement import (
-    Measured,
+    Measurement,
     Meter,
     Sample,
     gradient_of,
     relative_difference,
     take_turns,
 )
-from benchmarks.forest_parts.variants import Pass, alone, merged, naive, trained
+from benchmarks.forest_parts.variants import (
+    ForwardPass,
+    forest_pass,
+    naive,
+    one_by_one,
+    with_backward,
+)
 from benchmarks.results import conditions, markdown_table, replace_section
 
 torch: Any = import_module("torch")
@@ -42,20 +50,21 @@ placement: Any = import_module("fakevllm_server.backends.embedded.device_and_dty
 precision: Any = import_module("fakevllm_server.backends.torch_forest.precision")
 
 TITLE = "forest, on a GPU"
-TIMES_THE_NOISE = 3.0
-"""What merging may differ by, as a multiple of what naive rows and single calls differ by."""
+MAX_NOISE_RATIO = 3.0
+"""Largest difference of a variant from naive rows, as a multiple of the difference between naive
+rows and single calls."""
 EXACT = 1e-6
-"""A mean difference of log-probabilities that is no difference, where there is no noise."""
-WAYS: dict[str, Pass] = {
+"""Mean difference of log-probabilities that always passes, also if rounding makes no difference."""
+FORWARD_PASSES: dict[str, ForwardPass] = {
     "naive": naive,
-    "dense": merged("dense"),
-    "segments": merged("segments"),
-    "flex": merged("flex"),
+    "dense": forest_pass("dense"),
+    "segments": forest_pass("segments"),
+    "flex": forest_pass("flex"),
 }
 
 
-class Size(NamedTuple):
-    """Of a Qwen2."""
+class ModelShape(NamedTuple):
+    """Dimensions of a Qwen2 model."""
 
     hidden: int
     intermediate: int
@@ -65,18 +74,19 @@ class Size(NamedTuple):
     vocab: int
     tied: bool
     checkpointed: bool = False
-    """Whether layers are computed again in the backward pass, for memory."""
+    """Whether layers are recomputed in the backward pass, which saves memory."""
 
 
-SIZES = {
-    "tiny": Size(64, 128, 2, 4, 2, VOCAB, tied=True),
-    "0.5B": Size(896, 4864, 24, 14, 2, 151936, tied=True),
-    "7B": Size(3584, 18944, 28, 28, 4, 152064, tied=False, checkpointed=True),
+MODEL_SHAPES = {
+    "tiny": ModelShape(64, 128, 2, 4, 2, VOCAB, tied=True),
+    "0.5B": ModelShape(896, 4864, 24, 14, 2, 151936, tied=True),
+    "7B": ModelShape(3584, 18944, 28, 28, 4, 152064, tied=False, checkpointed=True),
 }
 
 
 class DeviceMeter:
-    """Adds what is spent inside of it on a CUDA device to a sample."""
+    """A context manager that adds the wall time and the peak CUDA memory of its block to a
+    sample."""
 
     def __init__(self, sample: Sample) -> None:
         self._sample = sample
@@ -96,179 +106,216 @@ class DeviceMeter:
         self._sample.peak_mb = max(self._sample.peak_mb, peak)
 
 
-class Off(NamedTuple):
-    """How far one way is from naive rows."""
+class Difference(NamedTuple):
+    """Difference of one variant from naive rows."""
 
     mean: float
-    """Of the absolute differences of log-probabilities."""
+    """Mean absolute difference of the log-probabilities."""
     largest: float
+    """Largest absolute difference of a log-probability."""
     gradient: float
-    """Of the first layer, as a part of its norm: all of the backward pass ends there."""
+    """Relative difference of the first layer's gradient, where the whole backward pass ends."""
 
 
 @dataclass(slots=True)
-class Found:
-    model: str
-    measured: Measured
-    noise: Off
-    """Of calls one at a time."""
-    off: dict[str, Off] = field(default_factory=dict[str, Off])
-    """By way, but for naive rows themselves."""
+class Result:
+    """Measurements and differences of all variants for one model and one case."""
 
-    def missed(self) -> list[str]:
-        limit = max(TIMES_THE_NOISE * self.noise.mean, EXACT)
+    model: str
+    measurement: Measurement
+    noise: Difference
+    """Difference of calls that are computed one at a time."""
+    differences: dict[str, Difference] = field(default_factory=dict[str, Difference])
+    """Difference by variant, without naive rows."""
+
+    def failures(self) -> list[str]:
+        """Return a sentence for each variant that differs by more than rounding explains."""
+        limit = max(MAX_NOISE_RATIO * self.noise.mean, EXACT)
         return [
-            f"{self.model}, {self.measured.case.name}: {way} is off by {off.mean:.1e}, "
-            f"above {limit:.1e}"
-            for way, off in self.off.items()
-            if not off.mean <= limit
+            f"{self.model}, {self.measurement.case.name}: {variant} differs by "
+            f"{difference.mean:.1e}, more than {limit:.1e}"
+            for variant, difference in self.differences.items()
+            if not difference.mean <= limit
         ]
 
     def row(self) -> list[str]:
-        case = self.measured.case
-        cells = [self._cell(way) for way in self.measured.samples]
+        """Return the cells of the table's row."""
+        case = self.measurement.case
+        cells = [self._cell(variant) for variant in self.measurement.samples]
         noise = f"{self.noise.mean:.1e}, {self.noise.largest:.1e}, {self.noise.gradient:.0e}"
         return [self.model, case.name, f"{case.rho:.2f}", noise, *cells]
 
-    def _cell(self, way: str) -> str:
-        sample = self.measured.samples[way]
-        spent = f"{self.measured.speed(way):.2f}x, {sample.median_s:.3f} s, {sample.peak_mb:.0f} MB"
-        off = self.off.get(way)
-        if off is None:
-            return spent
-        return f"{spent}; off {off.mean:.1e}, {off.largest:.1e}, {off.gradient:.0e}"
+    def _cell(self, variant: str) -> str:
+        sample = self.measurement.samples[variant]
+        speed = f"{self.measurement.speed(variant):.2f}x, {sample.median_s:.3f} s"
+        cost = f"{speed}, {sample.peak_mb:.0f} MB"
+        difference = self.differences.get(variant)
+        if difference is None:
+            return cost
+        mean, largest, gradient = difference
+        return f"{cost}; differs by {mean:.1e}, {largest:.1e}, {gradient:.0e}"
 
 
 def main() -> int:
-    """The exit code: 1 where a way differs by more than rounding does."""
-    args = _arguments()
+    """Run the benchmark, and return the exit code.
+
+    It is 1 if a variant differs by more than rounding explains, and 2 if there is no GPU.
+    """
+    args = _parse_arguments()
     if args.device == "cuda" and not torch.cuda.is_available():
         print(
-            "benchmarks.forest_gpu: torch finds no CUDA GPU here. `--device cpu` runs the same "
-            "over a tiny model.",
+            "benchmarks.forest_gpu: torch finds no CUDA GPU. Use `--device cpu` to run the same "
+            "functions over a tiny model.",
             file=sys.stderr,
         )
         return 2
     if args.device == "cpu":
         torch.set_num_threads(1)
-    told = conditions() + _device_told(args.device)
-    found: list[Found] = []
+    text = conditions() + _describe_device(args.device)
+    results: list[Result] = []
     for name in args.models.split(","):
-        model = make_model(SIZES[name], args.device)
-        ways = {way: WAYS[way] for way in args.ways.split(",")}
+        model = make_model(MODEL_SHAPES[name], args.device)
+        passes = {variant: FORWARD_PASSES[variant] for variant in args.ways.split(",")}
         for shape in SHAPES:
-            found.append(look_at(name, model, shape.case(), ways, args.rounds))
-            print(" | ".join(found[-1].row()), file=sys.stderr, flush=True)
+            results.append(measure_case(name, model, shape.create_case(), passes, args.rounds))
+            print(" | ".join(results[-1].row()), file=sys.stderr, flush=True)
         del model
-    _show(found, told, write=args.write)
-    return 1 if any(one.missed() for one in found) else 0
+    _print_results(results, text, write=args.write)
+    return 1 if any(result.failures() for result in results) else 0
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--models", help=f"Of {', '.join(SIZES)}; 0.5B,7B on a GPU, else tiny.")
-    parser.add_argument("--ways", help="Beside naive rows, which are the yardstick.")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help="Put the table into RESULTS.md.")
+    parser.add_argument(
+        "--device", choices=["cuda", "cpu"], default="cuda", help="where to compute"
+    )
+    parser.add_argument(
+        "--models",
+        help=f"models of {', '.join(MODEL_SHAPES)}; by default 0.5B,7B on a GPU, else tiny",
+    )
+    parser.add_argument("--ways", help="variants to compare with naive rows")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds per variant")
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     on_gpu = args.device == "cuda"
     args.models = args.models or ("0.5B,7B" if on_gpu else "tiny")
-    args.ways = ",".join(dict.fromkeys(["naive", *(args.ways or _ways_on(on_gpu)).split(",")]))
-    for asked, known in ((args.models, SIZES), (args.ways, WAYS)):
-        if unknown := set(asked.split(",")) - known.keys():
-            parser.error(f"no {', '.join(sorted(unknown))}: choose from {', '.join(known)}")
+    args.ways = ",".join(
+        dict.fromkeys(["naive", *(args.ways or _default_variants(on_gpu)).split(",")])
+    )
+    for names, known in ((args.models, MODEL_SHAPES), (args.ways, FORWARD_PASSES)):
+        if unknown := set(names.split(",")) - known.keys():
+            missing = ", ".join(sorted(unknown))
+            parser.error(f"there is no {missing}; choose from {', '.join(known)}")
     if not on_gpu and "flex" in args.ways.split(","):
-        parser.error("flex has no backward pass on a CPU")
+        parser.error("flex has no backward pass on a CPU; leave it out of --ways")
     return args
 
 
-def _ways_on(gpu: bool) -> str:
-    return ",".join(way for way in WAYS if gpu or way != "flex")
+def _default_variants(on_gpu: bool) -> str:
+    return ",".join(variant for variant in FORWARD_PASSES if on_gpu or variant != "flex")
 
 
-def make_model(size: Size, device: str) -> Any:
-    """Random weights, that compute as the trainer's do on such a device."""
+def make_model(shape: ModelShape, device: str) -> Any:
+    """Return a model with random weights that computes as the trainer does on this device."""
     torch.manual_seed(0)
     config = transformers.Qwen2Config(
-        vocab_size=size.vocab,
-        hidden_size=size.hidden,
-        intermediate_size=size.intermediate,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
         max_position_embeddings=32768,
-        tie_word_embeddings=size.tied,
+        tie_word_embeddings=shape.tied,
     )
     with torch.device(device):
         model = transformers.Qwen2ForCausalLM(config)
-    if size.checkpointed:
+    if shape.checkpointed:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    # Layers are computed again in training only; there is no dropout.
-    model.train(size.checkpointed)
+    # Checkpointing works only in training mode. The model has no dropout.
+    model.train(shape.checkpointed)
     precision.set_compute_dtype(model, placement.resolve_dtype("auto", torch.device(device)))
     return model
 
 
-def look_at(name: str, model: Any, case: Case, ways: Mapping[str, Pass], num_rounds: int) -> Found:
-    """`ways` begins with naive rows. Kernels get warm, and flex is compiled, in the comparison."""
-    measured = Measured(case, {way: Sample() for way in ways})
-    expected = _values(model, case, naive, measured.samples["naive"])
-    found = Found(name, measured, _off(_values(model, case, alone, Sample()), expected))
-    for way in [way for way in ways if way != "naive"]:
-        found.off[way] = _off(_values(model, case, ways[way], measured.samples[way]), expected)
+def measure_case(
+    name: str, model: Any, case: Case, passes: Mapping[str, ForwardPass], num_rounds: int
+) -> Result:
+    """Compare all variants with naive rows, then measure them.
+
+    The first entry of `passes` must be "naive". The comparison also warms up kernels, and compiles
+    FlexAttention.
+    """
+    measurement = Measurement(case, {variant: Sample() for variant in passes})
+    samples = measurement.samples
+    expected = _compute_values(model, case, naive, samples["naive"])
+    single_calls = _compute_values(model, case, one_by_one, Sample())
+    result = Result(name, measurement, _compare(single_calls, expected))
+    for variant, forward_pass in passes.items():
+        if variant != "naive":
+            values = _compute_values(model, case, forward_pass, samples[variant])
+            result.differences[variant] = _compare(values, expected)
     meter = DeviceMeter if model.device.type == "cuda" else Meter
-    take_turns(model, measured, {way: trained(own) for way, own in ways.items()}, num_rounds, meter)
-    return found
+    variants = {variant: with_backward(own) for variant, own in passes.items()}
+    take_turns(model, measurement, variants, num_rounds, meter)
+    return result
 
 
-def _values(model: Any, case: Case, passes: Pass, sample: Sample) -> tuple[Any, Any]:
-    """The log-probabilities of all calls in their own order, and the first layer's gradient."""
+def _compute_values(
+    model: Any, case: Case, forward_pass: ForwardPass, sample: Sample
+) -> tuple[Any, Any]:
+    """Return the log-probabilities of all calls in the case's order, and the first layer's
+    gradient.
+
+    The number of computed tokens is added to the sample.
+    """
     model.zero_grad(set_to_none=True)
     rows: dict[int, Any] = {}
-    for one in passes(model, case):
-        one.log_prob.sum().backward()
-        sample.tokens += one.num_tokens
-        own = one.log_prob.detach().cpu().split(list(one.num_trained))
-        rows.update(zip(one.calls, own, strict=True))
-    return torch.cat([rows[number] for number in sorted(rows)]), gradient_of(
-        model.get_submodule("model.layers.0")
-    )
+    for result in forward_pass(model, case):
+        result.log_prob.sum().backward()
+        sample.tokens += result.num_tokens
+        by_call = result.log_prob.detach().cpu().split(list(result.num_trained))
+        rows.update(zip(result.calls, by_call, strict=True))
+    gradient = gradient_of(model.get_submodule("model.layers.0"))
+    return torch.cat([rows[index] for index in sorted(rows)]), gradient
 
 
-def _off(found: tuple[Any, Any], expected: tuple[Any, Any]) -> Off:
-    apart = (found[0] - expected[0]).abs()
-    gradient = relative_difference(found[1], expected[1])
-    return Off(apart.mean().item(), apart.max().item(), gradient)
+def _compare(values: tuple[Any, Any], expected: tuple[Any, Any]) -> Difference:
+    distances = (values[0] - expected[0]).abs()
+    gradient = relative_difference(values[1], expected[1])
+    return Difference(distances.mean().item(), distances.max().item(), gradient)
 
 
-def _device_told(device: str) -> str:
+def _describe_device(device: str) -> str:
     name = torch.cuda.get_device_name() if device == "cuda" else "none, on the CPU"
     return f"\nGPU: {name}; torch {torch.__version__}.\n"
 
 
-def _show(found: Sequence[Found], told: str, *, write: bool) -> None:
-    header = ["model", "calls", "rho", "noise", *found[0].measured.samples]
-    rows = [one.row() for one in found]
+def _print_results(results: Sequence[Result], text: str, *, write: bool) -> None:
+    """Print the table, and write it with `text` above it into RESULTS.md if `write` is set."""
+    header = ["model", "calls", "rho", "noise", *results[0].measurement.samples]
+    rows = [result.row() for result in results]
     table = Table(*header)
     for row in rows:
         table.add_row(*row)
-    missed = [line for one in found for line in one.missed()]
-    fastest = statistics.median(
-        max(one.measured.speed(way) for way in one.measured.samples) for one in found
-    )
-    notes = [*missed, f"median over calls of the best way: {fastest:.2f}x"]
+    failures = [line for result in results for line in result.failures()]
+    measurements = [result.measurement for result in results]
+    fastest = statistics.median(max(map(one.speed, one.samples)) for one in measurements)
+    notes = [*failures, f"speed of the fastest variant, median over rows: {fastest:.2f}x"]
     Console(width=200).print(ABOUT, table, *notes, sep="\n")
     if write:
-        listed = "\n".join(f"- {note}" for note in notes)
-        replace_section(TITLE, "\n".join([told, ABOUT, "", markdown_table(header, rows), listed]))
+        note_list = "\n".join(f"- {note}" for note in notes)
+        replace_section(
+            TITLE, "\n".join([text, ABOUT, "", markdown_table(header, rows), note_list])
+        )
 
 
 ABOUT = (
-    "Forward and backward: times as fast as naive rows, time, peak memory; then the mean and the "
-    "largest difference of a log-probability from naive rows, and that of the first layer's "
-    "gradient as a part of its norm. `noise` is the same of calls one at a time, where nothing is "
-    f"merged. Pieces of at most {BUDGET} tokens; weights are random."
+    "Forward and backward pass. Each cell has the speed as a multiple of that of naive rows, the "
+    "time, and the peak memory. Then come three differences from naive rows: the mean and the "
+    "largest difference of a log-probability, and the relative difference of the first layer's "
+    "gradient. `noise` has these three for calls that are computed one at a time, without "
+    f"merging. Pieces have at most {BUDGET} tokens. The weights are random."
 )
 
 

@@ -1,4 +1,4 @@
-"""What benchmarks.forest trains on: sessions made up by shape."""
+"""Calls to train on: synthetic sessions of given shapes, with random tokens."""
 
 from __future__ import annotations
 
@@ -11,56 +11,64 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.forest import CallTokens, build_forest
 
 BUDGET = TrainJob().micro_batch_tokens
-"""Padded tokens or nodes of one piece, whatever the way."""
+"""Largest number of tokens (rows with their padding) or of forest nodes in one piece."""
 VOCAB = 512
-"""That of the demo's tokenizer."""
+"""Size of the vocabulary of the demo's tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    """Calls of one session, to be trained together."""
+
     name: str
     calls: Sequence[CallTokens]
-    """In the order they were made, siblings next to each other."""
+    """Calls in the order of the session, siblings next to each other."""
     budget: int = BUDGET
+    """Largest number of tokens in one piece."""
     num_siblings: int = 1
 
     @property
     def rho(self) -> float:
+        """Ratio of the calls' tokens to the nodes of their forest: how much is shared."""
         return build_forest(self.calls).rho
 
     @property
     def num_trained(self) -> int:
-        """Response tokens."""
+        """Number of trained tokens, which are those of the responses."""
         return sum(end - start for call in self.calls for start, end in call.trained)
 
     def first_siblings(self) -> Case:
-        """The first call of each group alone."""
+        """Return a case with only the first sibling of each group."""
         return replace(self, calls=self.calls[:: self.num_siblings], num_siblings=1)
 
 
 class Shape(NamedTuple):
-    """An app's session: each turn N siblings answer, the first one goes on."""
+    """Shape of an app's session. Each turn has N siblings, and the first one's answer is
+    continued."""
 
     prompt: int
+    """Tokens of the first prompt."""
     response: int
+    """Tokens of each answer."""
     siblings: int
     turns: int = 1
     observed: int = 0
-    """Tokens between turns."""
+    """Tokens between an answer and the next one, for example results of tools."""
 
     @property
     def name(self) -> str:
         turns = f" T{self.turns} O{self.observed}" if self.turns > 1 else ""
         return f"P{self.prompt} R{self.response} N{self.siblings}{turns}"
 
-    def case(self) -> Case:
-        drawn = random.Random(0)
+    def create_case(self) -> Case:
+        """Return a case of this shape with random tokens, the same ones each time."""
+        chance = random.Random(0)
         calls: list[CallTokens] = []
-        prompt = random_ids(drawn, self.prompt)
+        prompt = random_ids(chance, self.prompt)
         for _ in range(self.turns):
-            answers = [random_ids(drawn, self.response) for _ in range(self.siblings)]
+            answers = [random_ids(chance, self.response) for _ in range(self.siblings)]
             calls += [CallTokens.of(prompt, answer) for answer in answers]
-            prompt = [*prompt, *answers[0], *random_ids(drawn, self.observed)]
+            prompt = [*prompt, *answers[0], *random_ids(chance, self.observed)]
         return Case(self.name, calls, num_siblings=self.siblings)
 
 
@@ -76,25 +84,30 @@ SHAPES = [
 ]
 
 
-def random_ids(drawn: random.Random, number: int) -> list[int]:
-    return [drawn.randrange(VOCAB) for _ in range(number)]
+def random_ids(chance: random.Random, number: int) -> list[int]:
+    """Return random token ids."""
+    return [chance.randrange(VOCAB) for _ in range(number)]
 
 
-def timelines(calls: Sequence[CallTokens]) -> list[CallTokens]:
-    """A call that begins with all tokens of an earlier one takes its place, and trains on its
-    tokens too: one row with a mask. Siblings stay rows of their own."""
+def merge_extending_calls(calls: Sequence[CallTokens]) -> list[CallTokens]:
+    """Merge each call into an earlier one whose tokens it extends.
+
+    The merged call is one row, in which the trained tokens of both are marked. Siblings are not
+    merged.
+    """
     merged: list[CallTokens] = []
     for call in calls:
         ids = list(call.ids)
-        before = next((row for row in merged if _extends(ids, list(row.ids))), None)
-        if before is None:
+        earlier = next((row for row in merged if _extends(ids, list(row.ids))), None)
+        if earlier is None:
             merged.append(call)
         else:
-            spans = [*before.trained, *call.trained]
-            merged[merged.index(before)] = CallTokens(ids, spans)
+            spans = [*earlier.trained, *call.trained]
+            merged[merged.index(earlier)] = CallTokens(ids, spans)
     return merged
 
 
 def _extends(ids: list[int], earlier: list[int]) -> bool:
-    # A twin is a sibling, whose tokens are trained once more.
+    # An equal call is a sibling with the same answer. It is not merged, so its tokens are trained
+    # again.
     return len(ids) > len(earlier) and ids[: len(earlier)] == earlier

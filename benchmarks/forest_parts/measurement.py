@@ -1,5 +1,7 @@
-"""CPU time and peak memory of some ways to train one case, taken in turns, so that they see the
-same machine."""
+"""CPU time and peak memory of training variants on one case.
+
+The variants take turns, so that all run under the same conditions.
+"""
 
 from __future__ import annotations
 
@@ -14,35 +16,38 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.forest_parts.cases import Case
-from benchmarks.forest_parts.variants import Way
+from benchmarks.forest_parts.variants import Variant
 
 torch: Any = import_module("torch")
 
 TOLERANCE = 1e-4
-"""Of the gradients' norm, in float32."""
+"""Largest relative difference between the gradients of two variants, in float32."""
 
 
 @dataclass(slots=True)
 class Sample:
+    """Measurements of one variant."""
+
     tokens: int = 0
-    """That went through the model."""
+    """Tokens that went through the model, including padding."""
     cpu_s: list[float] = field(default_factory=list[float])
-    """By round; wall time on a GPU."""
+    """CPU seconds of each round; on a GPU, seconds of wall time."""
     peak_mb: float = 0.0
-    """Above what the process held before."""
+    """Peak memory in MB above the memory held before the round."""
 
     def faster_than(self, other: Sample) -> float:
-        """Median over rounds."""
+        """Return the ratio of the other's time to ours, as the median over the rounds."""
         pairs = zip(other.cpu_s, self.cpu_s, strict=True)
         return statistics.median(theirs / own for theirs, own in pairs)
 
     @property
     def median_s(self) -> float:
+        """Median of the rounds' seconds."""
         return statistics.median(self.cpu_s)
 
 
 class Meter:
-    """Adds what is spent inside of it to a sample."""
+    """A context manager that adds the CPU time and the peak memory of its block to a sample."""
 
     def __init__(self, sample: Sample) -> None:
         self._sample = sample
@@ -58,77 +63,97 @@ class Meter:
 
 
 @dataclass(slots=True)
-class Measured:
+class Measurement:
+    """Samples of several variants on one case."""
+
     case: Case
     samples: dict[str, Sample] = field(default_factory=dict[str, Sample])
-    """By way; the first is the yardstick."""
+    """Sample by variant. The first is the reference."""
 
     @property
-    def yardstick(self) -> Sample:
+    def reference(self) -> Sample:
+        """Sample with which the others are compared."""
         return next(iter(self.samples.values()))
 
-    def speed(self, way: str) -> float:
-        return self.samples[way].faster_than(self.yardstick)
+    def speed(self, variant: str) -> float:
+        """Return how many times as fast as the reference the variant is."""
+        return self.samples[variant].faster_than(self.reference)
 
 
-def measure(model: Any, case: Case, ways: Mapping[str, Way], num_rounds: int) -> Measured:
-    """The gradients are compared in a round of its own, in which kernels and buffers get warm."""
-    measured = Measured(case)
+def measure(
+    model: Any, case: Case, variants: Mapping[str, Variant], num_rounds: int
+) -> Measurement:
+    """Compare the gradients of all variants, then measure them.
+
+    The comparison is a round of its own, which also warms up kernels and buffers. Raises
+    AssertionError if a gradient differs from that of the first variant by more than TOLERANCE.
+    """
+    measurement = Measurement(case)
     expected: Any = None
-    for name, way in ways.items():
-        sample = measured.samples[name] = Sample()
+    for name, variant in variants.items():
+        sample = measurement.samples[name] = Sample()
         model.zero_grad(set_to_none=True)
-        sample.tokens = way(model, case)
+        sample.tokens = variant(model, case)
         gradient = gradient_of(model)
         expected = gradient if expected is None else expected
-        off = relative_difference(gradient, expected)
-        assert off < TOLERANCE, f"{name} trains something else on {case.name}: {off:.1e}"
-    take_turns(model, measured, ways, num_rounds, Meter)
-    return measured
+        difference = relative_difference(gradient, expected)
+        assert difference < TOLERANCE, (
+            f"The gradient of {name} on {case.name} differs by {difference:.1e}."
+        )
+    take_turns(model, measurement, variants, num_rounds, Meter)
+    return measurement
 
 
 def take_turns(
     model: Any,
-    measured: Measured,
-    ways: Mapping[str, Way],
+    measurement: Measurement,
+    variants: Mapping[str, Variant],
     num_rounds: int,
     meter: Callable[[Sample], AbstractContextManager[object]],
 ) -> None:
+    """Measure each variant once per round."""
     for _ in range(num_rounds):
-        for name, way in ways.items():
+        for name, variant in variants.items():
             model.zero_grad(set_to_none=True)
-            with meter(measured.samples[name]):
-                way(model, measured.case)
+            with meter(measurement.samples[name]):
+                variant(model, measurement.case)
 
 
-def reckoned_from_one_sibling(model: Any, case: Case, naive: Way, ours: Way) -> Measured:
-    """For prompts that take naive rows an hour: one pass over one sibling of each call, times the
-    siblings, which are as long; beside ours over all of them."""
-    measured = Measured(case, {"naive": Sample(), "quickest": Sample()})
-    of_naive, of_ours = measured.samples.values()
-    one = case.first_siblings()
+def extrapolate_from_one_sibling(
+    model: Any, case: Case, naive: Variant, ours: Variant
+) -> Measurement:
+    """Measure our variant, and estimate naive rows, which would take an hour on long prompts.
+
+    Naive rows are measured on one sibling of each call, and the time is multiplied by the number
+    of siblings, because all siblings are equally long.
+    """
+    measurement = Measurement(case, {"naive": Sample(), "quickest": Sample()})
+    naive_sample, our_sample = measurement.samples.values()
+    first_siblings = case.first_siblings()
     model.zero_grad(set_to_none=True)
-    with Meter(of_naive):
-        naive(model, one)
-    of_naive.cpu_s = [spent * case.num_siblings for spent in of_naive.cpu_s]
-    of_naive.tokens = sum(len(call.ids) for call in case.calls)
+    with Meter(naive_sample):
+        naive(model, first_siblings)
+    naive_sample.cpu_s = [spent * case.num_siblings for spent in naive_sample.cpu_s]
+    naive_sample.tokens = sum(len(call.ids) for call in case.calls)
     model.zero_grad(set_to_none=True)
-    with Meter(of_ours):
-        of_ours.tokens = ours(model, case)
-    return measured
+    with Meter(our_sample):
+        our_sample.tokens = ours(model, case)
+    return measurement
 
 
 def gradient_of(model: Any) -> Any:
+    """Return the gradients of all parameters as one vector."""
     return torch.cat([weight.grad.flatten() for weight in model.parameters()])
 
 
 def relative_difference(one: Any, other: Any) -> float:
+    """Return the norm of the difference, relative to the norm of `other`."""
     return ((one - other).norm() / other.norm()).item()
 
 
 def _reset_peak() -> float:
-    """The process's memory in MB, which is now its peak too."""
-    # What the allocator keeps of the last pass would hide what the next one needs.
+    """Reset the process's peak memory, and return its current memory in MB."""
+    # Memory that the allocator kept from the last pass would hide what the next pass needs.
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
@@ -136,5 +161,5 @@ def _reset_peak() -> float:
 
 def _status(name: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
-    (found,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
-    return int(found) / 1024
+    (value,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
+    return int(value) / 1024

@@ -1,9 +1,9 @@
-"""What benchmarks.forest trains on: recorded sessions of opencode, through the demo's tokenizer and
-chat template.
+"""Calls to train on: recorded sessions of opencode, rendered with the demo's tokenizer and chat
+template.
 
-The answers are those of the recording, read off the next request's history. N siblings are what
-fan-out would have made of each call; all but the recorded answer are made up: as long, of random
-ids. So is an answer that no later request tells.
+The recordings hold requests only. An answer is read from the history in the next request. If no
+later request contains it, it is replaced by random tokens. Fan-out would have sampled N siblings
+for each call, so siblings of random tokens with the answer's length are added.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ RECORDED = FOLDER / "opencode.jsonl"
 DEMO_WEIGHTS = Path(str(files("fakevllm_server.backends.embedded.demo_model") / "weights"))
 NUM_SIBLINGS = 8
 BUDGET = 16384
-"""Tokens of one piece: siblings of such prompts share nothing in pieces of 4096."""
+"""Tokens of one piece. In pieces of 4096, siblings with such long prompts would share nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """One call of a session, in ids."""
+class RecordedCall:
+    """Token ids of one recorded call."""
 
     prompt: list[int]
     answer: list[int] | None
-    """None where no later request tells it."""
+    """None if no later request contains the answer."""
 
 
-def recorded_sessions(file: Path = RECORDED) -> list[list[Recorded]]:
-    """The longest session first; requests in the order they arrived."""
+def recorded_sessions(file: Path = RECORDED) -> list[list[RecordedCall]]:
+    """Return the calls of each session in the order they arrived, the longest session first."""
     chat: Any = import_module("fakevllm_server.backends.embedded.decode.chat_renderer")
     renderer = chat.ChatRenderer(demo_tokenizer(), "demo")
     by_session: dict[str, list[tuple[float, list[int]]]] = defaultdict(list)
@@ -49,66 +49,81 @@ def recorded_sessions(file: Path = RECORDED) -> list[list[Recorded]]:
         request = ChatRequest(messages=body["messages"], tools=body.get("tools"))
         prompt = renderer.render(request)
         by_session[line["headers"]["x-session-id"]].append((line["t"], prompt))
-    in_order = [[prompt for _, prompt in sorted(one)] for one in by_session.values()]
+    in_order = [[prompt for _, prompt in sorted(session)] for session in by_session.values()]
     end = demo_tokenizer().eos_token_id
-    return sorted((with_answers(one, end) for one in in_order), key=len, reverse=True)
+    return sorted((with_answers(session, end) for session in in_order), key=len, reverse=True)
 
 
-def with_answers(prompts: Sequence[list[int]], end: int) -> list[Recorded]:
-    """An answer is what a later prompt has behind this one, up to the end of the message."""
-    found: list[Recorded] = []
+def with_answers(prompts: Sequence[list[int]], end: int) -> list[RecordedCall]:
+    """Return the calls of one session with their answers.
+
+    The answer to a prompt is what a later prompt has after it, up to the end token of the message.
+    `end` is the id of that token.
+    """
+    calls: list[RecordedCall] = []
     for index, prompt in enumerate(prompts):
-        later = (one for one in prompts[index + 1 :] if one[: len(prompt)] == prompt)
-        behind = next(later, prompt)[len(prompt) :]
-        answer = behind[: behind.index(end) + 1] if end in behind else None
-        found.append(Recorded(prompt, answer))
-    return found
+        later = (other for other in prompts[index + 1 :] if other[: len(prompt)] == prompt)
+        rest = next(later, prompt)[len(prompt) :]
+        answer = rest[: rest.index(end) + 1] if end in rest else None
+        calls.append(RecordedCall(prompt, answer))
+    return calls
 
 
-def cut_to(session: Sequence[Recorded], longest: int, end: int) -> list[Recorded]:
-    """Prompts of at most `longest` tokens: the end of each first message is left out (what the app
-    tells every time, tools among it), of calls with the same one alike. The rest stays whole, also
-    where that alone is longer."""
-    behind: dict[tuple[int, ...], int] = defaultdict(int)
-    firsts = [tuple(one.prompt[: one.prompt.index(end)]) for one in session]
-    for first, one in zip(firsts, session, strict=True):
-        behind[first] = max(behind[first], len(one.prompt) - len(first))
+def shorten_prompts(session: Sequence[RecordedCall], longest: int, end: int) -> list[RecordedCall]:
+    """Return the session with prompts of at most `longest` tokens.
+
+    The end of each first message, which has the instructions and the tools, is left out. Calls with
+    the same first message lose the same tokens. All other messages are kept, even if they alone are
+    longer than `longest`.
+    """
+    num_after_first: dict[tuple[int, ...], int] = defaultdict(int)
+    firsts = [tuple(call.prompt[: call.prompt.index(end)]) for call in session]
+    for first, call in zip(firsts, session, strict=True):
+        num_after_first[first] = max(num_after_first[first], len(call.prompt) - len(first))
     return [
-        Recorded([*first[: max(1, longest - behind[first])], *one.prompt[len(first) :]], one.answer)
-        for first, one in zip(firsts, session, strict=True)
+        RecordedCall(
+            [*first[: max(1, longest - num_after_first[first])], *call.prompt[len(first) :]],
+            call.answer,
+        )
+        for first, call in zip(firsts, session, strict=True)
     ]
 
 
-def with_siblings(name: str, session: Sequence[Recorded], budget: int) -> Case:
-    """The recorded answer first."""
-    drawn = random.Random(0)
-    usual = int(statistics.median(len(one.answer) for one in session if one.answer is not None))
+def with_siblings(name: str, session: Sequence[RecordedCall], budget: int) -> Case:
+    """Return a case in which the first sibling of each call has the recorded answer."""
+    chance = random.Random(0)
+    answers = [call.answer for call in session if call.answer is not None]
+    usual_length = int(statistics.median(map(len, answers)))
     calls: list[CallTokens] = []
-    for one in session:
-        answer = one.answer or random_ids(drawn, usual)
-        made_up = [random_ids(drawn, len(answer)) for _ in range(NUM_SIBLINGS - 1)]
-        calls += [CallTokens.of(one.prompt, each) for each in (answer, *made_up)]
+    for call in session:
+        answer = call.answer or random_ids(chance, usual_length)
+        others = [random_ids(chance, len(answer)) for _ in range(NUM_SIBLINGS - 1)]
+        calls += [CallTokens.of(call.prompt, each) for each in (answer, *others)]
     return Case(name, calls, budget, NUM_SIBLINGS)
 
 
 def session_cases(longest: int | None, file: Path = RECORDED) -> list[Case]:
-    """Those that tell an answer, with prompts cut to `longest` tokens, or whole."""
+    """Return a case for each recorded session that has at least one answer.
+
+    `longest` bounds the prompts in tokens. None keeps them whole.
+    """
     end = demo_tokenizer().eos_token_id
     cases: list[Case] = []
     for number, session in enumerate(recorded_sessions(file), 1):
-        if all(one.answer is None for one in session):
+        if all(call.answer is None for call in session):
             continue
-        kept = session if longest is None else cut_to(session, longest, end)
-        before, after = (max(len(one.prompt) for one in each) for each in (session, kept))
-        told = f"prompts to {after}" if after == before else f"prompts to {after} of {before}"
-        name = f"opencode {number}: {len(kept)} calls, {told}, N{NUM_SIBLINGS}"
+        kept = session if longest is None else shorten_prompts(session, longest, end)
+        before, after = (max(len(call.prompt) for call in calls) for calls in (session, kept))
+        lengths = f"prompts to {after}" if after == before else f"prompts to {after} of {before}"
+        name = f"opencode {number}: {len(kept)} calls, {lengths}, N{NUM_SIBLINGS}"
         cases.append(with_siblings(name, kept, max(BUDGET, 2 * after)))
     return cases
 
 
 def demo_tokenizer() -> Any:
+    """Return the demo's tokenizer without a limit of length."""
     transformers: Any = import_module("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO_WEIGHTS)
-    # The demo's own limit, of which transformers would warn.
+    # transformers would warn about prompts beyond the demo's own limit.
     tokenizer.model_max_length = 1 << 20
     return tokenizer

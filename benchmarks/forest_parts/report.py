@@ -1,4 +1,4 @@
-"""What benchmarks.forest found, as tables and sentences."""
+"""Results of benchmarks.forest as tables, explanations and goals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from benchmarks.forest_parts.cases import BUDGET, Case, Shape
-from benchmarks.forest_parts.measurement import Measured, Sample
+from benchmarks.forest_parts.measurement import Measurement, Sample
 from benchmarks.forest_parts.recorded_sessions import BUDGET as SESSION_BUDGET
 from benchmarks.forest_parts.variants import OURS
 
@@ -16,125 +16,154 @@ GOALS = {
     Shape(256, 32, 8, 6, 32).name: 5.0,
     Shape(64, 512, 8).name: 0.95,
 }
-"""Times as fast as naive rows, at least."""
-OVER_TRL = 2.0
-"""Times TRL's training tokens per second."""
+"""Required speed of our variant as a multiple of naive rows, by case."""
+TRL_GOAL = 2.0
+"""Required training tokens per second as a multiple of TRL's."""
 TRAINERS = ("TRL", "ours, rows", "ours")
 
 
-class Peer(Protocol):
-    """One case, trained by TRL and by us."""
+class TrlComparison(Protocol):
+    """One case, trained by TRL and by our trainer.
+
+    The class `trl_comparison.Comparison` has this interface. It is not imported here, because it
+    needs TRL.
+    """
 
     @property
     def case(self) -> Case: ...
     @property
     def samples(self) -> dict[str, Sample]: ...
     @property
-    def gradient_off(self) -> float: ...
+    def gradient_difference(self) -> float: ...
     def speed(self, name: str) -> float: ...
     def trained_per_s(self, name: str) -> float: ...
 
 
 class Section(NamedTuple):
-    told: str
+    """A table with its explanation."""
+
+    explanation: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
 @dataclass(slots=True)
-class Found:
-    shapes: list[Measured] = field(default_factory=list[Measured])
-    sessions: list[Measured] = field(default_factory=list[Measured])
-    reckoned: list[Measured] = field(default_factory=list[Measured])
-    peers: list[Peer] = field(default_factory=list[Peer])
-    trl: str = ""
-    """Its version."""
+class Report:
+    """All measurements of one run."""
+
+    shapes: list[Measurement] = field(default_factory=list[Measurement])
+    """Measurements of synthetic sessions."""
+    sessions: list[Measurement] = field(default_factory=list[Measurement])
+    """Measurements of recorded sessions with shortened prompts."""
+    extrapolated: list[Measurement] = field(default_factory=list[Measurement])
+    """Measurements of recorded sessions with whole prompts, of which naive rows are estimated."""
+    comparisons: list[TrlComparison] = field(default_factory=list[TrlComparison])
+    trl_version: str = ""
     notes: list[str] = field(default_factory=list[str])
-    """What was skipped, and why, among them."""
+    """Further lines, such as which part was skipped and why."""
 
     def sections(self) -> list[Section]:
-        found: list[Section] = []
+        """Return a section for each kind of measurement that was taken."""
+        sections: list[Section] = []
         if self.shapes:
-            found.append(Section(_ABOUT_SHAPES, *ways_table(self.shapes)))
+            sections.append(Section(_ABOUT_SHAPES, *create_variants_table(self.shapes)))
         if self.sessions:
-            found.append(Section(_ABOUT_SESSIONS, *ways_table(self.sessions)))
-        if self.reckoned:
-            found.append(Section(_ABOUT_RECKONED, *ways_table(self.reckoned)))
-        if self.peers:
-            found.append(Section(_ABOUT_TRL.format(version=self.trl), *peers_table(self.peers)))
-        return found
+            sections.append(Section(_ABOUT_SESSIONS, *create_variants_table(self.sessions)))
+        if self.extrapolated:
+            table = create_variants_table(self.extrapolated)
+            sections.append(Section(_ABOUT_EXTRAPOLATED, *table))
+        if self.comparisons:
+            explanation = _ABOUT_TRL.format(version=self.trl_version)
+            sections.append(Section(explanation, *create_trl_table(self.comparisons)))
+        return sections
 
     def goals(self) -> list[tuple[str, bool]]:
-        """A sentence for each, and whether it is reached."""
+        """Return a sentence for each goal, and whether the goal is reached."""
         return [
-            (f"{what}: {found:.2f}, asked for at least {least}", found >= least)
-            for what, found, least in self._asked()
+            (f"{goal}: {value:.2f}, goal at least {minimum}", value >= minimum)
+            for goal, value, minimum in self._goal_values()
         ]
 
-    def _asked(self) -> Iterator[tuple[str, float, float]]:
-        for one in self.shapes:
-            if OURS in one.samples and one.case.name in GOALS:
-                what = f"{one.case.name}, times as fast as {next(iter(one.samples))}"
-                yield what, one.speed(OURS), GOALS[one.case.name]
-        for peer in self.peers:
-            yield f"{peer.case.name}, times TRL's tokens per second", peer.speed("ours"), OVER_TRL
+    def _goal_values(self) -> Iterator[tuple[str, float, float]]:
+        """Yield the name of each goal, the measured value, and the smallest value allowed."""
+        for measurement in self.shapes:
+            name = measurement.case.name
+            if OURS in measurement.samples and name in GOALS:
+                goal = f"{name}, times as fast as {next(iter(measurement.samples))}"
+                yield goal, measurement.speed(OURS), GOALS[name]
+        for comparison in self.comparisons:
+            goal = f"{comparison.case.name}, times TRL's tokens per second"
+            yield goal, comparison.speed("ours"), TRL_GOAL
 
 
-def ways_table(measured: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
-    header = ["calls", "rho", *measured[0].samples]
+def create_variants_table(
+    measurements: Sequence[Measurement],
+) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of a table with one column for each variant."""
+    header = ["calls", "rho", *measurements[0].samples]
     rows = [
-        [one.case.name, f"{one.case.rho:.2f}", *(_cell(one, way) for way in one.samples)]
-        for one in measured
+        [one.case.name, f"{one.case.rho:.2f}", *(_variant_cell(one, name) for name in one.samples)]
+        for one in measurements
     ]
     return header, rows
 
 
-def _cell(one: Measured, way: str) -> str:
-    sample = one.samples[way]
-    tokens = f"{sample.tokens / 1000:.1f}k"
-    return f"{one.speed(way):.2f}x, {sample.median_s:.2f} s, {sample.peak_mb:.0f} MB, {tokens}"
+def _variant_cell(measurement: Measurement, variant: str) -> str:
+    sample = measurement.samples[variant]
+    speed = f"{measurement.speed(variant):.2f}x, {sample.median_s:.2f} s"
+    return f"{speed}, {sample.peak_mb:.0f} MB, {sample.tokens / 1000:.1f}k"
 
 
-def peers_table(peers: Sequence[Peer]) -> tuple[list[str], list[list[str]]]:
+def create_trl_table(comparisons: Sequence[TrlComparison]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of the table with one column for each trainer."""
     rows = [
-        [one.case.name, *(_peer_cell(one, name) for name in TRAINERS), f"{one.gradient_off:.0e}"]
-        for one in peers
+        [
+            one.case.name,
+            *(_trainer_cell(one, name) for name in TRAINERS),
+            f"{one.gradient_difference:.0e}",
+        ]
+        for one in comparisons
     ]
     return ["calls", *TRAINERS, "gradients differ by"], rows
 
 
-def _peer_cell(one: Peer, name: str) -> str:
-    sample = one.samples[name]
-    speed = f"{one.speed(name):.2f}x, {one.trained_per_s(name):.0f} tokens/s"
+def _trainer_cell(comparison: TrlComparison, name: str) -> str:
+    sample = comparison.samples[name]
+    speed = f"{comparison.speed(name):.2f}x, {comparison.trained_per_s(name):.0f} tokens/s"
     return f"{speed}, {sample.peak_mb:.0f} MB, {sample.tokens / 1000:.1f}k"
 
 
 _ABOUT_SHAPES = (
-    "Forward and backward: times as fast as the first way (median over rounds of what ran next to "
-    "each other; the machine is shared, so seconds are worth little), CPU time, peak memory, "
-    "tokens through the model with their padding. P prompt, R response, O observed tokens, N "
-    f"siblings, T turns. Pieces of at most {BUDGET} tokens. `naive` lays calls out one by one, "
-    "`flat merge` makes one row of a call and those it extends (AgentJet's way, where token ids "
-    "agree), the others merge all and differ in how attention runs; `quickest` is what the trainer "
-    "takes: chains, or rows where next to nothing is shared."
+    "Forward and backward pass. Each cell has the speed as a multiple of the first variant's, the "
+    "CPU time, the peak memory, and the tokens that went through the model, including padding. The "
+    "speed is the median over rounds, in which the variants ran one after the other. The machine "
+    "is shared, so the seconds say little. P is the length of the prompt, R that of each response, "
+    "and O that of the observed tokens between turns; N is the number of siblings, and T the "
+    f"number of turns. Pieces have at most {BUDGET} tokens. `naive` computes the calls row by row. "
+    "`flat merge` makes one row of a call and the calls that it extends, which is AgentJet's "
+    "method where token ids agree. The other variants merge all calls and differ in their "
+    "attention. `quickest` is what the trainer uses: chains, or rows if almost nothing is shared."
 )
 _ABOUT_SESSIONS = (
-    "Recorded opencode sessions through the demo's tokenizer and chat template, those in which "
-    "later requests tell what was answered. Answers are the recorded ones; the other 7 siblings of "
-    "each call are made up, as long, of random ids, and so is an answer no later request tells. Of "
-    "each system message with its tools as much is left out at its end as the bound on prompts "
-    f"asks for. Pieces of at most {SESSION_BUDGET} tokens."
+    "Recorded opencode sessions, rendered with the demo's tokenizer and chat template. Only "
+    "sessions in which a later request contains an answer are used. The answers are the recorded "
+    "ones. The other 7 siblings of each call have random tokens and the same length. An answer "
+    "that no later request contains is random as well. The end of each system message with its "
+    "tools is left out, as far as the limit on prompts requires. Pieces have at most "
+    f"{SESSION_BUDGET} tokens."
 )
-_ABOUT_RECKONED = (
-    "The same sessions with nothing left out, in one round. Naive rows are reckoned: one sibling "
-    "of each call was measured, and its time counted 8 times, for siblings are as long as each "
-    "other; ours is measured over all siblings. Pieces of at most twice the longest prompt."
+_ABOUT_EXTRAPOLATED = (
+    "The same sessions with whole prompts, in one round. The time of naive rows is estimated: one "
+    "sibling of each call was measured, and its time multiplied by 8, because all siblings are "
+    "equally long. Our variant is measured over all siblings. Pieces have at most twice the length "
+    "of the longest prompt."
 )
 _ABOUT_TRL = (
-    "A whole step of TRL {version}'s GRPOTrainer beside ours, in turns, on the same model, samples "
-    "and advantages, float32: loss, backward, clipping, optimiser, without sampling. Times TRL's "
-    "training tokens (of responses) per CPU second, these, peak memory, tokens through the model. "
-    "TRL with its defaults: 8 rows a pass, prompts padded on the left and answers on the right to "
-    "the longest of the step, logits of answers only, one iteration, no old log-probabilities; "
-    "checkpointing and bf16 are off. `ours, rows` shares nothing."
+    "A whole training step of TRL {version}'s GRPOTrainer and of ours, in turns, on the same "
+    "model, samples and advantages, in float32: loss, backward pass, clipping and optimizer, "
+    "without sampling. Each cell has the speed as a multiple of TRL's, the trained tokens (those of "
+    "responses) per CPU second, the peak memory, and the tokens that went through the model. TRL "
+    "runs with its defaults: 8 rows per pass, prompts padded on the left and answers on the right "
+    "to the longest of the step, logits of answers only, one iteration, no old log-probabilities. "
+    "Checkpointing and bf16 are off. `ours, rows` shares nothing."
 )

@@ -1,10 +1,10 @@
-"""TRL's GRPOTrainer as a peer for benchmarks.forest: a whole training step on the same samples.
+"""Compare a whole training step of TRL's GRPOTrainer with one of ours, on the same samples.
 
-Sampling is left out: `_generate_and_score_completions`, where TRL samples and asks for rewards,
-gives out samples that are there already, padded as TRL pads them. What is timed is what lies
-between `on_step_begin` and `on_step_end`: loss, backward, clipping, optimiser. Ours is
-`PolicyTrainer.step`, planning and metrics among it. The learning rate is 0, so that all steps are
-of the same weights.
+Sampling is left out. TRL samples and computes rewards in `_generate_and_score_completions`; here
+this method returns prepared samples, padded as TRL pads them. The timed part of TRL is between
+`on_step_begin` and `on_step_end`: loss, backward pass, clipping, optimizer. The timed part of ours
+is `PolicyTrainer.step`, including planning and metrics. The learning rate is practically 0, so that
+all steps use the same weights.
 """
 
 from __future__ import annotations
@@ -28,83 +28,95 @@ from fakevllm_server.types.backend import Batch, Call
 
 torch: Any = import_module("torch")
 
-WITHOUT_BOUND = 1e9
-"""Of the gradient's norm: gradients are compared as they are."""
-NO_CHANGE = 1e-30
-"""A learning rate that changes no weight."""
+NO_CLIPPING = 1e9
+"""Limit of the gradient's norm that clips nothing, because unclipped gradients are compared."""
+LEARNING_RATE = 1e-30
+"""Learning rate that changes no weight in float32."""
 TOLERANCE = 1e-4
-"""Of the gradient's norm, in float32."""
+"""Largest relative difference between TRL's gradient and ours, in float32."""
 ROWS_PER_PASS = 8
-"""`per_device_train_batch_size`, by default."""
+"""TRL's default of `per_device_train_batch_size`."""
 
 
 @dataclass(slots=True)
-class Compared:
+class Comparison:
+    """Samples of all trainers on one case."""
+
     case: Case
     samples: dict[str, Sample]
-    """By trainer; TRL is the first."""
-    gradient_off: float
+    """Sample by trainer. TRL is the first."""
+    gradient_difference: float
     """Norm of the difference between TRL's gradient and ours, relative to TRL's."""
 
     def speed(self, name: str) -> float:
+        """Return how many times as fast as TRL the trainer is."""
         return self.samples[name].faster_than(self.samples["TRL"])
 
     def trained_per_s(self, name: str) -> float:
-        """Response tokens a CPU second."""
+        """Return the trained tokens, those of responses, per CPU second."""
         return self.case.num_trained / self.samples[name].median_s
 
 
-class Stepping(Protocol):
-    """A trainer with its samples."""
+class StepRunner(Protocol):
+    """A trainer with the samples of one case."""
 
     tokens: int
+    """Tokens that go through the model in one step, including padding."""
 
     def step(self, meter: Meter) -> None:
-        """The meter runs during the step and nothing else."""
+        """Take one step, and measure the step alone with the meter."""
         ...
 
     def gradient(self) -> Any:
-        """Of the last step."""
+        """Return the gradient of the first step."""
         ...
 
 
-def compare(model: Any, case: Case, num_rounds: int) -> Compared:
-    """In turns. The first step of each warms up, and shows whether their gradients agree."""
+def compare(model: Any, case: Case, num_rounds: int) -> Comparison:
+    """Compare the gradients of all trainers, then measure their steps in turns.
+
+    The first step of each trainer warms up and is not measured. Raises AssertionError if the
+    gradients differ by more than TOLERANCE.
+    """
     advantages = advantages_of(case)
-    sampled = _log_probs(model, case.calls)
-    trainers: dict[str, Stepping] = {
-        "TRL": OfTrl(model, case, advantages),
-        "ours, rows": Ours(model, case, advantages, sampled, forest=False),
-        "ours": Ours(model, case, advantages, sampled, forest=True),
+    old_log_probs = _log_probs(model, case.calls)
+    trainers: dict[str, StepRunner] = {
+        "TRL": TrlRunner(model, case, advantages),
+        "ours, rows": OurRunner(model, case, advantages, old_log_probs, forest=False),
+        "ours": OurRunner(model, case, advantages, old_log_probs, forest=True),
     }
     samples = {name: Sample() for name in trainers}
     for name, trainer in trainers.items():
         trainer.step(Meter(Sample()))
         samples[name].tokens = trainer.tokens
-    theirs, *ours = (trainer.gradient() for trainer in trainers.values())
-    off = max(relative_difference(own, theirs) for own in ours)
-    assert off < TOLERANCE, f"TRL trains something else on {case.name}: {off:.1e}"
+    trl, *ours = (trainer.gradient() for trainer in trainers.values())
+    difference = max(relative_difference(gradient, trl) for gradient in ours)
+    assert difference < TOLERANCE, (
+        f"TRL's gradient on {case.name} differs from ours by {difference:.1e}."
+    )
     for _ in range(num_rounds):
         for name, trainer in trainers.items():
             trainer.step(Meter(samples[name]))
-    return Compared(case, samples, off)
+    return Comparison(case, samples, difference)
 
 
 def advantages_of(case: Case) -> list[float]:
-    """One of each group of siblings was right."""
+    """Return advantages as if one sibling of each group had been right."""
     size = case.num_siblings
     if size == 1:
         return [1.0] * len(case.calls)
     return [1.0 if index % size == 0 else -1 / (size - 1) for index in range(len(case.calls))]
 
 
-class Ours:
+class OurRunner:
+    """Our trainer, on a copy of the model."""
+
     def __init__(
         self,
         model: Any,
         case: Case,
         advantages: Sequence[float],
-        sampled: Sequence[Sequence[float]],
+        old_log_probs: Sequence[Sequence[float]],
         *,
         forest: bool,
     ) -> None:
@@ -112,50 +124,52 @@ class Ours:
         self._model = copy.deepcopy(model)
         self._trainer = trainers.PolicyTrainer(self._model, lambda: copy.deepcopy(model))
         job = TrainJob(
-            lr=NO_CHANGE, grad_clip=WITHOUT_BOUND, forest=forest, micro_batch_tokens=case.budget
+            lr=LEARNING_RATE, grad_clip=NO_CLIPPING, forest=forest, micro_batch_tokens=case.budget
         )
         self._trainer.boot(job)
         self._spec = LossSpec.of(job)
-        self._kept = _Gradient(self._model)
-        self._trainer.optimizer.register_step_pre_hook(self._kept)
-        together = zip(case.calls, advantages, sampled, strict=True)
-        self._batch = Batch(0, [_call(*of) for of in together])
+        self._gradient = _FirstGradient(self._model)
+        self._trainer.optimizer.register_step_pre_hook(self._gradient)
+        fields = zip(case.calls, advantages, old_log_probs, strict=True)
+        self._batch = Batch(0, [_call(*values) for values in fields])
         self.tokens = 0
 
     def step(self, meter: Meter) -> None:
-        running = self._trainer.step(self._batch, self._spec)
+        step = self._trainer.step(self._batch, self._spec)
         with meter:
             try:
                 while True:
-                    next(running)
+                    next(step)
             except StopIteration as ended:
                 self.tokens = round(ended.value["tokens_computed"])
 
     def gradient(self) -> Any:
-        return self._kept.first
+        return self._gradient.first
 
 
-class OfTrl:
+class TrlRunner:
+    """TRL's trainer, on a copy of the model."""
+
     def __init__(self, model: Any, case: Case, advantages: Sequence[float]) -> None:
         num_rows = len(case.calls)
-        assert num_rows % ROWS_PER_PASS == 0, f"TRL takes rows by {ROWS_PER_PASS}"
+        assert num_rows % ROWS_PER_PASS == 0, f"TRL needs a multiple of {ROWS_PER_PASS} rows."
         self._model = copy.deepcopy(model)
         self._samples = padded_samples(case.calls, advantages)
         self._meter = Meter(Sample())
-        self._kept = _Gradient(self._model)
+        self._gradient = _FirstGradient(self._model)
         self._trainer = _grpo_trainer(self._model, self._samples, num_rows, case.num_siblings)
-        self._trainer.add_callback(_callback(self._begin, self._kept, self._end))
+        self._trainer.add_callback(_callback(self._begin, self._gradient, self._end))
         rows, longest = self._samples["prompt_ids"].shape
         self.tokens = rows * (longest + self._samples["completion_ids"].shape[1])
 
     def step(self, meter: Meter) -> None:
         self._meter = meter
-        # It prints a summary.
+        # TRL prints a summary.
         with contextlib.redirect_stdout(io.StringIO()):
             self._trainer.train()
 
     def gradient(self) -> Any:
-        return self._kept.first
+        return self._gradient.first
 
     def _begin(self) -> None:
         self._meter.__enter__()
@@ -165,9 +179,11 @@ class OfTrl:
 
 
 def padded_samples(calls: Sequence[CallTokens], advantages: Sequence[float]) -> dict[str, Any]:
-    """What `_generate_and_score_completions` returns: prompts padded on the left, completions on
-    the right, all to the longest of the step. No old log-probabilities: TRL has none where a step
-    trains once on what it sampled."""
+    """Return the samples as TRL's `_generate_and_score_completions` does.
+
+    Prompts are padded on the left and completions on the right, to the longest of the step. There
+    are no old log-probabilities, because TRL has none if it trains once on each sample.
+    """
     pad: Any = import_module("trl.trainer.utils").pad
     starts = [call.trained[0][0] for call in calls]
     prompts = [
@@ -177,15 +193,15 @@ def padded_samples(calls: Sequence[CallTokens], advantages: Sequence[float]) -> 
         torch.tensor(list(call.ids[start:])) for call, start in zip(calls, starts, strict=True)
     ]
     sides = {"prompt": (prompts, "left"), "completion": (answers, "right")}
-    found: dict[str, Any] = {
+    samples: dict[str, Any] = {
         "advantages": torch.tensor(list(advantages)),
         "num_items_in_batch": torch.tensor(sum(map(len, answers))),
     }
     for name, (rows, side) in sides.items():
-        found[f"{name}_ids"] = pad(rows, padding_value=0, padding_side=side)
+        samples[f"{name}_ids"] = pad(rows, padding_value=0, padding_side=side)
         ones = [torch.ones_like(row) for row in rows]
-        found[f"{name}_mask"] = pad(ones, padding_value=0, padding_side=side)
-    return found
+        samples[f"{name}_mask"] = pad(ones, padding_value=0, padding_side=side)
+    return samples
 
 
 def _grpo_trainer(model: Any, samples: dict[str, Any], num_rows: int, num_siblings: int) -> Any:
@@ -193,20 +209,20 @@ def _grpo_trainer(model: Any, samples: dict[str, Any], num_rows: int, num_siblin
     datasets: Any = import_module("datasets")
     import_module("transformers").logging.set_verbosity_error()
 
-    class GivenSamples(trl.GRPOTrainer):
+    class PreparedSamples(trl.GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-            # TRL shuffles and cuts what it gets; these stay as they are.
+            # The samples of `inputs` are ignored: TRL would shuffle and shorten them.
             return dict(samples)
 
-    # Its own defaults, but for what no CPU does (bf16), what costs time (checkpointing), and what
-    # would end up on the disk or the screen.
+    # These are TRL's defaults, except for bf16, which this CPU does not support, for checkpointing,
+    # which costs time, and for output to the disk or the screen.
     config = trl.GRPOConfig(
         output_dir=tempfile.mkdtemp(prefix="forest-trl-"),
         per_device_train_batch_size=ROWS_PER_PASS,
         gradient_accumulation_steps=num_rows // ROWS_PER_PASS,
         num_generations=num_siblings,
-        learning_rate=NO_CHANGE,
-        max_grad_norm=WITHOUT_BOUND,
+        learning_rate=LEARNING_RATE,
+        max_grad_norm=NO_CLIPPING,
         max_steps=1,
         bf16=False,
         use_cpu=True,
@@ -216,7 +232,7 @@ def _grpo_trainer(model: Any, samples: dict[str, Any], num_rows: int, num_siblin
         report_to="none",
         disable_tqdm=True,
     )
-    return GivenSamples(
+    return PreparedSamples(
         model=model,
         reward_funcs=_no_reward,
         args=config,
@@ -226,12 +242,12 @@ def _grpo_trainer(model: Any, samples: dict[str, Any], num_rows: int, num_siblin
 
 
 def _no_reward(completions: Sequence[Any], **_: Any) -> list[float]:
-    """TRL wants one; it is never asked."""
+    """Return zeros. TRL requires a reward function, and never calls this one."""
     return [0.0] * len(completions)
 
 
-class _Gradient:
-    """The first one an optimiser is given."""
+class _FirstGradient:
+    """A hook before the optimizer's step that keeps the first gradient."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -245,7 +261,7 @@ class _Gradient:
 def _callback(begin: Any, before_update: Any, end: Any) -> Any:
     transformers: Any = import_module("transformers")
 
-    class Stops(transformers.TrainerCallback):
+    class StepCallback(transformers.TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             begin()
 
@@ -255,16 +271,16 @@ def _callback(begin: Any, before_update: Any, end: Any) -> Any:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             end()
 
-    return Stops()
+    return StepCallback()
 
 
-def _call(tokens: CallTokens, advantage: float, sampled: Sequence[float]) -> Call:
+def _call(tokens: CallTokens, advantage: float, log_probs: Sequence[float]) -> Call:
     start = tokens.trained[0][0]
     return Call(
         group_id=str(hash(tuple(tokens.ids[:start]))),
         prompt_ids=tokens.ids[:start],
         response_ids=tokens.ids[start:],
-        logprobs=sampled,
+        logprobs=log_probs,
         version=0,
         temperature=1.0,
         advantage=advantage,
@@ -273,12 +289,13 @@ def _call(tokens: CallTokens, advantage: float, sampled: Sequence[float]) -> Cal
 
 
 def _log_probs(model: Any, calls: Sequence[CallTokens]) -> list[list[float]]:
-    """Of the responses: what an engine of the same weights would have told."""
-    found: list[list[float]] = []
+    """Return the log-probabilities of the responses, as an engine with the same weights reports
+    them."""
+    log_probs: list[list[float]] = []
     for call in calls:
         ids = torch.tensor([list(call.ids)])
         start = call.trained[0][0]
         with torch.no_grad():
             logits = model(input_ids=ids, use_cache=False).logits[0, start - 1 : -1]
-        found.append(logits.log_softmax(-1).gather(1, ids[0, start:, None])[:, 0].tolist())
-    return found
+        log_probs.append(logits.log_softmax(-1).gather(1, ids[0, start:, None])[:, 0].tolist())
+    return log_probs

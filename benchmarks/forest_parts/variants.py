@@ -1,6 +1,8 @@
-"""The ways to train some calls that benchmarks.forest compares. Each does forward and backward of
-the sum of their log-probabilities, and returns how many tokens went through the model, padding
-among them. They run where the model is."""
+"""The variants of a training step that benchmarks.forest compares.
+
+Each variant computes the sum of the trained tokens' log-probabilities, forward and backward, on the
+model's device, and returns how many tokens went through the model, including padding.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from benchmarks.forest_parts.cases import BUDGET, VOCAB, Case, timelines
+from benchmarks.forest_parts.cases import BUDGET, VOCAB, Case, merge_extending_calls
 from fakevllm_server.forest import CallTokens, pack
 
 torch: Any = import_module("torch")
@@ -18,27 +20,33 @@ plans: Any = import_module("fakevllm_server.backends.torch_forest.plan")
 forwards: Any = import_module("fakevllm_server.backends.torch_forest.forward")
 sharing: Any = import_module("fakevllm_server.backends.torch_forest.small_prefixes")
 
-Way = Callable[[Any, Case], int]
+Variant = Callable[[Any, Case], int]
+"""Function of a model and a case that accumulates gradients and returns the number of computed
+tokens."""
 
 
-class Passed(NamedTuple):
-    """One piece, forward."""
+class PieceResult(NamedTuple):
+    """Result of the forward pass of one piece."""
 
     calls: Sequence[int]
-    """Numbers of the calls in it."""
+    """Indices of the piece's calls in the case."""
     log_prob: Any
-    """[trained tokens], one call after another, at least float32."""
+    """Log-probabilities, [trained tokens], one call after another, float32 or wider."""
     num_trained: Sequence[int]
-    """For each call how many of those are its own."""
+    """Number of trained tokens of each call."""
     num_tokens: int
-    """That went through the model."""
+    """Number of tokens that went through the model, including padding."""
 
 
-Pass = Callable[[Any, Case], Iterator[Passed]]
+ForwardPass = Callable[[Any, Case], Iterator[PieceResult]]
+"""Function of a model and a case that yields the result of each piece."""
 
 
 def make_model() -> Any:
-    """Random weights; a pair of tokens costs it a thousandth of a token."""
+    """Return a small Llama with random weights.
+
+    Attention between two tokens costs a thousandth of what one token costs in the other layers.
+    """
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=VOCAB,
@@ -52,24 +60,24 @@ def make_model() -> Any:
     return transformers.LlamaForCausalLM(config).eval()
 
 
-def naive(model: Any, case: Case) -> Iterator[Passed]:
-    """Rows of like lengths, padded, as trainers without a forest do it."""
+def naive(model: Any, case: Case) -> Iterator[PieceResult]:
+    """Compute padded rows of similar lengths, as trainers without a forest do."""
     return _rows(model, case.calls, case.budget)
 
 
-def alone(model: Any, case: Case) -> Iterator[Passed]:
-    """One call after the other: what naive rows differ from by no more than rounding."""
+def one_by_one(model: Any, case: Case) -> Iterator[PieceResult]:
+    """Compute one call after the other. Naive rows differ from this only by rounding."""
     return _rows(model, case.calls, 0)
 
 
-def flat_merge(model: Any, case: Case) -> Iterator[Passed]:
-    """Naive rows of timelines: what AgentJet's merging comes to where it is exact."""
-    return _rows(model, timelines(case.calls), case.budget)
+def flat_merge(model: Any, case: Case) -> Iterator[PieceResult]:
+    """Compute naive rows of merged calls, like AgentJet's merging where that is exact."""
+    return _rows(model, merge_extending_calls(case.calls), case.budget)
 
 
-def _rows(model: Any, calls: Sequence[CallTokens], budget: int) -> Iterator[Passed]:
-    for numbers in _padded_pieces(calls, budget):
-        piece = [calls[number] for number in numbers]
+def _rows(model: Any, calls: Sequence[CallTokens], budget: int) -> Iterator[PieceResult]:
+    for indices in _padded_pieces(calls, budget):
+        piece = [calls[index] for index in indices]
         longest = max(len(call.ids) for call in piece)
         first = min(call.trained[0][0] for call in piece) - 1
         ids = torch.zeros(len(piece), longest, dtype=torch.long)
@@ -83,49 +91,57 @@ def _rows(model: Any, calls: Sequence[CallTokens], budget: int) -> Iterator[Pass
         logits = model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits[:, :-1].float()
         chosen = logits.gather(2, ids[:, first + 1 :, None])[:, :, 0] - logits.logsumexp(-1)
         log_prob = chosen[mask[:, first:].to(model.device)]
-        yield Passed(numbers, log_prob, mask.sum(1).tolist(), ids.numel())
+        yield PieceResult(indices, log_prob, mask.sum(1).tolist(), ids.numel())
 
 
 def _padded_pieces(calls: Sequence[CallTokens], budget: int) -> list[list[int]]:
-    """Numbers of calls; one alone where the budget has room for none."""
+    """Return the indices of the calls of each piece. A call beyond the budget gets its own
+    piece."""
     pieces: list[list[int]] = []
-    for number in sorted(range(len(calls)), key=lambda number: -len(calls[number].ids)):
+    for index in sorted(range(len(calls)), key=lambda index: -len(calls[index].ids)):
         if pieces and len(calls[pieces[-1][0]].ids) * (len(pieces[-1]) + 1) <= budget:
-            pieces[-1].append(number)
+            pieces[-1].append(index)
         else:
-            pieces.append([number])
+            pieces.append([index])
     return pieces
 
 
-def merged(attention: str) -> Pass:
-    def passes(model: Any, case: Case) -> Iterator[Passed]:
+def forest_pass(attention: str) -> ForwardPass:
+    """Return a pass over the calls' forest with an attention of this name.
+
+    "quickest" selects the attention as the trainer does.
+    """
+
+    def run(model: Any, case: Case) -> Iterator[PieceResult]:
         for piece in pack(sharing.unshare_small_prefixes(case.calls), case.budget):
             plan = plans.Plan.of(piece.forest, model.device)
-            way = (
+            name = (
                 attentions.fastest_attention(plan, "chains")
                 if attention == "quickest"
                 else attention
             )
-            log_prob = plan.flat(forwards.edge_log_probs(model, plan, way))
-            num_tokens = piece.forest.num_naive if way == "rows" else piece.forest.num_nodes
-            yield Passed(piece.calls, log_prob, plan.num_trained, num_tokens)
+            log_prob = plan.flat(forwards.edge_log_probs(model, plan, name))
+            num_tokens = piece.forest.num_naive if name == "rows" else piece.forest.num_nodes
+            yield PieceResult(piece.calls, log_prob, plan.num_trained, num_tokens)
 
-    return passes
+    return run
 
 
-def trained(passes: Pass) -> Way:
+def with_backward(forward_pass: ForwardPass) -> Variant:
+    """Return the variant that runs the pass and the backward pass of each piece."""
+
     def train(model: Any, case: Case) -> int:
         num_tokens = 0
-        for one in passes(model, case):
-            one.log_prob.sum().backward()
-            num_tokens += one.num_tokens
+        for result in forward_pass(model, case):
+            result.log_prob.sum().backward()
+            num_tokens += result.num_tokens
         return num_tokens
 
     return train
 
 
-def budgets_matter(case: Case) -> str:
-    """How much is shared where pieces are as small as by default."""
+def describe_sharing(case: Case) -> str:
+    """Return rho in pieces of the default size and in pieces of the case's own size."""
     calls = sharing.unshare_small_prefixes(case.calls)
     num_naive = sum(len(call.ids) for call in calls)
     rho = {
@@ -135,13 +151,13 @@ def budgets_matter(case: Case) -> str:
     return ", ".join(f"rho {own:.2f} in pieces of {budget} tokens" for budget, own in rho.items())
 
 
-WAYS: dict[str, Way] = {
-    "naive": trained(naive),
-    "flat merge": trained(flat_merge),
-    "dense": trained(merged("dense")),
-    "segments": trained(merged("segments")),
-    "chains": trained(merged("chains")),
-    "quickest": trained(merged("quickest")),
+VARIANTS: dict[str, Variant] = {
+    "naive": with_backward(naive),
+    "flat merge": with_backward(flat_merge),
+    "dense": with_backward(forest_pass("dense")),
+    "segments": with_backward(forest_pass("segments")),
+    "chains": with_backward(forest_pass("chains")),
+    "quickest": with_backward(forest_pass("quickest")),
 }
 OURS = "quickest"
-"""What the embedded trainer takes."""
+"""The variant that the embedded trainer uses."""

@@ -1,4 +1,4 @@
-"""benchmarks.forest_gpu, as far as a CPU goes: the same functions over a tiny model."""
+"""The functions of benchmarks.forest_gpu on a CPU, over a tiny model."""
 
 from __future__ import annotations
 
@@ -16,95 +16,96 @@ from fakevllm_server.forest import CallTokens
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 gpu: Any = import_module("benchmarks.forest_gpu")
-ways: Any = import_module("benchmarks.forest_parts.variants")
+variants: Any = import_module("benchmarks.forest_parts.variants")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the meter reads /proc")
-CASE = Shape(24, 6, 3, 2, 4).case()
+CASE = Shape(24, 6, 3, 2, 4).create_case()
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """A model this small is slower with more."""
+    """Use one torch thread, because a model this small is slower with more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
 
-def looked_at(model: Any, **others: Any) -> Any:
-    return gpu.look_at("tiny", model, CASE, {"naive": ways.naive, **others}, 2)
+def measure_with_naive(model: Any, **others: Any) -> Any:
+    return gpu.measure_case("tiny", model, CASE, {"naive": variants.naive, **others}, 2)
 
 
-def seeing_another(model: Any, case: Case) -> Iterator[Any]:
-    """What a wrong mask comes to: each call sees what a sibling of the first turn answered."""
+def pass_with_wrong_mask(model: Any, case: Case) -> Iterator[Any]:
+    """Compute as with a wrong mask: each call sees the answer of a sibling of the first turn."""
     sampled = list(case.calls[0].ids)[-6:]
     calls = [
         CallTokens([*sampled, *call.ids], [(start + 6, end + 6) for start, end in call.trained])
         for call in case.calls
     ]
-    return ways.naive(model, replace(case, calls=calls))
+    return variants.naive(model, replace(case, calls=calls))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_ways_that_merge_are_as_near_to_naive_rows_as_single_calls_are(dtype: str) -> None:
-    model = gpu.make_model(gpu.SIZES["tiny"], "cpu")
+def test_merging_variants_differ_from_naive_rows_only_by_rounding(dtype: str) -> None:
+    model = gpu.make_model(gpu.MODEL_SHAPES["tiny"], "cpu")
     gpu.precision.set_compute_dtype(model, getattr(torch, dtype))
-    found = looked_at(model, dense=gpu.WAYS["dense"], segments=gpu.WAYS["segments"])
-    assert found.missed() == []
-    assert set(found.off) == {"dense", "segments"}
-    samples = found.measured.samples
-    assert all(len(one.cpu_s) == 2 for one in samples.values())
+    passes = {name: gpu.FORWARD_PASSES[name] for name in ("dense", "segments")}
+    result = measure_with_naive(model, **passes)
+    assert result.failures() == []
+    assert set(result.differences) == {"dense", "segments"}
+    samples = result.measurement.samples
+    assert all(len(sample.cpu_s) == 2 for sample in samples.values())
     assert samples["dense"].tokens < samples["naive"].tokens
-    assert len(found.row()) == 4 + len(samples)
+    assert len(result.row()) == 4 + len(samples)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_wrong_mask_is_more_than_rounding(dtype: str) -> None:
-    model = gpu.make_model(gpu.SIZES["tiny"], "cpu")
+def test_a_wrong_mask_differs_by_more_than_rounding(dtype: str) -> None:
+    model = gpu.make_model(gpu.MODEL_SHAPES["tiny"], "cpu")
     gpu.precision.set_compute_dtype(model, getattr(torch, dtype))
-    found = looked_at(model, wrong=seeing_another)
-    (told,) = found.missed()
-    assert "wrong is off by" in told and found.off["wrong"].gradient > 0.01
+    result = measure_with_naive(model, wrong=pass_with_wrong_mask)
+    (failure,) = result.failures()
+    assert "wrong differs by" in failure and result.differences["wrong"].gradient > 0.01
 
 
-def test_a_size_that_recomputes_its_layers_trains_the_same() -> None:
-    size = gpu.SIZES["tiny"]
-    plain, again = (
-        gpu.make_model(size._replace(checkpointed=checkpointed), "cpu")
+def test_a_model_that_recomputes_its_layers_has_the_same_gradient() -> None:
+    shape = gpu.MODEL_SHAPES["tiny"]
+    plain, recomputing = (
+        gpu.make_model(shape._replace(checkpointed=checkpointed), "cpu")
         for checkpointed in (False, True)
     )
-    assert again.is_gradient_checkpointing and again.training
+    assert recomputing.is_gradient_checkpointing and recomputing.training
     gradients: list[Any] = []
-    for model in (plain, again):
-        gpu.trained(gpu.WAYS["segments"])(model, CASE)
+    for model in (plain, recomputing):
+        gpu.with_backward(gpu.FORWARD_PASSES["segments"])(model, CASE)
         gradients.append(gpu.gradient_of(model))
     assert gpu.relative_difference(*gradients) < 1e-5
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so_and_names_what_runs(
+def test_without_a_gpu_the_message_names_the_flag_for_a_cpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["forest_gpu"])
     assert gpu.main() == 2
-    told = capsys.readouterr().err
-    assert "no CUDA GPU" in told and "--device cpu" in told
+    message = capsys.readouterr().err
+    assert "no CUDA GPU" in message and "--device cpu" in message
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
-        (["--models", "70B"], "no 70B: choose from tiny, 0.5B, 7B"),
+        (["--models", "70B"], "there is no 70B; choose from tiny, 0.5B, 7B"),
         (["--device", "cpu", "--ways", "flex"], "flex has no backward pass on a CPU"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
-    words: list[str],
-    told: str,
+def test_unknown_models_and_variants_are_refused(
+    arguments: list[str],
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["forest_gpu", *words])
+    monkeypatch.setattr(sys, "argv", ["forest_gpu", *arguments])
     with pytest.raises(SystemExit):
         gpu.main()
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
