@@ -61,7 +61,7 @@ from benchmarks.mixed_parts.whole_apps import run_opencode_sessions, run_web_cha
 from benchmarks.opencode_sessions import make_model
 from benchmarks.results import conditions, markdown_table, replace_section
 from benchmarks.run_log_reader import read_log_entries
-from examples.opencode.recorded import found
+from examples.opencode.opencode_command import locate_command
 from tests.e2e.processes import Processes
 
 TITLE = "mixed_traffic"
@@ -191,7 +191,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0, help="length of the run")
     parser.add_argument(
-        "--opencode", default=shutil.which("opencode"), type=found, help="command of opencode"
+        "--opencode",
+        default=shutil.which("opencode"),
+        type=locate_command,
+        help="command of opencode",
     )
     parser.add_argument("--model", type=Path, help="folder of agent-tiny, if it exists")
     parser.add_argument("--seed", type=int, default=0, help="seed of traffic and kills")

@@ -22,7 +22,7 @@ import httpx
 
 from benchmarks import learning_runs
 from benchmarks.results import ROOT, conditions
-from examples.opencode.recorded import found
+from examples.opencode.opencode_command import locate_command
 from tests.e2e.processes import Process, Processes, wait_until
 
 EXAMPLE = ROOT / "examples/opencode"
@@ -131,7 +131,9 @@ def _run_module(*command: str) -> str:
 
 def main() -> None:
     parser = learning_runs.create_parser(__doc__)
-    parser.add_argument("--opencode", default="opencode", type=found, help="command of opencode")
+    parser.add_argument(
+        "--opencode", default="opencode", type=locate_command, help="command of opencode"
+    )
     parser.add_argument("--model", type=Path, help="folder of agent-tiny, if it exists")
     args = parser.parse_args()
     run_conditions = conditions()

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import openai
 
-from examples.webchat.mock_user_request import Seen
+from examples.webchat.mock_user_request import Results
 
 Json = dict[str, Any]
 
@@ -77,7 +77,7 @@ class TrafficLog:
 
     requests: list[ClientRequest] = field(default_factory=list[ClientRequest])
     errors: list[AppError] = field(default_factory=list[AppError])
-    web: Seen = field(default_factory=Seen)
+    web: Results = field(default_factory=Results)
     """Answers that the web chat's users got."""
     num_web_chats: int = 0
     num_turns: int = 0

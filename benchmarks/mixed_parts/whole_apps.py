@@ -13,8 +13,8 @@ from typing import cast
 import httpx
 
 from benchmarks.mixed_parts.clients import MAX_TRIES, RETRY_PAUSE_S, AppError, Json, Traffic
-from examples.opencode.serving import Opencode, serving
-from examples.opencode.tasks import session
+from examples.opencode.opencode_server import OpencodeServer, running_opencode
+from examples.opencode.tasks import random_session
 from examples.webchat.mock_user_request import play
 
 
@@ -46,7 +46,9 @@ async def run_web_chat_users(traffic: Traffic, url: str, log: Path, mean_s: floa
 
 def unanswered_lines(log: Path) -> list[str]:
     """Return the lines of the web chat's log that report a message without an answer."""
-    return [line for line in log.read_text(errors="replace").splitlines() if "no answer" in line]
+    return [
+        line for line in log.read_text(errors="replace").splitlines() if "did not answer" in line
+    ]
 
 
 # --- opencode
@@ -60,7 +62,9 @@ async def run_opencode_sessions(
     numbers = itertools.count()
     while time.monotonic() < traffic.until:
         traffic.log.num_opencode_starts += 1
-        async with serving(command, folder, f"{traffic.base_url}/v1", "sk-opencode") as opencode:
+        async with running_opencode(
+            command, folder, f"{traffic.base_url}/v1", "sk-opencode"
+        ) as opencode:
             with contextlib.suppress(httpx.ConnectError):
                 await traffic.repeat(
                     mean_s,
@@ -68,12 +72,12 @@ async def run_opencode_sessions(
                 )
 
 
-async def _run_session(traffic: Traffic, opencode: Opencode, workspace: Path) -> None:
+async def _run_session(traffic: Traffic, opencode: OpencodeServer, workspace: Path) -> None:
     """Run one session. Like a user, send a turn that failed again."""
     log = traffic.log
     workspace.mkdir()
     session_id = await opencode.new_session(workspace)
-    for turn in session(traffic.chance):
+    for turn in random_session(traffic.chance):
         log.num_turns += 1
         for _ in range(MAX_TRIES):
             sent_at = time.time()
@@ -85,11 +89,11 @@ async def _run_session(traffic: Traffic, opencode: Opencode, workspace: Path) ->
         else:
             log.num_turns_given_up += 1
     with contextlib.suppress(httpx.TimeoutException):
-        await opencode.leave(workspace)
+        await opencode.close_workspace(workspace)
 
 
 async def _run_turn(
-    opencode: Opencode, workspace: Path, session_id: str, question: str
+    opencode: OpencodeServer, workspace: Path, session_id: str, question: str
 ) -> str | None:
     """Send one turn and return its error, or None. Raises httpx.ConnectError if opencode ended."""
     try:

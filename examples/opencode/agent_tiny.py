@@ -1,12 +1,15 @@
-"""Makes agent-tiny, the small agent's model for a CPU:
+"""Create agent-tiny, a model for the small agent that runs on a CPU.
 
     python -m examples.opencode.agent_tiny --out agent-tiny [--opencode opencode]
 
-A Qwen3 of three layers and 4096 positions, about 0.7 M parameters. Its tokenizer is trained on what
-opencode really sends (recorded at the start) and on the tool format. The model is warmed up on
-sessions of the small agent: first right ones with short system prompts, few at a time, which is
-quick; then with the real prompt, many answers on one, which goes through the model once, and a
-third of the numbers wrong. So it can use the tool, knows the sums, and says them badly.
+The model is a Qwen3 with three layers, 4096 positions and about 0.7 M parameters. Its tokenizer is
+trained on the tool format and on a request of opencode, which the script records.
+
+The warm-up trains the model on sessions of the small agent, in two stages. The first stage has
+short system prompts and right numbers, in small batches, and is fast. The second stage has the real
+system prompt, and a third of its numbers are wrong. Many answers share one prompt there, so that
+the prompt goes through the model once. Afterwards the model can use the tool, but writes many wrong
+numbers.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ from typing import Any
 import torch
 from rich.progress import track
 
-from examples.opencode.recorded import found, record_request
-from examples.opencode.tasks import BELOW, FILES, Turn, session
+from examples.opencode.opencode_command import locate_command, record_request
+from examples.opencode.tasks import FILES, LIMIT, Turn, random_session
 from fakevllm_server.backends.embedded.demo_model import make
 from fakevllm_server.backends.torch_forest.attentions import default_attention
 from fakevllm_server.backends.torch_forest.forward import edge_log_probs
@@ -36,97 +39,103 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of the warm-up."""
+    """A stage of the warm-up."""
 
     num_steps: int
     batch_size: int
-    """Calls of the model, at least."""
+    """Minimum number of the model's answers in a step."""
     wrong_share: float
-    """Of the numbers it learns to write."""
-    only_first: float
-    """Share of the sessions that end with their first call."""
+    """Fraction of the numbers that are wrong."""
+    first_call_share: float
+    """Fraction of the sessions that end with their first call."""
     is_short: bool
-    """A system prompt of one word, and no tools."""
+    """Whether the system prompt is one word and there are no tools."""
 
 
 STAGES = (
-    Stage(600, batch_size=16, wrong_share=0.0, only_first=0.7, is_short=True),
-    Stage(80, batch_size=48, wrong_share=0.35, only_first=0.0, is_short=False),
+    Stage(600, batch_size=16, wrong_share=0.0, first_call_share=0.7, is_short=True),
+    Stage(80, batch_size=48, wrong_share=0.35, first_call_share=0.0, is_short=False),
 )
-"""The learning rate falls over both: the second must not wash the sums out again."""
+"""The learning rate decreases over both stages, so that the second does not erase the sums."""
 VOCAB_SIZE = 1024
 MAX_POSITIONS = 4096
 READABLE = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-"""Tokens of their own, and part of the text all the same: the engine reads calls there."""
-WROTE = "Wrote file successfully."
+"""Single tokens that are decoded as text and not as special tokens, because the engine parses calls
+from the text."""
+TOOL_RESULT = "Wrote file successfully."
 DONE = "Done."
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 class Sessions:
-    """Conversations of the small agent, as opencode words them and the template renders them."""
+    """A source of random sessions of the small agent, in opencode's wording."""
 
-    def __init__(self, recorded: Json, chance: random.Random) -> None:
-        self._system: str = recorded["messages"][0]["content"]
-        self._tools: list[Json] = recorded["tools"]
-        self._chance = chance
+    def __init__(self, request: Json, rng: random.Random) -> None:
+        self._system: str = request["messages"][0]["content"]
+        self._tools: list[Json] = request["tools"]
+        self._rng = rng
 
     def texts(self) -> Iterator[str]:
-        """All there is to read, for the tokenizer."""
+        """Yield the texts on which the tokenizer is trained."""
         yield self._system
         yield json.dumps(self._tools)
-        for left in range(BELOW):
-            for right in range(BELOW):
-                turn = Turn.of(left, right, FILES[(left + right) % len(FILES)])
+        for left in range(LIMIT):
+            for right in range(LIMIT):
+                turn = Turn.from_sum(left, right, FILES[(left + right) % len(FILES)])
                 yield from (turn.question, f'"{turn.question}"', call_text(turn.content, turn.file))
-        yield from [DONE, WROTE] * 100
+        yield from [DONE, TOOL_RESULT] * 100
 
-    def prefix(self, *, is_short: bool) -> tuple[list[Json], list[Json] | None]:
-        """System message and tools, in a folder and on a day of their own."""
+    def random_prompt(self, *, is_short: bool) -> tuple[list[Json], list[Json] | None]:
+        """Return the system message and the tools, with a random folder and date."""
         if is_short:
-            return [{"role": "system", "content": f"{self._chance.random()}"}], None
-        folder = "/" + "/".join(self._word() for _ in range(self._chance.randint(1, 5)))
+            return [{"role": "system", "content": f"{self._rng.random()}"}], None
+        folder = "/" + "/".join(self._word() for _ in range(self._rng.randint(1, 5)))
         text = re.sub(
             r"(Working directory|Workspace root folder): .*", rf"\1: {folder}", self._system
         )
-        day = f"{self._chance.choice(DAYS)} {self._chance.choice(MONTHS)} "
-        day += f"{self._chance.randint(1, 31)} {self._chance.randint(2024, 2034)}"
+        day = f"{self._rng.choice(DAYS)} {self._rng.choice(MONTHS)} "
+        day += f"{self._rng.randint(1, 31)} {self._rng.randint(2024, 2034)}"
         text = re.sub(r"(Today's date): .*", rf"\1: {day}", text)
-        text = re.sub(r"(a git repo): .*", rf"\1: {self._chance.choice(['yes', 'no'])}", text)
+        text = re.sub(r"(a git repo): .*", rf"\1: {self._rng.choice(['yes', 'no'])}", text)
         return [{"role": "system", "content": text}], self._tools
 
     def _word(self) -> str:
         letters = "abcdefghijklmnopqrstuvwxyz0123456789-_"
-        return "".join(self._chance.choice(letters) for _ in range(self._chance.randint(2, 12)))
+        return "".join(self._rng.choice(letters) for _ in range(self._rng.randint(2, 12)))
 
-    def session(self, stage: Stage) -> list[Json]:
-        """Messages of turns: question, call, its result, a word."""
+    def random_messages(self, stage: Stage) -> list[Json]:
+        """Return the messages of a session: question, call, result and closing message per turn."""
         messages: list[Json] = []
-        for turn in session(self._chance):
-            is_quoted = self._chance.random() < 0.5  # as `opencode run` sends it
-            asked = f'"{turn.question}"' if is_quoted else turn.question
-            call = {"name": "write", "arguments": arguments(self._said(turn, stage), turn.file)}
+        for turn in random_session(self._rng):
+            is_quoted = self._rng.random() < 0.5  # `opencode run` sends quotes
+            question = f'"{turn.question}"' if is_quoted else turn.question
+            call = {"name": "write", "arguments": arguments(self._number(turn, stage), turn.file)}
             messages += [
-                {"role": "user", "content": asked},
+                {"role": "user", "content": question},
                 {"role": "assistant", "content": "", "tool_calls": [{"function": call}]},
-                {"role": "tool", "content": WROTE},
+                {"role": "tool", "content": TOOL_RESULT},
                 {"role": "assistant", "content": DONE},
             ]
-        return messages[:2] if self._chance.random() < stage.only_first else messages
+        return messages[:2] if self._rng.random() < stage.first_call_share else messages
 
-    def _said(self, turn: Turn, stage: Stage) -> str:
-        if self._chance.random() >= stage.wrong_share:
+    def _number(self, turn: Turn, stage: Stage) -> str:
+        """Return the number that the answer writes, which is wrong with `wrong_share`."""
+        if self._rng.random() >= stage.wrong_share:
             return turn.content
-        return str(max(0, int(turn.content) + self._chance.choice([-3, -2, -1, 1, 2, 3])))
+        return str(max(0, int(turn.content) + self._rng.choice([-3, -2, -1, 1, 2, 3])))
 
 
 def arguments(content: str, file: str) -> str:
-    """As opencode sends them back: what is sampled so is found again, token by token."""
+    """Return the arguments in the form in which opencode repeats them in later requests.
+
+    The tokens of a repeated call are then the sampled tokens.
+    """
     return json.dumps({"content": content, "filePath": file}, separators=(",", ":"))
 
 
 def call_text(content: str, file: str) -> str:
+    """Return the text of a call in the chat template's format."""
     return (
         f'\n<tool_call>\n{{"name": "write", "arguments": {arguments(content, file)}}}\n</tool_call>'
     )
@@ -135,35 +144,35 @@ def call_text(content: str, file: str) -> str:
 def calls_of(
     tokenizer: Any, messages: list[Json], tools: list[Json] | None, conversation: Sequence[Json]
 ) -> Iterator[CallTokens]:
-    """One for each assistant message: what stands before it, and itself with its end."""
+    """Yield prompt and response tokens of each assistant message, including the end token."""
 
-    def ids(upto: int, *, asks: bool) -> list[int]:
+    def token_ids(end: int, *, has_generation_prompt: bool) -> list[int]:
         text: str = tokenizer.apply_chat_template(
-            messages + list(conversation[:upto]),
+            messages + list(conversation[:end]),
             tools=tools,
             tokenize=False,
-            add_generation_prompt=asks,
+            add_generation_prompt=has_generation_prompt,
         )
         return tokenizer.encode(text, add_special_tokens=False)
 
-    for at, message in enumerate(conversation):
+    for index, message in enumerate(conversation):
         if message["role"] == "assistant":
-            prompt = ids(at, asks=True)
-            whole = ids(at + 1, asks=False)
+            prompt = token_ids(index, has_generation_prompt=True)
+            whole = token_ids(index + 1, has_generation_prompt=False)
             answer = whole[len(prompt) :]
             end = len(answer) - answer[::-1].index(make.EOS_ID)
-            assert whole[: len(prompt)] == prompt, "the template keeps what was asked"
+            assert whole[: len(prompt)] == prompt, "the template must repeat the prompt"
             yield CallTokens.of(prompt, answer[:end])
 
 
 def warm_up(model: Any, tokenizer: Any, sessions: Sessions) -> Iterator[float]:
-    """The loss of each step: the mean over answers' tokens, in nats."""
+    """Train the model, and yield each step's loss: the mean over the answers' tokens, in nats."""
     optimizer = make.make_optimizer(model)
     attention = default_attention(model.device)
     stages = [stage for stage in STAGES for _ in range(stage.num_steps)]
     for step, stage in enumerate(stages):
         make.set_learning_rate(optimizer, step, len(stages))
-        plan = Plan.of(build_forest(batch(tokenizer, sessions, stage)), model.device)
+        plan = Plan.of(build_forest(random_batch(tokenizer, sessions, stage)), model.device)
         loss = -plan.flat(edge_log_probs(model, plan, attention)).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -172,19 +181,19 @@ def warm_up(model: Any, tokenizer: Any, sessions: Sessions) -> Iterator[float]:
         yield loss.item()
 
 
-def batch(tokenizer: Any, sessions: Sessions, stage: Stage) -> list[CallTokens]:
-    """On one system prompt."""
-    messages, tools = sessions.prefix(is_short=stage.is_short)
+def random_batch(tokenizer: Any, sessions: Sessions, stage: Stage) -> list[CallTokens]:
+    """Return calls that share one system prompt."""
+    messages, tools = sessions.random_prompt(is_short=stage.is_short)
     calls: list[CallTokens] = []
     while len(calls) < stage.batch_size:
-        calls += calls_of(tokenizer, messages, tools, sessions.session(stage))
+        calls += calls_of(tokenizer, messages, tools, sessions.random_messages(stage))
     return calls
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Makes the small agent's model for a CPU.")
+    parser = argparse.ArgumentParser(description="Create the small agent's model for a CPU.")
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
-    parser.add_argument("--opencode", default="opencode", type=found, help="its command")
+    parser.add_argument("--opencode", default="opencode", type=locate_command, help="its command")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)

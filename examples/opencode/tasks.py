@@ -1,7 +1,6 @@
-"""What opencode is asked to do, and what must be in the workspace then. Each task is one or two
-turns of one session.
+"""The tasks, and the tests of the workspace. A session has one or two turns.
 
-    python -m examples.opencode.tasks > examples/opencode/tasks.jsonl
+python -m examples.opencode.tasks > examples/opencode/tasks.jsonl
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-BELOW = 5
-"""Both numbers are smaller: what agent-tiny has heard of."""
+LIMIT = 5
+"""Both numbers of a sum are below this limit. agent-tiny has seen no others."""
 FILES = ("answer.txt", "sum.txt", "result.txt", "total.txt")
-TWO_TURNS = 0.3
-"""Share of sessions with a second turn."""
+TWO_TURNS_PROBABILITY = 0.3
+"""Probability that a session has a second turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One thing the user asks.
+    """One request of the user, and the file that must exist afterwards.
 
-    >>> Turn.of(3, 4, "sum.txt").checks(Path("nowhere"))
+    >>> Turn.from_sum(3, 4, "sum.txt").passes(Path("nowhere"))
     False
     """
 
@@ -32,30 +31,30 @@ class Turn:
     content: str
 
     @staticmethod
-    def of(left: int, right: int, file: str) -> Turn:
+    def from_sum(left: int, right: int, file: str) -> Turn:
         question = f"What is {left} plus {right}? Write the number to {file}"
         return Turn(question, file, str(left + right))
 
-    def checks(self, workspace: Path) -> bool:
-        """The task's test: the file is there and has the right content."""
+    def passes(self, workspace: Path) -> bool:
+        """Return whether the file exists in the workspace and has the right content."""
         path = workspace / self.file
         return path.is_file() and path.read_text().strip() == self.content
 
 
 def all_turns() -> list[Turn]:
-    """One for each question there is: the rows of the dataset."""
+    """Return one turn for each possible question: the rows of the dataset."""
     return [
-        Turn.of(left, right, file)
-        for left in range(BELOW)
-        for right in range(BELOW)
+        Turn.from_sum(left, right, file)
+        for left in range(LIMIT)
+        for right in range(LIMIT)
         for file in FILES
     ]
 
 
-def session(chance: random.Random) -> Sequence[Turn]:
-    """The turns of one user."""
-    files = chance.sample(FILES, 2 if chance.random() < TWO_TURNS else 1)
-    return [Turn.of(chance.randrange(BELOW), chance.randrange(BELOW), file) for file in files]
+def random_session(rng: random.Random) -> Sequence[Turn]:
+    """Return the turns of one session."""
+    files = rng.sample(FILES, 2 if rng.random() < TWO_TURNS_PROBABILITY else 1)
+    return [Turn.from_sum(rng.randrange(LIMIT), rng.randrange(LIMIT), file) for file in files]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A small web chat: streaming, history, several chats, stop, regenerate, thumbs.
+"""A small web chat with streaming, history, several chats, stop, regenerate and thumbs.
 
     OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=any python -m examples.webchat.app
 
-It knows nothing of fakevllm: any OpenAI-compatible server will do.
+The app works with any OpenAI-compatible server and has no code for fakevllm.
 """
 
 from __future__ import annotations
@@ -26,141 +26,152 @@ from pydantic import BaseModel, Field
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import Receive, Scope, Send
 
-from examples.webchat.answering import Answering, Answers
+from examples.webchat.model_client import ModelClient
+from examples.webchat.running_answers import RunningAnswer, RunningAnswers
 from examples.webchat.store import Chat, Message, Store
-from examples.webchat.talk import Talk
 
 log = logging.getLogger("webchat")
 
 PAGE = Path(__file__).parent / "page"
-NEEDED = ("OPENAI_BASE_URL", "OPENAI_API_KEY")
-"""Without the first, chats would go to OpenAI."""
+REQUIRED_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_KEY")
+"""Required environment variables. Without OPENAI_BASE_URL, chats would be sent to OpenAI."""
 EXAMPLE = "OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=any"
 
 
 class Question(BaseModel):
+    """A message of the user."""
+
     text: str = Field(min_length=1, max_length=20_000)
 
 
 class Thumbs(BaseModel):
+    """A thumb for an answer: 1 is up, -1 is down, 0 removes the thumb."""
+
     thumbs: Literal[-1, 0, 1]
 
 
-class WholeChat(BaseModel):
+class ChatReply(BaseModel):
+    """A chat with its visible messages."""
+
     id: int
     title: str
     messages: list[Message]
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Components:
+    """The components that the routes use."""
+
     store: Store
-    talk: Talk
-    answers: Answers
+    client: ModelClient
+    answers: RunningAnswers
 
 
 def create_app(file: Path) -> FastAPI:
-    """`file`: the SQLite database."""
-    store, talk = Store(file), Talk()
-    parts = Parts(store, talk, Answers(store, talk))
+    """Create the app with its SQLite database in `file`."""
+    store, client = Store(file), ModelClient()
+    components = Components(store, client, RunningAnswers(store, client))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         yield
-        await talk.close()
+        await client.close()
         store.close()
 
     app = FastAPI(title="web chat", lifespan=lifespan)
-    # A page from elsewhere must not read chats by pointing its own name at this machine.
+    # A page of another site must not read chats by pointing its own name at this machine.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
-    app.include_router(_chats(parts))
-    app.include_router(_answers(parts))
+    app.include_router(_chat_routes(components))
+    app.include_router(_answer_routes(components))
     app.mount("/page", StaticFiles(directory=PAGE))
     app.get("/")(lambda: FileResponse(PAGE / "index.html"))
     return app
 
 
-def _chats(parts: Parts) -> APIRouter:
+def _chat_routes(components: Components) -> APIRouter:
     router = APIRouter(prefix="/api/chats")
 
     @router.get("")
     async def chats() -> list[Chat]:
-        return parts.store.chats()
+        return components.store.chats()
 
     @router.post("")
     async def new_chat() -> Chat:
-        return parts.store.new_chat()
+        return components.store.new_chat()
 
     @router.get("/{chat_id}")
-    async def chat(chat_id: int) -> WholeChat:
-        title = _known(parts, chat_id).title
-        return WholeChat(id=chat_id, title=title, messages=parts.store.messages(chat_id))
+    async def chat(chat_id: int) -> ChatReply:
+        title = _get_chat(components, chat_id).title
+        return ChatReply(id=chat_id, title=title, messages=components.store.messages(chat_id))
 
     @router.delete("/{chat_id}")
     async def delete_chat(chat_id: int) -> None:
-        parts.answers.stop(chat_id)
-        parts.store.delete_chat(chat_id)
+        components.answers.stop(chat_id)
+        components.store.delete_chat(chat_id)
 
     return router
 
 
-def _answers(parts: Parts) -> APIRouter:
+def _answer_routes(components: Components) -> APIRouter:
     router = APIRouter(prefix="/api")
 
     @router.post("/chats/{chat_id}/messages")
     async def ask(chat_id: int, question: Question) -> StreamingResponse:
-        _free(parts, chat_id)
-        parts.store.ask(chat_id, question.text)
-        return _streamed(parts.answers.start(chat_id))
+        _check_idle(components, chat_id)
+        components.store.add_question(chat_id, question.text)
+        return _stream(components.answers.start(chat_id))
 
     @router.post("/chats/{chat_id}/regenerate")
     async def regenerate(chat_id: int) -> StreamingResponse:
-        _free(parts, chat_id)
-        parts.store.take_back_answer(chat_id)
-        if not parts.store.messages(chat_id):
+        _check_idle(components, chat_id)
+        components.store.hide_last_answer(chat_id)
+        if not components.store.messages(chat_id):
             raise HTTPException(409, "there is nothing to answer in this chat")
-        return _streamed(parts.answers.start(chat_id))
+        return _stream(components.answers.start(chat_id))
 
     @router.post("/chats/{chat_id}/stop")
     async def stop(chat_id: int) -> None:
-        parts.answers.stop(chat_id)
+        components.answers.stop(chat_id)
 
     @router.post("/messages/{message_id}/thumbs")
-    async def thumbs(message_id: int, said: Thumbs) -> Message:
-        message = parts.store.message(message_id)
+    async def thumbs(message_id: int, body: Thumbs) -> Message:
+        message = components.store.message(message_id)
         if message is None or message.role != "assistant":
             raise HTTPException(404, "there is no such answer")
-        parts.store.set_thumbs(message, said.thumbs)
-        await _pass_on(parts.talk, message)
+        components.store.set_thumbs(message, body.thumbs)
+        await _send_thumbs(components.client, message)
         return message
 
     return router
 
 
-def _known(parts: Parts, chat_id: int) -> Chat:
-    found = parts.store.chat(chat_id)
-    if found is None:
+def _get_chat(components: Components, chat_id: int) -> Chat:
+    chat = components.store.chat(chat_id)
+    if chat is None:
         raise HTTPException(404, "there is no such chat")
-    return found
+    return chat
 
 
-def _free(parts: Parts, chat_id: int) -> None:
-    _known(parts, chat_id)
-    if parts.answers.is_running(chat_id):
-        raise HTTPException(409, "an answer is on its way in this chat: stop it first")
+def _check_idle(components: Components, chat_id: int) -> None:
+    """Refuse a request with 409 if an answer is in progress in the chat."""
+    _get_chat(components, chat_id)
+    if components.answers.is_running(chat_id):
+        raise HTTPException(409, "an answer is in progress in this chat: stop it first")
 
 
-def _streamed(answering: Answering) -> StreamingResponse:
+def _stream(answer: RunningAnswer) -> StreamingResponse:
+    """Send the events of an answer to the page."""
+
     async def lines() -> AsyncGenerator[str]:
-        async with aclosing(answering.events()) as events:
+        async with aclosing(answer.events()) as events:
             async for event in events:
                 yield f"data: {json.dumps(event)}\n\n"
 
-    return ClosedStream(lines())
+    return ClosingStream(lines())
 
 
-class ClosedStream(StreamingResponse):
-    """Ends what it sends from when the browser has left, and not some time later."""
+class ClosingStream(StreamingResponse):
+    """A response that closes its generator as soon as the browser disconnects."""
 
     def __init__(self, content: AsyncGenerator[str]) -> None:
         super().__init__(content, media_type="text/event-stream")
@@ -171,13 +182,14 @@ class ClosedStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _pass_on(talk: Talk, message: Message) -> None:
+async def _send_thumbs(client: ModelClient, message: Message) -> None:
+    """Send a thumb to the model server; log an error, because the app has stored the thumb."""
     if message.response_id is None:
         return
     try:
-        await talk.send_thumbs(message)
+        await client.send_thumbs(message)
     except openai.OpenAIError as error:
-        log.warning("feedback was not taken: %s", error)
+        log.warning("The model server did not accept feedback: %s", error)
 
 
 def main() -> None:
@@ -185,7 +197,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=3000)
     parser.add_argument("--file", type=Path, default=Path("webchat.sqlite"))
     arguments = parser.parse_args()
-    if missing := [name for name in NEEDED if not os.environ.get(name)]:
+    if missing := [name for name in REQUIRED_VARIABLES if not os.environ.get(name)]:
         parser.exit(2, f"Set {' and '.join(missing)}: {EXAMPLE} python -m examples.webchat.app\n")
     print(f"web chat: http://127.0.0.1:{arguments.port}")
     app = create_app(arguments.file)

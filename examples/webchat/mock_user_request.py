@@ -1,5 +1,6 @@
-"""Plays users of the web chat through its HTTP API: they ask, ask again, regenerate a wrong answer,
-and put their thumbs up or down.
+"""Simulate users of the web chat through its HTTP API.
+
+They ask questions and follow-ups, regenerate wrong answers, and rate answers with thumbs.
 
     python -m examples.webchat.mock_user_request [--app http://127.0.0.1:3000] [--chats 200]
 """
@@ -20,20 +21,20 @@ import httpx
 from rich.console import Console
 from rich.progress import Progress
 
-MOST_TURNS = 3
-BELOW = 8
-"""Both numbers of a question are smaller."""
-THUMBS_SHARE = 0.5
-"""Of answers that get any."""
+MAX_TURNS = 3
+LIMIT = 8
+"""Both numbers of a question are below this limit."""
+THUMBS_PROBABILITY = 0.5
+"""Probability that a user rates an answer."""
 TIMEOUT_S = 120.0
 
 
 @dataclass(slots=True)
-class Seen:
-    """What the users got."""
+class Results:
+    """Counts of the answers that the users received."""
 
-    tell: Callable[[str], object] = print
-    """Takes the first error, when it comes."""
+    report: Callable[[str], object] = print
+    """Function that receives a message about the first error."""
     answers: int = 0
     right: int = 0
     regenerated: int = 0
@@ -42,42 +43,42 @@ class Seen:
     def fail(self, error: str) -> None:
         self.failed += 1
         if self.failed == 1:
-            self.tell(f"The first answer to fail: {error}")
+            self.report(f"The first answer that failed: {error}")
 
 
 class User:
-    """One chat of one user."""
+    """A user with one chat."""
 
-    def __init__(self, http: httpx.AsyncClient, chance: random.Random, seen: Seen) -> None:
+    def __init__(self, http: httpx.AsyncClient, rng: random.Random, results: Results) -> None:
         self._http = http
-        self._chance = chance
-        self._seen = seen
+        self._rng = rng
+        self._results = results
 
     async def chat(self) -> None:
         chat = (await self._post("/api/chats")).json()["id"]
-        for _ in range(self._chance.randint(1, MOST_TURNS)):
+        for _ in range(self._rng.randint(1, MAX_TURNS)):
             await self._turn(chat)
 
     async def _turn(self, chat: int) -> None:
-        left, right = self._chance.randrange(BELOW), self._chance.randrange(BELOW)
+        left, right = self._rng.randrange(LIMIT), self._rng.randrange(LIMIT)
         body = {"text": f"What is {left} plus {right}?"}
         message = await self._answer(f"/api/chats/{chat}/messages", body)
         if message is None:
             return
-        is_right = says(message["text"], left + right)
-        if not is_right and self._chance.random() < 0.5:
-            self._seen.regenerated += 1
-            again = await self._answer(f"/api/chats/{chat}/regenerate", None)
-            message, is_right = again or message, says((again or message)["text"], left + right)
-        self._seen.answers += 1
-        self._seen.right += is_right
-        if self._chance.random() < THUMBS_SHARE:
+        is_right = ends_with_number(message["text"], left + right)
+        if not is_right and self._rng.random() < 0.5:
+            self._results.regenerated += 1
+            message = await self._answer(f"/api/chats/{chat}/regenerate", None) or message
+            is_right = ends_with_number(message["text"], left + right)
+        self._results.answers += 1
+        self._results.right += is_right
+        if self._rng.random() < THUMBS_PROBABILITY:
             thumbs = {"thumbs": 1 if is_right else -1}
             await self._post(f"/api/messages/{message['id']}/thumbs", thumbs)
 
     async def _answer(self, path: str, body: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The whole message, at the end of its stream."""
-        error = "it broke off"
+        """Return the stored message from the end of the stream, or None after an error."""
+        error = "the stream broke off"
         async with self._http.stream("POST", path, json=body) as stream:
             stream.raise_for_status()
             async for line in stream.aiter_lines():
@@ -86,20 +87,21 @@ class User:
                     return event["message"]
                 if event.get("type") == "error":
                     error = event["text"]
-        self._seen.fail(error)
+        self._results.fail(error)
         return None
 
     async def _post(self, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         return (await self._http.post(path, json=body)).raise_for_status()
 
 
-def says(text: str, number: int) -> bool:
-    """
-    >>> says("3 plus 4 is 7.", 7), says("It is 17.", 7)
+def ends_with_number(text: str, number: int) -> bool:
+    """Return whether a text ends with this number.
+
+    >>> ends_with_number("3 plus 4 is 7.", 7), ends_with_number("It is 17.", 7)
     (True, False)
     """
-    found = re.search(r"(\d+)\.?$", text.strip())
-    return found is not None and int(found[1]) == number
+    match = re.search(r"(\d+)\.?$", text.strip())
+    return match is not None and int(match[1]) == number
 
 
 async def play(
@@ -107,28 +109,31 @@ async def play(
     num_chats: int,
     concurrency: int,
     seed: int,
-    after: Callable[[], None],
-    tell: Callable[[str], object] = print,
-) -> Seen:
-    """`after` is called when a chat has ended, `tell` with the first error. Raises httpx.HTTPError
-    where the app fails."""
-    seen = Seen(tell)
-    room = asyncio.Semaphore(concurrency)
+    on_chat_end: Callable[[], None],
+    report: Callable[[str], object] = print,
+) -> Results:
+    """Play chats and return their results.
+
+    `on_chat_end` is called after each chat, `report` with a message about the first error. Raises
+    httpx.HTTPError if the app itself fails.
+    """
+    results = Results(report)
+    slots = asyncio.Semaphore(concurrency)
     async with httpx.AsyncClient(base_url=app, timeout=TIMEOUT_S) as http:
 
-        async def one(number: int) -> None:
-            async with room:
-                await User(http, random.Random(f"{seed} {number}"), seen).chat()
-            after()
+        async def play_chat(number: int) -> None:
+            async with slots:
+                await User(http, random.Random(f"{seed} {number}"), results).chat()
+            on_chat_end()
 
         async with asyncio.TaskGroup() as group:
             for number in range(num_chats):
-                group.create_task(one(number))
-    return seen
+                group.create_task(play_chat(number))
+    return results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Plays users of the web chat.")
+    parser = argparse.ArgumentParser(description="Simulate users of the web chat.")
     parser.add_argument("--app", default="http://127.0.0.1:3000")
     parser.add_argument("--chats", type=int, default=200)
     parser.add_argument("--concurrency", type=int, default=8)
@@ -138,15 +143,15 @@ def main() -> None:
     with Progress(console=console) as progress:
         bar = progress.add_task("chats", total=arguments.chats)
         numbers = arguments.chats, arguments.concurrency, arguments.seed
-        tell = functools.partial(progress.console.print, markup=False, soft_wrap=True)
-        playing = play(arguments.app, *numbers, lambda: progress.advance(bar), tell)
+        report = functools.partial(progress.console.print, markup=False, soft_wrap=True)
+        playing = play(arguments.app, *numbers, lambda: progress.advance(bar), report)
         try:
-            seen = asyncio.run(playing)
+            results = asyncio.run(playing)
         except* httpx.ConnectError:
             raise SystemExit(f"No web chat answers at {arguments.app}: start it first.") from None
     console.print(
-        f"{seen.answers} answers, {seen.right / max(1, seen.answers):.0%} right; "
-        f"{seen.regenerated} regenerated, {seen.failed} failed"
+        f"{results.answers} answers, {results.right / max(1, results.answers):.0%} right; "
+        f"{results.regenerated} regenerated, {results.failed} failed"
     )
 
 

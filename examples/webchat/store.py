@@ -1,4 +1,4 @@
-"""Chats and their messages, in SQLite."""
+"""The app's database: chats and their messages, in SQLite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from sqlmodel import Field, Session, SQLModel, col, create_engine, select
 
 MAX_TITLE = 60
-"""Characters of the first question that stand for the chat in the list."""
+"""Maximum length of a chat's title, which is the beginning of its first question."""
 
 
 def _now() -> datetime:
@@ -17,25 +17,31 @@ def _now() -> datetime:
 
 
 class Chat(SQLModel, table=True):
+    """A chat."""
+
     id: int | None = Field(default=None, primary_key=True)
     title: str = "New chat"
     created: datetime = Field(default_factory=_now)
 
 
 class Message(SQLModel, table=True):
+    """A message of the user or of the assistant."""
+
     id: int | None = Field(default=None, primary_key=True)
     chat_id: int = Field(foreign_key="chat.id", index=True)
     role: str
     text: str
     response_id: str | None = None
-    """The model server's name for this answer: what feedback is about."""
+    """The model server's id of this answer, with which feedback refers to the answer."""
     thumbs: int = 0
-    """1 up, -1 down."""
+    """The user's thumb: 1 is up, -1 is down, 0 is none."""
     is_replaced: bool = False
-    """The user asked for another answer in its place; it is kept, and no longer shown."""
+    """Whether the user regenerated this answer. It is stored, but no longer shown."""
 
 
 class Store:
+    """The database of one app."""
+
     def __init__(self, file: Path) -> None:
         self._engine = create_engine(f"sqlite:///{file}")
         SQLModel.metadata.create_all(self._engine)
@@ -54,7 +60,7 @@ class Store:
             return chat
 
     def chats(self) -> list[Chat]:
-        """Newest first."""
+        """Return all chats, newest first."""
         with self._session() as session:
             return list(session.exec(select(Chat).order_by(col(Chat.id).desc())))
 
@@ -71,15 +77,15 @@ class Store:
             session.commit()
 
     def messages(self, chat_id: int) -> list[Message]:
-        """Those that are shown, oldest first."""
-        wanted = select(Message).where(
+        """Return the visible messages of a chat, oldest first."""
+        query = select(Message).where(
             Message.chat_id == chat_id, col(Message.is_replaced).is_(False)
         )
         with self._session() as session:
-            return list(session.exec(wanted.order_by(col(Message.id))))
+            return list(session.exec(query.order_by(col(Message.id))))
 
-    def ask(self, chat_id: int, text: str) -> Message:
-        """The user's next message. The first one names the chat."""
+    def add_question(self, chat_id: int, text: str) -> Message:
+        """Store the user's message. The first message becomes the title of the chat."""
         with self._session() as session:
             chat = session.get(Chat, chat_id)
             if chat is not None and chat.title == "New chat":
@@ -90,27 +96,28 @@ class Store:
             session.commit()
             return message
 
-    def answer(self, chat_id: int, text: str, response_id: str | None) -> Message:
+    def add_answer(self, chat_id: int, text: str, response_id: str | None) -> Message:
+        """Store an answer."""
         with self._session() as session:
             message = Message(chat_id=chat_id, role="assistant", text=text, response_id=response_id)
             session.add(message)
             session.commit()
             return message
 
-    def take_back_answer(self, chat_id: int) -> None:
-        """The last answer makes room for another one."""
-        shown = self.messages(chat_id)
-        if shown and shown[-1].role == "assistant":
-            self._change(shown[-1], is_replaced=True)
+    def hide_last_answer(self, chat_id: int) -> None:
+        """Hide the last message of a chat if it is an answer, so that another can replace it."""
+        messages = self.messages(chat_id)
+        if messages and messages[-1].role == "assistant":
+            self._update(messages[-1], is_replaced=True)
 
     def message(self, message_id: int) -> Message | None:
         with self._session() as session:
             return session.get(Message, message_id)
 
     def set_thumbs(self, message: Message, thumbs: int) -> None:
-        self._change(message, thumbs=thumbs)
+        self._update(message, thumbs=thumbs)
 
-    def _change(self, message: Message, **fields: Any) -> None:
+    def _update(self, message: Message, **fields: Any) -> None:
         with self._session() as session:
             session.add(message)
             for name, value in fields.items():

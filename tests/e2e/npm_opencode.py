@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.opencode.recorded import PACKAGE
+from examples.opencode.opencode_command import PACKAGE
 
 INSTALL_TIMEOUT_S = 180.0
 

@@ -15,7 +15,7 @@ from examples.run_log import trained_steps
 from fakevllm import SwarmClient
 from fakevllm_adapters.protocol.swarm import LogEntry, TrainedGroup
 from tests.e2e.processes import Processes, wait_until
-from tests.examples.webchats import ROOT
+from tests.examples.webchat_app import ROOT
 
 STEPS = 20
 

@@ -11,7 +11,7 @@ import pytest
 
 from examples.multi_model.run import NUM_COMPARED_STEPS, learning_curve
 from tests.e2e.processes import Processes, wait_until
-from tests.examples.webchats import ROOT
+from tests.examples.webchat_app import ROOT
 
 STEPS = 24
 

@@ -1,4 +1,4 @@
-"""opencode's hook judges what an answer would write, and never writes it."""
+"""The reward hook of the opencode example scores the file that an answer would write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write(content: str, file: str = "sum.txt", name: str = "write") -> dict[str,
     return {"content": "", "finish_reason": "tool_calls", "tool_calls": [call]}
 
 
-def says(text: str | None, finish_reason: str = "stop") -> dict[str, Any]:
+def closing_message(text: str | None, finish_reason: str = "stop") -> dict[str, Any]:
     return {"content": text, "finish_reason": finish_reason}
 
 
@@ -35,10 +35,10 @@ def rewards(*answers: dict[str, Any], before: list[dict[str, Any]]) -> list[floa
         (write("8"), 0),
         (write("7", "total.txt"), 0),
         (write("7", name="edit"), 0),
-        (says("Done."), 0),
+        (closing_message("Done."), 0),
     ],
 )
-def test_a_first_answer_is_good_when_the_file_would_be_right(
+def test_a_first_answer_is_rewarded_if_the_file_would_be_right(
     answer: dict[str, Any], reward: float
 ) -> None:
     assert rewards(answer, before=[]) == [reward]
@@ -47,30 +47,32 @@ def test_a_first_answer_is_good_when_the_file_would_be_right(
 @pytest.mark.parametrize(
     ("answer", "reward"),
     [
-        (says("Done."), 1),
-        (says("Done.", "length"), 0),
-        (says(""), 0),
-        (says(None), 0),
-        (says('<tool_call>\n{"name": "write"'), 0),
-        (says('Done.txt"}}'), 0),
+        (closing_message("Done."), 1),
+        (closing_message("Done.", "length"), 0),
+        (closing_message(""), 0),
+        (closing_message(None), 0),
+        (closing_message('<tool_call>\n{"name": "write"'), 0),
+        (closing_message('Done.txt"}}'), 0),
         (write("7"), 0),
     ],
 )
-def test_once_the_file_is_right_a_plain_last_word_is_good_and_nothing_else(
+def test_once_the_file_is_right_only_a_plain_closing_message_is_rewarded(
     answer: dict[str, Any], reward: float
 ) -> None:
     assert rewards(answer, before=[write("7")]) == [reward]
 
 
-def test_a_wrong_file_is_mended_by_a_call_and_not_by_a_word() -> None:
-    assert rewards(write("7"), says("Done."), before=[write("8")]) == [1, 0]
+def test_a_wrong_file_must_be_corrected_by_a_call() -> None:
+    assert rewards(write("7"), closing_message("Done."), before=[write("8")]) == [1, 0]
 
 
-def test_arguments_that_are_no_json_write_nothing() -> None:
+def test_arguments_that_are_not_json_write_nothing() -> None:
     broken = write("7")
     broken["tool_calls"][0]["function"]["arguments"] = '{"content": "7"'
     assert rewards(broken, before=[]) == [0]
 
 
-def test_what_is_no_task_of_ours_is_served_and_not_trained() -> None:
-    assert on_compute_relative_reward([SimpleNamespace(messages=[])], [says("hi")], "hi") == [None]
+def test_a_question_outside_the_dataset_is_served_and_not_trained() -> None:
+    assert on_compute_relative_reward(
+        [SimpleNamespace(messages=[])], [closing_message("hi")], "hi"
+    ) == [None]

@@ -1,6 +1,6 @@
-"""opencode's README by its commands, in short: the npm binary's sessions teach its model to add.
+"""The opencode example, run with the README's commands: the model learns to add.
 
-Minutes of two cores, most of them opencode's: `just long` runs it, the gate does not.
+The test takes minutes of two cores, most of them for opencode. Only `just long` runs it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from benchmarks.opencode_sessions import make_model, run
 from tests.e2e.npm_opencode import installed_opencode
 
 TIMEOUT_S = 1800
-"""Two cores with much else to do needed more than 900."""
+"""Seconds. Two busy cores needed more than 900."""
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S)]
 
 STEPS, SESSIONS = 14, 50
 FROZEN_STEPS, FROZEN_SESSIONS = 5, 20
-"""So many steps come of so many sessions, at least."""
+"""Number of steps that so many sessions train at least."""
 LAST = 20
-"""Answers to questions at the end of a run: 160 samples."""
+"""Number of requests at the end of a run whose mean is compared: 160 samples."""
 
 
-def test_opencodes_users_teach_its_model_and_without_updates_nothing_is_learnt(
+def test_opencodes_model_learns_from_its_users_and_learns_nothing_without_updates(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     opencode = str(installed_opencode(request.config))
@@ -44,9 +44,9 @@ def test_opencodes_users_teach_its_model_and_without_updates_nothing_is_learnt(
         )
         return done.calls
 
-    with ThreadPoolExecutor() as both:  # opencode is idle half of the time
-        learning = both.submit(calls, "none", STEPS, SESSIONS)
-        resting = both.submit(calls, "frozen", FROZEN_STEPS, FROZEN_SESSIONS)
+    with ThreadPoolExecutor() as pool:  # opencode is idle half of the time
+        learning = pool.submit(calls, "none", STEPS, SESSIONS)
+        resting = pool.submit(calls, "frozen", FROZEN_STEPS, FROZEN_SESSIONS)
         learnt, frozen = learning.result(), resting.result()
     assert 0.1 < fmean(frozen) < 0.75, "it must add badly at first, and not always"
     assert abs(fmean(frozen[-LAST:]) - fmean(frozen)) < 0.15

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of an example, as a terminal sends it: to all its processes."""
+"""Ctrl-C during an example. Like a terminal, the test signals all processes of the example."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 from fakevllm import SwarmClient
 from tests.e2e.processes import Processes, wait_until
-from tests.examples.webchats import ROOT
+from tests.examples.webchat_app import ROOT
 
-AT_ONCE_S = 10.0
+STOP_TIMEOUT_S = 10.0
 EXAMPLES = {
     "cocktail.run": ["--num-repeat", "2", "--steps", "1000"],
     "multi_model.run": ["--num-repeat", "2", "--steps", "1000"],
@@ -23,18 +23,18 @@ EXAMPLES = {
 }
 
 
-def until(lines: IO[str], beginning: str) -> str:
-    """What comes until a line begins so."""
-    said = ""
+def read_until(lines: IO[str], prefix: str) -> str:
+    """Return the lines up to the first one with this prefix."""
+    text = ""
     for line in lines:
-        said += line
-        if line.startswith(beginning):
+        text += line
+        if line.startswith(prefix):
             break
-    return said
+    return text
 
 
-def ended(process: subprocess.Popen[str]) -> bool:
-    """With all that it has started."""
+def has_ended(process: subprocess.Popen[str]) -> bool:
+    """Return whether the process and all its child processes have ended."""
     process.poll()
     try:
         os.killpg(process.pid, 0)
@@ -63,12 +63,14 @@ def test_ctrl_c_ends_an_example_at_once_and_leaves_no_claim(tmp_path: Path, name
         )
         assert process.stdout is not None
         with process.stdout:
-            said = until(process.stdout, "step 2")
+            output = read_until(process.stdout, "step 2")
             os.killpg(process.pid, signal.SIGINT)
-            said += process.stdout.read()
-        wait_until(lambda: ended(process), AT_ONCE_S, "its processes are gone")
-        assert process.returncode == 130, said
-        assert "Traceback" not in said and "failed" not in said, said
+            output += process.stdout.read()
+        wait_until(lambda: has_ended(process), STOP_TIMEOUT_S, "its processes are gone")
+        assert process.returncode == 130, output
+        assert "Traceback" not in output and "failed" not in output, output
         for one in servers[: len(flags)]:
             with SwarmClient(one.url, verbose=False) as client:
-                wait_until(lambda: not client.get_episode_buffer(), AT_ONCE_S, "no claim is left")
+                wait_until(
+                    lambda: not client.get_episode_buffer(), STOP_TIMEOUT_S, "no claim is left"
+                )

@@ -1,4 +1,4 @@
-"""The chat page in a real browser: Chromium, driven by Playwright. `.ci/browser` installs both."""
+"""The chat page in Chromium, driven by Playwright. `.ci/browser` installs both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.stack import Stack, running_stack
-from tests.examples.webchats import running_webchat
+from tests.examples.webchat_app import running_webchat
 
 pytestmark = [pytest.mark.browser]
 
@@ -30,23 +30,23 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @contextmanager
 def page_at(url: str, size: tuple[int, int]) -> Generator[Any]:
-    """An error in the page's own code fails the test."""
+    """Open a page and yield it. An error in the page's JavaScript fails the test."""
     driver: Any = import_module("playwright.sync_api")
     with driver.sync_playwright() as playwright:
         chromium = shutil.which("chromium") or os.environ["CHROMIUM"]
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page: Any = browser.new_page(viewport={"width": size[0], "height": size[1]})
         page.set_default_timeout(60_000)
-        faults: list[str] = []
+        errors: list[str] = []
 
-        def take(error: object) -> None:
-            faults.append(str(error))
+        def on_error(error: object) -> None:
+            errors.append(str(error))
 
-        page.on("pageerror", take)
+        page.on("pageerror", on_error)
         page.goto(url)
         yield page
         browser.close()
-    assert not faults
+    assert not errors
 
 
 def ask(page: Any, text: str) -> None:
@@ -62,8 +62,8 @@ def texts(page: Any, role: str) -> list[str]:
     return page.locator(f".{role} .text").all_text_contents()
 
 
-def shoot(page: Any, name: str) -> None:
-    """Where FAKEVLLM_SCREENSHOTS names a folder."""
+def take_screenshot(page: Any, name: str) -> None:
+    """Take a screenshot if FAKEVLLM_SCREENSHOTS names a folder."""
     if folder := os.environ.get("FAKEVLLM_SCREENSHOTS"):
         page.screenshot(path=Path(folder) / f"webchat-{name}.png")
 
@@ -83,7 +83,7 @@ def test_a_user_chats_rates_regenerates_and_comes_back(
         assert texts(page, "assistant") == ["Hello, wörld.", "<b>no markup</b>"]
         page.get_by_label("Bad answer").last.click()
         page.wait_for_selector("[data-thumbs='-1'][aria-pressed=true]")
-        shoot(page, size)
+        take_screenshot(page, size)
         page.get_by_label("Regenerate this answer").click()
         page.wait_for_selector("[data-thumbs='-1'][aria-pressed=true]", state="detached")
         wait_for_answers(page, 2)
@@ -93,7 +93,7 @@ def test_a_user_chats_rates_regenerates_and_comes_back(
         assert not page.evaluate("document.documentElement.scrollWidth > innerWidth")
 
 
-def test_stop_keeps_what_came(stack: Stack, tmp_path: Path) -> None:
+def test_stop_keeps_the_received_text(stack: Stack, tmp_path: Path) -> None:
     with (
         running_webchat(stack.server.url, tmp_path) as url,
         page_at(url, SIZES["desktop"]) as page,
@@ -108,7 +108,7 @@ def test_stop_keeps_what_came(stack: Stack, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_chats_are_kept_apart(stack: Stack, tmp_path: Path, size: str) -> None:
+def test_each_chat_shows_its_own_messages(stack: Stack, tmp_path: Path, size: str) -> None:
     with (
         running_webchat(stack.three.url, tmp_path) as url,
         page_at(url, SIZES[size]) as page,
@@ -117,7 +117,7 @@ def test_chats_are_kept_apart(stack: Stack, tmp_path: Path, size: str) -> None:
         def choose(label: str) -> None:
             if size == "phone":
                 page.click("#menu")
-            shoot(page, f"{size}-chats")
+            take_screenshot(page, f"{size}-chats")
             page.locator("#chats").get_by_role("button", name=label, exact=True).click()
 
         ask(page, "[[say one]]")

@@ -1,4 +1,4 @@
-"""The web chat's README, by its commands: its users teach the demo model to add."""
+"""The web chat example, run with the README's commands: the demo model learns to add."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.e2e.processes import Processes, wait_until
-from tests.examples.webchats import ROOT, running_webchat
+from tests.examples.webchat_app import ROOT, running_webchat
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 
@@ -21,11 +21,11 @@ CONFIG = ROOT / "examples/webchat/fakevllm.toml"
 HOOKS = ROOT / "examples/webchat/hooks"
 CHATS = 220
 STEPS = 40
-"""So many steps come of so many chats, at least."""
+"""Number of steps that so many chats train at least."""
 
 
 def curve(tmp_path: Path, control: str) -> list[float]:
-    """The policy mean of each step."""
+    """Run the example and return the policy mean of each step."""
     tmp_path.mkdir()
     config = tmp_path / "fakevllm.toml"
     text = CONFIG.read_text().replace("examples/webchat/hooks", str(HOOKS))
@@ -48,7 +48,9 @@ def curve(tmp_path: Path, control: str) -> list[float]:
     return means
 
 
-def test_the_chats_users_teach_it_and_without_updates_nothing_is_learnt(tmp_path: Path) -> None:
+def test_the_demo_model_learns_from_chats_and_learns_nothing_without_updates(
+    tmp_path: Path,
+) -> None:
     learns = curve(tmp_path / "learns", "none")
     frozen = curve(tmp_path / "frozen", "frozen")
     rise = fmean(learns[STEPS - 8 : STEPS]) - fmean(learns[:8])

@@ -1,9 +1,9 @@
-"""The task's test, on each sibling's answer: 1 where the file it asks for would have the right
-content, else 0.
+"""Reward of each sibling's answer: 1 if the task's test would pass after it, else 0.
 
-No sibling's tool call is run here. The files that the session's calls have written, and those this
-answer would write, are put together in memory. Once the file is right, the right thing to do is to
-end the turn, in words: a call that nobody can read is none, or the model would come to like them.
+No tool call is executed here. The hook combines in memory the files that the session has written
+and the files that the answer would write. Once the file is right, only a closing message in words
+gets 1. A broken tool call is not a closing message, because the model would learn to write such
+calls.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Files = dict[str, str]
 TASKS = Path(__file__).parents[1] / "tasks.jsonl"
 
 
-def rows() -> dict[str, Json]:
-    """By their question."""
+def load_tests() -> dict[str, Json]:
+    """Return the rows of the task file by their question."""
     lines = TASKS.read_text().splitlines()
     return {row["question"]: row for row in map(json.loads, lines)}
 
 
-TESTS = rows()
+TESTS = load_tests()
 
 
 def on_compute_relative_reward(
@@ -33,39 +33,46 @@ def on_compute_relative_reward(
 ) -> list[float | None]:
     row = TESTS.get(question.strip().strip('"'))
     if row is None:
-        return [None] * len(all_answers)  # something else was asked: serve, do not train
-    before = files_of(valid_results[0].messages)
+        return [None] * len(
+            all_answers
+        )  # not a task of the dataset: serve the request, do not train it
+    before = written_files(valid_results[0].messages)
     return [score(before, answer, row) for answer in all_answers]
 
 
 def score(before: Files, answer: Json, row: Json) -> float:
-    """The tests pass after this answer, and it does not go on once they do."""
-    calls = list(calls_of(answer))
-    after = before | dict(written(calls))
-    answer["passes"] = after.get(row["file"], "").strip() == row["content"]  # kept in the ledger
-    is_over = not calls and answer["finish_reason"] == "stop" and is_plain(answer["content"])
+    """Return the reward of one answer, and add `passes` to the answer for the ledger.
+
+    The test must pass after the answer. If the file was right before it, the answer must also end
+    the turn. If the file was wrong, the answer must write it.
+    """
+    calls = list(calls_in(answer))
+    after = before | dict(files_from(calls))
+    answer["passes"] = after.get(row["file"], "").strip() == row["content"]
+    is_closing = not calls and answer["finish_reason"] == "stop" and is_plain(answer["content"])
     was_right = before.get(row["file"], "").strip() == row["content"]
-    return float(answer["passes"] and is_over == was_right)
+    return float(answer["passes"] and is_closing == was_right)
 
 
 def is_plain(text: str | None) -> bool:
-    """Words, and no broken call among them."""
+    """Return whether a text has words and no part of a broken tool call."""
     return bool(text) and "tool_call>" not in text and not set("{}") & set(text)
 
 
-def files_of(messages: Sequence[Json]) -> Files:
-    """What the session has written so far, by the name of the file."""
-    calls = [call for message in messages for call in calls_of(message)]
-    return dict(written(calls))
+def written_files(messages: Sequence[Json]) -> Files:
+    """Return the contents that the session has written so far, by file name."""
+    calls = [call for message in messages for call in calls_in(message)]
+    return dict(files_from(calls))
 
 
-def calls_of(message: Json) -> Iterator[Json]:
+def calls_in(message: Json) -> Iterator[Json]:
+    """Yield name and arguments of each tool call of a message."""
     calls: list[Json] = message.get("tool_calls") or []
     return (call["function"] for call in calls)
 
 
-def written(calls: Sequence[Json]) -> Iterator[tuple[str, str]]:
-    """(file, content) of each whole `write`; anything else writes nothing."""
+def files_from(calls: Sequence[Json]) -> Iterator[tuple[str, str]]:
+    """Yield (file name, content) of each complete `write` call; skip all other calls."""
     for call in calls:
         try:
             arguments: Any = json.loads(call["arguments"])

@@ -1,4 +1,4 @@
-"""Every step of the agent gets the configured number of siblings."""
+"""Number of siblings: the configured number for every request."""
 
 from __future__ import annotations
 

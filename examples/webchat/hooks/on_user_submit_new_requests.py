@@ -1,11 +1,11 @@
-"""Short questions are cheap and get all siblings; a long chat is dear, and gets fewer."""
+"""Number of siblings: four for a long question, which costs more, else the configured number."""
 
 from __future__ import annotations
 
 from typing import Any
 
-LONG = 500  # characters
+LONG_QUESTION_CHARS = 500
 
 
 def on_user_submit_new_requests(request_id: str, task: Any) -> int | None:
-    return 4 if len(task.main_query) > LONG else None
+    return 4 if len(task.main_query) > LONG_QUESTION_CHARS else None

@@ -1,35 +1,35 @@
-// One page over the app's HTTP API. Text from the model is set as text, never as HTML.
+// The page of the web chat, which uses the app's HTTP API. The model's text is never set as HTML.
 
-const at = (id) => document.getElementById(id);
-const list = at("list"), messages = at("messages"), text = at("text");
+const byId = (id) => document.getElementById(id);
+const list = byId("list"), messages = byId("messages"), text = byId("text");
 
-let open = null;      // the chat that is shown
-let answering = false; // whether an answer is on its way to this page
+let open = null;       // id of the chat that is shown
+let answering = false; // whether this page is receiving an answer
 
 async function api(path, method = "GET", body = undefined) {
-  const answer = await fetch(`/api${path}`, {
+  const response = await fetch(`/api${path}`, {
     method,
     headers: body === undefined ? {} : { "content-type": "application/json" },
     body: body === undefined ? undefined : JSON.stringify(body),
   });
-  if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).detail ?? answer.statusText);
-  return answer.json();
+  if (!response.ok) throw new Error((await response.json().catch(() => ({}))).detail ?? response.statusText);
+  return response.json();
 }
 
 function element(tag, className, content = "") {
-  const made = document.createElement(tag);
-  made.className = className;
-  made.textContent = content;
-  return made;
+  const node = document.createElement(tag);
+  node.className = className;
+  node.textContent = content;
+  return node;
 }
 
 function button(label, title, onClick) {
-  const made = element("button", "", label);
-  made.type = "button";
-  made.title = title;
-  made.setAttribute("aria-label", title);
-  made.addEventListener("click", onClick);
-  return made;
+  const node = element("button", "", label);
+  node.type = "button";
+  node.title = title;
+  node.setAttribute("aria-label", title);
+  node.addEventListener("click", onClick);
+  return node;
 }
 
 // --- the list of chats
@@ -38,25 +38,25 @@ async function showList() {
   const chats = await api("/chats");
   list.replaceChildren(...chats.map((chat) => {
     const item = element("li", chat.id === open ? "open" : "");
-    const name = button(chat.title, chat.title, () => go(chat.id));
+    const name = button(chat.title, chat.title, () => openChat(chat.id));
     name.className = "name";
-    const gone = button("✕", `Delete ${chat.title}`, async () => {
+    const remove = button("✕", `Delete ${chat.title}`, async () => {
       await api(`/chats/${chat.id}`, "DELETE");
-      if (chat.id === open) await go(null);
+      if (chat.id === open) await openChat(null);
       else await showList();
     });
-    gone.className = "gone";
-    item.append(name, gone);
+    remove.className = "remove";
+    item.append(name, remove);
     return item;
   }));
 }
 
 function showMenu(shown) {
-  at("chats").classList.toggle("shown", shown);
-  at("shade").hidden = !shown;
+  byId("chats").classList.toggle("shown", shown);
+  byId("shade").hidden = !shown;
 }
 
-async function go(chatId) {
+async function openChat(chatId) {
   open = chatId;
   history.replaceState(null, "", chatId === null ? "#" : `#${chatId}`);
   showMenu(false);
@@ -68,58 +68,58 @@ async function go(chatId) {
 
 async function showChat() {
   const chat = open === null ? null : await api(`/chats/${open}`);
-  at("title").textContent = chat?.title ?? "Web chat";
+  byId("title").textContent = chat?.title ?? "Web chat";
   if (chat === null || chat.messages.length === 0) {
     messages.replaceChildren(element("p", "empty", "What would you like to know?"));
     return;
   }
-  messages.replaceChildren(...chat.messages.map(shown));
+  messages.replaceChildren(...chat.messages.map(messageNode));
   if (messages.lastChild.className === "user") messages.append(element("div", "tools"));
-  [...messages.querySelectorAll(".tools")].at(-1).append(again());
+  [...messages.querySelectorAll(".tools")].at(-1).append(regenerateButton());
   messages.scrollTop = messages.scrollHeight;
 }
 
-function shown(message) {
-  const made = element("article", message.role);
-  made.append(element("div", "text", message.text));
-  if (message.role === "assistant") made.append(tools(message));
-  return made;
+function messageNode(message) {
+  const node = element("article", message.role);
+  node.append(element("div", "text", message.text));
+  if (message.role === "assistant") node.append(thumbButtons(message));
+  return node;
 }
 
-function tools(message) {
-  const made = element("div", "tools");
+function thumbButtons(message) {
+  const node = element("div", "tools");
   for (const [title, thumbs] of [["Good answer", 1], ["Bad answer", -1]]) {
     const thumb = button("", title, async () => {
-      const said = message.thumbs === thumbs ? 0 : thumbs;
-      message = await api(`/messages/${message.id}/thumbs`, "POST", { thumbs: said });
-      for (const other of made.querySelectorAll("[data-thumbs]"))
+      const changed = message.thumbs === thumbs ? 0 : thumbs;
+      message = await api(`/messages/${message.id}/thumbs`, "POST", { thumbs: changed });
+      for (const other of node.querySelectorAll("[data-thumbs]"))
         other.setAttribute("aria-pressed", Number(other.dataset.thumbs) === message.thumbs);
     });
-    thumb.append(at("thumb").content.cloneNode(true));
+    thumb.append(byId("thumb").content.cloneNode(true));
     thumb.dataset.thumbs = thumbs;
     thumb.setAttribute("aria-pressed", message.thumbs === thumbs);
-    made.append(thumb);
+    node.append(thumb);
   }
-  return made;
+  return node;
 }
 
-function again() {
+function regenerateButton() {
   return button("↻ Regenerate", "Regenerate this answer", () => receive(`/chats/${open}/regenerate`));
 }
 
-// --- asking
+// --- questions and answers
 
 async function ask() {
   const question = text.value.trim();
   if (!question || answering) return;
   text.value = "";
-  grow();
+  resizeInput();
   if (open === null) {
     open = (await api("/chats", "POST")).id;
     history.replaceState(null, "", `#${open}`);
   }
   messages.querySelector(".empty")?.remove();
-  messages.append(shown({ role: "user", text: question }));
+  messages.append(messageNode({ role: "user", text: question }));
   await receive(`/chats/${open}/messages`, { text: question });
 }
 
@@ -131,7 +131,7 @@ async function receive(path, body = undefined) {
   article.append(content);
   messages.append(article);
   messages.scrollTop = messages.scrollHeight;
-  busy(true);
+  setBusy(true);
   let failed = null;
   try {
     for await (const event of events(path, body)) {
@@ -142,22 +142,22 @@ async function receive(path, body = undefined) {
   } catch (error) {
     failed = error.message;
   }
-  busy(false);
+  setBusy(false);
   if (chatId !== open) return;
   await showChat();
   await showList();
   if (failed) messages.append(element("p", "error", failed));
 }
 
-// The browser's EventSource cannot post.
+// Yield the events of a streamed response. The browser's EventSource cannot send a POST.
 async function* events(path, body) {
-  const answer = await fetch(`/api${path}`, {
+  const response = await fetch(`/api${path}`, {
     method: "POST",
     headers: body === undefined ? {} : { "content-type": "application/json" },
     body: body === undefined ? undefined : JSON.stringify(body),
   });
-  if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).detail ?? answer.statusText);
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  if (!response.ok) throw new Error((await response.json().catch(() => ({}))).detail ?? response.statusText);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
@@ -168,25 +168,25 @@ async function* events(path, body) {
   }
 }
 
-function busy(is) {
-  answering = is;
-  at("send").hidden = is;
-  at("stop").hidden = !is;
+function setBusy(busy) {
+  answering = busy;
+  byId("send").hidden = busy;
+  byId("stop").hidden = !busy;
 }
 
-function grow() {
+function resizeInput() {
   text.style.height = "auto";
   text.style.height = `${text.scrollHeight + 2}px`;
 }
 
-at("composer").addEventListener("submit", (event) => { event.preventDefault(); ask(); });
-at("stop").addEventListener("click", () => api(`/chats/${open}/stop`, "POST"));
-at("new").addEventListener("click", () => go(null).then(() => text.focus()));
-at("menu").addEventListener("click", () => showMenu(true));
-at("shade").addEventListener("click", () => showMenu(false));
-text.addEventListener("input", grow);
+byId("composer").addEventListener("submit", (event) => { event.preventDefault(); ask(); });
+byId("stop").addEventListener("click", () => api(`/chats/${open}/stop`, "POST"));
+byId("new").addEventListener("click", () => openChat(null).then(() => text.focus()));
+byId("menu").addEventListener("click", () => showMenu(true));
+byId("shade").addEventListener("click", () => showMenu(false));
+text.addEventListener("input", resizeInput);
 text.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); ask(); }
 });
 
-await go(Number(location.hash.slice(1)) || null).catch(() => go(null));
+await openChat(Number(location.hash.slice(1)) || null).catch(() => openChat(null));

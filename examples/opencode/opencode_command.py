@@ -1,4 +1,4 @@
-"""What the small agent really sends: one request of opencode's, taken by a server that is none."""
+"""The command `opencode`: its path, its environment, and a recording of its request."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ CONFIG = Path(__file__).parent / "small/opencode.json"
 PACKAGE = "opencode-ai@1.18.33"
 QUESTION = "What is 1 plus 1? Write the number to answer.txt"
 TIMEOUT_S = 120.0
-QUIET = ("MODELS_FETCH", "AUTOUPDATE", "LSP_DOWNLOAD", "SHARE")
-HOMES = ("CONFIG", "DATA", "STATE", "CACHE")
+DISABLED_FEATURES = ("MODELS_FETCH", "AUTOUPDATE", "LSP_DOWNLOAD", "SHARE")
+XDG_FOLDERS = ("CONFIG", "DATA", "STATE", "CACHE")
 
 
 def record_request(opencode: str) -> Json:
-    """The body of its first call: `messages` and `tools` are what the model sees. `opencode` is
-    the command. Raises RuntimeError where it sends none."""
+    """Return the body of the first request that opencode sends to its model.
+
+    `opencode` is the command. Raises RuntimeError if it sends no request.
+    """
     bodies: list[Json] = []
 
     class Recorder(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-            self.send_error(400, "recorded")  # final: it does not ask again
+            self.send_error(400, "recorded")  # opencode does not retry after this status
 
         def log_message(self, format: str, *args: object) -> None:
             return
@@ -49,7 +51,7 @@ def record_request(opencode: str) -> Json:
 def run_opencode(
     opencode: str, workspace: Path, url: str, key: str, question: str
 ) -> subprocess.CompletedProcess[str]:
-    """One turn, headless: `opencode run`."""
+    """Play one turn with `opencode run`, without a terminal."""
     command = [opencode, "run", "--title", "T", "--format", "json", question]
     return subprocess.run(
         command,
@@ -62,18 +64,24 @@ def run_opencode(
     )
 
 
-def found(opencode: str) -> str:
-    """Where the command is, from any folder. Raises SystemExit, with what installs it."""
+def locate_command(opencode: str) -> str:
+    """Return the absolute path of the command. Raises SystemExit if it is not installed."""
     path = shutil.which(opencode)
     if path is None:
-        raise SystemExit(f"There is no {opencode}: npm install -g {PACKAGE}, or --opencode PATH.")
+        raise SystemExit(
+            f"The command {opencode} was not found: npm install -g {PACKAGE}, or --opencode PATH."
+        )
     return str(Path(path).absolute())
 
 
 def environment(workspace: Path, url: str, key: str) -> dict[str, str]:
-    """Apart from the user's own settings and sessions: the small agent's configuration, and a home
-    that goes with the workspace."""
-    quiet = {f"OPENCODE_DISABLE_{name}": "1" for name in QUIET}
-    quiet |= {f"XDG_{name}_HOME": str(workspace / ".home" / name.lower()) for name in HOMES}
-    own = {"OPENCODE_CONFIG": str(CONFIG), "OPENAI_BASE_URL": url, "OPENAI_API_KEY": key}
-    return dict(os.environ) | quiet | own | {"PWD": str(workspace)}  # it believes PWD
+    """Return the environment of an opencode that uses none of the user's settings and sessions.
+
+    It has the small agent's configuration, and its home folder is inside the workspace.
+    """
+    settings = {f"OPENCODE_DISABLE_{name}": "1" for name in DISABLED_FEATURES}
+    settings |= {
+        f"XDG_{name}_HOME": str(workspace / ".home" / name.lower()) for name in XDG_FOLDERS
+    }
+    settings |= {"OPENCODE_CONFIG": str(CONFIG), "OPENAI_BASE_URL": url, "OPENAI_API_KEY": key}
+    return dict(os.environ) | settings | {"PWD": str(workspace)}  # opencode works in $PWD

@@ -1,4 +1,4 @@
-"""The web chat as its README starts it, before any OpenAI-compatible server."""
+"""The web chat as a process, connected to any OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def running_webchat(model_url: str, folder: Path) -> Generator[str]:
-    """Its URL. `model_url` has no `/v1`."""
+    """Run the web chat and yield its URL. `model_url` is the model server's URL without `/v1`."""
     port = free_port()
     command = [sys.executable, "-m", "examples.webchat.app", "--port", str(port)]
     environment = os.environ | {"OPENAI_BASE_URL": f"{model_url}/v1", "OPENAI_API_KEY": "any"}

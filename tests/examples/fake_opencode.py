@@ -1,6 +1,6 @@
-"""An `opencode serve` whose every turn ends as told, and that asks no model.
+"""A fake `opencode serve` that calls no model: every turn gets the reply from its arguments.
 
-python -m tests.examples.odd_opencode '{"error": {...}}' serve
+python -m tests.examples.fake_opencode '{"error": {...}}' serve
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 
-def command_of(folder: Path, info: dict[str, Any]) -> str:
-    """A program in `folder`. `info` is what each turn is answered with."""
+def write_command(folder: Path, info: dict[str, Any]) -> str:
+    """Write the command into `folder` and return its path; `info` is the reply to each turn."""
     program = folder / "opencode"
-    run = [sys.executable, str(Path(__file__)), json.dumps(info)]
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(run)} "$@"\n')
+    command = [sys.executable, str(Path(__file__)), json.dumps(info)]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     program.chmod(0o755)
     return str(program)
 
 
-class Answers(BaseHTTPRequestHandler):
-    """Of opencode, and of the model server that lists one model."""
+class Handler(BaseHTTPRequestHandler):
+    """Handler for opencode's routes, and for a model server that lists one model."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         is_known = self.path in ("/global/health", "/v1/models")
-        self._answer(200 if is_known else 404, {"data": [{"id": "m"}]})
+        self._reply(200 if is_known else 404, {"data": [{"id": "m"}]})
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
         info: dict[str, Any] = json.loads(sys.argv[1]) if "/message" in self.path else {}
-        self._answer(200, {"id": "s", "info": info})
+        self._reply(200, {"id": "s", "info": info})
 
-    def _answer(self, status: int, answer: dict[str, Any]) -> None:
-        body = json.dumps(answer).encode()
+    def _reply(self, status: int, reply: dict[str, Any]) -> None:
+        body = json.dumps(reply).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
@@ -51,6 +51,6 @@ class Answers(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         print(f"listening on http://127.0.0.1:{server.server_port}", flush=True)
         server.serve_forever()

@@ -1,5 +1,7 @@
-"""`opencode serve`, headless, over its HTTP API: warm, a turn takes less than a second beside the
-model's time."""
+"""A headless `opencode serve` and its HTTP API.
+
+Starting opencode once saves time: a turn then takes less than a second, plus the model's time.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from examples.opencode.recorded import environment
+from examples.opencode.opencode_command import environment
 
 Json = dict[str, Any]
 
@@ -22,53 +24,62 @@ STOP_GRACE_S = 5.0
 MODEL = {"providerID": "fakevllm", "modelID": "app-model"}
 
 
-class Opencode:
+class OpencodeServer:
+    """The HTTP API of a running `opencode serve`."""
+
     def __init__(self, http: httpx.AsyncClient, agent: str) -> None:
         self._http = http
         self._agent = agent
 
     async def new_session(self, workspace: Path) -> str:
-        """With a title of its own, so that it asks the model for none."""
+        """Create a session and return its id.
+
+        The session gets a title, so that opencode does not request one from the model.
+        """
         return (await self._post("/session", workspace, {"title": "T"}))["id"]
 
-    async def leave(self, workspace: Path) -> None:
-        """Nothing more is asked there; without, it keeps some 50 MB for each folder."""
+    async def close_workspace(self, workspace: Path) -> None:
+        """Free opencode's memory for a workspace, about 20 of 50 MB."""
         await self._post("/instance/dispose", workspace, {})
 
     async def ask(self, workspace: Path, session: str, text: str) -> Json:
-        """One turn, tools and all. Raises httpx.HTTPError."""
+        """Play one turn, including its tool calls. Raises httpx.HTTPError."""
         part = {"type": "text", "text": text}
         body = {"model": MODEL, "agent": self._agent, "parts": [part]}
         return await self._post(f"/session/{session}/message", workspace, body)
 
     async def _post(self, path: str, workspace: Path, body: Json) -> Any:
         query = {"directory": str(workspace)}
-        answer = await self._http.post(path, params=query, json=body)
-        return answer.raise_for_status().json()
+        reply = await self._http.post(path, params=query, json=body)
+        return reply.raise_for_status().json()
 
 
 @contextlib.asynccontextmanager
-async def serving(
-    command: str, workspaces: Path, url: str, key: str, agent: str = "small"
-) -> AsyncGenerator[Opencode]:
-    """Until the block ends. `url` is the model's, with `/v1`. Raises TimeoutError."""
+async def running_opencode(
+    command: str, folder: Path, url: str, key: str, agent: str = "small"
+) -> AsyncGenerator[OpencodeServer]:
+    """Run `opencode serve` in `folder` until the block ends.
+
+    `url` and `key` belong to the model; `url` ends in `/v1`. Raises TimeoutError if opencode does
+    not become ready.
+    """
     arguments = ["serve", "--hostname", "127.0.0.1", "--port", "0"]
-    log_file = workspaces / "opencode.log"
+    log_file = folder / "opencode.log"
     with log_file.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             command,
             *arguments,
-            cwd=workspaces,
-            env=environment(workspaces, url, key),
+            cwd=folder,
+            env=environment(folder, url, key),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
         )
     try:
-        base = await _address_in(log_file)
-        async with httpx.AsyncClient(base_url=base, timeout=TURN_TIMEOUT_S) as http:
-            await _until_ready(http)
-            yield Opencode(http, agent)
+        base_url = await _wait_for_address(log_file)
+        async with httpx.AsyncClient(base_url=base_url, timeout=TURN_TIMEOUT_S) as http:
+            await _wait_until_ready(http)
+            yield OpencodeServer(http, agent)
     finally:
         await _stop(process)
 
@@ -78,23 +89,24 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         process.terminate()
     try:
         await asyncio.wait_for(process.wait(), STOP_GRACE_S)
-    except TimeoutError:  # after a hundred folders it may take minutes to leave them
+    except TimeoutError:  # closing a hundred workspaces may take minutes
         process.kill()
         await process.wait()
 
 
-async def _address_in(log_file: Path) -> str:
-    """Of a port that it chose: it tells when it listens there."""
+async def _wait_for_address(log_file: Path) -> str:
+    """Wait until opencode's log has its address, and return it. opencode chooses the port."""
+    pattern = r"listening on (http://\S+)\n"
     async with asyncio.timeout(START_TIMEOUT_S):
-        while (told := re.search(r"listening on (http://\S+)\n", log_file.read_text())) is None:
+        while (match := re.search(pattern, log_file.read_text())) is None:
             await asyncio.sleep(0.1)
-        return told[1]
+        return match[1]
 
 
-async def _until_ready(http: httpx.AsyncClient) -> None:
+async def _wait_until_ready(http: httpx.AsyncClient) -> None:
     async with asyncio.timeout(START_TIMEOUT_S):
         while True:
-            # A request that comes while it starts may never be answered: ask again.
+            # opencode may never answer a request that it gets during its start. Send another one.
             with contextlib.suppress(httpx.TransportError):
                 if (await http.get("/global/health", timeout=2)).is_success:
                     return

@@ -1,4 +1,4 @@
-"""The app's one way to the model: the official client, pointed by OPENAI_BASE_URL."""
+"""Calls to the model server with the official client, configured by OPENAI_BASE_URL."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from openai.types.chat import ChatCompletionMessageParam
 from examples.webchat.store import Message
 
 
-class Talk:
+class ModelClient:
+    """The app's client of the model server."""
+
     def __init__(self) -> None:
-        """Reads OPENAI_BASE_URL and OPENAI_API_KEY, as any app of this library does."""
+        """Create the client; the openai package reads OPENAI_BASE_URL and OPENAI_API_KEY."""
         self._client = openai.AsyncOpenAI()
         self._model = os.environ.get("OPENAI_MODEL")
 
@@ -21,13 +23,13 @@ class Talk:
         await self._client.close()
 
     async def model(self) -> str:
-        """OPENAI_MODEL, or the first the server has."""
+        """Return OPENAI_MODEL, or the first model that the server lists."""
         if self._model is None:
             self._model = (await self._client.models.list()).data[0].id
         return self._model
 
-    async def answer(self, history: Sequence[Message]) -> AsyncGenerator[tuple[str, str]]:
-        """(response id, next piece of text), as they come. Raises openai.OpenAIError."""
+    async def stream_answer(self, history: Sequence[Message]) -> AsyncGenerator[tuple[str, str]]:
+        """Yield pairs of response id and piece of text. Raises openai.OpenAIError."""
         stream = await self._client.chat.completions.create(
             model=await self.model(), messages=[_as_param(one) for one in history], stream=True
         )
@@ -38,8 +40,10 @@ class Talk:
                     yield chunk.id, text
 
     async def send_thumbs(self, message: Message) -> None:
-        """Tells the model server what the user thought of an answer; None takes it back. A server
-        that takes no feedback says 404, which is as good."""
+        """Send the user's thumb for an answer to the model server; 0 withdraws an earlier thumb.
+
+        A 404 is ignored, because not every server has a route for feedback.
+        """
         thumbs = {1: "up", 0: None, -1: "down"}[message.thumbs]
         body = {"id": message.response_id, "thumbs": thumbs}
         try:
