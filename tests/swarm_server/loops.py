@@ -21,7 +21,7 @@ from fakevllm_server.backends.process.pair import TwoProcesses
 from fakevllm_server.episodes.pool import Pool
 from fakevllm_server.episodes.registry import EpisodeRegistry
 from fakevllm_server.episodes.states import EngineLifecycle
-from fakevllm_server.forest.history import Vocabulary
+from fakevllm_server.forest.text_comparison import Vocabulary
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders

@@ -1,4 +1,7 @@
-"""Calls as a forest of tokens, so that what they share goes through the model once. Pure Python."""
+"""Calls arranged as a forest of tokens, so that the model computes a shared prefix only once.
+
+Pure Python, without torch and I/O.
+"""
 
 from __future__ import annotations
 

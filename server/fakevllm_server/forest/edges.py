@@ -1,13 +1,13 @@
-"""Which log-probabilities a forest has to give, each once, and which calls want them.
+"""The log-probabilities that a forest must compute, each once, and the calls that use them.
 
-An edge is one token predicted from one node at one temperature, out of one set of tokens. Calls
-that share it share its log-probability, and each keeps its own term of the loss: l_it =
-l_edge(i,t), so the loss is the same function of the weights as the sum over calls, and the gradient
-of the gather adds the calls' coefficients. Merging terms instead (first one wins, advantages
-summed) is wrong for clipped losses.
+An *edge* is one token predicted from one node, at one temperature, from one set of allowed tokens.
+Calls that share an edge share its log-probability. Each call keeps its own term of the loss, with
+the log-probability l_it = l_edge(i,t). The loss is therefore the same function of the weights as
+the sum over calls, and the gradient of the gather adds the coefficients of the calls. Merging terms
+instead (keeping only the first, or summing advantages) is wrong for clipped losses.
 
-Reckoned in runs of nodes, so Python's own steps are per span and segment, and per token only where
-each is out of a set of its own.
+Edges are computed for runs of nodes. The number of Python steps therefore depends on the number of
+spans and segments, and on the number of tokens only if consecutive tokens have different sets.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from fakevllm_server.forest.slices import Slices
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Two levels: heads (rows of logits), and edges (one chosen token of a row).
+    """Heads (rows of logits), and edges (one token of a row).
 
-    Sorted by temperature, then allowed set, then predicting node, then the node predicted; so the
-    edges of a run of heads are a run of edges, and logits can be made a chunk of heads at a time.
+    Both are sorted by temperature, then allowed set, then predicting node, then predicted node. The
+    edges of consecutive heads are therefore consecutive, so logits can be computed in chunks of
+    heads.
 
         logits = lm_head(hidden[head_node]) / head_temperature[:, None]     [heads, vocabulary]
         logits[h] = -inf outside the set sets[head_set[h]]
@@ -35,26 +36,26 @@ class Edges:
     """
 
     head_node: array[int]
-    """[heads] The node whose hidden state predicts."""
+    """[heads] Node whose hidden state predicts."""
     head_temperature: array[float]
-    """[heads] Hidden states are the same at every temperature, so calls that differ in it share a
-    tree; only where both train on the same node has it two heads."""
+    """[heads] Temperature. Hidden states do not depend on it, so calls with different temperatures
+    share a tree. A node that is trained at two temperatures has two heads."""
     head_set: array[int]
-    """[heads] Index of the set in `sets` that the token is one of, or -1 for all of the vocabulary.
-    As with the temperature: the states are shared, the head is not."""
+    """[heads] Index in `sets` of the allowed tokens, or -1 for the whole vocabulary. Hidden states
+    do not depend on it either."""
     sets: Sequence[bytes]
-    """As the calls named them, each once."""
+    """The distinct allowed sets, in the format of `CallTokens.allowed_sets`."""
     head_start: array[int]
-    """[heads + 1] The edges of head h are head_start[h] to head_start[h + 1], never none."""
+    """[heads + 1] The edges of head h are [head_start[h], head_start[h + 1]), at least one."""
     edge_head: array[int]
-    """[edges]"""
+    """[edges] Index of the head that predicts the token."""
     edge_token: array[int]
-    """[edges]"""
+    """[edges] Id of the predicted token."""
     edge_node: array[int]
-    """[edges] The node that holds the token; its parent is the head's node."""
+    """[edges] Node of the predicted token; its parent is the head's node."""
     per_call: Sequence[array[int]]
-    """For each call the edge of each of its trained tokens, in order: the gather that gives the
-    calls their log-probabilities back."""
+    """For each call, the edges of its trained tokens in order. Gathering the values of edges with
+    these indices gives the log-probabilities of the call."""
 
     @property
     def num_edges(self) -> int:
@@ -67,83 +68,90 @@ class Edges:
 
 @dataclass(frozen=True, slots=True)
 class TrainedSpans:
-    """What one call trains on: spans of positions along its path, at a temperature."""
+    """The trained tokens of one call: spans of positions along its path, at a temperature."""
 
     path: Slices
+    """The nodes of the call."""
     spans: Sequence[tuple[int, int]]
+    """Positions [start, end)."""
     temperature: float
-    chosen_from: Sequence[bytes | None] | None = None
-    """By position along the path; None for all of the vocabulary."""
+    allowed_sets: Sequence[bytes | None] | None = None
+    """The set of allowed tokens for each position; None for the whole vocabulary."""
 
-    def runs(self) -> Iterator[tuple[_Kind, int, int]]:
-        """Spans of nodes with one kind of head, in the order of positions."""
+    def runs(self) -> Iterator[tuple[_HeadKind, int, int]]:
+        """Yield runs of nodes [begin, end) with one kind of head, in the order of positions."""
         for first, last in self.spans:
-            for allowed, start, stop in _alike(self.chosen_from, first, last):
-                for begin, end in _nodes(self.path, start, stop):
+            for allowed, start, stop in _runs_of_equal_sets(self.allowed_sets, first, last):
+                for begin, end in _nodes_at(self.path, start, stop):
                     yield (self.temperature, allowed), begin, end
 
 
-def edges_of(
-    wanted: Sequence[TrainedSpans],
+def find_edges(
+    trained: Sequence[TrainedSpans],
     ids: array[int],
     parent: array[int],
     segment_starts: Sequence[int],
 ) -> Edges:
-    """`ids` and `parent` are by node. Every span must start behind the first position."""
-    growing = _Growing(ids)
-    runs = [list(call.runs()) for call in wanted]
-    by_kind: defaultdict[_Kind, list[tuple[int, int]]] = defaultdict(list)
-    for own in runs:
-        for kind, start, end in own:
+    """Return the edges of the trained spans of all calls.
+
+    `ids` and `parent` are [nodes]. `segment_starts` are the first nodes of the segments, ascending.
+    No span may contain position 0, because nothing predicts the first token.
+    """
+    builder = _EdgeBuilder(ids)
+    runs = [list(call.runs()) for call in trained]
+    by_kind: defaultdict[_HeadKind, list[tuple[int, int]]] = defaultdict(list)
+    for call_runs in runs:
+        for kind, start, end in call_runs:
             by_kind[kind].append((start, end))
-    found: dict[_Kind, _Found] = {}
-    for kind in sorted(by_kind, key=_rank):
-        links = sorted(_links(_merged(by_kind[kind]), parent, segment_starts))
-        found[kind] = growing.add(links, kind)
-    growing.head_start.append(len(growing.edge_head))
-    per_call = [array("q") for _ in wanted]
-    for own, into in zip(runs, per_call, strict=True):
-        for kind, start, end in own:
-            found[kind].gather(start, end, into)
+    edge_index: dict[_HeadKind, _EdgeIndex] = {}
+    for kind in sorted(by_kind, key=_sort_key):
+        links = sorted(_links(_merge_ranges(by_kind[kind]), parent, segment_starts))
+        edge_index[kind] = builder.add(links, kind)
+    builder.head_start.append(len(builder.edge_head))
+    per_call = [array("q") for _ in trained]
+    for call_runs, edges in zip(runs, per_call, strict=True):
+        for kind, start, end in call_runs:
+            edge_index[kind].append_edges(start, end, edges)
     return Edges(
-        growing.head_node,
-        growing.head_temperature,
-        growing.head_set,
-        list(growing.sets),
-        growing.head_start,
-        growing.edge_head,
-        growing.edge_token,
-        growing.edge_node,
+        builder.head_node,
+        builder.head_temperature,
+        builder.head_set,
+        list(builder.sets),
+        builder.head_start,
+        builder.edge_head,
+        builder.edge_token,
+        builder.edge_node,
         per_call,
     )
 
 
-_Kind = tuple[float, bytes | None]
-"""(temperature, allowed set) of a head."""
+_HeadKind = tuple[float, bytes | None]
+"""Temperature and allowed set of a head."""
 _Link = tuple[int, int, int]
-"""(head, node, length): head + i predicts node + i. Longer than 1 only inside a segment, so no
-other link has a head in between."""
+"""(head, node, length): node head + i predicts node + i, for i < length. The length is above 1 only
+inside a segment, so no other link has a head between these."""
 
 
-class _Found:
-    """Edges by node, of one kind of head."""
+class _EdgeIndex:
+    """A lookup from nodes to edges, for one kind of head."""
 
     def __init__(self, runs: list[tuple[int, int, int]]) -> None:
-        """(first node, length, first edge) each."""
+        """Each run is (first node, length, first edge)."""
         self._runs = sorted(runs)
         self._firsts = [first for first, _, _ in self._runs]
 
-    def gather(self, start: int, end: int, into: array[int]) -> None:
+    def append_edges(self, start: int, end: int, edges: array[int]) -> None:
+        """Append the edges of the nodes [start, end) to `edges`."""
         index = bisect_right(self._firsts, start) - 1
         while start < end:
             first, length, edge = self._runs[index]
             stop = min(end, first + length)
-            into.extend(range(edge + start - first, edge + stop - first))
+            edges.extend(range(edge + start - first, edge + stop - first))
             start, index = stop, index + 1
 
 
-class _Growing:
-    """The arrays of Edges, while they grow."""
+class _EdgeBuilder:
+    """The arrays of Edges while they are built."""
 
     def __init__(self, ids: array[int]) -> None:
         self._ids = ids
@@ -153,49 +161,49 @@ class _Growing:
         self.sets: dict[bytes, int] = {}
         self.edge_head, self.edge_token, self.edge_node = array("q"), array("q"), array("q")
 
-    def add(self, links: Sequence[_Link], kind: _Kind) -> _Found:
-        """`links` sorted, each node in one."""
+    def add(self, links: Sequence[_Link], kind: _HeadKind) -> _EdgeIndex:
+        """Add the edges of sorted links, which do not overlap."""
         temperature, allowed = kind
-        number = -1 if allowed is None else self.sets.setdefault(allowed, len(self.sets))
-        found: list[tuple[int, int, int]] = []
+        set_index = -1 if allowed is None else self.sets.setdefault(allowed, len(self.sets))
+        runs: list[tuple[int, int, int]] = []
         last_head = -1
         for head, node, length in links:
             edge = len(self.edge_node)
-            found.append((node, length, edge))
+            runs.append((node, length, edge))
             if head != last_head:
                 self.head_start.extend(range(edge, edge + length))
                 self.head_node.extend(range(head, head + length))
                 self.head_temperature.extend(array("d", [temperature]) * length)
-                self.head_set.extend(array("q", [number]) * length)
+                self.head_set.extend(array("q", [set_index]) * length)
             num_heads = len(self.head_node)
             self.edge_head.extend(range(num_heads - length, num_heads))
             self.edge_node.extend(range(node, node + length))
             self.edge_token.extend(self._ids[node : node + length])
             last_head = head + length - 1
-        return _Found(found)
+        return _EdgeIndex(runs)
 
 
-def _rank(kind: _Kind) -> tuple[float, bytes]:
+def _sort_key(kind: _HeadKind) -> tuple[float, bytes]:
     temperature, allowed = kind
     return temperature, allowed or b""
 
 
-def _alike(
-    chosen_from: Sequence[bytes | None] | None, first: int, last: int
+def _runs_of_equal_sets(
+    allowed_sets: Sequence[bytes | None] | None, first: int, last: int
 ) -> Iterator[tuple[bytes | None, int, int]]:
-    """Positions [first, last) in runs of one set."""
-    if chosen_from is None:
+    """Yield runs of positions in [first, last) with equal sets: the set, start and end."""
+    if allowed_sets is None:
         yield None, first, last
         return
     start = first
     for at in range(first + 1, last + 1):
-        if at == last or chosen_from[at] != chosen_from[start]:
-            yield chosen_from[start], start, at
+        if at == last or allowed_sets[at] != allowed_sets[start]:
+            yield allowed_sets[start], start, at
             start = at
 
 
-def _nodes(path: Slices, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """The runs of nodes at positions [first, last) of a path, in order."""
+def _nodes_at(path: Slices, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Yield the runs of nodes at positions [first, last) of a path, in order."""
     offset = 0
     for start, end in path:
         begin, stop = max(first - offset, 0), min(last - offset, end - start)
@@ -204,7 +212,8 @@ def _nodes(path: Slices, first: int, last: int) -> Iterator[tuple[int, int]]:
         offset += end - start
 
 
-def _merged(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_ranges(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the union of ranges as disjoint ranges in ascending order."""
     union: list[tuple[int, int]] = []
     for start, end in sorted(runs):
         if union and start <= union[-1][1]:
@@ -217,8 +226,11 @@ def _merged(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def _links(
     runs: Sequence[tuple[int, int]], parent: array[int], segment_starts: Sequence[int]
 ) -> Iterator[_Link]:
-    """A segment's first node is predicted by a node of another segment, the others by the node
-    before them."""
+    """Yield the links that predict the nodes of `runs`.
+
+    The first node of a segment is predicted by its parent, which is in another segment. Each other
+    node is predicted by the node before it.
+    """
     for start, end in runs:
         index = bisect_left(segment_starts, start)
         while start < end:

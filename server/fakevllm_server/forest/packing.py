@@ -1,11 +1,12 @@
-"""Calls into pieces whose forests fit a token budget.
+"""Divide calls into pieces whose forests fit a token budget.
 
-All calls of a batch usually share a few tokens, so the batch is one tree, and a piece pays again
-for the prefix it shares with another one: m pieces of siblings cost mP + NR tokens instead of
-P + NR. In DFS order (calls that end on the way behind those that go on) a cut between two
-neighbours costs their common prefix, the sum of all pieces is the forest's tokens plus the cuts'
-costs, and the cheapest cuts within the budget are found exactly. They fall at the top-most
-branches, and whole trees and groups stay together as long as they fit.
+All calls of a batch usually share some tokens, so the batch is one tree. A prefix that several
+pieces share is computed once for each of them: N siblings with a prompt of P tokens and responses
+of R tokens cost mP + NR tokens in m pieces, instead of P + NR. The calls are put into DFS order, in
+which a call follows all calls that extend it. Then a cut between two neighbours costs the length of
+their common prefix. The total size of the pieces is the size of the forest plus the costs of the
+cuts, and the cheapest cuts within the budget are found exactly. They are at the top-most branches.
+Trees and groups are not cut as long as they fit.
 """
 
 from __future__ import annotations
@@ -20,55 +21,62 @@ from fakevllm_server.forest.trie import CallTokens, Forest, build_forest
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Calls that go through the model together."""
+    """Calls that the model computes together."""
 
     calls: Sequence[int]
-    """Indices of calls, ascending; call i of `forest` is calls[i]."""
+    """Indices of calls, ascending. Call i of `forest` is the call with index calls[i]."""
     forest: Forest
 
 
 def pack(
     calls: Sequence[CallTokens], max_tokens: int, groups: Sequence[Hashable] | None = None
 ) -> list[Piece]:
-    """Every call is in exactly one piece, and no piece has more than `max_tokens` nodes, but where
-    one call alone has more. The largest piece comes first, so a lack of memory shows at once.
-    `groups` gives each call's group: none is cut that can stay whole in DFS order.
+    """Divide calls into pieces of at most `max_tokens` nodes.
 
-    Denominators of a loss are of the whole batch, never of a piece.
+    Every call is in exactly one piece. A piece is larger than `max_tokens` only if one of its calls
+    is. The largest piece comes first, so that a lack of memory appears at once. `groups` has the
+    group of each call. A group is not cut if it can stay whole in DFS order. Raises ValueError if
+    `max_tokens` is below 1.
+
+    The denominators of a loss must be those of the whole batch, not of a piece.
 
     >>> calls = [CallTokens.of([1, 2], [3]), CallTokens.of([1, 2], [4]), CallTokens.of([5], [6])]
     >>> [piece.calls for piece in pack(calls, max_tokens=4)]
     [[0, 1], [2]]
     """
     if max_tokens < 1:
-        raise ValueError(f"a budget of {max_tokens} tokens")
+        raise ValueError(f"the budget of {max_tokens} tokens must be at least 1")
     forest = build_forest(calls)
     if forest.num_nodes <= max_tokens:
         return [Piece(list(range(len(calls))), forest)] if calls else []
-    order, shared = _neighbours(forest)
+    order, shared = _dfs_order(forest)
     new = [_length(forest, call) - common for call, common in zip(order, shared, strict=True)]
-    broken = _broken([groups[call] for call in order] if groups is not None else [None] * len(new))
-    cuts = _cheapest_cuts(new, shared, broken, max_tokens)
+    group_order = [None] * len(new) if groups is None else [groups[call] for call in order]
+    runs = _cheapest_runs(new, shared, _num_groups_cut(group_order), max_tokens)
     pieces = [
-        build_piece(calls, [order[index] for run in joint for index in range(*run)])
-        for joint in _filled(cuts, new, shared, max_tokens)
+        build_piece(calls, [order[index] for run in bin_runs for index in range(*run)])
+        for bin_runs in _fill_bins(runs, new, shared, max_tokens)
     ]
     return sorted(pieces, key=lambda piece: (-piece.forest.num_nodes, piece.calls[0]))
 
 
 def build_piece(calls: Sequence[CallTokens], chosen: Sequence[int]) -> Piece:
-    """Any choice of calls trains the same; `pack` makes a cheap one."""
+    """Return the piece with the chosen calls.
+
+    The result of training does not depend on how calls are divided. `pack` finds a cheap division.
+    """
     ascending = sorted(chosen)
     return Piece(ascending, build_forest([calls[index] for index in ascending]))
 
 
 def _length(forest: Forest, call: int) -> int:
+    """Return the number of tokens of a call."""
     return sum(end - start for start, end in forest.paths[call])
 
 
-def _neighbours(forest: Forest) -> tuple[list[int], list[int]]:
-    """Calls in post-order of the node they end in, and how many tokens each shares with the one
-    before it: all those it shares with any before it."""
+def _dfs_order(forest: Forest) -> tuple[list[int], list[int]]:
+    """Return the calls in post-order of their last nodes, and how many tokens each shares with the
+    call before it. A call shares no further tokens with any earlier call in this order."""
     ends = [path[-1][1] - 1 if path else -1 for path in forest.paths]
     order = sorted(
         range(len(ends)),
@@ -77,19 +85,19 @@ def _neighbours(forest: Forest) -> tuple[list[int], list[int]]:
     shared: list[int] = []
     last = -1
     for call in order:
-        shared.append(_common(forest, call, last))
+        shared.append(_num_common(forest, call, last))
         last = ends[call]
     return order, shared
 
 
-def _common(forest: Forest, call: int, last: int) -> int:
-    """Nodes of a call's path at or above the node `last`. Of a path they are the first ones, and
-    in each of its slices too."""
+def _num_common(forest: Forest, call: int, last: int) -> int:
+    """Return how many nodes of a call's path are `last` or an ancestor of `last`. They are the
+    first nodes of the path, and of each of its slices."""
     common = 0
     for start, end in forest.paths[call]:
         if not start <= last < forest.tout[start]:
             break
-        # Slices run down heavy children, so the visible ones end by bisection on the subtree.
+        # Subtrees only get smaller along a slice, so bisection finds the last common node.
         low, high = start + 1, min(end, last + 1)
         while low < high:
             middle = (low + high + 1) // 2
@@ -98,8 +106,8 @@ def _common(forest: Forest, call: int, last: int) -> int:
     return common
 
 
-def _broken(groups: Sequence[Hashable]) -> list[int]:
-    """How many groups a cut before each call goes through."""
+def _num_groups_cut(groups: Sequence[Hashable]) -> list[int]:
+    """Return for each call how many groups a cut before it divides."""
     first: dict[Hashable, int] = {}
     last: dict[Hashable, int] = {}
     for index, group in enumerate(groups):
@@ -113,15 +121,20 @@ def _broken(groups: Sequence[Hashable]) -> list[int]:
 
 
 _Cost = tuple[int, int, int]
-"""(groups cut, tokens paid again, pieces), the first matters most."""
+"""(number of groups cut, number of tokens computed again, number of pieces), compared in this
+order."""
 
 
-def _cheapest_cuts(
-    new: Sequence[int], shared: Sequence[int], broken: Sequence[int], max_tokens: int
+def _cheapest_runs(
+    new: Sequence[int], shared: Sequence[int], num_groups_cut: Sequence[int], max_tokens: int
 ) -> list[tuple[int, int]]:
-    """Runs [first, last) of calls, in order. Shortest path over cuts; a piece that begins at call i
-    and ends before call j has shared[i] + new[i] + … + new[j - 1] nodes, the more the earlier it
-    begins, so what can begin is a window that only moves on."""
+    """Return the cheapest division of the calls into runs [first, last), in order.
+
+    The algorithm is dynamic programming over the position of the last cut. A run from call i to
+    call j - 1 has shared[i] + new[i] + … + new[j - 1] nodes, which grows as i decreases. For
+    growing j, the possible starts i are therefore a window that only moves forward, and a monotonic
+    queue gives the cheapest of them.
+    """
     sums = [0, *accumulate(new)]
     best: list[_Cost] = [(0, 0, 0)]
     begins = [0]
@@ -130,7 +143,7 @@ def _cheapest_cuts(
     for end in range(1, len(new) + 1):
         begin = end - 1
         groups, tokens, pieces = best[begin]
-        at_cut = (broken[begin], shared[begin]) if begin else (0, 0)
+        at_cut = (num_groups_cut[begin], shared[begin]) if begin else (0, 0)
         cost = (groups + at_cut[0], tokens + at_cut[1], pieces + 1)
         while window and window[-1][0] >= cost:
             window.pop()
@@ -150,24 +163,24 @@ def _cheapest_cuts(
 
 
 def _fits(num_nodes: int, first_call: int, max_tokens: int) -> bool:
-    """A call beyond the budget goes with those that add nothing to it."""
+    """Return whether a run fits. A first call above the budget fits with calls that add no node."""
     return num_nodes <= max(max_tokens, first_call)
 
 
-def _filled(
+def _fill_bins(
     runs: Sequence[tuple[int, int]], new: Sequence[int], shared: Sequence[int], max_tokens: int
 ) -> list[list[tuple[int, int]]]:
-    """Small pieces together, first fit decreasing by their tokens."""
+    """Combine small runs into pieces, by first-fit decreasing bin packing."""
     sizes = {run: shared[run[0]] + sum(new[run[0] : run[1]]) for run in runs}
     bins: list[list[tuple[int, int]]] = []
-    room: list[int] = []
+    free: list[int] = []
     for run in sorted(runs, key=lambda run: (-sizes[run], run)):
         size = sizes[run]
-        fitting = next((index for index, left in enumerate(room) if size <= left), None)
+        fitting = next((index for index, left in enumerate(free) if size <= left), None)
         if fitting is None:
             bins.append([run])
-            room.append(max_tokens - size)
+            free.append(max_tokens - size)
         else:
             bins[fitting].append(run)
-            room[fitting] -= size
+            free[fitting] -= size
     return bins

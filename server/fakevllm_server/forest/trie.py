@@ -1,16 +1,16 @@
-"""Calls to a forest of tokens: each distinct prefix is one node.
+"""Build a forest of tokens from calls: each distinct prefix is one node.
 
-A causal model's hidden state at a position depends on the ids up to it and on nothing behind it, so
-all calls that share a prefix can share its states. Laid out in DFS pre-order, with the depth as the
-position id and every node seeing its ancestors and itself, one pass over the nodes gives the states
-of every call. What makes a prefix mean something else (adapter, images, offset) is in its root key.
+The hidden state of a causal model at a position depends only on the ids up to that position, so
+calls that share a prefix can share its states. Nodes are numbered in DFS pre-order. If the depth is
+the position id, and each node sees its ancestors and itself, one pass over the nodes gives the
+states of all calls. Whatever else changes the states (adapter, images, offset) is in the root key.
 
-Nodes are numbered in that order. A node's subtree is [node, tout[node]), so
+The subtree of a node is [node, tout[node]), so
 
     key k is visible to query q   <=>   k <= q < tout[k]
 
-Built as a radix trie without recursion: time is a few block copies per token of the calls, and
-Python's own steps are per segment.
+The forest is built as a radix trie, without recursion. Each token of the calls costs a few block
+copies, and the number of Python steps depends only on the number of segments.
 """
 
 from __future__ import annotations
@@ -20,29 +20,33 @@ from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from fakevllm_server.forest.edges import Edges, TrainedSpans, edges_of
-from fakevllm_server.forest.slices import Slices, first_difference, joined
+from fakevllm_server.forest.edges import Edges, TrainedSpans, find_edges
+from fakevllm_server.forest.slices import Slices, append_slice, first_difference
 
 
 @dataclass(frozen=True, slots=True)
 class CallTokens:
-    """One call as the model reads it. What else belongs to it (advantage, log-probabilities,
-    weight, group) stays with the caller, by index. Raises ValueError for spans that cannot be.
+    """The tokens of one call, and which of them are trained.
+
+    The caller keeps the other data of the call (advantage, log-probabilities, weight, group), by
+    index. Raises ValueError for invalid spans, a wrong number of sets, or a temperature that is not
+    positive and finite.
     """
 
     ids: Sequence[int]
     """Prompt and response."""
     trained: Sequence[tuple[int, int]]
-    """Positions [start, end) of `ids` in the loss: ascending, apart, and never the first token,
-    which nothing predicts."""
+    """Spans [start, end) of positions in the loss, ascending and disjoint. They cannot contain
+    position 0, because nothing predicts the first token."""
     root: Hashable = None
-    """All that changes what the model computes from the same ids. Calls of differing keys share
-    nothing."""
+    """Key for everything else that changes what the model computes from equal ids. Calls with
+    different keys share no node."""
     temperature: float = 1.0
-    """Logits are divided by it; not part of the root, for hidden states do not depend on it."""
-    chosen_from: Sequence[bytes | None] | None = None
-    """The packed set (allowed.py) each of `ids` was chosen from, None for all of the vocabulary:
-    log-probabilities are of the distribution over it. Read where trained; no part of the root
+    """Divisor of the logits. Not part of the root, because hidden states do not depend on it."""
+    allowed_sets: Sequence[bytes | None] | None = None
+    """For each of `ids`, the set of tokens that could be sampled, packed as in
+    `types.token_masks`. None means the whole vocabulary. Log-probabilities are those of the
+    distribution over the set. Only sets of trained tokens are used. Sets are not part of the root
     either."""
 
     def __post_init__(self) -> None:
@@ -51,10 +55,10 @@ class CallTokens:
             if not end <= start < stop <= len(self.ids):
                 raise ValueError(f"cannot train on [{start}, {stop}) of {len(self.ids)} tokens")
             end = stop
-        if self.chosen_from is not None and len(self.chosen_from) != len(self.ids):
-            raise ValueError("a set for each token, or for none")
+        if self.allowed_sets is not None and len(self.allowed_sets) != len(self.ids):
+            raise ValueError("allowed_sets must have one entry for each token")
         if self.trained and not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"nothing trains at temperature {self.temperature}")
+            raise ValueError(f"cannot train at temperature {self.temperature}")
 
     @staticmethod
     def of(
@@ -63,7 +67,7 @@ class CallTokens:
         root: Hashable = None,
         temperature: float = 1.0,
     ) -> CallTokens:
-        """Trained on the whole response.
+        """Create a call whose whole response is trained.
 
         >>> CallTokens.of([1, 2], [3]).trained
         [(2, 3)]
@@ -75,47 +79,50 @@ class CallTokens:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of nodes without a branch, as long as can be: one node of the radix trie."""
+    """A run of nodes without a branch, of maximum length: one node of the radix trie."""
 
     start: int
     end: int
-    """Nodes [start, end); never empty."""
+    """The nodes are [start, end). There is at least one."""
     tout: int
-    """The end of the subtree of each of its nodes."""
+    """End of the subtree of each of the nodes."""
     depth: int
-    """Position of its first token."""
+    """Position of the first token."""
     parent: int
-    """Index of the segment it continues, or -1."""
+    """Index of the segment that this segment continues, or -1."""
     children: tuple[int, ...]
-    """Indices of segments: none, or at least two. The heaviest comes first and so lies next to its
-    parent."""
+    """Indices of the segments that continue this segment: none, or at least two. The child with the
+    largest subtree comes first, so its nodes directly follow those of this segment."""
     path: Slices
-    """The nodes from the root to its own end: the keys its queries see, its own causally. At most
-    1 + log2(nodes) slices, because the heaviest child comes first."""
+    """The nodes from the root to the end of this segment. They are the keys that the segment's
+    queries see; inside the segment, the causal mask applies. There are at most 1 + log2(nodes)
+    slices, because the child with the largest subtree comes first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Arrays are by node, in DFS pre-order; 8 bytes an item, for torch.frombuffer (which takes no
-    empty array).
+    """The trees of a set of calls.
 
-    The same calls in another order give the same trees; trees of differing root keys come in the
-    order of the first call of each key.
+    Arrays are [nodes], in DFS pre-order, with 8 bytes per item for torch.frombuffer. (That function
+    refuses an empty array.) The order of the calls does not change a tree. Trees of different root
+    keys are in the order of the first call of each key.
     """
 
     ids: array[int]
+    """Token id of each node."""
     pos: array[int]
-    """Depth: the position id, 0 for the first token of a call."""
+    """Position id of each node, which is its depth: 0 for the first token of a call."""
     parent: array[int]
-    """-1 for a first token."""
+    """Parent of each node, or -1 for a first token."""
     tout: array[int]
+    """End of the subtree of each node."""
     segments: Sequence[Segment]
-    """In DFS pre-order; those with parent -1 begin a tree."""
+    """The segments in DFS pre-order. A segment with parent -1 begins a tree."""
     paths: Sequence[Slices]
-    """For each call the nodes it runs through, in order; empty for a call without tokens."""
+    """For each call, its nodes in order; empty for a call without tokens."""
     edges: Edges
     num_naive: int
-    """Tokens of the calls laid out one by one."""
+    """Total number of tokens of the calls, without sharing."""
 
     @property
     def num_nodes(self) -> int:
@@ -123,16 +130,16 @@ class Forest:
 
     @property
     def rho(self) -> float:
-        """Tokens of the calls per token of the forest: at least 1."""
+        """The sharing factor: tokens of the calls per node of the forest, at least 1."""
         return self.num_naive / self.num_nodes if self.num_nodes else 1.0
 
     @property
     def tin(self) -> range:
-        """Nodes are numbered by it."""
+        """The number of each node in DFS pre-order."""
         return range(self.num_nodes)
 
     def row(self, call: int) -> array[int]:
-        """The node at every position of a call."""
+        """Return the node at each position of a call."""
         nodes = array("q")
         for start, end in self.paths[call]:
             nodes.extend(range(start, end))
@@ -140,7 +147,7 @@ class Forest:
 
 
 def build_forest(calls: Sequence[CallTokens]) -> Forest:
-    """The forest of these calls; paths and edges keep their order.
+    """Build the forest of calls. `paths` and `edges.per_call` are in the order of the calls.
 
     >>> forest = build_forest([CallTokens.of([1, 2], [3]), CallTokens.of([1, 2], [4])])
     >>> list(forest.ids), list(forest.row(1)), forest.rho
@@ -150,7 +157,7 @@ def build_forest(calls: Sequence[CallTokens]) -> Forest:
     roots: dict[Hashable, dict[int, _Run]] = {}
     for call, ids in zip(calls, rows, strict=True):
         _insert(roots.setdefault(call.root, {}), ids)
-    segments = _laid_out(roots)
+    segments = _lay_out(roots)
     ids, pos, parent, tout = array("q"), array("q"), array("q"), array("q")
     for segment, run in segments:
         length = segment.end - segment.start
@@ -161,8 +168,8 @@ def build_forest(calls: Sequence[CallTokens]) -> Forest:
         parent.extend(range(segment.start, segment.end - 1))
         tout.extend(array("q", [segment.tout]) * length)
     paths = [_path(roots[call.root], row, segments) for call, row in zip(calls, rows, strict=True)]
-    wanted = [
-        TrainedSpans(path, call.trained, call.temperature, call.chosen_from)
+    trained = [
+        TrainedSpans(path, call.trained, call.temperature, call.allowed_sets)
         for call, path in zip(calls, paths, strict=True)
     ]
     return Forest(
@@ -172,33 +179,35 @@ def build_forest(calls: Sequence[CallTokens]) -> Forest:
         tout=tout,
         segments=[segment for segment, _ in segments],
         paths=paths,
-        edges=edges_of(wanted, ids, parent, [segment.start for segment, _ in segments]),
+        edges=find_edges(trained, ids, parent, [segment.start for segment, _ in segments]),
         num_naive=sum(map(len, rows)),
     )
 
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A segment while the trie grows. Its tokens are those of a call that runs through it, at its
-    own depths."""
+    """A segment while the trie is built."""
 
     source: array[int]
+    """Ids of a call that contains this run."""
     start: int
     end: int
-    """Depths."""
+    """The tokens of the run are source[start:end]. Both are depths, too."""
     children: dict[int, _Run] = field(default_factory=dict[int, "_Run"])
-    """By their first token."""
+    """Continuations of the run, by their first token."""
     size: int = 0
-    """Nodes of its subtree."""
+    """Number of nodes of the subtree."""
     index: int = -1
-    """Of its segment, once laid out."""
+    """Index of the segment, once it is laid out."""
 
     def split(self, depth: int) -> None:
+        """End the run at `depth`. Its remaining tokens become its only child."""
         below = _Run(self.source, depth, self.end, self.children)
         self.end, self.children = depth, {self.source[depth]: below}
 
 
 def _insert(children: dict[int, _Run], ids: array[int]) -> None:
+    """Insert a call into the trie whose top runs are `children`."""
     at, length = 0, len(ids)
     while at < length:
         run = children.get(ids[at])
@@ -211,18 +220,18 @@ def _insert(children: dict[int, _Run], ids: array[int]) -> None:
         if at < run.end:
             run.split(at)
         elif not run.children:
-            # A call that goes on where others end is no branch.
+            # A call that continues where other calls end is not a branch.
             run.source, run.end = ids, length
             return
         children = run.children
 
 
-def _laid_out(roots: dict[Hashable, dict[int, _Run]]) -> list[tuple[Segment, _Run]]:
-    """Segments in DFS pre-order."""
-    _weigh([run for tops in roots.values() for run in tops.values()])
+def _lay_out(roots: dict[Hashable, dict[int, _Run]]) -> list[tuple[Segment, _Run]]:
+    """Return the segments in DFS pre-order, each with its run."""
+    _set_sizes([run for tops in roots.values() for run in tops.values()])
     order: list[_Run] = []
     parents: list[int] = []
-    stack = [(run, -1) for tops in roots.values() for run in _heaviest_first(tops)][::-1]
+    stack = [(run, -1) for tops in roots.values() for run in _largest_first(tops)][::-1]
     children: list[list[int]] = []
     while stack:
         run, above = stack.pop()
@@ -232,19 +241,20 @@ def _laid_out(roots: dict[Hashable, dict[int, _Run]]) -> list[tuple[Segment, _Ru
         children.append([])
         if above >= 0:
             children[above].append(run.index)
-        stack.extend((child, run.index) for child in reversed(_heaviest_first(run.children)))
+        stack.extend((child, run.index) for child in reversed(_largest_first(run.children)))
     segments: list[tuple[Segment, _Run]] = []
     start = 0
     for run, above, below in zip(order, parents, children, strict=True):
         end = start + run.end - run.start
-        path = joined(segments[above][0].path if above >= 0 else (), start, end)
+        path = append_slice(segments[above][0].path if above >= 0 else (), start, end)
         segment = Segment(start, end, start + run.size, run.start, above, tuple(below), path)
         segments.append((segment, run))
         start = end
     return segments
 
 
-def _weigh(tops: Sequence[_Run]) -> None:
+def _set_sizes(tops: Sequence[_Run]) -> None:
+    """Set `size` of all runs below and including `tops`."""
     order: list[_Run] = []
     stack = list(tops)
     while stack:
@@ -256,14 +266,15 @@ def _weigh(tops: Sequence[_Run]) -> None:
         run.size = run.end - run.start + below
 
 
-def _heaviest_first(children: dict[int, _Run]) -> list[_Run]:
+def _largest_first(children: dict[int, _Run]) -> list[_Run]:
+    """Return the children by decreasing size of their subtrees, then by first token."""
     return [run for _, run in sorted(children.items(), key=lambda item: (-item[1].size, item[0]))]
 
 
 def _path(
     children: dict[int, _Run], ids: array[int], segments: Sequence[tuple[Segment, _Run]]
 ) -> Slices:
-    """Where a call that was inserted runs."""
+    """Return the nodes of a call that was inserted."""
     if not ids:
         return ()
     run = children[ids[0]]

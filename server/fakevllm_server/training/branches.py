@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fakevllm_server.forest.drift import Cause, SessionCall, causes, drift_metrics
-from fakevllm_server.forest.history import Vocabulary
+from fakevllm_server.forest.drift import Cause, SessionCall, drift_metrics, find_causes
+from fakevllm_server.forest.text_comparison import Vocabulary
 from fakevllm_server.types.calls import FinishedGroup
 
 MAX_TOKENS = 1_000_000
@@ -28,9 +28,9 @@ def branch_metrics(
     call is later than another. Without a vocabulary, causes that need text are `unknown`. Calls
     beyond MAX_TOKENS are `not_read`.
     """
-    found = causes(_episode_calls(groups), vocabulary, MAX_TOKENS)
+    found = find_causes(_episode_calls(groups), vocabulary, MAX_TOKENS)
     # Skip the first call of each pair: it was counted with its own group, or never captured.
-    found += causes(_turn_pairs(groups), vocabulary, MAX_TOKENS)[1::2]
+    found += find_causes(_turn_pairs(groups), vocabulary, MAX_TOKENS)[1::2]
     later = [cause for cause in found if cause is not Cause.FIRST]
     branched = sum(cause is not Cause.EXTENDS for cause in later)
     rate = {"branch_rate": branched / len(later)} if later else {}

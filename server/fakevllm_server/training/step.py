@@ -15,7 +15,7 @@ from fakevllm_adapters.protocol.swarm import TrainedGroup
 from fakevllm_server.algorithms.staleness import keep_fresh
 from fakevllm_server.episodes.pool import Pool
 from fakevllm_server.episodes.states import EngineLifecycle
-from fakevllm_server.forest.history import Vocabulary
+from fakevllm_server.forest.text_comparison import Vocabulary
 from fakevllm_server.journal.reads import PlannedBatch
 from fakevllm_server.run.coverage import coverage, without_update
 from fakevllm_server.run.log import RunLog

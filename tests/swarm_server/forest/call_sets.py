@@ -1,4 +1,4 @@
-"""Random sets of calls, small enough to meet each other often."""
+"""Random sets of calls, with so few different tokens that the calls often share prefixes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fakevllm_server.types.token_masks import packed
 
 tokens = st.integers(0, 2)
 SETS = [(0, 1, 2), (0, 1, 7, 10), (2, 3), (1, 2, 9), (1,)]
-"""Of a vocabulary of eleven."""
+"""Allowed sets in a vocabulary of eleven ids."""
 
 
 def packed_set(*ids: int) -> bytes:
@@ -19,34 +19,35 @@ def packed_set(*ids: int) -> bytes:
 
 
 @st.composite
-def chosen_from(draw: st.DrawFn, ids: list[int]) -> list[bytes | None] | None:
-    """As a grammar or top-p leaves them: for some calls none, for others a set at some tokens."""
+def allowed_sets(draw: st.DrawFn, ids: list[int]) -> list[bytes | None] | None:
+    """Draw allowed sets as a grammar or top-p would leave them: no sets for some calls, and a set
+    at some tokens for others."""
     if draw(st.sampled_from([False, False, True])):
-        holding = {id: [packed_set(*one) for one in SETS if id in one] for id in set(ids)}
-        return [draw(st.sampled_from([None, *holding[id]])) for id in ids]
+        sets_with = {id: [packed_set(*ids) for ids in SETS if id in ids] for id in set(ids)}
+        return [draw(st.sampled_from([None, *sets_with[id]])) for id in ids]
     return None
 
 
 @st.composite
 def calls(draw: st.DrawFn) -> CallTokens:
-    """Prompts of one token and more, empty responses, spans that leave tokens out."""
+    """Draw a call: a prompt of at least one token, a response that may be empty, and any spans."""
     prompt = draw(st.lists(tokens, min_size=1, max_size=6))
     response = draw(st.lists(tokens, max_size=6))
     root = draw(st.sampled_from(["base", "base", "adapter"]))
     temperature = draw(st.sampled_from([1.0, 1.0, 8.0]))
     ids = [*prompt, *response]
-    sets = draw(chosen_from(ids))
+    sets = draw(allowed_sets(ids))
     if draw(st.booleans()):
-        return replace(CallTokens.of(prompt, response, root, temperature), chosen_from=sets)
-    drawn = draw(st.sets(st.integers(1, 11)))
-    marked = [at for at in sorted(drawn) if at < len(ids)]
-    return CallTokens(ids, [(at, at + 1) for at in marked], root, temperature, sets)
+        return replace(CallTokens.of(prompt, response, root, temperature), allowed_sets=sets)
+    positions = draw(st.sets(st.integers(1, 11)))
+    trained = [(at, at + 1) for at in sorted(positions) if at < len(ids)]
+    return CallTokens(ids, trained, root, temperature, sets)
 
 
 @st.composite
 def call_sets(draw: st.DrawFn, max_calls: int = 5) -> list[CallTokens]:
-    """With duplicates, prefixes of each other, and calls that go on where others end: up to twice
-    `max_calls`."""
+    """Draw up to twice `max_calls` calls, with duplicates, prefixes of other calls, and calls that
+    continue where others end."""
     drawn = draw(st.lists(calls(), max_size=max_calls))
     for source in list(drawn):
         relation = draw(st.sampled_from(["none", "twin", "prefix", "next turn"]))
@@ -68,4 +69,5 @@ GOLDEN = [
     CallTokens.of([1, 2, 3], [7]),
     CallTokens.of([1, 2, 3, 4, 5, 9], [8]),
 ]
-"""Two siblings that share their first sampled token, a third, and the first one's next turn."""
+"""Two siblings that share their first sampled token, a third sibling, and the next turn of the
+first sibling."""

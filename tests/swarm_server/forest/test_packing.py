@@ -26,13 +26,15 @@ def test_every_call_is_in_exactly_one_piece(calls: list[CallTokens], max_tokens:
     packed = sorted(index for piece in pieces for index in piece.calls)
     assert packed == list(range(len(calls)))
     for piece in pieces:
-        for own, index in enumerate(piece.calls):
-            spelt = [piece.forest.ids[node] for node in piece.forest.row(own)]
-            assert spelt == list(calls[index].ids)
+        for position, index in enumerate(piece.calls):
+            ids = [piece.forest.ids[node] for node in piece.forest.row(position)]
+            assert ids == list(calls[index].ids)
 
 
 @given(call_sets(), budgets)
-def test_the_budget_holds_wherever_one_call_fits(calls: list[CallTokens], max_tokens: int) -> None:
+def test_a_piece_exceeds_the_budget_only_for_a_single_long_call(
+    calls: list[CallTokens], max_tokens: int
+) -> None:
     for piece in pack(calls, max_tokens):
         longest = max(len(calls[index].ids) for index in piece.calls)
         assert piece.forest.num_nodes <= max(max_tokens, longest)
@@ -50,25 +52,28 @@ def test_groups_change_neither_budget_nor_calls(
 
 
 @given(call_sets(), budgets)
-def test_pieces_pay_at_most_what_naive_rows_pay(calls: list[CallTokens], max_tokens: int) -> None:
+def test_pieces_are_never_larger_than_calls_without_sharing(
+    calls: list[CallTokens], max_tokens: int
+) -> None:
     assert sum(sizes(pack(calls, max_tokens))) <= build_forest(calls).num_naive
 
 
 @given(call_sets(), budgets)
 def test_the_same_calls_are_packed_the_same_way(calls: list[CallTokens], max_tokens: int) -> None:
-    one, other = pack(calls, max_tokens), pack(calls, max_tokens)
-    assert [piece.calls for piece in one] == [piece.calls for piece in other]
+    first, second = pack(calls, max_tokens), pack(calls, max_tokens)
+    assert [piece.calls for piece in first] == [piece.calls for piece in second]
 
 
 @given(call_sets())
-def test_what_fits_is_one_piece(calls: list[CallTokens]) -> None:
+def test_calls_that_fit_are_one_piece(calls: list[CallTokens]) -> None:
     num_nodes = build_forest(calls).num_nodes
     assert len(pack(calls, max(num_nodes, 1))) == (1 if calls else 0)
 
 
 @pytest.mark.parametrize("max_tokens", [50, 65, 80, 95])
 def test_a_tree_is_cut_at_its_topmost_branch(max_tokens: int) -> None:
-    """Two questions of 16 share a system prompt of 4; room is left, but not for both."""
+    """Two questions of 16 tokens share a system prompt of 4 tokens. The budget exceeds one tree,
+    and is too small for both."""
     calls = siblings([9] * 4 + [1] * 16, 3, 10, 100) + siblings([9] * 4 + [2] * 16, 3, 10, 200)
     pieces = pack(calls, max_tokens)
     assert [piece.calls for piece in pieces] == [[0, 1, 2], [3, 4, 5]]
@@ -102,7 +107,7 @@ def test_a_call_beyond_the_budget_goes_with_those_it_holds() -> None:
     assert [piece.calls for piece in pack(calls, 10)] == [[0, 1], [2]]
 
 
-def test_a_budget_of_nothing_is_refused() -> None:
+def test_a_budget_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="budget"):
         pack([CallTokens.of([1], [2])], 0)
 
@@ -110,7 +115,7 @@ def test_a_budget_of_nothing_is_refused() -> None:
 @settings(max_examples=30)
 @given(call_sets(max_calls=3), st.integers(18, 24))
 def test_no_cut_of_the_same_order_is_cheaper(calls: list[CallTokens], max_tokens: int) -> None:
-    """Against every way to cut it; each call fits."""
+    """Compare with the cheapest of all possible cuts. Every call fits the budget."""
     order = dfs_order(calls)
     cheapest = [0]
     for end in range(1, len(order) + 1):
@@ -135,13 +140,13 @@ def dfs_order(calls: list[CallTokens]) -> list[int]:
 def test_a_large_batch_is_packed_close_to_its_forest() -> None:
     rng = random.Random(0)
 
-    def drawn(length: int) -> list[int]:
+    def random_ids(length: int) -> list[int]:
         return [rng.randrange(1000) for _ in range(length)]
 
-    system = drawn(200)
+    system = random_ids(200)
     calls = [
-        CallTokens.of(prompt, drawn(rng.randrange(5, 60)))
-        for prompt in ([*system, *drawn(100)] for _ in range(20))
+        CallTokens.of(prompt, random_ids(rng.randrange(5, 60)))
+        for prompt in ([*system, *random_ids(100)] for _ in range(20))
         for _ in range(8)
     ]
     pieces = pack(calls, 2048)

@@ -15,7 +15,7 @@ def prefixes(call: CallTokens) -> list[tuple[object, tuple[int, ...]]]:
     return [(call.root, tuple(call.ids[: at + 1])) for at in range(len(call.ids))]
 
 
-def spelling(forest: Forest, node: int) -> list[int]:
+def ids_from_root(forest: Forest, node: int) -> list[int]:
     ids: list[int] = []
     while node >= 0:
         ids.append(forest.ids[node])
@@ -46,11 +46,11 @@ def test_the_golden_trie() -> None:
 
 
 def test_the_golden_segments() -> None:
-    shown = [
+    segments = [
         (segment.start, segment.end, segment.depth, segment.parent, segment.children, segment.path)
         for segment in build_forest(GOLDEN).segments
     ]
-    assert shown == [
+    assert segments == [
         (0, 3, 0, -1, (1, 4), ((0, 3),)),
         (3, 4, 3, 0, (2, 3), ((0, 4),)),
         (4, 7, 4, 1, (), ((0, 7),)),
@@ -60,7 +60,7 @@ def test_the_golden_segments() -> None:
 
 
 @given(call_sets())
-def test_rows_spell_the_calls(calls: list[CallTokens]) -> None:
+def test_rows_give_the_ids_of_the_calls(calls: list[CallTokens]) -> None:
     forest = build_forest(calls)
     for index, call in enumerate(calls):
         row = list(forest.row(index))
@@ -78,7 +78,7 @@ def test_there_is_one_node_for_each_distinct_prefix(calls: list[CallTokens]) -> 
 
 
 @given(call_sets())
-def test_intervals_hold_exactly_the_ancestors(calls: list[CallTokens]) -> None:
+def test_visible_keys_are_exactly_the_ancestors(calls: list[CallTokens]) -> None:
     forest = build_forest(calls)
     for query in range(forest.num_nodes):
         for key in range(forest.num_nodes):
@@ -89,11 +89,15 @@ def test_intervals_hold_exactly_the_ancestors(calls: list[CallTokens]) -> None:
 @given(call_sets())
 def test_the_order_of_calls_changes_no_tree(calls: list[CallTokens]) -> None:
     for root in ("base", "adapter"):
-        own = [call for call in calls if call.root == root]
-        forest, turned = build_forest(own), build_forest(own[::-1])
-        assert (forest.ids, forest.tout, forest.parent) == (turned.ids, turned.tout, turned.parent)
-        assert forest.segments == turned.segments
-        assert forest.paths == turned.paths[::-1]
+        same_root = [call for call in calls if call.root == root]
+        forest, reverse = build_forest(same_root), build_forest(same_root[::-1])
+        assert (forest.ids, forest.tout, forest.parent) == (
+            reverse.ids,
+            reverse.tout,
+            reverse.parent,
+        )
+        assert forest.segments == reverse.segments
+        assert forest.paths == reverse.paths[::-1]
 
 
 @given(call_sets())
@@ -118,13 +122,13 @@ def test_a_segment_sees_its_path_in_few_slices(calls: list[CallTokens]) -> None:
     for segment in forest.segments:
         path = [node for start, end in segment.path for node in range(start, end)]
         last = segment.end - 1
-        assert [forest.ids[node] for node in path] == spelling(forest, last)
+        assert [forest.ids[node] for node in path] == ids_from_root(forest, last)
         assert path == sorted(path) and path[-1] == last
-        assert all(one[1] < other[0] for one, other in pairwise(segment.path))
+        assert all(before[1] < after[0] for before, after in pairwise(segment.path))
         assert len(segment.path) <= 1 + math.log2(forest.num_nodes)
 
 
-def test_differing_roots_share_nothing() -> None:
+def test_different_roots_share_no_node() -> None:
     forest = build_forest(
         [CallTokens.of([1, 2], [3], "base"), CallTokens.of([1, 2], [3], "adapter")]
     )
@@ -132,7 +136,7 @@ def test_differing_roots_share_nothing() -> None:
     assert not set(forest.row(0)) & set(forest.row(1))
 
 
-def test_differing_temperatures_share_nodes_and_not_edges() -> None:
+def test_different_temperatures_share_nodes_and_not_edges() -> None:
     forest = build_forest(
         [CallTokens.of([1, 2], [3], temperature=1.0), CallTokens.of([1, 2], [3], temperature=0.5)]
     )
@@ -147,13 +151,13 @@ def test_no_calls_make_an_empty_forest() -> None:
     assert (forest.num_nodes, forest.rho, forest.edges.num_heads) == (0, 1.0, 0)
 
 
-def test_a_call_without_tokens_runs_nowhere() -> None:
+def test_a_call_without_tokens_has_no_nodes() -> None:
     forest = build_forest([CallTokens([], []), CallTokens.of([1], [2])])
     assert [list(forest.row(call)) for call in range(2)] == [[], [0, 1]]
 
 
 def test_a_path_of_many_branches_needs_no_recursion() -> None:
-    """Each call leaves the longest one a token later than the call before it."""
+    """Each call branches off the longest call one token later than the call before it."""
     depth = 1100
     calls = [CallTokens.of([0] * length, [1]) for length in range(1, depth)]
     forest = build_forest(calls)
@@ -173,12 +177,12 @@ def test_a_call_of_200000_tokens_needs_no_recursion() -> None:
 @pytest.mark.parametrize(
     "spans", [[(0, 1)], [(2, 2)], [(1, 4)], [(2, 3), (1, 2)], [(1, 3), (2, 3)]]
 )
-def test_spans_that_cannot_be_trained_are_refused(spans: list[tuple[int, int]]) -> None:
+def test_invalid_spans_are_refused(spans: list[tuple[int, int]]) -> None:
     with pytest.raises(ValueError, match="cannot train on"):
         CallTokens([1, 2, 3], spans)
 
 
-def test_a_response_to_nothing_cannot_be_trained() -> None:
+def test_a_response_without_a_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot train on"):
         CallTokens.of([], [1])
 
@@ -190,6 +194,6 @@ def test_a_temperature_that_gives_no_distribution_is_refused(temperature: float)
 
 
 @pytest.mark.parametrize("module", [trie, packing])
-def test_what_the_docstrings_show_is_so(module: object) -> None:
+def test_the_examples_in_docstrings_hold(module: object) -> None:
     tested = doctest.testmod(module)  # type: ignore[arg-type]
     assert tested.attempted > 0 and tested.failed == 0

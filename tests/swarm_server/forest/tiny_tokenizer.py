@@ -1,21 +1,21 @@
-"""Text to ids and back, with special tokens, two spellings of some words, and a template."""
+"""A tokenizer with special tokens, a chat template, and several tokenizations of some words."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from fakevllm_server.forest.history import Vocabulary
+from fakevllm_server.forest.text_comparison import Vocabulary
 
 START, END = 1, 2
 SPECIAL = {START: "<|im_start|>", END: "<|im_end|>"}
 PIECE = 0x110000
-"""Ids from here on are the pieces of PIECES; all others are characters, moved by 10."""
+"""Ids from PIECE on are the entries of PIECES. Other ids are characters plus 10."""
 PIECES = ("having", "hav", "ing")
 
 
 def encode(text: str, pieces: Sequence[str] = ("having",)) -> list[int]:
-    """Longest pieces first; another choice of them is another spelling of the same text."""
+    """Return the ids of a text. Other `pieces` give other ids for the same text."""
     parts = [*map(re.escape, SPECIAL.values()), *pieces, "."]
     return [_id(part) for part in re.findall("|".join(parts), text, re.DOTALL)]
 
@@ -33,8 +33,8 @@ def decode(ids: Sequence[int]) -> str:
     )
 
 
-def asked(*messages: str) -> str:
-    """`role: text` each, and the start of the answer."""
+def prompt_of(*messages: str) -> str:
+    """Apply the chat template to messages `role: text`, up to the start of the answer."""
     parts = [message.split(": ", 1) for message in messages]
     turns = [f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in parts]
     return "".join([*turns, "<|im_start|>assistant\n"])

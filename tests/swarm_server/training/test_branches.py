@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from swarm_server.forest.tiny_tokenizer import FULL, asked, encode
+from swarm_server.forest.tiny_tokenizer import FULL, encode, prompt_of
 from swarm_server.local_backend import LocalBackend
 from swarm_server.loops import Run
 from swarm_server.samples import call
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
-from fakevllm_server.forest.history import Vocabulary
+from fakevllm_server.forest.text_comparison import Vocabulary
 from fakevllm_server.run.coverage import additive_metrics
 from fakevllm_server.training import branches as branches_module
 from fakevllm_server.training.branches import branch_metrics
@@ -34,9 +34,11 @@ def episodes(*sessions: list[RecordedCall]) -> list[FinishedGroup]:
     ]
 
 
-FIRST = made(asked("system: s", "user: hi"), f"<think>hm</think>hello{END}")
-NEXT = made(asked("system: s", "user: hi", "assistant: <think>hm</think>hello", "user: more"), "x")
-STRIPPED = made(asked("system: s", "user: hi", "assistant: hello", "user: more"), "x")
+FIRST = made(prompt_of("system: s", "user: hi"), f"<think>hm</think>hello{END}")
+NEXT = made(
+    prompt_of("system: s", "user: hi", "assistant: <think>hm</think>hello", "user: more"), "x"
+)
+STRIPPED = made(prompt_of("system: s", "user: hi", "assistant: hello", "user: more"), "x")
 
 
 def test_each_episode_is_a_session_of_its_own() -> None:

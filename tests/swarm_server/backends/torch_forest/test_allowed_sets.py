@@ -21,10 +21,10 @@ ONE, FEW, MOST = packed_set(4), packed_set(4, 5, 6), packed_set(*range(1, 10))
 IDS, SPANS = [1, 2, 3, 4, 5], [(3, 5)]
 CALLS = [
     CallTokens(IDS, SPANS),
-    CallTokens(IDS, SPANS, chosen_from=[None, None, None, FEW, MOST]),
-    CallTokens(IDS, SPANS, chosen_from=[None, None, None, MOST, None]),
-    CallTokens(IDS, SPANS, temperature=0.5, chosen_from=[None, None, None, FEW, FEW]),
-    CallTokens(IDS, SPANS, chosen_from=[None, None, None, ONE, FEW]),
+    CallTokens(IDS, SPANS, allowed_sets=[None, None, None, FEW, MOST]),
+    CallTokens(IDS, SPANS, allowed_sets=[None, None, None, MOST, None]),
+    CallTokens(IDS, SPANS, temperature=0.5, allowed_sets=[None, None, None, FEW, FEW]),
+    CallTokens(IDS, SPANS, allowed_sets=[None, None, None, ONE, FEW]),
 ]
 """One sequence, sampled under five different constraints."""
 
@@ -68,7 +68,7 @@ def test_entropies_and_their_gradients_are_those_over_the_allowed_sets(
 
 def test_a_forced_token_has_probability_one_and_no_gradient() -> None:
     model = model_of_all()
-    call = CallTokens([1, 2, 3, 4], [(3, 4)], chosen_from=[None, None, None, ONE])
+    call = CallTokens([1, 2, 3, 4], [(3, 4)], allowed_sets=[None, None, None, ONE])
     values = edge_values(model, Plan.of(build_forest([call])), "chains", with_entropy=True)
     assert values.entropy is not None
     assert (values.log_prob.item(), values.entropy.item()) == (0.0, 0.0)

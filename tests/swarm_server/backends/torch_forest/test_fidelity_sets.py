@@ -34,7 +34,7 @@ def test_a_plan_that_trains_a_forced_token_is_detected() -> None:
     call = replace(SIBLINGS[1], allowed=TokenMasks.from_packed_sets([one, None, few]))
     ids, num_prompt = [*call.prompt_ids, *call.response_ids], len(call.prompt_ids)
     sets = [*[None] * num_prompt, one, None, few]
-    whole = CallTokens(ids, [(num_prompt, len(ids))], temperature=1.0, chosen_from=sets)
+    whole = CallTokens(ids, [(num_prompt, len(ids))], temperature=1.0, allowed_sets=sets)
 
     found = check_fidelity(Plan.of(build_forest([whole])), [call], torch.tensor(call.logprobs))
 

@@ -98,7 +98,7 @@ def over_sets(logits: Tensor, call: CallTokens) -> Tensor:
     """Set the logits [tokens - 1, vocabulary] of tokens outside the next token's allowed set to
     -inf."""
     rows: list[Tensor] = []
-    for row, one in zip(logits, (call.chosen_from or [None] * len(call.ids))[1:], strict=True):
+    for row, one in zip(logits, (call.allowed_sets or [None] * len(call.ids))[1:], strict=True):
         bits = -1 if one is None else int.from_bytes(unpacked(one), "little")
         kept = torch.tensor([bool(bits >> id & 1) for id in range(len(row))])
         rows.append(torch.where(kept, row, torch.tensor(float("-inf"), dtype=row.dtype)))

@@ -161,7 +161,7 @@ def _tokens_of(call: Call) -> CallTokens:
         [*call.prompt_ids, *call.response_ids],
         [(begin + start, begin + end) for start, end in _runs(call.is_trained)],
         temperature=call.temperature,
-        chosen_from=[*repeat(None, begin), *sets],
+        allowed_sets=[*repeat(None, begin), *sets],
     )
 
 

@@ -1,0 +1,133 @@
+"""Compare the texts of two calls, ignoring changes that templates and parsers make.
+
+Each comparison tests whether the later text begins with the earlier text, after both are
+normalized. The comparisons are ordered: each ignores what the previous ones ignore, and one more
+kind of change.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+Decode = Callable[[Sequence[int]], str]
+
+Message = tuple[int, ...]
+
+_MARK = "\0"
+_TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_ROLE = re.compile(rf"{_MARK}(\w+)\n")
+_HALF_CHARACTER = "\ufffd"
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The known facts about the tokenizer. With fewer facts, more causes are `unknown`."""
+
+    decode: Decode | None = None
+    """Function from ids to text, which includes special tokens."""
+    special_ids: Collection[int] = frozenset()
+    """Ids that mark turns and ends. Not those of <think> and <tool_call>, which count as text."""
+    message_start: int | None = None
+    """The special id that begins every message."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPair:
+    """The texts of an earlier call and of a later prompt, and their comparisons."""
+
+    earlier: str
+    """Prompt and response of the earlier call."""
+    later: str
+    """The later prompt."""
+    special: Sequence[str]
+    """Texts of the special tokens that occur."""
+
+    def same_text(self) -> bool:
+        return self._is_prefix(lambda text: text)
+
+    def same_but_special_tokens(self) -> bool:
+        return self._is_prefix(self._without_special_tokens)
+
+    def same_but_white_space(self) -> bool:
+        return self._is_prefix(lambda text: _strip_parts(self._mark_turns(text)))
+
+    def same_but_tool_calls(self) -> bool:
+        return self._is_prefix(
+            lambda text: _strip_parts(_normalize_tool_calls(self._mark_turns(text)))
+        )
+
+    def same_but_thoughts(self) -> bool:
+        return self._is_prefix(
+            lambda text: _strip_parts(
+                _normalize_tool_calls(_THOUGHT.sub(_MARK, self._mark_turns(text)))
+            )
+        )
+
+    def _is_prefix(self, normalize: Callable[[str], str]) -> bool:
+        # A response may end inside a character, which the later text has completely.
+        earlier = self.earlier.rstrip(_HALF_CHARACTER)
+        return normalize(self.later).startswith(normalize(earlier))
+
+    def _mark_special_tokens(self, text: str) -> str:
+        if not self.special:
+            return text
+        return re.sub("|".join(map(re.escape, self.special)), _MARK, text)
+
+    def _mark_turns(self, text: str) -> str:
+        """Mark special tokens, and the role lines after them, as the edges of parts."""
+        return _ROLE.sub(rf"{_MARK}\1{_MARK}", self._mark_special_tokens(text))
+
+    def _without_special_tokens(self, text: str) -> str:
+        return self._mark_special_tokens(text).replace(_MARK, "")
+
+
+def decode_pair(
+    earlier: Sequence[int], later: Sequence[int], vocabulary: Vocabulary
+) -> TextPair | None:
+    """Return the texts of two sequences of ids, or None if the vocabulary cannot decode."""
+    decode = vocabulary.decode
+    if decode is None:
+        return None
+    used = sorted({*earlier, *later}.intersection(vocabulary.special_ids))
+    special = [text for text in (decode([token]) for token in used) if text]
+    return TextPair(decode(list(earlier)), decode(list(later)), special)
+
+
+def split_messages(ids: Sequence[int], start: int) -> list[Message]:
+    """Split ids before each `start` id. Ids before the first `start` are a message too."""
+    runs: list[Message] = []
+    begin = 0
+    for index in [*(index for index, token in enumerate(ids) if token == start), len(ids)]:
+        if index > begin:
+            runs.append(tuple(ids[begin:index]))
+        begin = index
+    return runs
+
+
+def _strip_parts(text: str) -> str:
+    """Remove the marks, and the white space at the edges of the parts between them."""
+    return "".join(part.strip() for part in text.split(_MARK))
+
+
+def _normalize_tool_calls(text: str) -> str:
+    """Rewrite tool calls in Hermes' format as JSON with sorted keys, between marks. Other text is
+    kept."""
+    return _TOOL_CALL.sub(lambda match: _MARK + _normalize_json(match.group(1)) + _MARK, text)
+
+
+def _normalize_json(body: str) -> str:
+    try:
+        call: Any = json.loads(body)
+        if isinstance(call, dict):
+            fields = cast(dict[str, Any], call)
+            arguments = fields.get("arguments")
+            if isinstance(arguments, str):
+                call = fields | {"arguments": json.loads(arguments)}
+        return json.dumps(call, sort_keys=True)
+    except (ValueError, RecursionError):
+        return body
