@@ -1,4 +1,4 @@
-"""`python -m fakevllm` is `fakevllm`."""
+"""Entry point of `python -m fakevllm`, which equals the command `fakevllm`."""
 
 from fakevllm.cli.main import main
 

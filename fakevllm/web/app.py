@@ -1,4 +1,4 @@
-"""Wires the proxy: its parts, its endpoints, its guard; and runs it."""
+"""The proxy's ASGI application: routes, access guard, and the server that runs them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ from fakevllm_runtime.http_server import (
 log = logging.getLogger("fakevllm.web.app")
 
 WARN_EVERY_S = 60.0
-"""Between warnings of the same stray path."""
+"""Seconds between two warnings about the same wrong path."""
 
 
 def create_app(proxy: ProxyComponents) -> AsgiApp:
+    """Return the application with its middleware: access guard, CORS and fast path."""
     endpoints = {
         adapter.path: inference.create_endpoint(proxy, adapter) for adapter in ADAPTERS.values()
     }
@@ -44,6 +45,7 @@ def create_app(proxy: ProxyComponents) -> AsgiApp:
 
 
 def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> FastAPI:
+    """Return the application with all routes. `endpoints`: inference endpoints by path."""
     app = FastAPI(title="fakevllm", docs_url=None, redoc_url=None, openapi_url=None)
     for module in (passthrough, admin, feedback):
         app.include_router(module.router(proxy))
@@ -53,29 +55,33 @@ def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> F
 
 
 class FastPathRouter:
-    """The busy paths, without the way through the framework; the framework has them too, for what
-    is asked of them by another method."""
+    """Router that calls the inference endpoints directly for POST, and `app` for all other
+    requests.
+
+    It saves the cost of FastAPI's routing. `app` has the same paths too, so that it can refuse
+    other methods.
+    """
 
     def __init__(self, app: AsgiApp, endpoints: Mapping[str, AsgiApp]) -> None:
         self._app = app
         self._endpoints = endpoints
-        self._ends = tuple(path.removeprefix("/v1") for path in endpoints)
+        self._path_ends = tuple(path.removeprefix("/v1") for path in endpoints)
         self._throttle = LogThrottle(WARN_EVERY_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_posted = scope["type"] == "http" and scope["method"] == "POST"
-        endpoint = self._endpoints.get(scope["path"]) if is_posted else None
-        if is_posted and endpoint is None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        endpoint = self._endpoints.get(scope["path"]) if is_post else None
+        if is_post and endpoint is None:
             self._warn_of_wrong_path(scope["path"])
         await (endpoint or self._app)(scope, receive, send)
 
     def _warn_of_wrong_path(self, path: str) -> None:
-        """Of an app whose base URL has no /v1, or two of them, and that gets 404 for it."""
-        is_stray = path.endswith(self._ends)
-        if is_stray and self._throttle.due(path, time.monotonic()) is not None:
+        """Log a warning about an app that gets 404 because its base URL has no /v1, or two."""
+        is_wrong_base = path.endswith(self._path_ends)
+        if is_wrong_base and self._throttle.due(path, time.monotonic()) is not None:
             log.warning(
-                "%s is no path of this proxy: an app's base URL is http://HOST:PORT/v1, and the "
-                "app adds the rest",
+                "%s is not a path of this proxy: set the app's base URL to http://HOST:PORT/v1 "
+                "(the app adds the rest of the path)",
                 path,
             )
 
@@ -100,8 +106,12 @@ def serve(
     until_stdin_closes: bool = False,
     listen_fd: int | None = None,
 ) -> None:
-    """Runs the proxy until it is told to stop. `listen_fd`: of the socket that a parent listens on
-    for it. Raises UserError."""
+    """Run the proxy until it is stopped by a signal.
+
+    `until_stdin_closes`: whether to stop also when standard input closes, because the parent
+    process has ended. `listen_fd`: file descriptor of a listening socket that the parent process
+    has opened; None: open one. Raises UserError for mistakes that the user can fix.
+    """
     if until_stdin_closes:
         stop_when_stdin_closes()
     set_up_logging(log_format)
@@ -121,13 +131,15 @@ async def _serve(config: Config, listener: socket.socket) -> None:
         )
         if config.hooks.path is None:
             logging.getLogger("fakevllm").info(
-                "no hooks: every request is served once, none is trained; --hooks names yours"
+                "no hooks: every request is served once and not trained; name a folder of hooks "
+                "with --hooks"
             )
         await server.serve(sockets=[listener])
     logging.getLogger("fakevllm").info("stopped")
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    """Return uvloop's event loop, or None for asyncio's own if uvloop is not installed."""
     try:
         import uvloop
     except ImportError:  # Windows

@@ -137,23 +137,8 @@ async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
         metrics.gauge(
             "fakevllm_requests_open", "Requests being answered.", lambda: pipeline.num_open
         )
-        metrics.gauge(
-            "fakevllm_siblings_in_flight",
-            "Siblings at the engine, without the leads.",
-            lambda: sibling_limit.in_flight,
-        )
-        metrics.gauge(
-            "fakevllm_ledger_dropped",
-            "Writes that the ledger gave up.",
-            lambda: ledger.health.dropped,
-        )
         metrics.gauge("fakevllm_paused", "1 while no request becomes a group.", lambda: pause.is_on)
-        metrics.labelled_gauge(
-            "fakevllm_groups_dropped",
-            "Groups that the swarm server's run dropped, by the first word of the reason.",
-            "reason",
-            lambda: link.dropped,
-        )
+        _add_gauges(metrics, ledger, link, sibling_limit)
         conversations = SessionTree()
         conversations.restore(ledger.sessions.latest_requests(NUM_RESTORED))
         # No await between these two: a group's stored feedback must be counted before the group is
@@ -179,6 +164,27 @@ async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
         )
 
 
+def _add_gauges(
+    metrics: Metrics, ledger: Ledger, link: SwarmLink, sibling_limit: SiblingLimit
+) -> None:
+    metrics.gauge(
+        "fakevllm_siblings_in_flight",
+        "Siblings at the engine, without the leads.",
+        lambda: sibling_limit.in_flight,
+    )
+    metrics.gauge(
+        "fakevllm_ledger_dropped",
+        "Writes that the ledger gave up.",
+        lambda: ledger.health.dropped,
+    )
+    metrics.labelled_gauge(
+        "fakevllm_groups_dropped",
+        "Groups that the swarm server's run dropped, by the first word of the reason.",
+        "reason",
+        lambda: link.dropped,
+    )
+
+
 def _dataset_rows(dataset: DatasetSection) -> list[Task]:
     return read_tasks(dataset.file, dataset.field) if dataset.file is not None else []
 
@@ -195,8 +201,8 @@ def _open_resend_cache(config: Config, ledger: Ledger) -> ResendCache:
 def _start_link(
     config: Config, ledger: Ledger, sibling_limit: SiblingLimit, stack: contextlib.AsyncExitStack
 ) -> SwarmLink:
-    queue = LoadProbe(lambda: sibling_limit.in_flight > 0)
-    link = SwarmLink(config.swarm.url, config.swarm.key, config.job, ledger, queue)
+    load_probe = LoadProbe(lambda: sibling_limit.in_flight > 0)
+    link = SwarmLink(config.swarm.url, config.swarm.key, config.job, ledger, load_probe)
     stack.push_async_callback(link.close)
     following = asyncio.create_task(link.run())
     stack.push_async_callback(_cancel, following)

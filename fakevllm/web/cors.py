@@ -1,4 +1,4 @@
-"""Web pages of other sites, as vLLM treats them by default: none may read an answer."""
+"""CORS: as with vLLM's defaults, no web page of another site may read an answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fakevllm_adapters.http.vary_origin import VaryOrigin
 
 
 class CorsPreflight:
-    """Refuses what a browser asks before its request; every answer says that the origin counts."""
+    """Middleware that answers CORS preflight requests, and adds `Vary: Origin` to all responses."""
 
     def __init__(self, app: AsgiApp) -> None:
         self._app = VaryOrigin(app)
@@ -18,7 +18,7 @@ class CorsPreflight:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "OPTIONS":
-            asked = Headers(scope=scope)
-            if "origin" in asked and "access-control-request-method" in asked:
-                return await self._cors.preflight_response(asked)(scope, receive, send)
+            headers = Headers(scope=scope)
+            if "origin" in headers and "access-control-request-method" in headers:
+                return await self._cors.preflight_response(headers)(scope, receive, send)
         await self._app(scope, receive, send)

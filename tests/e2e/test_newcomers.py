@@ -18,8 +18,8 @@ def test_a_base_url_without_v1_is_a_warning_once_for_each_path(processes: Proces
     for path in ("/chat/completions", "/chat/completions", "/v1/v1/chat/completions", "/else"):
         assert httpx.post(f"{proxy.url}{path}", json=HI).status_code == 404
     answered(proxy)
-    warned = [line for line in proxy.log.splitlines() if "is no path of this proxy" in line]
-    assert [line.partition(" is no path")[0].split()[-1] for line in warned] == [
+    warned = [line for line in proxy.log.splitlines() if "is not a path of this proxy" in line]
+    assert [line.partition(" is not a path")[0].split()[-1] for line in warned] == [
         "/chat/completions",
         "/v1/v1/chat/completions",
     ]

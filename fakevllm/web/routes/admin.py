@@ -1,4 +1,4 @@
-"""Our own routes: tasks for replay, and what the run looks like so far."""
+"""The proxy's own routes below /fakevllm: tasks for a replay, kill switch, groups, statistics."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 
+from fakevllm.ledger.store import Ledger
 from fakevllm.web.components import ProxyComponents
 from fakevllm.web.routes.passthrough import error_response
 from fakevllm_adapters.http.asgi import ClientDisconnected, read_body
@@ -16,30 +17,46 @@ from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task
 
 
 class PutTasks(BaseModel):
+    """Body of POST /fakevllm/tasks."""
+
     tasks: list[Task]
 
 
 class TaskKeys(BaseModel):
     keys: list[str]
-    """API keys, one a task, in order."""
+    """One API key per task, in the order of the tasks."""
 
 
 class StepStats(BaseModel):
+    """One point of the learning curve, with the fields of the ledger's `StepRow`."""
+
     step: int
     groups: int
+    """Number of groups with at least one reward."""
     policy_mean: float
+    """Mean reward of all scored siblings except greedy ones."""
     returned_best: float | None
+    """Mean reward of the served siblings, without those that were chosen at random. None if no such
+    sibling was scored."""
     without_signal: int
+    """Number of groups whose rewards are all equal."""
     returned_random: float | None = None
+    """Mean reward of the served siblings that were chosen at random. None if there is none."""
 
 
 class NextGroup(BaseModel):
+    """A group that follows this group's answer."""
+
     group_id: str
     kind: str
+    """How the request follows the answer, such as `continues` or `regenerates`."""
     is_new_turn: bool
+    """Whether the user wrote a new message. False for a tool's result."""
 
 
 class GroupFeedback(BaseModel):
+    """Feedback about this group's answer."""
+
     kind: str
     state: str
     reason: str | None
@@ -47,7 +64,7 @@ class GroupFeedback(BaseModel):
 
 
 class GroupReply(BaseModel):
-    """No texts: any key may ask."""
+    """State of a group. It contains no texts, because the holder of any key may request it."""
 
     group_id: str
     session_id: str | None
@@ -59,52 +76,58 @@ class GroupReply(BaseModel):
     state: str
     reason: str | None
     rewards: list[float | None]
-    """By sibling."""
+    """Rewards in the order of the siblings."""
     served_index: int | None
     followed: list[NextGroup]
-    """What went on from its answer, or asked for another one."""
+    """Groups of requests that continue from this group's answer, or that request another answer."""
     feedback: list[GroupFeedback] = []
 
 
 class PauseReply(BaseModel):
+    """State of the kill switch."""
+
     paused: bool
     trouble: str | None = None
-    """Why a restart of the proxy will not know."""
+    """Error because of which a restarted proxy will not know the state; None if there is none."""
 
 
 class Stats(BaseModel):
+    """Statistics of this proxy and its ledger."""
+
     engine: EngineStatusReply | None
     paused: bool = False
-    """Requests are served once until `fakevllm resume`."""
+    """Whether the kill switch is on, so that requests are served once until `fakevllm resume`."""
     has_hooks: bool = True
-    """Else each is served once for good."""
+    """Whether the proxy has hooks. Without hooks, every request is served once."""
     counts: dict[str, int]
-    """Groups by state."""
+    """Number of groups by state."""
     untrained: dict[str, int] = {}
-    """Groups that were not trained, by the reason's first word."""
+    """Number of groups that were not trained, by the reason up to its colon."""
     failures: dict[str, int] = {}
-    """Siblings whose answers were none, by why."""
+    """Number of siblings whose answer failed, by the kind of failure."""
     feedback: dict[str, int] = {}
-    """What was said of answers, by what became of it."""
+    """Number of feedbacks by state."""
     run_id: str = ""
-    """Whose curve it is: the newest run's in this ledger, or the one that was asked for."""
+    """Id of the run whose curve is shown: the requested run, or the newest run in this ledger."""
     other_runs: list[str] = []
-    """The newest first."""
+    """Ids of the other runs in this ledger, newest first."""
     curve: list[StepStats]
     sampled_tokens: int
     lookups: dict[str, int]
-    """Requests matched to a dataset row by text: hit, miss, tie."""
+    """Number of requests that were looked up in the dataset by their text, by result: hit, miss,
+    tie."""
     ledger_dropped: int = 0
-    """Writes the ledger gave up since the proxy's start."""
+    """Number of writes that the ledger has given up since the proxy's start."""
     ledger_error: str | None = None
-    """Why its last write failed; None where it did not."""
+    """Error of the ledger's last write; None if the write succeeded."""
 
 
 ADMIN_PATHS = frozenset({"/fakevllm/pause", "/fakevllm/resume"})
-"""They end and begin training for all apps."""
+"""Paths that require an admin's key, because they stop and resume training for all apps."""
 
 
 def router(proxy: ProxyComponents) -> APIRouter:
+    """Return the routes below /fakevllm."""
     routes = APIRouter(prefix="/fakevllm")
 
     @routes.post("/tasks", response_model=TaskKeys)
@@ -114,7 +137,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
         except WireError as error:
             return error_response(error)
         except ClientDisconnected:
-            return Response()  # to nobody
+            return Response()  # the client has disconnected
         proxy.tasks.add(tasks)
         proxy.ledger.put_tasks(tasks)
         await proxy.ledger.flush()
@@ -130,30 +153,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
     @routes.get("/groups/{group_id}", response_model=GroupReply)
     async def group(group_id: str) -> GroupReply | Response:
-        ledger = proxy.ledger
-        found, followed, said = await asyncio.to_thread(
-            lambda: (
-                ledger.group(group_id),
-                ledger.sessions.follow_ups(group_id),
-                ledger.feedback.of_group(group_id),
-            )
-        )
-        if found is None:
-            message = f"No group {group_id} is in the ledger."
-            return error_response(WireError(404, error_body(message, "NotFoundError", 404)))
-        shown = {name: getattr(found, name, None) for name in GroupReply.model_fields}
-        return GroupReply.model_validate(
-            shown
-            | {"rewards": [sibling.reward for sibling in found.siblings]}
-            | {
-                "followed": [
-                    NextGroup.model_validate(one, from_attributes=True) for one in followed
-                ],
-                "feedback": [
-                    GroupFeedback.model_validate(one, from_attributes=True) for one in said
-                ],
-            }
-        )
+        return await _group_reply(proxy.ledger, group_id)
 
     @routes.get("/engine")
     async def engine() -> EngineStatusReply | None:
@@ -161,46 +161,74 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
     @routes.get("/stats", response_model=Stats)
     async def stats(run: str = "") -> Stats | Response:
-        """`run`: the beginning of a run's id."""
-        ledger = proxy.ledger
-        runs = await asyncio.to_thread(ledger.runs)
-        run_id = next((one for one in runs if one.startswith(run)), "")
-        if not run_id.startswith(run):
-            message = f"No run that begins with {run!r} is in the ledger: {', '.join(runs)} are."
-            return error_response(WireError(404, error_body(message, "NotFoundError", 404, "run")))
-        counts, untrained, curve, tokens = await asyncio.to_thread(
-            lambda: (
-                ledger.counts(),
-                ledger.untrained(),
-                ledger.curve(run_id),
-                ledger.sampled_tokens(),
-            )
-        )
-        feedback = await asyncio.to_thread(ledger.feedback.counts)
-        failures = await asyncio.to_thread(ledger.failures)
-        return Stats(
-            engine=proxy.link.status,
-            paused=proxy.traffic_gate.pause.is_on,
-            has_hooks=proxy.config.hooks.path is not None,
-            counts=counts,
-            untrained=untrained,
-            failures=failures,
-            feedback=feedback,
-            run_id=run_id,
-            other_runs=[one for one in runs if one != run_id],
-            curve=[StepStats.model_validate(row, from_attributes=True) for row in curve],
-            sampled_tokens=tokens,
-            lookups=dict(proxy.tasks.counts),
-            ledger_dropped=ledger.health.dropped,
-            ledger_error=ledger.health.error,
-        )
+        return await _stats_reply(proxy, run)
 
     return routes
 
 
+async def _group_reply(ledger: Ledger, group_id: str) -> GroupReply | Response:
+    """Return the state of a group, or a 404 if the ledger does not have it."""
+    group, follow_ups, feedback = await asyncio.to_thread(
+        lambda: (
+            ledger.group(group_id),
+            ledger.sessions.follow_ups(group_id),
+            ledger.feedback.of_group(group_id),
+        )
+    )
+    if group is None:
+        message = f"Group {group_id} is not in the ledger."
+        return error_response(WireError(404, error_body(message, "NotFoundError", 404)))
+    columns = {name: getattr(group, name, None) for name in GroupReply.model_fields}
+    lists = {
+        "rewards": [sibling.reward for sibling in group.siblings],
+        "followed": [NextGroup.model_validate(row, from_attributes=True) for row in follow_ups],
+        "feedback": [GroupFeedback.model_validate(row, from_attributes=True) for row in feedback],
+    }
+    return GroupReply.model_validate(columns | lists)
+
+
+async def _stats_reply(proxy: ProxyComponents, run: str) -> Stats | Response:
+    """Return the statistics with the curve of the newest run whose id begins with `run`, or a 404
+    if there is no such run."""
+    ledger = proxy.ledger
+    runs = await asyncio.to_thread(ledger.runs)
+    run_id = next((name for name in runs if name.startswith(run)), "")
+    if not run_id.startswith(run):
+        message = (
+            f"No run whose id begins with {run!r} is in the ledger. Its runs: {', '.join(runs)}."
+        )
+        return error_response(WireError(404, error_body(message, "NotFoundError", 404, "run")))
+    counts, untrained, curve, tokens = await asyncio.to_thread(
+        lambda: (
+            ledger.counts(),
+            ledger.untrained(),
+            ledger.curve(run_id),
+            ledger.sampled_tokens(),
+        )
+    )
+    feedback = await asyncio.to_thread(ledger.feedback.counts)
+    failures = await asyncio.to_thread(ledger.failures)
+    return Stats(
+        engine=proxy.link.status,
+        paused=proxy.traffic_gate.pause.is_on,
+        has_hooks=proxy.config.hooks.path is not None,
+        counts=counts,
+        untrained=untrained,
+        failures=failures,
+        feedback=feedback,
+        run_id=run_id,
+        other_runs=[name for name in runs if name != run_id],
+        curve=[StepStats.model_validate(row, from_attributes=True) for row in curve],
+        sampled_tokens=tokens,
+        lookups=dict(proxy.tasks.counts),
+        ledger_dropped=ledger.health.dropped,
+        ledger_error=ledger.health.error,
+    )
+
+
 def _parse_tasks(raw: bytes) -> list[Task]:
-    """Raises WireError (400). What cannot be written again (NaN, half a surrogate) is refused: the
-    ledger would not take it."""
+    """Parse a request body. Raises WireError (400) if the body is not valid, or if it contains a
+    value that the ledger cannot store: NaN, infinity or half a surrogate pair."""
     try:
         return PutTasks.model_validate(parse_json(raw)).tasks
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""POST /v1/feedback: what somebody thought of an answer, by its id."""
+"""POST /v1/feedback: a user's feedback about an answer, by the answer's id."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ from fakevllm_adapters.protocol.keys import fingerprint
 
 
 class FeedbackReply(BaseModel):
-    """Its place in the ledger, before or after it was heard."""
+    """The stored feedback with its state, also if the same feedback had been stored before."""
 
     object: str = "feedback"
     id: str
-    """As it was named."""
+    """Id of the answer, as the client sent it."""
     feedback_id: str
     group_id: str
     state: str
     reason: str | None
     is_repeated: bool
-    """The same was sent before; nothing has changed."""
+    """Whether the same feedback was sent before, so that nothing has changed."""
 
 
 def router(proxy: ProxyComponents) -> APIRouter:
+    """Return the route POST /v1/feedback."""
     routes = APIRouter()
 
     @routes.post("/v1/feedback", response_model=FeedbackReply)
     async def feedback(request: Request) -> FeedbackReply | Response:
         key = api_key_of(header_map(request.scope))
         try:
-            said = _parse_feedback(await read_body(request.receive, proxy.config.limits.body_bytes))
-            row, is_repeated = await proxy.feedback.accept(said, fingerprint(key) if key else None)
+            body = _parse_feedback(await read_body(request.receive, proxy.config.limits.body_bytes))
+            row, is_repeated = await proxy.feedback.accept(body, fingerprint(key) if key else None)
         except WireError as error:
             return error_response(error)
         except ClientDisconnected:
-            return Response()  # to nobody
+            return Response()  # the client has disconnected
         return FeedbackReply(
-            id=said.id,
+            id=body.id,
             feedback_id=row.feedback_id,
             group_id=row.group_id,
             state=row.state,
@@ -55,7 +56,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
 
 def _parse_feedback(raw: bytes) -> FeedbackBody:
-    """Raises WireError (400)."""
+    """Parse a request body. Raises WireError (400) if the body is not valid."""
     try:
         return FeedbackBody.model_validate(parse_object(raw))
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The door of a wire format: decode, find the task, hand over to the runner."""
+"""Endpoint of an API format: decode the request, find its task, and pass it to the pipeline."""
 
 from __future__ import annotations
 
@@ -38,10 +38,13 @@ from fakevllm_adapters.protocol.swarm import Task
 log = logging.getLogger("fakevllm.requests")
 
 FLUSH_S = 2.0
-"""The answer that a request names may have been given an instant ago."""
+"""Seconds to wait for the ledger's pending writes before an earlier answer is looked up, because a
+request may refer to an answer that was sent a moment ago."""
 
 
 def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
+    """Return the ASGI endpoint of one API format."""
+
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = header_map(scope)
         limits = proxy.config.limits
@@ -49,16 +52,16 @@ def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
         app_key = fingerprint(key) if key else None
         try:
             raw = await read_body(receive, limits.body_bytes)
-            found = check_body(
+            checked = check_body(
                 raw, limits.per_request, proxy.config.max_siblings, limits.allowed_fields
             )
-            request = await _decode(proxy, adapter, found, headers, app_key)
+            request = await _decode(proxy, adapter, checked, headers, app_key)
         except WireError as error:
-            worded = adapter.refusal(error.status, error.body)
-            return await send_error(send, replace(error, body=worded))
+            error_body = adapter.refusal(error.status, error.body)
+            return await send_error(send, replace(error, body=error_body))
         except ClientDisconnected:
             return
-        hints = hints_of(headers, found.body)
+        hints = hints_of(headers, checked.body)
         pipeline, resends, identity = proxy.pipeline, proxy.resends, None
         if resends.is_on:
             identity = identity_of(adapter.path, app_key or "", raw, hints, headers)
@@ -81,7 +84,10 @@ def _draft(
     app_key: str | None,
     size: int,
 ) -> GroupDraft:
-    """With its ruling, its task, and what will tell its place."""
+    """Return the group draft of a request, with its ruling, its task and its placement.
+
+    `key`: the app's API key; `app_key`: the key's fingerprint; `size`: length of the body in bytes.
+    """
     question, received_at = request.adapter.question(request.body), time.time()
     prompt = "" if "messages" in request.body else question
     scope = app_key or ""
@@ -105,39 +111,42 @@ def _draft(
 async def _decode(
     proxy: ProxyComponents,
     adapter: Adapter,
-    found: CheckedBody,
+    checked: CheckedBody,
     app_headers: dict[bytes, bytes],
     app_key: str | None,
 ) -> Request:
-    raw, body, headers = found.raw, found.body, engine_headers(app_headers)
-    if found.removed:
-        log.info("taken out of a request: %s", ", ".join(found.removed))
+    """Return the decoded request. It has no exchange if the body is not valid JSON or cannot be
+    translated."""
+    raw, body = checked.raw, checked.body
+    if checked.removed:
+        log.info("removed fields from a request: %s", ", ".join(checked.removed))
     model: object = body.get("model") if body is not None else None
-    named = model if isinstance(model, str) else ""
-    served = proxy.model_names.known_name(named)
-    if body is not None and served is not None:
-        body["model"] = served
-        raw = rewrite_body(raw, model=served)
-    asked, exchange, reason = raw, None, None
+    requested_model = model if isinstance(model, str) else ""
+    served_model = proxy.model_names.known_name(requested_model)
+    if body is not None and served_model is not None:
+        body["model"] = served_model
+        raw = rewrite_body(raw, model=served_model)
+    upstream_body, exchange, no_exchange_reason = raw, None, None
     if body is None:
-        reason = "invalid_json"
+        no_exchange_reason = "invalid_json"
     else:
         try:
-            earlier = await _prior_history(proxy, adapter, body, app_key)
-            opened = adapter.open(body, proxy.link.engine, earlier)
-            is_same = adapter.path == adapter.upstream_path
-            asked, exchange = raw if is_same else orjson.dumps(opened.body), opened
-        except (NotTranslated, TypeError) as why:  # TypeError: numbers beyond 64 bits
-            reason = f"not_translated: {why}"
+            history = await _prior_history(proxy, adapter, body, app_key)
+            exchange = adapter.open(body, proxy.link.engine, history)
+            if adapter.path != adapter.upstream_path:
+                upstream_body = orjson.dumps(exchange.body)
+        except (NotTranslated, TypeError) as error:  # TypeError: numbers of more than 64 bits
+            exchange = None
+            no_exchange_reason = f"not_translated: {error}"
     return Request(
         new_id(),
         adapter,
         raw,
-        asked,
+        upstream_body,
         exchange,
-        headers,
-        reason,
-        model=named,
+        engine_headers(app_headers),
+        no_exchange_reason,
+        model=requested_model,
         app_headers=app_headers,
     )
 
@@ -145,10 +154,13 @@ async def _decode(
 async def _prior_history(
     proxy: ProxyComponents, adapter: Adapter, body: Json, app_key: str | None
 ) -> History | None:
-    """The requests and answers a body only names; None where it names none, or one that this app
-    never got."""
+    """Return the earlier requests and answers that a body refers to by `previous_response_id`.
+
+    Return None if the body refers to no answer, or to one that was not sent to an app with this
+    key.
+    """
     if not adapter.has_previous_response or not isinstance(body.get("previous_response_id"), str):
         return None
     await proxy.ledger.flush(FLUSH_S)
-    answered = partial(proxy.ledger.answered_request, app_key=app_key)
-    return await asyncio.to_thread(prior_exchanges, adapter, body, answered)
+    find_request = partial(proxy.ledger.answered_request, app_key=app_key)
+    return await asyncio.to_thread(prior_exchanges, adapter, body, find_request)

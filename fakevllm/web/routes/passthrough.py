@@ -1,4 +1,5 @@
-"""The small routes of an engine, relayed by an allow-list: what it does not name is not there."""
+"""Routes that are relayed to the engine, such as /tokenize. Only paths on an allow-list are
+relayed."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from fakevllm_adapters.protocol.errors import WireError
 
 
 def router(proxy: ProxyComponents) -> APIRouter:
+    """Return all routes on the allow-list, and the routes /health, /v1/models and /metrics."""
     routes = APIRouter()
     for part in (_health_route(proxy), _models_route(proxy), _metrics_route(proxy)):
         routes.include_router(part)
@@ -31,43 +33,45 @@ def router(proxy: ProxyComponents) -> APIRouter:
         limits = proxy.config.limits
         try:
             raw = await read_body(request.receive, limits.body_bytes)
-            found = check_body(raw, limits.per_request, allowed=limits.allowed_fields)
+            checked = check_body(raw, limits.per_request, allowed=limits.allowed_fields)
             path = path_with_query(request.scope["path"], request.scope["query_string"])
-            body = found.raw
-            model = found.body.get("model") if found.body is not None else None
+            body = checked.raw
+            model = checked.body.get("model") if checked.body is not None else None
             served = proxy.model_names.served_name(model) if isinstance(model, str) else None
             if served is not None:
                 body = rewrite_body(body, model=served)
             async with CancelOnDisconnect(request.receive):
-                return await relayed(proxy, request.method, path, body, headers)
+                return await relay_to_engine(proxy, request.method, path, body, headers)
         except WireError as error:
             return error_response(error)
         except ClientDisconnected:
-            return Response()  # to nobody
+            return Response()  # the client has disconnected
 
     for path, methods in PASSTHROUGH.items():
-        for method in methods:  # a route each, as vLLM has them: a 405 tells the first
+        for method in methods:
+            # One route per method, as in vLLM, whose 405 names only the first method of a path.
             routes.add_api_route(path, relay, methods=[method])
     return routes
 
 
-async def relayed(
+async def relay_to_engine(
     proxy: ProxyComponents, method: str, path: str, body: bytes, headers: dict[str, str]
 ) -> Response:
-    """The engine's whole answer, or the error that keeps it away."""
+    """Send a request to the engine. Return its complete response, or a 503 if it is unavailable."""
     try:
         async with proxy.upstream.live(method, path, body, headers) as live:
-            whole = b"".join([chunk async for chunk in live.chunks])
+            content = b"".join([chunk async for chunk in live.chunks])
     except WireError as error:
         return error_response(error)
-    response = Response(whole, live.status)
-    response.raw_headers = [*live.headers, (b"content-length", b"%d" % len(whole))]
+    response = Response(content, live.status)
+    response.raw_headers = [*live.headers, (b"content-length", b"%d" % len(content))]
     return response
 
 
 def error_response(error: WireError) -> Response:
-    retry = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-    return Response(orjson.dumps(error.body), error.status, retry, "application/json")
+    """Return the error as a response, with `Retry-After` if it has one."""
+    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+    return Response(orjson.dumps(error.body), error.status, headers, "application/json")
 
 
 def _models_route(proxy: ProxyComponents) -> APIRouter:
@@ -76,12 +80,12 @@ def _models_route(proxy: ProxyComponents) -> APIRouter:
 
     @routes.get("/v1/models")
     async def models() -> Response:
-        listing = await relayed(proxy, "GET", "/v1/models", b"", {})
+        listing = await relay_to_engine(proxy, "GET", "/v1/models", b"", {})
         aliases = [alias for alias in proxy.config.models.aliases if alias != "*"]
         if listing.status_code != 200 or not aliases:
             return listing
-        named = _with_aliases(bytes(listing.body), aliases)
-        return Response(named, media_type="application/json")
+        content = _with_aliases(bytes(listing.body), aliases)
+        return Response(content, media_type="application/json")
 
     return routes
 
@@ -111,10 +115,10 @@ def _metrics_route(proxy: ProxyComponents) -> APIRouter:
 
     @routes.get("/metrics")
     async def metrics() -> Response:
-        engine = await relayed(proxy, "GET", "/metrics", b"", {})
-        theirs = bytes(engine.body) if engine.status_code == 200 else b""
-        if theirs and not theirs.endswith(b"\n"):
-            theirs += b"\n"
-        return Response(theirs + proxy.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        engine = await relay_to_engine(proxy, "GET", "/metrics", b"", {})
+        engine_metrics = bytes(engine.body) if engine.status_code == 200 else b""
+        if engine_metrics and not engine_metrics.endswith(b"\n"):
+            engine_metrics += b"\n"
+        return Response(engine_metrics + proxy.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return routes

@@ -58,7 +58,7 @@ async def test_the_curve_is_the_newest_runs_or_the_one_that_is_asked_for(tmp_pat
     assert (newest["run_id"], newest["other_runs"]) == ("bbbbbbbbbbbb", ["aaaaaaaaaaaa"])
     assert [one["step"] for one in newest["curve"]] == [2]
     assert older["run_id"] == "aaaaaaaaaaaa" and older["curve"][0]["policy_mean"] == 0.5
-    assert none.status_code == 404 and "aaaaaaaaaaaa are" in none.json()["error"]["message"]
+    assert none.status_code == 404 and "aaaaaaaaaaaa." in none.json()["error"]["message"]
     assert list(status_rows(newest))[-3:] == [
         ("run", "bbbbbbbb; 1 more, with --run: aaaaaaaa"),
         ("policy mean", "1.00 → 1.00 in 1 steps"),
